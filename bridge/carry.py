@@ -1,0 +1,107 @@
+"""Carry-over: what a translation could not express, kept in a sidecar beside the file so that the way back restores it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bridge.config import Values
+from bridge.dialect import Config
+from bridge.errors import SourceError
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Carry:
+    """The source as its user wrote it, and what the target meant when it was written.
+
+    On the way back a group of fields is restored as it was if the target still means the same by it; what was edited in the
+    target since then wins.
+    """
+
+    dialect: str
+    version: str
+    world_size: int | None
+    entry: str
+    given: Mapping[str, Any]
+    meant: Mapping[str, Any]
+    digest: str = field(default="", compare=False)
+
+    @classmethod
+    def of(cls, source: Config, target: Config, meant: Mapping[str, Any]) -> Carry:
+        """What `target` cannot say about `source`."""
+        return cls(source.dialect.name, source.version, source.world_size, source.entry, dict(source.given), dict(meant))
+
+    def fits(self, target: Config) -> bool:
+        """Whether this carry-over belongs to the target's dialect."""
+        return self.dialect == target.dialect.name
+
+    def text(self, written: str) -> str:
+        """The sidecar of a file with content `written`."""
+        record = {
+            "stagebridge": FORMAT,
+            "digest": digest_of(written),
+            "dialect": self.dialect,
+            "version": self.version,
+            "world_size": self.world_size,
+            "entry": self.entry,
+            "given": self.given,
+            "meant": self.meant,
+        }
+        return json.dumps(record, indent=1, default=_plain) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    return value.nested() if isinstance(value, Values) else str(value)
+
+
+def digest_of(text: str) -> str:
+    """SHA-256 of a file's content."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def parse(text: str, where: str) -> Carry:
+    """A carry-over from the text of a sidecar; `SourceError` if it is none."""
+    try:
+        record = json.loads(text)
+        if record["stagebridge"] != FORMAT:
+            raise SourceError(f"{where}: found carry-over format {record['stagebridge']}, expected {FORMAT}; convert again")
+        return Carry(
+            record["dialect"],
+            record["version"],
+            record["world_size"],
+            record["entry"],
+            _tuples(record["given"]),
+            _tuples(record["meant"]),
+            record["digest"],
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SourceError(f"{where}: not a carry-over file ({error}); delete it, or convert again") from None
+
+
+def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(values)
+
+
+def restored(carry: Carry, target: Config, meant: Mapping[str, Any]) -> dict[str, Any]:
+    """Given values of `target` with every group that was not edited since put back as it was written."""
+    if not carry.fits(target):
+        return dict(target.given)
+    before, given = _comparable(carry.meant), {}
+    now = _comparable(meant)
+    for rule in target.dialect.rules:
+        unedited = all(before.get(path) == now.get(path) for path in rule.ours)
+        given.update(_part(rule.theirs, carry.given if unedited else target.given))
+    return given
+
+
+def _part(paths: tuple[str, ...], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {path: values[path] for path in paths if path in values}
+
+
+def _comparable(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {path: list(value) if isinstance(value, tuple) else value for path, value in values.items()}

@@ -1,0 +1,173 @@
+"""Communication: the only caller of torch.distributed; every collective is named, counted and, if asked,
+recorded.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch import Tensor
+
+from bridge.layout.mesh import Mesh
+from bridge.layout.traffic import Traffic
+
+Wait = Callable[[], None]
+
+
+def _done() -> None:
+    """What a collective that has nothing to wait for returns."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Some ranks of the world; `handle` is None where there is one rank, and then every collective is a
+    no-op.
+    """
+
+    ranks: tuple[int, ...]
+    index: int
+    handle: dist.ProcessGroup | None
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.ranks)
+
+
+ALONE = Group((0,), 0, None)
+
+
+@dataclass
+class Ledger:
+    """Collectives by name, with number and bytes of whole tensors; `events` holds what happened, in order,
+    once asked for.
+    """
+
+    totals: dict[str, Traffic] = field(default_factory=lambda: defaultdict(Traffic))
+    events: list[str] | None = None
+
+    def count(self, name: str, tensor: Tensor) -> None:
+        """Add one call that moves `tensor`."""
+        self.totals[name] += Traffic(1, tensor.numel() * tensor.element_size())
+
+    def note(self, event: str) -> None:
+        """Record `event` if anyone is listening."""
+        if self.events is not None:
+            self.events.append(event)
+
+    def clear(self) -> None:
+        """Forget the totals."""
+        self.totals.clear()
+
+    @contextmanager
+    def recording(self) -> Iterator[list[str]]:
+        """Collect events while inside."""
+        events: list[str] = []
+        self.events = events
+        try:
+            yield events
+        finally:
+            self.events = None
+
+
+class Comm:
+    """The groups of one rank and the collectives over them. Collectives return a function that waits for the
+    result.
+    """
+
+    def __init__(self, mesh: Mesh, rank: int) -> None:
+        self.mesh, self.rank, self.ledger = mesh, rank, Ledger()
+        self._groups: dict[tuple[str, ...], Group] = {}
+        for axes in (*((axis,) for axis in mesh.sizes), tuple(mesh.sizes)):
+            self._groups[axes] = self._make(mesh.groups(*axes))
+
+    def _make(self, groups: Sequence[tuple[int, ...]]) -> Group:
+        mine = next(ranks for ranks in groups if self.rank in ranks)
+        handles = [(ranks, _handle(ranks, self.mesh.world)) for ranks in groups if len(ranks) > 1]
+        return Group(mine, mine.index(self.rank), dict(handles).get(mine))
+
+    def group(self, axis: str) -> Group:
+        """This rank's group along `axis`."""
+        return self._groups[(axis,)]
+
+    @property
+    def world(self) -> Group:
+        """All ranks."""
+        return self._groups[tuple(self.mesh.sizes)]
+
+    def all_gather(self, name: str, whole: Tensor, shard: Tensor, group: Group) -> Wait:
+        """Fill `whole` with the shards of all ranks, in order; `shard` may be this rank's slice of it."""
+        return self._start(
+            name, whole, group, lambda: _all_gather(whole, shard, group=group.handle, async_op=True)
+        )
+
+    def reduce_scatter(self, name: str, shard: Tensor, whole: Tensor, group: Group) -> Wait:
+        """Sum `whole` over ranks, this rank's slice into `shard`, which may be that slice of `whole`."""
+        return self._start(
+            name, whole, group, lambda: _reduce_scatter(shard, whole, group=group.handle, async_op=True)
+        )
+
+    def all_reduce(self, name: str, tensor: Tensor, group: Group, op: str = "sum") -> Wait:
+        """Sum (or "max", "min") of `tensor` over ranks, in place."""
+        return self._start(
+            name, tensor, group, lambda: dist.all_reduce(tensor, _OPS[op], group=group.handle, async_op=True)
+        )
+
+    def broadcast(self, name: str, tensor: Tensor, group: Group) -> Wait:
+        """Copy `tensor` from the first rank of the group to the others."""
+        return self._start(
+            name,
+            tensor,
+            group,
+            lambda: dist.broadcast(tensor, group.ranks[0], group=group.handle, async_op=True),
+        )
+
+    def _start(self, name: str, tensor: Tensor, group: Group, start: Callable[[], dist.Work | None]) -> Wait:
+        if group.handle is None:
+            return _done
+        self.ledger.count(name, tensor)
+        work = start()
+        assert work is not None, "an asynchronous collective always returns its handle"
+        return _waiting(work)
+
+
+def connect(rank: int, world: int, address: str, backend: str, timeout: float = 600.0) -> None:
+    """Join the process group at `address` (host:port) unless this process has; `timeout` in seconds."""
+    if world > 1 and not dist.is_initialized():
+        dist.init_process_group(
+            backend,
+            init_method=f"tcp://{address}",
+            rank=rank,
+            world_size=world,
+            timeout=timedelta(seconds=timeout),
+        )
+
+
+def joined() -> tuple[int, int] | None:
+    """Rank and world size of the process group that this process is in, if any."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else None
+
+
+def _handle(ranks: tuple[int, ...], world: int) -> dist.ProcessGroup | None:
+    return dist.group.WORLD if len(ranks) == world else dist.new_group(list(ranks))
+
+
+def _waiting(work: dist.Work) -> Wait:
+    def wait() -> None:
+        work.wait()
+
+    return wait
+
+
+_OPS: Mapping[str, dist.ReduceOp.RedOpType] = {
+    "sum": dist.ReduceOp.SUM,
+    "max": dist.ReduceOp.MAX,
+    "min": dist.ReduceOp.MIN,
+}
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

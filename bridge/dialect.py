@@ -1,0 +1,217 @@
+"""Dialects: schema + table + formats of one stack, and the configs read with them."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+from bridge.config import Section, Values
+from bridge.errors import VersionError, nearest
+from bridge.findings import Finding, Origin
+from bridge.rules import Context, Rule
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a reader found in a source, before its meaning is worked out.
+
+    `given` holds typed values by schema path, exactly those that the user wrote; `entry` names the entry point that such a
+    source goes through (it decides which defaults and derivations apply).
+    """
+
+    given: Values
+    entry: str
+    origins: Mapping[str, Origin] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+    opaque: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Written:
+    """A config in its stack's own form: the text of the file, and what the stack keeps outside of it.
+
+    `code` is what belongs into the training script, as data, and `snippet` the same as Python; `environment` holds the
+    variables that the run needs, `launch` the command.
+    """
+
+    dialect: str
+    text: str
+    format: str
+    code: Mapping[str, Any] = field(default_factory=dict)
+    snippet: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    launch: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Config:
+    """A config of one stack: `given` as the user wrote it, `effective` as the stack would see it; never both in one place."""
+
+    dialect: Dialect
+    given: Values
+    version: str
+    world_size: int | None = None
+    entry: str = ""
+    origins: Mapping[str, Origin] = field(default_factory=dict)
+    remarks: tuple[Finding, ...] = ()
+    opaque: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def context(self) -> Context:
+        """Release and world size, as rules see them."""
+        return Context(self.version, self.world_size)
+
+    @cached_property
+    def effective(self) -> Values:
+        """What the stack would leave of `given`: computed, never stored, never written. Raises `BridgeError` if it refuses."""
+        return self.dialect.effective(self)
+
+    @cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """What the stack accepts and then ignores or gets wrong, and what was odd about the source."""
+        return (*self.remarks, *self.dialect.inspect(self))
+
+    @property
+    def typed(self) -> Section:
+        """`given` as an instance of the dialect's pydantic schema."""
+        return self.dialect.typed(self.given)
+
+    def text(self, format: str | None = None) -> str:
+        """The config as text in one of the dialect's formats."""
+        return self.dialect.render(self, format).text
+
+    def to_object(self) -> Any:
+        """The stack's own config object, of the installed release; `VersionError` if that is another one."""
+        return self.dialect.to_object(self)
+
+
+class Dialect(ABC):
+    """One stack: its schema, its table, and its formats. Subclasses live in `compat/<name>/`."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    formats: ClassVar[tuple[str, ...]]
+    config_type: ClassVar[type[Config]] = Config
+
+    @property
+    @abstractmethod
+    def schema(self) -> type[Section]:
+        """The pydantic schema of what can be given."""
+
+    @property
+    @abstractmethod
+    def rules(self) -> tuple[Rule, ...]:
+        """The table to and from `Plan`."""
+
+    @property
+    @abstractmethod
+    def versions(self) -> tuple[str, ...]:
+        """Known releases, oldest first."""
+
+    @abstractmethod
+    def parse(self, source: Any, version: str, lenient: bool) -> Reading:
+        """Read `source` (path, text, mapping, list of flags, live object) into typed given values."""
+
+    @abstractmethod
+    def effective(self, config: Config) -> Values:
+        """What the stack's own entry point would leave of `config.given`; raises `BridgeError` with every reason to refuse."""
+
+    @abstractmethod
+    def render(self, config: Config, format: str | None = None) -> Written:
+        """The config as a file of its stack, and what belongs beside the file."""
+
+    def recognises(self, data: Any) -> int:
+        """How sure the dialect is that parsed `data` (mapping or list) is its own: 0 no, then rising."""
+        return 0
+
+    def knows(self, path: str, value: Any, version: str, entry: str) -> bool:
+        """Whether a source of kind `entry` can tell that release to set `path` to `value`."""
+        return True
+
+    def inspect(self, config: Config) -> tuple[Finding, ...]:
+        """What the stack accepts and then ignores or gets wrong."""
+        return ()
+
+    def to_object(self, config: Config) -> Any:
+        """The stack's own config object; dialects without one say so."""
+        raise VersionError(f"{self.name}: has no config object; write it as {' or '.join(self.formats)}")
+
+    def typed(self, given: Values) -> Section:
+        """`given` as an instance of the schema."""
+        return self.schema.model_validate(given.nested())
+
+    def release(self, version: str | None) -> str:
+        """`version` if it is known, the newest known one for None; `VersionError` otherwise."""
+        if version is None:
+            return self.versions[-1]
+        if version not in self.versions:
+            known = f"known are {self.versions[0]} to {self.versions[-1]}"
+            raise VersionError(f"{self.name}: unknown release {version}; {known}{nearest(version, self.versions)}")
+        return version
+
+    def read(
+        self, source: Any, version: str | None = None, world_size: int | None = None, lenient: bool = False
+    ) -> Config:
+        """Read a source of this stack and check it as that release would; raises `BridgeError` with every problem."""
+        release = self.release(version)
+        config = self.build(self.parse(source, release, lenient), release, world_size)
+        _ = config.effective
+        return config
+
+    def build(self, reading: Reading, version: str, world_size: int | None) -> Config:
+        """A config from a reading, without checking it."""
+        return self.config_type(
+            self, reading.given, version, world_size, reading.entry, reading.origins, reading.findings, reading.opaque
+        )
+
+    def write(self, config: Config, path: str | Path | None = None, format: str | None = None) -> Written:
+        """Render `config`, and write it to `path` if there is one; the suffix picks the format. All files or none."""
+        from bridge.files import write_all
+
+        written = self.render(config, format or self.format_of(path))
+        if path is not None:
+            write_all(self.files(written, Path(path)))
+        return written
+
+    def files(self, written: Written, path: Path) -> dict[Path, str]:
+        """Everything that belongs on disk for `path`: the config, and beside it what the stack keeps in code."""
+        texts = {path: written.text}
+        if written.code:
+            texts[code_beside(path)] = json.dumps(dict(written.code), indent=2) + "\n"
+        if written.snippet:
+            texts[path.with_suffix(".code.py")] = written.snippet
+        return texts
+
+    def format_of(self, path: str | Path | None) -> str | None:
+        """The format that the suffix of `path` stands for; None: the dialect's usual one."""
+        return None
+
+    def config(self, given: Mapping[str, Any], version: str | None = None, world_size: int | None = None, entry: str = "") -> Config:
+        """A config from values by schema path, checked as `read` checks."""
+        release = self.release(version)
+        config = self.build(Reading(Values(given), entry or self.default_entry), release, world_size)
+        _ = config.effective
+        return config
+
+    default_entry: ClassVar[str] = "file"
+
+
+def code_beside(path: Path) -> Path:
+    """Where the code part of the config at `path` lies."""
+    return path.with_suffix(".code.json")
+
+
+def with_given(config: Config, given: Mapping[str, Any]) -> Config:
+    """`config` with other given values, everything else kept."""
+    return replace(config, given=Values(given))
+
+
+def flags_of(source: Any) -> Sequence[str] | None:
+    """`source` if it is a list of command-line flags, else None."""
+    listed = isinstance(source, Sequence) and not isinstance(source, str | bytes)
+    return source if listed and all(isinstance(item, str) for item in source) else None

@@ -1,0 +1,205 @@
+"""Plan: what a training run means, in the field's standard terms. The hub of every translation and the native engine's own config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import Field as field
+
+from bridge.config import Count, Field, Real, Section, Size, Values, fields, flatten, nest, validate
+
+Dtype = Literal["fp64", "fp32", "bf16", "fp16"]
+Device = Literal["none", "cpu", "nvme"]
+Level = Annotated[int, Ge(0)]
+Fraction = Annotated[Real, Ge(0), Le(1)]
+
+
+class Model(Section):
+    """Facts about the model for arithmetic; the model itself is defined elsewhere."""
+
+    layers: Count | None = field(None, description="Number of transformer layers.")
+    hidden: Count | None = field(None, description="Width of the residual stream.")
+    heads: Count | None = field(None, description="Number of attention heads.")
+    kv_heads: Count | None = field(None, description="Number of key and value heads (grouped queries).")
+    ffn: Count | None = field(None, description="Width of the feed-forward layer.")
+    vocab: Count | None = field(None, description="Vocabulary size, before padding.")
+    sequence: Count | None = field(None, description="Tokens in a sequence.")
+
+
+class Parallel(Section):
+    """Sizes of the mesh axes, in ranks."""
+
+    data: Count | None = field(None, description="Data-parallel replicas: world / (tensor x pipeline x context).")
+    tensor: Count | None = field(None, description="Ranks that split each weight matrix.")
+    pipeline: Count | None = field(None, description="Ranks that split the layers.")
+    context: Count | None = field(None, description="Ranks that split the sequence in attention.")
+    expert: Count | None = field(None, description="Ranks that split the experts.")
+    expert_tensor: Count | None = field(None, description="Ranks that split each expert's matrices.")
+    sequence: bool | None = field(None, description="Sequence parallelism: norms and dropout split by tokens in a tensor group.")
+    order: str | None = field(None, description="Axes from fastest to slowest varying rank, joined by '-'.")
+
+
+class Stages(Section):
+    """How layers are grouped into stages."""
+
+    rule: Literal["carry", "ceil", "even", "floor_last", "parameters", "explicit"] | None = field(
+        None, description="Rule that cuts the layers into stages."
+    )
+    layers_per_stage: Annotated[Real, Gt(0)] | None = field(None, description="Layers in a stage, for the rules that take it.")
+    boundaries: tuple[Size, ...] | None = field(
+        None, description="First layer of each stage, then the number of layers; in model order, virtual stages included."
+    )
+
+
+class Schedule(Section):
+    """The order of microbatches over pipeline stages."""
+
+    name: Literal["1f1b", "interleaved_1f1b", "gpipe", "looped_bfs", "zero_bubble", "zero_bubble_v", "csv"] | None = field(
+        None, description="Name of the pipeline schedule."
+    )
+    virtual: Count | None = field(None, description="Stages on each pipeline rank.")
+    group: Count | None = field(None, description="Microbatches that pass one stage of a rank before its next stage runs.")
+    depth_first: Count | None = field(None, description="Microbatches accumulated one after the other.")
+    breadth_first: Count | None = field(None, description="Microbatches that pass each stage together.")
+    csv: str | None = field(None, description="Path of a compute-only schedule in CSV.")
+    overlap: bool | None = field(None, description="Pipeline messages overlap compute.")
+
+
+class Batch(Section):
+    """The batch triangle: global_ = micro x accumulation x data."""
+
+    micro: Count | None = field(None, description="Sequences in one microbatch on one data rank.")
+    accumulation: Count | None = field(None, description="Microbatches in one step.")
+    global_: Count | None = field(None, description="Sequences in one step over all ranks.")
+
+
+class Offload(Section):
+    """State kept outside the accelerator."""
+
+    optimizer: Device | None = field(None, description="Where optimizer state lives.")
+    optimizer_ratio: Fraction | None = field(None, description="Share of the optimizer state that is offloaded.")
+    parameters: Device | None = field(None, description="Where parameters live between uses.")
+
+
+class Zero(Section):
+    """Sharding of optimizer state, gradients and weights over data ranks."""
+
+    stage: Literal[0, 1, 2, 3] | None = field(None, description="0 replicates, 1 shards optimizer state, 2 gradients too, 3 weights too.")
+    weight_buffers: Count | None = field(None, description="Stages whose weights may be whole at once.")
+    grad_buffers: Count | None = field(None, description="Stages whose gradients may be whole at once.")
+    replicas: Count | None = field(None, description="Groups that each hold a full set of shards (hybrid sharding).")
+    bucket: Size | None = field(None, description="Elements reduced in one collective; none: the stack's own choice.")
+    overlap: bool | None = field(None, description="Gradient reduction overlaps the backward pass.")
+    overlap_gather: bool | None = field(None, description="Weight gathering overlaps compute.")
+    offload: Offload = field(Offload(), description="State kept outside the accelerator.")
+
+    @property
+    def effective_stage(self) -> int | None:
+        """The level that the buffer counts amount to; counts win over `stage`."""
+        if self.weight_buffers is not None and self.weight_buffers <= 2:
+            return 3
+        if self.grad_buffers is not None and self.grad_buffers <= 2:
+            return 2
+        return self.stage
+
+
+class LossScale(Section):
+    """Loss scaling for fp16."""
+
+    static: Annotated[Real, Gt(0)] | None = field(None, description="Constant scale; none: dynamic.")
+    initial: Annotated[Real, Gt(0)] | None = field(None, description="First dynamic scale.")
+    window: Count | None = field(None, description="Good steps before the scale doubles.")
+    hysteresis: Count | None = field(None, description="Overflows tolerated before the scale halves.")
+    minimum: Annotated[Real, Ge(0)] | None = field(None, description="Smallest dynamic scale.")
+
+
+class Precision(Section):
+    """Number formats."""
+
+    compute: Dtype | None = field(None, description="Format of weights and activations in forward and backward.")
+    master: Dtype | None = field(None, description="Format of the weights that the optimizer updates.")
+    reduce: Dtype | None = field(None, description="Format in which gradients are accumulated and reduced.")
+    loss_scale: LossScale = field(LossScale(), description="Loss scaling for fp16.")
+    fp8: Literal["e4m3", "hybrid"] | None = field(None, description="8-bit matrix products.")
+
+
+class LearningRate(Section):
+    """Learning-rate schedule, in optimizer steps."""
+
+    name: Literal["constant", "linear", "cosine", "inverse_sqrt", "wsd"] | None = field(None, description="Shape after warmup.")
+    warmup_steps: Size | None = field(None, description="Steps of linear warmup.")
+    warmup_from: Annotated[Real, Ge(0)] | None = field(None, description="Learning rate at the first step of warmup.")
+    total_steps: Count | None = field(None, description="Step at which the decay ends, warmup included.")
+    minimum: Annotated[Real, Ge(0)] | None = field(None, description="Learning rate after the decay.")
+
+
+class Optimizer(Section):
+    """The optimizer and its hyperparameters."""
+
+    name: Literal["adam", "adamw", "sgd", "lion", "muon", "lamb", "adagrad"] | None = field(None, description="Update rule; adamw decays weights apart.")
+    lr: Annotated[Real, Ge(0)] | None = field(None, description="Peak learning rate.")
+    betas: tuple[Annotated[Real, Ge(0), Lt(1)], Annotated[Real, Ge(0), Lt(1)]] | None = field(None, description="Decay of the two moments.")
+    eps: Annotated[Real, Ge(0)] | None = field(None, description="Term added to the root of the second moment.")
+    momentum: Annotated[Real, Ge(0)] | None = field(None, description="Momentum of sgd.")
+    weight_decay: Annotated[Real, Ge(0)] | None = field(None, description="Weight decay.")
+    clip: Annotated[Real, Ge(0)] | None = field(None, description="Bound on the global gradient norm; 0 is off.")
+    schedule: LearningRate = field(LearningRate(), description="Learning-rate schedule.")
+
+
+class Recompute(Section):
+    """Activations computed again in the backward pass."""
+
+    granularity: Literal["none", "selective", "full"] | None = field(None, description="What is computed again.")
+    method: Literal["uniform", "block"] | None = field(None, description="Which layers, for granularity full.")
+    layers: Count | None = field(None, description="Layers between checkpoints (uniform), or layers recomputed in a stage (block).")
+    ratio: Fraction | None = field(None, description="Share of the layers that are recomputed.")
+    partition: bool | None = field(None, description="Saved activations are split over the tensor group.")
+    offload: bool | None = field(None, description="Saved activations are kept in host memory.")
+
+
+class Debug(Section):
+    """Levels of per-layer logging; 0 is off."""
+
+    layer_outputs: Level | None = field(None, description="Output of each layer.")
+    layer_gradients: Level | None = field(None, description="Gradient of each layer's input.")
+    param_init: Level | None = field(None, description="Parameters after initialisation.")
+    param_gradients: Level | None = field(None, description="Gradient shards after reduction.")
+    all_param_gradients: Level | None = field(None, description="Every parameter's gradient after reduction.")
+    param_update: Level | None = field(None, description="Parameters after the update.")
+    global_tensors: bool | None = field(None, description="Logs show whole tensors, put together over all ranks.")
+    activation_memory: bool | None = field(None, description="Memory after each layer.")
+    tensor_parallel: bool | None = field(None, description="Replicas in a tensor group are compared.")
+
+
+class Plan(Section):
+    """What a training run means. Unset fields are open: nobody said."""
+
+    model: Model = field(Model(), description="Facts about the model.")
+    parallel: Parallel = field(Parallel(), description="Mesh axes.")
+    stages: Stages = field(Stages(), description="Layers to stages.")
+    schedule: Schedule = field(Schedule(), description="Pipeline schedule.")
+    batch: Batch = field(Batch(), description="Batch triangle.")
+    zero: Zero = field(Zero(), description="Sharding over data ranks.")
+    precision: Precision = field(Precision(), description="Number formats.")
+    optimizer: Optimizer = field(Optimizer(), description="Optimizer.")
+    recompute: Recompute = field(Recompute(), description="Activation recomputation.")
+    loss: Literal["mean_of_microbatches", "per_token"] | None = field(None, description="How microbatch losses are averaged.")
+    debug: Debug = field(Debug(), description="Per-layer logging.")
+
+    @classmethod
+    def of(cls, flat: Mapping[str, Any]) -> Plan:
+        """A plan from values by dotted path; None means unset. Raises `ConfigError` with every problem."""
+        return validate(cls, nest({path: value for path, value in flat.items() if value is not None}))
+
+    def values(self) -> Values:
+        """What is set, by dotted path."""
+        return Values({path: value for path, value in flatten(self, only_set=True).items() if value is not None})
+
+
+@cache
+def paths() -> Mapping[str, Field]:
+    """Every leaf of a Plan by dotted path."""
+    return fields(Plan)

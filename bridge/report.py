@@ -1,0 +1,195 @@
+"""Reports: a translation or a check as a table for people, as JSON for programs, and as an exit code."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from bridge.config import Values, shown
+from bridge.dialect import Config
+from bridge.findings import Finding
+from bridge.rules import Effect, How
+from bridge.translate import Result
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+CLEAN, ERROR, FINDINGS = 0, 1, 2
+"""Exit codes: nothing lost, an error (and any loss under `--strict`), something lost or changed."""
+
+EFFECT_STYLE = {Effect.NUMBERS: "bold red", Effect.ROUNDING: "yellow", Effect.COST: "cyan", Effect.NONE: "dim"}
+EFFECT_ORDER = (Effect.NUMBERS, Effect.ROUNDING, Effect.COST, Effect.NONE)
+
+
+def exit_code(result: Result) -> int:
+    """0 if nothing the user set and nothing that matters for the numbers was dropped or changed, else 2."""
+    return CLEAN if result.exact else FINDINGS
+
+
+def check_code(config: Config) -> int:
+    """0 for a clean config, 2 if there are findings."""
+    return FINDINGS if config.findings else CLEAN
+
+
+def as_json(result: Result) -> dict[str, Any]:
+    """A translation as one JSON object; the form is stable and described in docs/json.md."""
+    written = result.written
+    return {
+        "source": _side(result.source),
+        "target": {**_side(result.config), "text": written.text, "code": _plain(written.code), "snippet": written.snippet},
+        "environment": dict(written.environment),
+        "launch": list(written.launch),
+        "plan": _plain(result.plan.values()),
+        "fields": [
+            {
+                "path": field.path,
+                "value": _plain(field.value),
+                "sources": list(field.sources),
+                "how": str(field.how),
+                "effect": str(field.effect),
+                "note": field.note,
+            }
+            for field in result.fields
+        ],
+        "findings": [*map(_finding, result.findings), *map(_finding, result.source.findings)],
+        "exit_code": exit_code(result),
+    }
+
+
+def check_json(config: Config) -> dict[str, Any]:
+    """A check as one JSON object."""
+    return {
+        "source": _side(config),
+        "effective": _plain(config.effective),
+        "findings": [_finding(finding) for finding in config.findings],
+        "exit_code": check_code(config),
+    }
+
+
+def _side(config: Config) -> dict[str, Any]:
+    return {
+        "dialect": config.dialect.name,
+        "version": config.version,
+        "world_size": config.world_size,
+        "given": _plain(config.given),
+    }
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {
+        "path": finding.path,
+        "how": str(finding.how) if finding.how else None,
+        "effect": str(finding.effect),
+        "given": finding.given,
+        "before": _plain(finding.before),
+        "after": _plain(finding.after),
+        "message": finding.message,
+        "origin": str(finding.origin) if finding.origin else None,
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Values):
+        return {path: _plain(inner) for path, inner in value.items()}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else repr(value)
+
+
+def text(result: Result, console: Console) -> None:
+    """Print a translation as tables: what was lost or changed first, then what mapped."""
+    source, target = result.source, result.config
+    console.print(f"[bold]{_name(source)}[/] -> [bold]{_name(target)}[/]  on {target.world_size or '?'} ranks")
+    if result.source.findings:
+        console.print(_remarks("On reading", result.source.findings))
+    if result.findings:
+        console.print(_losses(result.findings, target))
+    console.print(_mapped(result))
+    _outside(result, console)
+    console.print(summary(result))
+
+
+def check_text(config: Config, console: Console) -> None:
+    """Print what there is to say about one config."""
+    console.print(f"[bold]{_name(config)}[/]: {len(config.given)} settings given, valid")
+    if config.findings:
+        console.print(_remarks("Findings", config.findings))
+
+
+def summary(result: Result) -> str:
+    """One line: how many settings survived, and how the others fared by effect."""
+    lost = [finding for finding in result.findings if finding.how is not How.DERIVED]
+    counts = Counter(finding.effect for finding in lost)
+    parts = [f"{counts[effect]} {effect}" for effect in EFFECT_ORDER if counts[effect]]
+    changed = f"{len(lost)} lost or changed ({', '.join(parts)})" if lost else "nothing lost"
+    return f"{len(result.fields)} settings written; {changed}"
+
+
+def _name(config: Config) -> str:
+    return f"{config.dialect.title} {config.version}"
+
+
+def _table(title: str, *columns: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, highlight=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _by_effect(findings: Iterable[Finding]) -> list[Finding]:
+    return sorted(findings, key=lambda finding: (EFFECT_ORDER.index(finding.effect), not finding.given))
+
+
+def _styled(effect: Effect) -> str:
+    return f"[{EFFECT_STYLE[effect]}]{effect}[/]"
+
+
+def _remarks(title: str, findings: Iterable[Finding]) -> Table:
+    from rich.markup import escape
+
+    table = _table(title, "where", "effect", "what")
+    for finding in _by_effect(findings):
+        where = f"{finding.path} ({finding.origin})" if finding.origin else finding.path
+        table.add_row(escape(where), _styled(finding.effect), escape(finding.message))
+    return table
+
+
+def _losses(findings: Iterable[Finding], target: Config) -> Table:
+    from rich.markup import escape
+
+    table = _table("Lost or changed", "setting", "was", "now", "how", "effect", "why")
+    for finding in _by_effect(findings):
+        row = (finding.path, shown(finding.before), "" if finding.after is None else shown(finding.after), str(finding.how))
+        table.add_row(*map(escape, row), _styled(finding.effect), escape(finding.message))
+    return table
+
+
+def _mapped(result: Result) -> Table:
+    from rich.markup import escape
+
+    table = _table(f"Written for {result.config.dialect.title}", "setting", "value", "from", "how")
+    for field in result.fields:
+        row = (field.path, shown(field.value), ", ".join(field.sources) or "default", str(field.how))
+        table.add_row(*map(escape, row))
+    return table
+
+
+def _outside(result: Result, console: Console) -> None:
+    """What the target keeps outside its file: code, environment, launch command."""
+    written = result.written
+    if written.snippet:
+        console.print("[bold]In the training script[/]")
+        console.print(written.snippet, markup=False, highlight=False, soft_wrap=True)
+    if written.environment:
+        console.print("[bold]Environment[/]")
+        console.print("\n".join(f"export {name}={value}" for name, value in written.environment.items()), markup=False)
+    if written.launch:
+        console.print("[bold]Launch[/]")
+        console.print(" ".join(written.launch), markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,241 @@
+"""Lift a config to a Plan, lower a Plan to a dialect, and translate: both in a row, with every loss measured and named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from math import prod
+from typing import Any
+
+from bridge.batch import solve
+from bridge.carry import Carry, restored
+from bridge.config import Values
+from bridge.dialect import Config, Dialect, Written
+from bridge.errors import BridgeError
+from bridge.findings import Finding
+from bridge.plan import Plan
+from bridge.rules import Context, Effect, How, Rule
+
+
+@dataclass(frozen=True, slots=True)
+class FieldReport:
+    """One field of the target: its value, the source fields it came from, how, and what it does to the run."""
+
+    path: str
+    value: Any
+    sources: tuple[str, ...]
+    how: How
+    effect: Effect
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A translation: the target config, the plan in between, and what there is to say about each field."""
+
+    source: Config
+    config: Config
+    plan: Plan
+    findings: tuple[Finding, ...]
+    fields: tuple[FieldReport, ...]
+    carry: Carry = field(repr=False)
+
+    @cached_property
+    def written(self) -> Written:
+        """The target in its stack's own form."""
+        return self.config.dialect.render(self.config)
+
+    @property
+    def code(self) -> Mapping[str, Any]:
+        """What the target stack keeps outside its file."""
+        return self.written.code
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing that the user set, and nothing that matters for the numbers, was dropped or changed."""
+        return not any(finding.matters for finding in self.findings)
+
+
+def lift(config: Config) -> Plan:
+    """What `config` means; raises `BridgeError` if its stack refuses it."""
+    return Plan.of(_lift(config))
+
+
+def lower(plan: Plan, dialect: Dialect, version: str | None = None, world_size: int | None = None) -> Config:
+    """`plan` as a config of `dialect`; raises `BridgeError` if the stack would refuse it."""
+    return _lower(plan.values(), dialect, dialect.release(version), world_size)
+
+
+def translate(
+    config: Config,
+    dialect: Dialect,
+    version: str | None = None,
+    world_size: int | None = None,
+    carry: Carry | None = None,
+) -> Result:
+    """`config` in another dialect (or in another release of its own), with every loss and its reason.
+
+    `carry` is what an earlier translation could not express; it fills in what was not edited since.
+    """
+    release, meant = dialect.release(version), _lift(config)
+    world = world_size or _world(meant) or config.world_size
+    target = _lower(meant, dialect, release, world)
+    same = dialect.name == config.dialect.name
+    if carry is None and same:
+        carry = Carry.of(config, target, meant)
+    if carry is not None:
+        target = _with_carry(target, meant, carry)
+    kept = _lift(target)
+    back = target.effective if same else _back(kept, config)
+    findings = (*_losses(config, meant, kept, back, target), *_openings(config, meant, kept, target))
+    return Result(
+        config, target, Plan.of(meant), findings, tuple(_reports(config, meant, kept, target)), Carry.of(config, target, kept)
+    )
+
+
+def _lift(config: Config) -> dict[str, Any]:
+    effective, ours = config.effective, {}
+    for rule in config.dialect.rules:
+        if rule.ours:
+            ours.update(rule.read(_seen(rule, rule.theirs, effective), config.context))
+    return {path: value for path, value in ours.items() if value is not None}
+
+
+def _seen(rule: Rule, claimed: tuple[str, ...], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {path: values[path] for path in (*claimed, *rule.sees) if path in values}
+
+
+def _lower(ours: Mapping[str, Any], dialect: Dialect, version: str, world_size: int | None) -> Config:
+    solved, context = _solved(ours, world_size), Context(version, world_size)
+    given: dict[str, Any] = {}
+    for rule in dialect.rules:
+        if rule.ours and rule.theirs:
+            given.update(rule.write(_seen(rule, rule.ours, solved), context))
+    settable = _settable(given, dialect, version, dialect.default_entry)
+    return dialect.config(settable, version, world_size)
+
+
+def _settable(given: Mapping[str, Any], dialect: Dialect, version: str, entry: str) -> dict[str, Any]:
+    """What the release can be told; the rest is left to its defaults, and shows as a loss where it differs from them."""
+    said = {path: value for path, value in given.items() if value is not None}
+    return {path: value for path, value in said.items() if dialect.knows(path, value, version, entry)}
+
+
+def _solved(ours: Mapping[str, Any], world_size: int | None) -> dict[str, Any]:
+    sides = ("batch.micro", "batch.accumulation", "batch.global_", "parallel.data")
+    micro, accumulation, global_, data = (ours.get(side) for side in sides)
+    triangle = solve(micro, accumulation, global_, data or _data(ours, world_size))
+    found = zip(sides, (triangle.micro, triangle.accumulation, triangle.global_, triangle.data), strict=True)
+    return {**ours, **{side: value for side, value in found if value is not None}}
+
+
+def _data(ours: Mapping[str, Any], world_size: int | None) -> int | None:
+    return world_size // _model_ranks(ours) or None if world_size else None
+
+
+def _world(ours: Mapping[str, Any]) -> int | None:
+    data: int | None = ours.get("parallel.data")
+    return data * _model_ranks(ours) if data else None
+
+
+def _model_ranks(ours: Mapping[str, Any]) -> int:
+    """Ranks that hold one copy of the model."""
+    return prod(ours.get(f"parallel.{axis}") or 1 for axis in ("tensor", "pipeline", "context"))
+
+
+def _back(kept: Mapping[str, Any], config: Config) -> Values:
+    """Effective values after the way there and back; empty if the source stack refuses what came back."""
+    try:
+        return _lower(kept, config.dialect, config.version, config.world_size or _world(kept)).effective
+    except BridgeError:
+        return Values()
+
+
+def _with_carry(target: Config, meant: Mapping[str, Any], carry: Carry) -> Config:
+    entry = carry.entry if carry.fits(target) else target.entry
+    given = _settable(restored(carry, target, meant), target.dialect, target.version, entry)
+    return target.dialect.config(given, target.version, target.world_size, entry)
+
+
+@cache
+def claims(dialect: Dialect) -> Mapping[str, Rule]:
+    """The rule that claims each path of `dialect`'s schema."""
+    return {path: rule for rule in dialect.rules for path in rule.theirs}
+
+
+@cache
+def plan_claims(dialect: Dialect) -> Mapping[str, Rule]:
+    """The rule of `dialect` that claims each path of a Plan."""
+    return {path: rule for rule in dialect.rules for path in rule.ours}
+
+
+def _losses(
+    config: Config, meant: Mapping[str, Any], kept: Mapping[str, Any], back: Values, target: Config
+) -> Iterator[Finding]:
+    for rule in config.dialect.rules:
+        lost = tuple(path for path in rule.ours if meant.get(path) != kept.get(path))
+        values = _seen(rule, rule.theirs, config.effective)
+        effect, blurred = rule.effect_of(values), rule.blurs is not None and rule.blurs(values)
+        for path in rule.theirs:
+            before, after = config.effective.get(path), back.get(path)
+            given = path in config.given
+            if before != after and (given or (lost and effect is Effect.NUMBERS)):
+                how = _fate(rule, lost, blurred, kept_nothing=after is None)
+                reason, origin = _reason(rule, lost, target), config.origins.get(path)
+                effect = Effect.NONE if how is How.DERIVED else effect
+                yield Finding(path, reason, effect, given, how, before, after, origin)
+
+
+def _fate(rule: Rule, lost: tuple[str, ...], blurred: bool, kept_nothing: bool) -> How:
+    if not rule.ours:
+        return How.DROPPED
+    if lost:
+        return How.DROPPED if kept_nothing else How.APPROXIMATE
+    return How.APPROXIMATE if blurred else How.DERIVED
+
+
+def _reason(rule: Rule, lost: tuple[str, ...], target: Config) -> str:
+    if not rule.ours:
+        return rule.note
+    others = plan_claims(target.dialect)
+    reasons = dict.fromkeys(others[path].lossy or others[path].note for path in lost if path in others)
+    return "; ".join(reason for reason in reasons if reason) or rule.lossy or rule.note or "the same meaning in other words"
+
+
+def _openings(config: Config, meant: Mapping[str, Any], kept: Mapping[str, Any], target: Config) -> Iterator[Finding]:
+    """What the source left to the training script and the target decides by a default of its own."""
+    mine, theirs = plan_claims(config.dialect), plan_claims(target.dialect)
+    for ours, value in kept.items():
+        rule = theirs[ours]
+        effect = rule.effect_of(_seen(rule, rule.theirs, target.effective))
+        if ours in meant or effect is not Effect.NUMBERS or ours not in mine:
+            continue
+        path = next((path for path in rule.theirs if path in target.effective), ours)
+        message = f"{config.dialect.name} leaves {ours} open; {target.dialect.name} takes {value!r} by default"
+        yield Finding(path, message, effect, False, How.DEFAULTED, None, value)
+
+
+def _reports(
+    config: Config, meant: Mapping[str, Any], kept: Mapping[str, Any], target: Config
+) -> Iterator[FieldReport]:
+    sources, table = plan_claims(config.dialect), claims(target.dialect)
+    for path, value in target.given.items():
+        rule = table[path]
+        ours = tuple(name for name in rule.ours if name in meant)
+        origins = tuple(dict.fromkeys(p for name in ours for p in _written(config, sources.get(name))))
+        changed = any(meant[name] != kept.get(name) for name in ours)
+        effect = rule.effect_of(_seen(rule, rule.theirs, target.effective))
+        yield FieldReport(path, value, origins, _came(rule, ours, origins, changed), effect, rule.lossy if changed else rule.note)
+
+
+def _written(config: Config, rule: Rule | None) -> tuple[str, ...]:
+    return tuple(path for path in rule.theirs if path in config.given) if rule else ()
+
+
+def _came(rule: Rule, ours: tuple[str, ...], origins: tuple[str, ...], changed: bool) -> How:
+    if changed:
+        return How.APPROXIMATE
+    if not origins:
+        return How.DEFAULTED
+    return How.EXACT if len(ours) == len(origins) == len(rule.theirs) == 1 else How.DERIVED

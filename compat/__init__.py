@@ -1,0 +1,51 @@
+"""The stacks: one folder each, found by being there."""
+
+from __future__ import annotations
+
+import pkgutil
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bridge.dialect import Dialect
+from bridge.errors import BridgeError, nearest
+
+if TYPE_CHECKING:
+    from bridge.translate import Result
+
+
+def names() -> tuple[str, ...]:
+    """Names of all dialects, in alphabetical order."""
+    return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__) if module.ispkg))
+
+
+@cache
+def load(name: str) -> Dialect:
+    """The dialect in folder `name`; `BridgeError` with the nearest name if there is none."""
+    if name not in names():
+        raise BridgeError(f"{name}: unknown dialect; known are {', '.join(names())}{nearest(name, names())}")
+    dialect: Dialect = import_module(f"compat.{name}").DIALECT
+    return dialect
+
+
+def translate(
+    source: Any,
+    theirs: str,
+    to: str,
+    *,
+    from_version: str | None = None,
+    to_version: str | None = None,
+    world_size: int | None = None,
+    lenient: bool = False,
+) -> Result:
+    """Read `source` in dialect `theirs` and translate it to dialect `to`; `BridgeError` with every problem."""
+    from bridge.translate import translate
+
+    config = load(theirs).read(source, from_version, world_size, lenient)
+    return translate(config, load(to), to_version, world_size)
+
+
+def folder() -> Path:
+    """Where the dialects live."""
+    return Path(__file__).parent

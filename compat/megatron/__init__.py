@@ -1,0 +1,188 @@
+"""Megatron-Core and Megatron-LM: arguments, recipes and config objects of every release from 0.9.0 to 0.19.2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from bridge.config import Section, Values, shown
+from bridge.dialect import Config, Dialect, Reading, Written
+from bridge.findings import Finding
+from bridge.rules import Effect, Rule
+
+
+class MegatronConfig(Config):
+    """A Megatron config; besides `effective` it shows what each of Megatron's own config objects would hold."""
+
+    @cached_property
+    def ranks(self) -> int:
+        """World size in ranks: as given, else the fewest that the sizes allow."""
+        from compat.megatron.arguments import smallest_world_size
+
+        return self.world_size or smallest_world_size(self.given, self.version)
+
+    @cached_property
+    def args(self) -> Values:
+        """The arguments as the parser and its checks leave them; dtypes are names such as `torch.bfloat16`."""
+        from compat.megatron import arguments, live
+
+        if self.entry != "flags":
+            return Values(live.as_arguments(self.given, self.entry, self.version))
+        return Values(arguments.effective(self.given, self.version, self.ranks))
+
+    @cached_property
+    def model_parallel(self) -> Values:
+        """Fields of the `ModelParallelConfig` object; callables and timers are None."""
+        from compat.megatron import live, objects
+
+        if self.entry != "flags":
+            return Values(live.model_parallel(self.given, self.entry, self.version))
+        return Values(objects.model_parallel(self.args, self.version))
+
+    @cached_property
+    def ddp(self) -> Values:
+        """Fields of the `DistributedDataParallelConfig` object."""
+        from compat.megatron import objects
+
+        return Values(objects.ddp(self.args, self.version))
+
+    @cached_property
+    def optimizer(self) -> Values:
+        """Fields of the `OptimizerConfig` object."""
+        from compat.megatron import objects
+
+        return Values(objects.optimizer(self.args, self.version))
+
+    @cached_property
+    def environment(self) -> Mapping[str, tuple[str, str]]:
+        """Environment variables that the run needs, each with its value and the reason."""
+        from compat.megatron.environment import environment
+
+        return environment(self.args, self.version)
+
+
+class MegatronDialect(Dialect):
+    """Megatron-Core, by way of Megatron-LM's command line."""
+
+    name = "megatron"
+    title = "Megatron-Core"
+    formats = ("flags", "yaml")
+    default_entry = "flags"
+    config_type = MegatronConfig
+
+    @property
+    def schema(self) -> type[Section]:
+        """Every argument and config field of every release."""
+        from compat.megatron.schema import schema
+
+        return schema()
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """The table to and from `Plan`."""
+        from compat.megatron.rules import table
+
+        return table()
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        """Known releases, oldest first."""
+        from compat.megatron.releases import KNOWN
+
+        return KNOWN
+
+    def parse(self, source: Any, version: str, lenient: bool) -> Reading:
+        """Read flags, a recipe, a mapping or a live config object."""
+        from compat.megatron.formats import read
+
+        return read(source, version, lenient)
+
+    def read(
+        self, source: Any, version: str | None = None, world_size: int | None = None, lenient: bool = False
+    ) -> Config:
+        """Read a source of Megatron; a live object is of the installed release unless told otherwise."""
+        from compat.megatron import live
+
+        if version is None and live.class_of(source):
+            version = live.installed_version()
+        return super().read(source, version, world_size, lenient)
+
+    def effective(self, config: Config) -> Values:
+        """What the parser, its checks and the config classes leave; raises `ConfigError` with what they refuse."""
+        assert isinstance(config, MegatronConfig)
+        _ = config.model_parallel
+        return config.args
+
+    def inspect(self, config: Config) -> tuple[Finding, ...]:
+        """What Megatron changes or ignores of what was given."""
+        assert isinstance(config, MegatronConfig)
+        from compat.megatron.traps import inert
+
+        return (*_assumed_ranks(config), *_overruled(config), *inert(config))
+
+    def knows(self, path: str, value: Any, version: str, entry: str) -> bool:
+        """Whether a flag of that release sets the argument to `value`, or its config class has the field."""
+        from compat.megatron import live, options
+
+        if entry != "flags":
+            return live.has_field(path, entry, version)
+        return options.option_for(version, path, value) is not None
+
+    def render(self, config: Config, format: str | None = None) -> Written:
+        """Flags (one to a line) or a recipe, with the environment variables and the launch command."""
+        assert isinstance(config, MegatronConfig)
+        from compat.megatron import formats
+
+        given = config.given if config.entry == "flags" else self._as_flags(config)
+        environment = {name: value for name, (value, _) in config.environment.items()}
+        text = (
+            formats.recipe_text(given, config.version, environment)
+            if format == "yaml"
+            else formats.flags_text(given, config.version)
+        )
+        launch = ("torchrun", "--nproc-per-node", str(config.ranks), "pretrain_gpt.py", "$(cat FLAGS)")
+        return Written(self.name, text, format or "flags", environment=environment, launch=launch)
+
+    def _as_flags(self, config: Config) -> Values:
+        """A config object in the words of the command line, by way of what it means."""
+        from bridge.translate import lift, lower
+
+        return lower(lift(config), self, config.version, config.world_size).given
+
+    def to_object(self, config: Config) -> Any:
+        """The real `ModelParallelConfig` of the installed release; `VersionError` if that is another one, or none."""
+        assert isinstance(config, MegatronConfig)
+        from compat.megatron.live import model_parallel_config
+
+        return model_parallel_config(config)
+
+    def format_of(self, path: str | Path | None) -> str | None:
+        """The format that the suffix of `path` stands for."""
+        from compat.megatron.formats import format_of
+
+        return format_of(path)
+
+    def recognises(self, data: Any) -> int:
+        """2 for a recipe, 1 for a list or mapping of flags that Megatron knows."""
+        if isinstance(data, Mapping):
+            return 2 if "MODEL_ARGS" in data else int(any(str(key).startswith("--") for key in data))
+        return int(isinstance(data, list) and any(str(word).startswith("--") for word in data))
+
+
+def _assumed_ranks(config: MegatronConfig) -> Iterator[Finding]:
+    if config.world_size is None and config.entry == "flags":
+        message = f"not given; {config.ranks} ranks assumed, the fewest that the sizes allow"
+        yield Finding("world_size", message, Effect.NUMBERS)
+
+
+def _overruled(config: MegatronConfig) -> Iterator[Finding]:
+    for path, value in config.given.items():
+        now = config.args.get(path)
+        if now != value:
+            message = f"Megatron {config.version} turns {shown(value)} into {shown(now)}"
+            yield Finding(path, message, Effect.NONE, True, before=value, after=now, origin=config.origins.get(path))
+
+
+DIALECT = MegatronDialect()

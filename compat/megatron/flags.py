@@ -1,0 +1,319 @@
+"""Command-line flags, read as the argument parser of a given Megatron-LM release reads them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bridge.errors import ConfigError, nearest
+from compat.megatron import releases
+from compat.megatron.releases import Flag
+
+_NEGATIVE = re.compile(r"-\d+$|-\d*\.\d+$")
+_PATTERN = re.compile(r"[,\d\[\]()+*]*$")
+_LONGEST = 100_000
+_NO = ("false", "no", "off", "0", "none", "null")
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """Where a flag was written: the option string, and its place in the list, from 0."""
+
+    option: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """What a list of flags says, by destination; only what was given, in order (of the last mention).
+
+    Values are plain: numbers, text, booleans, lists, names of enum members. `repeated` holds the mentions that a later one
+    overrides; `unknown` is every word that the parser leaves over; `misread` lists destinations whose text says no, but
+    which the parser takes for yes, as it takes any text.
+    """
+
+    given: Mapping[str, Any]
+    flags: Mapping[str, Spot]
+    repeated: list[tuple[str, Spot]]
+    unknown: list[str]
+    misread: list[str]
+
+
+def parse(flags: Sequence[str], version: str, lenient: bool = False) -> Parsed:
+    """Read a list of command-line words as Megatron `version` does.
+
+    Abbreviations are not allowed, the last mention of a flag wins, and nothing is filled in. Raises one `ConfigError` with every
+    problem: wrong, missing or surplus values, and flags which that release does not have; `lenient` reports the last two kinds
+    in `unknown` instead.
+    """
+    reader = _Reader(list(flags), version)
+    reader.read()
+    if not lenient:
+        reader.problems += _leftovers(reader)
+    reader.problems.sort()
+    ConfigError.raise_if(message for _, message in reader.problems)
+    unknown = [reader.words[index] for index in reader.extras]
+    return Parsed(reader.given, reader.spots, reader.repeated, unknown, reader.misread)
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """A word's role: an option (`flag` is None if unknown, `attached` what follows its `=`), a value, or a bare `--`."""
+
+    role: str
+    flag: Flag | None = None
+    attached: str | None = None
+
+
+_VALUE = _Mark("value")
+_DASHES = _Mark("dashes")
+
+
+@dataclass(slots=True)
+class _Reader:
+    words: list[str]
+    version: str
+    given: dict[str, Any] = field(default_factory=dict)
+    spots: dict[str, Spot] = field(default_factory=dict)
+    repeated: list[tuple[str, Spot]] = field(default_factory=list)
+    misread: list[str] = field(default_factory=list)
+    extras: list[int] = field(default_factory=list)
+    problems: list[tuple[int, str]] = field(default_factory=list)
+    marks: list[_Mark] = field(default_factory=list)
+
+    def read(self) -> None:
+        self.marks = list(_marks(self.words, releases.flags(self.version)))
+        index = 0
+        while index < len(self.words):
+            flag = self.marks[index].flag
+            if flag is None:
+                self.extras.append(index)
+            index += 1 if flag is None else self.take(index, flag)
+
+    def take(self, index: int, flag: Flag) -> int:
+        """Read the flag at `index` with its values; gives the number of words used up."""
+        attached = self.marks[index].attached
+        available = self.values_after(index) if attached is None else [attached]
+        texts = available[: _limits(flag)[1]]
+        problem = _wrong_number(flag, attached, len(texts))
+        try:
+            if problem:
+                raise ValueError(problem)
+            self.store(index, flag, _value(flag, self.option(index), texts))
+            self.misread += [flag.dest] if flag.type == "bool" and texts[0].lower() in _NO else []
+        except ValueError as error:
+            self.problems.append((index, f"{self.option(index)} (word {index + 1}): {error}"))
+        return 1 if attached is not None else 1 + len(texts)
+
+    def values_after(self, index: int) -> list[str]:
+        end = index + 1
+        while end < len(self.words) and self.marks[end] is _VALUE:
+            end += 1
+        return self.words[index + 1 : end]
+
+    def option(self, index: int) -> str:
+        """The option string at `index`, without what is attached to it."""
+        word = self.words[index]
+        return word if self.marks[index].attached is None else word.partition("=")[0]
+
+    def store(self, index: int, flag: Flag, value: Any) -> None:
+        self.refuse_rivals(flag)
+        if flag.dest in self.given:
+            del self.given[flag.dest]
+            self.repeated.append((flag.dest, self.spots.pop(flag.dest)))
+        self.given[flag.dest] = value
+        self.spots[flag.dest] = Spot(self.option(index), index)
+
+    def refuse_rivals(self, flag: Flag) -> None:
+        written = {spot.option for spot in self.spots.values()}
+        rivals = [rival for rival in flag.excludes if rival in written]
+        if rivals:
+            raise ValueError(f"not allowed together with {rivals[0]}; keep one of them")
+
+
+def _marks(words: Sequence[str], table: Mapping[str, Flag]) -> Iterator[_Mark]:
+    ended = False
+    for word in words:
+        yield _VALUE if ended else _DASHES if word == "--" else _mark(word, table)
+        ended = ended or word == "--"
+
+
+def _mark(word: str, table: Mapping[str, Flag]) -> _Mark:
+    """The role of a word; unknown options with a blank, negative numbers and a lone dash are values."""
+    if not word.startswith("-"):
+        return _VALUE
+    option, equals, attached = word.partition("=")
+    if word in table or option in table:
+        return _Mark(
+            "option", table.get(word, table.get(option)), attached if equals and word not in table else None
+        )
+    if word.startswith("-h"):
+        return _Mark("option", table["-h"])
+    value = word == "-" or " " in word or _NEGATIVE.match(word)
+    return _VALUE if value else _Mark("option")
+
+
+def _limits(flag: Flag) -> tuple[int, int | None]:
+    """How many values a flag takes, at least and at most (None: any number)."""
+    if flag.action != "store":
+        return 0, 0
+    match flag.nargs:
+        case int() as number:
+            return number, number
+        case "*" | "+" as many:
+            return int(many == "+"), None
+    return 1, 1
+
+
+def _wrong_number(flag: Flag, attached: str | None, found: int) -> str | None:
+    """What is wrong with a flag's number of values, or None."""
+    least, most = _limits(flag)
+    if flag.action == "help":
+        return "asks for the help text; leave it out"
+    if attached is not None and most == 0:
+        return f"found the value {attached!r}; expected none, the flag alone sets it"
+    if attached == "--":
+        return "found --, which ends the flags; expected a value"
+    if found >= least:
+        return None
+    return f"found {found or 'no'} value{'s' * (found > 1)}; expected {least if most else 'one or more'}"
+
+
+def _value(flag: Flag, option: str, texts: Sequence[str]) -> Any:
+    if flag.action == "switch":
+        return not option.startswith("--no-")
+    if flag.action != "store":
+        return flag.action == "true"
+    values = [_convert(flag, text) for text in texts]
+    return values[0] if flag.nargs is None else values
+
+
+def _convert(flag: Flag, text: str) -> Any:
+    read, expected = _TYPES[flag.type]
+    try:
+        value = read(text)
+    except ValueError as error:
+        raise ValueError(f"found {text!r}; expected {expected}") from error
+    if flag.choices and value not in flag.choices:
+        known = ", ".join(map(str, flag.choices))
+        raise ValueError(f"found {text!r}; expected one of {known}{nearest(text, map(str, flag.choices))}")
+    return value
+
+
+def _integers(text: str) -> list[int]:
+    return [int(part) for part in text.strip("()").split(",")]
+
+
+def _layers(text: str) -> Any:
+    """A number, or the list that a pattern stands for."""
+    if "[" not in text:
+        return int(text)
+    if not _PATTERN.match(text):
+        raise ValueError("expected digits, commas, brackets, + and * only")
+    return _pattern(text)
+
+
+def _layers_spaced(text: str) -> Any:
+    return _pattern(text.strip()) if "[" in text else int(text)
+
+
+def _pattern(text: str) -> Any:
+    """Evaluate lists, sums and repetitions of whole numbers, and nothing else."""
+    try:
+        return _listed(_evaluate(ast.parse(text, mode="eval").body))
+    except (SyntaxError, TypeError, RecursionError, MemoryError) as error:
+        raise ValueError("not a list of numbers") from error
+
+
+def _evaluate(node: ast.expr) -> Any:
+    match node:
+        case ast.Constant(value=int() as value):
+            return value
+        case ast.List(elts=items):
+            return [_evaluate(item) for item in items]
+        case ast.Tuple(elts=items):
+            return tuple(_evaluate(item) for item in items)
+        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
+            return +_evaluate(operand)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_evaluate(operand)
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _evaluate(left) + _evaluate(right)
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            return _times(_evaluate(left), _evaluate(right))
+    raise ValueError("expected lists, sums and repetitions of whole numbers only")
+
+
+def _listed(value: Any) -> Any:
+    return [_listed(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _times(left: Any, right: Any) -> Any:
+    """`left * right`; a list is refused before it gets out of hand."""
+    number, items = (left, right) if isinstance(left, int) else (right, left)
+    if isinstance(number, int) and isinstance(items, list | tuple) and _size(items) * number > _LONGEST:
+        raise ValueError(f"expected at most {_LONGEST} layers")
+    return left * right
+
+
+def _size(value: Any) -> int:
+    return sum(map(_size, value)) + 1 if isinstance(value, list | tuple) else 1
+
+
+_TYPES: Mapping[str, tuple[Callable[[str], Any], str]] = {
+    "text": (str, "text"),
+    "int": (int, "a whole number"),
+    "float": (float, "a number"),
+    "bool": (bool, "text"),
+    "name": (str, "a name"),
+    "integers": (_integers, "whole numbers like 128,0"),
+    "layers": (_layers, "a whole number or a list like ([0]*3+[1])*2, without blanks"),
+    "layers_spaced": (_layers_spaced, "a whole number or a list like ([0]*3+[1])*2"),
+}
+
+
+def _leftovers(reader: _Reader) -> Iterator[tuple[int, str]]:
+    """A problem for each unknown flag, and for each value that nothing takes; values of unknown flags go with their flag."""
+    for index in reader.extras:
+        mark = reader.marks[index]
+        if mark.role == "option":
+            yield index, _unknown(reader.words[index].partition("=")[0], reader.version)
+        elif not _follows_unknown(reader, index):
+            yield (
+                index,
+                f"{reader.words[index]!r} (word {index + 1}): expected a flag; no flag before it takes this value",
+            )
+
+
+def _follows_unknown(reader: _Reader, index: int) -> bool:
+    while index > 0 and reader.marks[index] is _VALUE and index - 1 in reader.extras:
+        index -= 1
+    return reader.marks[index].role == "option"
+
+
+def _unknown(option: str, version: str) -> str:
+    spans = releases.spans(option)
+    if spans:
+        return f"{option}: not in Megatron {version}; known {' and '.join(map(_span, spans))}"
+    return f"{option}: unknown to Megatron {version}{_suggestion(option, version)}"
+
+
+def _span(span: tuple[str, str]) -> str:
+    since, until = span
+    if until == releases.KNOWN[-1]:
+        return f"since {since}"
+    return f"until {until}" if since == releases.KNOWN[0] else f"from {since} to {until}"
+
+
+def _suggestion(option: str, version: str) -> str:
+    longer = [
+        known for known in releases.flags(version) if known.startswith(option) and len(option) > len("--")
+    ]
+    return (
+        f"; did you mean {longer[0]}? Flags may not be shortened"
+        if longer
+        else nearest(option, releases.flags(version))
+    )

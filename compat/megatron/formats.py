@@ -1,0 +1,209 @@
+"""Megatron's sources: lists of flags, NVIDIA's recipe YAML, mappings and live config objects -> given values, and back."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bridge.config import Values, shown
+from bridge.dialect import Reading, flags_of
+from bridge.errors import ConfigError, SourceError
+from bridge.files import Document, load
+from bridge.findings import Finding, Origin
+from bridge.rules import Effect
+from compat.megatron import flags, live, options, releases
+
+RECIPE = "MODEL_ARGS"
+BESIDE = ("ENV_VARS", "MODEL_ENV_VARS", "TEST_TYPE", "MODE", "METRICS", "BEFORE_SCRIPT", "AFTER_SCRIPT", "THROUGHPUT_TEST_PARAMS")
+"""Top-level keys of a recipe that its runner reads; they are not arguments of the training script."""
+FLAGS = "flags"
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Command-line words with the line that each stands on, and what was odd about them."""
+
+    words: list[str]
+    lines: list[int | None]
+    findings: tuple[Finding, ...] = ()
+
+
+def read(source: Any, version: str, lenient: bool) -> Reading:
+    """Given values of any source that Megatron's dialect knows."""
+    if cls := live.class_of(source):
+        return live.read(source, cls, version)
+    if isinstance(source, Mapping):
+        source = Document(dict(source), {}, "mapping", name="mapping")
+    listed = flags_of(source)
+    words = Words(list(listed), [None] * len(listed)) if listed is not None else words_of(load(source), version, lenient)
+    return reading_of(words, version, lenient)
+
+
+def reading_of(words: Words, version: str, lenient: bool) -> Reading:
+    """Words through the parser of that release."""
+    parsed = flags.parse(words.words, version, lenient)
+    origins = {dest: _origin(spot, words) for dest, spot in parsed.flags.items()}
+    repeated = (_repeated(dest, _origin(spot, words)) for dest, spot in parsed.repeated)
+    misread = (_misread(dest, origins[dest]) for dest in parsed.misread)
+    unknown = (_unknown(word) for word in parsed.unknown)
+    return Reading(Values(parsed.given), FLAGS, origins, (*words.findings, *repeated, *misread, *unknown))
+
+
+def _origin(spot: flags.Spot, words: Words) -> Origin:
+    return Origin(words.lines[spot.index], spot.option)
+
+
+def _misread(dest: str, origin: Origin) -> Finding:
+    return Finding(dest, "its text says no, but Megatron's parser takes any text for yes", Effect.NUMBERS, True, origin=origin)
+
+
+def _repeated(dest: str, origin: Origin) -> Finding:
+    message = "given more than once; Megatron keeps the last value, and this one is lost"
+    return Finding(dest, message, Effect.NONE, True, origin=origin)
+
+
+def _unknown(word: str) -> Finding:
+    return Finding(word, "Megatron's parser of this release does not know it; left out", Effect.NONE, True)
+
+
+def words_of(document: Document, version: str, lenient: bool) -> Words:
+    """Command-line words of a file: plain flags, a JSON list of words, or a recipe."""
+    if isinstance(document.data, list):
+        return _listed(document)
+    args = document.data.get(RECIPE)
+    if args is None:
+        return _recipe(document, document.data, (), version)
+    if not isinstance(args, Mapping):
+        raise SourceError(f"{document.name}: {RECIPE}: found {shown(args)}, expected a mapping of flags to values")
+    return _recipe(document, args, (RECIPE,), version)
+
+
+def _listed(document: Document) -> Words:
+    wrong = [item for item in document.data if not isinstance(item, str | int | float) or isinstance(item, bool)]
+    if wrong:
+        raise SourceError(f"{document.name}: found {shown(wrong[0])} in a list of flags; expected words such as --bf16")
+    words = [item if isinstance(item, str) else repr(item) for item in document.data]
+    return Words(words, [document.line(index) for index in range(len(words))])
+
+
+def _recipe(document: Document, args: Mapping[str, Any], at: tuple[str, ...], version: str) -> Words:
+    table, words, lines = releases.flags(version), [], []
+    problems: list[str] = []
+    for key, value in args.items():
+        option = key if key.startswith("-") else f"--{key.replace('_', '-')}"
+        line = document.line(*at, key)
+        try:
+            found = list(_words(option, value, table.get(option), document.strings.get((*at, key))))
+        except ValueError as error:
+            problems.append(f"{document.name}: {f'line {line}: ' if line else ''}{key}: {error}")
+            continue
+        words += found
+        lines += [line] * len(found)
+    ConfigError.raise_if(problems)
+    return Words(words, lines, tuple(_oddities(document, at)))
+
+
+def _words(option: str, value: Any, flag: releases.Flag | None, spelling: str | None) -> Iterator[str]:
+    if value is True:
+        yield option
+    elif value is False or value is None:
+        raise ValueError(f"found {str(value).lower() if value is False else 'nothing'}; a switch is left out to be off, so remove it")
+    else:
+        yield option
+        yield from _value_words(value, flag, spelling)
+
+
+def _value_words(value: Any, flag: releases.Flag | None, spelling: str | None) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        raise ValueError(f"found {shown(value)}, expected a value or a list of values")
+    if isinstance(value, list | tuple):
+        yield from (item if isinstance(item, str) else repr(item) for item in value)
+    elif not isinstance(value, str):
+        yield spelling or repr(value)
+    elif re.fullmatch(r"\(.*\)", value):
+        yield value
+    else:
+        yield from _shell_words(value, many=flag is None or flag.nargs is not None)
+
+
+def _shell_words(value: str, many: bool) -> list[str]:
+    """A recipe's runner hands values to a shell: backslashes escape, and lists stand in brackets or between blanks."""
+    bracketed = re.fullmatch(r"\[(.*)\]", value.strip())
+    if bracketed:
+        return bracketed[1].replace(",", " ").split()
+    words = shlex.split(value) if "'" not in value and '"' not in value else [value]
+    return words if many or len(words) == 1 else [" ".join(words)]
+
+
+def _oddities(document: Document, at: tuple[str, ...]) -> Iterator[Finding]:
+    for duplicate in document.duplicates:
+        if duplicate.key[: len(at)] == at:
+            first, second = duplicate.lines
+            message = f"written twice (lines {first} and {second}); YAML loaders keep the last, {shown(duplicate.replaced)} is lost"
+            yield Finding(str(duplicate.key[-1]), message, Effect.NUMBERS, True, origin=Origin(second))
+    for key, spelling in document.strings.items():
+        message = f"{spelling} is a number here and a string to YAML 1.1 loaders; write it with a point, such as 1.0e-6"
+        yield Finding(str(key[-1]), message, Effect.NONE, True, origin=Origin(document.line(*key)))
+    for key in document.data if at else ():
+        if key != RECIPE and key not in BESIDE and key.startswith(RECIPE):
+            message = f"arguments of a further run; only {RECIPE} was read"
+            yield Finding(key, message, Effect.NONE, True, origin=Origin(document.line(key)))
+
+
+def flag_words(given: Mapping[str, Any], version: str) -> list[str]:
+    """The command line that sets `given` at that release; `ConfigError` lists what no flag of it can set."""
+    return [word for option, *values in flag_lines(given, version) for word in (option, *values)]
+
+
+def flag_lines(given: Mapping[str, Any], version: str) -> list[tuple[str, ...]]:
+    """One tuple for each flag: the option and its values."""
+    problems, found = [], []
+    for dest, value in given.items():
+        line = options.option_for(version, dest, value)
+        if line is None:
+            problems.append(f"{dest}: no flag of Megatron {version} sets it to {shown(value)}")
+        else:
+            found.append(line)
+    ConfigError.raise_if(problems)
+    return found
+
+
+def flags_text(given: Mapping[str, Any], version: str) -> str:
+    """Flags one to a line, quoted as a shell needs it."""
+    return "".join(" ".join(map(shlex.quote, line)) + "\n" for line in flag_lines(given, version))
+
+
+def recipe_text(given: Mapping[str, Any], version: str, environment: Mapping[str, str]) -> str:
+    """A recipe with `ENV_VARS` and `MODEL_ARGS`, as NVIDIA's own runner reads it."""
+    lines = [f"{name}: {_scalar(value)}" for name, value in environment.items()]
+    args = [f"{option}: {_yaml_value(values)}" for option, *values in flag_lines(given, version)]
+    parts = (("ENV_VARS", lines), (RECIPE, args))
+    return "".join(f"{name}:\n" + "".join(f"  {line}\n" for line in body) for name, body in parts if body)
+
+
+def _yaml_value(values: Sequence[str]) -> str:
+    if not values:
+        return "true"
+    return _scalar(values[0]) if len(values) == 1 else _quoted("[" + " ".join(values) + "]")
+
+
+def _scalar(value: str) -> str:
+    number = re.fullmatch(r"-?\d+(\.\d*)?", value)
+    return value if number or re.fullmatch(r"[A-Za-z_./][\w./-]*", value) and value.lower() not in YAML_WORDS else _quoted(value)
+
+
+YAML_WORDS = ("true", "false", "yes", "no", "on", "off", "null", "y", "n")
+
+
+def _quoted(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
+
+
+def format_of(path: str | Path | None) -> str | None:
+    """The format that a suffix stands for."""
+    suffix = Path(path).suffix.lower() if path is not None else ""
+    return {".yaml": "yaml", ".yml": "yaml", ".txt": "flags", ".args": "flags", ".sh": "flags"}.get(suffix)

@@ -1,0 +1,128 @@
+"""Live config objects of Megatron-Core, read and made: the only place of this folder that imports megatron."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from enum import Enum
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from bridge.config import Values
+from bridge.dialect import Reading
+from bridge.errors import VersionError
+from compat.megatron import objects, options, releases
+
+if TYPE_CHECKING:
+    from compat.megatron import MegatronConfig
+
+CLASSES = ("TransformerConfig", "ModelParallelConfig")
+"""Config classes that can be read live; the name is the entry point of such a config."""
+
+
+def class_of(source: Any) -> str | None:
+    """The class of `CLASSES` that `source` is an instance of, by name, so that megatron need not be there."""
+    names = {cls.__name__ for cls in type(source).__mro__}
+    return next((name for name in CLASSES if name in names), None)
+
+
+def read(source: Any, cls: str, version: str) -> Reading:
+    """Given values of a live config object: what differs from its class's defaults and from what follows from the rest."""
+    plain, opaque = {}, {}
+    for name, value in vars(source).items():
+        if callable(value) or not _is_plain(value):
+            opaque[name] = value
+        elif name in objects.from_fields({}, version, cls):
+            plain[name] = _plain(value)
+    given = {options.RENAMED.get(name, name): value for name, value in _said(plain, cls, version).items()}
+    return Reading(Values(given), cls, opaque=opaque)
+
+
+def _said(plain: Mapping[str, Any], cls: str, version: str) -> dict[str, Any]:
+    """Fields without which the object would not be what it is."""
+    said = dict(plain)
+    for name, default in objects.from_fields({}, version, cls).items():
+        if name in said and said[name] == default and _follows(said, name, cls, version):
+            del said[name]
+    for name in DERIVED:
+        if said.get(name) is not None and _follows(said, name, cls, version):
+            del said[name]
+    return said
+
+
+DERIVED = ("expert_tensor_parallel_size", "autocast_dtype", "microbatch_group_size_per_vp_stage", "num_query_groups", "ffn_hidden_size", "kv_channels")
+"""Fields that `__post_init__` fills in from others when they are None."""
+
+
+def _follows(said: Mapping[str, Any], name: str, cls: str, version: str) -> bool:
+    rest = {other: value for other, value in said.items() if other != name}
+    return bool(objects.from_fields(rest, version, cls, check=False).get(name) == said[name])
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str | list | tuple | dict | Enum) or _is_dtype(value)
+
+
+def _is_dtype(value: Any) -> bool:
+    return type(value).__module__ == "torch" and type(value).__name__ == "dtype"
+
+
+def _plain(value: Any) -> Any:
+    return value.name if isinstance(value, Enum) else str(value) if _is_dtype(value) else value
+
+
+def as_arguments(given: Mapping[str, Any], cls: str, version: str) -> dict[str, Any]:
+    """Effective fields of a live object under the names of their arguments."""
+    fields = objects.from_fields(fields_of(given), version, cls)
+    named = {options.RENAMED.get(name, name): value for name, value in fields.items()}
+    return {**named, "group_query_attention": "num_query_groups" in given}
+
+
+def fields_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Given values under the names of the class's fields."""
+    original = {flag: name for name, flag in options.RENAMED.items()}
+    return {original.get(path, path): value for path, value in given.items()}
+
+
+def has_field(path: str, cls: str, version: str) -> bool:
+    """Whether the class of that release has the field that stands under the argument's name `path`."""
+    names = {*releases.fields(version, options.PARALLEL), *releases.fields(version, cls)}
+    return path in {options.RENAMED.get(name, name) for name in names}
+
+
+def model_parallel(given: Mapping[str, Any], cls: str, version: str) -> dict[str, Any]:
+    """Effective `ModelParallelConfig` fields of a live object."""
+    fields = objects.from_fields(fields_of(given), version, cls)
+    return {name: value for name, value in fields.items() if name in releases.fields(version, options.PARALLEL)}
+
+
+def installed_version() -> str | None:
+    """Release of the installed Megatron-Core, or None."""
+    try:
+        return metadata.version("megatron-core")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def model_parallel_config(config: MegatronConfig) -> Any:
+    """A `ModelParallelConfig` with the config's effective fields and the callables that were carried with it."""
+    installed = installed_version()
+    if installed is None:
+        raise VersionError(f"megatron-core: not installed; this config is for {config.version}: pip install megatron-core=={config.version}")
+    if installed != config.version:
+        raise VersionError(
+            f"megatron-core: found {installed} installed, expected {config.version}, the release of this config; "
+            f"install that release, or convert to {installed}"
+        )
+    import megatron.core
+    import torch
+
+    cls: Any = megatron.core.ModelParallelConfig
+    known = {field.name for field in dataclasses.fields(cls) if field.init}
+    values = {**config.model_parallel, **{name: value for name, value in config.opaque.items() if value is not None}}
+    return cls(**{name: _dtype(value, torch) for name, value in values.items() if name in known})
+
+
+def _dtype(value: Any, torch: Any) -> Any:
+    named = isinstance(value, str) and value.startswith("torch.")
+    return getattr(torch, value.removeprefix("torch.")) if named else value

@@ -1,0 +1,140 @@
+"""What each Megatron-LM release has: its command-line flags and the fields of its config classes, as package data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from types import MappingProxyType
+from typing import Any
+
+from bridge.errors import ConfigError, VersionError, nearest
+
+KNOWN: tuple[str, ...] = (
+    "0.9.0", "0.10.0", "0.11.0", "0.12.0", "0.12.1", "0.12.2", "0.12.3", "0.13.0", "0.13.1", "0.14.0",
+    "0.15.0", "0.15.1", "0.15.2", "0.15.3", "0.16.0", "0.16.1", "0.17.0", "0.17.1", "0.18.0", "0.18.2",
+    "0.19.0", "0.19.2",
+)  # fmt: skip
+"""Releases with facts, oldest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One argument of a release's parser.
+
+    `action` is `store`, `true`, `false`, `switch` (`--x` and `--no-x`) or `help`. For `store`, `type` is `text`, `int`, `float`,
+    `bool` (any text but the empty one is true), `integers` (`1,2`), `name` (of an enum member), `layers` (a number, or a list
+    like `([0]*3+[1])*2`) or `layers_spaced` (the same, blanks allowed); `nargs` is None, a number, `*` or `+`. `default` is
+    what the parser leaves in `dest` when no flag sets it. `excludes` names the flags that it may not meet.
+    """
+
+    options: tuple[str, ...]
+    dest: str
+    action: str
+    type: str = "text"
+    nargs: int | str | None = None
+    choices: tuple[Any, ...] = ()
+    default: Any = None
+    excludes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field that a config class declares itself; a `default` that is no literal is the text of its expression.
+
+    `init` is false for a field that the class works out and no one may pass.
+    """
+
+    name: str
+    type: str
+    default: Any = None
+    init: bool = True
+
+
+@cache
+def flags(version: str) -> Mapping[str, Flag]:
+    """The flags of a release by option string; `VersionError` if the release is not known."""
+    rows = (_flag(row) for row in _rows("flags.json", version))
+    return MappingProxyType({option: flag for flag in rows for option in flag.options})
+
+
+@cache
+def defaults(version: str) -> Mapping[str, Any]:
+    """What the parser of a release leaves in each destination when no flag is given."""
+    return MappingProxyType(
+        {flag.dest: flag.default for flag in flags(version).values() if flag.action != "help"}
+    )
+
+
+@cache
+def fields(version: str, class_name: str) -> Mapping[str, Field]:
+    """The fields that a config class of a release declares itself (inherited ones are under the parent's name)."""
+    rows = [row for row in _rows("classes.json", version) if row["class"] == class_name]
+    if not rows:
+        known = sorted({row["class"] for row in _rows("classes.json", version)})
+        raise ConfigError(f"{class_name}: no such class in Megatron {version}; known are {', '.join(known)}")
+    return MappingProxyType({row["name"]: _field(row) for row in rows})
+
+
+@cache
+def spans(option: str) -> tuple[tuple[str, str], ...]:
+    """First and last release of each run of releases that have a flag; empty if none has it."""
+    having = [version for version in KNOWN if option in flags(version)]
+    return tuple(_runs([KNOWN.index(version) for version in having]))
+
+
+def _runs(places: list[int]) -> Iterator[tuple[str, str]]:
+    starts = [place for place in places if place - 1 not in places]
+    ends = [place for place in places if place + 1 not in places]
+    yield from ((KNOWN[start], KNOWN[end]) for start, end in zip(starts, ends, strict=True))
+
+
+def check(version: str) -> int:
+    """The place of a release in `KNOWN`; `VersionError` that names its neighbours if it is not there."""
+    if version not in KNOWN:
+        raise VersionError(f"Megatron {version}: unknown release; {_neighbours(version)}")
+    return KNOWN.index(version)
+
+
+def _neighbours(version: str) -> str:
+    wanted = _key(version)
+    if wanted is None:
+        return f"known are {KNOWN[0]} to {KNOWN[-1]}{nearest(version, KNOWN)}"
+    older = [known for known in KNOWN if (_key(known) or ()) < wanted][-1:]
+    newer = [known for known in KNOWN if (_key(known) or ()) > wanted][:1]
+    return f"the nearest known are {' and '.join(older + newer)}"
+
+
+def _key(version: str) -> tuple[int, ...] | None:
+    parts = version.split(".")
+    return tuple(map(int, parts)) if all(part.isdecimal() for part in parts) else None
+
+
+def _rows(file: str, version: str) -> Iterator[dict[str, Any]]:
+    place = check(version)
+    return (row for row in _load(file) if KNOWN.index(row["since"]) <= place <= KNOWN.index(row["until"]))
+
+
+@cache
+def _load(file: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads(resources.files(__name__).joinpath(file).read_text("utf-8"))
+    return rows
+
+
+def _flag(row: Mapping[str, Any]) -> Flag:
+    return Flag(
+        options=tuple(row["options"]),
+        dest=row["dest"],
+        action=row["action"],
+        type=row.get("type", "text"),
+        nargs=row.get("nargs"),
+        choices=tuple(row.get("choices", ())),
+        default=row.get("default"),
+        excludes=tuple(row.get("excludes", ())),
+    )
+
+
+def _field(row: Mapping[str, Any]) -> Field:
+    return Field(row["name"], row["type"], row["default"], row.get("init", True))

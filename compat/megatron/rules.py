@@ -1,0 +1,448 @@
+"""The table between Megatron's arguments and `Plan`, one row for each group of fields."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from bridge.rules import Context, Effect, Group, Rule, convert, lacks, only_ours, only_theirs, rename
+from compat.megatron import leftovers, stages
+from compat.megatron.learning_rate import RULE as LEARNING_RATE
+
+DTYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float64": "fp64"}
+DTYPE_FLAGS = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp64": "fp32"}
+ORDERS = {False: "tensor-context-expert-data-pipeline", True: "tensor-context-expert-pipeline-data"}
+STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
+
+
+def model_rules() -> tuple[Rule, ...]:
+    """Facts about the model."""
+    note = "the model is defined by the training script"
+    return (
+        rename("num_layers", "model.layers", effect=Effect.NONE, note=note),
+        rename("hidden_size", "model.hidden", effect=Effect.NONE, note=note),
+        rename("num_attention_heads", "model.heads", effect=Effect.NONE, note=note),
+        rename("ffn_hidden_size", "model.ffn", effect=Effect.NONE, note=note),
+        rename("vocab_size", "model.vocab", effect=Effect.NONE, note=note),
+        rename("seq_length", "model.sequence", effect=Effect.NONE, note="the sequence length is set where the data is made"),
+        convert(
+            ("group_query_attention", "num_query_groups"),
+            "model.kv_heads",
+            _read_groups,
+            _write_groups,
+            effect=Effect.NONE,
+            note=note,
+            source="arguments.py: num_query_groups counts only with --group-query-attention",
+        ),
+    )
+
+
+def _read_groups(values: Group, context: Context) -> Group:
+    return {"model.kv_heads": values.get("num_query_groups")} if values.get("group_query_attention") else {}
+
+
+def _write_groups(values: Group, context: Context) -> Group:
+    heads = values.get("model.kv_heads")
+    return {"group_query_attention": True, "num_query_groups": heads} if heads else {}
+
+
+def parallel_rules() -> tuple[Rule, ...]:
+    """Sizes of the mesh axes."""
+    layout = "the same sums in another layout"
+    return (
+        rename("tensor_model_parallel_size", "parallel.tensor", effect=Effect.ROUNDING, note=layout),
+        rename("pipeline_model_parallel_size", "parallel.pipeline", effect=Effect.ROUNDING, note=layout),
+        rename("context_parallel_size", "parallel.context", effect=Effect.ROUNDING, note=layout),
+        rename("expert_model_parallel_size", "parallel.expert", effect=Effect.ROUNDING, note=layout),
+        rename("expert_tensor_parallel_size", "parallel.expert_tensor", effect=Effect.ROUNDING, note=layout),
+        rename("sequence_parallel", "parallel.sequence", effect=Effect.COST, note="activations of norms and dropout"),
+        convert(
+            "use_tp_pp_dp_mapping",
+            "parallel.order",
+            lambda values, context: {"parallel.order": ORDERS[bool(values.get("use_tp_pp_dp_mapping"))]},
+            _write_order,
+            effect=Effect.COST,
+            lossy="Megatron has two rank orders",
+            source="initialize.py: order of initialize_model_parallel",
+        ),
+    )
+
+
+def _write_order(values: Group, context: Context) -> Group:
+    return {"use_tp_pp_dp_mapping": True} if values.get("parallel.order") == ORDERS[True] else {}
+
+
+BATCH = convert(
+    ("micro_batch_size", "global_batch_size", "data_parallel_size"),
+    ("batch.micro", "batch.accumulation", "batch.global_", "parallel.data"),
+    lambda values, context: _read_batch(values),
+    lambda values, context: {
+        "micro_batch_size": values.get("batch.micro"),
+        "global_batch_size": values.get("batch.global_"),
+    },
+    blurs=lambda values: _batch_rests(values),
+    lossy="a global batch that is no multiple of micro x data is rounded down to one",
+    source="arguments.py: global_batch_size defaults to micro x data; num_microbatches_calculator.py",
+)
+
+
+def _read_batch(values: Group) -> Group:
+    micro, global_, data = (values.get(name) for name in ("micro_batch_size", "global_batch_size", "data_parallel_size"))
+    if not (micro and global_ and data):
+        return {"batch.micro": micro, "batch.global_": global_, "parallel.data": data}
+    steps = max(1, global_ // (micro * data))
+    return {
+        "batch.micro": micro,
+        "batch.accumulation": steps,
+        "batch.global_": micro * steps * data,
+        "parallel.data": data,
+    }
+
+
+def _batch_rests(values: Group) -> bool:
+    micro, global_, data = (values.get(name) for name in ("micro_batch_size", "global_batch_size", "data_parallel_size"))
+    return bool(micro and global_ and data and global_ % (micro * data))
+
+
+ZERO = convert(
+    (
+        "use_distributed_optimizer",
+        "data_parallel_sharding_strategy",
+        "use_megatron_fsdp",
+        "use_custom_fsdp",
+        "use_torch_fsdp2",
+        "torch_fsdp2_reshard_after_forward",
+        "ckpt_format",
+    ),
+    "zero.stage",
+    lambda values, context: {"zero.stage": _zero_stage(values)},
+    lambda values, context: _write_zero(values, context),
+    effect=Effect.COST,
+    sees=("parallel.pipeline", "precision.compute"),
+    lossy="Megatron shards gradients and weights only with its FSDP (0.12 and later); before, level 1 is the highest",
+    source="reference: distributed optimizer is level 1; data_parallel_sharding_strategy counts only with Megatron-FSDP",
+)
+
+
+def _zero_stage(values: Group) -> int:
+    if values.get("use_megatron_fsdp") or values.get("use_custom_fsdp"):
+        return STRATEGIES.index(values.get("data_parallel_sharding_strategy") or "no_shard")
+    if values.get("use_torch_fsdp2"):
+        return 2 if values.get("torch_fsdp2_reshard_after_forward") is False else 3
+    return 1 if values.get("use_distributed_optimizer") else 0
+
+
+def _write_zero(values: Group, context: Context) -> Group:
+    stage = values.get("zero.stage") or 0
+    if stage == 0:
+        return {}
+    if stage == 1 or not context.since("0.12.0"):
+        return {"use_distributed_optimizer": True}
+    sharded = {"use_distributed_optimizer": True, "data_parallel_sharding_strategy": STRATEGIES[stage]}
+    if not context.since("0.14.0"):
+        return {**sharded, "use_custom_fsdp": True}
+    return {**sharded, "use_megatron_fsdp": True, "ckpt_format": "fsdp_dtensor"}
+
+
+def ddp_rules() -> tuple[Rule, ...]:
+    """Buckets and overlap of the data-parallel exchange."""
+    return (
+        rename("num_distributed_optimizer_instances", "zero.replicas", effect=Effect.COST, note="hybrid sharding"),
+        rename("ddp_bucket_size", "zero.bucket", effect=Effect.COST, note="elements in one reduction"),
+        convert(
+            ("overlap_grad_reduce", "overlap_param_gather"),
+            ("zero.overlap", "zero.overlap_gather"),
+            lambda values, context: {
+                "zero.overlap": values.get("overlap_grad_reduce"),
+                "zero.overlap_gather": values.get("overlap_param_gather"),
+            },
+            _write_overlap,
+            effect=Effect.COST,
+            sees=("zero.stage",),
+            lossy="Megatron gathers weights ahead only where they are sharded and gradients are reduced ahead",
+            source="arguments.py: --overlap-param-gather needs --overlap-grad-reduce and a sharded optimizer",
+        ),
+    )
+
+
+def _write_overlap(values: Group, context: Context) -> Group:
+    reduce, sharded = values.get("zero.overlap"), (values.get("zero.stage") or 0) >= 1
+    gather = bool(values.get("zero.overlap_gather") and reduce and sharded)
+    return {"overlap_grad_reduce": reduce, "overlap_param_gather": gather}
+
+
+PRECISION = convert(
+    (
+        "bf16",
+        "fp16",
+        "params_dtype",
+        "accumulate_allreduce_grads_in_fp32",
+        "grad_reduce_in_bf16",
+        "main_params_dtype",
+        "use_precision_aware_optimizer",
+    ),
+    ("precision.compute", "precision.reduce", "precision.master"),
+    lambda values, context: _read_precision(values),
+    lambda values, context: _write_precision(values, context),
+    sees=("zero.offload.optimizer", "zero.stage"),
+    lossy="Megatron reduces bf16 gradients in fp32 before 0.12, and has no fp64",
+    source="arguments.py: --bf16 sets accumulate_allreduce_grads_in_fp32 unless --grad-reduce-in-bf16",
+)
+
+
+def _read_precision(values: Group) -> Group:
+    compute = "bf16" if values.get("bf16") else "fp16" if values.get("fp16") else "fp32"
+    reduce = "fp32" if values.get("accumulate_allreduce_grads_in_fp32") else compute
+    aware = values.get("use_precision_aware_optimizer")
+    master = DTYPES.get(values.get("main_params_dtype") or "", "fp32") if aware else "fp32"
+    return {"precision.compute": compute, "precision.reduce": reduce, "precision.master": master}
+
+
+def _write_precision(values: Group, context: Context) -> Group:
+    compute = DTYPE_FLAGS[values.get("precision.compute") or "fp32"]
+    given = {} if compute == "fp32" else {compute: True}
+    reduce = values.get("precision.reduce")
+    if compute == "fp16" and reduce == "fp32":
+        given["accumulate_allreduce_grads_in_fp32"] = True
+    if compute == "bf16" and reduce == "bf16" and context.since("0.12.0"):
+        given["grad_reduce_in_bf16"] = True
+    return {**given, **_write_master(values, context)}
+
+
+def _write_master(values: Group, context: Context) -> Group:
+    half = values.get("precision.master") == "fp16" and context.since("0.11.0")
+    if not half and not _offloads(values, context):
+        return {}
+    aware: Group = {"use_precision_aware_optimizer": True}
+    return {**aware, "main_params_dtype": "fp16"} if half else aware
+
+
+def _offloads(values: Group, context: Context) -> bool:
+    """Whether optimizer state is offloaded, which Megatron does from 0.12 with a sharded, precision-aware optimizer."""
+    wanted = values.get("zero.offload.optimizer") not in (None, "none")
+    return wanted and (values.get("zero.stage") or 0) >= 1 and context.since("0.12.0")
+
+
+SCALES = ("static", "initial", "minimum", "window", "hysteresis")
+
+LOSS_SCALE = convert(
+    ("loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"),
+    tuple(f"precision.loss_scale.{name}" for name in SCALES),
+    lambda values, context: _read_loss_scale(values),
+    lambda values, context: _write_loss_scale(values),
+    effect=lambda values: _loss_scale_effect(values),
+    sees=("fp16", "bf16", "precision.compute"),
+    lossy="Megatron scales the loss in fp16, and in bf16 by a constant only",
+    source="optimizer/__init__.py: constant scaler if --loss-scale, dynamic in fp16, none otherwise",
+)
+
+
+def _loss_scale_effect(values: Group) -> Effect:
+    if values.get("fp16"):
+        return Effect.NUMBERS
+    return Effect.ROUNDING if values.get("bf16") and values.get("loss_scale") else Effect.NONE
+
+
+def _read_loss_scale(values: Group) -> Group:
+    static, window = values.get("loss_scale") or None, values.get("loss_scale_window")
+    if not values.get("fp16"):
+        return {"precision.loss_scale.static": static if values.get("bf16") else None}
+    return {
+        "precision.loss_scale.static": static,
+        "precision.loss_scale.initial": values.get("initial_loss_scale"),
+        "precision.loss_scale.minimum": values.get("min_loss_scale"),
+        "precision.loss_scale.window": int(window) if window is not None else None,
+        "precision.loss_scale.hysteresis": values.get("hysteresis"),
+    }
+
+
+def _write_loss_scale(values: Group) -> Group:
+    static, initial, minimum, window, hysteresis = (values.get(f"precision.loss_scale.{name}") for name in SCALES)
+    if values.get("precision.compute") != "fp16":
+        return {"loss_scale": static}
+    return {
+        "loss_scale": static,
+        "initial_loss_scale": initial,
+        "min_loss_scale": minimum,
+        "loss_scale_window": window,
+        "hysteresis": hysteresis,
+    }
+
+
+OPTIMIZERS = {"adam": "adamw", "sgd": "sgd", "muon": "muon", "dist_muon": "muon", "lion": "lion"}
+OPTIMIZER_FLAGS = {"adamw": "adam", "adam": "adam", "sgd": "sgd", "muon": "muon", "lion": "lion"}
+
+OPTIMIZER = convert(
+    "optimizer",
+    "optimizer.name",
+    lambda values, context: {"optimizer.name": OPTIMIZERS.get(values.get("optimizer") or "")},
+    lambda values, context: _write_optimizer(values),
+    lossy="Megatron's adam always decays weights apart (AdamW)",
+    source="optimizer/__init__.py: adam is FusedAdam or torch.optim.AdamW with decoupled weight decay",
+)
+
+
+def _write_optimizer(values: Group) -> Group:
+    name = values.get("optimizer.name")
+    return {"optimizer": OPTIMIZER_FLAGS[name]} if name in OPTIMIZER_FLAGS else {}
+
+
+def optimizer_rules() -> tuple[Rule, ...]:
+    """The optimizer and its hyperparameters."""
+    return (
+        OPTIMIZER,
+        rename("lr", "optimizer.lr"),
+        convert(
+            ("adam_beta1", "adam_beta2", "adam_eps"),
+            ("optimizer.betas", "optimizer.eps"),
+            _read_moments,
+            _write_moments,
+            effect=lambda values: Effect.NONE if values.get("optimizer") == "sgd" else Effect.NUMBERS,
+            sees=("optimizer",),
+            lossy="sgd has no moments",
+        ),
+        convert(
+            "sgd_momentum",
+            "optimizer.momentum",
+            lambda values, context: (
+                {"optimizer.momentum": values.get("sgd_momentum")} if values.get("optimizer") == "sgd" else {}
+            ),
+            lambda values, context: {"sgd_momentum": values.get("optimizer.momentum")},
+            effect=lambda values: Effect.NUMBERS if values.get("optimizer") == "sgd" else Effect.NONE,
+            sees=("optimizer",),
+            lossy="only sgd has a momentum",
+        ),
+        rename("weight_decay", "optimizer.weight_decay"),
+        rename("clip_grad", "optimizer.clip"),
+        LEARNING_RATE,
+    )
+
+
+def _read_moments(values: Group, context: Context) -> Group:
+    first, second = values.get("adam_beta1"), values.get("adam_beta2")
+    if values.get("optimizer") == "sgd" or first is None or second is None:
+        return {}
+    return {"optimizer.betas": (first, second), "optimizer.eps": values.get("adam_eps")}
+
+
+def _write_moments(values: Group, context: Context) -> Group:
+    first, second = values.get("optimizer.betas") or (None, None)
+    return {"adam_beta1": first, "adam_beta2": second, "adam_eps": values.get("optimizer.eps")}
+
+
+RECOMPUTE = convert(
+    ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_activations"),
+    ("recompute.granularity", "recompute.method", "recompute.layers"),
+    lambda values, context: {
+        "recompute.granularity": values.get("recompute_granularity") or "none",
+        "recompute.method": values.get("recompute_method"),
+        "recompute.layers": values.get("recompute_num_layers"),
+    },
+    lambda values, context: _write_recompute(values),
+    effect=Effect.COST,
+    lossy="Megatron's selective recomputation takes neither method nor layers",
+    source="arguments.py: --recompute-activations is granularity selective",
+)
+
+
+def _write_recompute(values: Group) -> Group:
+    granularity = values.get("recompute.granularity")
+    if granularity != "full":
+        return {"recompute_granularity": "selective"} if granularity == "selective" else {}
+    method, layers = values.get("recompute.method"), values.get("recompute.layers")
+    return {
+        "recompute_granularity": "full",
+        "recompute_method": method or "uniform",
+        "recompute_num_layers": layers or 1,
+    }
+
+
+def other_rules() -> tuple[Rule, ...]:
+    """Recomputation, offload, fp8 and the loss."""
+    return (
+        RECOMPUTE,
+        convert(
+            "distribute_saved_activations",
+            "recompute.partition",
+            lambda values, context: {"recompute.partition": bool(values.get("distribute_saved_activations"))},
+            _write_partition,
+            effect=Effect.COST,
+            sees=("recompute.granularity", "parallel.tensor", "parallel.sequence"),
+            lossy="Megatron splits saved activations only with full recomputation, over more than one tensor rank",
+            source="arguments.py: distribute_saved_activations needs TP > 1 and full granularity",
+        ),
+        convert(
+            ("optimizer_cpu_offload", "optimizer_offload_fraction"),
+            ("zero.offload.optimizer", "zero.offload.optimizer_ratio"),
+            _read_offload,
+            _write_offload,
+            effect=Effect.COST,
+            sees=("zero.stage",),
+            lossy="Megatron offloads to host memory only, from 0.12, and only with its precision-aware optimizer",
+            source="arguments.py: optimizer_cpu_offload needs use_precision_aware_optimizer",
+        ),
+        convert(
+            "fp8",
+            "precision.fp8",
+            lambda values, context: {"precision.fp8": values.get("fp8")},
+            lambda values, context: {"fp8": values.get("precision.fp8")},
+            note="8-bit products by Transformer Engine",
+        ),
+        convert(
+            "calculate_per_token_loss",
+            "loss",
+            lambda values, context: {
+                "loss": "per_token" if values.get("calculate_per_token_loss") else "mean_of_microbatches"
+            },
+            lambda values, context: {"calculate_per_token_loss": True} if values.get("loss") == "per_token" else {},
+        ),
+    )
+
+
+def _write_partition(values: Group, context: Context) -> Group:
+    wanted = values.get("recompute.partition") and values.get("recompute.granularity") == "full"
+    legal = (values.get("parallel.tensor") or 1) > 1 and not values.get("parallel.sequence")
+    return {"distribute_saved_activations": True} if wanted and legal else {}
+
+
+def _read_offload(values: Group, context: Context) -> Group:
+    if not values.get("optimizer_cpu_offload"):
+        return {"zero.offload.optimizer": "none"}
+    return {"zero.offload.optimizer": "cpu", "zero.offload.optimizer_ratio": values.get("optimizer_offload_fraction")}
+
+
+def _write_offload(values: Group, context: Context) -> Group:
+    if not _offloads(values, context):
+        return {}
+    ratio = values.get("zero.offload.optimizer_ratio")
+    return {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 1.0 if ratio is None else ratio}
+
+
+def missing_rules() -> tuple[Rule, ...]:
+    """What a Plan can say and Megatron cannot."""
+    return (
+        only_ours("zero.weight_buffers", "zero.grad_buffers", note="Megatron has no counted buffers", effect=Effect.COST),
+        only_ours("zero.offload.parameters", note="Megatron keeps weights on the device", effect=Effect.COST),
+        only_ours("recompute.ratio", "recompute.offload", note="Megatron recomputes whole layers", effect=Effect.COST),
+        only_ours("schedule.depth_first", "schedule.breadth_first", "schedule.csv", note="Megatron has its own schedules", effect=Effect.COST),
+        lacks("debug", "Megatron has no per-layer logs", effect=Effect.NONE),
+    )
+
+
+@cache
+def table() -> tuple[Rule, ...]:
+    """Every row; each dest of each release, and each Plan path, is in exactly one."""
+    mapped = (
+        *model_rules(),
+        *parallel_rules(),
+        *stages.RULES,
+        BATCH,
+        ZERO,
+        *ddp_rules(),
+        PRECISION,
+        LOSS_SCALE,
+        *optimizer_rules(),
+        *other_rules(),
+        *missing_rules(),
+    )
+    claimed = frozenset(path for rule in mapped for path in rule.theirs)
+    return (*mapped, *leftovers.rules(claimed))

@@ -1,0 +1,54 @@
+"""Megatron's schema: every argument and config field of every release, typed; releases, defaults and flags are data."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from pydantic import Field as field
+from pydantic import create_model
+
+from bridge.config import Count, Real, Section, Whole
+from compat.megatron import options
+from compat.megatron.descriptions import DESCRIPTIONS
+
+SIZES = (
+    "num_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "ffn_hidden_size",
+    "seq_length",
+    "micro_batch_size",
+    "global_batch_size",
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "context_parallel_size",
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
+    "num_virtual_stages_per_pipeline_rank",
+    "num_layers_per_virtual_pipeline_stage",
+    "recompute_num_layers",
+)
+"""Counts that Megatron divides by."""
+
+TYPES: dict[str, Any] = {"int": Whole, "float": Real, "bool": bool, "str": str}
+
+
+@cache
+def schema() -> type[Section]:
+    """The pydantic class; built once from the tables of all releases."""
+    fields: dict[str, Any] = {dest.lstrip("_"): (_type(dest), _info(dest)) for dest in options.groups()}
+    model: type[Section] = create_model("Megatron", __base__=Section, **fields)
+    return model
+
+
+def _info(dest: str) -> Any:
+    """An internal field keeps its underscore as an alias, which pydantic does not take as a name."""
+    return field(None, alias=dest if dest.startswith("_") else None, description=DESCRIPTIONS.get(dest, ""))
+
+
+def _type(dest: str) -> Any:
+    if dest in SIZES:
+        return Count | None
+    kind = options.type_of(dest)
+    return TYPES[kind] | None if kind in TYPES else Any

@@ -1,0 +1,166 @@
+"""Megatron's ways to say which layers lie on which (virtual) pipeline stage <-> the plan's boundaries."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+
+from bridge.errors import TranslationError
+from bridge.rules import Context, Effect, Group, convert, rename
+
+VIRTUAL = "virtual_pipeline_model_parallel_size"
+
+
+def layout_counts(layout: str) -> tuple[int, ...]:
+    """Decoder layers of each stage of a `--pipeline-model-parallel-layout` string, in model order.
+
+    Grammar (pipeline_parallel_layer_layout.py): `E` embedding, `t` decoder layer, `m` multi-token prediction, `L` loss, `|`
+    between stages, `(...)*n` and `x*n` repeat, commas mean nothing.
+    """
+    flat = layout.replace(",", "").replace(" ", "")
+    flat = re.sub(r"\(([^()]*)\)\*(\d+)", lambda found: found[1] * int(found[2]), flat)
+    flat = re.sub(r"([^)*])\*(\d+)", lambda found: found[1] * int(found[2]), flat)
+    return tuple(stage.count("t") for stage in flat.split("|"))
+
+
+def layout_of(counts: Sequence[int]) -> str:
+    """The layout string that puts `counts` decoder layers on the stages, embedding first and loss last."""
+    stages = ["t" * count for count in counts]
+    return "|".join(["E" + stages[0], *stages[1:-1], stages[-1] + "L"] if len(stages) > 1 else [f"E{stages[0]}L"])
+
+
+def counts_of(values: Group) -> tuple[int, ...] | None:
+    """Decoder layers of each virtual stage in model order, if `values` ask for an uneven split that can be worked out."""
+    if layout := values.get("pipeline_model_parallel_layout"):
+        return layout_counts(layout) if isinstance(layout, str) else None
+    layers, ranks = values.get("num_layers"), values.get("pipeline_model_parallel_size") or 1
+    if not layers or ranks == 1:
+        return None
+    chunks = values.get(VIRTUAL) or 1
+    if values.get("account_for_embedding_in_pipeline_split") or values.get("account_for_loss_in_pipeline_split"):
+        return _with_ends(values, layers, ranks * chunks)
+    first, last = (values.get(f"decoder_{end}_pipeline_num_layers") for end in ("first", "last"))
+    return None if first is None and last is None else _uneven(layers, ranks, chunks, first, last)
+
+
+def _with_ends(values: Group, layers: int, stages: int) -> tuple[int, ...]:
+    embedding = bool(values.get("account_for_embedding_in_pipeline_split"))
+    loss = bool(values.get("account_for_loss_in_pipeline_split"))
+    counts = [(layers + embedding + loss) // stages] * stages
+    counts[0] -= embedding
+    counts[-1] -= loss
+    return tuple(counts)
+
+
+def _uneven(layers: int, ranks: int, chunks: int, first: int | None, last: int | None) -> tuple[int, ...]:
+    middle = ranks - (first is not None) - (last is not None)
+    rest = (layers - (first or 0) - (last or 0)) // middle if middle else 0
+    per_rank = ([first] if first is not None else []) + [rest] * middle + ([last] if last is not None else [])
+    return tuple(count // chunks for count in per_rank) * chunks
+
+
+def boundaries_of(counts: Sequence[int]) -> tuple[int, ...]:
+    """First layer of each stage, then the number of layers."""
+    return (0, *accumulate(counts))
+
+
+def _read(values: Group, context: Context) -> Group:
+    if (values.get("pipeline_model_parallel_size") or 1) == 1:
+        return {}
+    virtual, counts = values.get(VIRTUAL), counts_of(values)
+    return {
+        "stages.rule": "even" if counts is None else "explicit",
+        "stages.boundaries": None if counts is None else boundaries_of(counts),
+        "schedule.name": "1f1b" if virtual is None else "interleaved_1f1b",
+        "schedule.virtual": virtual,
+    }
+
+
+def _write(values: Group, context: Context) -> Group:
+    ranks = values.get("parallel.pipeline") or 1
+    if ranks == 1:
+        return {}
+    virtual, boundaries = values.get("schedule.virtual"), values.get("stages.boundaries")
+    if boundaries is None:
+        return _virtual_flags(virtual, ranks, values.get("model.layers"), context)
+    counts = tuple(end - start for start, end in pairwise(boundaries))
+    return next(_forms(counts, ranks, virtual, context), None) or _refuse(counts, ranks, virtual, context)
+
+
+def _virtual_flags(virtual: int | None, ranks: int, layers: int | None, context: Context) -> Group:
+    if virtual is None:
+        return {}
+    if context.since("0.11.0"):
+        return {"num_virtual_stages_per_pipeline_rank": virtual}
+    return {"num_layers_per_virtual_pipeline_stage": layers // (ranks * virtual)} if layers else {}
+
+
+def _forms(counts: tuple[int, ...], ranks: int, virtual: int | None, context: Context) -> Iterator[Group]:
+    """The ways to ask for `counts`, simplest first; each is tried against Megatron's own arithmetic."""
+    chunks, layers = virtual or 1, sum(counts)
+    if len(counts) != ranks * chunks:
+        return
+    flags = _virtual_flags(virtual, ranks, layers, context)
+    if not virtual or context.since("0.11.0"):
+        for form in _flag_forms(counts, ranks, chunks, context):
+            asked = {**form, "num_layers": layers, "pipeline_model_parallel_size": ranks, VIRTUAL: virtual}
+            if counts_of(asked) == counts:
+                yield {**flags, **form}
+    if context.since("0.13.0") and virtual != 1:
+        yield {"pipeline_model_parallel_layout": layout_of(counts)}
+
+
+def _flag_forms(counts: tuple[int, ...], ranks: int, chunks: int, context: Context) -> Iterator[Group]:
+    first, last = counts[0] * chunks, counts[ranks - 1] * chunks
+    if ranks > 2:
+        yield {"decoder_first_pipeline_num_layers": first}
+        yield {"decoder_last_pipeline_num_layers": last}
+    yield {"decoder_first_pipeline_num_layers": first, "decoder_last_pipeline_num_layers": last}
+    if context.since("0.11.0"):
+        embedding, loss = "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"
+        yield from ({embedding: True}, {loss: True}, {embedding: True, loss: True})
+
+
+def _refuse(counts: tuple[int, ...], ranks: int, virtual: int | None, context: Context) -> Group:
+    raise TranslationError(
+        f"stages.boundaries: {len(counts)} stages of {list(counts)} layers on {ranks} pipeline ranks with "
+        f"{virtual or 1} stages each cannot be said to Megatron {context.version}; "
+        "use first and last stages that differ from equal middle ones, or release 0.13.0 and later (layout)"
+    )
+
+
+RULES = (
+    convert(
+        (
+            "num_layers_per_virtual_pipeline_stage",
+            "num_virtual_stages_per_pipeline_rank",
+            "pipeline_model_parallel_layout",
+            VIRTUAL,
+            "decoder_first_pipeline_num_layers",
+            "decoder_last_pipeline_num_layers",
+            "account_for_embedding_in_pipeline_split",
+            "account_for_loss_in_pipeline_split",
+        ),
+        ("stages.rule", "stages.layers_per_stage", "stages.boundaries", "schedule.name", "schedule.virtual"),
+        _read,
+        _write,
+        effect=Effect.COST,
+        sees=("num_layers", "pipeline_model_parallel_size", "model.layers", "parallel.pipeline"),
+        lossy="Megatron splits layers evenly unless told each stage, and runs 1F1B or interleaved 1F1B",
+        source="arguments.py: virtual stages from layers; transformer_block.py: get_num_layers_to_build",
+    ),
+    rename("microbatch_group_size_per_vp_stage", "schedule.group", effect=Effect.COST),
+    convert(
+        "overlap_p2p_comm",
+        "schedule.overlap",
+        lambda values, context: {
+            "schedule.overlap": values.get("overlap_p2p_comm") if values.get(VIRTUAL) is not None else None
+        },
+        lambda values, context: {"overlap_p2p_comm": values.get("schedule.overlap")} if values.get("schedule.virtual") else {},
+        effect=Effect.COST,
+        sees=(VIRTUAL, "schedule.virtual"),
+        lossy="Megatron overlaps pipeline messages only with virtual stages",
+        source="arguments.py: overlap_p2p_comm is switched off without virtual stages",
+    ),
+)

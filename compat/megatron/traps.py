@@ -1,0 +1,89 @@
+"""What Megatron accepts and then ignores, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from bridge.config import Values
+from bridge.dialect import Config
+from bridge.findings import Finding
+from bridge.rules import Effect
+
+
+@dataclass(frozen=True, slots=True)
+class Inert:
+    """A given argument that does nothing while `without` holds, and why (`place`: where upstream reads it)."""
+
+    path: str
+    without: Callable[[Values], bool]
+    message: str
+    place: str
+
+
+def _no_fsdp(args: Values) -> bool:
+    return not (args.get("use_megatron_fsdp") or args.get("use_custom_fsdp"))
+
+
+def _not_dynamic(args: Values) -> bool:
+    return not args.get("fp16") or bool(args.get("loss_scale"))
+
+
+def _rests(args: Values) -> bool:
+    micro, global_, data = (args.get(name) for name in ("micro_batch_size", "global_batch_size", "data_parallel_size"))
+    return bool(micro and global_ and data and global_ % (micro * data))
+
+
+TRAPS = (
+    Inert(
+        "global_batch_size",
+        _rests,
+        "is no multiple of micro batch x data ranks: training stops at the start unless --decrease-batch-size-if-needed",
+        "num_microbatches_calculator.py: ConstantNumMicroBatchesCalculator",
+    ),
+    Inert(
+        "data_parallel_sharding_strategy",
+        _no_fsdp,
+        "has no effect without --use-megatron-fsdp (0.12 and 0.13: --use-custom-fsdp): nothing is sharded by it",
+        "distributed/fsdp; NVIDIA/Megatron-LM#1641",
+    ),
+    *(
+        Inert(path, _not_dynamic, "has no effect without fp16 and dynamic loss scaling", "optimizer/__init__.py: grad scaler")
+        for path in ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
+    ),
+    Inert(
+        "num_query_groups",
+        lambda args: not args.get("group_query_attention"),
+        "has no effect without --group-query-attention",
+        "arguments.py: core_transformer_config_from_args",
+    ),
+    Inert(
+        "sgd_momentum",
+        lambda args: args.get("optimizer") == "adam",
+        "has no effect with the adam optimizer",
+        "optimizer/__init__.py",
+    ),
+    *(
+        Inert(path, lambda args: args.get("optimizer") == "sgd", "has no effect with the sgd optimizer", "optimizer/__init__.py")
+        for path in ("adam_beta1", "adam_beta2", "adam_eps")
+    ),
+    Inert(
+        "expert_model_parallel_size",
+        lambda args: not args.get("num_experts"),
+        "has no effect without --num-experts",
+        "initialize.py: expert groups hold no experts",
+    ),
+    Inert(
+        "microbatch_group_size_per_vp_stage",
+        lambda args: args.get("virtual_pipeline_model_parallel_size") is None,
+        "has no effect without virtual pipeline stages",
+        "pipeline_parallel/schedules.py",
+    ),
+)
+
+
+def inert(config: Config) -> Iterator[Finding]:
+    """A finding for each given argument that does nothing."""
+    for trap in TRAPS:
+        if trap.path in config.given and trap.without(config.effective):
+            yield Finding(trap.path, trap.message, Effect.NONE, True, origin=config.origins.get(trap.path))
