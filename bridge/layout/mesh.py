@@ -1,0 +1,129 @@
+"""The mesh: ranks arranged along the data, pipeline, tensor and context axes, and every group of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import prod
+
+from bridge.errors import ConfigError, nearest
+from bridge.plan import Parallel
+
+AXES = ("tensor", "context", "data", "pipeline")
+"""The axes in the order used where a plan gives none, fastest first."""
+
+_SHORT = {"tp": "tensor", "cp": "context", "dp": "data", "pp": "pipeline", "ep": "expert"}
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One axis of a mesh: its size and the distance, in ranks, between neighbours along it."""
+
+    name: str
+    size: int
+    stride: int
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Ranks 0 to `world - 1` as points of a grid; `sizes` runs from the fastest to the slowest axis."""
+
+    sizes: Mapping[str, int]
+
+    @classmethod
+    def of(cls, parallel: Parallel, world: int) -> Mesh:
+        """The mesh of `world` ranks; an unset `data` takes the ranks that are left. Raises `ConfigError`."""
+        sizes = {axis: getattr(parallel, axis) or 1 for axis in AXES}
+        sizes["data"] = parallel.data or _data(sizes, world)
+        if prod(sizes.values()) != world:
+            raise ConfigError(_wrong_product(sizes, world))
+        return cls({axis: sizes[axis] for axis in _order(parallel.order)})
+
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+        return prod(self.sizes.values())
+
+    @cached_property
+    def axes(self) -> Mapping[str, Axis]:
+        """The axes by name."""
+        stride, axes = 1, {}
+        for name, size in self.sizes.items():
+            axes[name] = Axis(name, size, stride)
+            stride *= size
+        return axes
+
+    def coordinate(self, rank: int, axis: str) -> int:
+        """Position of `rank` along `axis`."""
+        return rank // self.axes[axis].stride % self.axes[axis].size
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Position of `rank` along every axis."""
+        return {axis: self.coordinate(rank, axis) for axis in self.sizes}
+
+    def rank(self, coordinates: Mapping[str, int]) -> int:
+        """The rank at `coordinates`; axes left out count as 0."""
+        return sum(self.axes[axis].stride * index for axis, index in coordinates.items())
+
+    def group(self, rank: int, *axes: str) -> tuple[int, ...]:
+        """Ranks that differ from `rank` along `axes` only, `rank` included, in increasing order."""
+        base = rank - sum(self.coordinate(rank, axis) * self.axes[axis].stride for axis in axes)
+        return tuple(sorted(base + offset for offset in self._offsets(axes)))
+
+    def groups(self, *axes: str) -> tuple[tuple[int, ...], ...]:
+        """Every group along `axes`; together they hold each rank once."""
+        return tuple(sorted({self.group(rank, *axes) for rank in range(self.world)}))
+
+    def _offsets(self, axes: Iterable[str]) -> Iterator[int]:
+        steps = (
+            [axis.stride * index for index in range(axis.size)] for axis in map(self.axes.__getitem__, axes)
+        )
+        return map(sum, product(*steps))
+
+
+def _data(sizes: Mapping[str, int], world: int) -> int:
+    return max(1, world // prod(size for axis, size in sizes.items() if axis != "data"))
+
+
+def _wrong_product(sizes: Mapping[str, int], world: int) -> str:
+    given = {axis: size for axis, size in sizes.items() if size > 1}
+    equation = " x ".join(f"{axis} ({size})" for axis, size in given.items())
+    return f"parallel: {equation} does not divide world size ({world}); {_advice(sizes, world)}"
+
+
+def _advice(sizes: Mapping[str, int], world: int) -> str:
+    rest = prod(size for axis, size in sizes.items() if axis != "data")
+    if world % rest == 0:
+        return f"use {prod(sizes.values())} ranks, or data={world // rest}"
+    fitting = {
+        axis: _fitting(size, world, rest // size)
+        for axis, size in sizes.items()
+        if axis != "data" and size > 1
+    }
+    smaller = [f"{axis}={size}" for axis, size in fitting.items() if size]
+    return ", or ".join([f"use {-(-world // rest) * rest} ranks", *smaller[:1]])
+
+
+def _fitting(size: int, world: int, others: int) -> int:
+    """The largest size below `size` with which the product divides `world`; 0 if there is none."""
+    return next((smaller for smaller in range(size - 1, 0, -1) if world % (smaller * others) == 0), 0)
+
+
+def _order(order: str | None) -> tuple[str, ...]:
+    """Axis names, fastest first; experts share the ranks of other axes and are left out."""
+    if order is None:
+        return AXES
+    names = [_SHORT.get(name, name) for name in order.split("-")]
+    ConfigError.raise_if(_order_problems(names))
+    return (*(name for name in names if name in AXES), *(axis for axis in AXES if axis not in names))
+
+
+def _order_problems(names: list[str]) -> Iterator[str]:
+    known = (*AXES, "expert")
+    for name in names:
+        if name not in known:
+            yield f"parallel.order: found {name!r}, expected axes of {'-'.join(known)}{nearest(name, known)}"
+        elif names.count(name) > 1:
+            yield f"parallel.order: {name} occurs {names.count(name)} times, expected once; remove the others"

@@ -1,0 +1,203 @@
+"""Layers to stages: the rules that cut a model's layers into consecutive groups."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from itertools import accumulate, pairwise
+from math import ceil, floor
+
+from bridge.errors import ConfigError
+from bridge.plan import Stages
+
+ALONE = 1000
+"""Cost that the `ceil` rule gives to a leading layer, such as an embedding, so that it gets a stage of its
+own.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """What a rule sees of a model: the number of layers, how many of them lead and trail the body, and their
+    parameters.
+
+    Leading and trailing layers are those beside the transformer layers: embeddings, final norm, output head.
+    `parameters` counts the elements of each layer; the rule `parameters` needs it.
+    """
+
+    count: int
+    leading: int = 0
+    trailing: int = 0
+    parameters: tuple[int, ...] = ()
+
+    @property
+    def body(self) -> int:
+        """Number of transformer layers."""
+        return self.count - self.leading - self.trailing
+
+
+Boundaries = tuple[int, ...]
+"""First layer of each stage, then the number of layers."""
+
+
+def partition(stages: Stages, layers: Layers, parts: int | None = None) -> tuple[range, ...]:
+    """Cut `layers` into stages by `stages.rule` (unset: `explicit` if boundaries are given, else `carry`).
+
+    `parts` is the number of stages wanted (pipeline ranks x virtual stages); it serves the rules that take a
+    number of stages when `layers_per_stage` is unset. Raises `ConfigError` if the rule lacks what it needs or
+    cannot fill each stage.
+    """
+    rule = stages.rule or ("explicit" if stages.boundaries else "carry")
+    boundaries = _RULES[rule](stages, layers, parts)
+    return tuple(range(first, last) for first, last in pairwise(boundaries))
+
+
+def carry(count: int, size: Fraction) -> Boundaries:
+    """`size` layers a stage; fractions carry over, so that 1.5 gives stages of 1, 2, 1, 2."""
+    cuts = (floor(size * index) for index in range(1, ceil(count / size) + 1))
+    return tuple(sorted({0, count, *(cut for cut in cuts if cut < count)}))
+
+
+def ceil_(costs: Sequence[float], size: Fraction) -> Boundaries:
+    """Cut as soon as a stage costs at least `size`: Fast-LLM's walk, which drops what a stage has over."""
+    boundaries, cost = [0], 0.0
+    for index, layer in enumerate(costs, 1):
+        cost += layer
+        if cost >= size or index == len(costs):
+            boundaries.append(index)
+            cost = 0.0
+    return tuple(boundaries)
+
+
+def even(count: int, parts: int) -> Boundaries:
+    """`parts` stages that differ by at most one layer, the longer ones first."""
+    size, longer = divmod(count, parts)
+    return tuple(index * size + min(index, longer) for index in range(parts + 1))
+
+
+def floor_last(count: int, parts: int) -> Boundaries:
+    """`parts` stages that differ by at most one layer, the longer ones last."""
+    size, longer = divmod(count, parts)
+    return tuple(index * size + max(0, index - (parts - longer)) for index in range(parts + 1))
+
+
+def balanced(costs: Sequence[int], parts: int) -> Boundaries:
+    """`parts` non-empty stages whose largest cost is as small as can be; among those, the most even ones."""
+    limit = _bottleneck(costs, parts)
+    sums = [0, *accumulate(costs)]
+
+    @cache
+    def best(first: int, left: int) -> tuple[int, Boundaries]:
+        if left == 1:
+            return (sums[-1] - sums[first]) ** 2, (len(costs),)
+        furthest = min(bisect_right(sums, sums[first] + limit) - 1, len(costs) - left + 1)
+        options = (
+            (cut, *best(cut, left - 1)) for cut in range(first + 1, furthest + 1) if _fits(cut, left - 1)
+        )
+        return min(((sums[cut] - sums[first]) ** 2 + rest, (cut, *tail)) for cut, rest, tail in options)
+
+    @cache
+    def _fits(first: int, left: int) -> bool:
+        return _greedy(costs[first:], limit) <= left <= len(costs) - first
+
+    return (0, *best(0, parts)[1])
+
+
+def _bottleneck(costs: Sequence[int], parts: int) -> int:
+    low, high = max(costs), sum(costs)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _greedy(costs, middle) <= parts else (middle + 1, high)
+    return low
+
+
+def _greedy(costs: Sequence[int], limit: int) -> int:
+    """Fewest stages of at most `limit`; `limit` is at least the largest cost."""
+    parts, room = 1, limit
+    for cost in costs:
+        if cost > room:
+            parts, room = parts + 1, limit
+        room -= cost
+    return parts
+
+
+def _carry(stages: Stages, layers: Layers, parts: int | None) -> Boundaries:
+    if stages.layers_per_stage is None and parts is not None and parts > 1:
+        return carry(layers.count, Fraction(layers.count, _number(stages, layers.count, parts)))
+    return carry(layers.count, _size(stages))
+
+
+def _ceil(stages: Stages, layers: Layers, parts: int | None) -> Boundaries:
+    costs = [ALONE] * layers.leading + [1] * (layers.count - layers.leading)
+    return ceil_(costs, _size(stages))
+
+
+def _even(stages: Stages, layers: Layers, parts: int | None) -> Boundaries:
+    return _with_ends(even(layers.body, _number(stages, layers.body, parts)), layers)
+
+
+def _floor_last(stages: Stages, layers: Layers, parts: int | None) -> Boundaries:
+    return floor_last(layers.count, _number(stages, layers.count, parts))
+
+
+def _parameters(stages: Stages, layers: Layers, parts: int | None) -> Boundaries:
+    if len(layers.parameters) != layers.count:
+        raise ConfigError(
+            f"stages.rule: 'parameters' needs the size of each of the {layers.count} layers, found"
+            f" {len(layers.parameters)}; give the model's sizes, or use rule 'even'"
+        )
+    return balanced(layers.parameters, _number(stages, layers.count, parts))
+
+
+def _explicit(stages: Stages, layers: Layers, parts: int | None) -> Boundaries:
+    boundaries = stages.boundaries or ()
+    ConfigError.raise_if(_explicit_problems(boundaries, layers))
+    return boundaries if boundaries[-1] == layers.count else _with_ends(boundaries, layers)
+
+
+def _explicit_problems(boundaries: Boundaries, layers: Layers) -> Iterator[str]:
+    if len(boundaries) < 2 or boundaries[0] != 0:
+        yield (
+            f"stages.boundaries: found {boundaries}, expected 0, the first layer of each further stage, then"
+            " the number of layers"
+        )
+    elif boundaries[-1] not in (layers.body, layers.count):
+        known = " or ".join(str(number) for number in dict.fromkeys((layers.body, layers.count)))
+        yield f"stages.boundaries: end at {boundaries[-1]}, but the model has {known} layers; end there"
+    for first, last in pairwise(boundaries):
+        if last <= first:
+            yield f"stages.boundaries: {last} follows {first}; each stage needs a layer; let them increase"
+
+
+def _with_ends(boundaries: Boundaries, layers: Layers) -> Boundaries:
+    """Boundaries of the body shifted; leading layers join the first stage, trailing layers the last."""
+    return (0, *(boundary + layers.leading for boundary in boundaries[1:-1]), layers.count)
+
+
+def _size(stages: Stages) -> Fraction:
+    return Fraction(str(stages.layers_per_stage or 1))
+
+
+def _number(stages: Stages, count: int, parts: int | None) -> int:
+    """Number of stages: from `layers_per_stage`, else `parts`, else (one or none) one a layer."""
+    if stages.layers_per_stage is not None:
+        return min(count, ceil(count / _size(stages)))
+    number = parts if parts is not None and parts > 1 else count
+    if number > count:
+        raise ConfigError(
+            f"stages: {number} stages for {count} layers; use at most {count} stages, or more layers"
+        )
+    return number
+
+
+_RULES: Mapping[str, Callable[[Stages, Layers, int | None], Boundaries]] = {
+    "carry": _carry,
+    "ceil": _ceil,
+    "even": _even,
+    "floor_last": _floor_last,
+    "parameters": _parameters,
+    "explicit": _explicit,
+}

@@ -1,0 +1,46 @@
+"""Recompute: which layers of each stage compute their activations again in backward, and which of them
+together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from bridge.plan import Recompute
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Consecutive layers of a stage; with `again`, only their first input is kept until backward."""
+
+    layers: range
+    again: bool
+
+
+def chunks(recompute: Recompute, stages: Sequence[range]) -> tuple[tuple[Chunk, ...], ...]:
+    """Chunks by stage: `uniform` takes `layers` at a time, `block` the first `layers` of a stage."""
+    chosen = _chosen(recompute, stages)
+    together = (recompute.layers or 1) if recompute.method != "block" else 1
+    return tuple(tuple(_stage_chunks(stage, chosen, together)) for stage in stages)
+
+
+def _chosen(recompute: Recompute, stages: Sequence[range]) -> Callable[[range, int], bool]:
+    ratio = recompute.ratio
+    if recompute.granularity in ("none", "selective") or (recompute.granularity is None and ratio is None):
+        return lambda stage, layer: False
+    if ratio is not None:
+        number = round(ratio * sum(map(len, stages)))
+        return lambda stage, layer: layer < number
+    if recompute.method == "block":
+        return lambda stage, layer: layer - stage.start < (recompute.layers or 1)
+    return lambda stage, layer: True
+
+
+def _stage_chunks(stage: range, chosen: Callable[[range, int], bool], together: int) -> Iterator[Chunk]:
+    for again, group in groupby(stage, lambda layer: chosen(stage, layer)):
+        layers, size = list(group), together if again else 1
+        for start in range(0, len(layers), size):
+            part = layers[start : start + size]
+            yield Chunk(range(part[0], part[-1] + 1), again)

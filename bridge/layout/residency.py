@@ -1,0 +1,60 @@
+"""Residency: which flat each weight buffer holds, and when the next one can be gathered into it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from bridge.layout.shard import Home, Layout
+
+
+class Residency:
+    """What the weight buffers of one rank hold while it visits stages. Flats are named by their index in the
+    layout.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self.flats = layout.flats
+        self._needed = tuple(
+            tuple(map(layout.flats.index, layout.of_stage(stage))) for stage in range(layout.stages)
+        )
+        self._holder: dict[Home, int] = {}
+
+    def needed(self, stage: int) -> tuple[int, ...]:
+        """The flats that must be whole while `stage` computes."""
+        return self._needed[stage]
+
+    def holds(self, index: int) -> bool:
+        """Whether the flat is whole, or being gathered."""
+        return self._holder.get(self.flats[index].weight_home) == index
+
+    def hold(self, index: int) -> None:
+        """Note that the flat now fills its buffer."""
+        self._holder[self.flats[index].weight_home] = index
+
+    def drop(self, indices: Iterable[int]) -> None:
+        """Note that these flats are out of date."""
+        for index in indices:
+            if self.holds(index):
+                del self._holder[self.flats[index].weight_home]
+
+    def due(self, visits: Iterable[int]) -> Iterator[int]:
+        """The flats to gather now, in order, for the stages visited from now on, the current one first.
+
+        A buffer is refilled only after its last use before the visit that needs it; the look-ahead ends at
+        the first flat that must wait.
+        """
+        busy: set[Home] = set()
+        for index in (index for stage in visits for index in self._needed[stage]):
+            home = self.flats[index].weight_home
+            if not self.holds(index):
+                if home in busy:
+                    return
+                self.hold(index)
+                yield index
+            busy.add(home)
+
+
+def visits(layout: Layout, training: bool = True) -> tuple[int, ...]:
+    """The stages that one microbatch visits: forward, and backward down to the first stage that trains."""
+    forward = range(layout.stages)
+    return (*forward, *reversed(range(layout.first_trained, layout.stages))) if training else tuple(forward)

@@ -1,0 +1,347 @@
+"""Shards: the flat buffers of each stage, which data rank owns which slice, and their bytes by kind."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from math import prod
+from typing import NamedTuple
+
+from bridge.plan import Dtype, Plan
+
+BYTES: Mapping[str, int] = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
+"""Bytes of one element by format."""
+
+MOMENTS: Mapping[str, int] = {"adam": 2, "adamw": 2, "sgd": 0}
+"""Tensors of optimizer state for each element, in the master format; momentum adds one to sgd."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter as a layout sees it: `shape` is that on one tensor rank, `stages` are those that use it,
+    in order.
+
+    `split` tells whether tensor ranks hold different parts of it (otherwise they hold replicas).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: Dtype
+    stages: tuple[int, ...]
+    trainable: bool = True
+    split: bool = False
+
+    @property
+    def size(self) -> int:
+        """Number of elements on one tensor rank."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A parameter's place in its flat buffer, in elements."""
+
+    parameter: Parameter
+    start: int
+
+    @property
+    def stop(self) -> int:
+        """End of the slot."""
+        return self.start + self.parameter.size
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The part of one parameter that lies in a slice of a flat buffer.
+
+    `start` and `stop` count elements of the flattened parameter, `offset` counts from the start of the slice.
+    """
+
+    parameter: Parameter
+    start: int
+    stop: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """Number formats and optimizer of a run, defaults filled in; `compute` None keeps each parameter's own
+    format.
+    """
+
+    compute: Dtype | None
+    master: Dtype | None
+    reduce: Dtype | None
+    moments: int
+
+    @classmethod
+    def of(cls, plan: Plan) -> Format:
+        """The formats that `plan` asks for."""
+        optimizer, precision = plan.optimizer, plan.precision
+        name = optimizer.name or "adamw"
+        moments = MOMENTS.get(name, 2) + (name == "sgd" and bool(optimizer.momentum))
+        return cls(precision.compute, precision.master, precision.reduce, moments)
+
+    def master_of(self, dtype: Dtype) -> Dtype:
+        """Format of the weights that the optimizer updates."""
+        return self.master or _full(dtype)
+
+    def reduce_of(self, dtype: Dtype) -> Dtype:
+        """Format in which gradients are accumulated and reduced."""
+        return self.reduce or _full(dtype)
+
+
+def _full(dtype: Dtype) -> Dtype:
+    return "fp32" if dtype in ("bf16", "fp16") else dtype
+
+
+class Home(NamedTuple):
+    """A buffer that holds one flat at a time: a pool for each kind of parameter, and a place in it."""
+
+    tied: bool
+    frozen: bool
+    dtype: Dtype
+    place: int
+
+
+@dataclass(frozen=True)
+class Flat:
+    """One flat buffer: the parameters of one stage that share a format and are all trainable or all frozen.
+
+    `shards` data ranks own one slice each (1: every rank owns all of it). `weight_home` and `grad_home` name
+    the buffers that hold it whole; a home that other stages use too is shared, any other is
+    its own.
+    """
+
+    stage: int
+    slots: tuple[Slot, ...]
+    shards: int
+    weight_home: Home
+    grad_home: Home
+    weight_shared: bool
+    grad_shared: bool
+    dtype: Dtype
+    master: Dtype
+    reduce: Dtype
+    trainable: bool
+    tied: bool
+
+    @cached_property
+    def size(self) -> int:
+        """Elements, padding left out."""
+        return self.slots[-1].stop
+
+    @cached_property
+    def padded(self) -> int:
+        """Elements, a multiple of `shards`."""
+        return -(-self.size // self.shards) * self.shards
+
+    @property
+    def shard(self) -> int:
+        """Elements of one rank's slice, padding included."""
+        return self.padded // self.shards
+
+    @property
+    def sharded(self) -> bool:
+        """Whether data ranks own different slices."""
+        return self.shards > 1
+
+    @property
+    def master_is_weight(self) -> bool:
+        """Whether the master weights are the owned slice of the weight buffer itself, so that nothing is
+        stored twice.
+        """
+        return not self.weight_shared and self.master == self.dtype
+
+    def owned(self, index: int) -> range:
+        """The slice of data rank `index`, in elements of the padded buffer."""
+        start = self.shard * (index if self.sharded else 0)
+        return range(start, start + self.shard)
+
+    def pieces(self, index: int) -> Iterator[Piece]:
+        """What data rank `index` owns, parameter by parameter; padding belongs to none."""
+        owned = self.owned(index)
+        for slot in self.slots:
+            start, stop = max(slot.start, owned.start), min(slot.stop, owned.stop)
+            if start < stop:
+                yield Piece(slot.parameter, start - slot.start, stop - slot.start, start - owned.start)
+
+    @cached_property
+    def split(self) -> range:
+        """The leading elements that hold parameters split over tensor ranks; replicas follow."""
+        return range(sum(slot.parameter.size for slot in self.slots if slot.parameter.split))
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How many stages may be whole at once, and over how many data ranks the rest is sharded."""
+
+    shards: int
+    weights: int | None
+    grads: int | None
+
+    @classmethod
+    def of(cls, plan: Plan, data: int) -> Counts:
+        """Counts of `plan` on `data` ranks: explicit counts win over the level; None is as many as there are
+        stages.
+        """
+        zero = plan.zero
+        stage = zero.stage or 0
+        weights = zero.weight_buffers or (2 if stage == 3 else None)
+        grads = zero.grad_buffers or (2 if stage >= 2 else None)
+        replicated = stage == 0 and weights is None and grads is None
+        return cls(1 if replicated else data, weights, grads)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Every flat buffer of one pipeline rank, by stage; flats of one stage are adjacent, tied parameters come
+    last.
+    """
+
+    stages: int
+    flats: tuple[Flat, ...]
+    data: int
+    format: Format
+
+    @classmethod
+    def of(cls, plan: Plan, parameters: Sequence[Parameter], stages: int, data: int) -> Layout:
+        """Lay `parameters` out over `stages` local stages and `data` ranks."""
+        format_, counts = Format.of(plan), Counts.of(plan, data)
+        return cls(stages, tuple(_flats(parameters, stages, format_, counts)), data, format_)
+
+    def of_stage(self, stage: int) -> tuple[Flat, ...]:
+        """The flats that must be whole while `stage` computes: its own, and those of tied parameters that it
+        uses.
+        """
+        return tuple(
+            flat for flat in self.flats if any(stage in slot.parameter.stages for slot in flat.slots)
+        )
+
+    @cached_property
+    def first_trained(self) -> int:
+        """The first stage with a trainable parameter: no stage before it runs backward (`stages` if there is
+        none).
+        """
+        used = (slot.parameter.stages[0] for flat in self.flats if flat.trainable for slot in flat.slots)
+        return min(used, default=self.stages)
+
+    @property
+    def level(self) -> int:
+        """The ZeRO level that these buffers amount to."""
+        if not any(flat.sharded for flat in self.flats):
+            return 0
+        return (
+            3
+            if any(flat.weight_shared for flat in self.flats)
+            else 2
+            if any(flat.grad_shared for flat in self.flats)
+            else 1
+        )
+
+    @property
+    def parameters(self) -> int:
+        """Elements on one rank of a tensor group, padding left out."""
+        return sum(flat.size for flat in self.flats)
+
+    def homes(self, kind: str) -> dict[Home, int]:
+        """Elements of each whole buffer of `kind` ("weight" or "grad"), enough for its largest stage."""
+        sizes: dict[Home, int] = defaultdict(int)
+        for flat in self.flats:
+            if kind == "weight" or flat.trainable:
+                home = flat.weight_home if kind == "weight" else flat.grad_home
+                sizes[home] = max(sizes[home], flat.padded)
+        return dict(sizes)
+
+    def bytes(self) -> dict[str, int]:
+        """Bytes on one rank by kind: weights, gradients, master, moments."""
+        return {
+            "weights": self._weights(),
+            "gradients": self._gradients(),
+            "master": self._master(),
+            "moments": self._moments(),
+        }
+
+    def _weights(self) -> int:
+        whole = sum(size * BYTES[home.dtype] for home, size in self.homes("weight").items())
+        return whole + sum(
+            flat.shard * BYTES[flat.dtype] for flat in self.flats if flat.weight_shared and not flat.trainable
+        )
+
+    def _gradients(self) -> int:
+        whole = sum(size * BYTES[home.dtype] for home, size in self.homes("grad").items())
+        return whole + sum(flat.shard * BYTES[flat.reduce] for flat in self._trained() if flat.grad_shared)
+
+    def _master(self) -> int:
+        return sum(flat.shard * BYTES[flat.master] for flat in self._trained() if not flat.master_is_weight)
+
+    def _moments(self) -> int:
+        return self.format.moments * sum(flat.shard * BYTES[flat.master] for flat in self._trained())
+
+    def _trained(self) -> Iterable[Flat]:
+        return (flat for flat in self.flats if flat.trainable)
+
+
+Kind = tuple[bool, bool, Dtype]
+"""Tied or not, frozen or not, format: parameters that differ in it lie in different pools."""
+
+
+def _flats(parameters: Sequence[Parameter], stages: int, format_: Format, counts: Counts) -> Iterator[Flat]:
+    groups = _groups(parameters, format_)
+    members: dict[Kind, list[int]] = defaultdict(list)
+    for kind, stage in groups:
+        members[kind].append(stage)
+    for (kind, stage), group in groups.items():
+        yield _flat(kind, stage, group, members[kind], format_, counts)
+
+
+def _groups(parameters: Sequence[Parameter], format_: Format) -> dict[tuple[Kind, int], list[Parameter]]:
+    """Parameters by kind and stage, in order of stages, tied ones last."""
+
+    def key(parameter: Parameter) -> tuple[bool, int, bool, Dtype]:
+        tied = len(parameter.stages) > 1
+        return tied, parameter.stages[0], not parameter.trainable, format_.compute or parameter.dtype
+
+    ordered = groupby(sorted(parameters, key=key), key)
+    return {((tied, frozen, dtype), stage): list(group) for (tied, stage, frozen, dtype), group in ordered}
+
+
+def _flat(
+    kind: Kind, stage: int, group: list[Parameter], members: list[int], format_: Format, counts: Counts
+) -> Flat:
+    tied, frozen, dtype = kind
+    master, reduce = format_.master_of(dtype), format_.reduce_of(dtype)
+    index, number = members.index(stage), len(members)
+    whole = tied or (counts.shards == 1 and (frozen or master == dtype))
+    weights = number if whole or counts.weights is None else min(counts.weights, number)
+    grads = number if tied or counts.shards == 1 or counts.grads is None else min(counts.grads, number)
+    return Flat(
+        stage=stage,
+        slots=tuple(_slots(group)),
+        shards=counts.shards,
+        weight_home=Home(tied, frozen, dtype, index % weights),
+        grad_home=Home(tied, frozen, reduce, index % grads),
+        weight_shared=_shared(index, weights, number),
+        grad_shared=_shared(index, grads, number),
+        dtype=dtype,
+        master=master,
+        reduce=reduce,
+        trainable=not frozen,
+        tied=tied,
+    )
+
+
+def _slots(group: Iterable[Parameter]) -> Iterator[Slot]:
+    """Parameters end to end: those split over tensor ranks first, so that one slice holds the replicas."""
+    start = 0
+    for parameter in sorted(group, key=lambda parameter: not parameter.split):
+        yield Slot(parameter, start)
+        start += parameter.size
+
+
+def _shared(index: int, buffers: int, number: int) -> bool:
+    """Whether another of `number` flats lands in the same of `buffers` buffers."""
+    return index + buffers < number or index >= buffers

@@ -1,0 +1,82 @@
+"""Traffic: the collectives that one optimizer step makes, by name, with their number and bytes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from bridge.layout.residency import Residency, visits
+from bridge.layout.shard import BYTES, Flat, Layout
+
+GATHER = "gather weights"
+REDUCE = "reduce gradients"
+AGREE = "agree"
+"""The one collective over all ranks in a step: squared norm, loss and count of what the loss was averaged
+over.
+"""
+
+AGREED = 3
+"""Numbers that ranks agree on, in fp64."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Calls of one collective and the bytes of the whole tensors in them (before splitting, after putting
+    together).
+    """
+
+    count: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(self.count + other.count, self.bytes + other.bytes)
+
+
+def step_traffic(layout: Layout, accumulation: int, world: int) -> Mapping[str, Traffic]:
+    """Collectives on one rank in a step of `accumulation` depth-first microbatches, once training is under
+    way.
+
+    Recompute adds none: a stage's weights are whole while it runs backward, and that is where it computes
+    again. A step that an overflow skips makes the same calls, less the gathers that follow an update.
+    """
+    traffic = {GATHER: _gathers(layout, accumulation), REDUCE: _reductions(layout, accumulation)}
+    if world > 1:
+        traffic[AGREE] = Traffic(1, AGREED * BYTES["fp64"])
+    return {name: total for name, total in traffic.items() if total.count}
+
+
+def _gathers(layout: Layout, accumulation: int) -> Traffic:
+    """Steady state: the second of two steps, so that frozen stages start where the first step left them."""
+    residency = Residency(layout)
+    _gathered(layout, residency, accumulation)
+    times = Counter(_gathered(layout, residency, accumulation))
+    flats = ((layout.flats[index], number) for index, number in times.items())
+    return sum(
+        (Traffic(number, number * flat.padded * BYTES[flat.dtype]) for flat, number in flats if flat.sharded),
+        Traffic(),
+    )
+
+
+def _gathered(layout: Layout, residency: Residency, accumulation: int) -> list[int]:
+    residency.drop(index for index, flat in enumerate(layout.flats) if flat.trainable)
+    path = visits(layout) * accumulation
+    return [index for place in range(len(path)) for index in residency.due(path[place:])]
+
+
+def _reductions(layout: Layout, accumulation: int) -> Traffic:
+    return sum(_flat_reductions(layout, accumulation), Traffic())
+
+
+def _flat_reductions(layout: Layout, accumulation: int) -> Iterator[Traffic]:
+    for flat in layout.flats:
+        if flat.trainable and layout.data > 1:
+            number = reductions(flat, accumulation)
+            yield Traffic(number, number * flat.padded * BYTES[flat.reduce])
+
+
+def reductions(flat: Flat, accumulation: int) -> int:
+    """Reductions of a trainable flat in a step: one, or one for each microbatch if its gradient buffer is
+    shared.
+    """
+    return accumulation if flat.grad_shared else 1

@@ -1,0 +1,159 @@
+"""Partition rules: known cases of each stack, and properties that hold for all of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from fractions import Fraction
+from itertools import combinations, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge.errors import ConfigError
+from bridge.layout.partition import Layers, balanced, carry, even, floor_last, partition
+from bridge.plan import Stages
+
+TRUTH = Path(__file__).parents[3] / "shared" / "truth" / "automodel_stages.jsonl"
+
+
+def lengths(rule: str, layers: Layers, size: float | None = None, parts: int | None = None) -> list[int]:
+    """Layers in each stage."""
+    stages = Stages.model_validate({"rule": rule, "layers_per_stage": size})
+    return [len(stage) for stage in partition(stages, layers, parts)]
+
+
+def sizes(boundaries: tuple[int, ...]) -> list[int]:
+    """Layers between boundaries."""
+    return [last - first for first, last in pairwise(boundaries)]
+
+
+# Embedding, eight blocks and head, as Fast-LLM's own splitting cuts them.
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        (0.1, [1] * 10), (0.5, [1] * 10), (1, [1] * 10), (1.5, [1, 2, 2, 2, 2, 1]), (2, [1, 2, 2, 2, 2, 1]),
+        (2.5, [1, 3, 3, 3]), (3, [1, 3, 3, 3]), (4, [1, 4, 4, 1]), (9, [1, 9]), (1000, [1, 9]), (2000, [10]),
+    ],
+)  # fmt: skip
+def test_ceil_cuts_as_fast_llm(size: float, expected: list[int]) -> None:
+    assert lengths("ceil", Layers(10, leading=1, trailing=1), size) == expected
+
+
+def test_carry_carries_fractions() -> None:
+    assert lengths("carry", Layers(6), 1.5) == [1, 2, 1, 2]
+    assert lengths("carry", Layers(10), 2.5) == [2, 3, 2, 3]
+    assert lengths("carry", Layers(33), 1.1)[9::10] == [2, 2, 2]
+
+
+def test_floor_last_gives_the_rest_to_later_stages() -> None:
+    assert lengths("floor_last", Layers(10), parts=4) == [2, 2, 3, 3]
+    assert lengths("even", Layers(10), parts=4) == [3, 3, 2, 2]
+
+
+def test_ends_join_the_outer_stages_of_rules_that_count_transformer_layers() -> None:
+    assert lengths("even", Layers(10, 1, 1), parts=4) == [3, 2, 2, 3]
+    explicit = Stages(rule="explicit", boundaries=(0, 3, 8))
+    assert partition(explicit, Layers(10, 1, 1)) == (range(0, 4), range(4, 10))
+    assert partition(Stages(boundaries=(0, 1, 10)), Layers(10, 1, 1)) == (range(0, 1), range(1, 10))
+
+
+def _rows() -> Iterator[dict[str, Any]]:
+    with TRUTH.open() as lines:
+        yield from (row for row in map(json.loads, lines) if "rejected" not in row)
+
+
+@pytest.mark.skipif(not TRUTH.exists(), reason="facts are not beside the checkout")
+def test_even_is_automodels_rule() -> None:
+    rows = list(_rows())
+    assert len(rows) > 500
+    for row in rows:
+        assert sizes(even(row["num_layers"], row["virtual_stages"])) == row["layers"], row
+
+
+@given(st.integers(1, 60), st.integers(1, 60))
+def test_even_and_floor_last_are_mirror_images(count: int, parts: int) -> None:
+    if parts <= count:
+        assert sizes(even(count, parts)) == sizes(floor_last(count, parts))[::-1]
+        assert max(sizes(even(count, parts))) - min(sizes(even(count, parts))) <= 1
+
+
+@given(st.integers(1, 60), st.integers(1, 80), st.integers(1, 10))
+def test_carry_stays_within_a_layer_of_the_exact_cut(count: int, above: int, below: int) -> None:
+    size = Fraction(above, below)
+    boundaries = carry(count, size)
+    assert boundaries[0] == 0 and boundaries[-1] == count
+    if size >= 1:
+        assert all(0 <= size * index - cut < 1 for index, cut in enumerate(boundaries[:-1]))
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=8), st.data())
+def test_balanced_is_the_best_of_all_cuts(costs: list[int], data: st.DataObject) -> None:
+    parts = data.draw(st.integers(1, len(costs)))
+    choices = [(0, *cuts, len(costs)) for cuts in combinations(range(1, len(costs)), parts - 1)]
+
+    def rank(boundaries: tuple[int, ...]) -> tuple[int, int]:
+        totals = [sum(costs[first:last]) for first, last in pairwise(boundaries)]
+        return max(totals), sum(total**2 for total in totals)
+
+    found = balanced(costs, parts)
+    assert len(found) == parts + 1 and all(first < last for first, last in pairwise(found))
+    assert rank(found) == min(map(rank, choices))
+
+
+def test_balanced_handles_a_deep_model() -> None:
+    found = balanced([50_000, *([7_000] * 126), 50_000], 64)
+    assert len(sizes(found)) == 64
+
+
+@given(
+    st.sampled_from(["carry", "ceil", "even", "floor_last"]),
+    st.integers(1, 40),
+    st.floats(0.1, 50) | st.none(),
+    st.integers(1, 40),
+)
+def test_every_rule_covers_the_layers_in_order(rule: str, count: int, size: float | None, parts: int) -> None:
+    stages = Stages.model_validate({"rule": rule, "layers_per_stage": size})
+    try:
+        found = partition(stages, Layers(count), parts)
+    except ConfigError:
+        assert parts > count
+        return
+    assert [layer for stage in found for layer in stage] == list(range(count))
+    assert all(len(stage) > 0 for stage in found)
+
+
+@pytest.mark.parametrize(
+    ("stages", "layers", "parts", "message"),
+    [
+        (
+            Stages(rule="parameters"),
+            Layers(4),
+            2,
+            "stages.rule: 'parameters' needs the size of each of the 4 layers, found 0",
+        ),
+        (Stages(rule="even"), Layers(2), 4, "stages: 4 stages for 2 layers; use at most 2 stages"),
+        (Stages(rule="explicit"), Layers(4), None, "stages.boundaries: found (), expected 0"),
+        (
+            Stages(boundaries=(0, 2, 5)),
+            Layers(4),
+            None,
+            "stages.boundaries: end at 5, but the model has 4 layers; end there",
+        ),
+        (
+            Stages(boundaries=(0, 3, 3, 4)),
+            Layers(4),
+            None,
+            "stages.boundaries: 3 follows 3; each stage needs a layer",
+        ),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(
+    stages: Stages, layers: Layers, parts: int | None, message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        partition(stages, layers, parts)
+    assert str(caught.value).startswith(message)

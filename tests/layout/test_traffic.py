@@ -1,0 +1,87 @@
+"""Traffic: predicted collectives against counts and closed forms that were measured elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge.layout.residency import Residency, visits
+from bridge.layout.shard import Home, Layout, Parameter
+from bridge.layout.traffic import AGREE, GATHER, REDUCE, Traffic, step_traffic
+from bridge.plan import Plan
+
+SIZE = 12
+
+
+def layout(
+    stages: int, nw: int | None = None, ng: int | None = None, level: int = 1, data: int = 2, frozen: int = 0
+) -> Layout:
+    """Equal bf16 stages of twelve elements, the first `frozen` of them frozen."""
+    zero = {"stage": level, "weight_buffers": nw, "grad_buffers": ng}
+    plan = Plan.model_validate({"zero": zero, "precision": {"compute": "bf16"}})
+    weights = [
+        Parameter(f"{stage}.w", (SIZE,), "fp32", (stage,), trainable=stage >= frozen)
+        for stage in range(stages)
+    ]
+    return Layout.of(plan, weights, stages, data)
+
+
+# Restores and reductions of Fast-LLM's runner for eight stages and one, two and four depth-first
+# microbatches.
+@pytest.mark.parametrize(
+    ("nw", "ng", "accumulation", "gathers", "reductions"),
+    [
+        (None, None, 1, 8, 8), (None, 2, 1, 8, 8), (2, 2, 1, 14, 8), (1, 1, 1, 15, 8), (3, 3, 1, 13, 8),
+        (None, None, 4, 8, 8), (None, 2, 4, 8, 32), (2, 2, 4, 50, 32), (1, 1, 4, 57, 32),
+        (None, 2, 2, 8, 16), (2, 2, 2, 26, 16), (1, 1, 2, 29, 16),
+    ],
+)  # fmt: skip
+def test_counts_of_eight_stages(
+    nw: int | None, ng: int | None, accumulation: int, gathers: int, reductions: int
+) -> None:
+    traffic = step_traffic(layout(8, nw, ng), accumulation, 2)
+    assert traffic[GATHER] == Traffic(gathers, gathers * SIZE * 2)
+    assert traffic[REDUCE] == Traffic(reductions, reductions * SIZE * 4)
+
+
+@given(st.integers(1, 16), st.integers(1, 16), st.integers(1, 16), st.integers(1, 4))
+def test_closed_forms(stages: int, weights: int, grads: int, accumulation: int) -> None:
+    traffic = step_traffic(layout(stages, weights, grads), accumulation, 2)
+    if weights < stages:
+        assert traffic[GATHER].count == accumulation * (2 * stages - 2 * weights) + weights
+    alone = stages if grads >= stages else max(0, 2 * grads - stages)
+    assert traffic[REDUCE].count == accumulation * (stages - alone) + alone
+
+
+def test_replication_reduces_once_and_gathers_nothing() -> None:
+    assert step_traffic(layout(4, level=0), 3, 2) == {REDUCE: Traffic(4, 4 * SIZE * 4), AGREE: Traffic(1, 24)}
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 3), st.integers(0, 3))
+def test_one_rank_is_silent(stages: int, weights: int, accumulation: int, level: int) -> None:
+    assert step_traffic(layout(stages, weights, level=level, data=1), accumulation, 1) == {}
+
+
+def test_frozen_stages_are_gathered_only_where_they_are_shared() -> None:
+    whole = step_traffic(layout(6, frozen=3), 2, 2)
+    assert whole[GATHER].count == whole[REDUCE].count == 3
+    shared = step_traffic(layout(6, 1, 1, frozen=3), 1, 2)
+    assert shared[GATHER].count == 3 + (3 + 2) and shared[REDUCE].count == 3
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 3))
+def test_every_visit_finds_its_weights_and_two_buffers_suffice_to_prefetch(
+    stages: int, weights: int, accumulation: int
+) -> None:
+    shape = layout(stages, weights)
+    residency, held = Residency(shape), dict[Home, int]()
+    path = visits(shape) * accumulation
+    for place, stage in enumerate(path):
+        before = dict(held)
+        for index in residency.due(path[place:]):
+            held[shape.flats[index].weight_home] = index
+        needed = residency.needed(stage)
+        assert all(held[shape.flats[index].weight_home] == index for index in needed)
+        if place and stages > weights > 1:
+            assert all(before.get(shape.flats[index].weight_home) == index for index in needed)
