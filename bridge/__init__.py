@@ -8,7 +8,7 @@ from bridge.errors import BridgeError, ConfigError, SourceError, TranslationErro
 
 if TYPE_CHECKING:
     from bridge.plan import Plan
-    from bridge.translate import Result, lift, lower, translate
+    from bridge.translation import Result, lift, lower, translate
 
 __version__ = "0.1.0"
 __all__ = [
@@ -24,7 +24,7 @@ __all__ = [
     "translate",
 ]
 
-_LAZY = {"Plan": "plan", "Result": "translate", "lift": "translate", "lower": "translate", "translate": "translate"}
+_LAZY = {"Plan": "plan", "Result": "translation", "lift": "translation", "lower": "translation", "translate": "translation"}
 
 
 def __getattr__(name: str) -> Any:

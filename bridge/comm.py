@@ -102,21 +102,15 @@ class Comm:
 
     def all_gather(self, name: str, whole: Tensor, shard: Tensor, group: Group) -> Wait:
         """Fill `whole` with the shards of all ranks, in order; `shard` may be this rank's slice of it."""
-        return self._start(
-            name, whole, group, lambda: _all_gather(whole, shard, group=group.handle, async_op=True)
-        )
+        return self._start(name, whole, group, lambda: _all_gather(whole, shard, group=group.handle, async_op=True))
 
     def reduce_scatter(self, name: str, shard: Tensor, whole: Tensor, group: Group) -> Wait:
         """Sum `whole` over ranks, this rank's slice into `shard`, which may be that slice of `whole`."""
-        return self._start(
-            name, whole, group, lambda: _reduce_scatter(shard, whole, group=group.handle, async_op=True)
-        )
+        return self._start(name, whole, group, lambda: _reduce_scatter(shard, whole, group=group.handle, async_op=True))
 
     def all_reduce(self, name: str, tensor: Tensor, group: Group, op: str = "sum") -> Wait:
         """Sum (or "max", "min") of `tensor` over ranks, in place."""
-        return self._start(
-            name, tensor, group, lambda: dist.all_reduce(tensor, _OPS[op], group=group.handle, async_op=True)
-        )
+        return self._start(name, tensor, group, lambda: dist.all_reduce(tensor, _OPS[op], group=group.handle, async_op=True))
 
     def broadcast(self, name: str, tensor: Tensor, group: Group) -> Wait:
         """Copy `tensor` from the first rank of the group to the others."""

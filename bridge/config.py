@@ -89,10 +89,18 @@ class Values(Mapping[str, Any]):
     __slots__ = ("_flat",)
 
     def __init__(self, flat: Mapping[str, Any] | None = None, /, **more: Any) -> None:
-        object.__setattr__(self, "_flat", {**(flat or {}), **more})
+        start = flat._flat if isinstance(flat, Values) else flat or {}
+        object.__setattr__(self, "_flat", {**start, **more})
 
     def __getitem__(self, path: str) -> Any:
         return self._flat[path]
+
+    def __contains__(self, path: object) -> bool:
+        return path in self._flat
+
+    def get(self, path: str, default: Any = None) -> Any:
+        """The value at `path`, or `default` if it was not set."""
+        return self._flat.get(path, default)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._flat)
@@ -123,6 +131,10 @@ class Values(Mapping[str, Any]):
     def with_(self, changes: Mapping[str, Any]) -> Values:
         """A copy with `changes` applied."""
         return Values({**self._flat, **changes})
+
+    def flat(self) -> dict[str, Any]:
+        """The same values as a plain dictionary."""
+        return dict(self._flat)
 
     def nested(self) -> dict[str, Any]:
         """The same values as nested dictionaries."""

@@ -10,7 +10,7 @@ from bridge.config import Values, shown
 from bridge.dialect import Config
 from bridge.findings import Finding
 from bridge.rules import Effect, How
-from bridge.translate import Result
+from bridge.translation import Result
 
 if TYPE_CHECKING:
     from rich.console import Console

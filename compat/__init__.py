@@ -12,7 +12,7 @@ from bridge.dialect import Dialect
 from bridge.errors import BridgeError, nearest
 
 if TYPE_CHECKING:
-    from bridge.translate import Result
+    from bridge.translation import Result
 
 
 def names() -> tuple[str, ...]:
@@ -40,7 +40,7 @@ def translate(
     lenient: bool = False,
 ) -> Result:
     """Read `source` in dialect `theirs` and translate it to dialect `to`; `BridgeError` with every problem."""
-    from bridge.translate import translate
+    from bridge.translation import translate
 
     config = load(theirs).read(source, from_version, world_size, lenient)
     return translate(config, load(to), to_version, world_size)

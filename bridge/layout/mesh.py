@@ -77,9 +77,7 @@ class Mesh:
         return tuple(sorted({self.group(rank, *axes) for rank in range(self.world)}))
 
     def _offsets(self, axes: Iterable[str]) -> Iterator[int]:
-        steps = (
-            [axis.stride * index for index in range(axis.size)] for axis in map(self.axes.__getitem__, axes)
-        )
+        steps = ([axis.stride * index for index in range(axis.size)] for axis in map(self.axes.__getitem__, axes))
         return map(sum, product(*steps))
 
 
@@ -97,11 +95,7 @@ def _advice(sizes: Mapping[str, int], world: int) -> str:
     rest = prod(size for axis, size in sizes.items() if axis != "data")
     if world % rest == 0:
         return f"use {prod(sizes.values())} ranks, or data={world // rest}"
-    fitting = {
-        axis: _fitting(size, world, rest // size)
-        for axis, size in sizes.items()
-        if axis != "data" and size > 1
-    }
+    fitting = {axis: _fitting(size, world, rest // size) for axis, size in sizes.items() if axis != "data" and size > 1}
     smaller = [f"{axis}={size}" for axis, size in fitting.items() if size]
     return ", or ".join([f"use {-(-world // rest) * rest} ranks", *smaller[:1]])
 

@@ -94,9 +94,7 @@ def balanced(costs: Sequence[int], parts: int) -> Boundaries:
         if left == 1:
             return (sums[-1] - sums[first]) ** 2, (len(costs),)
         furthest = min(bisect_right(sums, sums[first] + limit) - 1, len(costs) - left + 1)
-        options = (
-            (cut, *best(cut, left - 1)) for cut in range(first + 1, furthest + 1) if _fits(cut, left - 1)
-        )
+        options = ((cut, *best(cut, left - 1)) for cut in range(first + 1, furthest + 1) if _fits(cut, left - 1))
         return min(((sums[cut] - sums[first]) ** 2 + rest, (cut, *tail)) for cut, rest, tail in options)
 
     @cache
@@ -161,8 +159,7 @@ def _explicit(stages: Stages, layers: Layers, parts: int | None) -> Boundaries:
 def _explicit_problems(boundaries: Boundaries, layers: Layers) -> Iterator[str]:
     if len(boundaries) < 2 or boundaries[0] != 0:
         yield (
-            f"stages.boundaries: found {boundaries}, expected 0, the first layer of each further stage, then"
-            " the number of layers"
+            f"stages.boundaries: found {boundaries}, expected 0, the first layer of each further stage, then the number of layers"
         )
     elif boundaries[-1] not in (layers.body, layers.count):
         known = " or ".join(str(number) for number in dict.fromkeys((layers.body, layers.count)))
@@ -187,9 +184,7 @@ def _number(stages: Stages, count: int, parts: int | None) -> int:
         return min(count, ceil(count / _size(stages)))
     number = parts if parts is not None and parts > 1 else count
     if number > count:
-        raise ConfigError(
-            f"stages: {number} stages for {count} layers; use at most {count} stages, or more layers"
-        )
+        raise ConfigError(f"stages: {number} stages for {count} layers; use at most {count} stages, or more layers")
     return number
 
 

@@ -14,9 +14,7 @@ class Residency:
 
     def __init__(self, layout: Layout) -> None:
         self.flats = layout.flats
-        self._needed = tuple(
-            tuple(map(layout.flats.index, layout.of_stage(stage))) for stage in range(layout.stages)
-        )
+        self._needed = tuple(tuple(map(layout.flats.index, layout.of_stage(stage))) for stage in range(layout.stages))
         self._holder: dict[Home, int] = {}
 
     def needed(self, stage: int) -> tuple[int, ...]:

@@ -217,9 +217,7 @@ class Layout:
         """The flats that must be whole while `stage` computes: its own, and those of tied parameters that it
         uses.
         """
-        return tuple(
-            flat for flat in self.flats if any(stage in slot.parameter.stages for slot in flat.slots)
-        )
+        return tuple(flat for flat in self.flats if any(stage in slot.parameter.stages for slot in flat.slots))
 
     @cached_property
     def first_trained(self) -> int:
@@ -234,13 +232,7 @@ class Layout:
         """The ZeRO level that these buffers amount to."""
         if not any(flat.sharded for flat in self.flats):
             return 0
-        return (
-            3
-            if any(flat.weight_shared for flat in self.flats)
-            else 2
-            if any(flat.grad_shared for flat in self.flats)
-            else 1
-        )
+        return 3 if any(flat.weight_shared for flat in self.flats) else 2 if any(flat.grad_shared for flat in self.flats) else 1
 
     @property
     def parameters(self) -> int:
@@ -267,9 +259,7 @@ class Layout:
 
     def _weights(self) -> int:
         whole = sum(size * BYTES[home.dtype] for home, size in self.homes("weight").items())
-        return whole + sum(
-            flat.shard * BYTES[flat.dtype] for flat in self.flats if flat.weight_shared and not flat.trainable
-        )
+        return whole + sum(flat.shard * BYTES[flat.dtype] for flat in self.flats if flat.weight_shared and not flat.trainable)
 
     def _gradients(self) -> int:
         whole = sum(size * BYTES[home.dtype] for home, size in self.homes("grad").items())
@@ -309,9 +299,7 @@ def _groups(parameters: Sequence[Parameter], format_: Format) -> dict[tuple[Kind
     return {((tied, frozen, dtype), stage): list(group) for (tied, stage, frozen, dtype), group in ordered}
 
 
-def _flat(
-    kind: Kind, stage: int, group: list[Parameter], members: list[int], format_: Format, counts: Counts
-) -> Flat:
+def _flat(kind: Kind, stage: int, group: list[Parameter], members: list[int], format_: Format, counts: Counts) -> Flat:
     tied, frozen, dtype = kind
     master, reduce = format_.master_of(dtype), format_.reduce_of(dtype)
     index, number = members.index(stage), len(members)

@@ -30,7 +30,7 @@ class MegatronConfig(Config):
 
         if self.entry != "flags":
             return Values(live.as_arguments(self.given, self.entry, self.version))
-        return Values(arguments.effective(self.given, self.version, self.ranks))
+        return Values(arguments.effective(self.given.flat(), self.version, self.ranks))
 
     @cached_property
     def model_parallel(self) -> Values:
@@ -39,28 +39,28 @@ class MegatronConfig(Config):
 
         if self.entry != "flags":
             return Values(live.model_parallel(self.given, self.entry, self.version))
-        return Values(objects.model_parallel(self.args, self.version))
+        return Values(objects.model_parallel(self.args.flat(), self.version))
 
     @cached_property
     def ddp(self) -> Values:
         """Fields of the `DistributedDataParallelConfig` object."""
         from compat.megatron import objects
 
-        return Values(objects.ddp(self.args, self.version))
+        return Values(objects.ddp(self.args.flat(), self.version))
 
     @cached_property
     def optimizer(self) -> Values:
         """Fields of the `OptimizerConfig` object."""
         from compat.megatron import objects
 
-        return Values(objects.optimizer(self.args, self.version))
+        return Values(objects.optimizer(self.args.flat(), self.version))
 
     @cached_property
     def environment(self) -> Mapping[str, tuple[str, str]]:
         """Environment variables that the run needs, each with its value and the reason."""
         from compat.megatron.environment import environment
 
-        return environment(self.args, self.version)
+        return environment(self.args.flat(), self.version)
 
 
 class MegatronDialect(Dialect):
@@ -147,7 +147,7 @@ class MegatronDialect(Dialect):
 
     def _as_flags(self, config: Config) -> Values:
         """A config object in the words of the command line, by way of what it means."""
-        from bridge.translate import lift, lower
+        from bridge.translation import lift, lower
 
         return lower(lift(config), self, config.version, config.world_size).given
 

@@ -13,6 +13,7 @@ from compat.megatron import releases
 from compat.megatron.releases import Flag
 
 _NEGATIVE = re.compile(r"-\d+$|-\d*\.\d+$")
+_EXPONENT = re.compile(r"-[\d.]+e[-+]?\d+$", re.IGNORECASE)
 _PATTERN = re.compile(r"[,\d\[\]()+*]*$")
 _LONGEST = 100_000
 _NO = ("false", "no", "off", "0", "none", "null")
@@ -30,9 +31,9 @@ class Spot:
 class Parsed:
     """What a list of flags says, by destination; only what was given, in order (of the last mention).
 
-    Values are plain: numbers, text, booleans, lists, names of enum members. `repeated` holds the mentions that a later one
-    overrides; `unknown` is every word that the parser leaves over; `misread` lists destinations whose text says no, but
-    which the parser takes for yes, as it takes any text.
+    Values are plain: numbers, text, booleans, lists, names of enum members. `repeated` holds the mentions
+    that a later one overrides; `unknown` is every word that the parser leaves over; `misread` lists
+    destinations whose text says no, but which the parser takes for yes, as it takes any text.
     """
 
     given: Mapping[str, Any]
@@ -45,9 +46,9 @@ class Parsed:
 def parse(flags: Sequence[str], version: str, lenient: bool = False) -> Parsed:
     """Read a list of command-line words as Megatron `version` does.
 
-    Abbreviations are not allowed, the last mention of a flag wins, and nothing is filled in. Raises one `ConfigError` with every
-    problem: wrong, missing or surplus values, and flags which that release does not have; `lenient` reports the last two kinds
-    in `unknown` instead.
+    Abbreviations are not allowed, the last mention of a flag wins, and nothing is filled in. Raises one
+    `ConfigError` with every problem: wrong, missing or surplus values, and flags which that release does not
+    have; `lenient` reports surplus values and such flags in `unknown` instead.
     """
     reader = _Reader(list(flags), version)
     reader.read()
@@ -61,7 +62,7 @@ def parse(flags: Sequence[str], version: str, lenient: bool = False) -> Parsed:
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """A word's role: an option (`flag` is None if unknown, `attached` what follows its `=`), a value, or a bare `--`."""
+    """A word's role: a value, a bare `--`, or an option: `flag` if known, `attached` what follows its `=`."""
 
     role: str
     flag: Flag | None = None
@@ -147,9 +148,7 @@ def _mark(word: str, table: Mapping[str, Flag]) -> _Mark:
         return _VALUE
     option, equals, attached = word.partition("=")
     if word in table or option in table:
-        return _Mark(
-            "option", table.get(word, table.get(option)), attached if equals and word not in table else None
-        )
+        return _Mark("option", table.get(word, table.get(option)), attached if equals and word not in table else None)
     if word.startswith("-h"):
         return _Mark("option", table["-h"])
     value = word == "-" or " " in word or _NEGATIVE.match(word)
@@ -276,16 +275,13 @@ _TYPES: Mapping[str, tuple[Callable[[str], Any], str]] = {
 
 
 def _leftovers(reader: _Reader) -> Iterator[tuple[int, str]]:
-    """A problem for each unknown flag, and for each value that nothing takes; values of unknown flags go with their flag."""
+    """A problem for each unknown flag (its values go with it), and for each value that nothing takes."""
     for index in reader.extras:
         mark = reader.marks[index]
         if mark.role == "option":
             yield index, _unknown(reader.words[index].partition("=")[0], reader.version)
         elif not _follows_unknown(reader, index):
-            yield (
-                index,
-                f"{reader.words[index]!r} (word {index + 1}): expected a flag; no flag before it takes this value",
-            )
+            yield index, f"{reader.words[index]!r} (word {index + 1}): expected a flag; nothing takes it"
 
 
 def _follows_unknown(reader: _Reader, index: int) -> bool:
@@ -295,6 +291,8 @@ def _follows_unknown(reader: _Reader, index: int) -> bool:
 
 
 def _unknown(option: str, version: str) -> str:
+    if _EXPONENT.match(option):
+        return f"{option}: a negative number with an exponent is taken for a flag; attach it to its flag with ="
     spans = releases.spans(option)
     if spans:
         return f"{option}: not in Megatron {version}; known {' and '.join(map(_span, spans))}"
@@ -309,11 +307,5 @@ def _span(span: tuple[str, str]) -> str:
 
 
 def _suggestion(option: str, version: str) -> str:
-    longer = [
-        known for known in releases.flags(version) if known.startswith(option) and len(option) > len("--")
-    ]
-    return (
-        f"; did you mean {longer[0]}? Flags may not be shortened"
-        if longer
-        else nearest(option, releases.flags(version))
-    )
+    longer = [known for known in releases.flags(version) if known.startswith(option) and len(option) > len("--")]
+    return f"; did you mean {longer[0]}? Flags may not be shortened" if longer else nearest(option, releases.flags(version))

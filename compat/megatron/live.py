@@ -27,36 +27,25 @@ def class_of(source: Any) -> str | None:
 
 
 def read(source: Any, cls: str, version: str) -> Reading:
-    """Given values of a live config object: what differs from its class's defaults and from what follows from the rest."""
-    plain, opaque = {}, {}
-    for name, value in vars(source).items():
-        if callable(value) or not _is_plain(value):
-            opaque[name] = value
-        elif name in objects.from_fields({}, version, cls):
-            plain[name] = _plain(value)
+    """Given values of a live config object: the fewest fields from which its class would make the same object."""
+    held = dict(vars(source))
+    opaque = {name: value for name, value in held.items() if not _is_plain(value)}
+    known = objects.from_fields({}, version, cls, check=False)
+    plain = {name: _plain(value) for name, value in held.items() if name in known and name not in opaque}
     given = {options.RENAMED.get(name, name): value for name, value in _said(plain, cls, version).items()}
     return Reading(Values(given), cls, opaque=opaque)
 
 
 def _said(plain: Mapping[str, Any], cls: str, version: str) -> dict[str, Any]:
-    """Fields without which the object would not be what it is."""
-    said = dict(plain)
-    for name, default in objects.from_fields({}, version, cls).items():
-        if name in said and said[name] == default and _follows(said, name, cls, version):
-            del said[name]
-    for name in DERIVED:
-        if said.get(name) is not None and _follows(said, name, cls, version):
-            del said[name]
-    return said
-
-
-DERIVED = ("expert_tensor_parallel_size", "autocast_dtype", "microbatch_group_size_per_vp_stage", "num_query_groups", "ffn_hidden_size", "kv_channels")
-"""Fields that `__post_init__` fills in from others when they are None."""
-
-
-def _follows(said: Mapping[str, Any], name: str, cls: str, version: str) -> bool:
-    rest = {other: value for other, value in said.items() if other != name}
-    return bool(objects.from_fields(rest, version, cls, check=False).get(name) == said[name])
+    """What must have been given: neither a default nor what follows from the other fields."""
+    silent = objects.from_fields({}, version, cls, check=False)
+    said = {name: value for name, value in plain.items() if value != silent[name]}
+    for name in list(said):
+        rest = {other: value for other, value in said.items() if other != name}
+        if objects.from_fields(rest, version, cls, check=False)[name] == said[name]:
+            said = rest
+    made = objects.from_fields(said, version, cls, check=False)
+    return {**said, **{name: value for name, value in plain.items() if value != made[name]}}
 
 
 def _is_plain(value: Any) -> bool:
@@ -72,7 +61,7 @@ def _plain(value: Any) -> Any:
 
 
 def as_arguments(given: Mapping[str, Any], cls: str, version: str) -> dict[str, Any]:
-    """Effective fields of a live object under the names of their arguments."""
+    """Effective fields of a live object under the names of their arguments; grouped queries count when they were given."""
     fields = objects.from_fields(fields_of(given), version, cls)
     named = {options.RENAMED.get(name, name): value for name, value in fields.items()}
     return {**named, "group_query_attention": "num_query_groups" in given}

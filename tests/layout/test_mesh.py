@@ -52,9 +52,7 @@ def test_short_names_give_the_same_order() -> None:
 
 
 @given(sizes, sizes, sizes, st.integers(1, 4))
-def test_unset_data_takes_the_ranks_that_are_left(
-    tensor: int, pipeline: int, context: int, data: int
-) -> None:
+def test_unset_data_takes_the_ranks_that_are_left(tensor: int, pipeline: int, context: int, data: int) -> None:
     parallel = Parallel(tensor=tensor, pipeline=pipeline, context=context)
     assert Mesh.of(parallel, data * tensor * pipeline * context).sizes["data"] == data
 
@@ -84,9 +82,7 @@ def test_unset_data_takes_the_ranks_that_are_left(
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_with_what_to_change(
-    parallel: Parallel, world: int, message: str
-) -> None:
+def test_what_does_not_fit_is_refused_with_what_to_change(parallel: Parallel, world: int, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Mesh.of(parallel, world)
     assert caught.value.problems[0] == message

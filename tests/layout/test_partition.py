@@ -57,8 +57,8 @@ def test_floor_last_gives_the_rest_to_later_stages() -> None:
 def test_ends_join_the_outer_stages_of_rules_that_count_transformer_layers() -> None:
     assert lengths("even", Layers(10, 1, 1), parts=4) == [3, 2, 2, 3]
     explicit = Stages(rule="explicit", boundaries=(0, 3, 8))
-    assert partition(explicit, Layers(10, 1, 1)) == (range(0, 4), range(4, 10))
-    assert partition(Stages(boundaries=(0, 1, 10)), Layers(10, 1, 1)) == (range(0, 1), range(1, 10))
+    assert partition(explicit, Layers(10, 1, 1)) == (range(4), range(4, 10))
+    assert partition(Stages(boundaries=(0, 1, 10)), Layers(10, 1, 1)) == (range(1), range(1, 10))
 
 
 def _rows() -> Iterator[dict[str, Any]]:
@@ -151,9 +151,7 @@ def test_every_rule_covers_the_layers_in_order(rule: str, count: int, size: floa
         ),
     ],
 )
-def test_what_cannot_be_cut_is_refused(
-    stages: Stages, layers: Layers, parts: int | None, message: str
-) -> None:
+def test_what_cannot_be_cut_is_refused(stages: Stages, layers: Layers, parts: int | None, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         partition(stages, layers, parts)
     assert str(caught.value).startswith(message)

@@ -23,11 +23,7 @@ def parameters(draw: st.DrawFn, stages: int) -> list[Parameter]:
         for index in range(draw(st.integers(1, 3))):
             shape = tuple(draw(st.lists(st.integers(1, 7), min_size=1, max_size=3)))
             used = tuple(sorted({stage, draw(st.integers(stage, stages - 1))})) if index == 2 else (stage,)
-            found.append(
-                Parameter(
-                    f"{stage}.{index}", shape, "fp32", used, draw(st.integers(0, 3)) > 0, draw(st.booleans())
-                )
-            )
+            found.append(Parameter(f"{stage}.{index}", shape, "fp32", used, draw(st.integers(0, 3)) > 0, draw(st.booleans())))
     return found
 
 
@@ -55,28 +51,20 @@ def layouts(draw: st.DrawFn) -> Layout:
 
 def equal(stages: int, data: int, size: int = 48, **zero: Any) -> Layout:
     """Equal stages of `size` bf16 parameters with fp32 gradients, AdamW."""
-    plan = Plan.model_validate(
-        {"zero": zero, "precision": {"compute": "bf16"}, "optimizer": {"name": "adamw"}}
-    )
-    return Layout.of(
-        plan, [Parameter(f"{stage}.w", (size,), "fp32", (stage,)) for stage in range(stages)], stages, data
-    )
+    plan = Plan.model_validate({"zero": zero, "precision": {"compute": "bf16"}, "optimizer": {"name": "adamw"}})
+    return Layout.of(plan, [Parameter(f"{stage}.w", (size,), "fp32", (stage,)) for stage in range(stages)], stages, data)
 
 
 def owned_elements(flat: Flat) -> list[tuple[str, int]]:
     """Every (parameter, element) that some shard owns, with repetitions."""
     pieces = (piece for index in range(flat.shards) for piece in flat.pieces(index))
-    return sorted(
-        (piece.parameter.name, element) for piece in pieces for element in range(piece.start, piece.stop)
-    )
+    return sorted((piece.parameter.name, element) for piece in pieces for element in range(piece.start, piece.stop))
 
 
 @given(layouts())
 def test_every_element_of_every_parameter_has_one_owner(layout: Layout) -> None:
     for flat in layout.flats:
-        expected = [
-            (slot.parameter.name, element) for slot in flat.slots for element in range(slot.parameter.size)
-        ]
+        expected = [(slot.parameter.name, element) for slot in flat.slots for element in range(slot.parameter.size)]
         assert owned_elements(flat) == sorted(expected)
 
 
@@ -101,9 +89,7 @@ def test_shared_means_that_another_flat_has_the_same_home(layout: Layout) -> Non
     homes = [flat.weight_home for flat in layout.flats]
     assert all(flat.weight_shared == (homes.count(flat.weight_home) > 1) for flat in layout.flats)
     homes = [flat.grad_home for flat in layout.flats if flat.trainable]
-    assert all(
-        flat.grad_shared == (homes.count(flat.grad_home) > 1) for flat in layout.flats if flat.trainable
-    )
+    assert all(flat.grad_shared == (homes.count(flat.grad_home) > 1) for flat in layout.flats if flat.trainable)
 
 
 @given(layouts())
@@ -141,31 +127,23 @@ def test_replication_takes_eighteen_bytes(stages: int, data: int, size: int) -> 
 
 
 @given(st.integers(1, 8), st.integers(0, 3), COUNTS, COUNTS)
-def test_one_data_rank_takes_at_most_eighteen_bytes(
-    stages: int, level: int, weights: int | None, grads: int | None
-) -> None:
+def test_one_data_rank_takes_at_most_eighteen_bytes(stages: int, level: int, weights: int | None, grads: int | None) -> None:
     layout = equal(stages, 1, 17, stage=level, weight_buffers=weights, grad_buffers=grads)
     assert sum(layout.bytes().values()) <= 18 * layout.parameters
 
 
 def test_full_precision_on_one_rank_stores_weights_and_gradients_once() -> None:
-    plan = Plan.model_validate(
-        {"zero": {"stage": 3}, "precision": {"compute": "fp32"}, "optimizer": {"name": "adamw"}}
-    )
+    plan = Plan.model_validate({"zero": {"stage": 3}, "precision": {"compute": "fp32"}, "optimizer": {"name": "adamw"}})
     layout = Layout.of(plan, [Parameter(f"{stage}.w", (10,), "fp32", (stage,)) for stage in range(4)], 4, 1)
     assert layout.bytes() == {"weights": 160, "gradients": 160, "master": 0, "moments": 320}
 
 
 def test_frozen_parameters_have_neither_gradients_nor_state() -> None:
     frozen = [Parameter(f"{stage}.w", (10,), "fp32", (stage,), trainable=False) for stage in range(4)]
-    layout = Layout.of(
-        Plan.model_validate({"zero": {"stage": 1}, "precision": {"compute": "bf16"}}), frozen, 4, 2
-    )
+    layout = Layout.of(Plan.model_validate({"zero": {"stage": 1}, "precision": {"compute": "bf16"}}), frozen, 4, 2)
     assert layout.bytes() == {"weights": 80, "gradients": 0, "master": 0, "moments": 0}
     assert layout.first_trained == 4
-    sharded = Layout.of(
-        Plan.model_validate({"zero": {"stage": 3}, "precision": {"compute": "bf16"}}), frozen, 4, 2
-    )
+    sharded = Layout.of(Plan.model_validate({"zero": {"stage": 3}, "precision": {"compute": "bf16"}}), frozen, 4, 2)
     assert sharded.bytes()["weights"] == 2 * 20 + 4 * 10
 
 

@@ -14,16 +14,11 @@ from bridge.plan import Plan
 SIZE = 12
 
 
-def layout(
-    stages: int, nw: int | None = None, ng: int | None = None, level: int = 1, data: int = 2, frozen: int = 0
-) -> Layout:
+def layout(stages: int, nw: int | None = None, ng: int | None = None, level: int = 1, data: int = 2, frozen: int = 0) -> Layout:
     """Equal bf16 stages of twelve elements, the first `frozen` of them frozen."""
     zero = {"stage": level, "weight_buffers": nw, "grad_buffers": ng}
     plan = Plan.model_validate({"zero": zero, "precision": {"compute": "bf16"}})
-    weights = [
-        Parameter(f"{stage}.w", (SIZE,), "fp32", (stage,), trainable=stage >= frozen)
-        for stage in range(stages)
-    ]
+    weights = [Parameter(f"{stage}.w", (SIZE,), "fp32", (stage,), trainable=stage >= frozen) for stage in range(stages)]
     return Layout.of(plan, weights, stages, data)
 
 
@@ -37,9 +32,7 @@ def layout(
         (None, 2, 2, 8, 16), (2, 2, 2, 26, 16), (1, 1, 2, 29, 16),
     ],
 )  # fmt: skip
-def test_counts_of_eight_stages(
-    nw: int | None, ng: int | None, accumulation: int, gathers: int, reductions: int
-) -> None:
+def test_counts_of_eight_stages(nw: int | None, ng: int | None, accumulation: int, gathers: int, reductions: int) -> None:
     traffic = step_traffic(layout(8, nw, ng), accumulation, 2)
     assert traffic[GATHER] == Traffic(gathers, gathers * SIZE * 2)
     assert traffic[REDUCE] == Traffic(reductions, reductions * SIZE * 4)
@@ -71,9 +64,7 @@ def test_frozen_stages_are_gathered_only_where_they_are_shared() -> None:
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 3))
-def test_every_visit_finds_its_weights_and_two_buffers_suffice_to_prefetch(
-    stages: int, weights: int, accumulation: int
-) -> None:
+def test_every_visit_finds_its_weights_and_two_buffers_suffice_to_prefetch(stages: int, weights: int, accumulation: int) -> None:
     shape = layout(stages, weights)
     residency, held = Residency(shape), dict[Home, int]()
     path = visits(shape) * accumulation

@@ -1,4 +1,4 @@
-"""What each Megatron-LM release has: its command-line flags and the fields of its config classes, as package data."""
+"""What each Megatron-LM release has, as package data: command-line flags and fields of config classes."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ KNOWN: tuple[str, ...] = (
 class Flag:
     """One argument of a release's parser.
 
-    `action` is `store`, `true`, `false`, `switch` (`--x` and `--no-x`) or `help`. For `store`, `type` is `text`, `int`, `float`,
-    `bool` (any text but the empty one is true), `integers` (`1,2`), `name` (of an enum member), `layers` (a number, or a list
-    like `([0]*3+[1])*2`) or `layers_spaced` (the same, blanks allowed); `nargs` is None, a number, `*` or `+`. `default` is
-    what the parser leaves in `dest` when no flag sets it. `excludes` names the flags that it may not meet.
+    `action` is `store`, `true`, `false`, `switch` (`--x` and `--no-x`) or `help`. For `store`, `type` is
+    `text`, `int`, `float`, `bool` (any text but the empty one is true), `integers` (`1,2`), `name` (of an enum
+    member), `layers` (a number, or a list like `([0]*3+[1])*2`) or `layers_spaced` (the same, blanks allowed);
+    `nargs` is None, a number, `*` or `+`. `default` is what the parser leaves in `dest` when no flag sets it.
+    `excludes` names the flags that it may not meet.
     """
 
     options: tuple[str, ...]
@@ -42,9 +43,10 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field that a config class declares itself; a `default` that is no literal is the text of its expression.
+    """One field that a config class declares itself.
 
-    `init` is false for a field that the class works out and no one may pass.
+    A `default` that is no literal is the text of its expression; `init` is false for a field that the class
+    works out and no one may pass.
     """
 
     name: str
@@ -63,14 +65,12 @@ def flags(version: str) -> Mapping[str, Flag]:
 @cache
 def defaults(version: str) -> Mapping[str, Any]:
     """What the parser of a release leaves in each destination when no flag is given."""
-    return MappingProxyType(
-        {flag.dest: flag.default for flag in flags(version).values() if flag.action != "help"}
-    )
+    return MappingProxyType({flag.dest: flag.default for flag in flags(version).values() if flag.action != "help"})
 
 
 @cache
 def fields(version: str, class_name: str) -> Mapping[str, Field]:
-    """The fields that a config class of a release declares itself (inherited ones are under the parent's name)."""
+    """The fields that a config class of a release declares itself; what it inherits is under its parent."""
     rows = [row for row in _rows("classes.json", version) if row["class"] == class_name]
     if not rows:
         known = sorted({row["class"] for row in _rows("classes.json", version)})

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from math import prod
 from typing import Any
@@ -86,16 +86,19 @@ def translate(
         carry = Carry.of(config, target, meant)
     if carry is not None:
         target = _with_carry(target, meant, carry)
+    if same:
+        target = replace(target, opaque=config.opaque)
     kept = _lift(target)
     back = target.effective if same else _back(kept, config)
-    findings = (*_losses(config, meant, kept, back, target), *_openings(config, meant, kept, target))
+    losses, openings = _losses(config, meant, kept, back, target), _openings(config, meant, kept, target)
+    findings = (*losses, *openings, *_left_behind(config, target), *target.findings)
     return Result(
         config, target, Plan.of(meant), findings, tuple(_reports(config, meant, kept, target)), Carry.of(config, target, kept)
     )
 
 
 def _lift(config: Config) -> dict[str, Any]:
-    effective, ours = config.effective, {}
+    effective, ours = config.effective.flat(), {}
     for rule in config.dialect.rules:
         if rule.ours:
             ours.update(rule.read(_seen(rule, rule.theirs, effective), config.context))
@@ -173,18 +176,37 @@ def plan_claims(dialect: Dialect) -> Mapping[str, Rule]:
 def _losses(
     config: Config, meant: Mapping[str, Any], kept: Mapping[str, Any], back: Values, target: Config
 ) -> Iterator[Finding]:
-    for rule in config.dialect.rules:
-        lost = tuple(path for path in rule.ours if meant.get(path) != kept.get(path))
-        values = _seen(rule, rule.theirs, config.effective)
-        effect, blurred = rule.effect_of(values), rule.blurs is not None and rule.blurs(values)
-        for path in rule.theirs:
-            before, after = config.effective.get(path), back.get(path)
-            given = path in config.given
-            if before != after and (given or (lost and effect is Effect.NUMBERS)):
-                how = _fate(rule, lost, blurred, kept_nothing=after is None)
-                reason, origin = _reason(rule, lost, target), config.origins.get(path)
-                effect = Effect.NONE if how is How.DERIVED else effect
-                yield Finding(path, reason, effect, given, how, before, after, origin)
+    for rule, paths in _at_stake(config):
+        changed = [path for path in paths if config.effective.get(path) != back.get(path)]
+        if changed:
+            yield from _lost(config, rule, changed, meant, kept, back, target)
+
+
+def _at_stake(config: Config) -> Iterator[tuple[Rule, Sequence[str]]]:
+    """Rules with the paths that may be lost: all of a group that means something, else those that were given."""
+    table = claims(config.dialect)
+    yield from ((rule, rule.theirs) for rule in config.dialect.rules if rule.ours)
+    yield from ((table[path], [path]) for path in config.given if path in table and not table[path].ours)
+
+
+def _lost(
+    config: Config,
+    rule: Rule,
+    changed: Sequence[str],
+    meant: Mapping[str, Any],
+    kept: Mapping[str, Any],
+    back: Values,
+    target: Config,
+) -> Iterator[Finding]:
+    values = _seen(rule, rule.theirs, config.effective)
+    lost = tuple(path for path in rule.ours if meant.get(path) != kept.get(path))
+    effect, blurred = rule.effect_of(values), rule.blurs is not None and rule.blurs(values)
+    for path in changed:
+        before, after, given = config.effective.get(path), back.get(path), path in config.given
+        if given or (lost and effect is Effect.NUMBERS):
+            how = _fate(rule, lost, blurred, kept_nothing=after is None)
+            reason, origin = _reason(rule, lost, target), config.origins.get(path)
+            yield Finding(path, reason, Effect.NONE if how is How.DERIVED else effect, given, how, before, after, origin)
 
 
 def _fate(rule: Rule, lost: tuple[str, ...], blurred: bool, kept_nothing: bool) -> How:
@@ -201,6 +223,13 @@ def _reason(rule: Rule, lost: tuple[str, ...], target: Config) -> str:
     others = plan_claims(target.dialect)
     reasons = dict.fromkeys(others[path].lossy or others[path].note for path in lost if path in others)
     return "; ".join(reason for reason in reasons if reason) or rule.lossy or rule.note or "the same meaning in other words"
+
+
+def _left_behind(config: Config, target: Config) -> Iterator[Finding]:
+    """Live Python objects, which only the stack's own config class can hold."""
+    for path in sorted(config.opaque.keys() - target.opaque.keys()):
+        message = f"a live Python object, which {target.dialect.title} has no place for; set it up in the training script"
+        yield Finding(path, message, Effect.NUMBERS, True, How.DROPPED, config.opaque[path], origin=config.origins.get(path))
 
 
 def _openings(config: Config, meant: Mapping[str, Any], kept: Mapping[str, Any], target: Config) -> Iterator[Finding]:

@@ -1,0 +1,45 @@
+"""The `stagebridge` command."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn
+
+from bridge.errors import BridgeError
+
+ERROR = 1
+INTERRUPTED = 130
+
+
+def main() -> NoReturn:
+    """Run the command line; every deliberate error is one message on stderr and exit code 1, wrong usage too."""
+    try:
+        code = run(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader went away: nothing is left to say, and Python's own flush at exit must not say it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = ERROR
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    sys.exit(code)
+
+
+def run(arguments: list[str]) -> int:
+    """Run the command line with `arguments` and give its exit code."""
+    import typer
+
+    from bridge.cli.app import app
+
+    # Typer brings its own click or uses the installed one; this is the class of usage errors in either.
+    usage_error: type[Exception] = typer.BadParameter.__mro__[1]
+    try:
+        return int(app(arguments, prog_name="stagebridge", standalone_mode=False) or 0)
+    except BridgeError as error:
+        print("\n".join(f"error: {problem}" for problem in error.problems), file=sys.stderr)
+    except usage_error as error:
+        error.show()  # type: ignore[attr-defined]
+    except typer.Abort:
+        return INTERRUPTED
+    return ERROR

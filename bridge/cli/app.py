@@ -1,0 +1,156 @@
+"""Commands, options and their help; the work is done in the modules beside this one, imported when a command runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+EXIT_CODES = """
+\b
+Exit codes:
+  0  nothing that was set, and nothing that matters for the numbers, was lost or changed
+  2  something was; the report says what and why
+  1  an error (wrong usage too), or any loss under --strict
+"""
+
+CONVERT = f"""Convert a training config from one stack to another, and say what did not map and why.
+
+The converted file goes to stdout and the report to stderr; with -o the file goes to OUT and the report to stdout.
+Beside OUT lies OUT.carry.json with what the other stack cannot say; the way back picks it up, and edits win over it.
+
+\b
+Examples:
+  stagebridge convert launch.args --to deepspeed --world-size 8 -o ds_config.json
+  stagebridge convert model_config.yaml --to deepspeed --from-version 0.16.1 --world-size 8 --json
+  stagebridge convert ds_config.json --to megatron --world-size 8 > launch.args
+  stagebridge convert zero3.json --to megatron --auto micro_batch=4 --auto mixed_precision=bf16
+  stagebridge convert old.json --to deepspeed --from-version 0.16.0 --to-version 0.19.8 -o new.json
+
+FILE is JSON, HJSON, YAML (a recipe with MODEL_ARGS too), or plain command-line flags with # comments; - reads stdin.
+{EXIT_CODES}"""
+
+CHECK = """Read a config as its stack would, and say what is wrong, ignored or surprising in it.
+
+\b
+Examples:
+  stagebridge check ds_config.json
+  stagebridge check launch.args --world-size 8 --from-version 0.16.1
+
+\b
+Exit codes:
+  0  clean
+  2  valid, with findings
+  1  not valid, or another error
+"""
+
+DEMO = "Convert a bundled Megatron launch (8 ranks) to DeepSpeed and back, print the report and write the files."
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    help="Translate LLM training configs between stacks, with every loss named. Start with: stagebridge demo",
+)
+
+File = Annotated[str, typer.Argument(metavar="FILE", help="Config file; - reads standard input.", show_default=False)]
+From = Annotated[
+    Optional[str],  # noqa: UP045 - older releases of typer read no unions
+    typer.Option("--from", metavar="DIALECT", help="Stack of FILE; recognised from its content by default."),
+]
+FromVersion = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--from-version", metavar="V", help="Release that FILE is for; the newest known by default."),
+]
+WorldSize = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option("--world-size", metavar="N", min=1, help="Ranks of the run, where the file does not say."),
+]
+Auto = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option("--auto", metavar="NAME=VALUE", help="What an \"auto\" in FILE stands for, or a fact it follows from."),
+]
+Code = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option("--code", metavar="NAME=VALUE", help="What the training script says beside FILE."),
+]
+Lenient = Annotated[bool, typer.Option("--lenient", help="Leave out unknown keys and flags instead of refusing them.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the report (docs/json.md).")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from bridge import __version__
+
+        typer.echo(f"stagebridge {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Options of the command itself."""
+
+
+@app.command(help=CONVERT, short_help="Convert a config to another stack, and say what was lost.")
+def convert(
+    file: File,
+    to: Annotated[str, typer.Option("--to", metavar="DIALECT", help="Stack to convert to.", show_default=False)],
+    from_: From = None,
+    from_version: FromVersion = None,
+    to_version: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--to-version", metavar="V", help="Release to write for; the newest known by default."),
+    ] = None,
+    world_size: WorldSize = None,
+    auto: Auto = None,
+    code: Code = None,
+    output: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("-o", "--output", metavar="OUT", help="File to write; its suffix picks the format."),
+    ] = None,
+    as_json: Json = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Any loss is an error, and nothing is written.")] = False,
+    lenient: Lenient = False,
+    carry: Annotated[bool, typer.Option(help="Use and write what the other stack cannot say (OUT.carry.json).")] = True,
+) -> int:
+    """Convert one file."""
+    from bridge.cli.convert import Job, convert
+
+    job = Job(file, from_, from_version, world_size, lenient, as_json, auto or (), code or ())
+    return convert(job, to, to_version, output, strict, carry)
+
+
+@app.command(help=CHECK, short_help="Say what is wrong or surprising in a config.")
+def check(
+    file: File,
+    from_: From = None,
+    from_version: FromVersion = None,
+    world_size: WorldSize = None,
+    auto: Auto = None,
+    code: Code = None,
+    as_json: Json = False,
+    lenient: Lenient = False,
+) -> int:
+    """Check one file."""
+    from bridge.cli.convert import Job, check
+
+    return check(Job(file, from_, from_version, world_size, lenient, as_json, auto or (), code or ()))
+
+
+@app.command(help=DEMO, short_help="Convert a bundled Megatron launch to DeepSpeed and back.")
+def demo(
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="DIR", help="Folder to write to.")
+    ] = Path("stagebridge-demo"),
+) -> int:
+    """Run the bundled example."""
+    from bridge.cli.demo import demo
+
+    return demo(output)

@@ -1,0 +1,191 @@
+"""What `convert` and `check` do: read, recognise, translate, report, write."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from inspect import signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import compat
+from bridge import carry as carry_over
+from bridge import report
+from bridge.dialect import Config, Dialect
+from bridge.errors import BridgeError, SourceError, TranslationError
+from bridge.files import Document, load, parse, read_stream, read_text, scalar, write_all
+from bridge.translation import Result, translate
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+STDIN = "-"
+PIPE_WIDTH = 120
+"""Columns of a report that does not go to a terminal."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be read, and how."""
+
+    file: str
+    dialect: str | None
+    version: str | None
+    world_size: int | None
+    lenient: bool
+    json: bool
+    auto: Sequence[str] = ()
+    code: Sequence[str] = ()
+
+    @property
+    def beside(self) -> dict[str, dict[str, Any]]:
+        """What was said beside the file, by keyword of a dialect's `read`."""
+        said = {"auto": _named(self.auto, "--auto"), "code": _named(self.code, "--code")}
+        return {keyword: values for keyword, values in said.items() if values}
+
+
+def convert(
+    job: Job, to: str, to_version: str | None, output: Path | None, strict: bool, with_carry: bool
+) -> int:
+    """Convert one file; the exit code."""
+
+    def work() -> int:
+        result = translated(job, compat.load(to), to_version, with_carry)
+        if strict and not result.exact:
+            _refuse(result, job)
+        files = _files(result, output, with_carry) if output else {}
+        _not_over_input(job, files)
+        write_all(files)
+        _say(result, job, output)
+        return report.exit_code(result)
+
+    return _answered(job, work)
+
+
+def check(job: Job) -> int:
+    """Check one file; the exit code."""
+
+    def work() -> int:
+        config = read(job)
+        if job.json:
+            _print_json(report.check_json(config))
+        else:
+            report.check_text(config, console(sys.stdout))
+        return report.check_code(config)
+
+    return _answered(job, work)
+
+
+def _answered(job: Job, work: Callable[[], int]) -> int:
+    """Run `work`; with --json an error is an object on stdout as well."""
+    try:
+        return work()
+    except BridgeError as error:
+        if job.json:
+            _print_json({"problems": list(error.problems), "exit_code": report.ERROR})
+        raise
+
+
+# Reading
+
+
+def read(job: Job) -> Config:
+    """The config in the job's file, as its stack and release would read it."""
+    document = _document(job.file)
+    dialect = compat.load(job.dialect) if job.dialect else recognised(document)
+    known = signature(dialect.read).parameters
+    BridgeError.raise_if(f"--{word}: {dialect.name} has nothing to say there; drop it" for word in job.beside if word not in known)
+    return dialect.read(document, job.version, job.world_size, job.lenient, **job.beside)
+
+
+def _named(pairs: Sequence[str], option: str) -> dict[str, Any]:
+    BridgeError.raise_if(f"{option} {pair}: expected NAME=VALUE" for pair in pairs if "=" not in pair)
+    return {name: scalar(value) for name, _, value in (pair.partition("=") for pair in pairs)}
+
+
+def _document(file: str) -> Document:
+    if file == STDIN:
+        return parse(read_stream(sys.stdin.buffer, "standard input"), "standard input")
+    return load(Path(file))
+
+
+def recognised(document: Document) -> Dialect:
+    """The dialect that is surest of `document`; `SourceError` if none or more than one is."""
+    scores = {name: compat.load(name).recognises(document.data) for name in compat.names()}
+    best = max(scores.values(), default=0)
+    found = [name for name, score in scores.items() if score == best]
+    if best == 0:
+        raise SourceError(f"{document.name}: no stack recognises it; name it with --from {' or '.join(scores)}")
+    if len(found) > 1:
+        raise SourceError(f"{document.name}: could be for {' or '.join(found)}; name it with --from")
+    return compat.load(found[0])
+
+
+def translated(job: Job, target: Dialect, version: str | None, with_carry: bool) -> Result:
+    """The job's file in another dialect, with what an earlier conversion left beside the file."""
+    carry = _carry_of(job.file) if with_carry else None
+    return translate(read(job), target, version, job.world_size, carry if carry and carry.dialect == target.name else None)
+
+
+def _carry_of(file: str) -> carry_over.Carry | None:
+    sidecar = beside(Path(file))
+    return None if file == STDIN or not sidecar.exists() else carry_over.parse(read_text(sidecar), str(sidecar))
+
+
+def beside(path: Path) -> Path:
+    """The sidecar of a converted file."""
+    return path.with_name(path.name + ".carry.json")
+
+
+# Writing
+
+
+def _files(result: Result, output: Path, with_carry: bool) -> dict[Path, str]:
+    text = text_for(result, output)
+    return {output: text, **({beside(output): result.carry.text(text)} if with_carry else {})}
+
+
+def text_for(result: Result, output: Path) -> str:
+    """The target as text, in the format that the suffix of `output` stands for."""
+    dialect = result.config.dialect
+    return dialect.render(result.config, dialect.format_of(output)).text
+
+
+def _not_over_input(job: Job, files: Mapping[Path, str]) -> None:
+    for path in files:
+        with suppress(OSError):
+            if job.file != STDIN and path.samefile(job.file):
+                raise SourceError(f"{path}: is the file that is converted; name another output")
+
+
+def _refuse(result: Result, job: Job) -> None:
+    if not job.json:
+        report.text(result, console(sys.stderr))
+    lost = [finding for finding in result.findings if finding.matters]
+    problems = (f"{finding.path}: {finding.how}: {finding.message}" for finding in lost)
+    raise TranslationError(*problems, "strict: nothing was written; drop --strict to accept the loss")
+
+
+def _say(result: Result, job: Job, output: Path | None) -> None:
+    if job.json:
+        _print_json(report.as_json(result))
+    elif output:
+        report.text(result, console(sys.stdout))
+    else:
+        sys.stdout.write(result.written.text)
+        sys.stdout.flush()
+        report.text(result, console(sys.stderr))
+
+
+def _print_json(content: dict[str, Any]) -> None:
+    print(json.dumps(content, indent=2, allow_nan=False))
+
+
+def console(stream: Any) -> Console:
+    """A console on `stream`: colour and the terminal's width on a terminal, neither in a pipe."""
+    from rich.console import Console
+
+    return Console(file=stream, width=None if stream.isatty() else PIPE_WIDTH, highlight=False)

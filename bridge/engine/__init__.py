@@ -1,0 +1,48 @@
+"""The native staged engine: runs a plan on plain PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from bridge.engine.environment import Environment
+    from bridge.engine.runner import Engine, Loss
+    from bridge.plan import Plan
+
+
+def initialize(
+    model: nn.Module | Sequence[nn.Module],
+    plan: Plan,
+    loss_fn: Loss | None = None,
+    *,
+    seed: int = 1234,
+    device: str | torch.device | None = None,
+    environment: Environment | None = None,
+) -> Engine:
+    """An engine that trains `model` as `plan` says, on the ranks that the launcher started (`environment`:
+    found out).
+
+    `model` is an `nn.Sequential` or a list of layers, each of which takes the output of the one before; any
+    other module counts as one layer. `loss_fn(output, targets)` returns the mean loss of a microbatch, or its
+    sum and a count. `device` is the accelerator where there is one. Raises `BridgeError` before any process
+    group exists if the plan cannot run.
+    """
+    import torch
+
+    from bridge import comm
+    from bridge.engine.environment import Environment, detect
+    from bridge.engine.fields import check
+    from bridge.engine.layers import as_module
+    from bridge.engine.runner import Engine
+
+    here = comm.joined()
+    found = environment or (Environment(*here) if here else detect())
+    mesh, findings = check(plan, found.world)
+    place = torch.device(device or (f"cuda:{found.local_rank}" if torch.cuda.is_available() else "cpu"))
+    comm.connect(found.rank, found.world, found.address, "nccl" if place.type == "cuda" else "gloo")
+    module = as_module(model).to(place)
+    return Engine(module, plan, comm.Comm(mesh, found.rank), place, loss_fn, seed, findings)

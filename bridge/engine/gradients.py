@@ -1,0 +1,132 @@
+"""Gradients: flat buffers that backward accumulates into, and their reduction into the slices that this rank
+owns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bridge.comm import Comm, Wait
+from bridge.engine.formats import TORCH
+from bridge.layout.shard import Flat, Home, Layout
+from bridge.layout.traffic import REDUCE
+
+
+class Gradients:
+    """Flat gradients of one rank, summed over microbatches and data ranks; who averages divides by their
+    number.
+
+    The first contribution to a parameter's place is copied, later ones are added, so nothing is zeroed. A
+    shared buffer is handed to the next stage only after its reduction has ended.
+    """
+
+    def __init__(self, layout: Layout, parameters: Mapping[str, nn.Parameter], comm: Comm, device: torch.device) -> None:
+        self.layout, self.comm, self.group = layout, comm, comm.group("data")
+        self.flats = {index: flat for index, flat in enumerate(layout.flats) if flat.trainable}
+        self.buffers = {
+            home: torch.zeros(size, dtype=TORCH[home.dtype], device=device) for home, size in layout.homes("grad").items()
+        }
+        self.shards = {index: self._shard(flat) for index, flat in self.flats.items()}
+        self._written: set[str] = set()
+        self._reduced: set[int] = set()
+        self._pending: dict[Home, tuple[int, Wait]] = {}
+        for flat in self.flats.values():
+            self._hook(flat, parameters)
+
+    def whole(self, flat: Flat) -> Tensor:
+        """The whole of `flat` in its buffer, padding included."""
+        return self.buffers[flat.grad_home][: flat.padded]
+
+    def acquire(self, stage: int) -> None:
+        """Before `stage` runs backward: wait until the buffers that it writes are free."""
+        for flat in self.layout.of_stage(stage):
+            if flat.grad_home in self._pending:
+                self._settle(flat.grad_home)
+
+    def reduce(self, stage: int, last: bool) -> None:
+        """After `stage` ran backward: reduce its shared buffers, and with `last` those that it has to itself
+        too.
+        """
+        for index, flat in self.flats.items():
+            if flat.stage == stage and (last or flat.grad_shared):
+                self._reduce(index, flat)
+
+    def finish(self) -> None:
+        """Wait for every reduction; the shards then hold this step's sums."""
+        for home in tuple(self._pending):
+            self._settle(home)
+
+    def clear(self) -> None:
+        """Begin a new step."""
+        self._written.clear()
+        self._reduced.clear()
+
+    def tensors(self) -> Iterable[Tensor]:
+        """Every tensor of gradients that is kept, aliases left out."""
+        yield from self.buffers.values()
+        yield from (shard for index, shard in self.shards.items() if self.flats[index].grad_shared)
+
+    def _shard(self, flat: Flat) -> Tensor:
+        whole, owned = self.whole(flat), flat.owned(self.group.index)
+        return torch.zeros_like(whole[: flat.shard]) if flat.grad_shared else whole[owned.start : owned.stop]
+
+    def _hook(self, flat: Flat, parameters: Mapping[str, nn.Parameter]) -> None:
+        for slot in flat.slots:
+            place = self.whole(flat)[slot.start : slot.stop].view(slot.parameter.shape)
+            parameter: Any = parameters[slot.parameter.name]
+            parameter.register_post_accumulate_grad_hook(self._writer(slot.parameter.name, place))
+
+    def _writer(self, name: str, place: Tensor) -> Callable[[Tensor], None]:
+        def write(parameter: Tensor) -> None:
+            gradient, parameter.grad = parameter.grad, None
+            assert gradient is not None, "the hook runs after a gradient was accumulated"
+            if name in self._written:
+                place.add_(gradient)
+            else:
+                place.copy_(gradient)
+                self._written.add(name)
+
+        return write
+
+    def _reduce(self, index: int, flat: Flat) -> None:
+        whole = self.whole(flat)
+        self._zero_untouched(flat, whole)
+        self._written.difference_update(slot.parameter.name for slot in flat.slots)
+        self.comm.ledger.note(f"reduce {index} starts")
+        self._pending[flat.grad_home] = index, self._start(index, flat, whole)
+
+    def _start(self, index: int, flat: Flat, whole: Tensor) -> Wait:
+        if not flat.sharded:
+            return self.comm.all_reduce(REDUCE, whole, self.group)
+        if index not in self._reduced:
+            self._reduced.add(index)
+            return self.comm.reduce_scatter(REDUCE, self.shards[index], whole, self.group)
+        part = torch.empty_like(self.shards[index])
+        wait = self.comm.reduce_scatter(REDUCE, part, whole, self.group)
+        return partial(_add, wait, self.shards[index], part)
+
+    def _zero_untouched(self, flat: Flat, whole: Tensor) -> None:
+        """Parameters that got no gradient, and padding, hold what was there before."""
+        whole[flat.size :].zero_()
+        for slot in flat.slots:
+            if slot.parameter.name not in self._written:
+                whole[slot.start : slot.stop].zero_()
+
+    def _settle(self, home: Home) -> None:
+        index, wait = self._pending.pop(home)
+        wait()
+        self.comm.ledger.note(f"reduce {index} ends")
+
+    def parts(self) -> Iterator[tuple[Flat, Tensor]]:
+        """Each trainable flat with this rank's slice of its gradient."""
+        return ((flat, self.shards[index]) for index, flat in self.flats.items())
+
+
+def _add(wait: Wait, total: Tensor, part: Tensor) -> None:
+    wait()
+    total.add_(part)

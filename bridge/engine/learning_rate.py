@@ -1,0 +1,69 @@
+"""Learning-rate schedules as functions of the number of steps taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import cos, pi, sqrt
+
+from bridge.errors import ConfigError
+from bridge.plan import LearningRate
+
+DECAY_SHARE = 0.1
+"""Share of all steps that `wsd` decays over, at the end."""
+
+
+def learning_rate(peak: float, schedule: LearningRate, step: int) -> float:
+    """The learning rate after `step` updates (0: for the first one). Raises `ConfigError` if the shape lacks
+    its length.
+    """
+    warmup = schedule.warmup_steps or 0
+    if step < warmup:
+        start = schedule.warmup_from or 0.0
+        return start + (peak - start) * step / warmup
+    return _SHAPES[schedule.name or "constant"](peak, schedule, step, warmup)
+
+
+def _constant(peak: float, schedule: LearningRate, step: int, warmup: int) -> float:
+    return peak
+
+
+def _linear(peak: float, schedule: LearningRate, step: int, warmup: int) -> float:
+    return _between(peak, schedule, 1 - _progress(schedule, step, warmup))
+
+
+def _cosine(peak: float, schedule: LearningRate, step: int, warmup: int) -> float:
+    return _between(peak, schedule, (1 + cos(pi * _progress(schedule, step, warmup))) / 2)
+
+
+def _inverse_sqrt(peak: float, schedule: LearningRate, step: int, warmup: int) -> float:
+    return max(schedule.minimum or 0.0, peak * sqrt(max(warmup, 1) / max(step, 1)))
+
+
+def _wsd(peak: float, schedule: LearningRate, step: int, warmup: int) -> float:
+    start = max(warmup, _total(schedule) - round(DECAY_SHARE * _total(schedule)))
+    return peak if step < start else _between(peak, schedule, 1 - _progress(schedule, step, start))
+
+
+def _between(peak: float, schedule: LearningRate, share: float) -> float:
+    low = schedule.minimum or 0.0
+    return low + (peak - low) * share
+
+
+def _progress(schedule: LearningRate, step: int, start: int) -> float:
+    """Share of the decay that is over: 0 at `start`, 1 from the last step on."""
+    return min(1.0, (step - start) / max(1, _total(schedule) - start))
+
+
+def _total(schedule: LearningRate) -> int:
+    if schedule.total_steps is None:
+        raise ConfigError(f"optimizer.schedule.total_steps: unset, but {schedule.name} decays over it; set it")
+    return schedule.total_steps
+
+
+_SHAPES: Mapping[str, Callable[[float, LearningRate, int, int], float]] = {
+    "constant": _constant,
+    "linear": _linear,
+    "cosine": _cosine,
+    "inverse_sqrt": _inverse_sqrt,
+    "wsd": _wsd,
+}

@@ -1,0 +1,58 @@
+"""Loss scaling for fp16: a constant, or a scale that halves on overflow and doubles after a run of good
+steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from bridge.plan import Plan
+
+
+@dataclass
+class LossScaler:
+    """The scale and what decides its next change; `window` None keeps it constant."""
+
+    scale: float = 1.0
+    window: int | None = None
+    hysteresis: int = 1
+    minimum: float = 1.0
+    good: int = 0
+    tolerated: int = 0
+
+    @classmethod
+    def of(cls, plan: Plan) -> LossScaler:
+        """The scaler that `plan` asks for; formats other than fp16 need none. Defaults: 2**16, 1000, 2, 1."""
+        given = plan.precision.loss_scale
+        if plan.precision.compute != "fp16":
+            return cls()
+        if given.static is not None:
+            return cls(scale=given.static)
+        minimum = 1.0 if given.minimum is None else given.minimum
+        hysteresis = given.hysteresis or 2
+        return cls(given.initial or 2.0**16, given.window or 1000, hysteresis, minimum, tolerated=hysteresis - 1)
+
+    def update(self, overflow: bool) -> None:
+        """Take note of one step, as torch's scaler does; hysteresis is what Megatron and DeepSpeed add."""
+        if self.window is None:
+            return
+        if overflow:
+            self._overflow()
+        else:
+            self._good(self.window)
+
+    def _overflow(self) -> None:
+        self.good = 0
+        if self.tolerated > 0:
+            self.tolerated -= 1
+        else:
+            self.scale = max(self.scale / 2, self.minimum)
+
+    def _good(self, window: int) -> None:
+        self.good += 1
+        if self.good == window:
+            self.good, self.tolerated, self.scale = 0, self.hysteresis - 1, self.scale * 2
+
+    def state(self) -> dict[str, float | int | None]:
+        """What a checkpoint keeps."""
+        return asdict(self)

@@ -1,0 +1,1 @@
+"""Models to train out of the box."""

@@ -1,0 +1,236 @@
+"""A small GPT as a list of layers: grouped queries, rotary or learned positions, two norms, plain or
+gated MLP.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import sqrt
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bridge.engine.randomness import seed_of
+from bridge.errors import ConfigError
+from bridge.plan import Model
+
+SPREAD = 0.02
+"""Standard deviation of initial weights."""
+IGNORED = -100
+"""Target of a token that does not count, such as padding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """Shape of a GPT. Sizes as in a plan's model section; `sequence` bounds learned positions only."""
+
+    layers: int = 4
+    hidden: int = 128
+    heads: int = 4
+    kv_heads: int = 4
+    ffn: int = 512
+    vocab: int = 256
+    sequence: int = 128
+    norm: Literal["layer", "rms"] = "layer"
+    gated: bool = False
+    rotary: bool = True
+    tied: bool = True
+    bias: bool = True
+    dropout: float = 0.0
+
+    @classmethod
+    def of(cls, model: Model) -> Architecture:
+        """The shape that a plan states; what it leaves open follows from the rest."""
+        hidden, heads = model.hidden or cls().hidden, model.heads or cls().heads
+        return cls(
+            layers=model.layers or cls().layers,
+            hidden=hidden,
+            heads=heads,
+            kv_heads=model.kv_heads or heads,
+            ffn=model.ffn or 4 * hidden,
+            vocab=model.vocab or cls().vocab,
+            sequence=model.sequence or cls().sequence,
+        )
+
+    def problems(self) -> Iterator[str]:
+        """What does not fit together."""
+        if self.hidden % self.heads:
+            yield f"model.heads: {self.heads} does not divide hidden ({self.hidden}); use a divisor"
+        if self.heads % self.kv_heads:
+            yield f"model.kv_heads: {self.kv_heads} does not divide heads ({self.heads}); use a divisor"
+        if self.rotary and self.hidden // self.heads % 2:
+            yield f"model.heads: {self.hidden // self.heads} wide heads cannot rotate; make the width even"
+
+
+class GPT(nn.Sequential):
+    """Embedding, blocks and head. Takes tokens (batch, sequence); returns logits (batch, sequence, vocab).
+
+    Weights depend on `seed` and each parameter's name only, not on the order in which layers are made.
+    """
+
+    leading = 1
+    trailing = 1
+
+    def __init__(self, architecture: Architecture, seed: int = 1234) -> None:
+        ConfigError.raise_if(architecture.problems())
+        embedding = Embedding(architecture)
+        layers: list[tuple[str, nn.Module]] = [("embedding", embedding)]
+        layers += [(f"block{index}", Block(architecture)) for index in range(architecture.layers)]
+        layers.append(("head", Head(architecture, embedding)))
+        super().__init__(OrderedDict(layers))
+        for name, weight in self.named_parameters():
+            _initialize(name, weight, seed, architecture.layers)
+
+
+@torch.no_grad()
+def _initialize(name: str, weight: Tensor, seed: int, layers: int) -> None:
+    if weight.dim() < 2:
+        weight.fill_(0.0 if name.endswith("bias") else 1.0)
+        return
+    spread = SPREAD / sqrt(2 * layers) if name.endswith(("out.weight", "down.weight")) else SPREAD
+    weight.normal_(0.0, spread, generator=torch.Generator().manual_seed(seed_of(seed, name)))
+
+
+class Embedding(nn.Module):
+    """Tokens (batch, sequence) to vectors (batch, sequence, hidden)."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(architecture.vocab, architecture.hidden)
+        learned = not architecture.rotary
+        self.positions = nn.Embedding(architecture.sequence, architecture.hidden) if learned else None
+        self.dropout = nn.Dropout(architecture.dropout)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """See the class."""
+        vectors: Tensor = self.tokens(tokens)
+        if self.positions is not None:
+            vectors = vectors + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        dropped: Tensor = self.dropout(vectors)
+        return dropped
+
+
+class Block(nn.Module):
+    """Attention and MLP, each behind a norm and beside the residual stream (batch, sequence, hidden)."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = _norm(architecture), _norm(architecture)
+        self.attention = Attention(architecture)
+        self.mlp = MLP(architecture)
+        self.dropout = nn.Dropout(architecture.dropout)
+
+    def forward(self, stream: Tensor) -> Tensor:
+        """See the class."""
+        stream = stream + self.dropout(self.attention(self.norm1(stream)))
+        joined: Tensor = stream + self.dropout(self.mlp(self.norm2(stream)))
+        return joined
+
+
+class Attention(nn.Module):
+    """Causal attention in which groups of heads share keys and values. `heads` and `kv_heads` are
+    those of this rank.
+    """
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.rotary = (
+            architecture.heads,
+            architecture.kv_heads,
+            architecture.rotary,
+        )
+        self.width = architecture.hidden // architecture.heads
+        inner = self.kv_heads * self.width
+        self.query = nn.Linear(architecture.hidden, architecture.hidden, architecture.bias)
+        self.key = nn.Linear(architecture.hidden, inner, architecture.bias)
+        self.value = nn.Linear(architecture.hidden, inner, architecture.bias)
+        self.out = nn.Linear(architecture.hidden, architecture.hidden, architecture.bias)
+
+    def forward(self, stream: Tensor) -> Tensor:
+        """See the class."""
+        query, key = self._split(self.query(stream), self.heads), self._split(self.key(stream), self.kv_heads)
+        value = self._split(self.value(stream), self.kv_heads)
+        if self.rotary:
+            query, key = rotated(query), rotated(key)
+        groups = self.heads // self.kv_heads
+        if groups > 1:
+            key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        joined: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return joined
+
+    def _split(self, vectors: Tensor, heads: int) -> Tensor:
+        return vectors.view(*vectors.shape[:-1], heads, self.width).transpose(1, 2)
+
+
+class MLP(nn.Module):
+    """Two layers with GELU between them, or three with a SiLU gate."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        hidden, ffn, bias = architecture.hidden, architecture.ffn, architecture.bias
+        self.up = nn.Linear(hidden, ffn, bias)
+        self.gate = nn.Linear(hidden, ffn, bias) if architecture.gated else None
+        self.down = nn.Linear(ffn, hidden, bias)
+
+    def forward(self, stream: Tensor) -> Tensor:
+        """See the class."""
+        up = self.up(stream)
+        inner = F.gelu(up) if self.gate is None else F.silu(self.gate(stream)) * up
+        out: Tensor = self.down(inner)
+        return out
+
+
+class Head(nn.Module):
+    """Vectors (batch, sequence, hidden) to logits (batch, sequence, vocab)."""
+
+    def __init__(self, architecture: Architecture, embedding: Embedding) -> None:
+        super().__init__()
+        self.norm = _norm(architecture)
+        self.logits = nn.Linear(architecture.hidden, architecture.vocab, bias=False)
+        if architecture.tied:
+            self.logits.weight = embedding.tokens.weight
+
+    def forward(self, stream: Tensor) -> Tensor:
+        """See the class."""
+        logits: Tensor = self.logits(self.norm(stream))
+        return logits
+
+
+def rotated(heads: Tensor, base: float = 10_000.0) -> Tensor:
+    """Rotary embedding of (batch, heads, sequence, width): pairs half a width apart turn by an angle
+    for each position.
+    """
+    half = heads.shape[-1] // 2
+    exact = torch.float64 if heads.dtype == torch.float64 else torch.float32
+    places = torch.arange(heads.shape[-2], device=heads.device, dtype=exact)
+    rates = base ** (-torch.arange(half, device=heads.device, dtype=exact) / half)
+    angles = torch.outer(places, rates)
+    cos, sin = angles.cos().to(heads.dtype), angles.sin().to(heads.dtype)
+    first, second = heads[..., :half], heads[..., half:]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+def mean_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean over all tokens of logits (batch, sequence, vocab) against targets (batch, sequence)."""
+    return F.cross_entropy(_exact(logits), targets.flatten())
+
+
+def summed_cross_entropy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum over the tokens whose target is not `IGNORED`, and their number."""
+    total = F.cross_entropy(_exact(logits), targets.flatten(), ignore_index=IGNORED, reduction="sum")
+    return total, (targets != IGNORED).sum()
+
+
+def _exact(logits: Tensor) -> Tensor:
+    """Logits by token, in fp32 at least."""
+    return logits.flatten(0, -2).to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def _norm(architecture: Architecture) -> nn.Module:
+    kind = nn.LayerNorm if architecture.norm == "layer" else nn.RMSNorm
+    return kind(architecture.hidden, eps=1e-5)

@@ -1,0 +1,339 @@
+"""The engine: runs a plan's steps over the stages of a model, with DeepSpeed's interface."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from bridge.comm import Comm
+from bridge.engine.fields import accumulation_of
+from bridge.engine.formats import TORCH
+from bridge.engine.gradients import Gradients
+from bridge.engine.layers import facts, layers_of, parameter_facts
+from bridge.engine.learning_rate import learning_rate
+from bridge.engine.loss_scale import LossScaler
+from bridge.engine.optimizer import ShardOptimizer, clip_factor, setting, squared_norm
+from bridge.engine.stage import Draw, Stage, detached, differentiable
+from bridge.engine.weights import Weights
+from bridge.errors import BridgeError
+from bridge.findings import Finding
+from bridge.layout.partition import partition
+from bridge.layout.recompute import chunks
+from bridge.layout.residency import visits
+from bridge.layout.shard import Flat, Layout
+from bridge.layout.traffic import AGREE
+from bridge.plan import Plan
+
+Loss = Callable[[Any, Any], Tensor | tuple[Tensor, Tensor | int]]
+"""Takes the model's output and targets; returns a microbatch's mean loss, or its sum and the count to divide
+by.
+"""
+
+
+@dataclass
+class Pass:
+    """One microbatch between forward and backward: how much its loss counts, and for each stage the tensors
+    by which
+    gradients leave and enter it."""
+
+    weight: Tensor | float = 1.0
+    ends: list[tuple[list[Tensor], list[Tensor]]] = field(default_factory=list)
+
+
+@dataclass
+class Progress:
+    """Where training stands, and what the last step gave: mean loss over all ranks, gradient norm before
+    clipping.
+    """
+
+    steps: int = 0
+    skipped: int = 0
+    samples: int = 0
+    loss: float = math.nan
+    grad_norm: float = math.nan
+    lr: float = 0.0
+
+
+class Engine:
+    """Trains a model as a plan says: `train_batch`, or `engine(...)`, `backward` and `step` for each
+    microbatch.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: Plan,
+        comm: Comm,
+        device: torch.device,
+        loss_fn: Loss | None = None,
+        seed: int = 1234,
+        findings: Iterable[Finding] = (),
+    ) -> None:
+        self._module, self.plan, self.comm, self.device = model, plan, comm, device
+        self.loss_fn, self.seed, self.findings = loss_fn, seed, tuple(findings)
+        self.data = comm.group("data")
+        self.accumulation = accumulation_of(plan, self.data.size)
+        layers = layers_of(model)
+        ranges = partition(plan.stages, facts(model, layers))
+        self.stages = [Stage(layers, found, device) for found in chunks(plan.recompute, ranges)]
+        parameters = dict(model.named_parameters())
+        self.layout = Layout.of(plan, parameter_facts(parameters, layers, ranges), len(ranges), self.data.size)
+        self.weights = Weights(self.layout, parameters, comm, device)
+        self.gradients = Gradients(self.layout, parameters, comm, device)
+        self.optimizer = ShardOptimizer(plan.optimizer, self.weights.masters())
+        self.scaler, self.progress = LossScaler.of(plan), Progress()
+        self._micro = 0
+        self._pass: Pass | None = None
+        self._totals = torch.zeros(2, dtype=torch.float64, device=device)
+
+    @property
+    def module(self) -> nn.Module:
+        """The model; parameters with a buffer to themselves are whole in it, others while their
+        stage runs.
+        """
+        self.weights.settle()
+        return self._module
+
+    def train(self, mode: bool = True) -> Engine:
+        """Set training mode."""
+        self._module.train(mode)
+        return self
+
+    def eval(self) -> Engine:
+        """Set evaluation mode: `engine(...)` then keeps nothing for backward."""
+        return self.train(False)
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run one microbatch: its loss if the engine has a loss function (the last input is then the
+        targets), else the output.
+        """
+        return self._train_pass(inputs) if self._module.training else self._eval_pass(inputs)
+
+    def backward(self, loss: Tensor) -> Tensor:
+        """Accumulate the gradients of `loss`, which came from the last `engine(...)`, and reduce
+        what is due.
+        """
+        if self._pass is None:
+            raise BridgeError("backward: no forward pass is open; call engine(...) in training mode first")
+        self._refuse_more()
+        current, self._pass = self._pass, None
+        self._count(loss, current.weight)
+        self._backward(loss * current.weight * self.scaler.scale, current)
+        self._micro += 1
+        return loss
+
+    def step(self) -> bool:
+        """Update once all microbatches of a step are in; before that, do nothing. Returns whether weights
+        changed.
+        """
+        if not self.is_gradient_accumulation_boundary():
+            return False
+        self.gradients.finish()
+        squares, loss, weight = self._agree()
+        updated = math.isfinite(squares)
+        self._note(squares, loss, weight, updated)
+        if updated:
+            self._update(weight)
+        self.scaler.update(overflow=not updated)
+        self._begin()
+        return updated
+
+    def is_gradient_accumulation_boundary(self) -> bool:
+        """Whether all microbatches of the step have run backward."""
+        return self._micro == self.accumulation
+
+    def train_batch(self, batches: Iterable[Any] | Iterator[Any]) -> float:
+        """One step over the next `accumulation` of `batches`, each (inputs, targets); the mean loss over all
+        ranks.
+        """
+        self.train()
+        source = iter(batches)
+        for _ in range(self.accumulation):
+            self.backward(self(*self._next(source)))
+        self.step()
+        return self.progress.loss
+
+    @torch.no_grad()
+    def eval_batch(self, batch: Any) -> Any:
+        """Loss (or output, without a loss function) of one batch on this rank; moves neither random state nor
+        progress.
+        """
+        training = self._module.training
+        self.eval()
+        try:
+            return self._eval_pass(tuple(batch))
+        finally:
+            self.train(training)
+
+    def state_dict(self) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter whole, by global name, in the master format, one flat at a time. All ranks must
+        take part.
+        """
+        for index, flat in enumerate(self.layout.flats):
+            whole = self.weights.whole_master(index)
+            for slot in flat.slots:
+                yield slot.parameter.name, whole[slot.start : slot.stop].view(slot.parameter.shape)
+
+    def bytes(self) -> dict[str, int]:
+        """Bytes of the tensors that are kept on this rank, by kind."""
+        kinds = {
+            "weights": self.weights.stored(),
+            "gradients": self.gradients.tensors(),
+            "master": self.weights.masters_apart(),
+            "moments": self.optimizer.tensors(),
+        }
+        return {kind: sum(tensor.numel() * tensor.element_size() for tensor in tensors) for kind, tensors in kinds.items()}
+
+    def _next(self, source: Iterator[Any]) -> tuple[Any, ...]:
+        try:
+            return tuple(next(source))
+        except StopIteration:
+            raise BridgeError(
+                f"train_batch: data ended after {self._micro} microbatches of a step, expected"
+                f" {self.accumulation}; give more data"
+            ) from None
+
+    def _refuse_more(self) -> None:
+        if self.is_gradient_accumulation_boundary():
+            raise BridgeError(
+                f"backward: all {self.accumulation} microbatches of this step have run; call engine.step(),"
+                " or set batch.accumulation to the number wanted"
+            )
+
+    def _train_pass(self, inputs: tuple[Any, ...]) -> Any:
+        draw = Draw(self.seed, self.progress.steps + self.progress.skipped, self._place())
+        current = Pass()
+        path = visits(self.layout)
+        output = self._cast(self._inputs(inputs))
+        for place, stage in enumerate(self.stages):
+            self.weights.require(place, path[place + 1 :])
+            entered = detached(output)
+            output = self._run(place, stage, entered, draw)
+            current.ends.append((differentiable(entered), differentiable(output)))
+        self._pass = current
+        if self.loss_fn is None:
+            return output
+        loss, current.weight = self._loss(output, inputs[-1])
+        return loss
+
+    def _eval_pass(self, inputs: tuple[Any, ...]) -> Any:
+        path = visits(self.layout, training=False)
+        output = self._cast(self._inputs(inputs))
+        with torch.no_grad():
+            for place, stage in enumerate(self.stages):
+                self.weights.require(place, path[place + 1 :])
+                output = self._run(place, stage, output, None)
+            return output if self.loss_fn is None else self._loss(output, inputs[-1])[0]
+
+    def _run(self, place: int, stage: Stage, inputs: Any, draw: Draw | None) -> Any:
+        self.comm.ledger.note(f"forward {place} starts")
+        output = stage.forward(inputs, draw)
+        self.comm.ledger.note(f"forward {place} ends")
+        return output
+
+    def _inputs(self, inputs: tuple[Any, ...]) -> Any:
+        """What the first layer takes: everything but the targets; one input goes in bare."""
+        given = inputs[:-1] if self.loss_fn is not None else inputs
+        if not given:
+            raise BridgeError("engine(...): found no inputs beside the targets, expected inputs and targets; pass both")
+        return given[0] if len(given) == 1 else given
+
+    def _cast(self, inputs: Any) -> Any:
+        compute = self.plan.precision.compute
+
+        def cast(tensor: Tensor) -> Tensor:
+            wanted = TORCH[compute] if compute and tensor.is_floating_point() else tensor.dtype
+            return tensor.to(self.device, wanted)
+
+        return tree_map_only(Tensor, cast, inputs)
+
+    def _loss(self, output: Any, targets: Any) -> tuple[Tensor, Tensor | float]:
+        """The microbatch's mean loss, and how much it counts among the others."""
+        assert self.loss_fn is not None
+        found = self.loss_fn(output, tree_map_only(Tensor, lambda tensor: tensor.to(self.device), targets))
+        per_token = self.plan.loss == "per_token"
+        if isinstance(found, tuple):
+            count = torch.as_tensor(found[1], dtype=torch.float64, device=self.device)
+            return found[0] / count.clamp(min=1).to(found[0].dtype), count if per_token else 1.0
+        if per_token:
+            raise BridgeError("loss_fn: found a mean, but plan.loss is per_token; return a sum and its count")
+        return found, 1.0
+
+    def _backward(self, loss: Tensor, current: Pass) -> None:
+        """Backward through the last stage from `loss`, then stage by stage; `current` is emptied on
+        the way.
+        """
+        last = self._micro == self.accumulation - 1
+        path = range(len(self.stages) - 1, self.layout.first_trained - 1, -1)
+        after = () if last else visits(self.layout)
+        roots: list[Tensor] = [loss]
+        gradients: list[Tensor | None] = [None]
+        for place in path:
+            self.weights.require(place, (*path[len(self.stages) - place :], *after))
+            self.gradients.acquire(place)
+            self.comm.ledger.note(f"backward {place} starts")
+            torch.autograd.backward(roots, gradients)
+            self.comm.ledger.note(f"backward {place} ends")
+            self.gradients.reduce(place, last)
+            roots, gradients = _handed_down(current)
+
+    def _count(self, loss: Tensor, weight: Tensor | float) -> None:
+        self._totals[0] += loss.detach().double() * weight
+        self._totals[1] += weight
+
+    def _agree(self) -> tuple[float, float, float]:
+        """Sum over all ranks of squared gradients, losses and what losses count, in one collective."""
+        own = [part for flat, part in self.gradients.parts() if self._counts(flat)]
+        squares = squared_norm(own) if own else self._totals.new_zeros(())
+        vector = torch.cat([squares.view(1), self._totals])
+        self.comm.all_reduce(AGREE, vector, self.comm.world)()
+        first, second, third = vector.tolist()
+        return first, second, third
+
+    def _counts(self, flat: Flat) -> bool:
+        """Whether this rank's slice enters the global norm: each element must do so once."""
+        return flat.sharded or self.data.index == 0
+
+    def _note(self, squares: float, loss: float, weight: float, updated: bool) -> None:
+        progress, divisor = self.progress, max(weight, 1.0)
+        progress.loss = loss / divisor
+        progress.grad_norm = math.sqrt(squares) / (divisor * self.scaler.scale) if updated else math.inf
+        progress.lr = learning_rate(setting(self.plan.optimizer, "lr"), self.plan.optimizer.schedule, progress.steps)
+
+    def _update(self, weight: float) -> None:
+        clip = clip_factor(self.progress.grad_norm, setting(self.plan.optimizer, "clip"))
+        factor = clip / (max(weight, 1.0) * self.scaler.scale)
+        gradients = [part.to(TORCH[flat.master]) for flat, part in self.gradients.parts()]
+        if gradients:
+            torch._foreach_mul_(gradients, factor)
+        self.optimizer.step(gradients, self.progress.lr)
+        self.weights.refresh()
+
+    def _begin(self) -> None:
+        """Leave the step that ended behind."""
+        if self.progress.grad_norm < math.inf:
+            self.progress.steps += 1
+        else:
+            self.progress.skipped += 1
+        self.progress.samples += self.plan.batch.micro or 0
+        self.gradients.clear()
+        self._totals.zero_()
+        self._micro = 0
+
+    def _place(self) -> int:
+        """The open microbatch's place among those of all data ranks in this step."""
+        return self._micro * self.data.size + self.data.index
+
+
+def _handed_down(current: Pass) -> tuple[list[Tensor], list[Tensor | None]]:
+    """The outputs of the stage before, with the gradients that the stage after them left at its inputs."""
+    entered, _ = current.ends.pop()
+    outputs = current.ends[-1][1] if current.ends else []
+    pairs = [(output, leaf.grad) for output, leaf in zip(outputs, entered, strict=True) if leaf.grad is not None]
+    return [output for output, _ in pairs], [gradient for _, gradient in pairs]

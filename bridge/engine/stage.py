@@ -1,0 +1,74 @@
+"""Stages: consecutive layers that run together, some of which compute their activations again in backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.checkpoint import checkpoint
+
+from bridge.engine.layers import Layer
+from bridge.engine.randomness import reseed, scope, seed_of
+from bridge.layout.recompute import Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What random numbers of one microbatch depend on: the run's seed, the step, and its place among all
+    ranks'.
+    """
+
+    seed: int
+    step: int
+    microbatch: int
+
+
+class Stage:
+    """Layers that run one after the other, in chunks that are computed again or not."""
+
+    def __init__(self, layers: Sequence[Layer], chunks: Sequence[Chunk], device: torch.device) -> None:
+        self.device = device
+        self._chunks = tuple((tuple(layers[index] for index in chunk.layers), chunk.again) for chunk in chunks)
+
+    def forward(self, inputs: Any, draw: Draw | None) -> Any:
+        """Run the layers on `inputs`; `draw` is None in evaluation, which draws nothing and keeps nothing."""
+        for layers, again in self._chunks:
+            run = self._runner(layers, draw)
+            if again and draw is not None:
+                inputs = checkpoint(run, inputs, use_reentrant=False, preserve_rng_state=False)
+            else:
+                inputs = run(inputs)
+        return inputs
+
+    def _runner(self, layers: tuple[Layer, ...], draw: Draw | None) -> Callable[[Any], Any]:
+        """A function that runs `layers`, with the same random numbers each time it is called."""
+
+        def run(inputs: Any) -> Any:
+            for layer in layers:
+                inputs = layer.module(inputs) if draw is None else self._drawn(layer, inputs, draw)
+            return inputs
+
+        return run
+
+    def _drawn(self, layer: Layer, inputs: Any, draw: Draw) -> Any:
+        with scope(self.device):
+            reseed(seed_of(draw.seed, draw.step, draw.microbatch, layer.name), self.device)
+            return layer.module(inputs)
+
+
+def detached(values: Any) -> Any:
+    """`values` cut from their graph: leaves that collect the gradient which the stage before needs."""
+    return tree_map_only(Tensor, _leaf, values)
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+def differentiable(values: Any) -> list[Tensor]:
+    """The tensors in `values` that take part in backward."""
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor) and leaf.requires_grad]

@@ -1,0 +1,149 @@
+"""Weights: whole buffers that stages compute with, the slices that this rank owns, and gathers between the
+two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from bridge.comm import Comm, Wait
+from bridge.engine.formats import TORCH
+from bridge.layout.residency import Residency
+from bridge.layout.shard import Flat, Layout
+from bridge.layout.traffic import GATHER
+
+EXPORT = "export weights"
+INITIAL = "initial weights"
+
+
+class Weights:
+    """Flat weights of one rank. Parameters become views of the whole buffers; masters are what the optimizer
+    updates.
+    """
+
+    def __init__(self, layout: Layout, parameters: Mapping[str, nn.Parameter], comm: Comm, device: torch.device) -> None:
+        self.layout, self.comm, self.group = layout, comm, comm.group("data")
+        self.buffers = {
+            home: torch.zeros(size, dtype=TORCH[home.dtype], device=device) for home, size in layout.homes("weight").items()
+        }
+        self.shards = [self._shard(flat) for flat in layout.flats]
+        self.residency = Residency(layout)
+        self._pending: dict[int, Wait] = {}
+        for weight in parameters.values():
+            self.comm.broadcast(INITIAL, weight.data, self.group)()
+        self._adopt(parameters)
+
+    def whole(self, flat: Flat) -> Tensor:
+        """The whole of `flat`, padding included, if it is resident."""
+        return self.buffers[flat.weight_home][: flat.padded]
+
+    def owned(self, flat: Flat) -> Tensor:
+        """This rank's slice of the whole buffer."""
+        owned = flat.owned(self.group.index)
+        return self.whole(flat)[owned.start : owned.stop]
+
+    def require(self, stage: int, following: Sequence[int] = ()) -> None:
+        """Make `stage` whole, and start to gather for the stages that follow where buffers are free."""
+        for index in self.residency.due((stage, *following)):
+            self._gather(index)
+        for index in self.residency.needed(stage):
+            self._settle(index)
+
+    def refresh(self) -> None:
+        """After an update: shared buffers are out of date; flats with a buffer to themselves are gathered at
+        once.
+        """
+        trained = [index for index, flat in enumerate(self.layout.flats) if flat.trainable]
+        self.residency.drop(trained)
+        for index in trained:
+            if not self.layout.flats[index].weight_shared:
+                self.residency.hold(index)
+                self._gather(index)
+
+    def settle(self) -> None:
+        """Wait for every gather under way."""
+        for index in tuple(self._pending):
+            self._settle(index)
+
+    def masters(self) -> list[Tensor]:
+        """What the optimizer updates: the owned slice of each trainable flat, in the master format."""
+        return [shard for flat, shard in self._each() if flat.trainable]
+
+    def masters_apart(self) -> Iterable[Tensor]:
+        """Masters that are stored beside the weights that they are cast to."""
+        return (shard for flat, shard in self._each() if flat.trainable and not flat.master_is_weight)
+
+    def stored(self) -> Iterable[Tensor]:
+        """Whole buffers, and the slices of frozen flats that are kept beside them."""
+        yield from self.buffers.values()
+        yield from (shard for flat, shard in self._each() if not flat.trainable and flat.weight_shared)
+
+    def whole_master(self, index: int) -> Tensor:
+        """A fresh copy of one flat, whole, in the format of its owned slices. All data ranks must
+        take part.
+        """
+        flat, shard = self.layout.flats[index], self.shards[index]
+        if not flat.sharded:
+            return shard.clone()
+        if not self._apart(flat) and not flat.trainable:
+            return self.whole(flat).clone()
+        whole = torch.empty(flat.padded, dtype=shard.dtype, device=shard.device)
+        self.comm.all_gather(EXPORT, whole, shard, self.group)()
+        return whole
+
+    def _each(self) -> Iterable[tuple[Flat, Tensor]]:
+        return zip(self.layout.flats, self.shards, strict=True)
+
+    def _apart(self, flat: Flat) -> bool:
+        """Whether the owned slice is stored beside the whole buffer."""
+        return not flat.master_is_weight if flat.trainable else flat.weight_shared
+
+    def _shard(self, flat: Flat) -> Tensor:
+        if not self._apart(flat):
+            return self.owned(flat)
+        dtype = TORCH[flat.master if flat.trainable else flat.dtype]
+        return torch.zeros(flat.shard, dtype=dtype, device=self.whole(flat).device)
+
+    def _adopt(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Copy values into buffers and owned slices, then make the parameters views of the buffers."""
+        for index, flat in enumerate(self.layout.flats):
+            self._load(flat, self.shards[index], parameters)
+            if not flat.weight_shared:
+                self.residency.hold(index)
+            for slot in flat.slots:
+                view = self.whole(flat)[slot.start : slot.stop].view(slot.parameter.shape)
+                parameters[slot.parameter.name].data = view
+
+    @torch.no_grad()
+    def _load(self, flat: Flat, shard: Tensor, parameters: Mapping[str, nn.Parameter]) -> None:
+        for slot in flat.slots:
+            self.whole(flat)[slot.start : slot.stop].copy_(parameters[slot.parameter.name].view(-1))
+        for piece in flat.pieces(self.group.index):
+            values = parameters[piece.parameter.name].view(-1)[piece.start : piece.stop]
+            shard[piece.offset : piece.offset + len(values)].copy_(values)
+
+    @torch.no_grad()
+    def _gather(self, index: int) -> None:
+        flat, shard = self.layout.flats[index], self.shards[index]
+        self._vacate(flat)
+        own = self.owned(flat)
+        if own.data_ptr() != shard.data_ptr():
+            own.copy_(shard)
+        if flat.sharded:
+            self.comm.ledger.note(f"gather {index} starts")
+            self._pending[index] = self.comm.all_gather(GATHER, self.whole(flat), own, self.group)
+
+    def _vacate(self, flat: Flat) -> None:
+        """Wait for gathers into the same buffer that nobody waited for."""
+        for index in tuple(self._pending):
+            if self.layout.flats[index].weight_home == flat.weight_home:
+                self._settle(index)
+
+    def _settle(self, index: int) -> None:
+        wait = self._pending.pop(index, None)
+        if wait is not None:
+            wait()
+            self.comm.ledger.note(f"gather {index} ends")

@@ -1,0 +1,140 @@
+"""A parsed document: plain data, the line of every value, and what was odd about it; and the limits that hold for all formats."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bridge.errors import SourceError
+
+Key = tuple[str | int, ...]
+"""Place of a value: mapping keys and list positions from the root."""
+
+MAX_NODES = 100_000
+MAX_DEPTH = 100
+TEXT = "text"
+"""What messages call a source that has no name of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """A key written twice in one mapping: the lines of both, and the scalar that the later one replaced."""
+
+    key: Key
+    lines: tuple[int, int]
+    replaced: Any
+
+
+@dataclass(frozen=True)
+class Document:
+    """Parsed content: plain mappings, lists and scalars, and the line (from 1) of each value.
+
+    `format` is json, hjson, yaml or flags (then `data` is a list of words). `strings` holds the spelling of
+    numbers that YAML 1.1 loaders leave as strings, such as `1e-6`; `data` has the number.
+    """
+
+    data: Any
+    lines: Mapping[Key, int]
+    format: str
+    duplicates: tuple[Duplicate, ...] = ()
+    strings: Mapping[Key, str] = field(default_factory=dict)
+    name: str = TEXT
+
+    def line(self, *key: str | int) -> int | None:
+        """Line of the value at `key`, or of the nearest parent that has one."""
+        parents = (key[:length] for length in range(len(key), -1, -1))
+        return next((self.lines[parent] for parent in parents if parent in self.lines), None)
+
+
+Entry = tuple[str, "Node", int]
+"""One pair of a mapping: its name, its value, and the line of the name."""
+
+
+@dataclass(slots=True)
+class Node:
+    """A parsed value before duplicates are settled and aliases opened: a scalar, a list of nodes, or entries.
+
+    `spelling` is set for numbers that YAML 1.1 loaders leave as strings.
+    """
+
+    value: Any
+    line: int
+    kind: str = "scalar"
+    spelling: str = ""
+
+
+@dataclass
+class Builder:
+    """Turns nodes into plain data, within the limits."""
+
+    name: str
+    lines: dict[Key, int] = field(default_factory=dict)
+    strings: dict[Key, str] = field(default_factory=dict)
+    duplicates: list[Duplicate] = field(default_factory=list)
+
+    def document(self, root: Node, format: str) -> Document:
+        """The document under `root`; `SourceError` if it is beyond the limits or holds a number that is not finite."""
+        data = self.value(root, (), root.line)
+        return Document(data, self.lines, format, tuple(self.duplicates), self.strings, self.name)
+
+    def value(self, node: Node, key: Key, line: int) -> Any:
+        self.lines[key] = line
+        check_limits(len(self.lines), len(key), self.name, node.line)
+        if node.kind == "mapping":
+            return self.mapping(node.value, key)
+        if node.kind == "list":
+            return [self.value(item, (*key, index), item.line) for index, item in enumerate(node.value)]
+        return self.scalar(node, key)
+
+    def mapping(self, entries: list[Entry], key: Key) -> dict[str, Any]:
+        last: dict[str, tuple[Node, int]] = {}
+        for name, node, line in entries:
+            check_scalar(name, self.name, line, key)
+            if name in last:
+                self.replaced(*last[name], (*key, name), line)
+            last[name] = (node, line)
+        return {name: self.value(node, (*key, name), line) for name, (node, line) in last.items()}
+
+    def replaced(self, node: Node, before: int, key: Key, line: int) -> None:
+        self.duplicates.append(Duplicate(key, (before, line), node.value if node.kind == "scalar" else None))
+
+    def scalar(self, node: Node, key: Key) -> Any:
+        check_scalar(node.value, self.name, node.line, key)
+        if node.spelling:
+            self.strings[key] = node.spelling
+        return node.value
+
+
+def check_limits(nodes: int, depth: int, name: str, line: int) -> None:
+    """Refuse what no config needs: more than 100,000 values, or nesting deeper than 100."""
+    if nodes > MAX_NODES:
+        found = f"found more than {MAX_NODES:,} values, aliases opened"
+        raise SourceError(f"{name}: line {line}: {found}; a config is smaller, is this the right file?")
+    if depth > MAX_DEPTH:
+        found = f"found nesting deeper than {MAX_DEPTH} levels"
+        raise SourceError(f"{name}: line {line}: {found}; a config is flatter, is this the right file?")
+
+
+def check_scalar(value: Any, name: str, line: int | None, key: Key) -> None:
+    """Refuse NaN, infinity, numbers beyond the range of a float, and text with half a surrogate pair."""
+    if isinstance(value, float) and not math.isfinite(value):
+        found = "found NaN, infinity or a number out of range"
+        raise SourceError(f"{name}: line {line}: {dotted(key)}: {found}; write a finite number")
+    if isinstance(value, str) and not _encodable(value):
+        raise SourceError(f"{name}: line {line}: {dotted(key)!a}: found half a surrogate pair; write whole characters")
+
+
+def _encodable(text: str) -> bool:
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def dotted(key: Key) -> str:
+    """`key` as people write it: `zero_optimization.stage`."""
+    return ".".join(map(str, key)) or "the file"
+
+
+def integer(digits: str) -> int | float:
+    """A decimal integer; infinity, which no document may hold, where it has 400 digits or more."""
+    return int(digits) if len(digits) < 400 else math.inf

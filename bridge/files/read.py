@@ -1,0 +1,106 @@
+"""Sources to documents: a path or a text, read safely and parsed in the format that it is in."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+from bridge.config import shown
+from bridge.errors import SourceError
+from bridge.files.document import TEXT, Document
+from bridge.files.json import load_hjson, load_json_or_hjson
+from bridge.files.words import BLANK, load_words
+from bridge.files.yaml import load_yaml
+
+Loader = Callable[[str, str], Document]
+
+MAX_BYTES = 16 * 2**20
+LOADERS: Mapping[str, Loader] = {
+    ".json": load_json_or_hjson,
+    ".hjson": load_hjson,
+    ".yaml": load_yaml,
+    ".yml": load_yaml,
+    ".txt": load_words,
+    ".args": load_words,
+}
+
+
+def load(source: str | Path | Document, name: str | None = None) -> Document:
+    """Read a file, or text: a string with a line break, or one that opens like JSON or like a flag.
+
+    The suffix picks the format, else the content does. A `Document` is returned as it is. Raises `SourceError`.
+    """
+    if isinstance(source, Document):
+        return source
+    if isinstance(source, str) and is_text(source):
+        return parse(source, name or TEXT)
+    return parse(read_text(source), name or str(source), Path(source).suffix.lower())
+
+
+def is_text(source: str) -> bool:
+    """Whether `source` is content rather than the path of a file."""
+    return "\n" in source or not source.strip() or source.lstrip().startswith(("{", "[", "--"))
+
+
+def parse(text: str, name: str = TEXT, suffix: str = "") -> Document:
+    """Parse `text` in the format that `suffix` (`.json`, ...) or else the content stands for."""
+    if not text.strip():
+        raise SourceError(f"{name}: empty; expected a config")
+    document = (LOADERS.get(suffix) or _sniffed(text))(text, name)
+    if not isinstance(document.data, dict | list):
+        found = shown(document.data, 30)
+        raise SourceError(f"{name}: found only {found}; expected a mapping of settings or a list of flags")
+    return document
+
+
+def _sniffed(text: str) -> Loader:
+    blank = BLANK.match(text)
+    start = text[blank.end() if blank else 0 :][:3]
+    if re.match(r"--?[a-zA-Z]", start):
+        return load_words
+    return load_json_or_hjson if start[:1] in ("{", "[", "/") else load_yaml
+
+
+def read_text(path: str | Path) -> str:
+    """Text of the UTF-8 file at `path`, line ends as `\\n`; `SourceError` if it is no such file or over 16 MiB."""
+    try:
+        with open(path, "rb") as stream:
+            _check_size(os.fstat(stream.fileno()).st_size, path)
+            return read_stream(stream, str(path))
+    except FileNotFoundError:
+        raise SourceError(f"{path}: no such file; check the path") from None
+    except IsADirectoryError:
+        raise SourceError(f"{path}: found a directory, expected a config file; name a file in it") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise SourceError(f"{_printable(str(path))}: cannot be read ({reason.lower()}); check the path") from None
+
+
+def read_stream(stream: BinaryIO, name: str) -> str:
+    """Text of a binary stream; `SourceError` if it is not text or over 16 MiB."""
+    content = stream.read(MAX_BYTES + 1)
+    _check_size(len(content), name)
+    return _decoded(content, name)
+
+
+def _check_size(size: int, name: str | Path) -> None:
+    if size > MAX_BYTES:
+        limit = MAX_BYTES >> 20
+        raise SourceError(f"{name}: found more than {limit} MiB; a config is smaller, is this the right file?")
+
+
+def _decoded(content: bytes, name: str) -> str:
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise SourceError(f"{name}: found bytes that are not UTF-8 (at {error.start}); save it as UTF-8 text") from None
+    if "\0" in text:
+        raise SourceError(f"{name}: found binary data, expected text; is this the right file?")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _printable(path: str) -> str:
+    return path if path.isprintable() else path.encode("unicode_escape").decode()

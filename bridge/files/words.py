@@ -1,0 +1,50 @@
+"""Command-line flags in a text file, split as a shell splits them; nothing is expanded or run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from bridge.errors import SourceError
+from bridge.files.document import TEXT, Document, Key, check_limits
+
+BLANK = re.compile(r"(?:\s|\\\n|#[^\n]*)+")
+WORD = re.compile(r"""(?:[^\s'"\\]++|\\.|'[^']*+'|"(?:[^"\\]|\\.)*+")++""", re.DOTALL)
+PART = re.compile(r"""\\(?P<bare>.)|'(?P<single>[^']*+)'|"(?P<double>(?:[^"\\]|\\.)*+)\"""", re.DOTALL)
+
+
+def load_words(text: str, name: str = TEXT) -> Document:
+    """Split flags: one or more a line, quotes, `\\` at line ends, `#` comments at the start of a word."""
+    words: list[str] = []
+    lines: dict[Key, int] = {(): 1}
+    for line, word in _words(text, name):
+        lines[(len(words),)] = line
+        words.append(_unquoted(word))
+        check_limits(len(words), 1, name, line)
+    if not words:
+        raise SourceError(f"{name}: holds only comments; expected flags")
+    return Document(words, lines, "flags", name=name)
+
+
+def _words(text: str, name: str) -> Iterator[tuple[int, str]]:
+    position, line = 0, 1
+    while position < len(text):
+        found = BLANK.match(text, position) or WORD.match(text, position)
+        if found is None:
+            raise SourceError(f"{name}: line {line}: found a quote or a backslash that nothing follows; close it")
+        if not BLANK.fullmatch(found[0]):
+            yield line, found[0]
+        line += found[0].count("\n")
+        position = found.end()
+
+
+def _unquoted(word: str) -> str:
+    return PART.sub(_part, word)
+
+
+def _part(match: re.Match[str]) -> str:
+    if match["bare"] is not None:
+        return match["bare"].removeprefix("\n")
+    if match["single"] is not None:
+        return match["single"]
+    return re.sub(r'\\(["\\$`\n])', lambda escape: escape[1].removeprefix("\n"), match["double"])

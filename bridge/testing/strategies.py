@@ -1,0 +1,283 @@
+"""Strategies for plans and for configs that their stack accepts, made of annotated types, bounds and release facts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from math import prod
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from bridge.config import fields
+from bridge.dialect import Config, Dialect
+from bridge.errors import BridgeError
+from bridge.plan import Plan, paths
+
+Group = Mapping[str, Any]
+"""Values by path that belong together: a stack takes all of them or none."""
+
+WORDS = "abcxyzABC019_-. /:'\"\\#$é"
+WORLDS = (1, 2, 4, 8, 3, 6, 12, 16, 24, 32, 64, 96, None)
+LARGE = 10**9
+EXTRAS = 48
+"""Fields beside the core of a config that are tried, at most."""
+RARE = 12
+"""How much more often a field that few releases have is tried where it exists, at most."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a config is drawn for: a release, a world size in ranks (None: left open), and an entry point."""
+
+    version: str
+    world_size: int | None
+    entry: str
+
+
+def _empty(case: Case) -> SearchStrategy[Sequence[Group]]:
+    return st.just(())
+
+
+def _typed(case: Case, path: str) -> SearchStrategy[Any] | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a dialect adds to its schema, as `PART` in its module `strategies`.
+
+    `core` draws groups of values: the first must be accepted, each further one stays if it is. `paths` names the fields of
+    a case (None: all of the schema), `values` draws one field where its type says too little (None: the type is enough),
+    `beside` is what a field cannot do without, `entries` the entry points, likelier ones repeated.
+    """
+
+    core: Callable[[Case], SearchStrategy[Sequence[Group]]] = _empty
+    paths: Callable[[Case], Iterable[str]] | None = None
+    values: Callable[[Case, str], SearchStrategy[Any] | None] = _typed
+    beside: Mapping[str, Group] = field(default_factory=dict)
+    entries: tuple[str, ...] = ("",)
+
+
+@cache
+def part_of(dialect: Dialect) -> Part:
+    """The `PART` of the module `strategies` in the dialect's package; an empty one if there is no such module."""
+    name = type(dialect).__module__ + ".strategies"
+    part: Part = import_module(name).PART if find_spec(name) else Part()
+    return part
+
+
+# Configs
+
+
+def configs(dialect: Dialect, version: str | None = None, world_size: int | None = None) -> SearchStrategy[Config]:
+    """Configs that `dialect` accepts, of any release and world size unless given.
+
+    Every field of every release is off its default in some of them. What is given is explicit: no value is None.
+    """
+    if version is not None:
+        dialect.release(version)
+    return _configs(dialect, version, world_size)
+
+
+@st.composite
+def _configs(draw: DrawFn, dialect: Dialect, version: str | None, world_size: int | None) -> Config:
+    part = part_of(dialect)
+    release = version or draw(st.sampled_from(dialect.versions[::-1]))
+    world = world_size or draw(st.sampled_from(WORLDS))
+    case = Case(release, world, draw(st.sampled_from(part.entries)))
+    first, *more = draw(part.core(case)) or ({},)
+    config = dialect.config(first, case.version, case.world_size, case.entry)
+    config = grown(config, more)
+    return grown(config, draw(_extras(config, case)))
+
+
+def grown(config: Config, groups: Sequence[Group]) -> Config:
+    """`config` with each of `groups` that its stack accepts on top, found by halving; what is given already stays."""
+    if not groups:
+        return config
+    more = _accepted(config, groups)
+    if more is not None:
+        return more
+    if len(groups) == 1:
+        return config
+    half = len(groups) // 2
+    return grown(grown(config, groups[:half]), groups[half:])
+
+
+def _accepted(config: Config, groups: Sequence[Group]) -> Config | None:
+    merged = {path: value for group in groups for path, value in group.items()}
+    try:
+        return config.dialect.config({**merged, **config.given}, config.version, config.world_size, config.entry)
+    except BridgeError:
+        return None
+
+
+@st.composite
+def _extras(draw: DrawFn, config: Config, case: Case) -> Sequence[Group]:
+    """Groups for some fields that are still open, each with what it cannot do without."""
+    part, names = part_of(config.dialect), _weighted(config.dialect, case)
+    count = draw(st.integers(0, EXTRAS))
+    chosen = draw(st.lists(st.sampled_from(names), min_size=count, max_size=count))
+    open_ = [path for path in dict.fromkeys(chosen) if path not in config.given]
+    return [{path: _off(draw(_values(config.dialect, case, path)), config.effective.get(path)), **part.beside.get(path, {})} for path in open_]
+
+
+def _off(value: Any, default: Any) -> Any:
+    """The other value of a switch if this one says nothing new."""
+    return not value if isinstance(value, bool) and value is default else value
+
+
+@cache
+def _values(dialect: Dialect, case: Case, path: str) -> SearchStrategy[Any]:
+    own = part_of(dialect).values(case, path)
+    return own if own is not None else values(fields(dialect.schema)[path].annotation)
+
+
+def paths_of(dialect: Dialect, case: Case) -> tuple[str, ...]:
+    """Fields that the release has at that entry point."""
+    own = part_of(dialect).paths
+    return tuple(fields(dialect.schema)) if own is None else tuple(own(case))
+
+
+@cache
+def _weighted(dialect: Dialect, case: Case) -> tuple[str, ...]:
+    """The fields of a case, those of few releases several times over."""
+    spread = _spread(dialect, case.entry)
+    having = paths_of(dialect, case)
+    return tuple(path for path in having for _ in range(min(RARE, len(dialect.versions) // spread[path])))
+
+
+@cache
+def _spread(dialect: Dialect, entry: str) -> Mapping[str, int]:
+    """How many releases have each field."""
+    found: dict[str, int] = {}
+    for version in dialect.versions:
+        for path in paths_of(dialect, Case(version, None, entry)):
+            found[path] = found.get(path, 0) + 1
+    return found
+
+
+# Values of a type
+
+
+def values(annotation: Any) -> SearchStrategy[Any]:
+    """Values of an annotated type within its bounds; None is not among them."""
+    return _of(annotation, ())
+
+
+def _of(annotation: Any, bounds: tuple[Any, ...]) -> SearchStrategy[Any]:
+    origin, inside = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _of(inside[0], (*_bounds(inside[1:]), *bounds))
+    if origin in (Union, UnionType):
+        return st.one_of([_of(part, bounds) for part in inside if part is not NoneType])
+    if origin is Literal:
+        return st.sampled_from(inside)
+    if origin is tuple:
+        return _tuple(inside)
+    if origin is list:
+        return st.lists(_of(inside[0], ()), min_size=1, max_size=3)
+    return _plain(origin or annotation, bounds)
+
+
+def _bounds(metadata: Iterable[Any]) -> tuple[Any, ...]:
+    """Bounds among an annotation's metadata, also those inside of a pydantic field."""
+    return tuple(bound for item in metadata for bound in (item, *getattr(item, "metadata", ())))
+
+
+def _tuple(inside: tuple[Any, ...]) -> SearchStrategy[tuple[Any, ...]]:
+    if inside[-1] is Ellipsis:
+        return st.lists(_of(inside[0], ()), min_size=1, max_size=3).map(tuple)
+    return st.tuples(*(_of(part, ()) for part in inside))
+
+
+def _plain(kind: Any, bounds: tuple[Any, ...]) -> SearchStrategy[Any]:
+    if kind is bool:
+        return st.booleans()
+    if kind is int:
+        return _whole(bounds)
+    if kind is float:
+        return _real(bounds)
+    if kind is str:
+        return words()
+    return st.dictionaries(st.sampled_from(("a", "b c", "d")), _free(), min_size=1) if kind is dict else _free()
+
+
+def words() -> SearchStrategy[str]:
+    """Short texts with what quoting has to get right; never empty."""
+    return st.text(WORDS, min_size=1, max_size=8)
+
+
+def _free() -> SearchStrategy[Any]:
+    return st.one_of(st.booleans(), st.integers(0, 99), st.floats(0, 1), words(), st.lists(st.integers(0, 9), max_size=2))
+
+
+def _least(bounds: tuple[Any, ...]) -> float | None:
+    return max((bound.ge if isinstance(bound, Ge) else bound.gt for bound in bounds if isinstance(bound, Ge | Gt)), default=None)
+
+
+def _most(bounds: tuple[Any, ...]) -> float | None:
+    return min((bound.le if isinstance(bound, Le) else bound.lt for bound in bounds if isinstance(bound, Le | Lt)), default=None)
+
+
+def _whole(bounds: tuple[Any, ...]) -> SearchStrategy[int]:
+    least, most = _least(bounds), _most(bounds)
+    low = -8 if least is None else int(least) + (Gt(least) in bounds)
+    high = LARGE if most is None else int(most) - (Lt(most) in bounds)
+    return st.integers(low, min(high, low + 64)) | st.integers(low, high)
+
+
+def _real(bounds: tuple[Any, ...]) -> SearchStrategy[float]:
+    least, most = _least(bounds), _most(bounds)
+    return st.floats(
+        -LARGE if least is None else least,
+        LARGE if most is None else most,
+        exclude_min=least is not None and Gt(least) in bounds,
+        exclude_max=most is not None and Lt(most) in bounds,
+        allow_subnormal=False,
+    )
+
+
+# Plans
+
+AXES = ("parallel.data", "parallel.tensor", "parallel.pipeline", "parallel.context")
+SIZES: Mapping[str, SearchStrategy[Any]] = {
+    **dict.fromkeys((*AXES, "parallel.expert", "parallel.expert_tensor"), st.sampled_from((1, 2, 4, 8, 3))),
+    **dict.fromkeys(("batch.micro", "batch.accumulation", "schedule.virtual", "recompute.layers"), st.integers(1, 8)),
+    "model.layers": st.integers(1, 96),
+    "model.hidden": st.integers(1, 64).map(lambda count: 128 * count),
+    "model.heads": st.sampled_from((8, 16, 32, 64)),
+}
+"""Sizes as runs have them, where the type alone would allow a billion."""
+
+
+@st.composite
+def plans(draw: DrawFn) -> Plan:
+    """Plans with any fields set; batch triangle and stage boundaries agree with the rest."""
+    chosen = draw(st.sets(st.sampled_from(tuple(paths())), max_size=len(paths())))
+    flat = {path: draw(SIZES.get(path, values(paths()[path].annotation))) for path in paths() if path in chosen}
+    return Plan.of({**flat, **_batch(flat), **_boundaries(draw, flat)})
+
+
+def _batch(flat: Group) -> Group:
+    """The global batch that the other sides give; open where one of them is."""
+    sides = [flat.get(side) for side in ("batch.micro", "batch.accumulation", "parallel.data")]
+    known = [side for side in sides if side is not None]
+    return {"batch.global_": prod(known) if len(known) == len(sides) else None}
+
+
+def _boundaries(draw: DrawFn, flat: Group) -> Group:
+    """Stages that hold all layers, if there are layers to cut and a pipeline to cut them for."""
+    layers, ranks = flat.get("model.layers"), flat.get("parallel.pipeline")
+    if "stages.boundaries" not in flat or layers is None or ranks is None:
+        return {"stages.boundaries": None}
+    cuts = ranks * (flat.get("schedule.virtual") or 1) - 1
+    inner = sorted(draw(st.lists(st.integers(0, layers), min_size=cuts, max_size=cuts)))
+    return {"stages.boundaries": (0, *inner, layers)}

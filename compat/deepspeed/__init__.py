@@ -1,0 +1,175 @@
+"""The DeepSpeed dialect: JSON configs of DeepSpeed 0.15.0 to 0.19.8, and what belongs in the script beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from bridge.config import Section, Values
+from bridge.dialect import Config, Dialect, Reading, Written
+from bridge.errors import VersionError
+from bridge.findings import Finding
+from bridge.rules import Effect, Rule
+
+if TYPE_CHECKING:
+    from compat.deepspeed.releases import Release
+
+
+class DeepSpeedConfig(Config):
+    """A DeepSpeed config; `ds_config` is the mapping that `deepspeed.initialize` takes, `script` the code beside it."""
+
+    @cached_property
+    def ds_config(self) -> dict[str, Any]:
+        """What goes into the file, nested."""
+        from compat.deepspeed.formats import plain
+
+        return plain(self.given, self.opaque)
+
+    @cached_property
+    def script(self) -> str:
+        """A short training script that fits the file."""
+        from compat.deepspeed.code import script
+
+        return script(self.given, self.world_size)
+
+
+PARTIAL = "plan"
+"""Entry point of a config made from a plan: it may leave the batch open."""
+BATCH = "train_micro_batch_size_per_gpu"
+
+
+def _open_batch(config: Config) -> Iterator[Finding]:
+    if config.entry == PARTIAL and config.effective.get(BATCH) is None:
+        yield Finding(BATCH, "open in the source; DeepSpeed refuses the file until it is given", Effect.NUMBERS)
+
+
+class DeepSpeedDialect(Dialect):
+    """DeepSpeed, 0.15.0 to 0.19.8."""
+
+    default_entry: ClassVar[str] = PARTIAL
+    name: ClassVar[str] = "deepspeed"
+    title: ClassVar[str] = "DeepSpeed"
+    formats: ClassVar[tuple[str, ...]] = ("json",)
+    config_type: ClassVar[type[Config]] = DeepSpeedConfig
+
+    @cached_property
+    def schema(self) -> type[Section]:
+        """Every key, typed."""
+        from compat.deepspeed.schema import DeepSpeed
+
+        return DeepSpeed
+
+    @cached_property
+    def rules(self) -> tuple[Rule, ...]:
+        """The table to and from `Plan`."""
+        from compat.deepspeed.rules import table
+
+        return table()
+
+    @cached_property
+    def versions(self) -> tuple[str, ...]:
+        """Releases covered, oldest first."""
+        from compat.deepspeed.releases import KNOWN
+
+        return KNOWN
+
+    def read(
+        self,
+        source: Any,
+        version: str | None = None,
+        world_size: int | None = None,
+        lenient: bool = False,
+        *,
+        auto: Mapping[str, Any] | None = None,
+        code: Mapping[str, Any] | None = None,
+    ) -> Config:
+        """Read JSON, HJSON, a mapping, a base64 string or a live config, and check it as that release would.
+
+        `auto` resolves "auto": values by key, and facts for the Hugging Face rules (`compat.deepspeed.auto.FACTS`); without it
+        every "auto" is an error.
+        `code` is what the training script says, such as `{"pipeline_stages": 2}`. Raises `BridgeError` with every problem.
+        """
+        release = self.release(version)
+        ranks = {"world_size": world_size} if world_size is not None else {}
+        reading = self._parsed(source, release, lenient, None if auto is None else {**ranks, **auto}, code)
+        config = self.build(reading, release, world_size)
+        _ = config.effective
+        return config
+
+    def parse(self, source: Any, version: str, lenient: bool) -> Reading:
+        """Typed values, spellings and remarks from a source."""
+        return self._parsed(source, version, lenient, None, None)
+
+    def _parsed(
+        self, source: Any, version: str, lenient: bool, auto: Mapping[str, Any] | None, code: Mapping[str, Any] | None
+    ) -> Reading:
+        from compat.deepspeed import formats
+
+        return formats.read(source, self._at(version), lenient, auto, code)
+
+    def _at(self, version: str) -> Release:
+        from compat.deepspeed.releases import release
+
+        return release(version)
+
+    def effective(self, config: Config) -> Values:
+        """What DeepSpeedConfig of the release would hold, and the defaults of the optimizer and scheduler behind it."""
+        from compat.deepspeed.effective import effective
+
+        return Values(effective(config.given, config.version, config.world_size, partial=config.entry == PARTIAL))
+
+    def inspect(self, config: Config) -> tuple[Finding, ...]:
+        """What DeepSpeed accepts and then ignores or gets wrong."""
+        from compat.deepspeed.traps import inspect
+
+        return (*_open_batch(config), *inspect(config.effective, config.given, config.version, config.world_size, config.origins))
+
+    def render(self, config: Config, format: str | None = None) -> Written:
+        """Explicit JSON, the code part, and the launch command."""
+        from compat.deepspeed import code, formats
+
+        self._checked_format(format)
+        return Written(
+            self.name,
+            formats.text(config.given, config.opaque),
+            "json",
+            code=code.settings(config.given),
+            snippet=code.script(config.given, config.world_size),
+            environment=code.environment(config.given),
+            launch=code.launch(config.given, config.world_size),
+        )
+
+    def _checked_format(self, format: str | None) -> None:
+        if format not in (None, *self.formats, "hjson"):
+            raise VersionError(f"{self.name}: cannot write {format}; it writes {', '.join(self.formats)}")
+
+    def format_of(self, path: str | Path | None) -> str | None:
+        """JSON for `.json` and `.hjson`, which is a superset of it."""
+        return "json" if path is not None and Path(path).suffix in (".json", ".hjson") else None
+
+    def recognises(self, data: Any) -> int:
+        """How many of the top-level keys are DeepSpeed's own."""
+        from compat.deepspeed.releases import KEYS
+
+        if not isinstance(data, Mapping):
+            return 0
+        own = {key.partition(".")[0] for key in KEYS}
+        return sum(isinstance(key, str) and key in own for key in data)
+
+    def config(self, given: Mapping[str, Any], version: str | None = None, world_size: int | None = None, entry: str = "") -> Config:
+        """A config from values by schema path, None for unset, checked as `read` checks."""
+        from compat.deepspeed.formats import NULLABLE
+
+        kept = {path: value for path, value in given.items() if value is not None or path in NULLABLE}
+        return super().config(kept, version, world_size, entry)
+
+    def to_object(self, config: Config) -> Any:
+        """The installed DeepSpeed's own config object; `VersionError` if that is another release."""
+        from compat.deepspeed.live import build
+
+        return build(config)
+
+
+DIALECT = DeepSpeedDialect()

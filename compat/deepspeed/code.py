@@ -1,0 +1,135 @@
+"""The code part of a config: what DeepSpeed wants in the training script, as values, as a script, and as a launch command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from bridge.config import nest
+
+FILE = "ds_config.json"
+SCRIPT = "train.py"
+PER_NODE = 8
+"""Accelerators that a node is taken to have where the command must name nodes."""
+
+Flat = Mapping[str, Any]
+
+
+def settings(given: Flat) -> dict[str, Any]:
+    """The code part as nested values, without its leading `code`."""
+    found: dict[str, Any] = nest({path: value for path, value in given.items() if path.startswith("code.")})
+    return dict(found.get("code", {}))
+
+
+def _size(values: Flat, name: str) -> int:
+    return int(values.get(f"code.{name}") or 1)
+
+
+def _piped(values: Flat) -> bool:
+    return _size(values, "pipeline_stages") > 1
+
+
+def _mpu(values: Flat) -> bool:
+    """Whether the script hands an mpu to `deepspeed.initialize`; PipelineModule brings its own."""
+    return not _piped(values) and (_size(values, "tensor_parallel") > 1 or _size(values, "context_parallel") > 1)
+
+
+def _autotp(values: Flat) -> int:
+    return int(values.get("tensor_parallel.autotp_size") or 0)
+
+
+def script(values: Flat, world_size: int | None = None) -> str:
+    """A short training script that fits the JSON: it names what the reader fills in."""
+    return "\n".join(["import deepspeed", *_imports(values), "", *_model(values, world_size), *_checkpointing(values), "", *_start(values)]) + "\n"
+
+
+def _imports(values: Flat) -> Iterator[str]:
+    if _piped(values):
+        yield "from deepspeed.pipe import PipelineModule"
+    if _piped(values) and _size(values, "tensor_parallel") > 1:
+        yield "from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology"
+
+
+def _model(values: Flat, world_size: int | None) -> Iterator[str]:
+    if _piped(values):
+        yield from _pipeline(values, world_size)
+    else:
+        yield "model = build_model()  # your module"
+    if _mpu(values):
+        yield f"mpu = build_groups({', '.join(_groups(values))})  # Megatron-style: get_model_parallel_*, get_data_parallel_*"
+    if _autotp(values) > 1:
+        yield f"model = deepspeed.tp_model_init(model, tp_size={_autotp(values)}, dtype=dtype)  # every rank of a group reads the same data"
+
+
+def _groups(values: Flat) -> Iterator[str]:
+    for name, argument in (("tensor_parallel", "tensor"), ("context_parallel", "sequence")):
+        if _size(values, name) > 1:
+            yield f"{argument}={_size(values, name)}"
+
+
+def _pipeline(values: Flat, world_size: int | None) -> Iterator[str]:
+    stages, tensor = _size(values, "pipeline_stages"), _size(values, "tensor_parallel")
+    shape = f"num_stages={stages}"
+    if tensor > 1:
+        data = "data_ranks" if world_size is None else world_size // (stages * tensor)
+        yield f"topology = PipeModelDataParallelTopology(num_pp={stages}, num_mp={tensor}, num_dp={data})"
+        shape = "topology=topology"
+    arguments = {
+        "partition_method": repr(values.get("code.partition_method") or "parameters"),
+        "activation_checkpoint_interval": values.get("pipeline.activation_checkpoint_interval") or 0,
+    }
+    yield "model = PipelineModule("
+    yield "    layers=build_layers(),  # your layers, in order"
+    yield f"    {shape},"
+    yield "    loss_fn=loss_fn,"
+    yield from (f"    {name}={value}," for name, value in arguments.items())
+    yield ")"
+
+
+def _checkpointing(values: Flat) -> Iterator[str]:
+    if values.get("code.checkpointing"):
+        mpu = "model.mpu()" if _piped(values) else "mpu" if _mpu(values) else "None"
+        every = values.get("code.checkpoint_interval") or 1
+        yield f'deepspeed.checkpointing.configure({mpu}, deepspeed_config="{FILE}")'
+        yield f"# in the model, for every {'layer' if every == 1 else f'{every} layers'}: deepspeed.checkpointing.checkpoint(layers, hidden)"
+
+
+def _start(values: Flat) -> Iterator[str]:
+    yield "engine, optimizer, loader, scheduler = deepspeed.initialize("
+    yield "    model=model,"
+    yield "    model_parameters=[p for p in model.parameters() if p.requires_grad],"
+    if values.get("optimizer.type") is None:
+        yield "    optimizer=build_optimizer,  # the file names none"
+    if any(path.startswith("code.scheduler.") for path in values):
+        yield f"    lr_scheduler=build_scheduler,  # {_schedule(values)}"
+    if _mpu(values):
+        yield "    mpu=mpu,"
+    yield f'    config="{FILE}",'
+    yield ")"
+    yield "loss = engine.train_batch(iterator)" if _piped(values) else "loss = engine(batch); engine.backward(loss); engine.step()  # for each micro batch"
+
+
+def _schedule(values: Flat) -> str:
+    prefix = "code.scheduler."
+    parts = {path.removeprefix(prefix): value for path, value in values.items() if path.startswith(prefix)}
+    return ", ".join(f"{name} {value}" for name, value in parts.items())
+
+
+def launch(values: Flat, world_size: int | None) -> tuple[str, ...]:
+    """The command that starts the script on `world_size` ranks."""
+    return ("deepspeed", *_ranks(values, world_size), SCRIPT, "--deepspeed_config", FILE)
+
+
+def _ranks(values: Flat, world_size: int | None) -> tuple[str, ...]:
+    flag = "--num_gpus" if values.get("code.accelerator") in (None, "cuda") else "--num_accelerators"
+    if world_size is None:
+        return ()
+    if world_size > PER_NODE and world_size % PER_NODE == 0:
+        return ("--hostfile", "hostfile", "--num_nodes", str(world_size // PER_NODE), flag, str(PER_NODE))
+    return (flag, str(world_size))
+
+
+def environment(values: Flat) -> dict[str, str]:
+    """Variables that the run needs."""
+    accelerator = values.get("code.accelerator")
+    return {"DS_ACCELERATOR": accelerator} if accelerator else {}

@@ -1,0 +1,442 @@
+"""JSON, HJSON, mappings and base64 to typed values by path, strict at every level; and back to explicit JSON."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from bridge.config import Values, fields, nest, shown
+from bridge.dialect import Reading, Written
+from bridge.errors import ConfigError, SourceError, nearest
+from bridge.files import Document, load, parse
+from bridge.findings import Finding, Origin
+from bridge.rules import Effect
+from compat.deepspeed import auto
+from compat.deepspeed.leaves import expected, typed
+from compat.deepspeed.releases import ALIASES, KEYS, PARTS, Release, Type
+from compat.deepspeed.schema import DeepSpeed
+
+NULLABLE = frozenset({"expert_parallel.expert_w3", "seq_parallel_communication_data_type", "steps_per_print"})
+"""Keys where null is a setting of its own, apart from leaving them out."""
+NULL_SECTIONS = frozenset(
+    {
+        "bf16",
+        "zero_optimization.offload_param",
+        "zero_optimization.offload_optimizer",
+        "zero_optimization.zenflow",
+        "zero_optimization.leaf_module",
+        "aio",
+        "checkpoint.writer",
+        "expert_parallel",
+    }
+)
+"""Sections where DeepSpeed takes null for absent."""
+OBJECTS = frozenset({"tensor_parallel.dtype", "tensor_parallel.tp.mpu", "tensor_parallel.tp.tp_group"})
+"""Keys that take a live Python object, which no file can hold."""
+DICTS = frozenset({"amp", "elasticity", "nebula", "compression_training", "quantize_training", "progressive_layer_drop"})
+"""Free-form sections that DeepSpeed opens without looking for null."""
+PRESENCE = frozenset({"zero_optimization.zenflow", "weight_quantization"})
+"""Sections that switch something on by being there, even when empty."""
+PARAMS: Mapping[str, str] = {"optimizer.params": "optimizers", "scheduler.params": "schedulers"}
+PARTITION: Mapping[str, Any] = {
+    **dict.fromkeys(("use_default_specs", "tp_size", "embedding_partition_dim", "lm_head_patterns", "strict_mode")),
+    "layer_specs": dict.fromkeys(
+        ("patterns", "partition_type", "gather_output", "grad_allreduce", "shape", "partition_dim", "model_types")
+    ),
+}
+"""Keys of tensor_parallel.partition_config (module_inject/autotp_config.py, AutoTPConfig.from_dict)."""
+
+Tree = dict[str, Any]
+"""Names at one level: a path for a leaf, a `Tree` for a section."""
+
+
+@cache
+def _tree(release: Release) -> Tree:
+    """What `release` reads, level by level, aliases included."""
+    spelled = {path: path for path in fields(DeepSpeed) if path in release.keys or path.startswith("code.")}
+    if release.since("0.16.4"):
+        spelled |= {path: path for path in OBJECTS}
+    tree: Tree = nest(spelled)
+    for alias, path in ALIASES.items():
+        _alias(tree, alias, path)
+    return tree
+
+
+def _alias(tree: Tree, alias: str, path: str) -> None:
+    *parents, name = alias.split(".")
+    for parent in parents:
+        tree = tree.get(parent, {})
+    target = path.rpartition(".")[2]
+    if target in tree:
+        tree[name] = tree[target]
+
+
+# Reading
+
+
+def read(
+    source: Any,
+    release: Release,
+    lenient: bool = False,
+    values: Mapping[str, Any] | None = None,
+    code: Mapping[str, Any] | None = None,
+) -> Reading:
+    """Read a path, text, mapping, `Written`, or live DeepSpeedConfig; raises every problem at once.
+
+    `values` resolve "auto" (an empty mapping: by rule alone); `code` is the code part, over what the source says of it.
+    """
+    data, document, entry = _loaded(source)
+    reader = _Reader(release, lenient, document)
+    reader.section(data, "", _tree(release))
+    reader.section(code or {}, "code", _tree(release)["code"])
+    reader.resolve(values)
+    ConfigError.raise_if(reader.problems)
+    return Reading(Values(reader.given), entry, reader.origins, tuple(reader.findings), reader.opaque)
+
+
+def _loaded(source: Any) -> tuple[Mapping[str, Any], Document | None, str]:
+    if isinstance(source, Written):
+        return {**_mapping(load(source.text)), "code": dict(source.code)}, None, "file"
+    live = getattr(source, "_param_dict", None)
+    if isinstance(live, Mapping) or isinstance(source, Mapping):
+        return (live if isinstance(live, Mapping) else source), None, "object"
+    document = _decoded(source) if isinstance(source, str) else None
+    document = document or load(source)
+    return _mapping(document), document, "file"
+
+
+def _mapping(document: Document) -> Mapping[str, Any]:
+    if not isinstance(document.data, Mapping):
+        raise SourceError(f"{document.name}: found {shown(document.data)}, expected a mapping of DeepSpeed keys")
+    return document.data
+
+
+def _decoded(source: str) -> Document | None:
+    """The config behind a base64 string, which DeepSpeed takes in place of a path; None if `source` is none."""
+    if not re.fullmatch(r"[\w-]{8,}={0,2}", source) or Path(source).exists():
+        return None
+    try:
+        text = base64.urlsafe_b64decode(source).decode("utf-8")
+    except (binascii.Error, ValueError):
+        return None
+    return parse(text, "base64", ".hjson") if text.lstrip().startswith("{") else None
+
+
+@dataclass
+class _Reader:
+    """Walks a nested config along the tree of its release; collects values, spellings, findings and problems."""
+
+    release: Release
+    lenient: bool
+    document: Document | None
+    given: dict[str, Any] = field(default_factory=dict)
+    opaque: dict[str, Any] = field(default_factory=dict)
+    origins: dict[str, Origin] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def section(self, data: Mapping[str, Any], path: str, tree: Tree) -> None:
+        """Read the mapping `data`, which stands at `path`."""
+        taken: dict[str, str] = {}
+        for name, value in self._entries(data, path):
+            written = f"{path}.{name}" if path else name
+            entry = tree.get(name)
+            target = _target(entry, written)
+            if target in taken:
+                self.problem(written, f"is another spelling of {taken[target]}; keep one")
+                continue
+            taken[target] = written
+            self._entry(written, target, value, entry)
+
+    def _entries(self, data: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
+        hidden = not path and data.get("bf16") is not None and "bfloat16" in data
+        for name, value in sorted(data.items(), key=lambda item: item[0] != "type"):
+            if not isinstance(name, str):
+                self.problem(path or "config", f"found the key {shown(name)}, expected text")
+            elif hidden and name == "bfloat16":
+                self.finding("bfloat16", "ignored by DeepSpeed because bf16 is there too; drop it", Effect.NUMBERS)
+            elif not path and name == "allgather_size" and isinstance(data.get("zero_optimization"), bool):
+                self._old_bucket(value, data)
+            else:
+                yield name, value
+
+    def _old_bucket(self, value: Any, data: Mapping[str, Any]) -> None:
+        """The bucket size that goes with the oldest form of the ZeRO section (runtime/zero/config.py)."""
+        if data["zero_optimization"]:
+            self.leaf("allgather_size", "zero_optimization.allgather_bucket_size", value)
+
+    def _entry(self, written: str, target: str, value: Any, entry: Any) -> None:
+        if target in self.release.rejected:
+            self.problem(written, _removed(target, self.release))
+        elif entry is None:
+            self.unknown(written, value)
+        elif isinstance(entry, str):
+            self.leaf(written, target, value)
+        elif isinstance(value, Mapping):
+            self._inside(written, target, value, entry)
+        else:
+            self._no_mapping(written, target, value)
+
+    def _inside(self, written: str, target: str, value: Mapping[str, Any], entry: Tree) -> None:
+        if target in PRESENCE and not value:
+            self.problem(written, f"an empty section switches it on with defaults; write out {next(iter(entry))} at least, or drop it")
+        elif target in PARAMS:
+            self._params(written, target, value, entry)
+        elif written == target:
+            self.section(value, target, entry)
+        else:
+            self._renamed(written, target, value, entry)
+
+    def _renamed(self, written: str, target: str, value: Mapping[str, Any], entry: Tree) -> None:
+        before = set(self.given)
+        self.section(value, target, entry)
+        for path in set(self.given) - before:
+            self.origins[path] = Origin(self.line(written), path.replace(target, written, 1))
+
+    def _no_mapping(self, written: str, target: str, value: Any) -> None:
+        if value is None and target in NULL_SECTIONS:
+            return
+        if target == "zero_optimization" and isinstance(value, bool):
+            self._set("zero_optimization.stage", int(value), written)
+            self.finding(target, f"{str(value).lower()} is an old form of stage {int(value)}; write the stage", Effect.NONE)
+            return
+        self.problem(written, f"found {_null(value)}, expected a mapping" + (", or leave it out" if value is None else ""))
+
+    # Leaves
+
+    def leaf(self, written: str, path: str, value: Any) -> None:
+        """Read one value."""
+        if path in OBJECTS:
+            self._object(written, value)
+        elif value is None and not self._setting(path):
+            self._no_value(written, path)
+        elif value == "auto" and path not in auto.REAL:
+            self._set(path, "auto", written)
+        else:
+            self._value(written, path, value)
+
+    def _setting(self, path: str) -> bool:
+        """Whether null at `path` is not the same as leaving it out."""
+        return path in NULLABLE and (path == "expert_parallel.expert_w3" or KEYS[path].at(self.release.version) is not None)
+
+    def _value(self, written: str, path: str, value: Any) -> None:
+        try:
+            known = None if value is None else typed(path, self._same_meaning(path, value))
+        except ValueError as error:
+            self.problem(written, str(error))
+            return
+        self._checked(path, written, known)
+        self._set(path, known, written)
+
+    def _same_meaning(self, path: str, value: Any) -> Any:
+        """What DeepSpeed reads as the same: "3" or true for a stage. Anything else is left as it is."""
+        stage = path == "zero_optimization.stage" and (isinstance(value, bool) or value in ("0", "1", "2", "3"))
+        if stage:
+            self.finding(path, f"{shown(value)} is read as {int(value)}; write the number", Effect.NONE)
+            return int(value)
+        if isinstance(value, float) and value.is_integer() and "whole" in expected(path):
+            self.finding(path, f"{value!r} is read as {int(value)}; write a whole number", Effect.NONE)
+        return value
+
+    def _checked(self, path: str, written: str, value: Any) -> None:
+        """Free-form values: plain JSON all through, and known keys where DeepSpeed reads some and ignores the rest."""
+        if isinstance(value, dict | list | tuple):
+            flaw = _flaw(value)
+            if flaw:
+                self.problem(written, flaw)
+        if path == "tensor_parallel.partition_config" and isinstance(value, Mapping):
+            self._partition(value, written, PARTITION)
+
+    def _partition(self, value: Mapping[str, Any], written: str, names: Mapping[str, Any]) -> None:
+        for name, inner in value.items():
+            if name not in names:
+                self.problem(f"{written}.{name}", f"unknown key{nearest(str(name), names)}")
+            elif names[name] is not None:
+                specs = [item for item in inner if isinstance(item, Mapping)] if isinstance(inner, list) else []
+                if not isinstance(inner, list) or len(specs) < len(inner):
+                    self.problem(f"{written}.{name}", f"found {shown(inner)}, expected a list of mappings")
+                for position, item in enumerate(specs):
+                    self._partition(item, f"{written}.{name}.{position}", names[name])
+
+    def _no_value(self, written: str, path: str) -> None:
+        """Null: the same as leaving the key out where DeepSpeed's default is None, else a value that it trips on."""
+        section = path.rpartition(".")[0]
+        if section in PARAMS:
+            fine = all(form.args.get(path.rpartition(".")[2], "") is None for form in self._forms(section) if form.args is not None)
+        else:
+            fine = path not in DICTS and (path not in KEYS or KEYS[path].at(self.release.version) is None)
+        if not fine:
+            self.problem(written, f"found null, expected {expected(path)}; or leave it out")
+
+    def _object(self, written: str, value: Any) -> None:
+        if isinstance(value, str | int | float | Mapping | list | tuple):
+            self.problem(written, f"found {shown(value)}; DeepSpeed takes a live object there, which a file cannot hold; drop it")
+        elif value is not None:
+            self.opaque[written] = value
+
+    def _set(self, path: str, value: Any, written: str) -> None:
+        self.given[path] = value
+        line = self.line(written)
+        if line or written != path:
+            self.origins[path] = Origin(line, written if written != path else "")
+
+    # Arguments of optimizers and schedulers
+
+    def _params(self, written: str, target: str, value: Mapping[str, Any], entry: Tree) -> None:
+        """Read constructor arguments: those of a known type are checked, those of the user's own are carried."""
+        forms = self._forms(target)
+        names = [form.args for form in forms if form.args is not None]
+        if target.replace(".params", ".type") not in self.given:
+            self.section(value, target, entry)
+            return
+        if not forms or len(names) < len(forms):
+            self._own(target, value, entry)
+            return
+        known = {argument for args in names for argument in args}
+        known |= {argument for form in forms for argument in (*form.required, *form.ignored)} | {"max_grad_norm"}
+        self.section(value, target, {argument: path for argument, path in entry.items() if argument in known})
+
+    def _forms(self, target: str) -> tuple[Type, ...]:
+        name = self.given.get(target.replace(".params", ".type"))
+        return self.release.forms(PARAMS[target], name) if isinstance(name, str) else ()
+
+    def _own(self, target: str, value: Mapping[str, Any], entry: Tree) -> None:
+        for name, argument in value.items():
+            path = f"{target}.{name}"
+            if argument == "auto" or (name in entry and _fits(path, argument)):
+                self.leaf(path, path, argument)
+            else:
+                self.opaque[path] = argument
+
+    # Unknown keys
+
+    def unknown(self, written: str, value: Any) -> None:
+        """A key that the release does not read: an error, or a finding when lenient and DeepSpeed ignores it."""
+        parent = written.rpartition(".")[0]
+        known = _elsewhere(written, self.release) or f"unknown key{self._nearest(written, parent)}"
+        if not self.lenient or self.release.refuses(parent) or parent == "code":
+            self.problem(written, known)
+        else:
+            self.finding(written, f"{known}; DeepSpeed ignores it", Effect.NUMBERS)
+
+    def _nearest(self, written: str, parent: str) -> str:
+        level: Any = _tree(self.release)
+        for name in filter(None, parent.split(".")):
+            level = level.get(name, {})
+        return nearest(written.rpartition(".")[2], level)
+
+    # "auto"
+
+    def resolve(self, values: Mapping[str, Any] | None) -> None:
+        """Replace "auto" by what the caller knows, and by rule; without `values` all of them are problems."""
+        resolved, problems = auto.resolved(self.given, values)
+        self.problems.extend(problems)
+        for path, value in resolved.items():
+            self._value(path, path, value)
+
+    # Collecting
+
+    def line(self, written: str) -> int | None:
+        """The line of the key as written, if the source has lines."""
+        return self.document.line(*written.split(".")) if self.document else None
+
+    def problem(self, written: str, message: str) -> None:
+        """Note an error at `written`."""
+        line = self.line(written)
+        self.problems.append(f"{f'line {line}: ' if line else ''}{written}: {message}")
+
+    def finding(self, path: str, message: str, effect: Effect) -> None:
+        """Note a remark; one that costs nothing does not count as a loss."""
+        origin = Origin(self.line(path), path)
+        self.findings.append(Finding(path, message, effect, given=effect is not Effect.NONE, origin=origin))
+
+
+def _target(entry: Any, written: str) -> str:
+    """The canonical path of what is written as `written`."""
+    return entry if isinstance(entry, str) else ALIASES.get(written, written)
+
+
+def _null(value: Any) -> str:
+    return "null" if value is None else shown(value)
+
+
+def _fits(path: str, value: Any) -> bool:
+    try:
+        typed(path, value)
+    except ValueError:
+        return False
+    return True
+
+
+def _flaw(value: Any) -> str:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        return f"found a value that JSON cannot hold ({str(error).lower()}); use plain finite values"
+    return ""
+
+
+def _removed(path: str, release: Release) -> str:
+    history = KEYS[path]
+    instead = f"; use {history.instead}" if history.instead else ""
+    return f"removed in DeepSpeed {history.rejected}, and {release.version} refuses it even when empty; drop it{instead}"
+
+
+def _elsewhere(written: str, release: Release) -> str:
+    """What to say of a key or section that another release reads; empty if none does."""
+    path = ALIASES.get(written, written)
+    rows = [row for key, row in KEYS.items() if key == path or key.startswith(path + ".")]
+    if not rows:
+        return ""
+    part = PARTS.get(path)
+    instead = next((row.instead for row in rows if row.key == path and row.instead), part.instead if part else "")
+    if any(row.known(release.version) for row in rows):
+        return f"unknown key{f'; use {instead}' if instead else ''}"
+    later = [row.since for row in rows if release.version != row.since and not release.since(row.since)]
+    if later:
+        return f"known since DeepSpeed {_first(later)}, and this is {release.version}; drop it or name a later release"
+    last = _first([row.until for row in rows])
+    return f"last read by DeepSpeed {last}, and this is {release.version}; {f'use {instead}' if instead else 'drop it'}"
+
+
+def _first(versions: Iterable[str]) -> str:
+    from packaging.version import Version
+
+    return min(versions, key=Version)
+
+
+# Writing
+
+
+@cache
+def _order() -> Mapping[str, int]:
+    return {path: position for position, path in enumerate(fields(DeepSpeed))}
+
+
+def plain(given: Mapping[str, Any], opaque: Mapping[str, Any]) -> dict[str, Any]:
+    """The nested mapping that DeepSpeed reads: canonical names in the schema's order, without the code part."""
+    flat = {path: value for path, value in given.items() if not path.startswith("code.")}
+    flat |= {path: value for path, value in opaque.items() if path not in OBJECTS}
+    ordered = sorted(flat, key=lambda path: (_place(path), path))
+    return nest({path: flat[path] for path in ordered})
+
+
+def _place(path: str) -> int:
+    """Where `path` goes: its place in the schema, or the end of its section."""
+    order = _order()
+    if path in order:
+        return order[path]
+    parent = path.rpartition(".")[0] + "."
+    return max((place for known, place in order.items() if known.startswith(parent)), default=len(order))
+
+
+def text(given: Mapping[str, Any], opaque: Mapping[str, Any]) -> str:
+    """Explicit JSON, two spaces deep, with a line break at the end."""
+    return json.dumps(plain(given, opaque), indent=2, allow_nan=False) + "\n"

@@ -1,0 +1,77 @@
+"""The real config object of the installed DeepSpeed, built as on a given number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from bridge.dialect import Config
+from bridge.errors import ConfigError, VersionError
+from compat.deepspeed.effective import ranks
+from compat.deepspeed.formats import plain
+
+
+def installed() -> str:
+    """Release of the installed DeepSpeed; `VersionError` if there is none."""
+    try:
+        return version("deepspeed").partition("+")[0]
+    except PackageNotFoundError:
+        raise VersionError("deepspeed: not installed; pip install 'stagebridge[deepspeed]', or write the config as json") from None
+
+
+def build(config: Config) -> Any:
+    """The installed release's DeepSpeedConfig for `config`, at its number of data-parallel ranks."""
+    found = installed()
+    if found != config.version:
+        raise VersionError(f"deepspeed: the config is for {config.version}, and {found} is installed; read or write it for {found}")
+    counted = ranks(config.effective, config.version, config.world_size)
+    return real({**plain(config.given, config.opaque)}, counted.dividing)
+
+
+def real(data: dict[str, Any], data_parallel: int) -> Any:
+    """DeepSpeedConfig of `data` with the batch divided over `data_parallel` ranks; `ConfigError` if DeepSpeed refuses."""
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    with _world(data_parallel):
+        try:
+            return DeepSpeedConfig(data, mpu=_Groups(data_parallel))
+        except Exception as error:
+            raise ConfigError(f"deepspeed: refused by DeepSpeed itself: {type(error).__name__}: {error}") from error
+
+
+class _Groups:
+    """As much of an mpu as DeepSpeedConfig asks for."""
+
+    def __init__(self, data_parallel: int) -> None:
+        self._ranks = data_parallel
+
+    def get_data_parallel_world_size(self) -> int:
+        return self._ranks
+
+
+class _Ranks:
+    """Stands in for the process group, without which DeepSpeedConfig takes the world for one rank."""
+
+    def __init__(self, world_size: int) -> None:
+        self._ranks = world_size
+
+    def get_rank(self, group: Any = None) -> int:
+        return 0
+
+    def get_world_size(self, group: Any = None) -> int:
+        return self._ranks
+
+
+@contextmanager
+def _world(world_size: int) -> Iterator[None]:
+    """DeepSpeed's config module sees `world_size` ranks while inside."""
+    from deepspeed.runtime import config as module
+
+    before = module.dist
+    module.dist = _Ranks(world_size)
+    try:
+        yield
+    finally:
+        module.dist = before

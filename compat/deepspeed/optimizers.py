@@ -1,0 +1,154 @@
+"""DeepSpeed's optimizer and scheduler sections <-> the plan's optimizer and learning-rate schedule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bridge.rules import Context, Group, convert
+
+PARAMS = "optimizer.params"
+ADAM_LIKE = ("adam", "adamw")
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "adamw": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
+    "adam": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
+    "lamb": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
+    "lion": {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.0},
+    "adagrad": {"lr": 1e-2, "eps": 1e-10, "weight_decay": 0.0},
+    "sgd": {"lr": 1e-3, "momentum": 0.0, "weight_decay": 0.0},
+    "muon": {},
+}
+"""What the constructors take when the file is silent (ops/adam/fused_adam.py, ops/lamb, ops/lion, torch.optim)."""
+
+TYPES = {"adamw": "AdamW", "adam": "Adam", "lamb": "Lamb", "lion": "Lion", "adagrad": "Adagrad", "sgd": "SGD", "muon": "Muon"}
+TAKES = {name: tuple(values) for name, values in DEFAULTS.items()} | {"muon": ("lr", "betas", "eps", "momentum", "weight_decay")}
+"""Plan's hyperparameters that each type takes."""
+
+HYPER = ("lr", "betas", "eps", "weight_decay", "momentum")
+SCHEDULE_LR = ("scheduler.type", "scheduler.params.warmup_max_lr")
+
+
+def _name(values: Group) -> str | None:
+    """DeepSpeed's Adam is AdamW unless `adam_w_mode` is off (runtime/engine.py: _configure_basic_optimizer)."""
+    name = (values.get("optimizer.type") or "").lower()
+    if name == "adam":
+        return "adam" if values.get(f"{PARAMS}.adam_w_mode") is False else "adamw"
+    return name if name in TYPES else None
+
+
+def _read(values: Group, context: Context) -> Group:
+    name = _name(values)
+    defaults = dict(DEFAULTS.get(name or "", {}))
+    if name == "adamw" and values.get(f"{PARAMS}.torch_adam"):
+        defaults["weight_decay"] = 1e-2
+    given = {key: values[f"{PARAMS}.{key}"] for key in HYPER if values.get(f"{PARAMS}.{key}") is not None}
+    hyper = {key: value for key, value in {**defaults, **given}.items() if name is None or key in TAKES[name]}
+    if (values.get("scheduler.type") or "") in ("WarmupLR", "WarmupDecayLR"):
+        hyper["lr"] = _peak(values, hyper.get("lr"), context)
+    return {"optimizer.name": name, **{f"optimizer.{key}": value for key, value in hyper.items()}}
+
+
+def _peak(values: Group, lr: float | None, context: Context) -> float | None:
+    """The rate that WarmupLR and WarmupDecayLR set; only a recent WarmupLR leaves the optimizer's alone when silent."""
+    peak = values.get("scheduler.params.warmup_max_lr")
+    if isinstance(peak, int | float):
+        return peak
+    keeps = values.get("scheduler.type") == "WarmupLR" and context.since(KEEPS_LR_SINCE)
+    return lr if keeps or isinstance(peak, tuple) else 1e-3
+
+
+def _write(values: Group, context: Context) -> Group:
+    name = values.get("optimizer.name")
+    if name not in TYPES:
+        return {}
+    hyper = {key: values.get(f"optimizer.{key}") for key in TAKES[name]}
+    given = {f"{PARAMS}.{key}": value for key, value in hyper.items() if value is not None}
+    if name in ADAM_LIKE:
+        given[f"{PARAMS}.adam_w_mode"] = name == "adamw"
+    else:
+        given["zero_allow_untested_optimizer"] = True
+    return {"optimizer.type": TYPES[name], **given}
+
+
+OPTIMIZER = convert(
+    (
+        "optimizer.type",
+        *(f"{PARAMS}.{key}" for key in HYPER),
+        f"{PARAMS}.adam_w_mode",
+        f"{PARAMS}.torch_adam",
+        "zero_allow_untested_optimizer",
+    ),
+    ("optimizer.name", *(f"optimizer.{key}" for key in HYPER)),
+    _read,
+    _write,
+    sees=SCHEDULE_LR,
+    blurs=lambda values: bool(values.get("optimizer.type")) and _name(values) is None,
+    lossy="a Plan knows the optimizers that several stacks have; others stay in the training script",
+    source="runtime/engine.py: _configure_basic_optimizer",
+)
+
+SCHEDULE = ("name", "warmup_steps", "warmup_from", "total_steps", "minimum")
+SHAPES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
+WARMUP_STEPS = 1000
+COSINE_FLOOR = 0.0001
+KEEPS_LR_SINCE = "0.17.2"
+
+
+def _read_schedule(values: Group, context: Context) -> Group:
+    shape = SHAPES.get(values.get("scheduler.type") or "")
+    if shape is None:
+        return {f"optimizer.schedule.{name}": values.get(f"code.scheduler.{name}") for name in SCHEDULE}
+    start, end = _ends(values, shape)
+    return {
+        "optimizer.schedule.name": shape,
+        "optimizer.schedule.warmup_steps": max(2, values.get("scheduler.params.warmup_num_steps") or WARMUP_STEPS),
+        "optimizer.schedule.warmup_from": start,
+        "optimizer.schedule.total_steps": values.get("scheduler.params.total_num_steps"),
+        "optimizer.schedule.minimum": end,
+    }
+
+
+def _ends(values: Group, shape: str) -> tuple[float | None, float | None]:
+    """Learning rates at the start of warmup and at the end of the decay."""
+    if shape == "cosine":
+        peak = values.get(f"{PARAMS}.lr") or 1e-3
+        floor = values.get("scheduler.params.cos_min_ratio")
+        return peak * (values.get("scheduler.params.warmup_min_ratio") or 0.0), peak * (COSINE_FLOOR if floor is None else floor)
+    low = values.get("scheduler.params.warmup_min_lr") or 0.0
+    low = low[0] if isinstance(low, tuple) else low
+    return low, low if shape == "linear" else None
+
+
+def _write_schedule(values: Group, context: Context) -> Group:
+    given = {f"code.scheduler.{name}": values.get(f"optimizer.schedule.{name}") for name in SCHEDULE}
+    return given if values.get("optimizer.schedule.name") else {}
+
+
+SCHEDULER = convert(
+    (
+        "scheduler.type",
+        *(
+            f"scheduler.params.{name}"
+            for name in (
+                "warmup_min_lr",
+                "warmup_max_lr",
+                "warmup_num_steps",
+                "warmup_type",
+                "total_num_steps",
+                "warmup_min_ratio",
+                "cos_min_ratio",
+            )
+        ),
+        *(f"code.scheduler.{name}" for name in SCHEDULE),
+    ),
+    tuple(f"optimizer.schedule.{name}" for name in SCHEDULE),
+    _read_schedule,
+    _write_schedule,
+    sees=(f"{PARAMS}.lr",),
+    blurs=lambda values: values.get("scheduler.type") is not None,
+    lossy="DeepSpeed's own schedulers lag one step behind, warm up over two steps at least, by a logarithm unless told otherwise",
+    note="made by the script: DeepSpeed's own schedulers lag one step behind and warm up over two steps at least",
+    source="runtime/lr_schedules.py",
+)
+
+RULES = (OPTIMIZER, SCHEDULER)

@@ -1,0 +1,213 @@
+"""What each DeepSpeed release knows: keys, defaults, bounds, refusals, and the optimizers and schedulers it builds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from importlib.resources import files
+from types import MappingProxyType
+from typing import Any
+
+from bridge.errors import VersionError
+
+History = tuple[tuple[str, Any], ...]
+"""Values by the release that introduced them, oldest first."""
+
+
+def _table(name: str) -> Any:
+    return json.loads(files(__package__).joinpath(name).read_text("utf-8"))
+
+
+_KEYS = _table("keys.json")
+
+KNOWN: tuple[str, ...] = tuple(_KEYS["releases"])
+"""Every release covered, oldest first."""
+
+_ORDER = {version: position for position, version in enumerate(KNOWN)}
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """History of one key: known from `since` to `until`, an error from `rejected` on, replaced by `instead`.
+
+    Releases before `until` that do not list a `default` leave the key unset. `bound` holds limits that came later than the
+    schema's, such as `>0`.
+    """
+
+    key: str
+    since: str = KNOWN[0]
+    until: str = KNOWN[-1]
+    rejected: str | None = None
+    default: History = ()
+    bound: History = ()
+    instead: str = ""
+
+    def known(self, version: str) -> bool:
+        """Whether release `version` reads the key."""
+        return _ORDER[self.since] <= _ORDER[version] <= _ORDER[self.until]
+
+    def at(self, version: str) -> Any:
+        """The default at release `version`; None: unset."""
+        return next((value for start, value in reversed(self.default) if _ORDER[start] <= _ORDER[version]), None)
+
+    def bounds(self, version: str) -> tuple[str, ...]:
+        """Limits that apply at release `version`."""
+        return tuple(bound for start, bound in self.bound if _ORDER[start] <= _ORDER[version])
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """History of one section: unknown keys in it are an error from `refuses` on; an `optional` one is off when absent."""
+
+    section: str
+    refuses: str | None = None
+    optional: bool = False
+    instead: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Type:
+    """An optimizer or a scheduler: its arguments with their defaults; `args` None: any arguments.
+
+    `form` tells apart the implementations behind one name (fused, torch, cpu); `ignored` arguments are accepted, not used.
+    """
+
+    type: str
+    form: str = ""
+    since: str = KNOWN[0]
+    until: str = KNOWN[-1]
+    args: Mapping[str, Any] | None = None
+    required: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+
+    def known(self, version: str) -> bool:
+        """Whether release `version` has it."""
+        return _ORDER[self.since] <= _ORDER[version] <= _ORDER[self.until]
+
+
+def _frozen(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _tuples(value) if name in ("default", "bound", "required", "ignored") else value for name, value in row.items()}
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+
+
+KEYS: Mapping[str, Key] = MappingProxyType({row["key"]: Key(**_frozen(row)) for row in _KEYS["keys"]})
+PARTS: Mapping[str, Part] = MappingProxyType({row["section"]: Part(**row) for row in _KEYS["sections"]})
+ALIASES: Mapping[str, str] = MappingProxyType({row["alias"]: row["key"] for row in _KEYS["aliases"]})
+"""Second spellings that DeepSpeed accepts, and the canonical path."""
+
+
+def key(path: str) -> Key | None:
+    """History of the key at `path`, or None if no release covered has it."""
+    return KEYS.get(path)
+
+
+@dataclass(frozen=True)
+class Release:
+    """One release: what it knows, and what it fills in."""
+
+    version: str
+    order: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.version not in _ORDER:
+            raise VersionError(f"deepspeed: unknown release {self.version}; known are {KNOWN[0]} to {KNOWN[-1]}")
+        object.__setattr__(self, "order", _ORDER[self.version])
+
+    def since(self, version: str) -> bool:
+        """Whether this release is `version` or later."""
+        return self.order >= _ORDER[version]
+
+    @cached_property
+    def keys(self) -> frozenset[str]:
+        """Paths that it reads."""
+        return frozenset(path for path, history in KEYS.items() if history.known(self.version))
+
+    @cached_property
+    def defaults(self) -> Mapping[str, Any]:
+        """What it fills in for keys that are not set, optional sections aside."""
+        always = {path: value for path, value in self._filled.items() if optional_section(path) is None}
+        devices = {path: value for path, value in self._filled.items() if path.endswith(".device")}
+        return MappingProxyType({**always, **devices})
+
+    @cached_property
+    def _filled(self) -> Mapping[str, Any]:
+        filled = {path: KEYS[path].at(self.version) for path in KEYS if path in self.keys}
+        return {path: value for path, value in filled.items() if value is not None}
+
+    def section_defaults(self, section: str) -> Mapping[str, Any]:
+        """What it fills in for an optional section that is present."""
+        return {path: value for path, value in self._filled.items() if path.startswith(section + ".")}
+
+    @cached_property
+    def bounds(self) -> Mapping[str, tuple[str, ...]]:
+        """Limits beyond the schema's, by path."""
+        found = {path: KEYS[path].bounds(self.version) for path in KEYS}
+        return {path: bounds for path, bounds in found.items() if bounds}
+
+    @cached_property
+    def rejected(self) -> frozenset[str]:
+        """Paths that it refuses by name, whatever their value."""
+        return frozenset(path for path, row in KEYS.items() if row.rejected and self.since(row.rejected))
+
+    def refuses(self, section: str) -> bool:
+        """Whether an unknown key in `section` is an error for it; otherwise it is ignored."""
+        part = PARTS.get(section)
+        return part is not None and part.refuses is not None and self.since(part.refuses)
+
+    def forms(self, kind: str, name: str) -> tuple[Type, ...]:
+        """What `name` stands for among its `optimizers` or `schedulers`; empty: unknown to it."""
+        return tuple(row for row in _named(kind, name) if row.known(self.version))
+
+    @cached_property
+    def types(self) -> Mapping[str, tuple[str, ...]]:
+        """Names of its `optimizers` and `schedulers`."""
+        return {kind: _unique(row.type for row in rows if row.known(self.version)) for kind, rows in _types().items()}
+
+
+def optional_section(path: str) -> str | None:
+    """The optional section that `path` lies in, or None."""
+    return _optional().get(path)
+
+
+@cache
+def _optional() -> Mapping[str, str]:
+    sections = [part.section for part in PARTS.values() if part.optional]
+    return {path: section for path in KEYS for section in sections if path.startswith(section + ".")}
+
+
+@cache
+def _types() -> Mapping[str, tuple[Type, ...]]:
+    return {kind: tuple(Type(**_frozen(row)) for row in rows) for kind, rows in _table("types.json").items()}
+
+
+@cache
+def _named(kind: str, name: str) -> tuple[Type, ...]:
+    """Rows for `name`: exact, or DeepSpeed's own optimizers in any case (engine.py, `_configure_basic_optimizer`)."""
+    rows = _types()[kind]
+    lower = tuple(row for row in rows if kind == "optimizers" and row.type.islower() and row.type == name.lower())
+    return lower or tuple(row for row in rows if row.type == name)
+
+
+def _unique(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))
+
+
+@cache
+def release(version: str) -> Release:
+    """The release `version`; `VersionError` if it is not covered."""
+    return Release(version)
+
+
+def defaults(version: str) -> Mapping[str, Any]:
+    """What release `version` fills in, by path."""
+    return release(version).defaults
+
+
+def known(version: str) -> frozenset[str]:
+    """Paths that release `version` reads."""
+    return release(version).keys

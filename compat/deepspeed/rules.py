@@ -1,0 +1,480 @@
+"""The table between DeepSpeed's keys and `Plan`, one row for each group of fields."""
+
+from __future__ import annotations
+
+from functools import cache
+from math import log2
+
+from bridge.config import fields
+from bridge.rules import Context, Effect, Group, Rule, always, convert, lacks, only_ours, only_theirs, rename
+from compat.deepspeed.optimizers import RULES as OPTIMIZERS
+from compat.deepspeed.schema import DeepSpeed
+
+BUCKET = 500_000_000
+HALF = ("bf16", "fp16")
+
+
+def layout_rules() -> tuple[Rule, ...]:
+    """Sizes of the mesh axes, most of which DeepSpeed keeps in code."""
+    return (
+        convert(
+            ("code.tensor_parallel", "tensor_parallel.autotp_size", "tensor_parallel.tp.tp_size"),
+            "parallel.tensor",
+            lambda values, context: {"parallel.tensor": _tensor(values)},
+            lambda values, context: _above_one("code.tensor_parallel", values.get("parallel.tensor")),
+            effect=Effect.ROUNDING,
+            lossy="AutoTP becomes tensor-parallel layers in the model's code",
+        ),
+        convert(
+            "code.pipeline_stages",
+            "parallel.pipeline",
+            lambda values, context: {"parallel.pipeline": values.get("code.pipeline_stages") or 1},
+            lambda values, context: _above_one("code.pipeline_stages", values.get("parallel.pipeline")),
+            effect=Effect.ROUNDING,
+            note="PipelineModule(num_stages=)",
+        ),
+        convert(
+            ("code.context_parallel", "sequence_parallel_size"),
+            "parallel.context",
+            _read_context,
+            lambda values, context: _above_one("code.context_parallel", values.get("parallel.context")),
+            effect=Effect.ROUNDING,
+            note="Ulysses attention: all-to-all over heads, not a ring",
+        ),
+        convert(
+            ("code.expert_parallel", "expert_parallel.enabled", "expert_parallel.autoep_size"),
+            "parallel.expert",
+            _read_expert,
+            lambda values, context: _above_one("code.expert_parallel", values.get("parallel.expert")),
+            effect=Effect.ROUNDING,
+            lossy="AutoEP becomes MoE layers in the model's code",
+        ),
+        only_ours("parallel.expert_tensor", note="DeepSpeed has no tensor size of its own for experts", effect=Effect.ROUNDING),
+        only_ours("parallel.sequence", note="DeepSpeed has no sequence parallelism within tensor groups", effect=Effect.COST),
+        only_ours("parallel.order", note="DeepSpeed's process groups have one order", effect=Effect.COST),
+    )
+
+
+def _above_one(path: str, size: int | None) -> Group:
+    return {path: size} if size and size > 1 else {}
+
+
+def _tensor(values: Group) -> int:
+    sizes = (values.get(path) or 1 for path in ("tensor_parallel.autotp_size", "tensor_parallel.tp.tp_size"))
+    return max(values.get("code.tensor_parallel") or 1, *sizes)
+
+
+def _read_context(values: Group, context: Context) -> Group:
+    return {"parallel.context": max(values.get("code.context_parallel") or 1, values.get("sequence_parallel_size") or 1)}
+
+
+def _read_expert(values: Group, context: Context) -> Group:
+    automatic = values.get("expert_parallel.autoep_size") if values.get("expert_parallel.enabled") else None
+    return {"parallel.expert": automatic or values.get("code.expert_parallel") or 1}
+
+
+PARTITIONS = {"uniform": "even", "parameters": "parameters"}
+METHODS = {ours: theirs for theirs, ours in PARTITIONS.items()}
+
+
+def pipeline_rules() -> tuple[Rule, ...]:
+    """Stages and schedule of the pipeline engine."""
+    one = "DeepSpeed's pipeline engine runs 1F1B with one stage on each rank"
+    return (
+        convert(
+            "code.partition_method",
+            ("stages.rule", "stages.boundaries", "stages.layers_per_stage"),
+            _read_partition,
+            _write_partition,
+            effect=Effect.COST,
+            sees=("code.pipeline_stages", "parallel.pipeline"),
+            lossy="PipelineModule splits layers uniformly, by parameters or by type; stage boundaries cannot be given",
+            source="runtime/pipe/module.py: _partition_layers",
+        ),
+        convert(
+            (),
+            "schedule.name",
+            lambda values, context: {"schedule.name": "1f1b"} if (values.get("code.pipeline_stages") or 1) > 1 else {},
+            lambda values, context: {},
+            effect=Effect.COST,
+            sees=("code.pipeline_stages",),
+            note=one,
+        ),
+        only_ours(
+            "schedule.virtual",
+            "schedule.group",
+            "schedule.depth_first",
+            "schedule.breadth_first",
+            "schedule.csv",
+            "schedule.overlap",
+            note=one,
+            effect=Effect.COST,
+        ),
+    )
+
+
+def _read_partition(values: Group, context: Context) -> Group:
+    if (values.get("code.pipeline_stages") or 1) == 1:
+        return {}
+    return {"stages.rule": PARTITIONS.get((values.get("code.partition_method") or "parameters").lower())}
+
+
+def _write_partition(values: Group, context: Context) -> Group:
+    if (values.get("parallel.pipeline") or 1) == 1:
+        return {}
+    return {"code.partition_method": METHODS.get(values.get("stages.rule") or "even", "uniform")}
+
+
+AXES = ("code.tensor_parallel", "tensor_parallel.autotp_size", "code.pipeline_stages", "code.context_parallel", "sequence_parallel_size")
+
+BATCH = convert(
+    ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"),
+    ("batch.micro", "batch.accumulation", "batch.global_", "parallel.data"),
+    lambda values, context: _read_batch(values, context),
+    lambda values, context: {
+        "train_micro_batch_size_per_gpu": values.get("batch.micro"),
+        "gradient_accumulation_steps": values.get("batch.accumulation"),
+        "train_batch_size": values.get("batch.global_"),
+    },
+    sees=(*AXES, "tensor_parallel.tp.tp_size"),
+    source="runtime/config.py: _configure_train_batch_size; data ranks are what the mpu leaves",
+)
+
+
+def _read_batch(values: Group, context: Context) -> Group:
+    micro, steps = values.get("train_micro_batch_size_per_gpu"), values.get("gradient_accumulation_steps")
+    total = values.get("train_batch_size")
+    data = _data_ranks(values, context) or (total // (micro * steps) if micro and steps and total else None)
+    return {
+        "batch.micro": micro,
+        "batch.accumulation": steps,
+        "batch.global_": micro * steps * data if micro and steps and data else total,
+        "parallel.data": data,
+    }
+
+
+def _data_ranks(values: Group, context: Context) -> int | None:
+    if context.world_size is None:
+        return None
+    axes = _tensor(values) * (values.get("code.pipeline_stages") or 1) * _read_context(values, context)["parallel.context"]
+    return context.world_size // axes or None
+
+
+ZERO = convert(
+    "zero_optimization.stage",
+    "zero.stage",
+    lambda values, context: {"zero.stage": values.get("zero_optimization.stage") or 0},
+    lambda values, context: {"zero_optimization.stage": _stage(values)},
+    effect=Effect.COST,
+    sees=("parallel.pipeline", "precision.compute", "optimizer.clip"),
+    lossy=(
+        "DeepSpeed's pipeline engine takes stage 0 and 1; in half precision its stage 0 takes a phantom optimizer step, and "
+        "with a pipeline stage 0 clips by a wrong norm: stage 1 gives the same numbers"
+    ),
+    source="reference: stage 0 traps; runtime/pipe/engine.py refuses stage 2 and 3",
+)
+
+
+def _stage(values: Group) -> int:
+    stage, pipeline = values.get("zero.stage") or 0, (values.get("parallel.pipeline") or 1) > 1
+    wrong_norm = pipeline and (values.get("optimizer.clip") or 0) > 0
+    phantom_step = values.get("precision.compute") in HALF
+    least = 1 if wrong_norm or phantom_step else 0
+    return max(least, min(stage, 1) if pipeline else stage)
+
+
+def exchange_rules() -> tuple[Rule, ...]:
+    """Buckets, overlap and offload of the sharded exchange."""
+    section = "zero_optimization"
+    return (
+        convert(
+            (f"{section}.reduce_bucket_size", f"{section}.allgather_bucket_size"),
+            "zero.bucket",
+            lambda values, context: {"zero.bucket": values.get(f"{section}.reduce_bucket_size")},
+            lambda values, context: {
+                f"{section}.reduce_bucket_size": values.get("zero.bucket") or BUCKET,
+                f"{section}.allgather_bucket_size": values.get("zero.bucket") or BUCKET,
+            },
+            effect=Effect.COST,
+            lossy="a Plan has one bucket size for reducing and gathering",
+            blurs=lambda values: len(set(values.values())) > 1,
+        ),
+        convert(
+            f"{section}.overlap_comm",
+            "zero.overlap",
+            _read_overlap,
+            _write_overlap,
+            effect=Effect.COST,
+            sees=(f"{section}.stage", "code.pipeline_stages", "zero.stage", "parallel.pipeline", *STAGE_SEES),
+            lossy="DeepSpeed overlaps reductions at stage 1 and above, without a pipeline",
+            source="runtime/engine.py: overlap_comm is off with pipelines; stage 0 reduces after the backward pass",
+        ),
+        only_ours("zero.overlap_gather", note="DeepSpeed has no switch for gathering weights ahead", effect=Effect.COST),
+        only_ours("zero.replicas", note="DeepSpeed shards over all data ranks", effect=Effect.COST),
+        only_ours("zero.weight_buffers", "zero.grad_buffers", note="DeepSpeed buffers count elements, not stages", effect=Effect.COST),
+        OFFLOAD,
+    )
+
+
+STAGE_SEES = ("precision.compute", "optimizer.clip")
+
+
+def _read_overlap(values: Group, context: Context) -> Group:
+    works = (values.get("zero_optimization.stage") or 0) >= 1 and (values.get("code.pipeline_stages") or 1) == 1
+    return {"zero.overlap": values.get("zero_optimization.overlap_comm")} if works else {}
+
+
+def _write_overlap(values: Group, context: Context) -> Group:
+    works = _stage(values) >= 1 and (values.get("parallel.pipeline") or 1) == 1
+    return {"zero_optimization.overlap_comm": bool(values.get("zero.overlap"))} if works else {}
+
+
+OPTIMIZER_DEVICE, PARAM_DEVICE = "zero_optimization.offload_optimizer", "zero_optimization.offload_param"
+
+OFFLOAD = convert(
+    (f"{OPTIMIZER_DEVICE}.device", f"{OPTIMIZER_DEVICE}.ratio", f"{OPTIMIZER_DEVICE}.pin_memory", f"{PARAM_DEVICE}.device", f"{PARAM_DEVICE}.pin_memory"),
+    ("zero.offload.optimizer", "zero.offload.optimizer_ratio", "zero.offload.parameters"),
+    lambda values, context: _read_offload(values),
+    lambda values, context: _write_offload(values),
+    effect=Effect.COST,
+    sees=("zero_optimization.stage", "zero.stage", "parallel.pipeline", *STAGE_SEES),
+    lossy="DeepSpeed offloads optimizer state at stage 1 and above, a part of it and parameters at stage 3 only",
+    source="reference: offload below these stages is accepted and ignored",
+)
+
+
+def _read_offload(values: Group) -> Group:
+    stage = values.get("zero_optimization.stage") or 0
+    optimizer = (values.get(f"{OPTIMIZER_DEVICE}.device") or "none") if stage >= 1 else "none"
+    partial = stage == 3 and optimizer != "none"
+    return {
+        "zero.offload.optimizer": optimizer,
+        "zero.offload.optimizer_ratio": values.get(f"{OPTIMIZER_DEVICE}.ratio") if partial else None,
+        "zero.offload.parameters": (values.get(f"{PARAM_DEVICE}.device") or "none") if stage == 3 else "none",
+    }
+
+
+def _write_offload(values: Group) -> Group:
+    stage, given = _stage(values), {}
+    if stage >= 1 and (device := values.get("zero.offload.optimizer")) not in (None, "none"):
+        given = {f"{OPTIMIZER_DEVICE}.device": device, f"{OPTIMIZER_DEVICE}.pin_memory": True}
+        if stage == 3:
+            given[f"{OPTIMIZER_DEVICE}.ratio"] = values.get("zero.offload.optimizer_ratio") or 1.0
+    if stage == 3 and (device := values.get("zero.offload.parameters")) not in (None, "none"):
+        given |= {f"{PARAM_DEVICE}.device": device, f"{PARAM_DEVICE}.pin_memory": True}
+    return given
+
+
+PRECISION = convert(
+    (
+        "fp16.enabled",
+        "bf16.enabled",
+        "data_types.grad_accum_dtype",
+        "communication_data_type",
+        "fp16.fp16_master_weights_and_grads",
+        "bf16.bf16_master_weights_and_grads",
+    ),
+    ("precision.compute", "precision.reduce", "precision.master"),
+    lambda values, context: _read_precision(values),
+    lambda values, context: _write_precision(values),
+    lossy="a Plan has one format for accumulating and reducing gradients; DeepSpeed has no fp64",
+    blurs=lambda values: _two_formats(values),
+    source="runtime/engine.py: get_data_types; communication_data_type",
+)
+
+
+def _read_precision(values: Group) -> Group:
+    compute = "bf16" if values.get("bf16.enabled") else "fp16" if values.get("fp16.enabled") else "fp32"
+    whole = values.get("bf16.bf16_master_weights_and_grads") or values.get("fp16.fp16_master_weights_and_grads")
+    return {
+        "precision.compute": compute,
+        "precision.reduce": values.get("data_types.grad_accum_dtype") or compute,
+        "precision.master": compute if whole else "fp32",
+    }
+
+
+def _two_formats(values: Group) -> bool:
+    exchanged = values.get("communication_data_type")
+    return exchanged is not None and exchanged != _read_precision(values)["precision.reduce"]
+
+
+def _write_precision(values: Group) -> Group:
+    compute, reduce = values.get("precision.compute") or "fp32", values.get("precision.reduce")
+    given: dict[str, object] = {"fp16.enabled": compute == "fp16", "bf16.enabled": compute == "bf16"}
+    if compute in HALF and reduce in (*HALF, "fp32"):
+        given |= {"data_types.grad_accum_dtype": reduce, "communication_data_type": reduce}
+    if compute in HALF and values.get("precision.master") == compute:
+        given[f"{compute}.{compute}_master_weights_and_grads"] = True
+    return given
+
+
+SCALES = ("static", "initial", "window", "hysteresis", "minimum")
+
+LOSS_SCALE = convert(
+    ("fp16.loss_scale", "fp16.initial_scale_power", "fp16.loss_scale_window", "fp16.hysteresis", "fp16.min_loss_scale"),
+    tuple(f"precision.loss_scale.{name}" for name in SCALES),
+    lambda values, context: _read_loss_scale(values),
+    lambda values, context: _write_loss_scale(values),
+    effect=lambda values: Effect.NUMBERS if values.get("fp16.enabled") else Effect.NONE,
+    sees=("fp16.enabled", "precision.compute"),
+    lossy="DeepSpeed scales the loss only in fp16, starts at a power of two and stops at a whole number",
+    source="runtime/fp16/loss_scaler.py",
+)
+
+
+def _read_loss_scale(values: Group) -> Group:
+    if not values.get("fp16.enabled"):
+        return {}
+    return {
+        "precision.loss_scale.static": values.get("fp16.loss_scale") or None,
+        "precision.loss_scale.initial": 2.0 ** (values.get("fp16.initial_scale_power") or 0),
+        "precision.loss_scale.window": values.get("fp16.loss_scale_window"),
+        "precision.loss_scale.hysteresis": values.get("fp16.hysteresis"),
+        "precision.loss_scale.minimum": values.get("fp16.min_loss_scale"),
+    }
+
+
+def _write_loss_scale(values: Group) -> Group:
+    if values.get("precision.compute") != "fp16":
+        return {}
+    static, initial, window, hysteresis, minimum = (values.get(f"precision.loss_scale.{name}") for name in SCALES)
+    return {
+        "fp16.loss_scale": static or 0,
+        "fp16.initial_scale_power": None if initial is None else max(0, round(log2(initial))),
+        "fp16.loss_scale_window": window,
+        "fp16.hysteresis": hysteresis,
+        "fp16.min_loss_scale": None if minimum is None else max(1, round(minimum)),
+    }
+
+
+RECOMPUTE = convert(
+    (
+        "pipeline.activation_checkpoint_interval",
+        "code.checkpointing",
+        "code.checkpoint_interval",
+        "activation_checkpointing.partition_activations",
+        "activation_checkpointing.cpu_checkpointing",
+    ),
+    ("recompute.granularity", "recompute.method", "recompute.layers", "recompute.partition", "recompute.offload"),
+    lambda values, context: _read_recompute(values),
+    lambda values, context: _write_recompute(values),
+    effect=Effect.COST,
+    sees=("code.pipeline_stages", "parallel.pipeline"),
+    lossy="DeepSpeed recomputes groups of whole layers: nothing selective, and no fixed number of layers in a stage",
+    source="runtime/pipe/module.py: activation_checkpoint_interval; activation_checkpointing counts only where code calls it",
+)
+
+
+def _read_recompute(values: Group) -> Group:
+    piped = (values.get("code.pipeline_stages") or 1) > 1
+    interval = values.get("pipeline.activation_checkpoint_interval") if piped else values.get("code.checkpoint_interval")
+    if not interval and not values.get("code.checkpointing"):
+        return {"recompute.granularity": "none"}
+    return {
+        "recompute.granularity": "full",
+        "recompute.method": "uniform",
+        "recompute.layers": interval or 1,
+        "recompute.partition": bool(values.get("activation_checkpointing.partition_activations")),
+        "recompute.offload": bool(values.get("activation_checkpointing.cpu_checkpointing")),
+    }
+
+
+def _write_recompute(values: Group) -> Group:
+    if values.get("recompute.granularity") != "full":
+        return {}
+    interval = (values.get("recompute.layers") or 1) if values.get("recompute.method") != "block" else 1
+    piped = (values.get("parallel.pipeline") or 1) > 1
+    path = "pipeline.activation_checkpoint_interval" if piped else "code.checkpoint_interval"
+    return {
+        path: interval,
+        **({} if piped else {"code.checkpointing": True}),
+        "activation_checkpointing.partition_activations": bool(values.get("recompute.partition")),
+        "activation_checkpointing.cpu_checkpointing": bool(values.get("recompute.offload")),
+    }
+
+
+def missing_rules() -> tuple[Rule, ...]:
+    """What a Plan can say and DeepSpeed cannot."""
+    return (
+        lacks("model", "the model is defined by the training script", effect=Effect.NONE),
+        lacks("debug", "DeepSpeed has no per-layer logs", effect=Effect.NONE),
+        only_ours("recompute.ratio", note="DeepSpeed recomputes groups of whole layers", effect=Effect.COST),
+        only_ours("precision.fp8", note="DeepSpeed has no 8-bit products"),
+        always("loss", "mean_of_microbatches", "DeepSpeed averages over microbatches; the script's loss decides about tokens"),
+    )
+
+
+SECTIONS: dict[str, tuple[str, Effect]] = {
+    "zero_optimization": ("a setting inside DeepSpeed's ZeRO", Effect.COST),
+    "tensor_parallel": ("how AutoTP replaces layers is DeepSpeed's own", Effect.COST),
+    "expert_parallel": ("how AutoEP replaces layers is DeepSpeed's own", Effect.COST),
+    "pipeline": ("a setting inside DeepSpeed's pipeline engine", Effect.COST),
+    "activation_checkpointing": ("a setting of DeepSpeed's checkpointing functions", Effect.COST),
+    "compile": ("DeepCompile is DeepSpeed's own", Effect.COST),
+    "aio": ("I/O of DeepSpeed's offload", Effect.COST),
+    "hybrid_engine": ("DeepSpeed's engine for generation", Effect.COST),
+    "autotuning": ("DeepSpeed's autotuner", Effect.NONE),
+    "data_efficiency": ("DeepSpeed's data sampling and layer dropping", Effect.NUMBERS),
+    "torch_autocast": ("torch.autocast inside DeepSpeed's engine", Effect.NUMBERS),
+    "data_types": ("formats inside DeepSpeed's engine", Effect.ROUNDING),
+    "fp16": ("a setting inside DeepSpeed's fp16 optimizer", Effect.NUMBERS),
+    "bf16": ("a setting inside DeepSpeed's bf16 optimizer", Effect.ROUNDING),
+    "weight_quantization": ("DeepSpeed's quantised weights", Effect.NUMBERS),
+    "checkpoint": ("checkpoints are written by DeepSpeed's engine", Effect.NONE),
+    "flops_profiler": ("profiling by DeepSpeed's engine", Effect.NONE),
+    "comms_logger": ("logs of DeepSpeed's engine", Effect.NONE),
+    "tensorboard": ("logs of DeepSpeed's engine", Effect.NONE),
+    "wandb": ("logs of DeepSpeed's engine", Effect.NONE),
+    "csv_monitor": ("logs of DeepSpeed's engine", Effect.NONE),
+    "comet": ("logs of DeepSpeed's engine", Effect.NONE),
+    "timers": ("logs of DeepSpeed's engine", Effect.NONE),
+    "code": ("stands in the training script", Effect.NONE),
+    "optimizer": ("a setting of DeepSpeed's own optimizer", Effect.NUMBERS),
+    "scheduler": ("a setting of DeepSpeed's own scheduler", Effect.NUMBERS),
+    "amp": ("Apex mixed precision", Effect.NUMBERS),
+    "compression_training": ("compression was removed from DeepSpeed", Effect.NUMBERS),
+    "quantize_training": ("quantised training was removed from DeepSpeed", Effect.NUMBERS),
+    "sparse_attention": ("sparse attention was removed from DeepSpeed", Effect.NUMBERS),
+    "curriculum_learning": ("DeepSpeed's curriculum", Effect.NUMBERS),
+    "progressive_layer_drop": ("DeepSpeed's layer dropping", Effect.NUMBERS),
+    "elasticity": ("DeepSpeed's elastic batch sizes", Effect.NUMBERS),
+    "eigenvalue": ("removed from DeepSpeed", Effect.NONE),
+    "gradient_predivide_factor": ("the order of scaling and summing gradients", Effect.ROUNDING),
+    "prescale_gradients": ("the order of scaling and summing gradients", Effect.ROUNDING),
+    "gradient_allreduce_op": ("gradients are summed instead of averaged", Effect.NUMBERS),
+    "seq_parallel_communication_data_type": ("a format inside DeepSpeed's engine", Effect.ROUNDING),
+    "managed_gradient_accumulation": ("who counts microbatches is up to DeepSpeed's engine and the script", Effect.NONE),
+    "sparse_gradients": ("sparse embedding gradients are DeepSpeed's own", Effect.COST),
+}
+"""What DeepSpeed's sections stand for where no Plan field does: why they stay behind, and what that does to the run."""
+
+OTHER = ("a switch of DeepSpeed's engine", Effect.NONE)
+
+
+def leftover_rules(claimed: frozenset[str]) -> tuple[Rule, ...]:
+    """One row for each section, over every key that `claimed` does not name."""
+    rows: dict[tuple[str, Effect], list[str]] = {}
+    for path in fields(DeepSpeed):
+        if path not in claimed:
+            rows.setdefault(SECTIONS.get(path.split(".")[0], OTHER), []).append(path)
+    return tuple(only_theirs(*paths, note=note, effect=effect) for (note, effect), paths in rows.items())
+
+
+@cache
+def table() -> tuple[Rule, ...]:
+    """Every row; each key, and each Plan path, is in exactly one."""
+    mapped = (
+        BATCH,
+        *OPTIMIZERS,
+        rename("gradient_clipping", "optimizer.clip"),
+        PRECISION,
+        LOSS_SCALE,
+        ZERO,
+        *exchange_rules(),
+        *layout_rules(),
+        *pipeline_rules(),
+        RECOMPUTE,
+        *missing_rules(),
+    )
+    claimed = frozenset(path for rule in mapped for path in rule.theirs)
+    return (*mapped, *leftover_rules(claimed))

@@ -1,0 +1,718 @@
+"""Every key of a DeepSpeed config from 0.15.0 to 0.19.8, typed and described; which release knows a key is in `releases`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BeforeValidator
+from pydantic import Field as field
+
+from bridge.config import Count, Real, Section, Size, Whole
+
+DTYPES = {
+    name: short
+    for short, names in {
+        "fp32": ("fp32", "float32", "float", "torch.float32"),
+        "fp16": ("fp16", "float16", "half", "torch.float16"),
+        "bf16": ("bf16", "bfloat16", "torch.bfloat16"),
+    }.items()
+    for name in names
+}
+"""DeepSpeed's spellings of a number format, and the short one (runtime/config.py, DtypeEnum)."""
+
+
+def _dtype(value: Any) -> Any:
+    return DTYPES.get(value, value) if isinstance(value, str) else value
+
+
+def _lower(value: Any) -> Any:
+    return value.lower() if isinstance(value, str) else value
+
+
+def _upper(value: Any) -> Any:
+    return value.upper() if isinstance(value, str) else value
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _names(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else _tuple(value)
+
+
+def _scalar(value: Any) -> Any:
+    if value is True or value is False:
+        raise ValueError("expected a number, not true or false")
+    return value
+
+
+def _stage(value: Any) -> Any:
+    return int(value) if isinstance(_scalar(value), float) and value.is_integer() else value
+
+
+Stage = Annotated[Literal[0, 1, 2, 3], BeforeValidator(_stage)]
+ScalePower = Annotated[Whole, Ge(0), Le(127)]
+Dtype = Annotated[Literal["fp32", "fp16", "bf16"], BeforeValidator(_dtype)]
+CommDtype = Annotated[Literal["fp32", "fp16", "bf16"], BeforeValidator(_lower)]
+Fraction = Annotated[Real, Ge(0), Le(1)]
+NonNegative = Annotated[Real, Ge(0)]
+Positive = Annotated[Real, Gt(0)]
+Beta = Annotated[Real, Ge(0), Lt(1)]
+Betas = Annotated[tuple[Beta, Beta], BeforeValidator(_tuple)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+Auto = Literal["auto"]
+Rates = Annotated[NonNegative | tuple[NonNegative, ...], BeforeValidator(_tuple), BeforeValidator(_scalar)]
+Opaque = dict[str, Any]
+
+
+class OffloadParam(Section):
+    """Parameters kept in host memory or on NVMe between uses (stage 3)."""
+
+    device: Literal["none", "cpu", "nvme"] | None = field(None, description="Where parameters live between uses.")
+    nvme_path: str | None = field(None, description="Directory on the NVMe device.")
+    buffer_count: Size | None = field(None, description="Buffers in the pool for transfers to NVMe.")
+    buffer_size: Size | None = field(None, description="Elements in one buffer of that pool.")
+    max_in_cpu: Size | None = field(None, description="Elements kept in host memory when offloading to NVMe.")
+    pin_memory: bool | None = field(None, description="Page-locked host memory.")
+
+
+class OffloadOptimizer(Section):
+    """Optimizer state and step in host memory or on NVMe (stages 1 to 3)."""
+
+    device: Literal["none", "cpu", "nvme"] | None = field(None, description="Where optimizer state lives.")
+    nvme_path: str | None = field(None, description="Directory on the NVMe device.")
+    buffer_count: Size | None = field(None, description="Buffers in the pool for transfers to NVMe; one for each state.")
+    pin_memory: bool | None = field(None, description="Page-locked host memory.")
+    pipeline_read: bool | None = field(None, description="Read the next tile while this one is updated.")
+    pipeline_write: bool | None = field(None, description="Write the last tile while this one is updated.")
+    fast_init: bool | None = field(None, description="Shorter initialisation with NVMe.")
+    ratio: Fraction | None = field(None, description="Share of the optimizer state on the CPU (stage 3).")
+    super_offload: bool | None = field(None, description="Offload path for tightly coupled chips (stage 3).")
+    cpuadam_cores_perc: Fraction | None = field(None, description="Share of the CPU cores for that path's Adam.")
+
+
+class ZenFlow(Section):
+    """Offloaded optimizer whose unimportant gradients are applied late."""
+
+    topk_ratio: Fraction | None = field(None, description="Share of gradient columns that count as important.")
+    select_strategy: Literal["auto", "step", "epoch"] | None = field(None, description="What triggers a new selection.")
+    select_interval: Whole | Auto | None = field(None, description="Steps or epochs between selections.")
+    update_interval: Whole | Auto | None = field(None, description="Steps between updates with the unimportant gradients.")
+    overlap_step: bool | None = field(None, description="CPU optimizer step overlaps forward and backward.")
+    offload: bool | None = field(None, description="Selected optimizer state is offloaded too.")
+    auto_ratio: Fraction | None = field(None, description="Threshold for an automatic update interval.")
+    full_warm_up_rounds: Whole | None = field(None, description="First rounds in which every gradient is applied.")
+    pt_reserved_cores_perc: Fraction | None = field(None, description="Share of CPU cores left to PyTorch.")
+    steps_per_epoch: Whole | None = field(None, description="Set by the engine at run time, not by users.")
+
+
+class LeafModule(Section):
+    """Modules that stage 3 fetches as a whole."""
+
+    classes: Names | None = field(None, description="Class names of such modules.")
+    names: Names | None = field(None, description="Names of such modules.")
+    name_suffixes: Names | None = field(None, description="Endings of the names of such modules.")
+
+
+class ZeroOptimization(Section):
+    """ZeRO: sharding of optimizer state, gradients and parameters over data-parallel ranks."""
+
+    stage: Stage | None = field(None, description="0 replicates, 1 shards optimizer state, 2 gradients too, 3 parameters too.")
+    contiguous_gradients: bool | None = field(None, description="Gradients are copied into one buffer as they are produced.")
+    reduce_scatter: bool | None = field(None, description="Gradients are reduced to their owner instead of to every rank.")
+    reduce_bucket_size: Size | None = field(None, description="Elements reduced in one collective.")
+    use_multi_rank_bucket_allreduce: bool | None = field(None, description="One all-reduce for the buckets of several ranks.")
+    allgather_partitions: bool | None = field(None, description="No effect in any release covered here.")
+    allgather_bucket_size: Size | None = field(None, description="Elements gathered in one collective.")
+    overlap_comm: bool | None = field(None, description="Gradient reduction overlaps the backward pass; unset: at stage 3.")
+    compute_grad_norm: bool | None = field(None, description="Global gradient norm in the step of stages 1 and 2.")
+    load_from_fp32_weights: bool | None = field(None, description="Master weights are loaded from fp32 copies in the checkpoint.")
+    elastic_checkpoint: bool | None = field(None, description="Old form of checkpoints that load at another world size.")
+    offload_param: OffloadParam | None = field(None, description="Parameter offload.")
+    offload_optimizer: OffloadOptimizer | None = field(None, description="Optimizer offload.")
+    zenflow: ZenFlow | None = field(None, description="ZenFlow.")
+    sub_group_size: Size | None = field(None, description="Elements in one tile of the stage 3 optimizer step.")
+    cpu_offload_param: bool | None = field(None, description="Old name: parameters on the CPU.")
+    cpu_offload_use_pin_memory: bool | None = field(None, description="Old name: pinned memory; no effect.")
+    cpu_offload: bool | None = field(None, description="Old name: optimizer on the CPU.")
+    stage3_prefetch_bucket_size: Size | None = field(None, description="Elements fetched ahead of use.")
+    stage3_param_persistence_threshold: Size | None = field(None, description="Smaller parameters stay whole.")
+    stage3_model_persistence_threshold: Size | None = field(None, description="Bound on the elements that stay whole.")
+    stage3_max_live_parameters: Size | None = field(None, description="Elements that may be whole at once.")
+    stage3_max_reuse_distance: Size | None = field(None, description="A parameter used again within so many elements stays.")
+    stage3_gather_16bit_weights_on_model_save: bool | None = field(None, description="Whole 16-bit weights in save_16bit_model.")
+    stage3_module_granularity_threshold: Whole | None = field(None, description="Finer modules are fetched as a unit.")
+    stage3_use_all_reduce_for_fetch_params: bool | None = field(None, description="Parameters are fetched by all-reduce.")
+    stage3_allgather_sequential: bool | None = field(None, description="Parameters are gathered one by one, without buckets.")
+    stage3_gather_fp16_weights_on_model_save: bool | None = field(None, description="Old name: whole weights on saving.")
+    ignore_unused_parameters: bool | None = field(None, description="Parameters without gradient are no error.")
+    legacy_stage1: bool | None = field(None, description="Old implementation of stage 1.")
+    round_robin_gradients: bool | None = field(None, description="Fine-grained split of gradient copies to the CPU.")
+    parameter_alignment: bool | None = field(None, description="Parameters start at 16-byte boundaries of the flat buffers.")
+    zero_hpz_partition_size: Size | None = field(None, description="Ranks in a secondary group that holds whole weights.")
+    zero_quantized_weights: bool | None = field(None, description="Weights are gathered in quantized form.")
+    zero_quantized_nontrainable_weights: bool | None = field(None, description="Frozen weights are kept quantized.")
+    zero_quantized_gradients: bool | None = field(None, description="Gradients are reduced in quantized form.")
+    zeropp_loco_param: Opaque | None = field(None, description="Error feedback for quantized gradients.")
+    memory_efficient_linear: bool | None = field(None, description="Linear layers that save less for backward (stage 3).")
+    pipeline_loading_checkpoint: bool | None = field(None, description="Checkpoint files are loaded one after the other.")
+    override_module_apply: bool | None = field(None, description="Module.apply gathers parameters (stage 3).")
+    log_trace_cache_warnings: bool | None = field(None, description="Warnings when the fetch order changes.")
+    enable_sanity_checks: bool | None = field(None, description="Internal checks of the engine.")
+    save_muon_momentum_buffer_in_memory: bool | None = field(None, description="Muon momentum is not swapped to NVMe.")
+    mics_shard_size: Whole | None = field(None, description="Ranks in one shard group of MiCS; -1 is off.")
+    mics_hierarchical_params_gather: bool | None = field(None, description="Two-level gathering of MiCS.")
+    leaf_module: LeafModule | None = field(None, description="Modules fetched as a whole.")
+
+
+class Fp16(Section):
+    """fp16 training with loss scaling."""
+
+    enabled: bool | None = field(None, description="Train in fp16.")
+    auto_cast: bool | None = field(None, description="Inputs are cast to fp16.")
+    loss_scale: NonNegative | None = field(None, description="Constant loss scale; 0: dynamic.")
+    initial_scale_power: ScalePower | None = field(None, description="The first dynamic scale is 2 to this power.")
+    loss_scale_window: Size | None = field(None, description="Good steps before the scale doubles.")
+    hysteresis: Count | None = field(None, description="Overflows before the scale halves.")
+    consecutive_hysteresis: bool | None = field(None, description="A good step refills the hysteresis.")
+    min_loss_scale: Size | None = field(None, description="Smallest dynamic scale.")
+    fp16_master_weights_and_grads: bool | None = field(None, description="Master weights and gradients in fp16 (CPU Adam).")
+
+
+class Bf16(Section):
+    """bf16 training."""
+
+    enabled: bool | None = field(None, description="Train in bf16.")
+    immediate_grad_update: bool | None = field(None, description="Gradients are accumulated as they are produced.")
+    check_grad_overflow: bool | None = field(None, description="A step with inf or NaN gradients is skipped.")
+    bf16_master_weights_and_grads: bool | None = field(None, description="Master weights and gradients in bf16.")
+    bf16_optimizer_states: bool | None = field(None, description="Optimizer state in bf16 too.")
+
+
+class TensorParallelGroup(Section):
+    """Sizes for splitting a model by AutoTP."""
+
+    tp_size: Whole | None = field(None, description="Ranks that split the model.")
+    tp_grain_size: Whole | None = field(None, description="Granularity of split sizes; not used in training.")
+
+
+class TensorParallel(Section):
+    """AutoTP: linear layers of a model split over ranks."""
+
+    autotp_size: Size | None = field(None, description="Ranks that split each matrix; 0: off.")
+    tp_overlap_comm: bool | None = field(None, description="All-reduce overlaps compute.")
+    vocab_parallel_lm_head: bool | None = field(None, description="Output head split by vocabulary; unset: as the model says.")
+    vocab_parallel_ce_backend: Literal["torch", "liger"] | None = field(None, description="Cross entropy of a split head.")
+    tp: TensorParallelGroup | None = field(None, description="Sizes for the splitter.")
+    injection_policy_tuple: Annotated[tuple[Any, ...], BeforeValidator(_tuple)] | None = field(
+        None, description="Names of layers whose output is reduced."
+    )
+    partition_config: Opaque | None = field(None, description="Rules that say how each parameter is split.")
+    preset_model: str | None = field(None, description="Built-in rules for a model family.")
+    keep_module_on_host: bool | None = field(None, description="Weights stay in host memory while loading.")
+    kernel_inject: bool | None = field(None, description="Inference kernels.")
+
+
+class CommsLogger(Section):
+    """Log of collectives."""
+
+    enabled: bool | None = field(None, description="Log collectives.")
+    prof_all: bool | None = field(None, description="Log all kinds.")
+    prof_ops: list[Any] | None = field(None, description="Kinds to log.")
+    verbose: bool | None = field(None, description="Log each call.")
+    debug: bool | None = field(None, description="Name the caller in the log.")
+
+
+class Tensorboard(Section):
+    """TensorBoard logs."""
+
+    enabled: bool | None = field(None, description="Write TensorBoard logs.")
+    output_path: str | None = field(None, description="Directory of the logs.")
+    job_name: str | None = field(None, description="Name of the run.")
+
+
+class Wandb(Section):
+    """Weights and Biases logs."""
+
+    enabled: bool | None = field(None, description="Write Weights and Biases logs.")
+    group: str | None = field(None, description="Group of the run.")
+    team: str | None = field(None, description="Team of the run.")
+    project: str | None = field(None, description="Project of the run.")
+
+
+class CsvMonitor(Section):
+    """CSV logs."""
+
+    enabled: bool | None = field(None, description="Write CSV logs.")
+    output_path: str | None = field(None, description="Directory of the logs.")
+    job_name: str | None = field(None, description="Name of the run.")
+
+
+class Comet(Section):
+    """Comet logs."""
+
+    enabled: bool | None = field(None, description="Write Comet logs.")
+    samples_log_interval: Whole | None = field(None, description="Samples between two entries.")
+    project: str | None = field(None, description="Project of the run.")
+    workspace: str | None = field(None, description="Workspace of the run.")
+    api_key: str | None = field(None, description="Key of the service.")
+    experiment_name: str | None = field(None, description="Name of the run.")
+    experiment_key: str | None = field(None, description="Key of the run.")
+    online: bool | None = field(None, description="Send at once, or keep on disk.")
+    mode: str | None = field(None, description="Continue a run or start a new one.")
+
+
+class Compile(Section):
+    """DeepCompile."""
+
+    deepcompile: bool | None = field(None, description="Compile with DeepSpeed's own passes.")
+    autoep_non_moe: bool | None = field(None, description="Compile around expert layers, which stay eager.")
+    free_activation: bool | None = field(None, description="Large activations are freed early.")
+    free_activation_threshold: Whole | None = field(None, description="Bytes from which an activation is large.")
+    offload_activation: bool | None = field(None, description="Saved activations move to host memory.")
+    offload_activation_pin_memory: bool | None = field(None, description="That host memory is pinned.")
+    offload_opt_states: bool | None = field(None, description="Optimizer state moves to host memory.")
+    double_buffer: bool | None = field(None, description="Two communication buffers.")
+    symmetric_memory: bool | None = field(None, description="Symmetric memory for collectives.")
+    debug_log: bool | None = field(None, description="Graphs are dumped.")
+    offload_parameters: bool | None = field(None, description="Parameters move to host memory.")
+    sync_before_reduce: bool | None = field(None, description="Synchronise before reductions.")
+    sync_after_reduce: bool | None = field(None, description="Synchronise after reductions.")
+    sync_before_allgather: bool | None = field(None, description="Synchronise before gathers.")
+    sync_after_allgather: bool | None = field(None, description="Synchronise after gathers.")
+    keep_int_input_tensors: bool | None = field(None, description="Integer inputs keep their values for profiling.")
+    keep_all_input_tensors: bool | None = field(None, description="All inputs keep their values for profiling.")
+    passes: list[Literal["z1", "z3", "autosp", "autotp"]] | None = field(None, description="Passes to combine.")
+
+
+class HybridEngine(Section):
+    """Training and generation in one engine."""
+
+    enabled: bool | None = field(None, description="Use the hybrid engine.")
+    max_out_tokens: Whole | None = field(None, description="Tokens that generation may produce.")
+    inference_tp_size: Whole | None = field(None, description="Ranks that split the model for generation.")
+    release_inference_cache: bool | None = field(None, description="Free the cache after generation.")
+    pin_parameters: bool | None = field(None, description="Parameters stay gathered during generation.")
+    tp_gather_partition_size: Whole | None = field(None, description="Layers gathered at once.")
+    enable_cuda_graph: bool | None = field(None, description="Generation through CUDA graphs.")
+
+
+class Throughput(Section):
+    """Throughput timer."""
+
+    enabled: bool | None = field(None, description="Measure throughput.")
+    synchronized: bool | None = field(None, description="Synchronise the device when measuring.")
+
+
+class Timers(Section):
+    """Timers."""
+
+    throughput: Throughput | None = field(None, description="Throughput timer.")
+
+
+class WeightQuantization(Section):
+    """Quantized weights for inference."""
+
+    enabled: bool | None = field(None, description="Quantize weights.")
+    num_bits: Whole | None = field(None, description="Bits of a weight.")
+    q_type: Literal["symmetric", "asymmetric"] | None = field(None, description="Kind of quantization.")
+    q_groups: Whole | None = field(None, description="Groups with a scale of their own.")
+    quantized_initialization: Opaque | None = field(None, description="Quantization while the model is built.")
+    post_init_quant: Opaque | None = field(None, description="Quantization of named layers after loading.")
+
+
+class OptimizerParams(Section):
+    """Arguments of the optimizer. Each type takes its own; see `OPTIMIZERS`."""
+
+    lr: NonNegative | None = field(None, description="Learning rate.")
+    betas: Betas | None = field(None, description="Decay of the two moments.")
+    eps: NonNegative | None = field(None, description="Term added to the root of the second moment.")
+    weight_decay: NonNegative | None = field(None, description="Weight decay.")
+    momentum: NonNegative | None = field(None, description="Momentum (SGD, Muon).")
+    dampening: Real | None = field(None, description="Dampening of the momentum (SGD).")
+    nesterov: bool | None = field(None, description="Nesterov momentum (SGD).")
+    bias_correction: bool | None = field(None, description="Moments are corrected for their start at zero.")
+    adam_w_mode: bool | None = field(None, description="Weight decay apart from the gradient; true also for type Adam.")
+    torch_adam: bool | None = field(None, description="PyTorch's Adam instead of a fused one.")
+    foreach: bool | None = field(None, description="PyTorch's multi-tensor path.")
+    fp32_optimizer_states: bool | None = field(None, description="CPU optimizer keeps its state in fp32.")
+    amsgrad: bool | None = field(None, description="Largest second moment so far.")
+    set_grad_none: bool | None = field(None, description="Gradients are dropped rather than zeroed.")
+    lr_decay: NonNegative | None = field(None, description="Decay of the learning rate (Adagrad).")
+    initial_accumulator_value: NonNegative | None = field(None, description="Start of the squared sums (Adagrad).")
+    maximize: bool | None = field(None, description="Ascend instead of descend.")
+    differentiable: bool | None = field(None, description="Autograd through the step.")
+    capturable: bool | None = field(None, description="Step can be captured in a CUDA graph.")
+    fused: bool | None = field(None, description="PyTorch's fused path.")
+    max_grad_norm: NonNegative | None = field(None, description="Not supported here: use gradient_clipping.")
+    max_coeff: NonNegative | None = field(None, description="Largest trust ratio (LAMB).")
+    min_coeff: NonNegative | None = field(None, description="Smallest trust ratio (LAMB).")
+    eps_inside_sqrt: bool | None = field(None, description="eps is added under the root.")
+    muon_lr: NonNegative | None = field(None, description="Learning rate of the matrices under Muon.")
+    adam_lr: NonNegative | None = field(None, description="Learning rate of everything else under Muon.")
+    ns_method: Literal["gram", "standard"] | None = field(None, description="Newton-Schulz iteration of Muon.")
+    freeze_step: Whole | None = field(None, description="Uncompressed steps (1-bit optimizers).")
+    cuda_aware: bool | None = field(None, description="MPI can send device memory (1-bit optimizers).")
+    comm_backend_name: Literal["nccl", "mpi", "hccl"] | None = field(None, description="Backend of 1-bit optimizers.")
+    coeff_beta: Beta | None = field(None, description="Average of the trust ratio (1-bit LAMB).")
+    factor_max: NonNegative | None = field(None, description="Largest scaling of the frozen trust ratio (1-bit LAMB).")
+    factor_min: NonNegative | None = field(None, description="Smallest scaling of the frozen trust ratio (1-bit LAMB).")
+    factor_threshold: NonNegative | None = field(None, description="Largest change of that scaling (1-bit LAMB).")
+    var_freeze_step: Whole | None = field(None, description="Steps before the variance is frozen (0/1 Adam).")
+    var_update_scaler: Whole | None = field(None, description="Growth of the variance interval (0/1 Adam).")
+    local_step_scaler: Whole | None = field(None, description="Growth of the local-step interval (0/1 Adam).")
+    local_step_clipper: Whole | None = field(None, description="Largest local-step interval (0/1 Adam).")
+
+
+class Optimizer(Section):
+    """The optimizer that DeepSpeed builds."""
+
+    type: str | None = field(None, description="DeepSpeed's own (any case) or a class of torch.optim.")
+    params: OptimizerParams | None = field(None, description="Its arguments.")
+    legacy_fusion: bool | None = field(None, description="Old fusion of parameters in the fp16 wrapper.")
+
+
+class SchedulerParams(Section):
+    """Arguments of the learning-rate scheduler. Each type takes its own; see `SCHEDULERS`."""
+
+    warmup_min_lr: Rates | None = field(None, description="Learning rate at the start of warmup.")
+    warmup_max_lr: Rates | None = field(None, description="Learning rate after warmup; unset: the optimizer's.")
+    warmup_num_steps: Size | None = field(None, description="Steps of warmup.")
+    warmup_type: Literal["log", "linear"] | None = field(None, description="Shape of warmup.")
+    total_num_steps: Count | None = field(None, description="Step at which the decay ends.")
+    warmup_min_ratio: Fraction | None = field(None, description="Share of the peak at the start of warmup.")
+    cos_min_ratio: Fraction | None = field(None, description="Share of the peak at the end of the decay.")
+    lr_range_test_min_lr: Rates | None = field(None, description="First learning rate of the range test.")
+    lr_range_test_step_size: Count | None = field(None, description="Steps between increases.")
+    lr_range_test_step_rate: NonNegative | None = field(None, description="Size of an increase.")
+    lr_range_test_staircase: bool | None = field(None, description="Increase in steps instead of continuously.")
+    cycle_min_lr: Rates | None = field(None, description="Lower learning rate of the cycle.")
+    cycle_max_lr: Rates | None = field(None, description="Upper learning rate of the cycle.")
+    decay_lr_rate: NonNegative | None = field(None, description="Decay after the cycle.")
+    cycle_first_step_size: Count | None = field(None, description="Steps of the rising half.")
+    cycle_second_step_size: Count | None = field(None, description="Steps of the falling half; unset: as the rising one.")
+    cycle_first_stair_count: Size | None = field(None, description="Stairs in the rising half.")
+    cycle_second_stair_count: Size | None = field(None, description="Stairs in the falling half.")
+    decay_step_size: Size | None = field(None, description="Steps between decays.")
+    cycle_momentum: bool | None = field(None, description="Cycle momentum against the learning rate.")
+    cycle_min_mom: NonNegative | None = field(None, description="Lower momentum of the cycle.")
+    cycle_max_mom: NonNegative | None = field(None, description="Upper momentum of the cycle.")
+    decay_mom_rate: NonNegative | None = field(None, description="Decay of the momentum after the cycle.")
+    last_batch_iteration: Whole | None = field(None, description="Step to continue from; -1: the start.")
+
+
+class Scheduler(Section):
+    """The learning-rate scheduler that DeepSpeed builds."""
+
+    type: str | None = field(None, description="DeepSpeed's own or a class of torch.optim.lr_scheduler.")
+    params: SchedulerParams | None = field(None, description="Its arguments.")
+
+
+class ActivationCheckpointing(Section):
+    """Settings of deepspeed.checkpointing; without a call in the model code they do nothing."""
+
+    partition_activations: bool | None = field(None, description="Saved activations are split over the tensor group.")
+    number_checkpoints: Count | None = field(None, description="Checkpoints in the model; sizes the contiguous buffer.")
+    contiguous_memory_optimization: bool | None = field(None, description="Saved activations share one buffer.")
+    synchronize_checkpoint_boundary: bool | None = field(None, description="Synchronise at each checkpoint.")
+    profile: bool | None = field(None, description="Time each checkpoint.")
+    cpu_checkpointing: bool | None = field(None, description="Saved activations move to host memory.")
+
+
+class Pipeline(Section):
+    """Settings of the pipeline engine."""
+
+    stages: Whole | str | None = field(None, description="No effect: use PipelineModule(num_stages=).")
+    partition: str | None = field(None, description="No effect: use PipelineModule(partition_method=).")
+    seed_layers: bool | None = field(None, description="No effect: use PipelineModule(seed_layers=).")
+    activation_checkpoint_interval: Size | None = field(None, description="Layers between checkpoints; 0: PipelineModule's.")
+    pipe_partitioned: bool | None = field(None, description="Activations between stages are split over the tensor group.")
+    grad_partitioned: bool | None = field(None, description="Gradients between stages are split over the tensor group.")
+    use_reentrant: bool | None = field(None, description="Reentrant checkpointing.")
+
+
+class ParallelWrite(Section):
+    """Who writes a checkpoint."""
+
+    pipeline_stage: bool | None = field(None, description="Data ranks of a pipeline stage share the writing.")
+
+
+class Writer(Section):
+    """How a checkpoint is written."""
+
+    type: Annotated[Literal["MOCK", "PYTHON", "FAST"], BeforeValidator(_upper)] | None = field(None, description="Writer.")
+    io_buffer_size: Whole | None = field(None, description="Bytes in the buffer.")
+    io_buffer_double: bool | None = field(None, description="Two buffers.")
+    show_statistics: bool | None = field(None, description="Print statistics.")
+    data_parallel: Annotated[Literal["REPLICA", "SOCKET", "MACHINE"], BeforeValidator(_upper)] | None = field(
+        None, description="Ranks that share the writing."
+    )
+    decoupled: bool | None = field(None, description="Write in another process.")
+    io_multiplier: Whole | None = field(None, description="Writers for each rank.")
+
+
+class Checkpoint(Section):
+    """Checkpoints."""
+
+    tag_validation: Annotated[Literal["WARN", "IGNORE", "FAIL"], BeforeValidator(_upper)] | None = field(
+        None, description="What to do when ranks save under different tags."
+    )
+    load_universal: bool | None = field(None, description="Load a universal checkpoint.")
+    use_node_local_storage: bool | None = field(None, description="Each node writes to its own disk.")
+    parallel_write: ParallelWrite | None = field(None, description="Who writes.")
+    checkpoint_serialization: bool | None = field(None, description="Serialise as torch.save does.")
+    writer: Writer | None = field(None, description="How it is written.")
+
+
+class DataTypes(Section):
+    """Number formats beside the training precision."""
+
+    grad_accum_dtype: Dtype | None = field(None, description="Format in which gradients accumulate; unset: the model's.")
+    param_dtype: Dtype | None = field(None, description="Format of the parameters; must be the training precision.")
+    buffer_dtype: Dtype | None = field(None, description="Format of the buffers; unset: as loaded.")
+    keep_in_fp32_modules: Auto | Annotated[tuple[str, ...], BeforeValidator(_tuple)] | None = field(
+        None, description="Buffers kept in fp32; auto: as the model says."
+    )
+
+
+class TorchAutocast(Section):
+    """torch.autocast around the model."""
+
+    enabled: bool | None = field(None, description="Run under autocast.")
+    dtype: Dtype | None = field(None, description="Format of autocast.")
+    lower_precision_safe_modules: Annotated[tuple[str, ...], BeforeValidator(_tuple)] | None = field(
+        None, description="Modules whose parameters are communicated in that format."
+    )
+
+
+class FlopsProfiler(Section):
+    """Profile of floating-point operations."""
+
+    enabled: bool | None = field(None, description="Profile; turns wall_clock_breakdown on.")
+    recompute_fwd_factor: NonNegative | None = field(None, description="Share of the forward pass that is recomputed.")
+    profile_step: Whole | None = field(None, description="Step to profile.")
+    module_depth: Whole | None = field(None, description="Depth of modules in the report; -1: all.")
+    top_modules: Whole | None = field(None, description="Modules listed at each depth.")
+    detailed: bool | None = field(None, description="Print the whole tree.")
+    output_file: str | None = field(None, description="File for the report.")
+
+
+class Aio(Section):
+    """Asynchronous file access for NVMe offload."""
+
+    block_size: Count | None = field(None, description="Bytes in one request.")
+    queue_depth: Count | None = field(None, description="Requests in flight.")
+    thread_count: Count | None = field(None, description="Old name of intra_op_parallelism.")
+    intra_op_parallelism: Count | None = field(None, description="Threads for one operation.")
+    single_submit: bool | None = field(None, description="Submit requests one by one.")
+    overlap_events: bool | None = field(None, description="Submit while waiting for completions.")
+    use_gds: bool | None = field(None, description="GPUDirect storage; needs CUDA.")
+
+
+class Autotuning(Section):
+    """Search for batch size and ZeRO settings by the launcher."""
+
+    enabled: bool | None = field(None, description="Tune before training.")
+    fast: bool | None = field(None, description="Tune micro batch and stage only.")
+    results_dir: Annotated[str, field(min_length=1)] | None = field(None, description="Directory of results.")
+    exps_dir: Annotated[str, field(min_length=1)] | None = field(None, description="Directory of experiments.")
+    overwrite: bool | None = field(None, description="Overwrite earlier results.")
+    start_profile_step: Whole | None = field(None, description="First step that is timed.")
+    end_profile_step: Whole | None = field(None, description="Last step that is timed.")
+    metric: str | None = field(None, description="What is maximised.")
+    metric_path: str | None = field(None, description="File for the metric.")
+    tuner_type: str | None = field(None, description="Search strategy.")
+    tuner_early_stopping: Whole | None = field(None, description="Experiments without gain before the search ends.")
+    tuner_num_trials: Whole | None = field(None, description="Experiments at most.")
+    arg_mappings: Opaque | None = field(None, description="Keys and the script arguments that set them.")
+    model_info: Opaque | None = field(None, description="Facts about the model.")
+    model_info_path: str | None = field(None, description="File for facts about the model.")
+    mp_size: Count | None = field(None, description="Model-parallel ranks.")
+    max_train_batch_size: Count | None = field(None, description="Largest batch to try.")
+    min_train_batch_size: Count | None = field(None, description="Smallest batch to try.")
+    max_train_micro_batch_size_per_gpu: Count | None = field(None, description="Largest micro batch to try.")
+    min_train_micro_batch_size_per_gpu: Count | None = field(None, description="Smallest micro batch to try.")
+    num_tuning_micro_batch_sizes: Count | None = field(None, description="Micro batches to try.")
+
+
+class DataSampling(Section):
+    """Curriculum and dynamic batches."""
+
+    enabled: bool | None = field(None, description="Use the sampler.")
+    num_epochs: Count | None = field(None, description="Epochs that the sampler prepares.")
+    num_workers: Size | None = field(None, description="Loader processes.")
+    pin_memory: bool | None = field(None, description="Batches in pinned memory.")
+    curriculum_learning: Opaque | None = field(None, description="Curriculum metrics.")
+    dynamic_batching: Opaque | None = field(None, description="Batches of varying size.")
+
+
+class DataRouting(Section):
+    """Token dropping."""
+
+    enabled: bool | None = field(None, description="Use token dropping.")
+    random_ltd: Opaque | None = field(None, description="Random layerwise token dropping.")
+
+
+class DataEfficiency(Section):
+    """Data efficiency library."""
+
+    enabled: bool | None = field(None, description="Use the library.")
+    seed: Whole | None = field(None, description="Seed of the sampler.")
+    data_sampling: DataSampling | None = field(None, description="Sampling.")
+    data_routing: DataRouting | None = field(None, description="Routing.")
+
+
+class ExpertParallel(Section):
+    """AutoEP: experts of a model split over ranks."""
+
+    enabled: bool | None = field(None, description="Split experts.")
+    autoep_size: Count | None = field(None, description="Ranks that split the experts.")
+    expert_tensor_parallel_size: Count | None = field(None, description="Ranks that split each expert's matrices.")
+    validate_folding_routing: bool | None = field(None, description="Check that tensor ranks route alike.")
+    async_split_plan: bool | None = field(None, description="Split sizes are copied asynchronously.")
+    preset_model: str | None = field(None, description="Built-in rules for a model family.")
+    moe_layer_pattern: str | None = field(None, description="Names of expert layers.")
+    expert_pattern: str | None = field(None, description="Names of experts in a layer.")
+    router_pattern: str | None = field(None, description="Names of routers in a layer.")
+    use_grouped_mm: bool | None = field(None, description="One grouped product for all experts.")
+    disable_triton_grouped_mm: bool | None = field(None, description="Grouped products without Triton.")
+    route_norm: bool | None = field(None, description="Routing weights sum to one.")
+    route_scale: Real | None = field(None, description="Factor on the routing weights.")
+    score_apply: Literal["auto", "pre", "post"] | None = field(None, description="Weights applied before or after experts.")
+    combine_impl: Literal["auto", "weighted_sum", "fused_weighted_sum", "legacy_bmm"] | None = field(
+        None, description="How expert outputs are summed."
+    )
+    row_weighting_impl: Literal["auto", "eager", "fused"] | None = field(None, description="How rows are weighted.")
+    gate_up_impl: Literal["separate", "fused"] | None = field(None, description="Gate and up projection in one product.")
+    comm_backend: Literal["comm", "deepep"] | None = field(None, description="Library for the exchange of tokens.")
+    comm_num_sm: Count | None = field(None, description="Multiprocessors for the exchange.")
+    comm_qp_margin: Size | None = field(None, description="Spare queue pairs for the exchange.")
+    comm_max_tokens_per_rank: Size | None = field(None, description="Tokens that one rank may route.")
+    num_expert_groups: Count | None = field(None, description="Groups of experts for routing.")
+    num_limited_groups: Count | None = field(None, description="Groups that a token may reach.")
+    score_func: Literal["auto", "softmax", "sigmoid"] | None = field(None, description="Function of the router.")
+    top_k: Count | Auto | None = field(None, description="Experts for each token.")
+    load_balance_coeff: Real | None = field(None, description="Not supported by DeepSpeed: only null.")
+    routed_scaling_factor: Real | Auto | None = field(None, description="Factor on the routed output.")
+    expert_w1: str | None = field(None, description="Name of the gate weights.")
+    expert_w2: str | None = field(None, description="Name of the down weights.")
+    expert_w3: str | None = field(None, description="Name of the up weights; null: fused with the gate.")
+    num_experts_attr: str | None = field(None, description="Config attribute with the number of experts.")
+    top_k_attr: str | None = field(None, description="Config attribute with the experts for each token.")
+    has_shared_experts: bool | None = field(None, description="Layers have shared experts.")
+    shared_experts_pattern: str | None = field(None, description="Names of shared experts.")
+    shared_experts_gate_pattern: str | None = field(None, description="Names of their gates.")
+    expert_activation: str | None = field(None, description="Activation of the experts; unset: the preset's.")
+
+
+class LearningRate(Section):
+    """A learning-rate schedule given to deepspeed.initialize(lr_scheduler=), in optimizer steps."""
+
+    name: Literal["constant", "linear", "cosine", "inverse_sqrt", "wsd"] | None = field(None, description="Shape after warmup.")
+    warmup_steps: Size | None = field(None, description="Steps of linear warmup.")
+    warmup_from: NonNegative | None = field(None, description="Learning rate at the first step of warmup.")
+    total_steps: Count | None = field(None, description="Step at which the decay ends, warmup included.")
+    minimum: NonNegative | None = field(None, description="Learning rate after the decay.")
+
+
+class CodeScheduler(Section):
+    """A learning-rate schedule that the script builds itself, in optimizer steps."""
+
+    name: Literal["constant", "linear", "cosine", "inverse_sqrt", "wsd"] | None = field(None, description="Shape after warmup.")
+    warmup_steps: Size | None = field(None, description="Steps of linear warmup.")
+    warmup_from: NonNegative | None = field(None, description="Learning rate at the first step of warmup.")
+    total_steps: Count | None = field(None, description="Step at which the decay ends, warmup included.")
+    minimum: NonNegative | None = field(None, description="Learning rate after the decay.")
+
+
+class Code(Section):
+    """What DeepSpeed keeps outside its file, in the training script."""
+
+    pipeline_stages: Count | None = field(None, description="PipelineModule(num_stages=): ranks that split the layers.")
+    partition_method: str | None = field(None, description="PipelineModule(partition_method=): rule that cuts the layers.")
+    tensor_parallel: Count | None = field(None, description="Ranks in the mpu's model-parallel group (Megatron-style layers).")
+    context_parallel: Count | None = field(None, description="Ranks in the mpu's sequence-parallel group (Ulysses attention).")
+    expert_parallel: Count | None = field(None, description="MoE(ep_size=): ranks that split the experts.")
+    checkpointing: bool | None = field(None, description="The model calls deepspeed.checkpointing.checkpoint.")
+    checkpoint_interval: Count | None = field(None, description="Layers between those calls.")
+    manual_accumulation: bool | None = field(None, description="The script calls backward several times before each step.")
+    scheduler: CodeScheduler | None = field(None, description="Learning-rate schedule that the script builds.")
+    accelerator: Literal["cuda", "cpu", "xpu", "npu", "hpu", "mps", "mlu", "sdaa", "supa"] | None = field(
+        None, description="Accelerator of the run, as in DS_ACCELERATOR."
+    )
+
+
+class DeepSpeed(Section):
+    """A DeepSpeed config. Unset keys are open: the release's default applies."""
+
+    train_batch_size: Count | None = field(None, description="Samples in one step over all ranks.")
+    train_micro_batch_size_per_gpu: Count | None = field(None, description="Samples in one micro batch on one rank.")
+    gradient_accumulation_steps: Count | None = field(None, description="Micro batches in one step.")
+    managed_gradient_accumulation: bool | None = field(None, description="The engine, not the script, finds the last micro batch.")
+    steps_per_print: Count | None = field(None, description="Steps between two lines of progress.")
+    optimizer: Optimizer | None = field(None, description="Optimizer.")
+    scheduler: Scheduler | None = field(None, description="Learning-rate scheduler.")
+    gradient_clipping: NonNegative | None = field(None, description="Bound on the global gradient norm; 0: off.")
+    fp16: Fp16 | None = field(None, description="fp16 training.")
+    bf16: Bf16 | None = field(None, description="bf16 training.")
+    bfloat16: Bf16 | None = field(None, description="Old name of bf16.")
+    amp: Opaque | None = field(None, description="Apex mixed precision.")
+    torch_autocast: TorchAutocast | None = field(None, description="torch.autocast.")
+    data_types: DataTypes | None = field(None, description="Number formats.")
+    communication_data_type: CommDtype | None = field(None, description="Format in which gradients are reduced.")
+    seq_parallel_communication_data_type: CommDtype | None = field(
+        None, description="Format of reductions over sequence-parallel ranks."
+    )
+    seq_parallel_comm_data_type: CommDtype | None = field(None, description="Name of that key before 0.16.5.")
+    prescale_gradients: bool | None = field(None, description="Gradients are divided before the reduction.")
+    gradient_predivide_factor: Positive | None = field(None, description="Part of that division done before the reduction.")
+    gradient_allreduce_op: Annotated[Literal["mean", "sum"], BeforeValidator(_lower)] | None = field(
+        None, description="Mean or sum over data-parallel ranks."
+    )
+    sparse_gradients: bool | None = field(None, description="Embedding gradients are reduced sparsely.")
+    zero_optimization: ZeroOptimization | None = field(None, description="ZeRO.")
+    zero_allow_untested_optimizer: bool | None = field(None, description="ZeRO with an optimizer it was not tested with.")
+    zero_force_ds_cpu_optimizer: bool | None = field(None, description="Offload only with DeepSpeed's CPU optimizers.")
+    sequence_parallel_size: Count | None = field(None, description="Ranks that split each sequence (Ulysses).")
+    data_parallel_size: Count | None = field(None, description="Data-parallel ranks of the mesh beside sequence_parallel_size.")
+    tensor_parallel: TensorParallel | None = field(None, description="AutoTP.")
+    expert_parallel: ExpertParallel | None = field(None, description="AutoEP.")
+    use_data_before_expert_parallelism: bool | None = field(None, description="Order of data and expert ranks.")
+    pipeline: Pipeline | None = field(None, description="Pipeline engine.")
+    activation_checkpointing: ActivationCheckpointing | None = field(None, description="Activation checkpointing.")
+    compile: Compile | None = field(None, description="DeepCompile.")
+    hybrid_engine: HybridEngine | None = field(None, description="Hybrid engine.")
+    disable_allgather: bool | None = field(None, description="No effect in any release covered here.")
+    fp32_allreduce: bool | None = field(None, description="Key of releases before 0.6; no effect.")
+    graph_harvesting: bool | None = field(None, description="Step captured in a CUDA graph.")
+    dataloader_drop_last: bool | None = field(None, description="The last incomplete batch is dropped.")
+    vocabulary_size: Size | None = field(None, description="Only checked for a multiple of 8.")
+    dump_state: bool | None = field(None, description="Print the engine's state.")
+    disable_python_gc: bool | None = field(None, description="Python's garbage collector is off.")
+    log_level: str | None = field(None, description="Level of DeepSpeed's log.")
+    wall_clock_breakdown: bool | None = field(None, description="Time of forward, backward and step.")
+    memory_breakdown: bool | None = field(None, description="Memory after forward, backward and step.")
+    flops_profiler: FlopsProfiler | None = field(None, description="Profile of floating-point operations.")
+    comms_logger: CommsLogger | None = field(None, description="Log of collectives.")
+    tensorboard: Tensorboard | None = field(None, description="TensorBoard.")
+    wandb: Wandb | None = field(None, description="Weights and Biases.")
+    csv_monitor: CsvMonitor | None = field(None, description="CSV logs.")
+    comet: Comet | None = field(None, description="Comet.")
+    timers: Timers | None = field(None, description="Timers.")
+    checkpoint: Checkpoint | None = field(None, description="Checkpoints.")
+    datastates_ckpt: Opaque | bool | None = field(None, description="DataStates checkpoint engine; any value but false is on.")
+    nebula: Opaque | None = field(None, description="Nebula checkpoint service.")
+    aio: Aio | None = field(None, description="Asynchronous file access.")
+    autotuning: Autotuning | None = field(None, description="Autotuning.")
+    elasticity: Opaque | None = field(None, description="Elastic training.")
+    data_efficiency: DataEfficiency | None = field(None, description="Data efficiency library.")
+    curriculum_learning: Opaque | None = field(None, description="Old form of curriculum learning.")
+    progressive_layer_drop: Opaque | None = field(None, description="Layers are dropped with rising probability.")
+    eigenvalue: Opaque | None = field(None, description="Eigenvalues for mixed quantization.")
+    quantize_training: Opaque | None = field(None, description="Mixed quantization during training.")
+    compression_training: Opaque | None = field(None, description="Compression library.")
+    sparse_attention: Opaque | None = field(None, description="Sparse attention.")
+    weight_quantization: WeightQuantization | None = field(None, description="Quantized weights.")
+    code: Code | None = field(None, description="What stands in the training script.")

@@ -1,0 +1,87 @@
+"""Megatron's own meaning of flags: what its parser and `validate_args` leave of them, release by release."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from compat.megatron import releases
+from compat.megatron.arguments.batch import BATCH_STEPS, DATA_STEPS, GRAPH_STEPS
+from compat.megatron.arguments.checkpoint import END_STEPS, INFERENCE_STEPS, LAST_STEPS, OPTIMIZER_STEPS, SAVING_STEPS
+from compat.megatron.arguments.experts import EXPERT_STEPS
+from compat.megatron.arguments.hybrid import HYBRID_STEPS, MTP_STEPS
+from compat.megatron.arguments.model import MODEL_STEPS
+from compat.megatron.arguments.reinforcement import RL_STEPS, samples
+from compat.megatron.arguments.sharding import FSDP_STEPS, NARROW_STEPS, OVERLAP_STEPS, STEP_STEPS, TORCH_STEPS
+from compat.megatron.arguments.sizes import AFTER_SIZES, MSC, SIZE_STEPS, least, widen
+from compat.megatron.arguments.stages import STAGE_STEPS
+from compat.megatron.arguments.steps import OPEN, Namespace, Step, run, select
+from compat.megatron.arguments.training import PRECISION_STEPS, TRAINING_STEPS
+
+TABLE: tuple[Step, ...] = (
+    *MSC,
+    *SIZE_STEPS,
+    *RL_STEPS,
+    *AFTER_SIZES,
+    *GRAPH_STEPS,
+    *DATA_STEPS,
+    *BATCH_STEPS,
+    *samples("0.17.0"),
+    *HYBRID_STEPS,
+    *STAGE_STEPS,
+    *OVERLAP_STEPS,
+    *TORCH_STEPS,
+    *STEP_STEPS,
+    *NARROW_STEPS,
+    *FSDP_STEPS,
+    *PRECISION_STEPS,
+    *TRAINING_STEPS,
+    *MODEL_STEPS,
+    *EXPERT_STEPS,
+    *OPTIMIZER_STEPS,
+    *SAVING_STEPS,
+    *INFERENCE_STEPS,
+    *LAST_STEPS,
+    *MTP_STEPS,
+    *END_STEPS,
+)
+"""All statements of `validate_args`, in upstream's order."""
+
+LAUNCHED = ("inprocess_active_world_size",)
+"""Flags whose default the parser takes from the launcher's WORLD_SIZE."""
+
+__all__ = ["OPEN", "TABLE", "effective", "smallest_world_size"]
+
+
+@cache
+def steps(version: str) -> tuple[Step, ...]:
+    """The statements that the release has, in order."""
+    return select(TABLE, version)
+
+
+def effective(
+    given: Mapping[str, Any], version: str, world_size: int, environment: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """The argument namespace (dest -> value, dtypes by name) that the release makes of `given` on `world_size` ranks.
+
+    With `environment`, the variables that the release looks at are checked too; without, they are taken to be right.
+    Values that a partial config may leave open (`OPEN`) stay None, and what needs them is not checked.
+    Raises `ConfigError` with every problem found.
+    """
+    defaults = releases.defaults(version)
+    launched = {name: world_size for name in LAUNCHED if name in defaults}
+    values = Namespace(defaults, launched, given, {"world_size": world_size})
+    run(steps(version), values)
+    if environment is not None:
+        from compat.megatron.environment import verify
+
+        verify(values.__dict__, version, environment)
+    return values.__dict__
+
+
+def smallest_world_size(given: Mapping[str, Any], version: str) -> int:
+    """The least number of ranks that the parallel sizes allow: tensor x pipeline x context, and the expert grid."""
+    values = Namespace(releases.defaults(version), given)
+    widen(values, version)
+    return least(values)

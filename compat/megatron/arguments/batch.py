@@ -1,0 +1,175 @@
+"""Steps for CUDA graph flags, data sources and batch sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compat.megatron.arguments.steps import Namespace, Step, check, derive, drop, given, inherit, named, when
+
+GRAPHS = "validate_args: CUDA graph flags"
+SPLIT_PATHS = ("train_data_path", "valid_data_path", "test_data_path")
+SCOPES = {"none": ("none",), "local": ("layer", "block"), "transformer_engine": ("none",), "full_iteration": ("none",)}
+"""Granularities of inference graphs that each implementation allows (ALLOWED_INFERENCE_SCOPES)."""
+MOVED = {"full_iteration": (None, "none"), "full_iteration_inference": (None, "block")}
+"""Former module names, and the inference granularities that may stand beside them."""
+
+
+def _old_graph_flags(a: Namespace) -> None:
+    for name, value in (("enable_cuda_graph", "local"), ("external_cuda_graph", "transformer_engine")):
+        if getattr(a, name):
+            a.cuda_graph_impl = value
+            del a.__dict__[name]
+
+
+def _moved_modules(a: Namespace) -> list[str]:
+    return [named(module) for module in a.cuda_graph_modules or () if named(module) in MOVED]
+
+
+def _mixed_modules(a: Namespace) -> bool:
+    moved, scope = _moved_modules(a), a.inference_cuda_graph_scope
+    if not moved:
+        return False
+    impls = ("none", "local") + (("full_iteration",) if moved[0] == "full_iteration" else ())
+    unlike = len(set(moved)) > 1 or a.cuda_graph_impl not in impls
+    return unlike or (scope and named(scope)) not in MOVED[moved[0]]
+
+
+def _modules(a: Namespace) -> None:
+    for module in _moved_modules(a):
+        if module == "full_iteration":
+            a.cuda_graph_impl = "full_iteration"
+        elif a.cuda_graph_impl != "none":
+            a.inference_cuda_graph_scope = "block"
+    a.cuda_graph_modules = [m for m in a.cuda_graph_modules or () if named(m) not in (*MOVED, "full")]
+
+
+def _inference_scope(a: Namespace) -> None:
+    default = "layer" if a.cuda_graph_impl == "local" else "none"
+    a.inference_cuda_graph_scope = named(a.inference_cuda_graph_scope or default)
+
+
+def _phases(a: Namespace) -> None:
+    if a.phase_transition_iterations:
+        a.phase_transition_iterations = sorted(int(part) for part in _parts(a.phase_transition_iterations))
+
+
+def _parts(value: Any) -> list[Any]:
+    return value.split(",") if isinstance(value, str) else list(value)
+
+
+def _global_batch(a: Namespace) -> None:
+    if a.global_batch_size is None:
+        a.global_batch_size = a.micro_batch_size * a.data_parallel_size
+
+
+GRAPH_STEPS: tuple[Step, ...] = (
+    check(
+        GRAPHS,
+        lambda a: (a.enable_cuda_graph or a.external_cuda_graph) and a.cuda_graph_impl != "none",
+        "cuda_graph_impl: found {cuda_graph_impl} with enable_cuda_graph or external_cuda_graph; drop the older flag",
+        since="0.15.0",
+    ),
+    check(
+        GRAPHS,
+        lambda a: a.enable_cuda_graph and a.external_cuda_graph,
+        "enable_cuda_graph: found with external_cuda_graph; keep one of them",
+        since="0.15.0",
+    ),
+    derive(GRAPHS, _old_graph_flags, since="0.15.0"),
+    check(
+        GRAPHS,
+        lambda a: a.cuda_graph_scope_deprecated is not None and a.cuda_graph_modules,
+        "cuda_graph_modules: found with cuda_graph_scope, its former name; keep --cuda-graph-modules",
+        since="0.18.0",
+    ),
+    derive(
+        GRAPHS,
+        lambda a: a.cuda_graph_scope_deprecated is not None
+        and a.__dict__.update(cuda_graph_modules=a.cuda_graph_scope_deprecated),
+        since="0.18.0",
+    ),
+    derive(GRAPHS, drop("cuda_graph_scope_deprecated"), since="0.18.0"),
+    check(
+        GRAPHS,
+        lambda a: "full" in (a.cuda_graph_modules or ()) and len(a.cuda_graph_modules) > 1,
+        "cuda_graph_modules: found full beside others; drop the others",
+        since="0.18.0",
+    ),
+    check(
+        GRAPHS,
+        _mixed_modules,
+        "cuda_graph_modules: found {cuda_graph_modules} with cuda_graph_impl {cuda_graph_impl} and"
+        " inference_cuda_graph_scope {inference_cuda_graph_scope}; say it with the latter two alone",
+        since="0.18.0",
+        last=True,
+    ),
+    derive(GRAPHS, _modules, since="0.18.0"),
+    derive(GRAPHS, _inference_scope, since="0.18.0"),
+    check(
+        GRAPHS,
+        lambda a: named(a.inference_cuda_graph_scope) not in SCOPES.get(a.cuda_graph_impl, ()),
+        "inference_cuda_graph_scope: found {inference_cuda_graph_scope}, which cuda_graph_impl {cuda_graph_impl} does"
+        " not allow; leave it out",
+        since="0.18.0",
+    ),
+)
+
+DATA_STEPS: tuple[Step, ...] = (
+    derive("validate_args: data split", when(lambda a: a.data_path is not None and a.split is None, split="969, 30, 1")),
+    check(
+        "validate_args: data sources",
+        lambda a: a.data_path is not None and a.data_args_path is not None,
+        "data_path: found with data_args_path; keep one of them",
+        since="0.10.0",
+    ),
+    check(
+        "validate_args: data sources",
+        lambda a: given(*SPLIT_PATHS)(a) and a.per_split_data_args_path is not None,
+        "per_split_data_args_path: found with train_data_path, valid_data_path or test_data_path; keep one way",
+        since="0.10.0",
+    ),
+    derive("validate_args: phases", _phases, since="0.16.0"),
+    check(
+        "validate_args: phases",
+        lambda a: a.phase_transition_iterations and a.rampup_batch_size is not None,
+        "rampup_batch_size: found with phase_transition_iterations; keep one of them",
+        since="0.16.0",
+        until="0.18.0",
+    ),
+)
+
+BATCH_STEPS: tuple[Step, ...] = (
+    check(
+        "validate_args: batch size",
+        lambda a: a.micro_batch_size <= 0,
+        "micro_batch_size: found {micro_batch_size}; expected a positive number",
+        needs=("micro_batch_size",),
+        last=True,
+    ),
+    check(
+        "validate_args: batch size schedule",
+        lambda a: a.step_batch_size_schedule is not None and a.global_batch_size is not None,
+        "step_batch_size_schedule: found with global_batch_size; keep one of them",
+        since="0.18.0",
+    ),
+    derive("validate_args: batch size", _global_batch, needs=("micro_batch_size", "data_parallel_size")),
+    check(
+        "validate_args: batch size",
+        lambda a: a.global_batch_size <= 0,
+        "global_batch_size: found {global_batch_size}; expected a positive number",
+        needs=("global_batch_size",),
+        last=True,
+    ),
+    derive("validate_args: evaluation batch", inherit("eval_global_batch_size", "global_batch_size"), since="0.18.0"),
+    derive("validate_args: evaluation batch", inherit("eval_micro_batch_size", "micro_batch_size"), since="0.18.0"),
+    check(
+        "validate_args: evaluation batch",
+        lambda a: a.eval_micro_batch_size < 1
+        or a.eval_global_batch_size % (a.eval_micro_batch_size * a.data_parallel_size) != 0,
+        "eval_global_batch_size: found {eval_global_batch_size}; expected a multiple of eval_micro_batch_size"
+        " ({eval_micro_batch_size}) x data_parallel_size ({data_parallel_size}); without it global_batch_size stands for"
+        " it; change one of them",
+        since="0.18.0",
+        needs=("eval_global_batch_size", "eval_micro_batch_size", "data_parallel_size"),
+    ),
+)

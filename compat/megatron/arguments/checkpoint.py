@@ -1,0 +1,454 @@
+"""Steps for the optimizers' kinds, checkpoints, inference, offloading and what stands at the end of `validate_args`."""
+
+from __future__ import annotations
+
+from compat.megatron.arguments.steps import Namespace, Predicate, Step, check, derive, named, when
+
+OPTIMIZER = "validate_args: optimizer kinds"
+GLOO = "validate_args: gloo process groups"
+FAKE = "validate_args: fake process group"
+SAVING = "validate_args: checkpoints"
+INFERENCE = "validate_args: inference"
+OFFLOAD = "validate_args: optimizer offload"
+WGRAD = "validate_args: delayed weight gradients"
+LATENT = "validate_args: latent experts"
+FORMATS = ("torch", "torch_dist")
+
+
+def _other(a: Namespace) -> bool:
+    return a.optimizer not in ("sgd", "adam")
+
+
+def _layer_wise(a: Namespace) -> None:
+    """Optimizers beyond adam and sgd shard by layer instead (since 0.18)."""
+    distributed = _other(a) and (a.optimizer == "dist_muon" or bool(a.use_distributed_optimizer))
+    a.use_layer_wise_distributed_optimizer = distributed
+    if distributed:
+        a.use_distributed_optimizer = False
+    if a.optimizer == "dist_muon":
+        a.optimizer = "muon"
+
+
+def _muon(fails: Predicate, problem: str, since: str = "0.16.0", until: str = "0.18.0") -> Step:
+    return check(OPTIMIZER, lambda a: "muon" in a.optimizer and fails(a), problem, since=since, until=until)
+
+
+def _reshardable(a: Namespace) -> bool:
+    return bool(a.dist_ckpt_optim_fully_reshardable and a.distrib_optim_fully_reshardable_mem_efficient)
+
+
+def _gloo(flag: str, since: str, until: str) -> tuple[Step, ...]:
+    return (
+        check(
+            GLOO,
+            lambda a: not getattr(a, flag) and a.use_distributed_optimizer and not a.use_dist_ckpt,
+            f"{flag}: found false with use_distributed_optimizer and ckpt_format {{ckpt_format}}; expected a distributed"
+            " checkpoint format such as torch_dist",
+            since=since,
+            until=until,
+        ),
+        check(
+            GLOO,
+            lambda a: not getattr(a, flag) and a.use_distributed_optimizer and _reshardable(a),
+            "distrib_optim_fully_reshardable_mem_efficient: found without gloo process groups; drop it",
+            since=max(since, "0.15.0"),
+            until=until,
+        ),
+        check(
+            FAKE,
+            lambda a: a.fake_process_group and a.moe_token_dispatcher_type == "flex",
+            "fake_process_group: found with moe_token_dispatcher_type flex; choose another dispatcher",
+            since=max(since, "0.16.0"),
+            until=until,
+        ),
+        derive(
+            FAKE,
+            when(lambda a: a.fake_process_group, check_for_nan_in_loss_and_grad=False, **{flag: False}),
+            since=max(since, "0.16.0"),
+            until=until,
+        ),
+    )
+
+
+def _frozen(a: Namespace) -> None:
+    if a.freeze_all_layers:
+        a.use_distributed_optimizer = a.overlap_param_gather = False
+
+
+OPTIMIZER_STEPS: tuple[Step, ...] = (
+    check(
+        OPTIMIZER,
+        lambda a: _other(a) and (a.use_torch_fsdp2 or a.use_megatron_fsdp),
+        "optimizer: found {optimizer} with FSDP; expected sgd or adam",
+        since="0.18.0",
+    ),
+    check(
+        OPTIMIZER,
+        lambda a: _other(a) and a.ckpt_format not in FORMATS,
+        "ckpt_format: found {ckpt_format} with optimizer {optimizer}; expected torch or torch_dist",
+        since="0.18.0",
+    ),
+    derive(OPTIMIZER, _layer_wise, since="0.18.0"),
+    *_gloo("enable_gloo_process_groups", "0.12.0", "0.17.0"),
+    *_gloo("use_gloo_process_groups", "0.17.0", ""),
+)
+
+
+def _graphed_gradients(a: Namespace) -> bool:
+    modules = {named(m) for m in (a.cuda_graph_modules or a.cuda_graph_scope or ())}
+    shared = a.moe_shared_expert_intermediate_size is not None and not a.moe_shared_expert_overlap
+    return bool(a.overlap_grad_reduce and ("attn" in modules or ("moe_router" in modules and shared)))
+
+
+def _graphed_attention(a: Namespace) -> bool:
+    return "attn" in {named(m) for m in (a.cuda_graph_modules or a.cuda_graph_scope or ())}
+
+
+def _wgrad(fails: Predicate, problem: str, since: str = "0.13.0", until: str = "") -> Step:
+    return check(WGRAD, lambda a: a.delay_wgrad_compute and fails(a), problem, since=since, until=until)
+
+
+SAVING_STEPS: tuple[Step, ...] = (
+    check(
+        SAVING,
+        lambda a: a.load_main_params_from_ckpt and not a.no_load_optim,
+        "load_main_params_from_ckpt: found without no_load_optim; add --no-load-optim",
+        since="0.14.0",
+    ),
+    derive(
+        SAVING,
+        when(lambda a: a.use_dist_ckpt and a.async_save and not a.use_persistent_ckpt_worker, async_save=False),
+        since="0.16.0",
+    ),
+    derive(SAVING, when(lambda a: not a.async_save, async_strategy="mcore"), since="0.17.1"),
+    check(
+        SAVING,
+        lambda a: a.logits_save_dir is not None and (a.logits_save_top_k is None or not a.async_save),
+        "logits_save_dir: found without logits_save_top_k ({logits_save_top_k}) or async_save ({async_save}); add"
+        " --logits-save-top-k, --async-save and --use-persistent-ckpt-worker",
+        since="0.19.0",
+    ),
+    derive("validate_args: frozen layers", _frozen, since="0.19.0"),
+    check(
+        SAVING,
+        lambda a: a.override_ckpt_iteration is not None and a.finetune,
+        "override_ckpt_iteration: found with finetune; keep one of them",
+        since="0.19.0",
+    ),
+)
+
+INFERENCE_STEPS: tuple[Step, ...] = (
+    check(
+        INFERENCE,
+        lambda a: a.inference_batch_times_seqlen_threshold > -1 and a.pipeline_model_parallel_size <= 1,
+        "inference_batch_times_seqlen_threshold: found {inference_batch_times_seqlen_threshold}; expected a pipeline;"
+        " use more pipeline ranks, or drop it",
+        since="0.10.0",
+    ),
+    check(
+        INFERENCE,
+        lambda a: a.inference_batch_times_seqlen_threshold > -1 and a.enable_cuda_graph,
+        "inference_batch_times_seqlen_threshold: found with enable_cuda_graph; keep one of them",
+        since="0.13.0",
+        until="0.15.0",
+    ),
+    check(
+        INFERENCE,
+        lambda a: a.inference_batch_times_seqlen_threshold > -1 and a.cuda_graph_impl != "none",
+        "inference_batch_times_seqlen_threshold: found with cuda_graph_impl {cuda_graph_impl}; keep one of them",
+        since="0.15.0",
+    ),
+    check(
+        INFERENCE,
+        lambda a: a.inference_dynamic_batching and a.inference_dynamic_batching_buffer_size_gb is None,
+        "inference_dynamic_batching_buffer_size_gb: missing; inference_dynamic_batching needs it",
+        since="0.12.0",
+        until="0.18.0",
+    ),
+    check(
+        INFERENCE,
+        lambda a: a.inference_dynamic_batching and a.inference_dynamic_batching_chunk_size % 256,
+        "inference_dynamic_batching_chunk_size: found {inference_dynamic_batching_chunk_size}; expected a multiple of 256",
+        since="0.13.0",
+        until="0.15.0",
+    ),
+    check(
+        INFERENCE,
+        lambda a: a.inference_dynamic_batching and a.inference_dynamic_batching_block_size % 256,
+        "inference_dynamic_batching_block_size: found {inference_dynamic_batching_block_size}; expected a multiple of 256",
+        since="0.15.0",
+        until="0.18.0",
+    ),
+    check(
+        INFERENCE,
+        lambda a: a.inference_dynamic_batching and a.inference_dynamic_batching_buffer_guaranteed_fraction is None,
+        "inference_dynamic_batching_buffer_guaranteed_fraction: missing; inference_dynamic_batching needs it",
+        since="0.12.0",
+        until="0.16.0",
+    ),
+    check(
+        INFERENCE,
+        lambda a: a.cuda_graph_impl == "local"
+        and a.expert_model_parallel_size > 1
+        and not a.moe_pad_experts_for_cuda_graph_inference,
+        "moe_pad_experts_for_cuda_graph_inference: missing; CUDA graphs with expert parallelism need it; add it",
+        since="0.16.0",
+        until="0.17.0",
+    ),
+    check(
+        INFERENCE,
+        lambda a: a.cuda_graph_impl == "local"
+        and a.expert_model_parallel_size > 1
+        and a.transformer_impl != "inference_optimized"
+        and not a.moe_pad_experts_for_cuda_graph_inference,
+        "moe_pad_experts_for_cuda_graph_inference: missing; CUDA graphs with expert parallelism need it; add it",
+        since="0.17.0",
+        until="0.18.0",
+    ),
+    check(
+        "validate_args: upcycling",
+        lambda a: a.moe_use_upcycling and a.save is None,
+        "moe_use_upcycling: found without save; add --save",
+    ),
+    derive("validate_args: upcycling", when(lambda a: a.moe_use_upcycling, no_load_optim=True, no_load_rng=True)),
+    derive(
+        "validate_args: skipped training",
+        when(lambda a: a.skip_train and not a.no_load_optim, no_load_optim=True),
+        since="0.16.0",
+        until="0.17.0",
+    ),
+    derive(
+        "validate_args: skipped training",
+        when(lambda a: a.skip_train and not a.perform_rl_step and not a.no_load_optim, no_load_optim=True),
+        since="0.17.0",
+    ),
+    check(
+        "validate_args: skipped training",
+        lambda a: a.skip_train and a.perform_rl_step and a.no_load_optim and a.rl_offload_optimizer_during_inference,
+        "rl_offload_optimizer_during_inference: found with no_load_optim and skip_train, which leave no optimizer; drop it",
+        since="0.17.0",
+    ),
+)
+
+LAST_STEPS: tuple[Step, ...] = (
+    _muon(
+        lambda a: a.overlap_grad_reduce or a.overlap_param_gather,
+        "optimizer: found {optimizer} with overlap_grad_reduce or overlap_param_gather; drop them",
+        until="0.17.0",
+    ),
+    _muon(
+        lambda a: a.optimizer == "muon" and (a.overlap_grad_reduce or a.overlap_param_gather),
+        "optimizer: found muon with overlap_grad_reduce or overlap_param_gather; drop them, or use dist_muon",
+        since="0.17.0",
+    ),
+    _muon(
+        lambda a: a.use_distributed_optimizer or a.use_torch_fsdp2 or a.use_megatron_fsdp,
+        "optimizer: found {optimizer} with a sharded optimizer or FSDP; drop --use-distributed-optimizer and FSDP",
+    ),
+    _muon(
+        lambda a: a.ckpt_format not in FORMATS,
+        "ckpt_format: found {ckpt_format} with optimizer {optimizer}; expected torch or torch_dist",
+    ),
+    check(
+        OFFLOAD,
+        lambda a: a.optimizer_cpu_offload and not a.use_precision_aware_optimizer,
+        "optimizer_cpu_offload: found without use_precision_aware_optimizer; add --use-precision-aware-optimizer",
+        since="0.12.0",
+    ),
+    check(
+        OFFLOAD,
+        lambda a: a.optimizer_cpu_offload and a.fp8_param_gather and a.fp8_recipe != "delayed",
+        "optimizer_cpu_offload: found with fp8_param_gather and fp8_recipe {fp8_recipe}; expected delayed",
+        since="0.14.0",
+    ),
+    _wgrad(
+        lambda a: a.moe_use_legacy_grouped_gemm,
+        "delay_wgrad_compute: found with moe_use_legacy_grouped_gemm; drop one of them",
+        until="0.14.0",
+    ),
+    _wgrad(
+        lambda a: a.overlap_grad_reduce,
+        "delay_wgrad_compute: found with overlap_grad_reduce; this release expects one of them",
+        until="0.14.0",
+    ),
+    check(
+        "validate_args: local checkpoints",
+        lambda a: a.non_persistent_ckpt_type == "local" and a.non_persistent_local_ckpt_dir is None,
+        "non_persistent_ckpt_type: found local without a folder; add --non-persistent-local-ckpt-dir",
+        since="0.11.0",
+    ),
+    check(
+        "validate_args: local checkpoints",
+        lambda a: a.replication and (a.replication_jump is None or a.non_persistent_ckpt_type != "local"),
+        "replication: found with replication_jump {replication_jump} and non_persistent_ckpt_type"
+        " {non_persistent_ckpt_type}; expected a jump, and local",
+        since="0.11.0",
+    ),
+    derive(
+        "validate_args: local checkpoints",
+        when(lambda a: not a.replication and a.replication_jump, replication_jump=None),
+        since="0.11.0",
+    ),
+    _wgrad(
+        lambda a: a.transformer_impl != "transformer_engine",
+        "delay_wgrad_compute: found with transformer_impl {transformer_impl}; expected transformer_engine",
+    ),
+    _wgrad(
+        lambda a: _graphed_gradients(a) and not a.gradient_accumulation_fusion,
+        "delay_wgrad_compute: found with CUDA graphs and without gradient_accumulation_fusion; keep the fusion",
+        since="0.17.0",
+    ),
+    _wgrad(
+        lambda a: a.overlap_grad_reduce and _graphed_attention(a) and (a.add_bias_linear or a.add_qkv_bias),
+        "delay_wgrad_compute: found with CUDA graphs of attention with biases; add --disable-bias-linear",
+        since="0.17.0",
+    ),
+    check(
+        "validate_args: balancing loss",
+        lambda a: a.num_experts is not None
+        and (a.moe_router_load_balancing_type != "none" or a.moe_z_loss_coeff is not None)
+        and (a.account_for_embedding_in_pipeline_split or a.account_for_loss_in_pipeline_split),
+        "account_for_embedding_in_pipeline_split: found with a balancing loss of experts, or"
+        " account_for_loss_in_pipeline_split; this release expects moe_router_load_balancing_type none and no z loss",
+        since="0.11.0",
+        until="0.12.0",
+    ),
+    check(
+        "validate_args: activation offload",
+        lambda a: a.fine_grained_activation_offloading and a.transformer_impl != "transformer_engine",
+        "fine_grained_activation_offloading: found with transformer_impl {transformer_impl}; expected transformer_engine",
+        since="0.16.0",
+    ),
+)
+
+
+def _random_tracker(a: Namespace) -> bool:
+    impls = (a.transformer_impl, a.cuda_graph_impl)
+    return a.cuda_graph_impl not in (None, "none") and "transformer_engine" in impls
+
+
+END_STEPS: tuple[Step, ...] = (
+    check(
+        "validate_args: multi-token prediction",
+        lambda a: a.mtp_num_layers and a.position_embedding_type not in ("learned_absolute", "rope", "mrope", "none"),
+        "position_embedding_type: found {position_embedding_type}; multi-token prediction expects learned_absolute, rope,"
+        " mrope or none",
+        since="0.17.0",
+    ),
+    derive(
+        "validate_args: activation offload",
+        when(lambda a: a.cpu_offloading_num_layers > 0, cpu_offloading=True),
+        since="0.16.0",
+    ),
+    check(
+        "validate_args: CUDA graphs",
+        lambda a: a.external_cuda_graph and not a.te_rng_tracker,
+        "external_cuda_graph: found without te_rng_tracker; add --te-rng-tracker",
+        since="0.13.0",
+        until="0.14.0",
+    ),
+    check(
+        "validate_args: CUDA graphs",
+        lambda a: a.enable_cuda_graph and a.external_cuda_graph,
+        "enable_cuda_graph: found with external_cuda_graph; keep one of them",
+        since="0.14.0",
+        until="0.15.0",
+    ),
+    derive(
+        "validate_args: CUDA graphs",
+        when(
+            lambda a: (a.enable_cuda_graph or a.external_cuda_graph) and a.transformer_impl == "transformer_engine",
+            te_rng_tracker=True,
+        ),
+        since="0.14.0",
+        until="0.15.0",
+    ),
+    check(
+        "validate_args: CUDA graphs",
+        lambda a: a.external_cuda_graph and a.recompute_granularity == "full",
+        "recompute_granularity: found full with CUDA graphs; drop one of them",
+        since="0.14.0",
+        until="0.15.0",
+    ),
+    derive(
+        "validate_args: CUDA graphs",
+        when(
+            lambda a: a.cuda_graph_impl != "none" and a.transformer_impl == "transformer_engine", te_rng_tracker=True
+        ),
+        since="0.15.0",
+        until="0.16.0",
+    ),
+    check(
+        "validate_args: CUDA graphs",
+        lambda a: a.cuda_graph_impl != "none" and a.recompute_granularity == "full",
+        "recompute_granularity: found full with CUDA graphs; drop one of them",
+        since="0.15.0",
+        until="0.16.0",
+    ),
+    derive("validate_args: CUDA graphs", when(_random_tracker, te_rng_tracker=True), since="0.16.0"),
+    check(
+        "validate_args: CUDA graphs",
+        lambda a: "full" in (a.cuda_graph_scope or ()) and len(a.cuda_graph_scope) > 1,
+        "cuda_graph_scope: found full beside others; drop the others",
+        since="0.16.0",
+        until="0.18.0",
+    ),
+    derive(
+        "validate_args: CUDA graphs",
+        when(lambda a: "full" in (a.cuda_graph_scope or ()), cuda_graph_scope=[]),
+        since="0.16.0",
+        until="0.18.0",
+    ),
+    check(
+        "validate_args: CUDA graphs",
+        lambda a: a.cuda_graph_impl == "full_iteration" and a.cuda_graph_modules,
+        "cuda_graph_modules: found {cuda_graph_modules} with cuda_graph_impl full_iteration; drop --cuda-graph-modules",
+        since="0.18.0",
+    ),
+    check(
+        "validate_args: latent attention",
+        lambda a: a.multi_latent_attention and a.group_query_attention,
+        "group_query_attention: found with multi_latent_attention; keep one of them",
+        since="0.16.0",
+    ),
+    check(
+        "validate_args: latent attention",
+        lambda a: a.mla_down_proj_fusion and not a.multi_latent_attention,
+        "mla_down_proj_fusion: found without multi_latent_attention; add --multi-latent-attention",
+        since="0.17.0",
+    ),
+    check(
+        LATENT,
+        lambda a: a.moe_latent_size is not None and a.moe_latent_size <= 0,
+        "moe_latent_size: found {moe_latent_size}; expected a positive number",
+        since="0.16.0",
+    ),
+    check(
+        LATENT,
+        lambda a: a.moe_latent_size is not None and a.num_experts is None,
+        "moe_latent_size: found {moe_latent_size} without experts; add --num-experts",
+        since="0.16.0",
+    ),
+    check(
+        LATENT,
+        lambda a: a.moe_latent_size is not None and a.use_legacy_models,
+        "moe_latent_size: found with use_legacy_models; drop one of them",
+        since="0.16.0",
+        until="0.18.0",
+    ),
+    check(
+        LATENT,
+        lambda a: a.moe_latent_size is not None and a.moe_use_legacy_grouped_gemm,
+        "moe_latent_size: found with moe_use_legacy_grouped_gemm; drop one of them",
+        since="0.16.0",
+        until="0.17.0",
+    ),
+    derive(
+        "validate_args: special tokens",
+        lambda a: a.tiktoken_special_tokens
+        and not a.tokenizer_special_tokens
+        and a.__dict__.update(tokenizer_special_tokens=a.tiktoken_special_tokens),
+        since="0.16.0",
+        until="0.18.0",
+    ),
+)

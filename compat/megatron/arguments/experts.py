@@ -1,0 +1,164 @@
+"""Steps for experts, checkpoint formats, data sources and determinism."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compat.megatron.arguments.batch import SPLIT_PATHS
+from compat.megatron.arguments.steps import Change, Namespace, Predicate, Step, check, derive, inherit, when
+
+EXPERTS = "validate_args: experts"
+FORMATS = "validate_args: checkpoint formats"
+DATA = "validate_args: data sources"
+FIM = "validate_args: fill in the middle"
+DETERMINISM = "validate_args: deterministic mode"
+FIM_TOKENS = ("fim_prefix_token", "fim_middle_token", "fim_suffix_token", "fim_pad_token", "fim_eod_token")
+
+
+def _expert_ffn(a: Namespace) -> None:
+    if a.num_experts is not None:
+        inherit("moe_ffn_hidden_size", "ffn_hidden_size")(a)
+
+
+def _unwrap(*names: str) -> Change:
+    def change(a: Namespace) -> None:
+        for name in names:
+            value: Any = getattr(a, name)
+            if isinstance(value, list) and len(value) == 1:
+                setattr(a, name, value[0])
+
+    return change
+
+
+def _fim(fails: Predicate, problem: str) -> Step:
+    return check(FIM, lambda a: a.fim_data and fails(a), problem, since="0.16.0")
+
+
+def _sources(a: Namespace) -> int:
+    split = any(getattr(a, name) for name in SPLIT_PATHS)
+    return bool(a.mock_data) + bool(a.data_path) + split
+
+
+EXPERT_STEPS: tuple[Step, ...] = (
+    derive(EXPERTS, when(lambda a: a.num_experts == 0, num_experts=None)),
+    check(
+        EXPERTS,
+        lambda a: a.num_experts is not None and a.spec is not None,
+        "spec: found {spec} with experts; this release has its own spec for them; drop --spec",
+        until="0.16.0",
+    ),
+    derive(EXPERTS, inherit("moe_ffn_hidden_size", "ffn_hidden_size"), since="0.10.0", until="0.13.0"),
+    derive(EXPERTS, _expert_ffn, since="0.13.0"),
+    check(
+        "validate_args: context parallelism",
+        lambda a: a.context_parallel_size > 1 and a.use_legacy_models,
+        "context_parallel_size: found {context_parallel_size} with use_legacy_models; expected 1",
+        until="0.18.0",
+    ),
+    check(
+        EXPERTS,
+        lambda a: a.expert_model_parallel_size > 1 and a.num_experts is None,
+        "expert_model_parallel_size: found {expert_model_parallel_size} without experts; add --num-experts",
+    ),
+    check(
+        EXPERTS,
+        lambda a: a.expert_model_parallel_size > 1
+        and a.num_experts is not None
+        and a.num_experts % a.expert_model_parallel_size != 0,
+        "num_experts: found {num_experts}; expected a multiple of expert_model_parallel_size"
+        " ({expert_model_parallel_size})",
+    ),
+    check(
+        EXPERTS,
+        lambda a: a.expert_model_parallel_size > 1 and a.fp16,
+        "expert_model_parallel_size: found {expert_model_parallel_size} with fp16; this release expects bf16",
+        until="0.16.0",
+    ),
+    derive(EXPERTS, _unwrap("moe_router_load_balancing_type", "moe_aux_loss_coeff"), since="0.14.0"),
+    check(
+        FORMATS,
+        lambda a: a.use_dist_ckpt and a.use_legacy_models,
+        "ckpt_format: found {ckpt_format} with use_legacy_models; expected torch",
+        until="0.18.0",
+    ),
+    check(
+        FORMATS,
+        lambda a: a.ckpt_format == "torch_dcp" and not a.use_torch_fsdp2,
+        "ckpt_format: found torch_dcp without use_torch_fsdp2; choose another format",
+        since="0.12.0",
+    ),
+    check(
+        FORMATS,
+        lambda a: a.ckpt_format == "torch_dcp"
+        and max(a.tensor_model_parallel_size, a.encoder_tensor_model_parallel_size or 0) > 1,
+        "ckpt_format: found torch_dcp with tensor_model_parallel_size {tensor_model_parallel_size}; expected 1",
+        since="0.12.0",
+    ),
+    check(
+        FORMATS,
+        lambda a: a.ckpt_format == "torch_dcp"
+        and max(a.pipeline_model_parallel_size, a.encoder_pipeline_model_parallel_size or 0) > 1,
+        "ckpt_format: found torch_dcp with pipeline_model_parallel_size {pipeline_model_parallel_size}; expected 1",
+        since="0.12.0",
+    ),
+    check(
+        FORMATS,
+        lambda a: a.ckpt_format == "fsdp_dtensor" and not a.use_megatron_fsdp,
+        "ckpt_format: found fsdp_dtensor without use_megatron_fsdp; add --use-megatron-fsdp, or choose another format",
+        since="0.14.0",
+    ),
+    check(
+        DATA,
+        lambda a: _sources(a) > 1,
+        "data_path: found more than one source of data; keep one of mock_data, data_path and the paths by split",
+    ),
+    check(
+        "validate_args: rank order",
+        lambda a: a.use_tp_pp_dp_mapping and a.context_parallel_size * a.expert_model_parallel_size > 1,
+        "use_tp_pp_dp_mapping: found with context or expert parallelism; this release expects both sizes 1",
+        until="0.11.0",
+    ),
+    _fim(lambda a: a.mock_data, "fim_data: found with mock_data; drop one of them"),
+    check(
+        FIM,
+        lambda a: a.fim_data and a.legacy_tokenizer,
+        "fim_data: found with legacy_tokenizer; drop --legacy-tokenizer",
+        since="0.16.0",
+        until="0.17.0",
+    ),
+    _fim(
+        lambda a: not a.fim_rate or not a.fim_spm_rate,
+        "fim_rate: found {fim_rate}, and fim_spm_rate {fim_spm_rate}; fim_data expects both",
+    ),
+    _fim(
+        lambda a: any(getattr(a, name) is None for name in FIM_TOKENS),
+        "fim_prefix_token: fim_data expects all of its extra tokens; add the missing ones of " + ", ".join(FIM_TOKENS),
+    ),
+    check(
+        "validate_args: cross entropy",
+        lambda a: a.cross_entropy_loss_fusion and a.cross_entropy_fusion_impl == "te",
+        "cross_entropy_fusion_impl: found te, which this release switched off; set --cross-entropy-fusion-impl native",
+        since="0.18.2",
+    ),
+    check(
+        DETERMINISM,
+        lambda a: a.deterministic_mode and a.use_flash_attn,
+        "deterministic_mode: found with use_flash_attn, which is not deterministic here; drop one of them",
+        until="0.19.0",
+    ),
+    check(
+        DETERMINISM,
+        lambda a: a.deterministic_mode and a.cross_entropy_loss_fusion,
+        "deterministic_mode: found with cross_entropy_loss_fusion, which is not deterministic; drop one of them",
+    ),
+    check(
+        DETERMINISM,
+        lambda a: a.deterministic_mode and a.tp_comm_overlap,
+        "deterministic_mode: found with tp_comm_overlap, which is not deterministic; drop one of them",
+        since="0.19.0",
+    ),
+    derive(
+        "validate_args: attention softmax",
+        when(lambda a: a.apply_query_key_layer_scaling, attention_softmax_in_fp32=True),
+    ),
+)

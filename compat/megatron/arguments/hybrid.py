@@ -1,0 +1,173 @@
+"""Steps for hybrid layer patterns (`--hybrid-layer-pattern`, since 0.17) and multi-token prediction."""
+
+from __future__ import annotations
+
+from compat.megatron.arguments.steps import Namespace, Step, check, derive, when
+
+HYBRID = "validate_args: hybrid layer pattern"
+MTP = "validate_args: multi-token prediction"
+PREDICTION, STAGE = "/", "|"
+KINDS = "MG*-E"
+"""Layer kinds of a pattern; D came with 0.18, + with 0.19."""
+
+
+def _main(a: Namespace) -> str:
+    return str(a.hybrid_layer_pattern or "").split(PREDICTION)[0]
+
+
+def _predictions(a: Namespace) -> list[str]:
+    return str(a.hybrid_layer_pattern or "").split(PREDICTION)[1:]
+
+
+def _unknown(a: Namespace, kinds: str) -> bool:
+    repeats = [part for part in _predictions(a) if any(_predictions(a))]
+    return bool(set(_main(a)) - set(kinds + STAGE) or set("".join(repeats)) - set(kinds))
+
+
+def _mixed_attention(a: Namespace) -> bool:
+    return any("*" in part and ("D" in part or "+" in part) for part in (_main(a), *_predictions(a)))
+
+
+def _repeats(a: Namespace) -> None:
+    """Join a separate prediction pattern to the main one, once for each prediction layer."""
+    repeat = a.mtp_hybrid_override_pattern
+    if repeat is not None and (a.mtp_num_layers or 0) > 0 and not _predictions(a):
+        a.hybrid_layer_pattern = PREDICTION.join([_main(a)] + [repeat] * a.mtp_num_layers)
+        a.mtp_hybrid_override_pattern = None
+
+
+def _layers(a: Namespace) -> None:
+    if a.hybrid_layer_pattern is not None:
+        a.num_layers = len(_main(a).replace(STAGE, ""))
+
+
+def _segments(a: Namespace) -> int:
+    return _main(a).count(STAGE) + 1
+
+
+def _virtual(a: Namespace) -> None:
+    if a.hybrid_layer_pattern is not None:
+        stages = _segments(a) // a.transformer_pipeline_model_parallel_size
+        a.virtual_pipeline_model_parallel_size = stages if stages > 1 else None
+
+
+def _prediction_layers(a: Namespace) -> None:
+    if a.hybrid_layer_pattern and any(_predictions(a)):
+        a.mtp_num_layers = len(_predictions(a))
+
+
+def _beside(*names: str, piped: bool = False) -> tuple[Step, ...]:
+    return tuple(
+        check(
+            HYBRID,
+            lambda a, name=name: a.hybrid_layer_pattern is not None
+            and (STAGE in _main(a) or not piped)
+            and getattr(a, name) not in (None, False),
+            f"{name}: found {{{name}}} with hybrid_layer_pattern; the pattern's | separators define the stages; drop it",
+            since="0.17.0",
+        )
+        for name in names
+    )
+
+
+HYBRID_STEPS: tuple[Step, ...] = (
+    check(
+        HYBRID,
+        lambda a: a.hybrid_override_pattern is not None and a.hybrid_layer_pattern is not None,
+        "hybrid_override_pattern: found with hybrid_layer_pattern, its new name; keep --hybrid-layer-pattern",
+        since="0.17.0",
+    ),
+    derive(
+        HYBRID,
+        lambda a: a.hybrid_override_pattern is not None
+        and a.__dict__.update(hybrid_layer_pattern=a.hybrid_override_pattern),
+        since="0.17.0",
+    ),
+    derive(HYBRID, _repeats, since="0.17.0"),
+    *(
+        check(
+            "_validate_pattern",
+            lambda a, kinds=kinds: _unknown(a, kinds),
+            f"hybrid_layer_pattern: found {{hybrid_layer_pattern}}; expected layers of {' '.join(kinds)}, stages split by |",
+            since=since,
+            until=until,
+        )
+        for kinds, since, until in (
+            (KINDS, "0.17.0", "0.18.0"),
+            (KINDS + "D", "0.18.0", "0.19.0"),
+            (KINDS + "D+", "0.19.0", ""),
+        )
+    ),
+    check(
+        "_validate_pattern",
+        _mixed_attention,
+        "hybrid_layer_pattern: found {hybrid_layer_pattern}, which mixes * with D or +; expected one kind of attention",
+        since="0.18.0",
+    ),
+    check(
+        "parse_hybrid_pattern",
+        lambda a: len(set(_predictions(a))) > 1,
+        "hybrid_layer_pattern: found {hybrid_layer_pattern}; expected the same pattern after each /",
+        since="0.17.0",
+    ),
+    derive(HYBRID, _layers, since="0.17.0"),
+    *_beside("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", piped=True),
+    *_beside(
+        "num_layers_per_virtual_pipeline_stage",
+        "num_virtual_stages_per_pipeline_rank",
+        "pipeline_model_parallel_layout",
+        "account_for_embedding_in_pipeline_split",
+        "account_for_loss_in_pipeline_split",
+    ),
+    check(
+        HYBRID,
+        lambda a: a.hybrid_layer_pattern is not None
+        and _segments(a) > 1
+        and _segments(a) % a.transformer_pipeline_model_parallel_size != 0,
+        "hybrid_layer_pattern: found {hybrid_layer_pattern}; expected a number of stages that"
+        " pipeline_model_parallel_size ({pipeline_model_parallel_size}) divides",
+        since="0.17.0",
+    ),
+    derive(HYBRID, _virtual, since="0.17.0"),
+    derive(HYBRID, _prediction_layers, since="0.17.0"),
+    check(
+        MTP,
+        lambda a: a.mtp_num_layers and a.position_embedding_type not in ("rope", "none"),
+        "position_embedding_type: found {position_embedding_type}; multi-token prediction expects rope or none",
+        since="0.17.0",
+    ),
+    derive(
+        HYBRID,
+        when(lambda a: "D" in (a.hybrid_layer_pattern or ""), multi_latent_attention=True),
+        since="0.18.0",
+    ),
+    derive(
+        HYBRID,
+        when(lambda a: "+" in (a.hybrid_layer_pattern or ""), multi_latent_attention=True),
+        since="0.19.0",
+    ),
+)
+
+MTP_STEPS: tuple[Step, ...] = (
+    check(
+        MTP,
+        lambda a: a.mtp_num_layers and a.use_legacy_models,
+        "mtp_num_layers: found with use_legacy_models, which cannot predict several tokens; drop one of them",
+        since="0.12.0",
+        until="0.18.0",
+    ),
+    check(
+        MTP,
+        lambda a: a.mtp_num_layers and a.context_parallel_size > 1,
+        "mtp_num_layers: found with context_parallel_size {context_parallel_size}; this release expects 1",
+        since="0.12.0",
+        until="0.14.0",
+    ),
+    check(
+        MTP,
+        lambda a: a.mtp_num_layers and a.position_embedding_type not in ("rope", "none"),
+        "position_embedding_type: found {position_embedding_type}; multi-token prediction expects rope or none",
+        since="0.12.0",
+        until="0.17.0",
+    ),
+)

@@ -1,0 +1,81 @@
+"""Megatron's layout strings: stages of E (embedding), t (decoder), m (prediction) and L (loss) layers, split by |."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+
+from bridge.errors import ConfigError
+
+KINDS = "EtmL"
+LONGEST = 100_000
+REPEATS = (re.compile(r"\(([^)]+)\)\*(\d+)"), re.compile(r"(.)\*(\d+)"))
+SPELLED = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
+
+
+@lru_cache
+def stages(text: str) -> tuple[str, ...]:
+    """The layers of each stage of a layout string; `ConfigError` for unknown letters (parse_str_to_list)."""
+    unrolled = text.replace(",", "")
+    for pattern in REPEATS:
+        unrolled = pattern.sub(_unroll, unrolled)
+    unknown = sorted(set(unrolled) - set(KINDS + "|"))
+    if unknown:
+        raise ConfigError(
+            f"pipeline_model_parallel_layout: found {''.join(unknown)} in {text!r}; expected E, t, m, L, | and (...)*n"
+        )
+    return tuple(unrolled.split("|"))
+
+
+def _unroll(match: re.Match[str]) -> str:
+    body, times = match.group(1), int(match.group(2))
+    if len(body) * times > LONGEST:
+        raise ConfigError(f"pipeline_model_parallel_layout: found {match.group(0)!r}; expected at most {LONGEST} layers")
+    return body * times
+
+
+def written(layout: str | list[list[str]]) -> tuple[str, ...]:
+    """Stages of a layout given as a string, or as lists of layer names."""
+    if isinstance(layout, str):
+        return stages(layout)
+    return tuple("".join(SPELLED.get(str(layer).strip().lower(), "?") for layer in stage) for stage in layout)
+
+
+def problems(parts: tuple[str, ...], ranks: int, layers: int | None, predictions: int | None, release: tuple[int, ...]) -> Iterator[str]:
+    """What is wrong with the stages of a layout on `ranks` pipeline ranks (validate_layer_layout); layers None: unknown."""
+    flat = "".join(parts)
+    if "?" in flat:
+        yield "expected layers embedding, decoder, mtp and loss"
+    if not flat.startswith("E") or flat.count("E") != 1:
+        yield "expected exactly one embedding, as the first layer"
+    if not flat.endswith("L") or flat.count("L") != 1:
+        yield "expected exactly one loss, as the last layer"
+    if layers is not None and flat.count("t") != layers:
+        yield f"found {flat.count('t')} decoder layers; expected num_layers ({layers})"
+    yield from _prediction_problems(parts, ranks, predictions, release)
+
+
+def _prediction_problems(
+    parts: tuple[str, ...], ranks: int, predictions: int | None, release: tuple[int, ...]
+) -> Iterator[str]:
+    flat = "".join(parts)
+    if release < (0, 14):
+        if "m" in flat:
+            yield "found prediction layers, which this release does not support in a layout"
+        return
+    if flat.count("m") != (predictions or 0):
+        yield f"found {flat.count('m')} prediction layers; expected mtp_num_layers ({predictions or 0})"
+    if "m" in flat and "t" in flat[flat.index("m") :]:
+        yield "expected all decoder layers before the prediction layers"
+    if any("m" in part for part in parts[:-ranks]):
+        yield "expected prediction layers only in the last virtual stage of a rank"
+    if any(0 < part.count("m") < flat.count("m") for part in parts):
+        yield "expected all prediction layers in one stage"
+    if (0, 15) <= release < (0, 16) and "m" in "".join(parts[:-1]):
+        yield "expected the prediction layers in the last stage, with the loss"
+
+
+def standalone(parts: tuple[str, ...], ranks: int) -> bool:
+    """Whether prediction layers sit on another pipeline rank than the last (mtp_standalone)."""
+    return "m" in "".join(parts[-ranks:-1])

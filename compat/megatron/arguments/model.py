@@ -1,0 +1,182 @@
+"""Steps for recomputation, sequence and context parallelism, weight shards, positions and attention."""
+
+from __future__ import annotations
+
+from compat.megatron.arguments.sizes import DENSE_SHARDS, EXPERT_SHARDS, dense_shards, expert_shards
+from compat.megatron.arguments.steps import Namespace, Predicate, Step, check, derive, when
+
+RECOMPUTE = "validate_args: activation recomputing"
+SEQUENCE = "validate_args: sequence parallelism"
+HYBRID = "validate_args: hybrid context parallelism"
+SHARDS = "validate_args: weight shards"
+POSITIONS = "validate_args: position embeddings"
+RETRO = "validate_args: retro"
+CLIP = "validate_args: attention logits"
+
+
+def _distribute(fails: Predicate, problem: str) -> Step:
+    return check(RECOMPUTE, lambda a: a.distribute_saved_activations and fails(a), problem)
+
+
+def _hybrid(fails: Predicate, problem: str) -> Step:
+    return check(HYBRID, lambda a: a.hybrid_context_parallel and fails(a), problem, since="0.16.0")
+
+
+def _sharded(fails: Predicate, problem: str) -> Step:
+    def on(a: Namespace) -> object:
+        return (a.gtp_weight_remat_size > 1 or a.expert_gtp_weight_remat_size > 1) and fails(a)
+
+    return check(SHARDS, on, problem, since="0.19.0")
+
+
+def _retro(fails: Predicate, problem: str) -> Step:
+    return check(RETRO, lambda a: a.retro_add_retriever and fails(a), problem, until="0.16.0")
+
+
+def _streams(a: Namespace) -> None:
+    """FSDP's communication gets high-priority streams (torch's always, Megatron's only on newer devices)."""
+    if a.use_torch_fsdp2:
+        groups = list(a.high_priority_stream_groups or ())
+        wanted = ["dp_cp"] + ["ep_dp"] * (a.expert_model_parallel_size > 1)
+        a.high_priority_stream_groups = groups + [name for name in wanted if name not in groups]
+
+
+MODEL_STEPS: tuple[Step, ...] = (
+    _distribute(
+        lambda a: a.tensor_model_parallel_size <= 1,
+        "distribute_saved_activations: found with tensor_model_parallel_size {tensor_model_parallel_size}; expected more"
+        " than 1; drop --distribute-saved-activations",
+    ),
+    _distribute(
+        lambda a: a.recompute_granularity != "full",
+        "distribute_saved_activations: found with recompute_granularity {recompute_granularity}; expected full",
+    ),
+    _distribute(
+        lambda a: a.recompute_method is None,
+        "distribute_saved_activations: found without recompute_method; add --recompute-method uniform or block",
+    ),
+    check(
+        RECOMPUTE,
+        lambda a: a.recompute_granularity == "selective" and a.recompute_method is not None,
+        "recompute_method: found {recompute_method} with recompute_granularity selective; drop --recompute-method, or"
+        " choose full",
+    ),
+    derive(SEQUENCE, when(lambda a: a.tensor_model_parallel_size == 1, sequence_parallel=False)),
+    check(
+        SEQUENCE,
+        lambda a: a.tp_comm_overlap and not a.sequence_parallel,
+        "tp_comm_overlap: found without sequence_parallel (which needs tensor_model_parallel_size above 1); add"
+        " --sequence-parallel, or drop --tp-comm-overlap",
+        since="0.10.0",
+    ),
+    _hybrid(
+        lambda a: a.pipeline_model_parallel_size > 1,
+        "hybrid_context_parallel: found with pipeline_model_parallel_size {pipeline_model_parallel_size}; expected 1",
+    ),
+    _hybrid(
+        lambda a: "enable_cuda_graph" not in a.__dict__,
+        "hybrid_context_parallel: found with CUDA graphs; drop one of them",
+    ),
+    _hybrid(lambda a: a.use_megatron_fsdp, "hybrid_context_parallel: found with use_megatron_fsdp; drop one of them"),
+    _hybrid(
+        lambda a: a.dataloader_type != "single",
+        "hybrid_context_parallel: found with dataloader_type {dataloader_type}; expected single",
+    ),
+    _hybrid(
+        lambda a: not a.calculate_per_token_loss,
+        "hybrid_context_parallel: found without calculate_per_token_loss; add --calculate-per-token-loss",
+    ),
+    derive(
+        SEQUENCE,
+        when(lambda a: a.sequence_parallel, async_tensor_model_parallel_allreduce=False),
+        until="0.12.0",
+    ),
+    derive("validate_args: stream priorities", _streams, since="0.13.0"),
+    DENSE_SHARDS,
+    EXPERT_SHARDS,
+    derive(SHARDS, dense_shards, since="0.19.0"),
+    derive(SHARDS, expert_shards, since="0.19.0"),
+    _sharded(lambda a: a.fp4 and not a.fp4_param_gather, "fp4: found with weight shards; add --fp4-param-gather"),
+    _sharded(
+        lambda a: a.ddp_average_in_collective,
+        "ddp_average_in_collective: found with weight shards; drop it",
+    ),
+    _sharded(
+        lambda a: a.ckpt_format not in ("torch", "torch_dist"),
+        "ckpt_format: found {ckpt_format} with weight shards; expected torch or torch_dist",
+    ),
+    _sharded(
+        lambda a: a.dist_ckpt_optim_fully_reshardable and a.distrib_optim_fully_reshardable_mem_efficient,
+        "distrib_optim_fully_reshardable_mem_efficient: found with weight shards and"
+        " dist_ckpt_optim_fully_reshardable; drop one of them",
+    ),
+    _sharded(
+        lambda a: a.fp8_recipe == "mxfp8" and not (a.fp8_param_gather and a.reuse_grad_buf_for_mxfp8_param_ag),
+        "fp8_recipe: found mxfp8 with weight shards; add --fp8-param-gather and --reuse-grad-buf-for-mxfp8-param-ag",
+    ),
+    derive("validate_args: biases", when(lambda a: not a.add_bias_linear, bias_gelu_fusion=False)),
+    derive("validate_args: biases", when(lambda a: a.add_bias_linear, add_qkv_bias=True), since="0.10.0"),
+    _retro(
+        lambda a: a.train_samples is None,
+        "retro_add_retriever: found without train_samples, which its project sets; add --retro-project-dir",
+    ),
+    _retro(lambda a: a.sequence_parallel, "retro_add_retriever: found with sequence_parallel; drop one of them"),
+    _retro(
+        lambda a: a.pipeline_model_parallel_size != 1,
+        "retro_add_retriever: found with pipeline_model_parallel_size {pipeline_model_parallel_size}; expected 1",
+    ),
+    check(
+        CLIP,
+        lambda a: a.qk_clip and not (0.0 < a.qk_clip_alpha < 1.0),
+        "qk_clip_alpha: found {qk_clip_alpha}; expected a number between 0 and 1",
+        since="0.16.0",
+    ),
+    check(
+        CLIP,
+        lambda a: a.qk_clip and a.qk_clip_threshold <= 0,
+        "qk_clip_threshold: found {qk_clip_threshold}; expected a positive number",
+        since="0.16.0",
+    ),
+    check(
+        "validate_args: decoupled learning rate",
+        lambda a: a.use_legacy_models and (a.decoupled_lr is not None or a.decoupled_min_lr is not None),
+        "decoupled_lr: found with use_legacy_models, which has no decoupled learning rate; drop one of them",
+        until="0.18.0",
+    ),
+    derive(POSITIONS, when(lambda a: a.use_rotary_position_embeddings, position_embedding_type="rope")),
+    check(
+        POSITIONS,
+        lambda a: a.rotary_interleaved and a.apply_rope_fusion,
+        "rotary_interleaved: found with rope fusion; add --no-rope-fusion",
+        until="0.14.0",
+    ),
+    check(
+        POSITIONS,
+        lambda a: a.rotary_interleaved and a.use_legacy_models,
+        "rotary_interleaved: found with use_legacy_models; drop one of them",
+        until="0.18.0",
+    ),
+    derive(
+        POSITIONS,
+        when(lambda a: a.position_embedding_type != "rope", apply_rope_fusion=False),
+        since="0.10.0",
+    ),
+    check(
+        POSITIONS,
+        lambda a: not a.add_position_embedding and a.position_embedding_type != "rope",
+        "add_position_embedding: found false with position_embedding_type {position_embedding_type}; say"
+        " --position-embedding-type none instead",
+    ),
+    check(
+        POSITIONS,
+        lambda a: a.position_embedding_type == "relative" and a.transformer_impl != "transformer_engine",
+        "position_embedding_type: found relative with transformer_impl {transformer_impl}; expected transformer_engine",
+        since="0.11.0",
+    ),
+    check(
+        POSITIONS,
+        lambda a: a.position_embedding_type == "mrope" and a.mrope_section is None,
+        "position_embedding_type: found mrope without mrope_section; add --mrope-section",
+        since="0.12.0",
+    ),
+)

@@ -1,0 +1,179 @@
+"""Steps for reinforcement learning (`--perform-rl-step`, since 0.15): generation, KV cache and sample counts."""
+
+from __future__ import annotations
+
+from compat.megatron.arguments.steps import Namespace, Predicate, Step, check, derive
+
+RL = "validate_args: perform_rl_step"
+
+
+def _rl(fails: Predicate, problem: str, since: str, until: str = "", needs: tuple[str, ...] = ()) -> Step:
+    return check(RL, lambda a: a.perform_rl_step and fails(a), problem, since=since, until=until, needs=needs)
+
+
+def _samples_per_iteration(a: Namespace) -> None:
+    if a.perform_rl_step:
+        a.grpo_samples_per_iteration = a.grpo_prompts_per_step * a.grpo_group_size
+
+
+def _generated(a: Namespace) -> int:
+    return int(a.grpo_prompts_per_step * a.grpo_group_size * a.grpo_iterations)
+
+
+def _not_divided(name: str, since: str, until: str) -> Step:
+    def fails(a: Namespace) -> bool:
+        iterations = _generated(a) // a.global_batch_size if a.global_batch_size else 0
+        return bool(getattr(a, name) is not None and iterations and getattr(a, name) % iterations)
+
+    problem = (
+        f"{name}: found {{{name}}}; expected a multiple of the training iterations per generation"
+        " (grpo_group_size x grpo_prompts_per_step x grpo_iterations / global_batch_size)"
+    )
+    return _rl(fails, problem, since, until)
+
+
+def samples(since: str, until: str = "") -> tuple[Step, ...]:
+    """Checks of the samples of one generation against the batch and the intervals; they moved at 0.17."""
+    return (
+        _rl(
+            lambda a: not a.global_batch_size or _generated(a) % a.global_batch_size,
+            "global_batch_size: found {global_batch_size}; expected a divisor of grpo_group_size ({grpo_group_size}) x"
+            " grpo_prompts_per_step ({grpo_prompts_per_step}) x grpo_iterations ({grpo_iterations})",
+            since,
+            until,
+        ),
+        _not_divided("exit_interval", since, until),
+        _not_divided("save_interval", since, until),
+    )
+
+
+def _tasks(a: Namespace) -> None:
+    """How many rollouts are generated at once, from whichever of three flags was given (0.17 and 0.18)."""
+    if not a.perform_rl_step:
+        return
+    if a.rl_parallel_generation_tasks is not None:
+        a.rl_num_parallel_generations = a.rl_parallel_generation_tasks * a.grpo_group_size
+    batches = a.rl_num_parallel_generations is None and a.rl_num_parallel_generation_batches is not None
+    if a.rl_generation_batch_size is None:
+        a.rl_generation_batch_size = a.grpo_prompts_per_step if batches else 1
+    if batches:
+        a.rl_parallel_generation_tasks = a.rl_num_parallel_generation_batches * a.rl_generation_batch_size
+    elif a.rl_num_parallel_generations is not None:
+        a.rl_parallel_generation_tasks = a.rl_num_parallel_generations // a.grpo_group_size
+    else:
+        a.rl_parallel_generation_tasks = 512
+    a.rl_enforce_generation_order = a.rl_generation_batch_size > 1
+
+
+COUNTS = ("rl_num_parallel_generations", "rl_num_parallel_generation_batches", "rl_parallel_generation_tasks")
+
+
+def _counts(a: Namespace) -> int:
+    return sum(getattr(a, name) is not None for name in COUNTS)
+
+
+RL_STEPS: tuple[Step, ...] = (
+    check(
+        RL,
+        lambda a: a.rl_offload_kv_cache_during_training and a.inference_dynamic_batching_unified_memory_level,
+        "rl_offload_kv_cache_during_training: found with a KV cache in unified memory; set"
+        " --inference-dynamic-batching-unified-memory-level 0",
+        since="0.16.0",
+        until="0.17.0",
+    ),
+    _rl(
+        lambda a: a.rl_remove_kv_cache_during_training and a.rl_offload_kv_cache_during_training,
+        "rl_remove_kv_cache_during_training: found with rl_offload_kv_cache_during_training; keep one of them",
+        "0.15.0",
+        "0.17.0",
+    ),
+    _rl(
+        lambda a: a.rl_remove_kv_cache_during_training and a.rl_partial_rollouts,
+        "rl_remove_kv_cache_during_training: found with rl_partial_rollouts; keep one of them",
+        "0.15.0",
+        "0.17.0",
+    ),
+    _rl(
+        lambda a: a.rl_offload_inference_model_weights_when_idle and a.rl_inference_model_unified_memory_level != 1,
+        "rl_offload_inference_model_weights_when_idle: found with rl_inference_model_unified_memory_level"
+        " {rl_inference_model_unified_memory_level}; expected 1",
+        "0.16.0",
+        "0.17.0",
+    ),
+    _rl(
+        lambda a: a.moe_use_legacy_grouped_gemm
+        and a.rl_inference_expert_model_parallel_size not in (None, a.expert_model_parallel_size),
+        "moe_use_legacy_grouped_gemm: found with another expert parallel size for inference"
+        " ({rl_inference_expert_model_parallel_size}) than for training; drop it",
+        "0.16.0",
+        "0.17.0",
+    ),
+    _rl(
+        lambda a: (a.rl_persist_cuda_graphs or a.rl_training_cuda_graphs) and a.cuda_graph_impl == "none",
+        "cuda_graph_impl: found none with rl_persist_cuda_graphs ({rl_persist_cuda_graphs}) or rl_training_cuda_graphs"
+        " ({rl_training_cuda_graphs}); choose an implementation, or drop them",
+        "0.17.0",
+    ),
+    _rl(
+        lambda a: a.rl_kv_cache_management_mode == "offload" and not a.rl_persist_cuda_graphs,
+        "rl_kv_cache_management_mode: found offload; expected rl_persist_cuda_graphs beside it",
+        "0.17.0",
+    ),
+    _rl(
+        lambda a: a.rl_kv_cache_management_mode == "offload" and a.inference_dynamic_batching_unified_memory_level > 0,
+        "rl_kv_cache_management_mode: found offload with a KV cache in unified memory; choose one of them",
+        "0.17.0",
+    ),
+    _rl(
+        lambda a: _counts(a) > 1,
+        "rl_num_parallel_generations: found more than one count of parallel generations; keep one of"
+        " --rl-num-parallel-generations, --rl-num-parallel-generation-batches, --rl-parallel-generation-tasks",
+        "0.17.0",
+        "0.19.0",
+    ),
+    _rl(
+        lambda a: _counts(a) and not a.rl_partial_rollouts,
+        "rl_partial_rollouts: missing; parallel generations need it; add --rl-partial-rollouts",
+        "0.17.0",
+        "0.19.0",
+    ),
+    _rl(
+        lambda a: a.rl_num_parallel_generations is not None and a.rl_num_parallel_generations % a.grpo_group_size,
+        "rl_num_parallel_generations: found {rl_num_parallel_generations}; expected a multiple of grpo_group_size"
+        " ({grpo_group_size})",
+        "0.17.0",
+        "0.19.0",
+    ),
+    derive(RL, _tasks, since="0.17.0", until="0.19.0"),
+    _rl(
+        lambda a: not a.rl_partial_rollouts and (a.rl_generation_lag > 0 or a.rl_submission_granularity == "R"),
+        "rl_partial_rollouts: missing; rl_generation_lag and submission by rollout need it; add --rl-partial-rollouts",
+        "0.19.0",
+    ),
+    _rl(
+        lambda a: a.rl_consumption_granularity == "R",
+        "rl_consumption_granularity: found R, which this release does not support; choose another",
+        "0.19.0",
+    ),
+    _rl(
+        lambda a: (a.rl_submission_granularity, a.rl_consumption_granularity) == ("B", "G"),
+        "rl_submission_granularity: found B with rl_consumption_granularity G, which this release does not support",
+        "0.19.0",
+    ),
+    derive(RL, _samples_per_iteration, since="0.15.0"),
+    *samples("0.15.0", "0.17.0"),
+    _rl(
+        lambda a: a.rl_use_sequence_packing and a.seq_length > a.rl_sequence_packing_bin_size,
+        "rl_sequence_packing_bin_size: found {rl_sequence_packing_bin_size}; expected at least seq_length ({seq_length})",
+        "0.15.0",
+        "0.16.0",
+        ("seq_length",),
+    ),
+    _rl(
+        lambda a: a.rl_use_sequence_packing and a.micro_batch_size != 1,
+        "micro_batch_size: found {micro_batch_size}; sequence packing expects 1; make seq_length longer instead",
+        "0.16.0",
+        "",
+        ("micro_batch_size",),
+    ),
+)

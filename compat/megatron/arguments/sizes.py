@@ -1,0 +1,268 @@
+"""Steps for the parallel sizes: what `validate_args` does before it looks at batches and layers."""
+
+from __future__ import annotations
+
+from math import lcm, prod
+
+from compat.megatron.arguments.steps import Namespace, Step, check, derive, drop, inherit, key, named, when
+
+SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+OTHER_SIZES = ("expert_model_parallel_size", "expert_tensor_parallel_size", "world_size")
+
+
+def decoder_size(a: Namespace) -> int:
+    """Ranks of one model replica: tensor x pipeline x context, x weight shards where the release has them."""
+    return int(prod(getattr(a, name) for name in SIZES) * (a.gtp_weight_remat_size or 1))
+
+
+def encoder_size(a: Namespace) -> int:
+    """Ranks of a separate encoder (until 0.14), 0 without one."""
+    tensor, pipeline = a.encoder_tensor_model_parallel_size or 0, a.encoder_pipeline_model_parallel_size or 0
+    return int(tensor * pipeline * a.context_parallel_size)
+
+
+def model_size(a: Namespace) -> int:
+    """Ranks of one replica of the whole model."""
+    return encoder_size(a) + decoder_size(a)
+
+
+def expert_size(a: Namespace) -> int:
+    """Ranks that the expert grid needs: expert tensor x expert x pipeline, without context."""
+    tensor = a.expert_tensor_parallel_size or a.tensor_model_parallel_size
+    experts = (a.expert_model_parallel_size or 1) * a.pipeline_model_parallel_size
+    return int(tensor * experts * (a.expert_gtp_weight_remat_size or 1))
+
+
+def least(a: Namespace) -> int:
+    """The least world size that both grids divide (initialize_model_parallel)."""
+    return model_size(a) if encoder_size(a) else lcm(model_size(a), expert_size(a))
+
+
+def _encoder(a: Namespace) -> None:
+    if a.encoder_pipeline_model_parallel_size > 0 and a.encoder_tensor_model_parallel_size == 0:
+        a.encoder_tensor_model_parallel_size = a.tensor_model_parallel_size
+
+
+def _transformer_pipeline(a: Namespace) -> None:
+    a.transformer_pipeline_model_parallel_size = a.pipeline_model_parallel_size - bool(a.standalone_embedding_stage)
+
+
+def _data_parallel(a: Namespace) -> None:
+    a.data_parallel_size = a.world_size // model_size(a)
+
+
+def _split(a: Namespace) -> None:
+    if a.pipeline_model_parallel_split_rank is not None:
+        a.encoder_pipeline_model_parallel_size = a.pipeline_model_parallel_split_rank
+        a.pipeline_model_parallel_size -= a.pipeline_model_parallel_split_rank
+
+
+def shards(a: Namespace, wanted: str, size: str, extra: str) -> None:
+    """Set `extra` (and `wanted`) so that `wanted` = `size` x `extra`, as resolve_tensor_parallel_weight_shards does."""
+    if getattr(a, wanted) is None:
+        setattr(a, wanted, getattr(a, size) * (getattr(a, extra) or 1))
+    setattr(a, extra, getattr(a, wanted) // getattr(a, size))
+
+
+def dense_shards(a: Namespace) -> None:
+    """The weight shards of the dense layers."""
+    shards(a, "tensor_parallel_num_weight_shards", "tensor_model_parallel_size", "gtp_weight_remat_size")
+
+
+def expert_shards(a: Namespace) -> None:
+    """The weight shards of the expert layers."""
+    wanted, extra = "expert_tensor_parallel_num_weight_shards", "expert_gtp_weight_remat_size"
+    shards(a, wanted, "expert_tensor_parallel_size", extra)
+
+
+def widen(a: Namespace, version: str) -> None:
+    """Fill in the sizes that follow from others, where they are sound, without checking anything else."""
+    if a.encoder_pipeline_model_parallel_size is not None:
+        _encoder(a)
+    if key(version) >= key("0.19.0"):
+        inherit("expert_tensor_parallel_size", "tensor_model_parallel_size")(a)
+        dense_shards(a)
+        expert_shards(a)
+
+
+def _uneven(wanted: str, size: str) -> Step:
+    def fails(a: Namespace) -> bool:
+        shards, ranks = getattr(a, wanted), getattr(a, size)
+        return shards is not None and (shards < ranks or shards % ranks != 0)
+
+    return check(
+        "resolve_tensor_parallel_weight_shards",
+        fails,
+        f"{wanted}: found {{{wanted}}}; expected a multiple of {size} ({{{size}}}); change one of them",
+        since="0.19.0",
+        last=True,
+    )
+
+
+DENSE_SHARDS = _uneven("tensor_parallel_num_weight_shards", "tensor_model_parallel_size")
+EXPERT_SHARDS = _uneven("expert_tensor_parallel_num_weight_shards", "expert_tensor_parallel_size")
+
+POSITIVE = tuple(
+    check(
+        "validate_args: sizes are divisors",
+        lambda a, name=name: getattr(a, name) is not None and getattr(a, name) < 1,
+        f"{name}: found {{{name}}}; expected a positive number",
+        last=True,
+    )
+    for name in SIZES + OTHER_SIZES
+)
+
+SIZE_STEPS: tuple[Step, ...] = (
+    *POSITIVE,
+    check(
+        "validate_args: checkpoint conversion",
+        lambda a: a.ckpt_convert_format is not None and (a.ckpt_convert_save is None or a.load is None),
+        "ckpt_convert_format: found {ckpt_convert_format}; expected ckpt_convert_save and load beside it; add both",
+        since="0.18.0",
+    ),
+    derive(
+        "validate_args: checkpoint conversion",
+        when(lambda a: a.ckpt_convert_format is not None, exit_on_missing_checkpoint=True),
+        since="0.18.0",
+    ),
+    check(
+        "validate_args: non-persistent checkpoints",
+        lambda a: a.non_persistent_ckpt_type not in ("global", None),
+        "non_persistent_ckpt_type: found {non_persistent_ckpt_type}; this release has only global",
+        until="0.11.0",
+    ),
+    check(
+        "validate_args: non-persistent checkpoints",
+        lambda a: a.non_persistent_ckpt_type not in ("global", "local", None),
+        "non_persistent_ckpt_type: found {non_persistent_ckpt_type}; expected global or local",
+        since="0.11.0",
+    ),
+    check(
+        "validate_args: legacy models",
+        lambda a: a.use_legacy_models and a.ckpt_format != "torch",
+        "ckpt_format: found {ckpt_format} with use_legacy_models; expected torch; set --ckpt-format torch",
+        since="0.11.0",
+        until="0.18.0",
+    ),
+    derive("update_use_dist_ckpt", lambda a: setattr(a, "use_dist_ckpt", a.ckpt_format != "torch")),
+    check(
+        "validate_args: encoder tensor size",
+        lambda a: a.encoder_pipeline_model_parallel_size == 0
+        and a.num_experts == 0
+        and a.encoder_tensor_model_parallel_size != a.tensor_model_parallel_size,
+        "encoder_tensor_model_parallel_size: found {encoder_tensor_model_parallel_size} for an encoder on the first decoder"
+        " rank; expected tensor_model_parallel_size ({tensor_model_parallel_size})",
+        since="0.10.0",
+        until="0.14.0",
+    ),
+    check(
+        "validate_args: encoder tensor size",
+        lambda a: a.encoder_tensor_model_parallel_size > 0 and not a.encoder_pipeline_model_parallel_size > 0,
+        "encoder_tensor_model_parallel_size: found {encoder_tensor_model_parallel_size} without an encoder pipeline;"
+        " expected encoder_pipeline_model_parallel_size beside it",
+        until="0.11.0",
+    ),
+    check(
+        "validate_args: encoder tensor size",
+        lambda a: a.encoder_tensor_model_parallel_size > 0 and a.num_attention_heads % a.encoder_tensor_model_parallel_size,
+        "encoder_tensor_model_parallel_size: found {encoder_tensor_model_parallel_size}; expected a divisor of"
+        " num_attention_heads ({num_attention_heads})",
+        until="0.14.0",
+        needs=("num_attention_heads",),
+    ),
+    check(
+        "validate_args: encoder tensor size",
+        lambda a: a.encoder_tensor_model_parallel_size > a.tensor_model_parallel_size,
+        "encoder_tensor_model_parallel_size: found {encoder_tensor_model_parallel_size}; expected at most"
+        " tensor_model_parallel_size ({tensor_model_parallel_size})",
+        until="0.14.0",
+    ),
+    derive("validate_args: encoder tensor size", _encoder, until="0.14.0"),
+    DENSE_SHARDS,
+    derive("validate_args: weight shards", dense_shards, since="0.19.0"),
+    check(
+        "validate_args: total model size",
+        lambda a: a.world_size % model_size(a) != 0,
+        "world_size: found {world_size}, which tensor ({tensor_model_parallel_size}) x pipeline"
+        " ({pipeline_model_parallel_size}) x context ({context_parallel_size}), with any encoder and weight shards, does"
+        " not divide; use a multiple of their product, or smaller sizes",
+        needs=("world_size",),
+        last=True,
+    ),
+    check(
+        "validate_args: attention backend",
+        lambda a: named(a.attention_backend) == "local" and (not a.spec or a.spec[0] != "local"),
+        "attention_backend: found local; expected spec local beside it; add --spec local, or choose another backend",
+        since="0.11.0",
+    ),
+    derive("validate_args: pipeline size", _transformer_pipeline),
+    derive("validate_args: data parallel size", _data_parallel, needs=("world_size",)),
+)
+
+AFTER_SIZES: tuple[Step, ...] = (
+    derive("validate_args: split rank", _split, until="0.14.0"),
+    check(
+        "validate_args: split rank",
+        lambda a: a.pipeline_model_parallel_size <= 0,
+        "pipeline_model_parallel_split_rank: found {pipeline_model_parallel_split_rank}; expected less than"
+        " pipeline_model_parallel_size",
+        until="0.14.0",
+        last=True,
+    ),
+    check(
+        "validate_args: tensor-parallel overlap",
+        lambda a: a.tp_comm_overlap and not a.sequence_parallel,
+        "tp_comm_overlap: found without sequence_parallel; add --sequence-parallel, or drop --tp-comm-overlap",
+        until="0.10.0",
+    ),
+    check(
+        "validate_args: hierarchical context parallelism",
+        lambda a: a.hierarchical_context_parallel_sizes
+        and prod(a.hierarchical_context_parallel_sizes) != a.context_parallel_size,
+        "hierarchical_context_parallel_sizes: found {hierarchical_context_parallel_sizes}; expected a product of"
+        " context_parallel_size ({context_parallel_size})",
+        since="0.10.0",
+    ),
+    check(
+        "validate_args: hierarchical context parallelism",
+        lambda a: "a2a+p2p" in a.cp_comm_type and a.hierarchical_context_parallel_sizes is None,
+        "cp_comm_type: found a2a+p2p; expected hierarchical_context_parallel_sizes beside it; add"
+        " --hierarchical-context-parallel-sizes",
+        since="0.10.0",
+    ),
+    derive(
+        "validate_args: expert tensor size",
+        inherit("expert_tensor_parallel_size", "tensor_model_parallel_size"),
+        since="0.10.0",
+    ),
+    *(
+        check(
+            "validate_args: removed flags",
+            lambda a, name=name: getattr(a, name) is not None,
+            f"{name}: found {{{name}}}; no longer valid; use {instead}",
+        )
+        for name, instead in (
+            ("batch_size", "--micro-batch-size"),
+            ("warmup", "--lr-warmup-fraction"),
+            ("model_parallel_size", "--tensor-model-parallel-size"),
+        )
+    ),
+    check(
+        "validate_args: removed flags",
+        lambda a: a.checkpoint_activations,
+        "checkpoint_activations: no longer valid, and the program ends there; use --recompute-activations, or"
+        " --recompute-granularity with --recompute-method",
+    ),
+    derive(
+        "validate_args: recompute_activations",
+        when(lambda a: a.recompute_activations, recompute_granularity="selective"),
+    ),
+    derive(
+        "validate_args: removed flags",
+        drop("batch_size", "warmup", "model_parallel_size", "checkpoint_activations", "recompute_activations"),
+    ),
+)
+
+MSC: tuple[Step, ...] = (
+    derive("parse_args: storage client", when(lambda a: a.disable_msc_deprecated, enable_msc=False), since="0.18.0"),
+)

@@ -1,0 +1,174 @@
+"""Steps for the pipeline: interleaving, uneven stages, and what falls away without interleaving."""
+
+from __future__ import annotations
+
+from compat.megatron.arguments import layout
+from compat.megatron.arguments.steps import Namespace, Step, check, derive, given, when
+
+STAGES = "validate_args: virtual pipeline"
+WAYS = (
+    "num_layers_per_virtual_pipeline_stage",
+    "num_virtual_stages_per_pipeline_rank",
+    "pipeline_model_parallel_layout",
+)
+UNEVEN = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
+
+
+def _layers(a: Namespace) -> int | None:
+    """Layers to spread over the pipeline, with embedding and loss where they count as one; None where unknown."""
+    layers = a.decoder_num_layers if a.num_layers is None else a.num_layers
+    if layers is None:
+        return None
+    return int(layers) + bool(a.account_for_embedding_in_pipeline_split) + bool(a.account_for_loss_in_pipeline_split)
+
+
+def _by_layers(a: Namespace) -> bool:
+    return a.num_layers_per_virtual_pipeline_stage is not None and a.num_virtual_stages_per_pipeline_rank is None
+
+
+def _interleaved(a: Namespace) -> bool:
+    """Whether there are virtual stages; true also where their number hangs on a missing number of layers."""
+    return a.virtual_pipeline_model_parallel_size is not None or (_by_layers(a) and _layers(a) is None)
+
+
+def _stages_of_layout(a: Namespace) -> int:
+    return len(layout.stages(a.pipeline_model_parallel_layout))
+
+
+def _indivisible(a: Namespace) -> bool:
+    layers = _layers(a)
+    return layers is not None and layers % a.transformer_pipeline_model_parallel_size != 0
+
+
+def _stage_indivisible(a: Namespace) -> bool:
+    layers, each = _layers(a), a.num_layers_per_virtual_pipeline_stage
+    return layers is not None and (each < 1 or layers // a.transformer_pipeline_model_parallel_size % each != 0)
+
+
+def _even(a: Namespace) -> bool:
+    """Whether plain even stages are wanted, so that the layers must divide."""
+    return not given(*WAYS, *UNEVEN)(a) and a.hybrid_layer_pattern is None and a.num_layers is not None
+
+
+def _virtual(a: Namespace) -> None:
+    if a.pipeline_model_parallel_layout is not None:
+        size = _stages_of_layout(a) // a.pipeline_model_parallel_size
+        a.virtual_pipeline_model_parallel_size = None if size == 1 else size
+    elif _by_layers(a):
+        layers, each = _layers(a), a.num_layers_per_virtual_pipeline_stage
+        per_rank = (layers or 0) // a.transformer_pipeline_model_parallel_size
+        a.virtual_pipeline_model_parallel_size = per_rank // max(each, 1) if layers is not None else None
+    elif a.num_virtual_stages_per_pipeline_rank is not None:
+        a.virtual_pipeline_model_parallel_size = a.num_virtual_stages_per_pipeline_rank
+    elif a.hybrid_layer_pattern is None:
+        a.virtual_pipeline_model_parallel_size = None
+
+
+def _one_is_none(a: Namespace) -> None:
+    if a.virtual_pipeline_model_parallel_size == 1 and a.pipeline_model_parallel_layout is None and given(*WAYS)(a):
+        a.virtual_pipeline_model_parallel_size = None
+
+
+STANDALONE = (
+    "standalone_embedding_stage: found with pipeline_model_parallel_size 1, which leaves no stage for the layers; use more"
+    " pipeline ranks"
+)
+
+STAGE_STEPS: tuple[Step, ...] = (
+    check(
+        "validate_args: layers over stages",
+        lambda a: a.transformer_pipeline_model_parallel_size < 1 and given(WAYS[0])(a),
+        STANDALONE,
+        until="0.10.0",
+        last=True,
+    ),
+    check(
+        "validate_args: layers over stages",
+        lambda a: a.transformer_pipeline_model_parallel_size < 1 and not given(*UNEVEN)(a),
+        STANDALONE,
+        since="0.10.0",
+        until="0.11.0",
+        last=True,
+    ),
+    check(
+        "validate_args: layers over stages",
+        lambda a: not given(*UNEVEN)(a) and a.num_layers % a.transformer_pipeline_model_parallel_size != 0,
+        "num_layers: found {num_layers}; expected a multiple of pipeline_model_parallel_size"
+        " ({pipeline_model_parallel_size}); change one of them, or name the layers of the first or last stage",
+        since="0.10.0",
+        until="0.11.0",
+        needs=("num_layers",),
+    ),
+    check(
+        STAGES,
+        lambda a: given(WAYS[0])(a) and given(WAYS[1])(a),
+        "num_virtual_stages_per_pipeline_rank: found with num_layers_per_virtual_pipeline_stage; keep one of them",
+        since="0.11.0",
+        until="0.13.0",
+    ),
+    check(
+        STAGES,
+        lambda a: sum(getattr(a, name) is not None for name in WAYS) > 1,
+        "pipeline_model_parallel_layout: found more than one of num_layers_per_virtual_pipeline_stage"
+        " ({num_layers_per_virtual_pipeline_stage}), num_virtual_stages_per_pipeline_rank"
+        " ({num_virtual_stages_per_pipeline_rank}) and pipeline_model_parallel_layout"
+        " ({pipeline_model_parallel_layout}); keep one of them",
+        since="0.13.0",
+        last=True,
+    ),
+    check(
+        STAGES,
+        lambda a: _stages_of_layout(a) % a.pipeline_model_parallel_size != 0,
+        "pipeline_model_parallel_layout: found {pipeline_model_parallel_layout}; expected a number of stages that"
+        " pipeline_model_parallel_size ({pipeline_model_parallel_size}) divides",
+        since="0.13.0",
+        needs=("pipeline_model_parallel_layout",),
+    ),
+    check(
+        STAGES,
+        lambda a: _by_layers(a) and given(*UNEVEN)(a),
+        "num_layers_per_virtual_pipeline_stage: found with decoder_first_pipeline_num_layers or"
+        " decoder_last_pipeline_num_layers; uneven stages expect num_virtual_stages_per_pipeline_rank instead",
+        since="0.11.0",
+    ),
+    check(
+        STAGES,
+        lambda a: _by_layers(a) and _indivisible(a),
+        "num_layers: found {num_layers}, with embedding and loss where they count as layers; expected a multiple of"
+        " pipeline_model_parallel_size ({pipeline_model_parallel_size})",
+    ),
+    check(
+        STAGES,
+        lambda a: _by_layers(a) and not _indivisible(a) and _stage_indivisible(a),
+        "num_layers_per_virtual_pipeline_stage: found {num_layers_per_virtual_pipeline_stage}; expected a divisor of the"
+        " layers of one pipeline rank: num_layers ({num_layers}) / pipeline_model_parallel_size"
+        " ({pipeline_model_parallel_size})",
+    ),
+    check(
+        "validate_args: layers over stages",
+        lambda a: _even(a) and _indivisible(a),
+        "num_layers: found {num_layers}, with embedding and loss where they count as layers; expected a multiple of"
+        " pipeline_model_parallel_size ({pipeline_model_parallel_size}); change one of them, or name the layers of the"
+        " first or last stage",
+        since="0.11.0",
+    ),
+    derive(STAGES, _virtual),
+    derive(STAGES, _one_is_none, since="0.14.0"),
+    check(
+        STAGES,
+        lambda a: _interleaved(a) and a.overlap_p2p_comm and a.pipeline_model_parallel_size <= 1,
+        "pipeline_model_parallel_size: found {pipeline_model_parallel_size} with an interleaved schedule; expected more"
+        " than 1; drop the virtual stages, or use more pipeline ranks",
+    ),
+    check(
+        STAGES,
+        lambda a: _interleaved(a) and not a.overlap_p2p_comm and a.pipeline_model_parallel_size <= 2,
+        "pipeline_model_parallel_size: found {pipeline_model_parallel_size} with an interleaved schedule that does not"
+        " overlap its communication; expected more than 2; drop --no-overlap-p2p-communication, or use more pipeline"
+        " ranks",
+    ),
+    derive(
+        STAGES,
+        when(lambda a: not _interleaved(a), overlap_p2p_comm=False, align_param_gather=False),
+    ),
+)

@@ -1,0 +1,318 @@
+"""Steps for precision, iterations, learning rate and the sizes of the model."""
+
+from __future__ import annotations
+
+from compat.megatron.arguments.steps import Namespace, Predicate, Step, assign, check, derive, named, when
+
+PRECISION = "validate_args: parameters dtype"
+GRAPHS = "validate_args: full-iteration CUDA graphs"
+ITERATIONS = "validate_args: iteration-based training"
+SAMPLES = "validate_args: sample-based training"
+SIZES = "validate_args: model sizes"
+LENGTHS = "validate_args: sequence lengths"
+SAVE = "validate_args: save intervals"
+MIXED = "validate_args: mixed precision"
+
+
+def _params_dtype(a: Namespace) -> None:
+    a.params_dtype = "torch.bfloat16" if a.bf16 else "torch.float16" if a.fp16 else "torch.float32"
+
+
+def _wide_gradients(a: Namespace) -> None:
+    """bf16 accumulates gradients in fp32 unless the user asked for narrow ones."""
+    if a.bf16 and a.grad_reduce_in_bf16:
+        a.accumulate_allreduce_grads_in_fp32 = False
+    elif a.bf16 and a.main_grads_dtype in (None, "torch.float32"):
+        a.accumulate_allreduce_grads_in_fp32 = True
+
+
+def _whole_iteration(a: Namespace) -> bool:
+    scopes = a.cuda_graph_scope if isinstance(a.cuda_graph_scope, list) else [a.cuda_graph_scope]
+    return a.cuda_graph_impl == "local" and "full_iteration" in map(named, scopes)
+
+
+def _whole_inference(a: Namespace) -> bool:
+    scopes = a.cuda_graph_scope if isinstance(a.cuda_graph_scope, list) else []
+    old = a.cuda_graph_impl == "local" and "full_iteration_inference" in map(named, scopes)
+    return old or named(a.inference_cuda_graph_scope) == "block"
+
+
+NAN_CHECK = (
+    "check_for_nan_in_loss_and_grad: found with CUDA graphs of the whole iteration; add --no-check-for-nan-in-loss-and-grad"
+)
+
+PRECISION_STEPS: tuple[Step, ...] = (
+    check(PRECISION, lambda a: a.fp16 and a.bf16, "fp16: found with bf16; keep one of them"),
+    derive(PRECISION, _params_dtype),
+    derive(PRECISION, when(lambda a: a.fp16 and not a.loss_scale, check_for_nan_in_loss_and_grad=False)),
+    check(
+        PRECISION,
+        lambda a: a.bf16 and a.accumulate_allreduce_grads_in_fp32 and a.main_grads_dtype != "torch.float32",
+        "main_grads_dtype: found {main_grads_dtype} with accumulate_allreduce_grads_in_fp32; keep one of them",
+        since="0.11.0",
+    ),
+    derive(PRECISION, _wide_gradients),
+    check(
+        GRAPHS,
+        lambda a: a.enable_cuda_graph and a.cuda_graph_scope == "full_iteration" and a.check_for_nan_in_loss_and_grad,
+        NAN_CHECK,
+        since="0.14.0",
+        until="0.15.0",
+    ),
+    check(
+        GRAPHS,
+        lambda a: _whole_iteration(a) and not a.inference_dynamic_batching and a.check_for_nan_in_loss_and_grad,
+        NAN_CHECK,
+        since="0.15.0",
+        until="0.17.0",
+    ),
+    check(
+        GRAPHS,
+        lambda a: _whole_iteration(a) and a.inference_dynamic_batching and a.fp8 is not None,
+        "fp8: found with dynamic batching and CUDA graphs of the whole iteration; drop one of them",
+        since="0.15.0",
+        until="0.17.0",
+    ),
+    check(
+        GRAPHS,
+        lambda a: _whole_iteration(a) and a.check_for_nan_in_loss_and_grad,
+        NAN_CHECK,
+        since="0.17.0",
+        until="0.18.0",
+    ),
+    check(
+        GRAPHS,
+        lambda a: a.cuda_graph_impl == "full_iteration" and a.check_for_nan_in_loss_and_grad,
+        NAN_CHECK,
+        since="0.18.0",
+    ),
+    check(
+        GRAPHS,
+        lambda a: _whole_inference(a)
+        and a.fp8 is not None
+        and (a.transformer_impl, a.fp8_recipe) != ("inference_optimized", "mxfp8"),
+        "fp8: found with CUDA graphs of whole inference steps; expected transformer_impl inference_optimized and"
+        " fp8_recipe mxfp8",
+        since="0.17.0",
+    ),
+    check(
+        GRAPHS,
+        lambda a: a.cuda_graph_impl == "local"
+        and a.inference_dynamic_batching_num_cuda_graphs < 1
+        and a.inference_dynamic_batching_num_cuda_graphs != -1,
+        "inference_dynamic_batching_num_cuda_graphs: found {inference_dynamic_batching_num_cuda_graphs}; expected a"
+        " positive number, or -1",
+        since="0.17.0",
+    ),
+)
+
+
+def _training(unit: str, place: str, other: str) -> tuple[Step, ...]:
+    """What training counted in `unit` excludes: the same settings counted in `other`."""
+
+    def on(fails: Predicate) -> Predicate:
+        return lambda a: getattr(a, f"train_{unit}") and not (a.skip_train and a.lax_schedule) and fails(a)
+
+    def kept(name: str) -> str:
+        return f"{name}: found {{{name}}} with train_{unit}; count everything in {unit}, or everything in {other}"
+
+    return (
+        check(place, on(lambda a: getattr(a, f"train_{other}") is not None), kept(f"train_{other}")),
+        check(place, on(lambda a: getattr(a, f"lr_decay_{other}") is not None), kept(f"lr_decay_{other}")),
+        check(place, on(lambda a: getattr(a, f"lr_warmup_{other}") != 0), kept(f"lr_warmup_{other}")),
+        check(
+            place,
+            on(lambda a: a.lr_warmup_fraction is not None and getattr(a, f"lr_warmup_{unit}") != 0),
+            f"lr_warmup_fraction: found with lr_warmup_{unit} {{lr_warmup_{unit}}}; keep one of them",
+        ),
+    )
+
+
+def _ffn(a: Namespace) -> None:
+    if a.ffn_hidden_size is None:
+        a.ffn_hidden_size = int((4 * a.hidden_size * 2 / 3) / 64) * 64 if a.swiglu else 4 * a.hidden_size
+
+
+def _layers(a: Namespace) -> None:
+    if a.num_layers is not None:
+        a.encoder_num_layers = a.num_layers
+    else:
+        a.num_layers = a.encoder_num_layers
+
+
+def _channels(a: Namespace) -> None:
+    if a.kv_channels is None:
+        a.kv_channels = a.hidden_size // max(a.num_attention_heads, 1)
+
+
+def _lengths(a: Namespace) -> None:
+    if a.seq_length is not None:
+        a.encoder_seq_length = a.seq_length
+    else:
+        a.seq_length = a.encoder_seq_length
+
+
+def _weight_decay(a: Namespace) -> None:
+    if a.weight_decay_incr_style == "constant":
+        a.start_weight_decay = a.end_weight_decay = a.weight_decay
+
+
+TRAINING_STEPS: tuple[Step, ...] = (
+    derive("validate_args: data loader", when(lambda a: a.dataloader_type is None, dataloader_type="single")),
+    check(
+        "validate_args: data loader",
+        lambda a: a.num_dataset_builder_threads is not None and a.num_dataset_builder_threads < 1,
+        "num_dataset_builder_threads: found {num_dataset_builder_threads}; expected a positive number",
+    ),
+    derive(
+        "validate_args: consumed samples",
+        assign(
+            consumed_train_samples=0, skipped_train_samples=0, consumed_valid_samples=0, variable_seq_lengths=False
+        ),
+    ),
+    derive("validate_args: consumed samples", when(lambda a: a.rl_use_sequence_packing, consumed_train_bins=0)),
+    derive(ITERATIONS, assign(lax_schedule=True), since="0.17.0"),
+    *_training("iters", ITERATIONS, "samples"),
+    check(
+        ITERATIONS,
+        lambda a: a.train_iters and not (a.skip_train and a.lax_schedule) and a.rampup_batch_size is not None,
+        "rampup_batch_size: found {rampup_batch_size} with train_iters; this release expects train_samples instead",
+        until="0.18.0",
+    ),
+    *_training("samples", SAMPLES, "iters"),
+    derive(ITERATIONS, lambda a: a.__dict__.pop("lax_schedule"), since="0.17.0"),
+    check(
+        SIZES,
+        lambda a: a.num_layers is not None and a.encoder_num_layers is not None,
+        "encoder_num_layers: found {encoder_num_layers} with num_layers {num_layers}; keep one of them",
+    ),
+    derive(SIZES, _layers),
+    derive(SIZES, _ffn, needs=("hidden_size",)),
+    check(
+        SIZES,
+        lambda a: a.kv_channels is None and (a.num_attention_heads < 1 or a.hidden_size % a.num_attention_heads != 0),
+        "num_attention_heads: found {num_attention_heads}; expected a divisor of hidden_size ({hidden_size}); change one"
+        " of them, or set kv_channels",
+        needs=("hidden_size", "num_attention_heads"),
+    ),
+    derive(SIZES, _channels, needs=("hidden_size", "num_attention_heads")),
+    check(
+        LENGTHS,
+        lambda a: a.context_parallel_size > 1 and a.seq_length % (a.context_parallel_size * 2) != 0,
+        "seq_length: found {seq_length}; expected a multiple of 2 x context_parallel_size ({context_parallel_size})",
+        needs=("seq_length",),
+    ),
+    derive(
+        LENGTHS,
+        when(
+            lambda a: a.dataloader_inter_document_masking and a.create_attention_mask_in_dataloader,
+            create_attention_mask_in_dataloader=False,
+        ),
+        since="0.19.0",
+    ),
+    check(
+        LENGTHS,
+        lambda a: a.encoder_seq_length is not None,
+        "encoder_seq_length: found {encoder_seq_length} with seq_length {seq_length}; keep one of them",
+        needs=("seq_length",),
+    ),
+    derive(LENGTHS, _lengths),
+    *(
+        check(
+            LENGTHS,
+            lambda a, name=name: a.max_position_embeddings < getattr(a, name),
+            f"max_position_embeddings: found {{max_position_embeddings}}; expected at least {name} ({{{name}}})",
+            needs=("max_position_embeddings", name),
+        )
+        for name in ("seq_length", "decoder_seq_length")
+    ),
+    check(
+        "validate_args: learning rate",
+        lambda a: a.min_lr is None or a.min_lr > a.lr,
+        "min_lr: found {min_lr}; expected at most lr ({lr})",
+        needs=("lr",),
+    ),
+    check(
+        SAVE,
+        lambda a: a.save_interval is None,
+        "save_interval: missing; save needs it; add --save-interval",
+        needs=("save",),
+        last=True,
+    ),
+    check(
+        SAVE,
+        lambda a: a.save_interval <= 0,
+        "save_interval: found {save_interval}; expected a positive number",
+        since="0.14.0",
+        needs=("save",),
+        last=True,
+    ),
+    check(
+        SAVE,
+        lambda a: a.save_retain_interval <= 0 or a.save_retain_interval % a.save_interval != 0,
+        "save_retain_interval: found {save_retain_interval}; expected a positive multiple of save_interval"
+        " ({save_interval})",
+        since="0.14.0",
+        needs=("save", "save_retain_interval"),
+    ),
+    check(
+        SAVE,
+        lambda a: a.overlap_param_gather,
+        "save_params_interval: found {save_params_interval} with overlap_param_gather; keep one of them",
+        since="0.18.0",
+        needs=("save", "save_params_interval"),
+    ),
+    check(
+        "validate_args: log intervals",
+        lambda a: not a.log_interval or a.log_memory_interval % a.log_interval != 0,
+        "log_memory_interval: found {log_memory_interval}; expected a multiple of log_interval ({log_interval})",
+        since="0.16.0",
+        needs=("log_memory_interval",),
+    ),
+    check(
+        MIXED,
+        lambda a: a.fp16_lm_cross_entropy and not a.fp16,
+        "fp16_lm_cross_entropy: found without fp16; add --fp16, or drop it",
+    ),
+    check(
+        MIXED,
+        lambda a: a.fp32_residual_connection and not (a.fp16 or a.bf16),
+        "fp32_residual_connection: found in fp32 training, where it means nothing; add --bf16 or --fp16, or drop it",
+    ),
+    check(
+        MIXED,
+        lambda a: a.moe_grouped_gemm and not a.bf16,
+        "moe_grouped_gemm: found without bf16; add --bf16",
+        until="0.16.0",
+    ),
+    check(
+        "validate_args: weight decay",
+        lambda a: a.no_weight_decay_cond_type not in (None, "apply_wd_to_qk_layernorm"),
+        "no_weight_decay_cond_type: found {no_weight_decay_cond_type}; expected apply_wd_to_qk_layernorm",
+        since="0.16.0",
+    ),
+    derive(
+        "validate_args: weight decay",
+        when(
+            lambda a: a.no_weight_decay_cond_type is not None,
+            apply_wd_to_qk_layernorm=True,
+            no_weight_decay_cond_type=None,
+        ),
+        since="0.16.0",
+    ),
+    check(
+        "validate_args: weight decay",
+        lambda a: a.weight_decay_incr_style == "constant"
+        and not (a.start_weight_decay is None and a.end_weight_decay is None),
+        "start_weight_decay: found {start_weight_decay} and end_weight_decay {end_weight_decay} with a constant weight"
+        " decay; drop them, or choose another weight_decay_incr_style",
+    ),
+    check(
+        "validate_args: weight decay",
+        lambda a: a.weight_decay_incr_style != "constant"
+        and (a.start_weight_decay is None or a.end_weight_decay is None),
+        "start_weight_decay: found {start_weight_decay} and end_weight_decay {end_weight_decay} with"
+        " weight_decay_incr_style {weight_decay_incr_style}; expected both",
+    ),
+    derive("validate_args: weight decay", _weight_decay),
+)

@@ -1,0 +1,137 @@
+"""Megatron's config objects as values: the fields that each release leaves in them, and what it refuses to build."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from bridge.errors import ConfigError
+from compat.megatron import releases
+from compat.megatron.arguments.steps import OPEN, Namespace, Step, run, select
+from compat.megatron.objects.experts import DISPATCH_STEPS, EXPERT_STEPS, OVERLAP_STEPS, ROUTER_STEPS
+from compat.megatron.objects.fields import DDP, DDP_FEEDS, LATENT, OPTIMIZER, PARALLEL, TRANSFORMER, TRANSFORMER_FEEDS
+from compat.megatron.objects.fields import defaults, fed
+from compat.megatron.objects.graphs import GRAPH_STEPS
+from compat.megatron.objects.model_parallel import MODEL_PARALLEL_STEPS
+from compat.megatron.objects.pipeline import PIPELINE_STEPS
+from compat.megatron.objects.sharding import DDP_STEPS, OPTIMIZER_STEPS
+from compat.megatron.objects.transformer import (
+    ACTIVATION_STEPS,
+    ATTENTION_STEPS,
+    LAST_STEPS,
+    LATENT_STEPS,
+    OFFLOAD_STEPS,
+    PRECISION_STEPS,
+    RECOMPUTE_STEPS,
+    SIZE_STEPS,
+)
+
+TRANSFORMER_STEPS: tuple[Step, ...] = (
+    *MODEL_PARALLEL_STEPS,
+    *SIZE_STEPS,
+    *PRECISION_STEPS,
+    *EXPERT_STEPS,
+    *DISPATCH_STEPS,
+    *RECOMPUTE_STEPS,
+    *OFFLOAD_STEPS,
+    *PIPELINE_STEPS,
+    *ACTIVATION_STEPS,
+    *ATTENTION_STEPS,
+    *ROUTER_STEPS,
+    *GRAPH_STEPS,
+    *OVERLAP_STEPS,
+    *LAST_STEPS,
+)
+"""All statements of the `__post_init__` of TransformerConfig and of its parent, in upstream's order."""
+
+TABLES: Mapping[str, tuple[Step, ...]] = {
+    PARALLEL: MODEL_PARALLEL_STEPS,
+    TRANSFORMER: TRANSFORMER_STEPS,
+    LATENT: (*TRANSFORMER_STEPS, *LATENT_STEPS),
+    DDP: DDP_STEPS,
+    OPTIMIZER: OPTIMIZER_STEPS,
+}
+"""The statements of each class."""
+
+
+@cache
+def steps(version: str, cls: str, checked: bool = True) -> tuple[Step, ...]:
+    """The statements of a class that the release has, in order; with `checked` false, its derivations alone."""
+    return tuple(step for step in select(TABLES[cls], version) if checked or step.change is not None)
+
+
+def _built(values: dict[str, Any], version: str, cls: str, checked: bool = True, **beside: Any) -> dict[str, Any]:
+    """The fields after `__post_init__`; what is `beside` them may be looked at, and is not returned."""
+    namespace = Namespace(values, beside, {"release": version})
+    run(steps(version, cls, checked), namespace)
+    return {name: value for name, value in namespace.__dict__.items() if name in values}
+
+
+def transformer(args: Mapping[str, Any], version: str) -> dict[str, Any]:
+    """Fields of the TransformerConfig object (of MLATransformerConfig with latent attention) that the release makes of args.
+
+    `args` are effective arguments. The activation function is given by name, other callables are None.
+    Raises `ConfigError` with everything that the class refuses.
+    """
+    cls = LATENT if args.get("multi_latent_attention") else TRANSFORMER
+    ConfigError.raise_if(_unmatched(Namespace(args)))
+    return _built(fed(args, version, cls, TRANSFORMER_FEEDS), version, cls)
+
+
+def _unmatched(a: Namespace) -> tuple[str, ...]:
+    """What core_transformer_config_from_args refuses before it builds the object."""
+    found = (
+        ("squared_relu", a.squared_relu and a.swiglu, "with swiglu; keep one of them"),
+        ("quick_geglu", a.quick_geglu and a.swiglu and not a.squared_relu, "with swiglu; keep one of them"),
+        (
+            "rope_type",
+            a.rope_type not in (None, "rope") and not a.multi_latent_attention,
+            "another than rope without multi_latent_attention; drop --rope-type",
+        ),
+        (
+            "heterogeneous_layers_config_path",
+            a.heterogeneous_layers_config_path is not None and a.multi_latent_attention,
+            "with multi_latent_attention; keep one of them",
+        ),
+    )
+    return tuple(f"{name}: found {problem}" for name, wrong, problem in found if wrong)
+
+
+def model_parallel(args: Mapping[str, Any], version: str) -> dict[str, Any]:
+    """Fields of the ModelParallelConfig object that the release makes of effective `args`; callables are None.
+
+    Raises `ConfigError` with everything that it, and the TransformerConfig that it is part of, refuses.
+    """
+    whole = transformer(args, version)
+    return {name: whole[name] for name in releases.fields(version, PARALLEL)}
+
+
+def ddp(args: Mapping[str, Any], version: str) -> dict[str, Any]:
+    """Fields of the DistributedDataParallelConfig object of effective `args`, as the training script leaves them.
+
+    `bucket_size` counts elements and is None for one bucket, or where `ddp_num_buckets` asks for a count of buckets.
+    Raises `ConfigError` with what the class refuses.
+    """
+    values = fed(args, version, DDP, DDP_FEEDS)
+    if args.get("use_torch_fsdp2") and "torch_fsdp2_reshard_after_forward" in args:
+        return {**defaults(version, DDP), "reshard_after_forward": args["torch_fsdp2_reshard_after_forward"]}
+    ranks = (args.get("data_parallel_size") or 1) * (args.get("context_parallel_size") or 1)
+    return _built(values, version, DDP, ranks=ranks, ddp_num_buckets=args.get("ddp_num_buckets"))
+
+
+def optimizer(args: Mapping[str, Any], version: str) -> dict[str, Any]:
+    """Fields of the OptimizerConfig object of effective `args`; raises `ConfigError` with what the class refuses."""
+    return _built(fed(args, version, OPTIMIZER, ()), version, OPTIMIZER)
+
+
+def from_fields(given: Mapping[str, Any], version: str, cls: str, check: bool = True) -> dict[str, Any]:
+    """Fields of a config object made of `given` by its own names: the class's defaults, then `__post_init__`.
+
+    Sizes of the model that were not given keep their default, and what needs them is not checked. With `check` false,
+    nothing is refused. Raises `ConfigError` with everything that the class refuses.
+    """
+    own = defaults(version, cls)
+    missing = {name: None for name in OPEN if name in own and name not in given}
+    built = _built({**own, **given, **missing}, version, cls, check)
+    return {**built, **{name: own[name] for name in missing}}

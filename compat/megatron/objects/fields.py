@@ -1,0 +1,138 @@
+"""Which argument feeds which field of Megatron's config classes, release by release."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from compat.megatron import releases
+from compat.megatron.arguments.steps import Namespace, key
+
+PARALLEL, TRANSFORMER, LATENT = "ModelParallelConfig", "TransformerConfig", "MLATransformerConfig"
+DDP, OPTIMIZER = "DistributedDataParallelConfig", "OptimizerConfig"
+PARENTS = {TRANSFORMER: PARALLEL, LATENT: TRANSFORMER}
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """A field that is not simply the argument of its name, in [since, until)."""
+
+    field: str
+    value: Callable[[Namespace], Any]
+    since: str = ""
+    until: str = ""
+
+
+def argument(name: str) -> Callable[[Namespace], Any]:
+    """The value of another argument."""
+    return lambda a: getattr(a, name)
+
+
+def _comm_type(a: Namespace) -> Any:
+    types = a.cp_comm_type
+    return types[0] if isinstance(types, list) and len(types) == 1 else types
+
+
+def _activation(a: Namespace) -> str:
+    if a.squared_relu:
+        return "squared_relu"
+    return "quick_gelu" if a.quick_geglu else "silu" if a.swiglu else "gelu"
+
+
+def _variant(a: Namespace) -> Any:
+    return "dsa" if "D" in (a.hybrid_layer_pattern or "") else a.experimental_attention_variant
+
+
+TRANSFORMER_FEEDS = (
+    Feed("persist_layer_norm", lambda a: not a.no_persist_layer_norm),
+    Feed("layernorm_zero_centered_gamma", argument("apply_layernorm_1p"), until="0.16.0"),
+    Feed("layernorm_epsilon", argument("norm_epsilon"), until="0.16.0"),
+    Feed("deallocate_pipeline_outputs", lambda a: True),
+    Feed("pipeline_dtype", argument("params_dtype")),
+    Feed("batch_p2p_comm", lambda a: not a.overlap_p2p_comm),
+    Feed("num_moe_experts", argument("num_experts")),
+    Feed("first_pipeline_num_layers", argument("decoder_first_pipeline_num_layers"), until="0.11.0"),
+    Feed("last_pipeline_num_layers", argument("decoder_last_pipeline_num_layers"), until="0.11.0"),
+    Feed("num_layers_in_first_pipeline_stage", argument("decoder_first_pipeline_num_layers"), since="0.11.0"),
+    Feed("num_layers_in_last_pipeline_stage", argument("decoder_last_pipeline_num_layers"), since="0.11.0"),
+    Feed("fp8_param", argument("fp8_param_gather"), since="0.12.0"),
+    Feed("fp4_param", argument("fp4_param_gather"), since="0.17.1"),
+    Feed("activation_func", _activation),
+    Feed("gated_linear_unit", lambda a: bool(a.swiglu or (a.quick_geglu and not a.squared_relu))),
+    Feed("bias_activation_fusion", lambda a: a.bias_swiglu_fusion if a.swiglu else a.bias_gelu_fusion),
+    Feed("num_query_groups", lambda a: a.num_query_groups if a.group_query_attention else None),
+    Feed("cp_comm_type", _comm_type, since="0.10.0"),
+    Feed("is_hybrid_model", lambda a: a.hybrid_layer_pattern is not None or bool(a.is_hybrid_model), since="0.17.0"),
+    Feed("experimental_attention_variant", _variant, since="0.18.0"),
+)
+"""What core_transformer_config_from_args sets beside the arguments of the fields' own names."""
+
+OWN_DEFAULT = ("rope_type",)
+"""Fields that keep their class's default where the argument was not given."""
+
+DDP_FEEDS = (
+    Feed("grad_reduce_in_fp32", argument("accumulate_allreduce_grads_in_fp32")),
+    Feed("check_for_nan_in_grad", argument("check_for_nan_in_loss_and_grad")),
+    Feed("bucket_size", argument("ddp_bucket_size")),
+    Feed("average_in_collective", argument("ddp_average_in_collective")),
+    Feed("pad_buckets_for_high_nccl_busbw", argument("ddp_pad_buckets_for_high_nccl_busbw"), since="0.12.0"),
+    Feed(
+        "preserve_fp32_weights",
+        lambda a: not ((a.use_custom_fsdp or a.use_megatron_fsdp) and a.use_precision_aware_optimizer),
+        since="0.12.0",
+        until="0.16.0",
+    ),
+    Feed("reduce_scatter_with_fp32_accumulation", argument("ddp_reduce_scatter_with_fp32_accumulation"), since="0.16.0"),
+    Feed(
+        "param_name_patterns_for_fp32_local_accumulation",
+        lambda a: list(a.ddp_param_name_patterns_for_fp32_local_accumulation or ()),
+        since="0.17.0",
+    ),
+    Feed("num_buckets", argument("ddp_num_buckets"), since="0.18.0"),
+    Feed("megatron_fsdp_use_decoupled_grad", argument("use_precision_aware_optimizer"), since="0.18.0"),
+    Feed(
+        "megatron_fsdp_cuda_graph_mode",
+        lambda a: bool(a.use_megatron_fsdp and a.cuda_graph_impl != "none"),
+        since="0.18.0",
+    ),
+    Feed(
+        "fsdp_all_gather_in_start_param_sync",
+        lambda a: not (a.use_megatron_fsdp and a.cuda_graph_impl == "full_iteration"),
+        since="0.18.0",
+    ),
+)
+"""What get_model (get_megatron_ddp_config since 0.18) sets beside the arguments of the fields' own names."""
+
+
+@cache
+def defaults(version: str, cls: str) -> Mapping[str, Any]:
+    """Defaults of all fields of a class, inherited ones first."""
+    parent = PARENTS.get(cls)
+    inherited = dict(defaults(version, parent)) if parent else {}
+    return {**inherited, **{name: field.default for name, field in releases.fields(version, cls).items()}}
+
+
+@cache
+def feeds(table: tuple[Feed, ...], version: str, cls: str) -> tuple[Feed, ...]:
+    """The rows of `table` for fields that the class has in that release."""
+    release, names = key(version), defaults(version, cls)
+    return tuple(
+        row
+        for row in table
+        if row.field in names
+        and (not row.since or key(row.since) <= release)
+        and (not row.until or release < key(row.until))
+    )
+
+
+def fed(args: Mapping[str, Any], version: str, cls: str, table: tuple[Feed, ...]) -> dict[str, Any]:
+    """Fields of `cls` from the arguments: those of the same name, then what `table` says."""
+    values = {name: args[name] if name in args else default for name, default in defaults(version, cls).items()}
+    for name in OWN_DEFAULT:
+        if name in values and values[name] is None:
+            values[name] = defaults(version, cls)[name]
+    a = Namespace(args)
+    values.update((row.field, row.value(a)) for row in feeds(table, version, cls))
+    return values

@@ -1,0 +1,231 @@
+"""Steps of `TransformerConfig.__post_init__` for CUDA graphs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compat.megatron.arguments.steps import Namespace, Predicate, Step, check, derive, named, when
+
+GRAPHS = "TransformerConfig: CUDA graphs"
+PARTIAL = frozenset(("expert_fc1", "moe_act", "fused_group_mlp"))
+
+
+def _modules(c: Namespace) -> set[str]:
+    """What is captured, by name; cuda_graph_scope until 0.18."""
+    modules: Any = c.cuda_graph_modules if "cuda_graph_modules" in c.__dict__ else c.cuda_graph_scope
+    listed = modules.split(",") if isinstance(modules, str) else list(modules or ())
+    captured = {named(module) for module in listed} - {"full", ""}
+    paired = {"moe_router", "moe_preprocess"}
+    return captured | paired if c.cuda_graph_impl == "local" and captured & paired else captured
+
+
+def _whole(c: Namespace) -> bool:
+    """Whether whole layers or iterations are captured."""
+    return c.cuda_graph_impl == "full_iteration" or not _modules(c) or "full_iteration" in _modules(c)
+
+
+def _on(fails: Predicate, problem: str, since: str = "0.16.0", until: str = "") -> Step:
+    return check(
+        GRAPHS,
+        lambda c: c.cuda_graph_impl not in (None, "none") and fails(c),
+        problem,
+        since=since,
+        until=until,
+    )
+
+
+def _layered(fails: Predicate, problem: str) -> Step:
+    """A check of what is captured in each layer."""
+    return _on(lambda c: c.cuda_graph_impl in ("local", "transformer_engine") and fails(c), problem)
+
+
+def _selective(fails: Predicate, problem: str) -> Step:
+    return _on(lambda c: c.recompute_granularity == "selective" and fails(c), problem)
+
+
+def _dense(c: Namespace) -> bool:
+    return c.num_moe_experts is None or c.num_moe_experts <= 1
+
+
+def _every_layer(c: Namespace) -> bool:
+    frequency: Any = c.moe_layer_freq
+    return frequency == 1 or (isinstance(frequency, list) and 0 not in frequency)
+
+
+def _undropped(c: Namespace) -> bool:
+    return c.moe_expert_capacity_factor is None or not c.moe_pad_expert_input_to_capacity
+
+
+def _preprocess_waits(c: Namespace) -> bool:
+    counted = c.moe_expert_capacity_factor is not None or c.moe_router_padding_for_fp8
+    return bool(_undropped(c) and c.moe_token_dispatcher_type == "alltoall" and counted)
+
+
+def _partial(c: Namespace) -> bool:
+    """Whether only parts of experts are offloaded, which local graphs allow since 0.19."""
+    modules = set(c.offload_modules or ())
+    return bool(c.cuda_graph_impl == "local" and modules and modules <= PARTIAL and _modules(c) and "moe" not in _modules(c))
+
+
+def _offload(fails: Predicate, problem: str, since: str = "0.18.0", until: str = "") -> Step:
+    return _on(lambda c: c.fine_grained_activation_offloading and fails(c), problem, since, until)
+
+
+def _shared_experts(c: Namespace) -> bool:
+    captured = _whole(c) or bool(_modules(c) & {"moe", "moe_router"})
+    narrow = c.fp8 is not None or c.fp4 is not None
+    sharded = (c.gtp_weight_remat_size or 1) > 1 and c.cuda_graph_impl == "local" and narrow
+    shared = c.moe_shared_expert_intermediate_size is not None and not c.moe_shared_expert_overlap
+    return bool(sharded and shared and captured and "shared_experts" in c.recompute_modules)
+
+
+GRAPH_STEPS: tuple[Step, ...] = (
+    check(
+        GRAPHS,
+        lambda c: c.enable_cuda_graph and c.cpu_offloading,
+        "enable_cuda_graph: found with cpu_offloading; drop one of them",
+        since="0.11.0",
+        until="0.15.0",
+    ),
+    check(
+        GRAPHS,
+        lambda c: c.enable_cuda_graph and c.recompute_granularity,
+        "enable_cuda_graph: found with recompute_granularity {recompute_granularity}; drop one of them",
+        since="0.11.0",
+        until="0.15.0",
+    ),
+    check(
+        GRAPHS,
+        lambda c: (c.enable_cuda_graph or c.external_cuda_graph) and c.cuda_graph_impl != "none",
+        "cuda_graph_impl: found {cuda_graph_impl} with enable_cuda_graph or external_cuda_graph; drop the older setting",
+        since="0.15.0",
+    ),
+    check(
+        GRAPHS,
+        lambda c: c.enable_cuda_graph and c.external_cuda_graph,
+        "enable_cuda_graph: found with external_cuda_graph; keep one of them",
+        since="0.15.0",
+    ),
+    derive(GRAPHS, when(lambda c: c.enable_cuda_graph, cuda_graph_impl="local"), since="0.15.0"),
+    derive(GRAPHS, when(lambda c: c.external_cuda_graph, cuda_graph_impl="transformer_engine"), since="0.15.0"),
+    check(
+        GRAPHS,
+        lambda c: c.cuda_graph_impl == "full_iteration" and _modules(c),
+        "cuda_graph_modules: found {cuda_graph_modules} with cuda_graph_impl full_iteration; drop them",
+        since="0.18.0",
+    ),
+    _on(
+        lambda c: c.cpu_offloading and c.cuda_graph_impl != "full_iteration",
+        "cuda_graph_impl: found {cuda_graph_impl} with cpu_offloading; drop one of them",
+        since="0.15.0",
+    ),
+    _on(
+        lambda c: c.recompute_granularity
+        and (
+            (c.recompute_granularity, c.cuda_graph_impl, c.cuda_graph_scope)
+            != ("selective", "transformer_engine", "attn")
+            or {"core_attn", "mla_up_proj"} & set(c.recompute_modules)
+        ),
+        "cuda_graph_impl: found {cuda_graph_impl} of {cuda_graph_scope} with recompute_granularity"
+        " {recompute_granularity}; this release expects transformer_engine, attn, selective, and no recomputation of"
+        " attention",
+        since="0.15.0",
+        until="0.16.0",
+    ),
+    _on(
+        lambda c: c.cuda_graph_impl == "transformer_engine" and "full_iteration" in _modules(c),
+        "cuda_graph_scope: found full_iteration with cuda_graph_impl transformer_engine; expected local",
+        until="0.18.0",
+    ),
+    _layered(
+        lambda c: {"moe", "moe_router"} <= _modules(c),
+        "cuda_graph_scope: found both moe and moe_router; keep one of them (cuda_graph_modules since 0.18)",
+    ),
+    _layered(
+        lambda c: "moe_preprocess" in _modules(c) and "moe_router" not in _modules(c),
+        "cuda_graph_scope: found moe_preprocess without moe_router; add it (cuda_graph_modules since 0.18)",
+    ),
+    _layered(
+        lambda c: _dense(c) and _modules(c) & {"moe", "moe_router"},
+        "cuda_graph_scope: found moe or moe_router without experts; drop them (cuda_graph_modules since 0.18)",
+    ),
+    _layered(
+        lambda c: not _dense(c) and _every_layer(c) and "mlp" in _modules(c),
+        "cuda_graph_scope: found mlp in a model without dense layers; drop it (cuda_graph_modules since 0.18)",
+    ),
+    _layered(
+        lambda c: not _dense(c) and _undropped(c) and "moe" in _modules(c),
+        "cuda_graph_scope: found moe without a padded expert capacity; drop it (cuda_graph_modules since 0.18)",
+    ),
+    _layered(
+        lambda c: not _dense(c) and _preprocess_waits(c) and "moe_preprocess" in _modules(c),
+        "cuda_graph_scope: found moe_preprocess with a dispatcher that waits for the device; drop it"
+        " (cuda_graph_modules since 0.18)",
+    ),
+    _on(
+        lambda c: c.recompute_granularity == "full" and _modules(c) != {"full_iteration"},
+        "recompute_granularity: found full with CUDA graphs of less than the whole iteration; drop one of them",
+        until="0.18.0",
+    ),
+    _on(
+        lambda c: c.recompute_granularity == "full" and c.cuda_graph_impl != "full_iteration",
+        "recompute_granularity: found full with cuda_graph_impl {cuda_graph_impl}; expected full_iteration",
+        since="0.18.0",
+    ),
+    _selective(
+        lambda c: c.cuda_graph_impl == "transformer_engine"
+        and "moe" in c.recompute_modules
+        and "moe_router" in _modules(c),
+        "recompute_modules: found moe with CUDA graphs of moe_router; drop one of them",
+    ),
+    _selective(
+        lambda c: c.attention_dropout != 0.0
+        and (_whole(c) or "attn" in _modules(c))
+        and "core_attn" in c.recompute_modules,
+        "attention_dropout: found {attention_dropout} with CUDA graphs of attention that is recomputed; expected 0.0",
+    ),
+    _selective(
+        lambda c: c.hidden_dropout != 0.0
+        and any((_whole(c) or name in _modules(c)) and name in c.recompute_modules for name in ("mlp", "moe")),
+        "hidden_dropout: found {hidden_dropout} with CUDA graphs of an MLP that is recomputed; expected 0.0",
+    ),
+    _selective(
+        lambda c: c.moe_input_jitter_eps is not None
+        and (_whole(c) or "moe" in _modules(c))
+        and "moe" in c.recompute_modules,
+        "moe_input_jitter_eps: found {moe_input_jitter_eps} with CUDA graphs of experts that are recomputed; drop it",
+    ),
+    _selective(
+        _shared_experts,
+        "recompute_modules: found shared_experts with weight shards and local CUDA graphs in fp8 or fp4; drop it",
+    ),
+    _offload(
+        lambda c: c.cuda_graph_impl == "local",
+        "fine_grained_activation_offloading: found with cuda_graph_impl local; expected transformer_engine or"
+        " full_iteration",
+        until="0.19.0",
+    ),
+    _offload(
+        lambda c: c.cuda_graph_impl == "local" and not _partial(c),
+        "fine_grained_activation_offloading: found offload_modules {offload_modules} with local CUDA graphs of"
+        " {cuda_graph_modules}; expected parts of experts only, and less than whole layers",
+        since="0.19.0",
+    ),
+    _offload(
+        lambda c: "moe" in _modules(c),
+        "fine_grained_activation_offloading: found with CUDA graphs of moe; drop one of them",
+    ),
+    _offload(
+        lambda c: c.cuda_graph_warmup_steps <= 0,
+        "cuda_graph_warmup_steps: found {cuda_graph_warmup_steps} with offloading; expected a positive number",
+    ),
+    _offload(
+        lambda c: c.cuda_graph_impl == "full_iteration"
+        and (
+            c.fine_grained_offloading_max_inflight_offloads is None
+            or c.fine_grained_offloading_max_inflight_offloads < 0
+        ),
+        "fine_grained_offloading_max_inflight_offloads: found {fine_grained_offloading_max_inflight_offloads} with CUDA"
+        " graphs of the whole iteration; expected 0 or more",
+    ),
+)

@@ -1,0 +1,78 @@
+"""Steps of `ModelParallelConfig.__post_init__`."""
+
+from __future__ import annotations
+
+from compat.megatron.arguments.sizes import DENSE_SHARDS, EXPERT_SHARDS, dense_shards, expert_shards
+from compat.megatron.arguments.steps import Namespace, Step, check, derive, inherit
+
+CLASS = "ModelParallelConfig"
+
+
+def _unsequenced(c: Namespace) -> bool:
+    """Experts and tensor parallelism without sequence parallelism."""
+    return bool(
+        (c.expert_model_parallel_size or 1) > 1 and c.tensor_model_parallel_size > 1 and c.sequence_parallel is False
+    )
+
+
+MODEL_PARALLEL_STEPS: tuple[Step, ...] = (
+    check(
+        CLASS,
+        lambda c: c.sequence_parallel and c.tensor_model_parallel_size <= 1,
+        "sequence_parallel: found with tensor_model_parallel_size {tensor_model_parallel_size}; expected more than 1; drop"
+        " one of them",
+    ),
+    derive(CLASS, inherit("expert_tensor_parallel_size", "tensor_model_parallel_size"), since="0.10.0"),
+    DENSE_SHARDS,
+    EXPERT_SHARDS,
+    derive(CLASS, dense_shards, since="0.19.0"),
+    derive(CLASS, expert_shards, since="0.19.0"),
+    check(
+        CLASS,
+        lambda c: c.pipeline_model_parallel_size > 1 and c.pipeline_dtype is None,
+        "pipeline_dtype: missing; pipeline_model_parallel_size {pipeline_model_parallel_size} needs it; set it to"
+        " params_dtype",
+    ),
+    derive(CLASS, inherit("autocast_dtype", "params_dtype")),
+    check(
+        CLASS,
+        lambda c: c.defer_embedding_wgrad_compute and c.pipeline_model_parallel_size == 1,
+        "defer_embedding_wgrad_compute: found with pipeline_model_parallel_size 1; expected a pipeline; drop it",
+    ),
+    check(
+        CLASS,
+        lambda c: c.defer_embedding_wgrad_compute and not c.gradient_accumulation_fusion,
+        "defer_embedding_wgrad_compute: found without gradient_accumulation_fusion; keep the fusion, or drop it",
+    ),
+    check(
+        CLASS,
+        lambda c: c.defer_embedding_wgrad_compute and c.wgrad_deferral_limit < 0,
+        "wgrad_deferral_limit: found {wgrad_deferral_limit}; expected 0 or more",
+    ),
+    check(
+        CLASS,
+        _unsequenced,
+        "sequence_parallel: found false with expert_model_parallel_size {expert_model_parallel_size} and"
+        " tensor_model_parallel_size {tensor_model_parallel_size}; expected true; add --sequence-parallel",
+        until="0.15.0",
+    ),
+    check(
+        CLASS,
+        _unsequenced,
+        "sequence_parallel: found false with expert_model_parallel_size {expert_model_parallel_size} and"
+        " tensor_model_parallel_size {tensor_model_parallel_size}; a defect of this release's own ends the run there"
+        " (NameError, where later releases warn); add --sequence-parallel, or use 0.16 or later",
+        since="0.15.0",
+        until="0.16.0",
+    ),
+    derive(
+        CLASS, inherit("microbatch_group_size_per_vp_stage", "pipeline_model_parallel_size"), since="0.10.0"
+    ),
+    check(
+        CLASS,
+        lambda c: c.overlap_p2p_comm_warmup_flush and (not c.overlap_p2p_comm or c.batch_p2p_comm),
+        "overlap_p2p_comm_warmup_flush: found with overlap_p2p_comm {overlap_p2p_comm} and batch_p2p_comm"
+        " {batch_p2p_comm}; expected true and false, which take an interleaved schedule; drop it, or add virtual stages",
+        since="0.10.0",
+    ),
+)

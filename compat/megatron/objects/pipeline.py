@@ -1,0 +1,204 @@
+"""Steps of `TransformerConfig.__post_init__` for layouts, uneven stages, and embedding and loss that count as layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from compat.megatron.arguments import layout
+from compat.megatron.arguments.steps import Namespace, Step, check, derive, given, inspect, key
+
+CLASS = "TransformerConfig: pipeline"
+FIRST, LAST = "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"
+DEFECT = "; a defect of this release's own ends the run there (ZeroDivisionError)"
+
+
+def _accounts(c: Namespace) -> int:
+    return bool(c.account_for_embedding_in_pipeline_split) + bool(c.account_for_loss_in_pipeline_split)
+
+
+def _uneven(c: Namespace) -> bool:
+    return c.pipeline_model_parallel_layout is None and given(FIRST, LAST)(c)
+
+
+def _middle(c: Namespace) -> tuple[int, int]:
+    """Layers and ranks between the stages whose layers were named."""
+    ends = [getattr(c, name) for name in (FIRST, LAST) if getattr(c, name) is not None]
+    return c.num_layers - sum(ends), c.pipeline_model_parallel_size - len(ends)
+
+
+def _spread(c: Namespace) -> bool:
+    """Whether the middle layers can be looked at: known, and with ranks to hold them."""
+    return _uneven(c) and c.num_layers is not None and _middle(c)[1] != 0
+
+
+def _parts(c: Namespace) -> tuple[str, ...]:
+    return layout.written(c.pipeline_model_parallel_layout)
+
+
+def _layout_problems(c: Namespace) -> Iterator[str]:
+    if c.pipeline_model_parallel_layout is not None:
+        for problem in _unfit(_parts(c), c):
+            yield f"pipeline_model_parallel_layout: {problem}"
+
+
+def _unfit(parts: tuple[str, ...], c: Namespace) -> Iterator[str]:
+    ranks, virtual = c.pipeline_model_parallel_size, c.virtual_pipeline_model_parallel_size
+    if len(parts) % ranks:
+        yield f"found {len(parts)} stages; expected a multiple of pipeline_model_parallel_size ({ranks})"
+    elif virtual is not None and virtual != len(parts) // ranks:
+        yield f"found {len(parts) // ranks} stages per rank; expected virtual_pipeline_model_parallel_size ({virtual})"
+    else:
+        yield from layout.problems(parts, ranks, c.num_layers, c.mtp_num_layers, key(c.release))
+
+
+def _laid_out(c: Namespace) -> None:
+    if c.pipeline_model_parallel_layout is None:
+        return
+    parts, ranks = _parts(c), c.pipeline_model_parallel_size
+    if c.virtual_pipeline_model_parallel_size is None and len(parts) > ranks:
+        c.virtual_pipeline_model_parallel_size = len(parts) // ranks
+    if "mtp_standalone" in c.__dict__:
+        c.mtp_standalone = layout.standalone(parts, ranks)
+
+
+def _end(name: str, where: str) -> tuple[Step, ...]:
+    return (
+        check(
+            CLASS,
+            lambda c: _uneven(c) and getattr(c, name) is not None and getattr(c, name) <= 0,
+            f"{name}: found {{{name}}}; expected a positive number",
+            since="0.11.0",
+        ),
+        check(
+            CLASS,
+            lambda c: _uneven(c)
+            and getattr(c, name) is not None
+            and c.virtual_pipeline_model_parallel_size
+            and getattr(c, name) % c.virtual_pipeline_model_parallel_size != 0,
+            f"{name}: found {{{name}}}; expected a multiple of virtual_pipeline_model_parallel_size"
+            " ({virtual_pipeline_model_parallel_size}) on the " + where + " stage",
+            since="0.11.0",
+        ),
+    )
+
+
+def _counted(c: Namespace) -> bool:
+    """Whether embedding or loss count as layers, and nothing else lays the stages out (since 0.13 the others win)."""
+    others = _uneven(c) or c.pipeline_model_parallel_layout is not None
+    return bool(_accounts(c) and c.num_layers is not None and not (others and key(c.release) >= (0, 13)))
+
+
+def _counted_indivisible(c: Namespace) -> bool:
+    return _counted(c) and (c.num_layers + _accounts(c)) % c.pipeline_model_parallel_size != 0
+
+
+def _counted_stage_indivisible(c: Namespace) -> bool:
+    virtual = c.virtual_pipeline_model_parallel_size
+    per_rank = (c.num_layers + _accounts(c)) // c.pipeline_model_parallel_size if _counted(c) else 0
+    return bool(_counted(c) and virtual and per_rank % virtual != 0)
+
+
+PIPELINE_STEPS: tuple[Step, ...] = (
+    check(
+        CLASS,
+        lambda c: c.recompute_granularity is not None
+        and c.virtual_pipeline_model_parallel_size
+        and c.num_layers % c.virtual_pipeline_model_parallel_size != 0,
+        "num_layers: found {num_layers}; recomputation in this release expects a multiple of"
+        " virtual_pipeline_model_parallel_size ({virtual_pipeline_model_parallel_size})",
+        until="0.11.0",
+        needs=("num_layers",),
+    ),
+    check(
+        CLASS,
+        lambda c: given(FIRST, LAST)(c) and _accounts(c),
+        f"{FIRST}: named layers of the first or last stage found with account_for_embedding_in_pipeline_split or"
+        " account_for_loss_in_pipeline_split; keep one way",
+        since="0.11.0",
+    ),
+    check(
+        CLASS,
+        lambda c: c.pipeline_model_parallel_layout is not None and (given(FIRST, LAST)(c) or _accounts(c)),
+        "pipeline_model_parallel_layout: found with other settings of uneven stages; keep one way",
+        since="0.13.0",
+    ),
+    inspect(CLASS, _layout_problems, since="0.13.0"),
+    derive(CLASS, _laid_out, since="0.13.0"),
+    *_end(FIRST, "first"),
+    *_end(LAST, "last"),
+    check(
+        CLASS,
+        lambda c: _uneven(c) and c.num_layers is not None and _middle(c)[1] == 0,
+        f"pipeline_model_parallel_size: found {{pipeline_model_parallel_size}}, all of it first or last stages with named"
+        f" layers{DEFECT}; name the layers of fewer stages, or use more pipeline ranks",
+        since="0.11.0",
+        until="0.13.0",
+    ),
+    check(
+        CLASS,
+        lambda c: _uneven(c) and c.num_layers is not None and bool(_middle(c)[0]) != bool(_middle(c)[1]),
+        f"num_layers: found {{num_layers}}, with {{{FIRST}}} on the first stage and {{{LAST}}} on the last; expected layers"
+        " left exactly where stages are left (pipeline_model_parallel_size {pipeline_model_parallel_size})",
+        since="0.16.0",
+    ),
+    check(
+        CLASS,
+        lambda c: _spread(c) and _middle(c)[0] % _middle(c)[1] != 0,
+        f"num_layers: found {{num_layers}}, with {{{FIRST}}} on the first stage and {{{LAST}}} on the last; expected the"
+        " rest to divide over the other pipeline ranks (pipeline_model_parallel_size {pipeline_model_parallel_size})",
+        since="0.11.0",
+    ),
+    check(
+        CLASS,
+        lambda c: _spread(c)
+        and c.virtual_pipeline_model_parallel_size
+        and _middle(c)[0] // _middle(c)[1] % c.virtual_pipeline_model_parallel_size != 0,
+        f"num_layers: found {{num_layers}}, with {{{FIRST}}} on the first stage and {{{LAST}}} on the last; expected the"
+        " layers of each other rank to divide by virtual_pipeline_model_parallel_size"
+        " ({virtual_pipeline_model_parallel_size})",
+        since="0.11.0",
+    ),
+    check(
+        CLASS,
+        lambda c: _counted(c)
+        and c.virtual_pipeline_model_parallel_size is None
+        and c.pipeline_model_parallel_size - _accounts(c) == 0,
+        "pipeline_model_parallel_size: found {pipeline_model_parallel_size}, all of it taken by embedding and loss that"
+        f" count as stages{DEFECT}; use more pipeline ranks",
+        since="0.11.0",
+        until="0.12.0",
+    ),
+    check(
+        CLASS,
+        lambda c: _counted(c)
+        and c.virtual_pipeline_model_parallel_size is None
+        and c.pipeline_model_parallel_size - _accounts(c) != 0
+        and c.num_layers % (c.pipeline_model_parallel_size - _accounts(c)) != 0,
+        "num_layers: found {num_layers}; expected a multiple of the pipeline ranks that embedding and loss leave"
+        " (pipeline_model_parallel_size {pipeline_model_parallel_size})",
+        since="0.11.0",
+        until="0.12.0",
+    ),
+    check(
+        CLASS,
+        lambda c: c.virtual_pipeline_model_parallel_size is not None and _counted_indivisible(c),
+        "num_layers: found {num_layers}; with embedding and loss that count as layers, expected a multiple of"
+        " pipeline_model_parallel_size ({pipeline_model_parallel_size})",
+        since="0.11.0",
+        until="0.12.0",
+    ),
+    check(
+        CLASS,
+        _counted_indivisible,
+        "num_layers: found {num_layers}; with embedding and loss that count as layers, expected a multiple of"
+        " pipeline_model_parallel_size ({pipeline_model_parallel_size})",
+        since="0.12.0",
+    ),
+    check(
+        CLASS,
+        _counted_stage_indivisible,
+        "num_layers: found {num_layers}; with embedding and loss that count as layers, expected the layers of a rank to"
+        " divide by virtual_pipeline_model_parallel_size ({virtual_pipeline_model_parallel_size})",
+        since="0.11.0",
+    ),
+)

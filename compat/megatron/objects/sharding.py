@@ -1,0 +1,92 @@
+"""Steps of the config classes for data parallelism and the optimizer."""
+
+from __future__ import annotations
+
+from compat.megatron.arguments.steps import Namespace, Step, check, derive, when
+
+BUCKETS = "training.py: bucket size"
+CLASS = "DistributedDataParallelConfig"
+OPTIMIZER = "OptimizerConfig"
+LEAST, PER_RANK = 40_000_000, 1_000_000
+"""Elements of a bucket where none were given: at least LEAST, and PER_RANK for each rank."""
+STATES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
+
+
+def _bucket(d: Namespace) -> None:
+    """Without a size, a sane one; without overlap, one bucket for everything; with a count, unknown here."""
+    counted = d.num_buckets is not None or d.ddp_num_buckets is not None
+    if not d.overlap_grad_reduce or counted:
+        d.bucket_size = None
+    elif d.bucket_size is None and d.ranks is not None:
+        d.bucket_size = max(LEAST, PER_RANK * d.ranks)
+
+
+DDP_STEPS: tuple[Step, ...] = (
+    check(
+        BUCKETS,
+        lambda d: d.ddp_num_buckets is not None and d.bucket_size is not None,
+        "ddp_num_buckets: found {ddp_num_buckets} with ddp_bucket_size {bucket_size}; keep one of them",
+        since="0.12.0",
+    ),
+    check(
+        BUCKETS,
+        lambda d: d.ddp_num_buckets is not None and d.ddp_num_buckets <= 0,
+        "ddp_num_buckets: found {ddp_num_buckets}; expected a positive number",
+        since="0.12.0",
+    ),
+    check(
+        CLASS,
+        lambda d: d.reuse_grad_buf_for_mxfp8_param_ag and not d.fp8_param_gather,
+        "reuse_grad_buf_for_mxfp8_param_ag: found without fp8_param_gather; add --fp8-param-gather, or drop it",
+        since="0.14.0",
+    ),
+    check(
+        CLASS,
+        lambda d: d.param_name_patterns_for_fp32_local_accumulation and d.grad_reduce_in_fp32,
+        "ddp_param_name_patterns_for_fp32_local_accumulation: found with gradients that are all in fp32; drop it, or add"
+        " --grad-reduce-in-bf16",
+        since="0.17.0",
+    ),
+    derive(BUCKETS, _bucket),
+    derive(
+        CLASS, when(lambda d: d.megatron_fsdp_max_pool_double_buffer, fsdp_double_buffer=True), since="0.19.0"
+    ),
+)
+
+
+def _without_fp8(o: Namespace) -> None:
+    wide = o.fp8_recipe in (None, "delayed") or o.main_params_dtype != "torch.float32" or o.optimizer_cpu_offload
+    o.use_precision_aware_optimizer_no_fp8_or_ds_fp8 = bool(o.use_precision_aware_optimizer and wide)
+
+
+OPTIMIZER_STEPS: tuple[Step, ...] = (
+    derive(OPTIMIZER, _without_fp8, since="0.14.0"),
+    check(
+        OPTIMIZER,
+        lambda o: o.reuse_grad_buf_for_mxfp8_param_ag and o.overlap_param_gather_with_optimizer_step,
+        "reuse_grad_buf_for_mxfp8_param_ag: found with overlap_param_gather_with_optimizer_step; keep one of them",
+        since="0.19.0",
+    ),
+    check(
+        OPTIMIZER,
+        lambda o: o.use_precision_aware_optimizer and o.optimizer != "adam",
+        "use_precision_aware_optimizer: found with optimizer {optimizer}; expected adam",
+        since="0.11.0",
+    ),
+    check(
+        OPTIMIZER,
+        lambda o: o.use_precision_aware_optimizer and not o.use_distributed_optimizer,
+        "use_precision_aware_optimizer: found without use_distributed_optimizer; add --use-distributed-optimizer",
+        since="0.11.0",
+    ),
+    *(
+        check(
+            OPTIMIZER,
+            lambda o, name=name: not o.use_precision_aware_optimizer and getattr(o, name) != "torch.float32",
+            f"{name}: found {{{name}}} without use_precision_aware_optimizer; expected fp32, or add"
+            " --use-precision-aware-optimizer",
+            since="0.11.0",
+        )
+        for name in STATES
+    ),
+)

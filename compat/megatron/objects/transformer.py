@@ -1,0 +1,632 @@
+"""Steps of `TransformerConfig.__post_init__` for sizes, precision, recomputation and attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compat.megatron.arguments.steps import Change, Namespace, Predicate, Step, check, derive, named, when
+
+CLASS = "TransformerConfig"
+PRECISION = "TransformerConfig: fp8 and fp4"
+RECOMPUTE = "TransformerConfig: recomputation"
+OFFLOAD = "TransformerConfig: offloading"
+ACTIVATION = "TransformerConfig: activation"
+ATTENTION = "TransformerConfig: attention"
+DELTA = "TransformerConfig: gated delta net"
+SPARSE = "TransformerConfig: sparse attention"
+MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe")
+"""Modules that can be recomputed; shared_experts came with 0.14, gdn_norm_out with 0.19."""
+OFFLOADED = ("core_attn", "attn_proj", "expert_fc1", "moe_act", "attn_norm", "mlp_norm", "qkv_linear")
+"""Modules whose activations can be offloaded; fused_group_mlp came with 0.19."""
+LINEAR = (
+    "linear_attention_freq",
+    "linear_conv_kernel_dim",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+)
+
+
+def activation(c: Namespace) -> str:
+    """The name of the activation function; GELU where none is named."""
+    function: Any = c.activation_func
+    return "gelu" if function is None else named(getattr(function, "__name__", function))
+
+
+def default(name: str, value: Change) -> Change:
+    """A change that lets `value` fill `name` where it has nothing."""
+
+    def change(c: Namespace) -> None:
+        if getattr(c, name) is None:
+            value(c)
+
+    return change
+
+
+def _feed_forward(c: Namespace) -> None:
+    c.ffn_hidden_size = 4 * c.hidden_size
+
+
+def _channels(c: Namespace) -> None:
+    c.kv_channels = c.hidden_size // max(c.num_attention_heads, 1)
+
+
+def _groups(c: Namespace) -> None:
+    c.num_query_groups = c.num_attention_heads
+
+
+def _residual(c: Namespace) -> None:
+    if c.fp32_residual_connection and c.pipeline_dtype is not None:
+        c.pipeline_dtype = "torch.float32"
+
+
+def _delta(fails: Predicate, problem: str, since: str = "0.16.0", until: str = "") -> Step:
+    return check(
+        DELTA,
+        lambda c: c.experimental_attention_variant == "gated_delta_net" and fails(c),
+        problem,
+        since=since,
+        until=until,
+    )
+
+
+def _complete(c: Namespace) -> bool:
+    return all(getattr(c, name) is not None for name in LINEAR)
+
+
+def _linear_heads(c: Namespace, ranks: int) -> bool:
+    """Whether the linear heads divide: values by keys, and both by the ranks."""
+    keys, values = c.linear_num_key_heads, c.linear_num_value_heads
+    return not _complete(c) or bool(keys and values % keys == keys % ranks == values % ranks == 0)
+
+
+HEADS = (
+    "linear_num_key_heads: found {linear_num_key_heads}, and linear_num_value_heads {linear_num_value_heads}; expected the"
+    " second to be a multiple of the first, and both of the ranks"
+)
+
+SIZE_STEPS: tuple[Step, ...] = (
+    derive(CLASS, _residual, since="0.17.0"),
+    check(CLASS, lambda c: c.fp16 and c.bf16, "fp16: found with bf16; keep one of them"),
+    check(
+        CLASS,
+        lambda c: c.num_attention_heads % c.tensor_model_parallel_size != 0,
+        "num_attention_heads: found {num_attention_heads}; expected a multiple of tensor_model_parallel_size"
+        " ({tensor_model_parallel_size})",
+        needs=("num_attention_heads",),
+    ),
+    derive(CLASS, default("ffn_hidden_size", _feed_forward), needs=("hidden_size",)),
+    derive(CLASS, default("kv_channels", _channels), needs=("hidden_size", "num_attention_heads")),
+    derive(CLASS, default("num_query_groups", _groups), needs=("num_attention_heads",)),
+    check(
+        CLASS,
+        lambda c: c.num_query_groups % c.tensor_model_parallel_size != 0,
+        "num_query_groups: found {num_query_groups}; expected a multiple of tensor_model_parallel_size"
+        " ({tensor_model_parallel_size})",
+        until="0.16.0",
+        needs=("num_query_groups",),
+    ),
+    check(
+        CLASS,
+        lambda c: c.num_query_groups % c.tensor_model_parallel_size != 0
+        and (c.num_query_groups == 0 or c.tensor_model_parallel_size % c.num_query_groups != 0),
+        "num_query_groups: found {num_query_groups}; expected a multiple or a divisor of tensor_model_parallel_size"
+        " ({tensor_model_parallel_size})",
+        since="0.16.0",
+        needs=("num_query_groups",),
+    ),
+    *(
+        _delta(
+            lambda c, name=name: getattr(c, name) is None,
+            f"{name}: missing; experimental_attention_variant gated_delta_net needs it",
+        )
+        for name in LINEAR
+    ),
+    _delta(
+        lambda c: not _linear_heads(c, c.tensor_model_parallel_size),
+        HEADS + " (tensor_model_parallel_size {tensor_model_parallel_size})",
+        until="0.18.0",
+    ),
+    _delta(
+        lambda c: c.context_parallel_size != 1,
+        "context_parallel_size: found {context_parallel_size} with gated_delta_net; this release expects 1",
+        until="0.18.0",
+    ),
+    _delta(
+        lambda c: not _linear_heads(c, c.tensor_model_parallel_size * c.context_parallel_size),
+        HEADS + " (tensor_model_parallel_size {tensor_model_parallel_size} x context_parallel_size"
+        " {context_parallel_size})",
+        since="0.18.0",
+    ),
+    check(
+        SPARSE,
+        lambda c: c.experimental_attention_variant == "dsa" and c.add_bias_linear,
+        "add_bias_linear: found with experimental_attention_variant dsa; add --disable-bias-linear",
+        since="0.19.0",
+    ),
+    check(
+        SPARSE,
+        lambda c: c.experimental_attention_variant == "dsa"
+        and (c.dsa_indexer_topk_freq < 1 or c.dsa_indexer_skip_topk_offset < 0),
+        "dsa_indexer_topk_freq: found {dsa_indexer_topk_freq}, and dsa_indexer_skip_topk_offset"
+        " {dsa_indexer_skip_topk_offset}; expected at least 1 and 0",
+        since="0.19.0",
+    ),
+)
+
+
+def _bf16_layers(name: str) -> Step:
+    def fails(c: Namespace) -> bool:
+        most = c.num_layers // c.pipeline_model_parallel_size
+        return bool(c.fp8 and c.first_last_layers_bf16 and not 0 <= getattr(c, name) <= most)
+
+    return check(
+        PRECISION,
+        fails,
+        f"{name}: found {{{name}}}; expected 0 to the layers of a pipeline rank: num_layers ({{num_layers}}) /"
+        " pipeline_model_parallel_size ({pipeline_model_parallel_size})",
+        since="0.12.0",
+        needs=("num_layers",),
+    )
+
+
+PRECISION_STEPS: tuple[Step, ...] = (
+    check(
+        PRECISION,
+        lambda c: c.fp8 and c.first_last_layers_bf16 and named(c.fp8_recipe) == "delayed",
+        "first_last_layers_bf16: found with fp8_recipe delayed, which cannot leave layers out; choose another recipe",
+        since="0.12.0",
+    ),
+    _bf16_layers("num_layers_at_start_in_bf16"),
+    _bf16_layers("num_layers_at_end_in_bf16"),
+    check(
+        PRECISION,
+        lambda c: c.fp8 and named(c.fp8_recipe) == "mxfp8" and c.fp8_param,
+        "fp8_param: found with fp8_recipe mxfp8, which this release cannot keep in fp8; drop --fp8-param-gather",
+        since="0.12.0",
+        until="0.13.0",
+    ),
+    check(
+        PRECISION,
+        lambda c: c.fp8 and named(c.fp8_recipe) == "custom" and not c.fp8_quantizer_factory,
+        "fp8_quantizer_factory: missing; fp8_recipe custom needs it; add --fp8-quantizer-factory",
+        since="0.16.0",
+    ),
+    check(
+        PRECISION,
+        lambda c: c.fp8_param and not c.fp8,
+        "fp8_param: found without fp8; add --fp8-format, or drop --fp8-param-gather",
+        since="0.12.0",
+    ),
+    check(
+        PRECISION,
+        lambda c: c.fp8_output_proj and (not c.fp8 or named(c.fp8_recipe) != "mxfp8"),
+        "fp8_output_proj: found with fp8 {fp8} and fp8_recipe {fp8_recipe}; expected fp8 with mxfp8",
+        since="0.18.0",
+    ),
+    check(
+        PRECISION, lambda c: c.fp4_param and not c.fp4, "fp4_param: found without fp4; add --fp4-format", since="0.15.0"
+    ),
+    check(PRECISION, lambda c: c.fp4 and c.fp8, "fp4: found with fp8; keep one of them", since="0.15.0"),
+    check(
+        PRECISION,
+        lambda c: c.fp4 and named(c.fp4_recipe) == "custom" and not c.fp4_quantizer_factory,
+        "fp4_quantizer_factory: missing; fp4_recipe custom needs it; add --fp4-quantizer-factory",
+        since="0.16.0",
+    ),
+    derive(CLASS, when(lambda c: c.apply_query_key_layer_scaling, attention_softmax_in_fp32=True)),
+)
+
+
+def _selective(fails: Predicate, problem: str, since: str = "0.12.0", until: str = "") -> Step:
+    return check(
+        RECOMPUTE, lambda c: c.recompute_granularity == "selective" and fails(c), problem, since=since, until=until
+    )
+
+
+def _unknown_modules(allowed: tuple[str, ...], since: str, until: str) -> Step:
+    return _selective(
+        lambda c: set(c.recompute_modules) - set(allowed),
+        f"recompute_modules: found {{recompute_modules}}; expected some of {', '.join(allowed)}",
+        since,
+        until,
+    )
+
+
+def _whole_layers(c: Namespace) -> None:
+    if c.moe_layer_recompute:
+        c.recompute_granularity = "selective"
+        c.recompute_modules = [*c.recompute_modules, *(["moe"] if "moe" not in c.recompute_modules else [])]
+
+
+def _narrow_recompute(c: Namespace) -> bool:
+    return bool(c.fp8 and {"moe_act", "layernorm"} & set(c.recompute_modules))
+
+
+RECOMPUTE_STEPS: tuple[Step, ...] = (
+    check(
+        OFFLOAD,
+        lambda c: c.cpu_offloading and not 0 <= c.cpu_offloading_num_layers < c.num_layers,
+        "cpu_offloading_num_layers: found {cpu_offloading_num_layers}; expected less than num_layers ({num_layers})",
+        needs=("num_layers",),
+    ),
+    check(
+        OFFLOAD,
+        lambda c: c.cpu_offloading and c.pipeline_model_parallel_size > 1,
+        "cpu_offloading: found with pipeline_model_parallel_size {pipeline_model_parallel_size}; expected 1",
+    ),
+    check(
+        OFFLOAD,
+        lambda c: c.cpu_offloading and c.recompute_granularity is not None,
+        "cpu_offloading: found with recompute_granularity {recompute_granularity}; keep one of them",
+    ),
+    check(
+        RECOMPUTE,
+        lambda c: c.recompute_granularity not in (None, "full", "selective"),
+        "recompute_granularity: found {recompute_granularity}; expected full or selective",
+    ),
+    check(
+        RECOMPUTE,
+        lambda c: c.recompute_granularity is not None and c.recompute_method not in (None, "block", "uniform"),
+        "recompute_method: found {recompute_method}; expected block or uniform",
+    ),
+    check(
+        RECOMPUTE,
+        lambda c: c.recompute_granularity == "full" and c.recompute_method is None,
+        "recompute_method: missing; recompute_granularity full needs it; add --recompute-method uniform or block",
+    ),
+    check(
+        RECOMPUTE,
+        lambda c: c.recompute_granularity == "full" and c.recompute_num_layers is None,
+        "recompute_num_layers: missing; recompute_granularity full needs it; add --recompute-num-layers",
+    ),
+    check(
+        RECOMPUTE,
+        lambda c: c.recompute_granularity == "selective" and c.recompute_num_layers is not None,
+        "recompute_num_layers: found {recompute_num_layers} with recompute_granularity selective; drop it",
+    ),
+    check(
+        RECOMPUTE,
+        lambda c: c.recompute_granularity is not None and c.distribute_saved_activations and c.sequence_parallel,
+        "distribute_saved_activations: found with sequence_parallel, which already splits them; drop one of them",
+    ),
+    derive(RECOMPUTE, when(lambda c: c.recompute_modules is None, recompute_modules=["core_attn"]), since="0.12.0"),
+    _unknown_modules(MODULES, "0.12.0", "0.14.0"),
+    _unknown_modules((*MODULES, "shared_experts"), "0.14.0", "0.19.0"),
+    _unknown_modules((*MODULES, "shared_experts", "gdn_norm_out"), "0.19.0", ""),
+    _selective(
+        lambda c: "moe_act" in c.recompute_modules and not c.moe_grouped_gemm,
+        "recompute_modules: found moe_act without moe_grouped_gemm; add --moe-grouped-gemm",
+    ),
+    _selective(
+        lambda c: "mla_up_proj" in c.recompute_modules and not c.multi_latent_attention,
+        "recompute_modules: found mla_up_proj without multi_latent_attention; drop it",
+    ),
+    _selective(
+        lambda c: "gdn_norm_out" in c.recompute_modules and c.experimental_attention_variant != "gated_delta_net",
+        "recompute_modules: found gdn_norm_out without gated_delta_net attention; drop it",
+        since="0.19.0",
+    ),
+    _selective(
+        lambda c: "shared_experts" in c.recompute_modules
+        and c.moe_shared_expert_intermediate_size is not None
+        and c.moe_shared_expert_overlap,
+        "recompute_modules: found shared_experts with moe_shared_expert_overlap; keep one of them",
+        since="0.14.0",
+    ),
+    _selective(
+        _narrow_recompute,
+        "recompute_modules: found moe_act or layernorm with fp8, which this release cannot recompute; drop them",
+        since="0.13.0",
+        until="0.14.0",
+    ),
+    _selective(
+        lambda c: _narrow_recompute(c) and named(c.fp8_recipe) == "delayed",
+        "recompute_modules: found moe_act or layernorm with fp8_recipe delayed; choose another recipe, or drop them",
+        since="0.14.0",
+    ),
+    check(
+        RECOMPUTE,
+        lambda c: c.moe_layer_recompute and c.recompute_granularity == "full",
+        "moe_layer_recompute: found with recompute_granularity full; drop one of them",
+        since="0.12.0",
+    ),
+    derive(RECOMPUTE, _whole_layers, since="0.12.0"),
+)
+
+
+def _fine(fails: Predicate, problem: str, since: str = "0.16.0", until: str = "") -> Step:
+    return check(
+        OFFLOAD, lambda c: c.fine_grained_activation_offloading and fails(c), problem, since=since, until=until
+    )
+
+
+def _offloaded(c: Namespace) -> set[str]:
+    return set(c.offload_modules or ())
+
+
+def _unknown_offloads(allowed: tuple[str, ...], since: str, until: str) -> Step:
+    return _fine(
+        lambda c: not _offloaded(c) or _offloaded(c) - set(allowed),
+        f"offload_modules: found {{offload_modules}}; expected some of {', '.join(allowed)}",
+        since,
+        until,
+    )
+
+
+OFFLOAD_STEPS: tuple[Step, ...] = (
+    _fine(
+        lambda c: c.cpu_offloading,
+        "fine_grained_activation_offloading: found with cpu_offloading; keep one of them",
+    ),
+    _unknown_offloads(OFFLOADED, "0.16.0", "0.19.0"),
+    _unknown_offloads((*OFFLOADED, "fused_group_mlp"), "0.19.0", ""),
+    _fine(
+        lambda c: "attn_proj" in _offloaded(c) and "core_attn" not in _offloaded(c),
+        "offload_modules: found attn_proj without core_attn, whose output it needs; add core_attn",
+    ),
+    _fine(
+        lambda c: c.recompute_granularity == "selective"
+        and "moe" in c.recompute_modules
+        and _offloaded(c) & {"moe_act", "expert_fc1", "fused_group_mlp"},
+        "offload_modules: found {offload_modules} with recomputation of whole MoE layers; drop one of them",
+        since="0.19.0",
+    ),
+    _fine(
+        lambda c: c.min_offloaded_tensor_size < 0
+        or not 0 <= c.activation_offload_fraction <= 1
+        or c.delta_offload_bytes_across_pp_ranks < 0,
+        "activation_offload_fraction: found {activation_offload_fraction}, min_offloaded_tensor_size"
+        " {min_offloaded_tensor_size} and delta_offload_bytes_across_pp_ranks {delta_offload_bytes_across_pp_ranks};"
+        " expected 0 to 1, and no negative sizes",
+        since="0.19.0",
+    ),
+    _fine(
+        lambda c: "fused_group_mlp" in _offloaded(c)
+        and (not c.use_transformer_engine_op_fuser or _offloaded(c) & {"expert_fc1", "moe_act"}),
+        "offload_modules: found fused_group_mlp; expected use_transformer_engine_op_fuser, and neither expert_fc1 nor"
+        " moe_act",
+        since="0.19.0",
+    ),
+    check(
+        OFFLOAD,
+        lambda c: c.moe_paged_stash
+        and (
+            c.cpu_offloading
+            or c.moe_expert_rank_capacity_factor is None
+            or _offloaded(c) & {"expert_fc1", "moe_act", "fused_group_mlp"}
+        ),
+        "moe_paged_stash: found with cpu_offloading {cpu_offloading}, moe_expert_rank_capacity_factor"
+        " {moe_expert_rank_capacity_factor} and offload_modules {offload_modules}; expected a factor, and no other"
+        " offloading of experts",
+        since="0.18.0",
+    ),
+)
+
+
+def _fused(fails: Predicate, problem: str, since: str = "", until: str = "") -> Step:
+    return check(ACTIVATION, lambda c: c.bias_activation_fusion and fails(c), problem, since=since, until=until)
+
+
+ACTIVATION_STEPS: tuple[Step, ...] = (
+    _fused(
+        lambda c: activation(c) not in ("gelu", "silu"),
+        "bias_activation_fusion: found with another activation than gelu and silu; add --no-bias-gelu-fusion",
+        until="0.15.0",
+    ),
+    _fused(
+        lambda c: activation(c) not in ("gelu", "silu", "quick_gelu"),
+        "bias_activation_fusion: found with another activation than gelu, silu and quick_gelu; add --no-bias-gelu-fusion",
+        since="0.15.0",
+    ),
+    _fused(
+        lambda c: activation(c) == "gelu" and not c.gated_linear_unit and not c.add_bias_linear,
+        "bias_activation_fusion: found with gelu without biases; add --no-bias-gelu-fusion",
+    ),
+    _fused(
+        lambda c: activation(c) == "quick_gelu" and not c.gated_linear_unit,
+        "bias_activation_fusion: found with quick_gelu without gates; add --no-bias-gelu-fusion",
+        since="0.15.0",
+    ),
+    _fused(
+        lambda c: c.glu_linear_offset != 0.0 and activation(c) != "quick_gelu",
+        "glu_linear_offset: found {glu_linear_offset} with bias_activation_fusion; expected quick_gelu",
+        since="0.15.0",
+    ),
+    _fused(
+        lambda c: c.use_te_activation_func,
+        "use_te_activation_func: found with bias_activation_fusion; keep one of them",
+        since="0.15.0",
+    ),
+    check(
+        ACTIVATION,
+        lambda c: c.fused_residual_rmsnorm and c.normalization != "RMSNorm",
+        "fused_residual_rmsnorm: found with normalization {normalization}; expected RMSNorm",
+        since="0.17.0",
+    ),
+    check(
+        ACTIVATION,
+        lambda c: c.use_te_activation_func and activation(c) not in ("gelu", "silu", "relu"),
+        "use_te_activation_func: found with another activation than gelu, silu and relu; drop it",
+        since="0.15.0",
+    ),
+    check(
+        ACTIVATION,
+        lambda c: c.activation_func_fp8_input_store and (activation(c) != "silu" or not c.gated_linear_unit),
+        "activation_func_fp8_input_store: found with another activation than SwiGLU; drop it, or add --swiglu",
+    ),
+)
+
+
+def _positive_base(c: Namespace) -> bool:
+    base = c.hidden_size if c.mup_base_hidden_size is None else c.mup_base_hidden_size
+    return base is None or base > 0
+
+
+def _positions(c: Namespace) -> bool:
+    """Whether the pattern of layers without rotary positions fits the layers."""
+    if not c.no_rope_freq:
+        return True
+    if isinstance(c.no_rope_freq, int):
+        return bool(c.num_layers % c.no_rope_freq == 0)
+    return len(c.no_rope_freq) == c.num_layers
+
+
+ATTENTION_STEPS: tuple[Step, ...] = (
+    check(
+        ATTENTION,
+        lambda c: c.apply_rope_fusion and c.rotary_interleaved,
+        "rotary_interleaved: found with rope fusion; add --no-rope-fusion",
+        until="0.12.1",
+    ),
+    check(
+        ATTENTION,
+        lambda c: c.apply_rope_fusion and c.multi_latent_attention,
+        "apply_rope_fusion: found with multi_latent_attention; add --no-rope-fusion",
+        since="0.11.0",
+        until="0.13.0",
+    ),
+    check(
+        ATTENTION,
+        lambda c: c.fused_single_qkv_rope and c.attention_output_gate,
+        "fused_single_qkv_rope: found with attention_output_gate; keep one of them",
+        since="0.16.0",
+    ),
+    check(
+        ATTENTION,
+        lambda c: c.multi_latent_attention and c.rotary_interleaved,
+        "rotary_interleaved: found with multi_latent_attention; keep one of them",
+        since="0.10.0",
+    ),
+    check(
+        ATTENTION,
+        lambda c: c.use_mup and not _positive_base(c),
+        "mup_base_hidden_size: found {mup_base_hidden_size}; expected a positive number",
+        since="0.17.0",
+    ),
+)
+
+
+def _optimized(c: Namespace) -> bool:
+    return bool(c.transformer_impl == "inference_optimized")
+
+
+def _gathers(c: Namespace) -> bool:
+    types = c.cp_comm_type if isinstance(c.cp_comm_type, list) else [c.cp_comm_type]
+    return all(kind is not None and kind.replace("_", "").lower() == "allgather" for kind in types)
+
+
+LAST_STEPS: tuple[Step, ...] = (
+    check(
+        ATTENTION,
+        lambda c: isinstance(c.cp_comm_type, list) and len(c.cp_comm_type) != c.num_layers,
+        "cp_comm_type: found {cp_comm_type}; expected one type, or one for each of num_layers ({num_layers})",
+        since="0.10.0",
+        until="0.12.0",
+        needs=("num_layers",),
+    ),
+    check(
+        ATTENTION,
+        lambda c: c.context_parallel_size > 1
+        and isinstance(c.cp_comm_type, list)
+        and len(c.cp_comm_type) != c.num_layers,
+        "cp_comm_type: found {cp_comm_type}; expected one type, or one for each of num_layers ({num_layers})",
+        since="0.12.0",
+        needs=("num_layers",),
+    ),
+    check(
+        ATTENTION,
+        lambda c: c.no_rope_freq and c.flash_decode,
+        "no_rope_freq: found with flash_decode; keep one of them",
+        since="0.13.0",
+    ),
+    check(
+        ATTENTION,
+        lambda c: not _positions(c),
+        "no_rope_freq: found {no_rope_freq}; expected a divisor of num_layers ({num_layers}), or one entry for each layer",
+        since="0.13.0",
+        needs=("num_layers",),
+    ),
+    check(
+        SPARSE,
+        lambda c: c.experimental_attention_variant == "dsa" and c.context_parallel_size != 1,
+        "context_parallel_size: found {context_parallel_size} with experimental_attention_variant dsa; expected 1",
+        since="0.16.0",
+        until="0.19.0",
+    ),
+    check(
+        SPARSE,
+        lambda c: c.experimental_attention_variant == "dsa" and c.apply_rope_fusion,
+        "apply_rope_fusion: found with experimental_attention_variant dsa; add --no-rope-fusion",
+        since="0.16.0",
+    ),
+    check(
+        SPARSE,
+        lambda c: c.experimental_attention_variant == "dsa" and c.context_parallel_size > 1 and not _gathers(c),
+        "cp_comm_type: found {cp_comm_type} with experimental_attention_variant dsa; expected allgather",
+        since="0.19.0",
+    ),
+    check(
+        CLASS,
+        lambda c: c.inference_fuse_tp_communication and not _optimized(c),
+        "inference_fuse_tp_communication: found with transformer_impl {transformer_impl}; expected inference_optimized",
+        since="0.16.0",
+    ),
+    check(
+        CLASS,
+        lambda c: c.inference_fuse_tp_communication and c.num_moe_experts is not None,
+        "inference_fuse_tp_communication: found with experts; drop it",
+        since="0.17.0",
+    ),
+    check(
+        CLASS,
+        lambda c: c.inference_disable_triton_nvls_kernels and not _optimized(c),
+        "inference_disable_triton_nvls_kernels: found with transformer_impl {transformer_impl}; expected"
+        " inference_optimized",
+        since="0.17.0",
+    ),
+    check(
+        ATTENTION,
+        lambda c: c.flash_attention_version not in (None, 2, 3, 4),
+        "flash_attention_version: found {flash_attention_version}; expected 2, 3 or 4",
+        since="0.19.0",
+    ),
+    check(
+        ATTENTION,
+        lambda c: c.batch_invariant_mode and named(c.attention_backend) != "flash",
+        "batch_invariant_mode: found with attention_backend {attention_backend}; expected flash",
+        since="0.16.0",
+    ),
+    check(
+        ATTENTION,
+        lambda c: c.batch_invariant_mode
+        and (
+            c.flash_attention_version not in (3, 4) or c.context_parallel_size != 1 or c.attention_dropout != 0.0
+        ),
+        "batch_invariant_mode: found with flash_attention_version {flash_attention_version}, context_parallel_size"
+        " {context_parallel_size} and attention_dropout {attention_dropout}; expected 3 or 4, 1 and 0.0",
+        since="0.19.0",
+    ),
+)
+
+LATENT_STEPS: tuple[Step, ...] = (
+    check(
+        "MLATransformerConfig",
+        lambda c: c.multi_latent_attention and c.apply_rope_fusion and c.rope_type != "yarn",
+        "apply_rope_fusion: found with multi_latent_attention and rope_type {rope_type}; expected yarn",
+        since="0.13.0",
+    ),
+    check(
+        "MLATransformerConfig",
+        lambda c: c.attention_output_gate,
+        "attention_output_gate: found with multi_latent_attention, which has none; drop it",
+        since="0.16.0",
+    ),
+    check(
+        "MLATransformerConfig",
+        lambda c: c.cache_mla_latents and c.apply_rope_fusion,
+        "cache_mla_latents: found with rope fusion; add --no-rope-fusion",
+        since="0.14.0",
+    ),
+)

@@ -1,0 +1,340 @@
+"""Generated Megatron configs: cores that hold together, and what each release's flags and config classes take."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from bridge.testing.strategies import Case, Group, Part, words
+from compat.megatron import options, releases, stages
+from compat.megatron.objects.fields import PARALLEL, TRANSFORMER, defaults
+from compat.megatron.releases import Flag
+from compat.megatron.schema import SIZES
+
+Groups = SearchStrategy[Group]
+
+FLAGS = "flags"
+ENTRIES = (FLAGS,) * 6 + (PARALLEL, TRANSFORMER, TRANSFORMER)
+AXES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+TENSOR, PIPELINE, CONTEXT = AXES
+TRUE = st.just(True)
+SMALL = st.integers(1, 8)
+RATE = st.floats(1e-6, 1e-2)
+POWER = st.integers(1, 20).map(lambda power: 2.0**power)
+DTYPES = ("torch.float32", "torch.bfloat16", "torch.float16")
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """All divisors, smallest first."""
+    return tuple(size for size in range(1, number + 1) if number % size == 0)
+
+
+def _has(case: Case, dest: str) -> bool:
+    return dest in options.by_dest(case.version)
+
+
+def _group(must: Mapping[str, SearchStrategy[Any]], may: Mapping[str, SearchStrategy[Any]] | None = None) -> Groups:
+    return st.fixed_dictionaries(dict(must), optional=dict(may or {}))
+
+
+# Core
+
+
+@st.composite
+def core(draw: DrawFn, case: Case) -> Sequence[Group]:
+    """Sizes, layers and batch first, then choices that each hold together."""
+    sizes = _sizes(draw, case)
+    model = {**sizes, **_layers(draw, case, sizes[PIPELINE]), **draw(_widths(sizes))}
+    choices = [draw(choice(case, model)) for choice in CHOICES]
+    if case.entry != FLAGS:
+        return [_fields(sizes, case), _fields(model, case), *(_fields(choice, case) for choice in choices)]
+    return [{**model, **draw(_batch(case, sizes))}, *choices]
+
+
+def _sizes(draw: DrawFn, case: Case) -> dict[str, int]:
+    left, sizes = case.world_size or draw(st.sampled_from((1, 2, 4, 8, 16))), {}
+    for axis in draw(st.permutations(AXES)):
+        sizes[axis] = draw(st.sampled_from([size for size in divisors(left) if size <= 8]))
+        left //= sizes[axis]
+    return sizes
+
+
+def _fields(group: Group, case: Case) -> Group:
+    """What a config class has of a group; a class with a pipeline wants to know its dtype."""
+    own = {path: value for path, value in group.items() if path in _named(case.version, case.entry)}
+    piped = own.get(PIPELINE, 1) > 1
+    return {**own, "pipeline_dtype": "torch.bfloat16"} if piped else own
+
+
+def _batch(case: Case, sizes: Mapping[str, int]) -> Groups:
+    ranks = sizes[TENSOR] * sizes[PIPELINE] * sizes[CONTEXT]
+    data = (case.world_size or ranks) // ranks
+    return st.builds(_filled, SMALL, st.none() | st.integers(1, 12), st.just(data))
+
+
+def _filled(micro: int, steps: int | None, data: int) -> Group:
+    return {"micro_batch_size": micro, **({} if steps is None else {"global_batch_size": micro * steps * data})}
+
+
+def _widths(sizes: Mapping[str, int]) -> Groups:
+    """Widths that the tensor size divides, and lengths that the context size divides; or nothing, which leaves them open."""
+    heads, length = st.sampled_from((1, 2, 4)).map(lambda n: n * sizes[TENSOR]), 2 * sizes[CONTEXT]
+    return st.just({}) | st.builds(_model, heads, st.integers(1, 4), st.integers(1, 64).map(lambda n: n * length), st.booleans())
+
+
+def _model(heads: int, groups: int, length: int, grouped: bool) -> Group:
+    shape = {"hidden_size": 64 * heads, "num_attention_heads": heads, "seq_length": length, "max_position_embeddings": 2 * length}
+    return {**shape, "group_query_attention": True, "num_query_groups": heads} if grouped else shape
+
+
+# Layers over stages
+
+
+def _layers(draw: DrawFn, case: Case, ranks: int) -> Group:
+    """A number of layers and a way to spread them, of those that the release has."""
+    forms = ["even"] + ["virtual", "per_stage"] * (ranks > 1) + ["ends"] * _has(case, "account_for_loss_in_pipeline_split")
+    if ranks > 1 and _has(case, "decoder_first_pipeline_num_layers"):
+        forms.append("uneven")
+    if ranks > 1 and _has(case, "pipeline_model_parallel_layout"):
+        forms.append("layout")
+    counts = {name: draw(st.integers(1, 4)) for name in ("virtual", "each", "first", "last")}
+    return FORMS[draw(st.sampled_from(forms))](ranks, **counts)
+
+
+def _even(ranks: int, virtual: int, each: int, first: int, last: int) -> Group:
+    return {"num_layers": ranks * virtual * each}
+
+
+def _virtual(ranks: int, virtual: int, each: int, first: int, last: int) -> Group:
+    return {"num_layers": ranks * virtual * each, "num_virtual_stages_per_pipeline_rank": virtual}
+
+
+def _per_stage(ranks: int, virtual: int, each: int, first: int, last: int) -> Group:
+    return {"num_layers": ranks * virtual * each, "num_layers_per_virtual_pipeline_stage": each}
+
+
+def _ends(ranks: int, virtual: int, each: int, first: int, last: int) -> Group:
+    """Embedding, loss or both count as a layer."""
+    embedding, loss = first > 1, last > 1
+    ends = {"account_for_embedding_in_pipeline_split": embedding, "account_for_loss_in_pipeline_split": loss}
+    layers = ranks * (each + 1) - embedding - loss
+    return {"num_layers": max(1, layers), **{path: True for path, on in ends.items() if on and layers > 0}}
+
+
+def _uneven(ranks: int, virtual: int, each: int, first: int, last: int) -> Group:
+    """First and last ranks with layers of their own, and one in the middle; each count a multiple of the virtual stages."""
+    own = {"decoder_first_pipeline_num_layers": virtual * first, "decoder_last_pipeline_num_layers": virtual * last}
+    own = dict(list(own.items())[: ranks - 1])
+    interleaved = {"num_virtual_stages_per_pipeline_rank": virtual} if virtual > 1 else {}
+    return {"num_layers": sum(own.values()) + virtual * each * (ranks - len(own)), **own, **interleaved}
+
+
+def _layout(ranks: int, virtual: int, each: int, first: int, last: int) -> Group:
+    counts = (first, *[each] * (ranks * virtual - 2), last)
+    return {"num_layers": sum(counts), "pipeline_model_parallel_layout": stages.layout_of(counts)}
+
+
+FORMS = {"even": _even, "virtual": _virtual, "per_stage": _per_stage, "ends": _ends, "uneven": _uneven, "layout": _layout}
+
+
+# Choices
+
+
+def _precision(case: Case, model: Group) -> Groups:
+    scales = {
+        "loss_scale": POWER,
+        "initial_loss_scale": POWER,
+        "min_loss_scale": st.floats(0.5, 4),
+        "loss_scale_window": st.integers(1, 2000).map(float),
+        "hysteresis": SMALL,
+    }
+    half = {"accumulate_allreduce_grads_in_fp32": TRUE}
+    return st.one_of(
+        _group({"bf16": TRUE}, {"grad_reduce_in_bf16": TRUE}),
+        _group({"bf16": TRUE}, {"loss_scale": POWER, **half}),
+        _group({"fp16": TRUE}, {**scales, **half}),
+        st.just({}),
+    )
+
+
+def _sharding(case: Case, model: Group) -> Groups:
+    """Sharded optimizers of the release, and the exchange that goes with each."""
+    overlap = {"overlap_grad_reduce": TRUE, "ddp_bucket_size": st.integers(1, 10**9)}
+    gather = {"overlap_param_gather": TRUE, "overlap_grad_reduce": TRUE}
+    optimizer = {"use_distributed_optimizer": TRUE}
+    strategy = {"data_parallel_sharding_strategy": st.sampled_from(("no_shard", "optim", "optim_grads", "optim_grads_params"))}
+    fusion = {"gradient_accumulation_fusion": st.just(False)}
+    megatron = {"use_megatron_fsdp": TRUE, "ckpt_format": st.just("fsdp_dtensor")}
+    torch = {"use_torch_fsdp2": TRUE, "untie_embeddings_and_output_weights": TRUE, "ckpt_format": st.just("torch_dist")}
+    kinds = [
+        _group({}, overlap),
+        _group(optimizer, {**overlap, "num_distributed_optimizer_instances": st.just(2)}),
+        _group({**optimizer, **gather}, {"ddp_bucket_size": overlap["ddp_bucket_size"]}),
+    ]
+    if _has(case, "use_megatron_fsdp"):
+        kinds.append(_group({**optimizer, **megatron, **strategy}, fusion))
+    elif _has(case, "use_custom_fsdp"):
+        kinds.append(_group({**optimizer, **strategy, **fusion, "use_custom_fsdp": TRUE}))
+    if _has(case, "use_torch_fsdp2"):
+        kinds.append(_group({**torch, **fusion}, {"torch_fsdp2_reshard_after_forward": st.just(False)}))
+    return st.one_of(kinds)
+
+
+def _recompute(case: Case, model: Group) -> Groups:
+    full = {"recompute_granularity": st.just("full"), "recompute_method": st.sampled_from(("uniform", "block"))}
+    return st.one_of(
+        st.just({}),
+        _group({"recompute_granularity": st.just("selective")}),
+        _group({"recompute_activations": TRUE}),
+        _group({**full, "recompute_num_layers": SMALL}, {"distribute_saved_activations": st.just(model[TENSOR] > 1)}),
+    )
+
+
+def _sequence(case: Case, model: Group) -> Groups:
+    return st.sampled_from(({}, {"sequence_parallel": True}))
+
+
+def _experts(case: Case, model: Group) -> Groups:
+    ranks = (case.world_size or 8) // model[PIPELINE]
+    sizes = [size for size in divisors(ranks) if size <= 8]
+    together = {"sequence_parallel": True} if model[TENSOR] > 1 else {}
+    experts = st.builds(
+        lambda size, each: {**together, "num_experts": size * each, "expert_model_parallel_size": size}, st.sampled_from(sizes), SMALL
+    )
+    return st.just({}) | st.just({}) | experts
+
+
+def _optimizer(case: Case, model: Group) -> Groups:
+    adam = {"adam_beta1": st.floats(0, 0.99), "adam_beta2": st.floats(0, 0.999), "adam_eps": st.floats(0, 1e-3)}
+    names = [name for flag in options.by_dest(case.version)["optimizer"] for name in flag.choices if name not in ("adam", "sgd")]
+    others = [_group({"optimizer": st.sampled_from(names)})] if names else []
+    sgd = _group({"optimizer": st.just("sgd")}, {"sgd_momentum": st.floats(0, 0.99), **adam})
+    rest = _group({}, {"weight_decay": st.floats(0, 1), "clip_grad": st.floats(0, 10)})
+    return st.builds(lambda own, more: {**own, **more}, st.one_of(_group({}, adam), sgd, *others), rest)
+
+
+def _schedule(case: Case, model: Group) -> Groups:
+    """A learning rate and its schedule, counted in iterations or in samples."""
+    style = {"lr_decay_style": st.sampled_from(("constant", "linear", "cosine", "inverse-square-root"))}
+    common = {"lr": RATE, "min_lr": st.floats(0, 1e-6), **style}
+    warmup, count = {"lr_warmup_init": st.floats(0, 1e-6)}, st.integers(1, 10**6)
+    unit = draw_unit()
+    return unit.flatmap(
+        lambda unit: st.one_of(
+            _group({f"train_{unit}": count}, {**common, **warmup, f"lr_decay_{unit}": count, f"lr_warmup_{unit}": st.integers(1, 100)}),
+            _group({f"train_{unit}": count, "lr_warmup_fraction": st.floats(0, 1)}, {**common, f"lr_decay_{unit}": count}),
+        )
+    )
+
+
+def draw_unit() -> SearchStrategy[str]:
+    """What training is counted in."""
+    return st.sampled_from(("iters", "samples"))
+
+
+def _offload(case: Case, model: Group) -> Groups:
+    aware = {"use_precision_aware_optimizer": True, "use_distributed_optimizer": True}
+    cpu = _group({"optimizer_cpu_offload": TRUE}, {"optimizer_offload_fraction": st.floats(0, 1)})
+    dtypes = _group({}, {"main_params_dtype": st.sampled_from(("fp32", "fp16"))})
+    return st.just({}) | st.just({}) | (cpu | dtypes).map(lambda group: {**aware, **group})
+
+
+def _fp8(case: Case, model: Group) -> Groups:
+    return st.just({}) | st.just({}) | _group({"fp8": st.sampled_from(("e4m3", "hybrid"))})
+
+
+def _order(case: Case, model: Group) -> Groups:
+    return st.sampled_from(({}, {}, {"use_tp_pp_dp_mapping": True}))
+
+
+CHOICES = (_precision, _sequence, _sharding, _recompute, _experts, _optimizer, _schedule, _offload, _fp8, _order)
+
+
+# Single fields
+
+
+def paths(case: Case) -> Iterable[str]:
+    """What the flags of the release, or the fields of its class, can set."""
+    return settable(case.version, case.entry)
+
+
+@cache
+def settable(version: str, entry: str) -> tuple[str, ...]:
+    """Fields that a config of that entry point can set to a plain value."""
+    if entry == FLAGS:
+        return tuple(dest for dest in options.by_dest(version) if dest not in REFUSED and dest != "help")
+    return tuple(path for path, name in _named(version, entry).items() if _of_field(version, name) is not None)
+
+
+@cache
+def _named(version: str, cls: str) -> Mapping[str, str]:
+    """Names of a class's fields by those of their arguments."""
+    return {options.RENAMED.get(name, name): name for name in defaults(version, cls)}
+
+
+REFUSED = ("batch_size", "warmup", "model_parallel_size", "checkpoint_activations")
+"""Flags that are still parsed and then always refused (arguments.py: removed flags)."""
+
+
+def values(case: Case, path: str) -> SearchStrategy[Any] | None:
+    """Values of one field, as its flag or its class types them; the schema knows more of sizes."""
+    if path in SIZES:
+        return None
+    if case.entry != FLAGS:
+        return _of_field(case.version, _named(case.version, case.entry)[path])
+    return st.one_of([_of_flag(flag) for flag in options.by_dest(case.version)[path]])
+
+
+SWITCHES = {"true": TRUE, "false": st.just(False), "switch": st.booleans()}
+TEXTS: Mapping[str, SearchStrategy[Any]] = {
+    "int": st.integers(0, 64) | st.integers(-8, 10**6),
+    "float": st.floats(0, 1, allow_subnormal=False) | st.floats(-8, 1e6, allow_subnormal=False),
+    "bool": TRUE,
+    "integers": st.lists(SMALL, min_size=2, max_size=2).map(tuple),
+    "layers": SMALL | st.lists(st.integers(0, 1), min_size=2, max_size=8),
+    "layers_spaced": SMALL | st.lists(st.integers(0, 1), min_size=2, max_size=8),
+}
+
+
+def _of_flag(flag: Flag) -> SearchStrategy[Any]:
+    if flag.action != "store":
+        return SWITCHES[flag.action]
+    one = st.sampled_from(flag.choices) if flag.choices else TEXTS.get(flag.type, words())
+    if flag.nargs is None:
+        return one
+    count = flag.nargs if isinstance(flag.nargs, int) else None
+    return st.lists(one, min_size=count or 1, max_size=count or 3)
+
+
+BASE: Mapping[str, SearchStrategy[Any]] = {
+    "bool": st.booleans(),
+    "int": TEXTS["int"],
+    "float": TEXTS["float"],
+    "str": words(),
+    "torch.dtype": st.sampled_from(DTYPES),
+}
+
+
+@cache
+def _of_field(version: str, name: str) -> SearchStrategy[Any] | None:
+    """Values of a field of a config class by the text of its type; None for callables and other live objects."""
+    classes = (releases.fields(version, cls) for cls in (TRANSFORMER, PARALLEL))
+    text = next(fields[name].type for fields in classes if name in fields)
+    if literal := re.search(r"Literal(\[.*?\])", text):
+        return st.sampled_from(ast.literal_eval(literal[1]))
+    base = None if "Callable" in text else re.search(r"\b(bool|int|float|str|torch\.dtype)\b", text)
+    if base is None:
+        return None
+    one = BASE[base[1]]
+    return st.lists(one, min_size=2, max_size=2) if re.match(r"Optional\[(L|l)ist", text) else one
+
+
+BESIDE: Mapping[str, Group] = {}
+
+PART = Part(core, paths, values, BESIDE, ENTRIES)

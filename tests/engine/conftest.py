@@ -1,0 +1,40 @@
+"""Fixtures of engine tests: pools of processes, shared by all of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))  # other processes find the functions that they run by module name
+
+from pool import Pool
+
+Run = Callable[..., list[Any]]
+
+
+@pytest.fixture(scope="session")
+def pools() -> Iterator[dict[int, Pool]]:
+    """Pools by world size, started on first use and ended with the test run."""
+    found: dict[int, Pool] = {}
+    torch.set_num_threads(1)
+    yield found
+    for pool in found.values():
+        pool.close()
+
+
+@pytest.fixture
+def run(pools: dict[int, Pool]) -> Run:
+    """`run(world, function, *arguments)`: results by rank; one rank runs in this process."""
+
+    def start(world: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        if world == 1:
+            return [function(0, 1, *arguments)]
+        result: list[Any] = pools.setdefault(world, Pool(world)).run(function, *arguments)
+        return result
+
+    return start

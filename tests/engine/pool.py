@@ -1,0 +1,108 @@
+"""A pool of real processes: started once for each world size, a timeout for each call, started anew
+after a hang.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+TIMEOUT = 60.0
+"""Seconds that a call may take on all ranks."""
+AFTER_FAILURE = 3.0
+"""Seconds that the other ranks get once one has failed: they may be waiting for it."""
+
+
+class RankError(Exception):
+    """A call failed on some ranks; the message holds their tracebacks."""
+
+
+class Pool:
+    """`world` processes joined in one process group over gloo."""
+
+    def __init__(self, world: int) -> None:
+        self.world = world
+        self._ranks: list[tuple[Any, Connection]] = []
+
+    def run(self, function: Callable[..., Any], *arguments: Any, timeout: float = TIMEOUT) -> list[Any]:
+        """Call `function(rank, world, *arguments)` on every rank; the results in order of ranks."""
+        if not self._ranks:
+            self._start()
+        for _, pipe in self._ranks:
+            pipe.send((function, arguments))
+        answers = self._collect(timeout)
+        failures = [f"rank {rank}:\n{text}" for rank, (good, text) in enumerate(answers) if not good]
+        if failures:
+            self.close()
+            raise RankError("\n".join(failures))
+        return [value for _, value in answers]
+
+    def close(self) -> None:
+        """End the processes."""
+        for process, pipe in self._ranks:
+            pipe.close()
+            process.kill()
+            process.join()
+        self._ranks = []
+
+    def _start(self) -> None:
+        context, port = multiprocessing.get_context("spawn"), _free_port()
+        for rank in range(self.world):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, self.world, port, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self._ranks.append((process, ours))
+
+    def _collect(self, timeout: float) -> list[tuple[bool, Any]]:
+        answers: dict[int, tuple[bool, Any]] = {}
+        pipes = {pipe: rank for rank, (_, pipe) in enumerate(self._ranks)}
+        while len(answers) < self.world:
+            failed = any(not good for good, _ in answers.values())
+            open_ = [pipe for pipe, rank in pipes.items() if rank not in answers]
+            ready = wait(open_, AFTER_FAILURE if failed else timeout)
+            if not ready:
+                silent = sorted(set(range(self.world)) - set(answers))
+                told = "".join(f"\nrank {rank}:\n{text}" for rank, (good, text) in answers.items() if not good)
+                self.close()
+                raise RankError(f"ranks {silent} gave no answer within {timeout} s{told}")
+            for pipe in ready:
+                answers[pipes[pipe]] = _receive(pipe)  # type: ignore[index, arg-type]
+        return [answers[rank] for rank in range(self.world)]
+
+
+def _receive(pipe: Connection) -> tuple[bool, Any]:
+    try:
+        good, value = pipe.recv()
+    except EOFError:
+        return False, "the process died"
+    return bool(good), value
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _serve(rank: int, world: int, port: int, pipe: Connection) -> None:
+    import torch
+
+    from bridge.comm import connect
+
+    torch.set_num_threads(1)
+    connect(rank, world, f"127.0.0.1:{port}", "gloo")
+    while True:
+        try:
+            function, arguments = pipe.recv()
+        except EOFError:
+            os._exit(0)
+        try:
+            pipe.send((True, function(rank, world, *arguments)))
+        except Exception:
+            pipe.send((False, traceback.format_exc()))

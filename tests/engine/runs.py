@@ -1,0 +1,204 @@
+"""What the ranks of a pool run: small trainings on the engine, and the same ones in one plain process."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bridge.engine import initialize
+from bridge.engine.models.gpt import GPT, IGNORED, Architecture, mean_cross_entropy, summed_cross_entropy
+from bridge.engine.runner import Engine
+from bridge.layout.traffic import step_traffic
+from bridge.plan import Plan
+
+SEQUENCE = 6
+SHAPE = Architecture(layers=3, hidden=16, heads=4, kv_heads=2, ffn=24, vocab=29, sequence=SEQUENCE)
+STEPS = 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """A training run: plan values by dotted path, model shape, sequences in a step, and how it is fed."""
+
+    plan: Mapping[str, Any]
+    shape: Architecture = SHAPE
+    batch: int = 8
+    steps: int = STEPS
+    frozen: tuple[str, ...] = ()
+    padded: bool = False
+    dtype: torch.dtype = torch.float64
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run gave: loss and gradient norm of each step, change of each weight, and what one rank
+    counted.
+    """
+
+    losses: list[float]
+    norms: list[float]
+    change: dict[str, Tensor]
+    traffic: dict[str, tuple[int, int]]
+    predicted: dict[str, tuple[int, int]]
+    bytes: dict[str, int]
+    predicted_bytes: dict[str, int]
+    skipped: int = 0
+
+
+def model_of(case: Case) -> GPT:
+    """The case's model, the same in every process."""
+    model = GPT(case.shape, seed=7).to(case.dtype)
+    for name, weight in model.named_parameters():
+        weight.requires_grad_(not any(part in name for part in case.frozen))
+    return model
+
+
+def global_batch(case: Case, step: int) -> tuple[Tensor, Tensor]:
+    """Tokens and targets (batch, sequence) of one step over all ranks; padding makes sequences unequal."""
+    generator = torch.Generator().manual_seed(100 + step)
+    tokens = torch.randint(case.shape.vocab, (case.batch, SEQUENCE + 1), generator=generator)
+    inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].clone()
+    if case.padded:
+        lengths = torch.randint(1, SEQUENCE + 1, (case.batch,), generator=generator)
+        targets[torch.arange(SEQUENCE) >= lengths[:, None]] = IGNORED
+    return inputs, targets
+
+
+def microbatches(case: Case, engine: Engine, step: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """This rank's part of the global batch, microbatch by microbatch."""
+    inputs, targets = global_batch(case, step)
+    ranks, rank, number = engine.data.size, engine.data.index, engine.accumulation
+    for index in range(number):
+        rows = torch.arange(case.batch).chunk(number * ranks)[index * ranks + rank]
+        yield inputs[rows], targets[rows]
+
+
+def trained_all(rank: int, world: int, cases: Sequence[Case]) -> list[Outcome]:
+    """Several trainings, one after the other."""
+    return [trained(rank, world, case) for case in cases]
+
+
+def trained(rank: int, world: int, case: Case) -> Outcome:
+    """Train on the engine; traffic is that of the last step."""
+    model, plan = model_of(case), Plan.of(case.plan)
+    initial = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    loss = summed_cross_entropy if plan.loss == "per_token" else mean_cross_entropy
+    engine = initialize(model, plan, loss, seed=11)
+    losses, norms = [], []
+    for step in range(case.steps):
+        engine.comm.ledger.clear()
+        losses.append(engine.train_batch(microbatches(case, engine, step)))
+        norms.append(engine.progress.grad_norm)
+    traffic = {name: (found.count, found.bytes) for name, found in engine.comm.ledger.totals.items()}
+    predicted = step_traffic(engine.layout, engine.accumulation, world)
+    return Outcome(
+        losses=losses,
+        norms=norms,
+        change={name: weight - initial[name] for name, weight in engine.state_dict()},
+        traffic=traffic,
+        predicted={name: (found.count, found.bytes) for name, found in predicted.items()},
+        bytes=engine.bytes(),
+        predicted_bytes=engine.layout.bytes(),
+        skipped=engine.progress.skipped,
+    )
+
+
+def plain(case: Case) -> Outcome:
+    """The same training in one process with nothing but torch: one big batch, one optimizer, no buffers."""
+    model, settings = model_of(case), Plan.of(case.plan).optimizer
+    initial = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = _optimizer(weights, settings)
+    losses, norms = [], []
+    for step in range(case.steps):
+        inputs, targets = global_batch(case, step)
+        total, count = summed_cross_entropy(model(inputs), targets)
+        loss = total / count
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        norms.append(float(nn.utils.clip_grad_norm_(weights, settings.clip or torch.inf)))
+        optimizer.step()
+        losses.append(loss.item())
+    change = {name: weight.detach() - initial[name] for name, weight in model.named_parameters()}
+    return Outcome(losses, norms, change, {}, {}, {}, {})
+
+
+def _optimizer(weights: list[nn.Parameter], settings: Any) -> torch.optim.Optimizer:
+    if settings.name == "sgd":
+        return torch.optim.SGD(weights, settings.lr, settings.momentum or 0.0, foreach=False)
+    return torch.optim.AdamW(weights, settings.lr, eps=settings.eps, weight_decay=settings.weight_decay, foreach=False)
+
+
+def distance(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
+    """The largest distance between tensors of the same name, relative to the tensor's norm."""
+    assert found.keys() == expected.keys()
+    return max(_relative(found[name], expected[name]) for name in expected)
+
+
+def _relative(found: Tensor, expected: Tensor) -> float:
+    return float((found.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-30))
+
+
+def live_bytes(rank: int, world: int, case: Case) -> tuple[int, dict[str, int]]:
+    """Bytes of all tensors that are alive after a step, less those alive before the model was made;
+    and the prediction.
+    """
+    before = _storages()
+    engine = initialize(model_of(case), Plan.of(case.plan), mean_cross_entropy)
+    engine.train_batch(list(microbatches(case, engine, 0)))
+    found = {pointer: size for pointer, size in _storages().items() if pointer not in before}
+    return sum(size for size in found.values() if size > SMALL), engine.layout.bytes()
+
+
+SMALL = 24
+"""Bytes of the largest tensor that is not counted: step counters of the optimizer and totals of the loss."""
+
+
+def _storages() -> dict[int, int]:
+    gc.collect()
+    tensors = [thing for thing in gc.get_objects() if isinstance(thing, Tensor)]
+    return {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+
+
+def events(rank: int, world: int, case: Case) -> list[str]:
+    """What happened, in order, in the second step."""
+    engine = initialize(model_of(case), Plan.of(case.plan), mean_cross_entropy)
+    engine.train_batch(list(microbatches(case, engine, 0)))
+    with engine.comm.ledger.recording() as found:
+        engine.train_batch(list(microbatches(case, engine, 1)))
+    return found
+
+
+def overflowing(rank: int, world: int, case: Case) -> tuple[list[bool], list[bool], float, int]:
+    """Three steps; in the second, the last rank's loss is infinite. Which steps updated, by report and by weights."""
+    engine = initialize(model_of(case), Plan.of(case.plan), mean_cross_entropy)
+    updated, changed = [], []
+    for step in range(3):
+        before = {name: weight.clone() for name, weight in engine.state_dict()}
+        for inputs, targets in microbatches(case, engine, step):
+            loss = engine(inputs, targets)
+            engine.backward(loss * torch.inf if step == 1 and rank == world - 1 else loss)
+        updated.append(engine.step())
+        changed.append(any(not torch.equal(weight, before[name]) for name, weight in engine.state_dict()))
+    return updated, changed, engine.scaler.scale, engine.progress.skipped
+
+
+def fed(rank: int, world: int, case: Case, evaluate: bool) -> tuple[list[float], list[float], Tensor]:
+    """DeepSpeed's loop, with evaluation between all calls if asked; losses, evaluation losses, random state at the end."""
+    torch.manual_seed(5)
+    engine = initialize(model_of(case), Plan.of(case.plan), mean_cross_entropy, seed=11)
+    losses, evaluated = [], []
+    for step in range(case.steps):
+        for batch in microbatches(case, engine, step):
+            loss = engine(*batch)
+            if evaluate:
+                evaluated += [float(engine.eval_batch(batch)), float(engine.eval_batch(batch))]
+            engine.backward(loss)
+            engine.step()
+        losses.append(engine.progress.loss)
+    return losses, evaluated, torch.get_rng_state()

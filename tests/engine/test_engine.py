@@ -1,0 +1,207 @@
+"""The engine's traps: overflow, random numbers, evaluation, overlap, live memory, misuse."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from runs import SHAPE, Case, distance, events, fed, live_bytes, model_of, overflowing, plain, trained
+from torch import nn
+
+import bridge.engine
+from bridge.engine.models.gpt import GPT, Architecture, mean_cross_entropy
+from bridge.errors import BridgeError, ConfigError
+from bridge.plan import Model, Plan
+
+SGD = {"precision.compute": "fp64", "optimizer.name": "sgd", "optimizer.lr": 0.3}
+ADAMW = {"optimizer.name": "adamw", "optimizer.lr": 0.01, "optimizer.eps": 1e-4, "optimizer.weight_decay": 0.0}
+
+
+@pytest.mark.parametrize("level", [0, 1, 2, 3])
+def test_an_overflow_on_one_rank_skips_the_step_on_all(run: Any, level: int) -> None:
+    values = {**ADAMW, "precision.compute": "fp16", "zero.stage": level, "precision.loss_scale.initial": 64.0}
+    case = Case({**values, "precision.loss_scale.hysteresis": 1}, dtype=torch.float32)
+    for rank, (updated, changed, scale, skipped) in enumerate(run(2, overflowing, case)):
+        assert updated == [True, False, True], rank
+        assert changed == [True, False, True], rank
+        assert scale == 32.0 and skipped == 1
+
+
+@pytest.mark.parametrize("level", [0, 1, 3])
+def test_bf16_stays_as_close_to_fp32_as_plain_bf16_does(run: Any, level: int) -> None:
+    exact = plain(Case({**ADAMW}, dtype=torch.float32, steps=5))
+    rough = plain(Case({**ADAMW, "precision.compute": "bf16"}, dtype=torch.bfloat16, steps=5))
+    allowed = max(abs(found - wanted) for found, wanted in zip(rough.losses, exact.losses, strict=True))
+    for outcome in run(
+        2, trained, Case({**ADAMW, "precision.compute": "bf16", "zero.stage": level}, dtype=torch.float32, steps=5)
+    ):
+        assert max(abs(found - wanted) for found, wanted in zip(outcome.losses, exact.losses, strict=True)) <= 2 * allowed
+        assert outcome.bytes == outcome.predicted_bytes and outcome.traffic == outcome.predicted
+
+
+@pytest.mark.parametrize("level", [0, 3])
+def test_fp32_is_exact_to_rounding(run: Any, level: int) -> None:
+    case = Case({**ADAMW, "zero.stage": level, "batch.accumulation": 2}, dtype=torch.float32, steps=5)
+    for outcome in run(2, trained, case):
+        assert outcome.losses == pytest.approx(plain(case).losses, abs=1e-5)
+        assert outcome.norms[0] == pytest.approx(plain(case).norms[0], rel=1e-5)
+
+
+def test_dropout_does_not_depend_on_layout_recompute_or_accumulation_order(run: Any) -> None:
+    shape = replace(SHAPE, dropout=0.3)
+    base = trained(0, 1, Case({**SGD, "batch.accumulation": 4}, shape))
+    without = trained(0, 1, Case({**SGD, "batch.accumulation": 4}))
+    assert distance(base.change, without.change) > 0.1
+    others = [
+        (1, {"batch.accumulation": 4, "recompute.granularity": "full", "zero.stage": 3}),
+        (2, {"batch.accumulation": 2, "zero.stage": 3}),
+        (2, {"batch.accumulation": 2, "recompute.granularity": "full", "recompute.layers": 2}),
+        (4, {"batch.accumulation": 1, "zero.stage": 2}),
+    ]
+    for world, values in others:
+        for outcome in run(world, trained, Case({**SGD, **values}, shape)):
+            assert distance(outcome.change, base.change) < 1e-9
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("level", [0, 1, 2, 3])
+@pytest.mark.parametrize("compute", ["fp32", "bf16"])
+def test_every_live_byte_is_predicted(run: Any, world: int, level: int, compute: str) -> None:
+    case = Case({**ADAMW, "precision.compute": compute, "zero.stage": level}, dtype=torch.float32)
+    for found, predicted in run(world, live_bytes, case):
+        assert found == sum(predicted.values())
+
+
+def test_gathers_overlap_forward_and_a_buffer_waits_for_its_reduction(run: Any) -> None:
+    case = Case({**SGD, "zero.stage": 3, "zero.weight_buffers": 2, "zero.grad_buffers": 2}, replace(SHAPE, tied=False))
+    for found in run(2, events, case):
+        place = {event: index for index, event in reversed(list(enumerate(found)))}
+        for stage in range(4):
+            assert place[f"gather {stage + 1} starts"] < place[f"forward {stage} ends"]
+        for stage in range(4, 1, -1):
+            assert place[f"reduce {stage} starts"] < place[f"backward {stage - 1} starts"] < place[f"reduce {stage} ends"]
+            assert place[f"reduce {stage} ends"] < place[f"backward {stage - 2} starts"]
+
+
+def test_one_buffer_cannot_overlap(run: Any) -> None:
+    case = Case({**SGD, "zero.stage": 3, "zero.weight_buffers": 1, "zero.grad_buffers": 1}, replace(SHAPE, tied=False))
+    for found in run(2, events, case):
+        assert all(found.index(f"forward {stage} ends") < found.index(f"gather {stage + 1} starts") for stage in range(4))
+
+
+@pytest.mark.parametrize("level", [0, 3])
+def test_evaluation_moves_nothing(run: Any, level: int) -> None:
+    case = Case({**SGD, "zero.stage": level, "batch.accumulation": 2}, replace(SHAPE, dropout=0.2))
+    plain_runs, disturbed = run(2, fed, case, False), run(2, fed, case, True)
+    for (losses, evaluated, state), (others, _, after) in zip(disturbed, plain_runs, strict=True):
+        assert losses == others and torch.equal(state, after)
+        assert evaluated[0] == evaluated[1]
+
+
+def test_deepspeeds_loop_and_train_batch_are_the_same(run: Any) -> None:
+    case = Case({**SGD, "zero.stage": 2, "batch.accumulation": 2})
+    for losses, _, _ in run(2, fed, case, False):
+        assert losses == pytest.approx(trained_losses(run, case), rel=1e-12)
+
+
+def trained_losses(run: Any, case: Case) -> list[float]:
+    """Losses of `train_batch`."""
+    losses: list[float] = run(2, trained, case)[0].losses
+    return losses
+
+
+def engine(**values: Any) -> Any:
+    """An engine in this process."""
+    plan = Plan.of({**SGD, **{path.replace("__", "."): value for path, value in values.items()}})
+    return bridge.engine.initialize(model_of(Case({})), plan, mean_cross_entropy)
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = torch.randint(SHAPE.vocab, (2, 7), generator=torch.Generator().manual_seed(3))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def test_a_list_of_layers_and_a_single_module_train() -> None:
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(8, 4), torch.randn(8, 2)
+    for model in ([nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)], nn.Bilinear(4, 4, 2)):
+        many = isinstance(model, list)
+        found = bridge.engine.initialize(model, Plan.of({"optimizer.lr": 0.05}), nn.functional.mse_loss if many else pair_loss)
+        losses = [found.train_batch([(inputs, targets)] if many else [(inputs, targets)]) for _ in range(20)]
+        assert losses[-1] < 0.8 * losses[0]
+
+
+def pair_loss(output: Any, targets: torch.Tensor) -> torch.Tensor:
+    return nn.functional.mse_loss(output, targets)
+
+
+def test_a_loss_outside_the_engine_gives_the_same_update() -> None:
+    inside, outside = engine(), bridge.engine.initialize(model_of(Case({})), Plan.of(SGD))
+    tokens, targets = batch()
+    inside.train_batch([(tokens, targets)])
+    outside.backward(mean_cross_entropy(outside(tokens), targets))
+    assert outside.step()
+    assert distance(dict(outside.state_dict()), dict(inside.state_dict())) < 1e-12
+
+
+def test_misuse_is_said() -> None:
+    found = engine(batch__accumulation=2)
+    with pytest.raises(BridgeError, match="no forward pass is open"):
+        found.backward(torch.zeros(()))
+    with pytest.raises(BridgeError, match="data ended after 1 microbatches of a step, expected 2"):
+        found.train_batch([batch()])
+    assert not found.step()
+    found.backward(found(*batch()))
+    with pytest.raises(BridgeError, match=r"all 2 microbatches of this step have run; call engine.step\(\)"):
+        found.backward(found(*batch()))
+    with pytest.raises(BridgeError, match="plan.loss is per_token; return a sum and its count"):
+        engine(loss="per_token")(*batch())
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"parallel__pipeline": 2}, "parallel.pipeline: found 2; the engine runs no pipelines yet; use 1"),
+        ({"optimizer__name": "lion"}, "optimizer.name: found 'lion'; use adam, adamw or sgd"),
+        ({"precision__fp8": "hybrid"}, "precision.fp8: found 'hybrid'; the engine has no 8-bit products; leave it unset"),
+        ({"parallel__data": 2}, r"parallel: data \(2\) does not divide world size \(1\); use 2 ranks, or data=1"),
+        ({"batch__micro": 3, "batch__global_": 4}, "batch: .* does not hold"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_anything_starts(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        engine(**values)
+
+
+def test_what_costs_only_memory_or_speed_is_said() -> None:
+    found = engine(zero__bucket=1000, zero__offload__optimizer="cpu", zero__overlap=True)
+    assert {finding.path: finding.effect.value for finding in found.findings} == {
+        "zero.bucket": "memory or speed",
+        "zero.offload.optimizer": "memory or speed",
+    }
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"), [({"heads": 3}, "3 does not divide hidden"), ({"kv_heads": 3}, "3 does not divide heads")]
+)
+def test_shapes_that_do_not_fit_are_refused(shape: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        GPT(replace(Architecture(), **shape))
+
+
+def test_a_plan_states_the_shape() -> None:
+    shape = Architecture.of(Model(layers=2, hidden=64, heads=8, kv_heads=2))
+    assert (shape.layers, shape.hidden, shape.heads, shape.kv_heads, shape.ffn) == (2, 64, 8, 2, 256)
+
+
+def test_initial_weights_depend_on_names_only() -> None:
+    small, large = GPT(replace(SHAPE, layers=1)), GPT(SHAPE)
+    weights = dict(large.named_parameters())
+    same = [
+        torch.equal(weight, weights[name])
+        for name, weight in small.named_parameters()
+        if "out." not in name and "down." not in name
+    ]
+    assert all(same) and not torch.equal(weights["block0.mlp.up.weight"], weights["block1.mlp.up.weight"])

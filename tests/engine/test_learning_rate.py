@@ -1,0 +1,72 @@
+"""Learning-rate schedules: torch's own schedulers give the same numbers, and lengths that are missing are said."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.optim import lr_scheduler as torch_schedules
+
+from bridge.engine.learning_rate import learning_rate
+from bridge.errors import ConfigError
+from bridge.plan import LearningRate
+
+PEAK, LOW = 0.3, 0.03
+WARMUP, TOTAL = 5, 25
+
+
+def ours(name: str, steps: int = 40, **more: float) -> list[float]:
+    """Our learning rates, warmup included."""
+    schedule = LearningRate.model_validate({"name": name, "warmup_steps": WARMUP, "total_steps": TOTAL, "minimum": LOW, **more})
+    return [learning_rate(PEAK, schedule, step) for step in range(steps)]
+
+
+def theirs(decay: str, steps: int = 40) -> list[float]:
+    """The same shape put together from torch's schedulers."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], PEAK)
+    warmup = torch_schedules.LambdaLR(optimizer, lambda step: step / WARMUP)
+    after: torch_schedules.LRScheduler = torch_schedules.CosineAnnealingLR(optimizer, TOTAL - WARMUP, LOW)
+    if decay == "linear":
+        after = torch_schedules.LinearLR(optimizer, 1.0, LOW / PEAK, TOTAL - WARMUP)
+    schedule = torch_schedules.SequentialLR(optimizer, [warmup, after], [WARMUP])
+    found = []
+    for _ in range(steps):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    return found
+
+
+@pytest.mark.parametrize("name", ["linear", "cosine"])
+def test_decays_are_torchs(name: str) -> None:
+    assert ours(name)[: TOTAL + 1] == pytest.approx(theirs(name)[: TOTAL + 1])
+    assert ours(name)[TOTAL:] == pytest.approx([LOW] * 15)
+
+
+def test_wsd_holds_the_peak_and_decays_at_the_end() -> None:
+    found = ours("wsd", total_steps=100, steps=101)
+    assert found[WARMUP:91] == pytest.approx([PEAK] * (91 - WARMUP))
+    assert found[95] == pytest.approx((PEAK + LOW) / 2) and found[100] == pytest.approx(LOW)
+
+
+def test_constant_and_inverse_root() -> None:
+    assert ours("constant")[WARMUP:] == [PEAK] * 35
+    assert ours("inverse_sqrt")[4 * WARMUP] == pytest.approx(PEAK / 2)
+
+
+def test_warmup_starts_where_it_is_told() -> None:
+    assert ours("constant", warmup_from=0.1)[:2] == pytest.approx([0.1, 0.14])
+
+
+@given(st.sampled_from(["constant", "linear", "cosine", "inverse_sqrt", "wsd"]), st.integers(0, 30), st.integers(1, 60))
+def test_rates_stay_between_floor_and_peak_and_never_rise_after_warmup(name: str, warmup: int, total: int) -> None:
+    schedule = LearningRate.model_validate({"name": name, "warmup_steps": warmup, "total_steps": total, "minimum": LOW})
+    found = [learning_rate(PEAK, schedule, step) for step in range(80)]
+    assert all(0 <= rate <= PEAK + 1e-12 for rate in found)
+    assert all(rate >= following - 1e-12 for rate, following in zip(found[warmup:], found[warmup + 1 :], strict=False))
+
+
+def test_a_decay_needs_its_length() -> None:
+    with pytest.raises(ConfigError, match=r"optimizer.schedule.total_steps: unset, but cosine decays over it; set it"):
+        learning_rate(PEAK, LearningRate(name="cosine"), 3)
