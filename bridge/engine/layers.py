@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -17,10 +18,18 @@ from bridge.layout.shard import Parameter
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer: its global name and its module, which takes the output of the layer before."""
+    """One layer: its global name and its module, which takes the output of the layer before.
+
+    A model that is one layer (`only`) takes several inputs one by one.
+    """
 
     name: str
     module: nn.Module
+    only: bool = False
+
+    def __call__(self, inputs: Any) -> Any:
+        """Run the module."""
+        return self.module(*inputs) if self.only and isinstance(inputs, tuple) else self.module(inputs)
 
 
 def as_module(model: nn.Module | Sequence[nn.Module]) -> nn.Module:
@@ -32,7 +41,7 @@ def layers_of(model: nn.Module) -> tuple[Layer, ...]:
     """The children of a Sequential; any other module is one layer."""
     if isinstance(model, nn.Sequential):
         return tuple(Layer(name, module) for name, module in model.named_children())
-    return (Layer("", model),)
+    return (Layer("", model, only=True),)
 
 
 def facts(model: nn.Module, layers: Sequence[Layer]) -> Layers:

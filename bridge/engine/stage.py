@@ -49,7 +49,7 @@ class Stage:
 
         def run(inputs: Any) -> Any:
             for layer in layers:
-                inputs = layer.module(inputs) if draw is None else self._drawn(layer, inputs, draw)
+                inputs = layer(inputs) if draw is None else self._drawn(layer, inputs, draw)
             return inputs
 
         return run
@@ -57,7 +57,7 @@ class Stage:
     def _drawn(self, layer: Layer, inputs: Any, draw: Draw) -> Any:
         with scope(self.device):
             reseed(seed_of(draw.seed, draw.step, draw.microbatch, layer.name), self.device)
-            return layer.module(inputs)
+            return layer(inputs)
 
 
 def detached(values: Any) -> Any:

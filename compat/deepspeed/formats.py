@@ -15,7 +15,7 @@ from typing import Any
 from bridge.config import Values, fields, nest, shown
 from bridge.dialect import Reading, Written
 from bridge.errors import ConfigError, SourceError, nearest
-from bridge.files import Document, load, parse
+from bridge.files import Document, check_limits, load, parse
 from bridge.findings import Finding, Origin
 from bridge.rules import Effect
 from compat.deepspeed import auto
@@ -104,12 +104,29 @@ def read(
 def _loaded(source: Any) -> tuple[Mapping[str, Any], Document | None, str]:
     if isinstance(source, Written):
         return {**_mapping(load(source.text)), "code": dict(source.code)}, None, "file"
-    live = getattr(source, "_param_dict", None)
-    if isinstance(live, Mapping) or isinstance(source, Mapping):
-        return (live if isinstance(live, Mapping) else source), None, "object"
+    live = getattr(source, "_param_dict", source)
+    if isinstance(live, Mapping):
+        _limit(live)
+        return live, None, "object"
+    if not isinstance(source, str | Path | Document):
+        raise SourceError(f"source: found {shown(source)}, expected a path, text, mapping or DeepSpeedConfig")
     document = _decoded(source) if isinstance(source, str) else None
     document = document or load(source)
     return _mapping(document), document, "file"
+
+
+def _limit(data: Mapping[str, Any]) -> None:
+    """The same limits for a mapping as for a file; they also end cycles."""
+    level: list[Any] = [data]
+    nodes = depth = 0
+    while level:
+        nodes, depth = nodes + len(level), depth + 1
+        check_limits(nodes, depth, "mapping", 0)
+        level = [inner for value in level for inner in _inner(value)]
+
+
+def _inner(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
 
 
 def _mapping(document: Document) -> Mapping[str, Any]:
@@ -158,8 +175,8 @@ class _Reader:
     def _entries(self, data: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
         hidden = not path and data.get("bf16") is not None and "bfloat16" in data
         for name, value in sorted(data.items(), key=lambda item: item[0] != "type"):
-            if not isinstance(name, str):
-                self.problem(path or "config", f"found the key {shown(name)}, expected text")
+            if not isinstance(name, str) or "." in name:
+                self.problem(path or "config", f"found the key {shown(name)}, expected a plain name; nest sections")
             elif hidden and name == "bfloat16":
                 self.finding("bfloat16", "ignored by DeepSpeed because bf16 is there too; drop it", Effect.NUMBERS)
             elif not path and name == "allgather_size" and isinstance(data.get("zero_optimization"), bool):
@@ -308,7 +325,7 @@ class _Reader:
         return self.release.forms(PARAMS[target], name) if isinstance(name, str) else ()
 
     def _own(self, target: str, value: Mapping[str, Any], entry: Tree) -> None:
-        for name, argument in value.items():
+        for name, argument in self._entries(value, target):
             path = f"{target}.{name}"
             if argument == "auto" or (name in entry and _fits(path, argument)):
                 self.leaf(path, path, argument)

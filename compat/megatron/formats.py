@@ -135,7 +135,7 @@ def _shell_words(value: str, many: bool) -> list[str]:
     bracketed = re.fullmatch(r"\[(.*)\]", value.strip())
     if bracketed:
         return bracketed[1].replace(",", " ").split()
-    words = shlex.split(value) if "'" not in value and '"' not in value else [value]
+    words = value.replace("\\", "").split() if "'" not in value and '"' not in value else [value]
     return words if many or len(words) == 1 else [" ".join(words)]
 
 
