@@ -71,7 +71,7 @@ WorldSize = Annotated[
 ]
 Auto = Annotated[
     Optional[list[str]],  # noqa: UP045
-    typer.Option("--auto", metavar="NAME=VALUE", help="What an \"auto\" in FILE stands for, or a fact it follows from."),
+    typer.Option("--auto", metavar="NAME=VALUE", help='What an "auto" in FILE stands for, or a fact it follows from.'),
 ]
 Code = Annotated[
     Optional[list[str]],  # noqa: UP045
@@ -146,9 +146,7 @@ def check(
 
 @app.command(help=DEMO, short_help="Convert a bundled Megatron launch to DeepSpeed and back.")
 def demo(
-    output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="DIR", help="Folder to write to.")
-    ] = Path("stagebridge-demo"),
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Folder to write to.")] = Path("stagebridge-demo"),
 ) -> int:
     """Run the bundled example."""
     from bridge.cli.demo import demo

@@ -47,9 +47,7 @@ class Job:
         return {keyword: values for keyword, values in said.items() if values}
 
 
-def convert(
-    job: Job, to: str, to_version: str | None, output: Path | None, strict: bool, with_carry: bool
-) -> int:
+def convert(job: Job, to: str, to_version: str | None, output: Path | None, strict: bool, with_carry: bool) -> int:
     """Convert one file; the exit code."""
 
     def work() -> int:
@@ -97,7 +95,9 @@ def read(job: Job) -> Config:
     document = _document(job.file)
     dialect = compat.load(job.dialect) if job.dialect else recognised(document)
     known = signature(dialect.read).parameters
-    BridgeError.raise_if(f"--{word}: {dialect.name} has nothing to say there; drop it" for word in job.beside if word not in known)
+    BridgeError.raise_if(
+        f"--{word}: {dialect.name} has nothing to say there; drop it" for word in job.beside if word not in known
+    )
     return dialect.read(document, job.version, job.world_size, job.lenient, **job.beside)
 
 

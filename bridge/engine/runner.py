@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bridge.comm import Comm
 from bridge.engine.fields import accumulation_of
@@ -38,10 +38,11 @@ by.
 
 @dataclass
 class Pass:
-    """One microbatch between forward and backward: how much its loss counts, and for each stage the tensors
-    by which
-    gradients leave and enter it."""
+    """One microbatch between forward and backward: its samples, how much its loss counts among the others, and for each
+    stage the tensors by which gradients leave and enter it.
+    """
 
+    rows: int
     weight: Tensor | float = 1.0
     ends: list[tuple[list[Tensor], list[Tensor]]] = field(default_factory=list)
 
@@ -88,7 +89,7 @@ class Engine:
         self.gradients = Gradients(self.layout, parameters, comm, device)
         self.optimizer = ShardOptimizer(plan.optimizer, self.weights.masters())
         self.scaler, self.progress = LossScaler.of(plan), Progress()
-        self._micro = 0
+        self._micro = self._rows = 0
         self._pass: Pass | None = None
         self._totals = torch.zeros(2, dtype=torch.float64, device=device)
 
@@ -126,6 +127,7 @@ class Engine:
         self._count(loss, current.weight)
         self._backward(loss * current.weight * self.scaler.scale, current)
         self._micro += 1
+        self._rows += current.rows
         return loss
 
     def step(self) -> bool:
@@ -141,7 +143,7 @@ class Engine:
         if updated:
             self._update(weight)
         self.scaler.update(overflow=not updated)
-        self._begin()
+        self._begin(updated)
         return updated
 
     def is_gradient_accumulation_boundary(self) -> bool:
@@ -208,9 +210,9 @@ class Engine:
 
     def _train_pass(self, inputs: tuple[Any, ...]) -> Any:
         draw = Draw(self.seed, self.progress.steps + self.progress.skipped, self._place())
-        current = Pass()
         path = visits(self.layout)
         output = self._cast(self._inputs(inputs))
+        current = Pass(_rows(output))
         for place, stage in enumerate(self.stages):
             self.weights.require(place, path[place + 1 :])
             entered = detached(output)
@@ -315,20 +317,23 @@ class Engine:
         self.optimizer.step(gradients, self.progress.lr)
         self.weights.refresh()
 
-    def _begin(self) -> None:
+    def _begin(self, updated: bool) -> None:
         """Leave the step that ended behind."""
-        if self.progress.grad_norm < math.inf:
-            self.progress.steps += 1
-        else:
-            self.progress.skipped += 1
-        self.progress.samples += self.plan.batch.micro or 0
+        self.progress.steps += updated
+        self.progress.skipped += not updated
+        self.progress.samples += self._rows * self.data.size
         self.gradients.clear()
         self._totals.zero_()
-        self._micro = 0
+        self._micro = self._rows = 0
 
     def _place(self) -> int:
         """The open microbatch's place among those of all data ranks in this step."""
         return self._micro * self.data.size + self.data.index
+
+
+def _rows(inputs: Any) -> int:
+    """Samples in a microbatch: the first dimension of its first tensor."""
+    return next((len(leaf) for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.dim()), 0)
 
 
 def _handed_down(current: Pass) -> tuple[list[Tensor], list[Tensor | None]]:

@@ -123,7 +123,8 @@ def check_scalar(value: Any, name: str, line: int | None, key: Key) -> None:
         found = "found NaN, infinity or a number out of range"
         raise SourceError(f"{name}: line {line}: {dotted(key)}: {found}; write a finite number")
     if isinstance(value, str) and not _encodable(value):
-        raise SourceError(f"{name}: line {line}: {dotted(key)!a}: found half a surrogate pair; write whole characters")
+        where = dotted(key).encode("ascii", "backslashreplace").decode()
+        raise SourceError(f"{name}: line {line}: {where}: found half a surrogate pair; write whole characters")
 
 
 def _encodable(text: str) -> bool:

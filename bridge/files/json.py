@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from bridge.errors import SourceError
-from bridge.files.document import TEXT, Builder, Document, Entry, Key, Node, check_scalar, check_limits, dotted, integer
+from bridge.files.document import TEXT, Builder, Document, Entry, Key, Node, check_limits, check_scalar, dotted, integer
 
 
 class MalformedError(SourceError):

@@ -8,6 +8,7 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from math import prod
+from random import Random
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -26,7 +27,7 @@ Group = Mapping[str, Any]
 WORDS = "abcxyzABC019_-. /:'\"\\#$é"
 WORLDS = (1, 2, 4, 8, 3, 6, 12, 16, 24, 32, 64, 96, None)
 LARGE = 10**9
-EXTRAS = 48
+EXTRAS = 96
 """Fields beside the core of a config that are tried, at most."""
 RARE = 12
 """How much more often a field that few releases have is tried where it exists, at most."""
@@ -122,11 +123,18 @@ def _accepted(config: Config, groups: Sequence[Group]) -> Config | None:
 @st.composite
 def _extras(draw: DrawFn, config: Config, case: Case) -> Sequence[Group]:
     """Groups for some fields that are still open, each with what it cannot do without."""
-    part, names = part_of(config.dialect), _weighted(config.dialect, case)
-    count = draw(st.integers(0, EXTRAS))
-    chosen = draw(st.lists(st.sampled_from(names), min_size=count, max_size=count))
-    open_ = [path for path in dict.fromkeys(chosen) if path not in config.given]
-    return [{path: _off(draw(_values(config.dialect, case, path)), config.effective.get(path)), **part.beside.get(path, {})} for path in open_]
+    part, dialect = part_of(config.dialect), config.dialect
+    open_ = [path for path in _chosen(draw, dialect, case) if path not in config.given]
+    drawn = {path: _off(draw(_values(dialect, case, path)), config.effective.get(path)) for path in open_}
+    return [{path: value, **part.beside.get(path, {})} for path, value in drawn.items()]
+
+
+def _chosen(draw: DrawFn, dialect: Dialect, case: Case) -> list[str]:
+    """Fields spread evenly by a seed, which Hypothesis's own choices are not; each can be dropped when shrinking."""
+    weights = _weights(dialect, case)
+    count, seed = draw(st.integers(0, EXTRAS)), draw(st.integers(0, 2**32))
+    chosen = Random(seed).choices(tuple(weights), tuple(weights.values()), k=count) if weights else []
+    return [path for path in dict.fromkeys(chosen) if draw(st.integers(0, 7))]
 
 
 def _off(value: Any, default: Any) -> Any:
@@ -147,11 +155,10 @@ def paths_of(dialect: Dialect, case: Case) -> tuple[str, ...]:
 
 
 @cache
-def _weighted(dialect: Dialect, case: Case) -> tuple[str, ...]:
-    """The fields of a case, those of few releases several times over."""
+def _weights(dialect: Dialect, case: Case) -> Mapping[str, float]:
+    """How often each field of a case is tried: the fewer releases have it, the more."""
     spread = _spread(dialect, case.entry)
-    having = paths_of(dialect, case)
-    return tuple(path for path in having for _ in range(min(RARE, len(dialect.versions) // spread[path])))
+    return {path: min(RARE, len(dialect.versions) / spread[path]) for path in paths_of(dialect, case)}
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from bridge.config import Values, fields, nest, shown
-from bridge.dialect import Reading, Written
+from bridge.dialect import Reading, Written, code_beside
 from bridge.errors import ConfigError, SourceError, nearest
-from bridge.files import Document, check_limits, load, parse
+from bridge.files import MAX_DEPTH, MAX_NODES, Document, is_text, load, parse
 from bridge.findings import Finding, Origin
 from bridge.rules import Effect
 from compat.deepspeed import auto
@@ -112,7 +113,15 @@ def _loaded(source: Any) -> tuple[Mapping[str, Any], Document | None, str]:
         raise SourceError(f"source: found {shown(source)}, expected a path, text, mapping or DeepSpeedConfig")
     document = _decoded(source) if isinstance(source, str) else None
     document = document or load(source)
-    return _mapping(document), document, "file"
+    return {**_beside(source), **_mapping(document)}, document, "file"
+
+
+def _beside(source: str | Path | Document) -> dict[str, Any]:
+    """The code part that was written beside the file `source`, if there is one."""
+    if isinstance(source, Document) or (isinstance(source, str) and is_text(source)):
+        return {}
+    path = code_beside(Path(source))
+    return {"code": _mapping(load(path))} if os.path.isfile(path) else {}
 
 
 def _limit(data: Mapping[str, Any]) -> None:
@@ -121,7 +130,8 @@ def _limit(data: Mapping[str, Any]) -> None:
     nodes = depth = 0
     while level:
         nodes, depth = nodes + len(level), depth + 1
-        check_limits(nodes, depth, "mapping", 0)
+        if nodes > MAX_NODES or depth > MAX_DEPTH:
+            raise SourceError(f"mapping: found more than {MAX_NODES:,} values or {MAX_DEPTH} levels of nesting; a config is smaller")
         level = [inner for value in level for inner in _inner(value)]
 
 
@@ -137,7 +147,7 @@ def _mapping(document: Document) -> Mapping[str, Any]:
 
 def _decoded(source: str) -> Document | None:
     """The config behind a base64 string, which DeepSpeed takes in place of a path; None if `source` is none."""
-    if not re.fullmatch(r"[\w-]{8,}={0,2}", source) or Path(source).exists():
+    if not re.fullmatch(r"[\w-]{8,}={0,2}", source) or os.path.exists(source):
         return None
     try:
         text = base64.urlsafe_b64decode(source).decode("utf-8")
@@ -254,11 +264,11 @@ class _Reader:
 
     def _same_meaning(self, path: str, value: Any) -> Any:
         """What DeepSpeed reads as the same: "3" or true for a stage. Anything else is left as it is."""
-        stage = path == "zero_optimization.stage" and (isinstance(value, bool) or value in ("0", "1", "2", "3"))
-        if stage:
+        stage = path == "zero_optimization.stage"
+        if stage and (isinstance(value, bool) or value in ("0", "1", "2", "3")):
             self.finding(path, f"{shown(value)} is read as {int(value)}; write the number", Effect.NONE)
             return int(value)
-        if isinstance(value, float) and value.is_integer() and "whole" in expected(path):
+        if isinstance(value, float) and value.is_integer() and (stage or "whole" in expected(path)):
             self.finding(path, f"{value!r} is read as {int(value)}; write a whole number", Effect.NONE)
         return value
 

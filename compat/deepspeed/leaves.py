@@ -13,6 +13,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from bridge.config import Field, fields, shown
 from compat.deepspeed.schema import DeepSpeed
 
+LARGEST = 2**63 - 1
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 _PLAIN: Mapping[Any, str] = {
     bool: "true or false",
@@ -40,6 +41,8 @@ def _adapter(path: str) -> TypeAdapter[Any]:
 def typed(path: str, value: Any) -> Any:
     """`value` as the schema types it; raises `ValueError` with what was expected."""
     try:
+        if isinstance(value, int) and abs(value) > LARGEST:
+            raise ValueError(f"found {str(value)[:20]}…, expected a number that fits 64 bits")
         return _adapter(path).validate_python(value)
     except ValidationError:
         raise ValueError(f"found {shown(value)}, expected {expected(path)}") from None

@@ -18,9 +18,11 @@ DESCRIPTIONS: dict[str, str] = {
     ),
     "pipeline_model_parallel_layout": "Text such as Ett|tt|ttL that names the layers of every stage.",
     "decoder_first_pipeline_num_layers": (
-        "Layers on the first pipeline stage; the other stages share the rest."
+        "Layers that the first pipeline stage holds; the other stages share the rest."
     ),
-    "decoder_last_pipeline_num_layers": "Layers on the last pipeline stage; the other stages share the rest.",
+    "decoder_last_pipeline_num_layers": (
+        "Layers that the last pipeline stage holds; the other stages share the rest."
+    ),
     "account_for_embedding_in_pipeline_split": "Counts the input embedding as one layer when stages are cut.",
     "account_for_loss_in_pipeline_split": "Counts the loss layer as one layer when stages are cut.",
     "standalone_embedding_stage": "Gives the input embedding a first pipeline stage without layers.",
@@ -152,7 +154,7 @@ DESCRIPTIONS: dict[str, str] = {
     ),
     # Data parallelism and sharding
     "use_distributed_optimizer": (
-        "Shards optimizer state over data-parallel ranks and reduce-scatters gradients."
+        "Shards the optimizer among data-parallel ranks and reduce-scatters gradients."
     ),
     "num_distributed_optimizer_instances": (
         "Copies of the sharded optimizer state among the data-parallel ranks."
@@ -491,7 +493,7 @@ DESCRIPTIONS: dict[str, str] = {
     "fp4_quantizer_factory": "Import path of the function behind the custom FP4 recipe.",
     "use_kitchen": "Quantizes layers through the kitchen extension.",
     "kitchen_config_file": "YAML file that sets kitchen quantization by module.",
-    "kitchen_recipe_number": "Number of a built-in kitchen recipe for all linear layers.",
+    "kitchen_recipe_number": "Index of the built-in kitchen recipe that every linear layer gets.",
     "use_kitchen_attention": "Takes attention from the kitchen extension.",
     "kitchen_attention_backend": "Attention of the kitchen extension: sdpa or fa.",
     # Fused kernels
@@ -667,7 +669,7 @@ DESCRIPTIONS: dict[str, str] = {
     "skip_train": "Evaluates and exits without training.",
     "finetune": "Starts from a checkpoint's weights at step zero, without optimizer and random state.",
     # Leaving and resuming
-    "exit_interval": "Steps after which, and at every multiple, the program exits.",
+    "exit_interval": "Saves and exits at the first step that is a multiple of this.",
     "exit_duration_in_mins": "Running time after which the program saves and exits, in minutes.",
     "exit_signal_handler": "Saves and exits when the exit signal arrives.",
     "exit_signal": "Signal that asks for saving and exiting; SIGTERM unless set.",
@@ -709,7 +711,7 @@ DESCRIPTIONS: dict[str, str] = {
     "manual_gc": "Collects garbage at set steps only, alike on all ranks.",
     "manual_gc_interval": "Steps between garbage collections; 0 has none between steps.",
     "manual_gc_eval": "Collects garbage before and after each evaluation.",
-    "empty_unused_memory_level": "How often the device cache is emptied: 0 never, 1 or 2 times per step.",
+    "empty_unused_memory_level": "Times per step that the device cache is emptied: 0, 1 or 2.",
     "train_sync_interval": "Steps between synchronizations of host and device.",
     "enable_experimental": "Unlocks functions that are marked experimental.",
     "config_logger_dir": "Directory to which the configs of entry points are written.",
@@ -749,7 +751,7 @@ DESCRIPTIONS: dict[str, str] = {
         "Builds the attention mask with the data instead of in the kernel."
     ),
     "eod_mask_loss": "Leaves end-of-document tokens out of the loss.",
-    "allow_ambiguous_pad_tokens": "Keeps pad tokens in the loss when they share an id.",
+    "allow_ambiguous_pad_tokens": "Keeps pad tokens in the loss when their id is also another token's.",
     "sample_rate": "Share of the retrieval data to keep; legacy tasks only.",
     "mask_prob": "Share of tokens that are masked in BERT-like training.",
     "short_seq_prob": "Share of sequences that are cut short in BERT-like training.",
@@ -803,7 +805,7 @@ DESCRIPTIONS: dict[str, str] = {
     "save": "Directory to write checkpoints to.",
     "load": "Directory to read a checkpoint from.",
     "pretrained_checkpoint": "Directory with weights to start from when there is no checkpoint to load.",
-    "save_interval": "Steps between checkpoints.",
+    "save_interval": "Steps between checkpoints that are kept on lasting storage.",
     "save_retain_interval": "Steps between checkpoints that are never deleted.",
     "ckpt_step": "Step whose checkpoint is loaded instead of the last.",
     "override_ckpt_iteration": "Step to resume at in place of the checkpoint's own.",
@@ -868,4 +870,307 @@ DESCRIPTIONS: dict[str, str] = {
     "save_wgrads_interval": "Steps between dumps of weight gradients.",
     "save_dgrads_interval": "Steps between dumps of input gradients.",
     "save_tokens_per_expert_interval": "Steps between dumps of the tokens that each expert got.",
+    # Logs
+    "log_interval": "Steps between lines of loss and timing.",
+    "log_throughput": "Logs floating-point operations per second and device.",
+    "log_progress": "Appends tokens and operations so far to progress.txt beside the checkpoints.",
+    "log_params_norm": "Logs the norm of all weights.",
+    "log_num_zeros_in_grad": "Logs how many gradient elements are zero.",
+    "log_max_attention_logit": "Logs the largest attention score of the model.",
+    "log_energy": "Logs the energy used, in joules.",
+    "log_memory_interval": "Steps between lines of memory use; a multiple of log_interval.",
+    "log_device_memory_used": "Adds the whole device's memory use to those lines, in MB.",
+    "log_timers_to_tensorboard": "Writes timers to TensorBoard.",
+    "log_loss_scale_to_tensorboard": "Writes the loss scale to TensorBoard.",
+    "log_validation_ppl_to_tensorboard": "Sends the perplexity of validation to TensorBoard.",
+    "log_memory_to_tensorboard": "Writes memory use to TensorBoard.",
+    "log_world_size_to_tensorboard": "Writes the number of ranks to TensorBoard.",
+    "tensorboard_dir": "Directory for TensorBoard's event files.",
+    "tensorboard_log_interval": "Steps between TensorBoard entries.",
+    "tensorboard_queue_size": "Entries that TensorBoard holds back before it writes.",
+    "wandb_project": "Project at Weights & Biases; none logs nothing there.",
+    "wandb_entity": "User or team at Weights & Biases.",
+    "wandb_exp_name": "Name of the run at Weights & Biases.",
+    "wandb_save_dir": "Local directory for files of Weights & Biases.",
+    "timing_log_level": "Detail of timers: 0 steps, 1 their main parts, 2 everything.",
+    "timing_log_option": "Timers shown over ranks: max, minmax or all.",
+    "barrier_with_L1_time": "Synchronizes ranks around timers of level 1.",
+    "logging_level": "Threshold of Python's logging, as a number.",
+    "enable_one_logger": "Sends metrics to NVIDIA's internal one_logger where it is installed.",
+    "one_logger_project": "Project name for one_logger.",
+    "one_logger_run_name": "Run name for one_logger.",
+    "one_logger_async": "Sends metrics to one_logger without waiting.",
+    "app_tag_run_name": "Name that jobs of one training share in one_logger.",
+    "app_tag_run_version": "Version of the training in one_logger.",
+    # Profiling
+    "profile": "Profiles a range of steps, by Nsight Systems or PyTorch.",
+    "profile_ranks": "Ranks that are profiled, by global index.",
+    "profile_step_start": "First step that is profiled.",
+    "profile_step_end": "Step at which profiling stops.",
+    "use_pytorch_profiler": "Profiles with PyTorch instead of Nsight Systems.",
+    "pytorch_profiler_collect_shapes": "Records tensor shapes in PyTorch's profile.",
+    "pytorch_profiler_collect_callstack": "Records call stacks in PyTorch's profile.",
+    "pytorch_profiler_collect_chakra": "Records a Chakra execution trace beside PyTorch's profile.",
+    "nvtx_ranges": "Marks phases of the step for Nsight Systems.",
+    "record_shapes": "Adds tensor shapes to the marks for Nsight Systems.",
+    "record_memory_history": "Records allocations on the device of the last rank.",
+    "memory_snapshot_path": "File for the recorded allocations.",
+    "run_workload_inspector_server": "Starts a server through which a running job can be profiled.",
+    # Slow and failing ranks
+    "log_straggler": "Measures the speed of every device and logs the extremes.",
+    "straggler_minmax_count": "Ranks to list as slowest and as fastest.",
+    "straggler_ctrlr_port": "Port on which that measurement is switched on and off.",
+    "disable_straggler_on_startup": "Leaves that measurement off until switched on.",
+    "enable_ft_package": "Reports progress to NVIDIA's fault tolerance package.",
+    "calc_ft_timeouts": "Lets the fault tolerance package derive timeouts from the run.",
+    "ft_num_warmup_iters": "First steps that the fault tolerance package does not time.",
+    "inprocess_restart": "Restarts training after a fault without ending the processes.",
+    "inprocess_active_world_size": "Ranks at work; all others wait as a reserve.",
+    "inprocess_granularity": "What is replaced after a fault: node or rank.",
+    "inprocess_max_iterations": "Meant to bound the restarts; read by no release.",
+    "inprocess_heartbeat_interval": "Seconds between signs of life of a rank.",
+    "inprocess_heartbeat_timeout": "Seconds without a sign of life until a rank counts as lost.",
+    "inprocess_soft_timeout": "Seconds without progress until a rank is interrupted.",
+    "inprocess_hard_timeout": "Seconds without progress until a rank is killed.",
+    "inprocess_termination_grace_time": "Seconds between SIGTERM and SIGKILL for a stuck rank.",
+    "inprocess_last_call_wait": "Seconds in which other ranks may report faults of their own.",
+    "inprocess_barrier_timeout": "Seconds that ranks wait for each other before a restart.",
+    "inprocess_completion_timeout": "Seconds that ranks wait for each other at the end.",
+    "inprocess_monitor_process_interval": "Seconds between checks by the watching process.",
+    "inprocess_monitor_thread_interval": "Seconds between checks by the watching thread.",
+    "inprocess_progress_watchdog_interval": "Meant as seconds between progress stamps; read by no release.",
+    "inprocess_empty_cuda_cache": "Empties the device cache at every restart.",
+    "fault_injector_ranks": "Ranks on which a fault is staged, by global index.",
+    "fault_injector_num_ranks": "Randomly drawn ranks on which a fault is staged; never rank 0.",
+    "fault_injector_fault_types": "Kinds of fault to draw from, such as hang or crash.",
+    "fault_injector_fault_probabilities": "Relative weights of the kinds of fault.",
+    "fault_injector_fault_delay": "Seconds until the fault; none draws them at random.",
+    "fault_injector_mtti_seconds": "Mean of the randomly drawn delay, in seconds.",
+    "fault_injector_offset_seconds": "Seconds added to the randomly drawn delay.",
+    "fault_injector_delay_start_iteration": (
+        "Step from whose end the delay counts; none counts from the start."
+    ),
+    "fault_injector_seed": "Seed of the staged fault's random draws.",
+    # Inference
+    "inference_max_requests": "Largest number of requests in a batch.",
+    "inference_max_batch_size": "Largest number of requests in a batch; this name until 0.16.",
+    "inference_max_seq_length": "Longest sequence, prompt and answer together, in tokens.",
+    "inference_batch_times_seqlen_threshold": (
+        "Batch in tokens from which the pipeline splits it; -1 never splits."
+    ),
+    "inference_sampling_seed": "Seed for sampling tokens; flags set it from the seed.",
+    "offset_sampling_seed_by_dp_rank": "Gives each data-parallel rank its own sampling seed.",
+    "max_tokens_to_oom": "Tokens in a batch beyond which a request is refused.",
+    "flash_decode": "Decodes with the kernel made for one token at a time.",
+    "num_speculative_tokens": "Tokens guessed ahead in each decoding step.",
+    "use_legacy_static_engine": "Uses the former engine for static batches.",
+    "use_inference_optimized_layers": "Meant to switch to layers made for inference; read by no release.",
+    "inference_fuse_tp_communication": "Fuses tensor-parallel collectives with the residual sum and norm.",
+    "inference_disable_triton_nvls_kernels": "Avoids Triton's collectives inside the NVLink switch.",
+    "inference_grouped_gemm_backend": "Who supplies the experts' grouped product, such as vllm or torch.",
+    "inference_moe_token_dispatcher_type": "How tokens reach their experts in inference: nccl or nvls.",
+    "inference_moe_disable_fused_quant_kernels": "Quantizes expert inputs to MXFP8 in kernels of their own.",
+    "inference_disable_ep_consensus": "Lets each expert-parallel rank step without asking the others.",
+    "inference_use_synchronous_zmq_collectives": (
+        "Coordinates ranks by blocking ZMQ messages, for steadier timing."
+    ),
+    "inference_shards": "Layout of several inference models over the ranks, as text.",
+    "inference_coordinator_port": "Port of the coordinator on the first machine.",
+    "inference_text_gen_server_logging": "Logs every request to the text generation server.",
+    "inference_logging_step_interval": "Steps between lines of inference metrics; 0 has none.",
+    "inference_wandb_logging": "Sends inference metrics to Weights & Biases.",
+    "mamba_inference_conv_states_dtype": "Data type of Mamba's convolution states in inference.",
+    "mamba_inference_ssm_states_dtype": "Data type of Mamba's state-space states in inference.",
+    # Dynamic batching
+    "inference_dynamic_batching": "Lets requests join and leave the batch at every step.",
+    "inference_dynamic_batching_async_sched_mode": (
+        "Order of scheduling: legacy, or async that prepares steps ahead."
+    ),
+    "inference_dynamic_batching_buffer_size_gb": "Device memory for cached keys and values, in GB.",
+    "inference_dynamic_batching_paused_buffer_size_gb": "Memory for requests that are paused, in GB.",
+    "inference_dynamic_batching_buffer_guaranteed_fraction": (
+        "Share of the cache kept so that running requests can finish."
+    ),
+    "inference_dynamic_batching_buffer_overflow_factor": "Factor by which requests may overbook the cache.",
+    "inference_dynamic_batching_unified_memory_level": "Whether the cache may spill to the CPU: 0 no, 1 yes.",
+    "inference_dynamic_batching_block_size": "Tokens per block of the cache.",
+    "inference_dynamic_batching_chunk_size": "Tokens per block of the cache, under its name until 0.14.",
+    "inference_dynamic_batching_max_requests": "Most requests at once; set by the cache unless given.",
+    "inference_dynamic_batching_max_requests_override": (
+        "Most requests at once, in place of the computed bound; until 0.15."
+    ),
+    "inference_dynamic_batching_max_tokens": "Most tokens per step; computed unless given.",
+    "inference_dynamic_batching_max_tokens_override": (
+        "Most tokens per step, in place of the computed bound; until 0.15."
+    ),
+    "inference_dynamic_batching_mamba_memory_ratio": "Share of the cache memory for Mamba states, 0 to 1.",
+    "inference_dynamic_batching_logprobs_mode": (
+        "Whether log-probabilities are taken before or after temperature and filters."
+    ),
+    "inference_dynamic_batching_sampling_backend": "Who supplies the sampling kernels: torch or flashinfer.",
+    "inference_dynamic_batching_track_generated_token_events": "Stamps the time of every generated token.",
+    "inference_dynamic_batching_track_paused_request_events": (
+        "Notes in a request's history when it was paused."
+    ),
+    "enable_chunked_prefill": "Splits long prompts over several steps.",
+    "disable_chunked_prefill": "Processes prompts whole; this name until 0.16.",
+    "inference_dynamic_batching_enable_prefix_caching": (
+        "Shares cached blocks between requests with the same beginning."
+    ),
+    "inference_dynamic_batching_prefix_caching_eviction_policy": (
+        "When shared blocks are freed: ref_zero at once, lru on need."
+    ),
+    "inference_dynamic_batching_prefix_caching_coordinator_policy": (
+        "How requests are assigned to ranks, by load or shared beginnings."
+    ),
+    "inference_dynamic_batching_prefix_caching_routing_alpha": (
+        "Weight of shared beginnings against load in that choice, 0 to 1."
+    ),
+    "inference_dynamic_batching_prefix_caching_mamba_gb": "Device memory for shared Mamba states, in GB.",
+    "inference_dynamic_batching_num_cuda_graphs": (
+        "CUDA graphs to capture for different batch sizes; -1 decides itself."
+    ),
+    "inference_dynamic_batching_cuda_graph_max_tokens": "Tokens in the largest captured batch, until 0.17.",
+    "inference_cuda_graph_max_tokens": "Tokens in the largest captured batch that has prompts.",
+    "inference_cuda_graph_all_prefills": "Captures batches with prompts up to the most tokens per step.",
+    "inference_dynamic_batching_cuda_graph_mixed_prefill_count": (
+        "Prompts in the captured batches that mix prompts and decoding."
+    ),
+    "inference_dynamic_batching_cuda_graph_sizing_distribution": (
+        "Spacing of captured batch sizes: exponential or linear."
+    ),
+    "decode_only_cuda_graphs": "Uses CUDA graphs only in steps without prompts.",
+    # Reinforcement learning
+    "perform_rl_step": "Trains by reinforcement learning on generated answers.",
+    "grpo_prompts_per_step": "Prompts per collection of answers.",
+    "grpo_group_size": "Answers per prompt, compared with each other.",
+    "grpo_iterations": "Passes over the collected answers before new ones are generated.",
+    "grpo_clamp_eps_lower": "How far below one the probability ratio may go.",
+    "grpo_clamp_eps_upper": "How far above one the probability ratio may go.",
+    "grpo_kl_beta": "Weight of the divergence from the reference model in the loss.",
+    "grpo_entropy_term_weight": "Weight of the entropy term in the loss.",
+    "grpo_filter_groups_with_same_reward": "Drops prompts whose answers all got equal rewards.",
+    "grpo_default_temperature": "Sampling temperature of answers; this name in 0.15.",
+    "grpo_default_top_p": "Sampling cut by total probability; this name in 0.15.",
+    "rl_default_temperature": "Sampling temperature of answers; this name from 0.16.",
+    "rl_default_top_p": "Sampling cut by total probability; this name from 0.16.",
+    "rl_default_top_k": "Sampling cut to the likeliest tokens; -1 has none.",
+    "rl_prompts_per_eval": "Prompts per task in an evaluation.",
+    "langrl_env_config": "YAML file with the tasks and their weights.",
+    "langrl_inference_server_type": "Who generates answers: inplace_megatron or inplace_megatron_chat.",
+    "langrl_inference_server_conversation_template": "Conversation format of the chat server.",
+    "langrl_external_server": "Starts the server that generates answers on the first rank.",
+    "rl_calculate_intra_group_similarity": "Measures how alike a prompt's answers are.",
+    "rl_inference_logprobs_is_correction": (
+        "Corrects the loss for differences between inference and training probabilities."
+    ),
+    "rl_importance_sampling_truncation_coef": "Bound on the weights of that correction.",
+    "rl_inference_tensor_model_parallel_size": "Tensor-parallel ranks of the inference model.",
+    "rl_inference_pipeline_model_parallel_size": "Pipeline ranks of the inference model.",
+    "rl_inference_expert_model_parallel_size": "Expert-parallel ranks of the inference model.",
+    "rl_inference_expert_tensor_model_parallel_size": (
+        "Ranks that share each expert's weights in the inference model."
+    ),
+    "rl_inference_model_unified_memory_level": (
+        "Whether inference weights lie in unified memory: 0 no, 1 yes."
+    ),
+    "rl_offload_inference_model_weights_when_idle": "Moves inference weights to the CPU while training.",
+    "rl_offload_optimizer_during_inference": "Moves optimizer state to the CPU while generating.",
+    "rl_kv_cache_management_mode": (
+        "Fate of cached keys and values while training: persist, offload or recompute."
+    ),
+    "rl_offload_kv_cache_during_training": "Moves cached keys and values to the CPU while training.",
+    "rl_remove_kv_cache_during_training": "Frees cached keys and values while training.",
+    "rl_reset_cuda_graphs": "Deletes CUDA graphs between generating and training; until 0.16.",
+    "rl_persist_cuda_graphs": "Keeps CUDA graphs while the inference engine rests.",
+    "rl_training_cuda_graphs": "Keeps CUDA graphs on in training as well as generating.",
+    "refit_method": "How weights are copied to the inference model: nccl, gloo or nvshmem.",
+    "rl_verify_model_weights_swap": "Checks the first weight copy by comparing the models' outputs.",
+    "rl_partial_rollouts": "Lets generation go on while the weights are updated.",
+    "rl_generation_lag": "Batches by which generated answers may lag behind the weights.",
+    "rl_submission_granularity": "Unit in which generation is requested: R answers, G groups, B batches.",
+    "rl_consumption_granularity": "Unit in which training takes answers: G groups or B batches.",
+    "rl_num_parallel_generations": "Answers generated at the same time.",
+    "rl_num_parallel_generation_batches": "Batches of prompts generated at the same time.",
+    "rl_generation_batch_size": "Prompts per batch of generation.",
+    "rl_parallel_generation_tasks": (
+        "Generation tasks at the same time; replaced by rl_num_parallel_generations."
+    ),
+    "rl_inference_parsers": "Parsers of answers, such as deepseek-r1-reasoning, by name.",
+    "rl_skip_bos_token": "Leaves out the token that begins a sequence.",
+    "rl_use_sequence_packing": "Packs several answers into each training sequence.",
+    "rl_sequence_packing_bin_size": (
+        "Meant as tokens per packed sequence; only checked against the sequence length."
+    ),
+    "rl_sequence_packing_max_sequences_per_bin": "Most answers per packed sequence.",
+    "rl_sequence_packing_algo": "How packed sequences go to ranks: fifo or round-robin.",
+    "rl_profile": "Records detailed timers of reinforcement learning.",
+    "rl_profile_dir": "Directory for those timers; beside the checkpoints unless set.",
+    # Logits saved for distillation
+    "logits_save_dir": "Directory to write a teacher's logits to.",
+    "logits_save_dtype": "Data type of saved log-probabilities: fp16, bf16 or fp32.",
+    "logits_save_top_k": "Largest logits to save per token.",
+    "logits_save_top_p": "Probability mass beyond which no further logits are saved, 0 to 1.",
+    "logits_save_top_p_min_k": "Fewest logits to save per token under that cut.",
+    "logits_load_dir": "Directory to read a teacher's logits from.",
+    "logits_load_kd_loss_alpha": "Weight of the teacher's loss against the data's, 0 to 1.",
+    "logits_load_ignore_errors": "Goes on with the data's loss when the teacher's fails.",
+    "logits_load_decode_threads": "Threads that decompress saved logits.",
+    "logits_load_prefetch_factor": "Steps of saved logits to prepare ahead, from a file system.",
+    "logits_load_msc_prefetch_depth": "Archives of saved logits to fetch ahead from object storage.",
+    # BERT and retrieval
+    "bert_binary_head": "Trains BERT to tell whether two sentences follow each other.",
+    "bert_load": "Directory with a BERT checkpoint to start retrieval training from.",
+    "bert_embedder_type": "Meant to choose BERT's embedder, megatron or huggingface; read by no release.",
+    "output_bert_embeddings": "Returns the mean of BERT's token outputs.",
+    "biencoder_projection_dim": "Width of the retrieval embeddings' projection; 0 has none.",
+    "biencoder_shared_query_context_model": "Uses one model for queries and contexts.",
+    "ict_head_size": "Width of block embeddings in inverse cloze training.",
+    "ict_load": "Directory with an inverse cloze checkpoint.",
+    "query_in_block_prob": "Share of inverse cloze blocks that keep their query.",
+    "use_one_sent_docs": "Includes documents of one sentence in inverse cloze training.",
+    "titles_data_path": "Data set of document titles for inverse cloze training.",
+    "block_data_path": "Meant as the file of blocks to index; read by no release.",
+    "embedding_path": "File with the embeddings of the retrieval index.",
+    "evidence_data_path": "File with the Wikipedia passages to retrieve from.",
+    "indexer_batch_size": "Blocks per batch when the index is built.",
+    "indexer_log_interval": "Batches between progress lines of the index build.",
+    "retriever_seq_length": "Tokens per sequence of the retriever.",
+    "retriever_score_scaling": "Divides retrieval scores by the root of the hidden size.",
+    "retriever_report_topk_accuracies": "Ranks k whose top-k accuracy is reported.",
+    "retro_add_retriever": "Adds a retriever to the model (Retro).",
+    "retro_project_dir": "Directory with Retro's chunk database and neighbours.",
+    "retro_num_neighbors": "Neighbours retrieved per chunk.",
+    "retro_num_retrieved_chunks": "Chunks taken from each neighbour.",
+    "retro_encoder_layers": "Layers of Retro's encoder of neighbours.",
+    "retro_encoder_hidden_dropout": "Dropout probability in Retro's encoder of neighbours.",
+    "retro_encoder_attention_dropout": "Dropout probability of attention in Retro's encoder.",
+    "retro_attention_gate": "Factor on Retro's cross attention before the residual sum.",
+    "retro_cyclic_train_iters": "Steps of Retro training with cyclic data.",
+    "retro_verify_neighbor_count": "Checks that there are neighbours for every sample.",
+    # Vision
+    "vision_pretraining": "Says that a vision model is pretrained.",
+    "vision_pretraining_type": "Goal of vision training: classify, inpaint or dino.",
+    "vision_backbone_type": "Vision model: vit, mit or swin.",
+    "swin_backbone_type": "Size of the Swin model: tiny, base or h3.",
+    "img_h": "Image height, in pixels.",
+    "img_w": "Image width, in pixels.",
+    "num_channels": "Colour channels per image.",
+    "patch_dim": "Side of an image patch, in pixels.",
+    "num_classes": "Classes of the image data.",
+    "classes_fraction": "Share of the classes to train on, 0 to 1.",
+    "data_per_class_fraction": "Share of each class's images to train on, 0 to 1.",
+    "iter_per_epoch": "Steps that count as an epoch in DINO.",
+    "head_lr_mult": "Factor on the head's learning rate in finetuning.",
+    "mask_type": "How patches are masked for inpainting: random or row.",
+    "mask_factor": "Factor on the size of masks for inpainting.",
+    "dino_local_img_size": "Side of DINO's small crops, in pixels.",
+    "dino_local_crops_number": "Small crops per image in DINO.",
+    "dino_head_hidden_size": "Inner width of DINO's head.",
+    "dino_bottleneck_size": "Width of the bottleneck in DINO's head.",
+    "dino_freeze_last_layer": "Epochs during which DINO's last layer stays frozen.",
+    "dino_norm_last_layer": "Fixes the weight norms of DINO's last layer.",
+    "dino_warmup_teacher_temp": "Teacher's temperature at the start of DINO training.",
+    "dino_teacher_temp": "Teacher's temperature after warm-up in DINO training.",
+    "dino_warmup_teacher_temp_epochs": "Epochs in which the teacher's temperature warms up.",
 }

@@ -63,14 +63,14 @@ def agree(found: Outcome, expected: Outcome, tolerance: float) -> None:
 def test_sgd(run: Any, world: int, zero: tuple[int, int | None, int | None]) -> None:
     cases = [
         Case({**plan(SGD, zero, accumulation), **recompute}, batch=16)
-        for accumulation, recompute in product((1, 4), ({}, RECOMPUTE))
+        for accumulation, recompute in ([(1, {}), (4, RECOMPUTE)] if world == 4 else product((1, 4), ({}, RECOMPUTE)))
     ]
     for outcomes in run(world, trained_all, cases):
         for outcome in outcomes:
             agree(outcome, reference("sgd"), 1e-9)
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("world", [1, 2])
 @pytest.mark.parametrize("zero", ZERO, ids=lambda zero: "-".join(map(str, zero)))
 def test_adamw_with_clipping(run: Any, world: int, zero: tuple[int, int | None, int | None]) -> None:
     for outcomes in run(world, trained_all, [Case(plan(ADAMW, zero, number), batch=16) for number in (1, 4)]):

@@ -1,0 +1,156 @@
+"""The house: which part may import which, held on the syntax trees of the whole package."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from graphlib import TopologicalSorter
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import bridge
+import compat
+
+ROOTS = {"bridge": Path(bridge.__file__).parent, "compat": Path(compat.__file__).parent}
+LAYERS = ("plan", "layout", "comm", "trace", "engine")
+"""Each may import those before it, never those after it."""
+HEAVY = ("torch", "numpy", "deepspeed", "megatron", "transformers", "rich", "typer", "ruamel", "yaml", "hjson", "hypothesis")
+"""What a config is read, checked and converted without, until the function that needs it runs."""
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Every module of the package by its dotted name."""
+    found = {}
+    for root, folder in ROOTS.items():
+        for path in sorted(folder.rglob("*.py")):
+            parts = path.relative_to(folder).with_suffix("").parts
+            found[".".join((root, *(part for part in parts if part != "__init__")))] = path
+    return found
+
+
+def imports(name: str, *, at_load: bool) -> set[str]:
+    """Modules of ours that `name` imports: all of them, or those that loading it imports."""
+    tree = ast.parse(modules()[name].read_text(encoding="utf-8"))
+    return {module for node in (_loading(tree) if at_load else ast.walk(tree)) for module in _imported(node)} - {name}
+
+
+def _loading(tree: ast.AST) -> Iterator[ast.AST]:
+    for node in ast.iter_child_nodes(tree):
+        typing_only = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        if not typing_only and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield node
+            yield from _loading(node)
+
+
+def _imported(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+        assert node.level == 0, "imports are absolute"
+        inner = [f"{node.module}.{alias.name}" for alias in node.names]
+        names = [name if name in modules() else str(node.module) for name in inner]
+    else:
+        return
+    yield from (name for name in names if name in modules())
+
+
+def part(module: str) -> str:
+    """The layer or the dialect that a module belongs to."""
+    return module.split(".")[1] if "." in module else ""
+
+
+everyone = pytest.mark.parametrize("module", sorted(modules()))
+
+
+def test_modules_are_found() -> None:
+    assert {"bridge.plan", "bridge.files.yaml", "bridge.cli.app", "compat"} <= set(modules())
+    assert len(imports("bridge.cli.convert", at_load=True)) >= 5
+
+
+@everyone
+def test_only_the_command_line_knows_the_stacks(module: str) -> None:
+    if module.startswith("bridge") and part(module) != "cli":
+        assert not [name for name in imports(module, at_load=False) if name.split(".")[0] == "compat"]
+
+
+@everyone
+def test_no_dialect_knows_another(module: str) -> None:
+    if module.startswith("compat."):
+        known = {name for name in imports(module, at_load=False) if name.startswith("compat")}
+        assert {part(name) for name in known} <= {part(module)}
+
+
+@everyone
+def test_layers_import_downwards(module: str) -> None:
+    if module.startswith("bridge.") and part(module) in LAYERS:
+        above = LAYERS[LAYERS.index(part(module)) + 1 :]
+        assert not [name for name in imports(module, at_load=False) if name.startswith("bridge.") and part(name) in above]
+
+
+@everyone
+def test_nothing_imports_the_command_line(module: str) -> None:
+    if part(module) != "cli":
+        assert not [name for name in imports(module, at_load=False) if name.startswith("bridge.cli")]
+
+
+def test_no_cycles() -> None:
+    graph = {name: imports(name, at_load=True) for name in modules()}
+    assert list(TopologicalSorter(graph).static_order())
+
+
+@everyone
+def test_modules_open_with_one_sentence(module: str) -> None:
+    doc = ast.get_docstring(ast.parse(modules()[module].read_text(encoding="utf-8")))
+    assert doc, "no docstring"
+    assert doc.split("\n\n")[0].rstrip().endswith((".", ":")), doc
+
+
+@everyone
+def test_names_say_what_is_inside(module: str) -> None:
+    assert not {"utils", "util", "helpers", "common", "manager"} & set(module.split("."))
+
+
+def loaded(code: str) -> set[str]:
+    """Top-level names of what a fresh interpreter has loaded after `code`."""
+    script = f"{code}\nimport sys, json\nprint(json.dumps(sorted({{name.split('.')[0] for name in sys.modules}})))"
+    environment = {**os.environ, "PYTHONPATH": str(ROOTS["bridge"].parent)}
+    command = [sys.executable, "-P", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_heavy_modules_would_be_seen() -> None:
+    assert "rich" in loaded("import rich.console")
+    assert find_spec("rich") and find_spec("ruamel.yaml") and find_spec("typer")
+
+
+@pytest.mark.parametrize("name", compat.names())
+def test_loading_a_dialect_is_light(name: str) -> None:
+    light = loaded(f"import bridge, compat; compat.load({name!r}).rules; compat.load({name!r}).schema")
+    assert not light & set(HEAVY)
+
+
+def test_importing_the_package_is_light() -> None:
+    assert not loaded("import bridge, compat, bridge.files, bridge.plan, bridge.translation, bridge.report") & set(HEAVY)
+    assert "pydantic" not in loaded("import bridge")
+
+
+def test_help_loads_no_stack() -> None:
+    code = "import sys\nfrom bridge.cli import run\nrun(['convert', '--help'])"
+    light = loaded(code)
+    assert not light & (set(HEAVY) - {"typer", "rich"})
+    assert "compat" not in light
+
+
+def test_converting_needs_no_torch() -> None:
+    code = "from bridge.cli import run\nimport tempfile\nassert run(['demo', '-o', tempfile.mkdtemp()]) == 0"
+    assert not loaded(code) & {"torch", "deepspeed", "megatron", "numpy", "transformers"}
