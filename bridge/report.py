@@ -107,7 +107,7 @@ def text(result: Result, console: Console) -> None:
     if result.source.findings:
         console.print(_remarks("On reading", result.source.findings))
     if result.findings:
-        console.print(_losses(result.findings, target))
+        console.print(_losses(result.findings))
     console.print(_mapped(result))
     _outside(result, console)
     console.print(summary(result))
@@ -161,14 +161,24 @@ def _remarks(title: str, findings: Iterable[Finding]) -> Table:
     return table
 
 
-def _losses(findings: Iterable[Finding], target: Config) -> Table:
+def _losses(findings: Iterable[Finding]) -> Table:
     from rich.markup import escape
 
     table = _table("Lost or changed", "setting", "was", "now", "how", "effect", "why")
-    for finding in _by_effect(findings):
-        row = (finding.path, shown(finding.before), "" if finding.after is None else shown(finding.after), str(finding.how))
-        table.add_row(*map(escape, row), _styled(finding.effect), escape(finding.message))
+    for (how, effect, message), group in _alike(findings):
+        paths, before = ", ".join(finding.path for finding in group), ", ".join(shown(finding.before) for finding in group)
+        after = ", ".join(shown(finding.after) for finding in group if finding.after is not None)
+        table.add_row(*map(escape, (paths, before, after, how)), _styled(effect), escape(message))
     return table
+
+
+def _alike(findings: Iterable[Finding]) -> list[tuple[tuple[str, Effect, str], list[Finding]]]:
+    """Findings by effect; those that fare alike for the same harmless reason share a row."""
+    rows: dict[tuple[str, Effect, str, str], list[Finding]] = {}
+    for finding in _by_effect(findings):
+        alone = finding.path if finding.effect is not Effect.NONE else ""
+        rows.setdefault((str(finding.how), finding.effect, finding.message, alone), []).append(finding)
+    return [((how, effect, message), group) for (how, effect, message, _), group in rows.items()]
 
 
 def _mapped(result: Result) -> Table:
@@ -176,7 +186,7 @@ def _mapped(result: Result) -> Table:
 
     table = _table(f"Written for {result.config.dialect.title}", "setting", "value", "from", "how")
     for field in result.fields:
-        row = (field.path, shown(field.value), ", ".join(field.sources) or "default", str(field.how))
+        row = (field.path, shown(field.value), ", ".join(field.sources) or f"{result.source.dialect.title}'s default", str(field.how))
         table.add_row(*map(escape, row))
     return table
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
@@ -58,7 +58,7 @@ def _nothing(values: Group, context: Context) -> Group:
     return {}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Rule:
     """A group of `theirs` paths <-> a group of `ours` paths.
 
@@ -67,7 +67,8 @@ class Rule:
     raise `BridgeError`.
     `effect` is what losing the group does to the run (a function of its values where that depends), `lossy` what may be
     lost between the two sides, `blurs` tells for values of theirs whether reading them already loses it, `note` is a remark
-    for people, `source` the place in the stack's source that the row stands on.
+    for people, `source` the place in the stack's source that the row stands on. `carries` says which of ours a path of theirs
+    stands for, where that is not the whole group.
     """
 
     theirs: tuple[str, ...]
@@ -80,6 +81,16 @@ class Rule:
     source: str = ""
     sees: tuple[str, ...] = ()
     blurs: Callable[[Group], bool] | None = None
+    carries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def carried(self, theirs: str) -> tuple[str, ...]:
+        """Plan paths that a path of theirs stands for."""
+        return self.carries.get(theirs, self.ours)
+
+    def carriers(self, ours: str) -> tuple[str, ...]:
+        """Paths that stand for a Plan path: of this group, and seen ones that are said to."""
+        seen = (path for path in self.sees if path in self.carries)
+        return tuple(path for path in (*self.theirs, *seen) if ours in self.carried(path))
 
     def effect_of(self, values: Group) -> Effect:
         """What losing the group does to a run with these values of theirs."""
@@ -114,9 +125,11 @@ def convert(
     source: str = "",
     sees: tuple[str, ...] = (),
     blurs: Callable[[Group], bool] | None = None,
+    carries: Mapping[str, str | tuple[str, ...]] | None = None,
 ) -> Rule:
     """Two groups and the functions between them; `lossy` says what does not survive."""
-    return Rule(_paths(theirs), _paths(ours), read, write, effect, lossy, note, source, sees, blurs)
+    carried = {path: _paths(stands_for) for path, stands_for in (carries or {}).items()}
+    return Rule(_paths(theirs), _paths(ours), read, write, effect, lossy, note, source, sees, blurs, carried)
 
 
 def always(ours: str, value: Any, note: str, effect: Effect = Effect.NUMBERS) -> Rule:

@@ -204,8 +204,9 @@ def _lost(
     for path in changed:
         before, after, given = config.effective.get(path), back.get(path), path in config.given
         if given or (lost and effect is Effect.NUMBERS):
-            how = _fate(rule, lost, blurred, kept_nothing=after is None)
-            reason, origin = _reason(rule, lost, target), config.origins.get(path)
+            mine = tuple(ours for ours in lost if ours in rule.carried(path))
+            how = _fate(rule, mine, blurred, kept_nothing=after is None)
+            reason, origin = _reason(rule, mine, target), config.origins.get(path)
             yield Finding(path, reason, Effect.NONE if how is How.DERIVED else effect, given, how, before, after, origin)
 
 
@@ -251,20 +252,22 @@ def _reports(
     sources, table = plan_claims(config.dialect), claims(target.dialect)
     for path, value in target.given.items():
         rule = table[path]
-        ours = tuple(name for name in rule.ours if name in meant)
-        origins = tuple(dict.fromkeys(p for name in ours for p in _written(config, sources.get(name))))
+        ours = tuple(name for name in rule.carried(path) if name in meant)
+        origins = tuple(dict.fromkeys(p for name in ours for p in _written(config, sources.get(name), name)))
         changed = any(meant[name] != kept.get(name) for name in ours)
+        how = _came(rule, path, ours, origins, changed)
         effect = rule.effect_of(_seen(rule, rule.theirs, target.effective))
-        yield FieldReport(path, value, origins, _came(rule, ours, origins, changed), effect, rule.lossy if changed else rule.note)
+        yield FieldReport(path, value, origins, how, effect, rule.lossy if changed else rule.note)
 
 
-def _written(config: Config, rule: Rule | None) -> tuple[str, ...]:
-    return tuple(path for path in rule.theirs if path in config.given) if rule else ()
+def _written(config: Config, rule: Rule | None, ours: str) -> tuple[str, ...]:
+    return tuple(path for path in rule.carriers(ours) if path in config.given) if rule else ()
 
 
-def _came(rule: Rule, ours: tuple[str, ...], origins: tuple[str, ...], changed: bool) -> How:
+def _came(rule: Rule, path: str, ours: tuple[str, ...], origins: tuple[str, ...], changed: bool) -> How:
     if changed:
         return How.APPROXIMATE
     if not origins:
         return How.DEFAULTED
-    return How.EXACT if len(ours) == len(origins) == len(rule.theirs) == 1 else How.DERIVED
+    alone = len(ours) == len(origins) == 1 and rule.carriers(ours[0]) == (path,)
+    return How.EXACT if alone else How.DERIVED

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import compat
-from bridge import carry as carry_over
 from bridge import report
+from bridge.cli import sidecar
+from bridge.cli.sidecar import Sidecar
 from bridge.dialect import Config, Dialect
 from bridge.errors import BridgeError, SourceError, TranslationError
-from bridge.files import Document, load, parse, read_stream, read_text, scalar, write_all
+from bridge.files import Document, load, parse, read_stream, scalar, write_all
 from bridge.translation import Result, translate
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Job:
     code: Sequence[str] = ()
 
     @property
-    def beside(self) -> dict[str, dict[str, Any]]:
+    def said(self) -> dict[str, dict[str, Any]]:
         """What was said beside the file, by keyword of a dialect's `read`."""
         said = {"auto": _named(self.auto, "--auto"), "code": _named(self.code, "--code")}
         return {keyword: values for keyword, values in said.items() if values}
@@ -54,9 +55,9 @@ def convert(job: Job, to: str, to_version: str | None, output: Path | None, stri
         result = translated(job, compat.load(to), to_version, with_carry)
         if strict and not result.exact:
             _refuse(result, job)
-        files = _files(result, output, with_carry) if output else {}
-        _not_over_input(job, files)
-        write_all(files)
+        texts = files(result, output, with_carry) if output else {}
+        _not_over_input(job, texts)
+        write_all(texts)
         _say(result, job, output)
         return report.exit_code(result)
 
@@ -90,15 +91,14 @@ def _answered(job: Job, work: Callable[[], int]) -> int:
 # Reading
 
 
-def read(job: Job) -> Config:
+def read(job: Job, found: Sidecar | None = None) -> Config:
     """The config in the job's file, as its stack and release would read it."""
     document = _document(job.file)
     dialect = compat.load(job.dialect) if job.dialect else recognised(document)
+    said = {**(found.code_for(dialect) if found else {}), **job.said}
     known = signature(dialect.read).parameters
-    BridgeError.raise_if(
-        f"--{word}: {dialect.name} has nothing to say there; drop it" for word in job.beside if word not in known
-    )
-    return dialect.read(document, job.version, job.world_size, job.lenient, **job.beside)
+    BridgeError.raise_if(f"--{word}: {dialect.name} has nothing to say there; drop it" for word in said if word not in known)
+    return dialect.read(document, job.version, job.world_size, job.lenient, **said)
 
 
 def _named(pairs: Sequence[str], option: str) -> dict[str, Any]:
@@ -126,36 +126,23 @@ def recognised(document: Document) -> Dialect:
 
 def translated(job: Job, target: Dialect, version: str | None, with_carry: bool) -> Result:
     """The job's file in another dialect, with what an earlier conversion left beside the file."""
-    carry = _carry_of(job.file) if with_carry else None
-    return translate(read(job), target, version, job.world_size, carry if carry and carry.dialect == target.name else None)
-
-
-def _carry_of(file: str) -> carry_over.Carry | None:
-    sidecar = beside(Path(file))
-    return None if file == STDIN or not sidecar.exists() else carry_over.parse(read_text(sidecar), str(sidecar))
-
-
-def beside(path: Path) -> Path:
-    """The sidecar of a converted file."""
-    return path.with_name(path.name + ".carry.json")
+    found = sidecar.of(Path(job.file)) if with_carry and job.file != STDIN else None
+    carry = found.carry if found and found.carry.dialect == target.name else None
+    return translate(read(job, found), target, version, job.world_size, carry)
 
 
 # Writing
 
 
-def _files(result: Result, output: Path, with_carry: bool) -> dict[Path, str]:
-    text = text_for(result, output)
-    return {output: text, **({beside(output): result.carry.text(text)} if with_carry else {})}
-
-
-def text_for(result: Result, output: Path) -> str:
-    """The target as text, in the format that the suffix of `output` stands for."""
+def files(result: Result, output: Path, with_carry: bool) -> dict[Path, str]:
+    """What is written: the target in the format that the suffix of `output` stands for, and its sidecar."""
     dialect = result.config.dialect
-    return dialect.render(result.config, dialect.format_of(output)).text
+    written = dialect.render(result.config, dialect.format_of(output))
+    return {output: written.text, **({sidecar.beside(output): sidecar.text(result, written)} if with_carry else {})}
 
 
-def _not_over_input(job: Job, files: Mapping[Path, str]) -> None:
-    for path in files:
+def _not_over_input(job: Job, texts: Mapping[Path, str]) -> None:
+    for path in texts:
         with suppress(OSError):
             if job.file != STDIN and path.samefile(job.file):
                 raise SourceError(f"{path}: is the file that is converted; name another output")

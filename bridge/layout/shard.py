@@ -24,7 +24,8 @@ class Parameter:
     """One parameter as a layout sees it: `shape` is that on one tensor rank, `stages` are those that use it,
     in order.
 
-    `split` tells whether tensor ranks hold different parts of it (otherwise they hold replicas).
+    `split` tells along which dimension tensor ranks hold different parts, of `whole` in all, from `start` on this one (None:
+    they hold replicas). Each rank sees only its share of the gradient of a `partial` replica: shares have to be summed.
     """
 
     name: str
@@ -32,7 +33,10 @@ class Parameter:
     dtype: Dtype
     stages: tuple[int, ...]
     trainable: bool = True
-    split: bool = False
+    split: int | None = None
+    start: int = 0
+    whole: int = 0
+    partial: bool = False
 
     @property
     def size(self) -> int:
@@ -172,7 +176,18 @@ class Flat:
     @cached_property
     def split(self) -> range:
         """The leading elements that hold parameters split over tensor ranks; replicas follow."""
-        return range(sum(slot.parameter.size for slot in self.slots if slot.parameter.split))
+        return range(sum(slot.parameter.size for slot in self.slots if slot.parameter.split is not None))
+
+    @cached_property
+    def partial(self) -> range:
+        """The last elements that hold parameters whose gradients tensor ranks have to sum."""
+        return range(self.size - sum(slot.parameter.size for slot in self.slots if slot.parameter.partial), self.size)
+
+    def own(self, part: range, index: int) -> range:
+        """What data rank `index` owns of `part`, counted from the start of its slice."""
+        owned = self.owned(index)
+        start, stop = max(part.start, owned.start), min(part.stop, owned.stop)
+        return range(start - owned.start, max(start, stop) - owned.start)
 
 
 @dataclass(frozen=True)
@@ -323,9 +338,9 @@ def _flat(kind: Kind, stage: int, group: list[Parameter], members: list[int], fo
 
 
 def _slots(group: Iterable[Parameter]) -> Iterator[Slot]:
-    """Parameters end to end: those split over tensor ranks first, so that one slice holds the replicas."""
+    """Parameters end to end: those split over tensor ranks first, partial replicas last, so that each lie together."""
     start = 0
-    for parameter in sorted(group, key=lambda parameter: not parameter.split):
+    for parameter in sorted(group, key=lambda parameter: (parameter.split is None, parameter.partial)):
         yield Slot(parameter, start)
         start += parameter.size
 

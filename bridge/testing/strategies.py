@@ -27,8 +27,9 @@ Group = Mapping[str, Any]
 WORDS = "abcxyzABC019_-. /:'\"\\#$é"
 WORLDS = (1, 2, 4, 8, 3, 6, 12, 16, 24, 32, 64, 96, None)
 LARGE = 10**9
-EXTRAS = 96
+EXTRAS = 64
 """Fields beside the core of a config that are tried, at most."""
+KEPT = st.sampled_from((False, True, True, True))
 RARE = 12
 """How much more often a field that few releases have is tried where it exists, at most."""
 
@@ -132,9 +133,9 @@ def _extras(draw: DrawFn, config: Config, case: Case) -> Sequence[Group]:
 def _chosen(draw: DrawFn, dialect: Dialect, case: Case) -> list[str]:
     """Fields spread evenly by a seed, which Hypothesis's own choices are not; each can be dropped when shrinking."""
     weights = _weights(dialect, case)
-    count, seed = draw(st.integers(0, EXTRAS)), draw(st.integers(0, 2**32))
-    chosen = Random(seed).choices(tuple(weights), tuple(weights.values()), k=count) if weights else []
-    return [path for path in dict.fromkeys(chosen) if draw(st.integers(0, 7))]
+    seed = draw(st.integers(0, 2**32))
+    chosen = Random(seed).choices(tuple(weights), tuple(weights.values()), k=EXTRAS) if weights else []
+    return [path for path in dict.fromkeys(chosen) if draw(KEPT)]
 
 
 def _off(value: Any, default: Any) -> Any:

@@ -137,6 +137,11 @@ BATCH = convert(
         "train_batch_size": values.get("batch.global_"),
     },
     sees=(*AXES, "tensor_parallel.tp.tp_size"),
+    carries={
+        "train_micro_batch_size_per_gpu": "batch.micro",
+        "gradient_accumulation_steps": "batch.accumulation",
+        "train_batch_size": ("batch.global_", "parallel.data"),
+    },
     source="runtime/config.py: _configure_train_batch_size; data ranks are what the mpu leaves",
 )
 
@@ -238,6 +243,13 @@ OFFLOAD = convert(
     lambda values, context: _write_offload(values),
     effect=Effect.COST,
     sees=("zero_optimization.stage", "zero.stage", "parallel.pipeline", *STAGE_SEES),
+    carries={
+        f"{OPTIMIZER_DEVICE}.device": "zero.offload.optimizer",
+        f"{OPTIMIZER_DEVICE}.pin_memory": "zero.offload.optimizer",
+        f"{OPTIMIZER_DEVICE}.ratio": "zero.offload.optimizer_ratio",
+        f"{PARAM_DEVICE}.device": "zero.offload.parameters",
+        f"{PARAM_DEVICE}.pin_memory": "zero.offload.parameters",
+    },
     lossy="DeepSpeed offloads optimizer state at stage 1 and above, a part of it and parameters at stage 3 only",
     source="reference: offload below these stages is accepted and ignored",
 )
@@ -277,6 +289,14 @@ PRECISION = convert(
     ("precision.compute", "precision.reduce", "precision.master"),
     lambda values, context: _read_precision(values),
     lambda values, context: _write_precision(values),
+    carries={
+        "fp16.enabled": "precision.compute",
+        "bf16.enabled": "precision.compute",
+        "data_types.grad_accum_dtype": "precision.reduce",
+        "communication_data_type": "precision.reduce",
+        "fp16.fp16_master_weights_and_grads": "precision.master",
+        "bf16.bf16_master_weights_and_grads": "precision.master",
+    },
     lossy="a Plan has one format for accumulating and reducing gradients; DeepSpeed has no fp64",
     blurs=lambda values: _two_formats(values),
     source="runtime/engine.py: get_data_types; communication_data_type",
@@ -317,6 +337,13 @@ LOSS_SCALE = convert(
     lambda values, context: _write_loss_scale(values),
     effect=lambda values: Effect.NUMBERS if values.get("fp16.enabled") else Effect.NONE,
     sees=("fp16.enabled", "precision.compute"),
+    carries={
+        "fp16.loss_scale": "precision.loss_scale.static",
+        "fp16.initial_scale_power": "precision.loss_scale.initial",
+        "fp16.loss_scale_window": "precision.loss_scale.window",
+        "fp16.hysteresis": "precision.loss_scale.hysteresis",
+        "fp16.min_loss_scale": "precision.loss_scale.minimum",
+    },
     lossy="DeepSpeed scales the loss only in fp16, starts at a power of two and stops at a whole number",
     source="runtime/fp16/loss_scaler.py",
 )
@@ -360,6 +387,10 @@ RECOMPUTE = convert(
     lambda values, context: _write_recompute(values),
     effect=Effect.COST,
     sees=("code.pipeline_stages", "parallel.pipeline"),
+    carries={
+        "activation_checkpointing.partition_activations": "recompute.partition",
+        "activation_checkpointing.cpu_checkpointing": "recompute.offload",
+    },
     lossy="DeepSpeed recomputes groups of whole layers: nothing selective, and no fixed number of layers in a stage",
     source="runtime/pipe/module.py: activation_checkpoint_interval; activation_checkpointing counts only where code calls it",
 )

@@ -77,6 +77,18 @@ RULE = convert(
     _write,
     sees=("train_iters", "train_samples", "global_batch_size"),
     blurs=_blurs,
+    carries={
+        "lr_decay_style": "optimizer.schedule.name",
+        "lr_decay_iters": "optimizer.schedule.total_steps",
+        "lr_decay_samples": "optimizer.schedule.total_steps",
+        "lr_warmup_fraction": "optimizer.schedule.warmup_steps",
+        "lr_warmup_iters": "optimizer.schedule.warmup_steps",
+        "lr_warmup_samples": "optimizer.schedule.warmup_steps",
+        "lr_warmup_init": "optimizer.schedule.warmup_from",
+        "min_lr": "optimizer.schedule.minimum",
+        "train_iters": "optimizer.schedule.total_steps",
+        "train_samples": "optimizer.schedule.total_steps",
+    },
     lossy="counts of samples and fractions become whole optimizer steps",
     source="training.py: get_optimizer_param_scheduler; the decay ends with training unless told otherwise",
 )

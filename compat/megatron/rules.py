@@ -80,6 +80,11 @@ BATCH = convert(
         "global_batch_size": values.get("batch.global_"),
     },
     blurs=lambda values: _batch_rests(values),
+    carries={
+        "micro_batch_size": ("batch.micro", "batch.accumulation"),
+        "global_batch_size": ("batch.global_", "batch.accumulation"),
+        "data_parallel_size": "parallel.data",
+    },
     lossy="a global batch that is no multiple of micro x data is rounded down to one",
     source="arguments.py: global_batch_size defaults to micro x data; num_microbatches_calculator.py",
 )
@@ -158,6 +163,7 @@ def ddp_rules() -> tuple[Rule, ...]:
             _write_overlap,
             effect=Effect.COST,
             sees=("zero.stage",),
+            carries={"overlap_grad_reduce": "zero.overlap", "overlap_param_gather": "zero.overlap_gather"},
             lossy="Megatron gathers weights ahead only where they are sharded and gradients are reduced ahead",
             source="arguments.py: --overlap-param-gather needs --overlap-grad-reduce and a sharded optimizer",
         ),
@@ -184,6 +190,12 @@ PRECISION = convert(
     lambda values, context: _read_precision(values),
     lambda values, context: _write_precision(values, context),
     sees=("zero.offload.optimizer", "zero.stage"),
+    carries={
+        "accumulate_allreduce_grads_in_fp32": "precision.reduce",
+        "grad_reduce_in_bf16": "precision.reduce",
+        "main_params_dtype": "precision.master",
+        "use_precision_aware_optimizer": "precision.master",
+    },
     lossy="Megatron reduces bf16 gradients in fp32 before 0.12, and has no fp64",
     source="arguments.py: --bf16 sets accumulate_allreduce_grads_in_fp32 unless --grad-reduce-in-bf16",
 )
@@ -231,6 +243,13 @@ LOSS_SCALE = convert(
     lambda values, context: _write_loss_scale(values),
     effect=lambda values: _loss_scale_effect(values),
     sees=("fp16", "bf16", "precision.compute"),
+    carries={
+        "loss_scale": "precision.loss_scale.static",
+        "initial_loss_scale": "precision.loss_scale.initial",
+        "min_loss_scale": "precision.loss_scale.minimum",
+        "loss_scale_window": "precision.loss_scale.window",
+        "hysteresis": "precision.loss_scale.hysteresis",
+    },
     lossy="Megatron scales the loss in fp16, and in bf16 by a constant only",
     source="optimizer/__init__.py: constant scaler if --loss-scale, dynamic in fp16, none otherwise",
 )
@@ -298,6 +317,11 @@ def optimizer_rules() -> tuple[Rule, ...]:
             _write_moments,
             effect=lambda values: Effect.NONE if values.get("optimizer") == "sgd" else Effect.NUMBERS,
             sees=("optimizer",),
+            carries={
+                "adam_beta1": "optimizer.betas",
+                "adam_beta2": "optimizer.betas",
+                "adam_eps": "optimizer.eps",
+            },
             lossy="sgd has no moments",
         ),
         convert(
@@ -339,6 +363,7 @@ RECOMPUTE = convert(
     },
     lambda values, context: _write_recompute(values),
     effect=Effect.COST,
+    carries={"recompute_method": "recompute.method", "recompute_num_layers": "recompute.layers"},
     lossy="Megatron's selective recomputation takes neither method nor layers",
     source="arguments.py: --recompute-activations is granularity selective",
 )

@@ -10,6 +10,13 @@ from bridge.errors import TranslationError
 from bridge.rules import Context, Effect, Group, convert, rename
 
 VIRTUAL = "virtual_pipeline_model_parallel_size"
+VIRTUAL_FLAGS = ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank", VIRTUAL)
+UNEVEN_FLAGS = (
+    "decoder_first_pipeline_num_layers",
+    "decoder_last_pipeline_num_layers",
+    "account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split",
+)
 
 
 def layout_counts(layout: str) -> tuple[int, ...]:
@@ -133,20 +140,19 @@ def _refuse(counts: tuple[int, ...], ranks: int, virtual: int | None, context: C
 RULES = (
     convert(
         (
-            "num_layers_per_virtual_pipeline_stage",
-            "num_virtual_stages_per_pipeline_rank",
+            *VIRTUAL_FLAGS,
+            *UNEVEN_FLAGS,
             "pipeline_model_parallel_layout",
-            VIRTUAL,
-            "decoder_first_pipeline_num_layers",
-            "decoder_last_pipeline_num_layers",
-            "account_for_embedding_in_pipeline_split",
-            "account_for_loss_in_pipeline_split",
         ),
         ("stages.rule", "stages.layers_per_stage", "stages.boundaries", "schedule.name", "schedule.virtual"),
         _read,
         _write,
         effect=Effect.COST,
         sees=("num_layers", "pipeline_model_parallel_size", "model.layers", "parallel.pipeline"),
+        carries={
+            **dict.fromkeys(VIRTUAL_FLAGS, ("schedule.name", "schedule.virtual")),
+            **dict.fromkeys(UNEVEN_FLAGS, ("stages.rule", "stages.layers_per_stage", "stages.boundaries")),
+        },
         lossy="Megatron splits layers evenly unless told each stage, and runs 1F1B or interleaved 1F1B",
         source="arguments.py: virtual stages from layers; transformer_block.py: get_num_layers_to_build",
     ),

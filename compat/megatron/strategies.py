@@ -35,8 +35,8 @@ def divisors(number: int) -> tuple[int, ...]:
     return tuple(size for size in range(1, number + 1) if number % size == 0)
 
 
-def _has(case: Case, dest: str) -> bool:
-    return dest in options.by_dest(case.version)
+def _has(version: str, dest: str) -> bool:
+    return dest in options.by_dest(version)
 
 
 def _group(must: Mapping[str, SearchStrategy[Any]], may: Mapping[str, SearchStrategy[Any]] | None = None) -> Groups:
@@ -50,11 +50,11 @@ def _group(must: Mapping[str, SearchStrategy[Any]], may: Mapping[str, SearchStra
 def core(draw: DrawFn, case: Case) -> Sequence[Group]:
     """Sizes, layers and batch first, then choices that each hold together."""
     sizes = _sizes(draw, case)
-    model = {**sizes, **_layers(draw, case, sizes[PIPELINE]), **draw(_widths(sizes))}
-    choices = [draw(choice(case, model)) for choice in CHOICES]
+    model = {**sizes, **_layers(draw, case, sizes[PIPELINE]), **_widths(draw, sizes)}
+    choices = [draw(choice(case.version)) for choice in CHOICES] + [_experts(draw, case, sizes)]
     if case.entry != FLAGS:
         return [_fields(sizes, case), _fields(model, case), *(_fields(choice, case) for choice in choices)]
-    return [{**model, **draw(_batch(case, sizes))}, *choices]
+    return [{**model, **_batch(draw, case, sizes)}, *choices]
 
 
 def _sizes(draw: DrawFn, case: Case) -> dict[str, int]:
@@ -72,25 +72,19 @@ def _fields(group: Group, case: Case) -> Group:
     return {**own, "pipeline_dtype": "torch.bfloat16"} if piped else own
 
 
-def _batch(case: Case, sizes: Mapping[str, int]) -> Groups:
+def _batch(draw: DrawFn, case: Case, sizes: Mapping[str, int]) -> Group:
     ranks = sizes[TENSOR] * sizes[PIPELINE] * sizes[CONTEXT]
+    micro, steps = draw(SMALL), draw(st.integers(0, 12))
     data = (case.world_size or ranks) // ranks
-    return st.builds(_filled, SMALL, st.none() | st.integers(1, 12), st.just(data))
+    return {"micro_batch_size": micro, **({"global_batch_size": micro * steps * data} if steps else {})}
 
 
-def _filled(micro: int, steps: int | None, data: int) -> Group:
-    return {"micro_batch_size": micro, **({} if steps is None else {"global_batch_size": micro * steps * data})}
-
-
-def _widths(sizes: Mapping[str, int]) -> Groups:
+def _widths(draw: DrawFn, sizes: Mapping[str, int]) -> Group:
     """Widths that the tensor size divides, and lengths that the context size divides; or nothing, which leaves them open."""
-    heads, length = st.sampled_from((1, 2, 4)).map(lambda n: n * sizes[TENSOR]), 2 * sizes[CONTEXT]
-    return st.just({}) | st.builds(_model, heads, st.integers(1, 4), st.integers(1, 64).map(lambda n: n * length), st.booleans())
-
-
-def _model(heads: int, groups: int, length: int, grouped: bool) -> Group:
-    shape = {"hidden_size": 64 * heads, "num_attention_heads": heads, "seq_length": length, "max_position_embeddings": 2 * length}
-    return {**shape, "group_query_attention": True, "num_query_groups": heads} if grouped else shape
+    heads, length = draw(SMALL) * sizes[TENSOR], 2 * sizes[CONTEXT] * draw(st.integers(0, 64))
+    shape = {"hidden_size": 64 * heads, "num_attention_heads": heads}
+    grouped = {"group_query_attention": True, "num_query_groups": heads} if draw(st.booleans()) else {}
+    return {**shape, **grouped, "seq_length": length, "max_position_embeddings": 2 * length} if length else {}
 
 
 # Layers over stages
@@ -98,13 +92,22 @@ def _model(heads: int, groups: int, length: int, grouped: bool) -> Group:
 
 def _layers(draw: DrawFn, case: Case, ranks: int) -> Group:
     """A number of layers and a way to spread them, of those that the release has."""
-    forms = ["even"] + ["virtual", "per_stage"] * (ranks > 1) + ["ends"] * _has(case, "account_for_loss_in_pipeline_split")
-    if ranks > 1 and _has(case, "decoder_first_pipeline_num_layers"):
-        forms.append("uneven")
-    if ranks > 1 and _has(case, "pipeline_model_parallel_layout"):
-        forms.append("layout")
     counts = {name: draw(st.integers(1, 4)) for name in ("virtual", "each", "first", "last")}
-    return FORMS[draw(st.sampled_from(forms))](ranks, **counts)
+    return FORMS[draw(st.sampled_from(_forms(case.version, ranks > 1)))](ranks, **counts)
+
+
+@cache
+def _forms(version: str, piped: bool) -> tuple[str, ...]:
+    forms = ["even", "virtual", "per_stage", *(form for form, dest in SINCE.items() if _has(version, dest))]
+    return tuple(form for form in forms if piped or form in ("even", "ends"))
+
+
+SINCE = {
+    "ends": "account_for_loss_in_pipeline_split",
+    "uneven": "decoder_first_pipeline_num_layers",
+    "layout": "pipeline_model_parallel_layout",
+}
+"""Ways to spread layers that only some releases have, by the flag that shows it."""
 
 
 def _even(ranks: int, virtual: int, each: int, first: int, last: int) -> Group:
@@ -146,7 +149,8 @@ FORMS = {"even": _even, "virtual": _virtual, "per_stage": _per_stage, "ends": _e
 # Choices
 
 
-def _precision(case: Case, model: Group) -> Groups:
+@cache
+def _precision(version: str) -> Groups:
     scales = {
         "loss_scale": POWER,
         "initial_loss_scale": POWER,
@@ -163,7 +167,8 @@ def _precision(case: Case, model: Group) -> Groups:
     )
 
 
-def _sharding(case: Case, model: Group) -> Groups:
+@cache
+def _sharding(version: str) -> Groups:
     """Sharded optimizers of the release, and the exchange that goes with each."""
     overlap = {"overlap_grad_reduce": TRUE, "ddp_bucket_size": st.integers(1, 10**9)}
     gather = {"overlap_param_gather": TRUE, "overlap_grad_reduce": TRUE}
@@ -177,83 +182,82 @@ def _sharding(case: Case, model: Group) -> Groups:
         _group(optimizer, {**overlap, "num_distributed_optimizer_instances": st.just(2)}),
         _group({**optimizer, **gather}, {"ddp_bucket_size": overlap["ddp_bucket_size"]}),
     ]
-    if _has(case, "use_megatron_fsdp"):
+    if _has(version, "use_megatron_fsdp"):
         kinds.append(_group({**optimizer, **megatron, **strategy}, fusion))
-    elif _has(case, "use_custom_fsdp"):
+    elif _has(version, "use_custom_fsdp"):
         kinds.append(_group({**optimizer, **strategy, **fusion, "use_custom_fsdp": TRUE}))
-    if _has(case, "use_torch_fsdp2"):
+    if _has(version, "use_torch_fsdp2"):
         kinds.append(_group({**torch, **fusion}, {"torch_fsdp2_reshard_after_forward": st.just(False)}))
     return st.one_of(kinds)
 
 
-def _recompute(case: Case, model: Group) -> Groups:
+@cache
+def _recompute(version: str) -> Groups:
     full = {"recompute_granularity": st.just("full"), "recompute_method": st.sampled_from(("uniform", "block"))}
     return st.one_of(
         st.just({}),
         _group({"recompute_granularity": st.just("selective")}),
         _group({"recompute_activations": TRUE}),
-        _group({**full, "recompute_num_layers": SMALL}, {"distribute_saved_activations": st.just(model[TENSOR] > 1)}),
+        _group({**full, "recompute_num_layers": SMALL}, {"distribute_saved_activations": TRUE}),
     )
 
 
-def _sequence(case: Case, model: Group) -> Groups:
+@cache
+def _sequence(version: str) -> Groups:
     return st.sampled_from(({}, {"sequence_parallel": True}))
 
 
-def _experts(case: Case, model: Group) -> Groups:
-    ranks = (case.world_size or 8) // model[PIPELINE]
-    sizes = [size for size in divisors(ranks) if size <= 8]
-    together = {"sequence_parallel": True} if model[TENSOR] > 1 else {}
-    experts = st.builds(
-        lambda size, each: {**together, "num_experts": size * each, "expert_model_parallel_size": size}, st.sampled_from(sizes), SMALL
-    )
-    return st.just({}) | st.just({}) | experts
+def _experts(draw: DrawFn, case: Case, sizes: Mapping[str, int]) -> Group:
+    """Experts over some of the ranks; some releases want sequence parallelism with them."""
+    size = draw(st.sampled_from([0, 0, *divisors((case.world_size or 8) // sizes[PIPELINE])[:4]]))
+    together = {"sequence_parallel": True} if sizes[TENSOR] > 1 else {}
+    return {**together, "num_experts": size * draw(SMALL), "expert_model_parallel_size": size} if size else {}
 
 
-def _optimizer(case: Case, model: Group) -> Groups:
+@cache
+def _optimizer(version: str) -> Groups:
     adam = {"adam_beta1": st.floats(0, 0.99), "adam_beta2": st.floats(0, 0.999), "adam_eps": st.floats(0, 1e-3)}
-    names = [name for flag in options.by_dest(case.version)["optimizer"] for name in flag.choices if name not in ("adam", "sgd")]
+    names = [name for flag in options.by_dest(version)["optimizer"] for name in flag.choices if name not in ("adam", "sgd")]
     others = [_group({"optimizer": st.sampled_from(names)})] if names else []
     sgd = _group({"optimizer": st.just("sgd")}, {"sgd_momentum": st.floats(0, 0.99), **adam})
     rest = _group({}, {"weight_decay": st.floats(0, 1), "clip_grad": st.floats(0, 10)})
     return st.builds(lambda own, more: {**own, **more}, st.one_of(_group({}, adam), sgd, *others), rest)
 
 
-def _schedule(case: Case, model: Group) -> Groups:
+@cache
+def _schedule(version: str) -> Groups:
     """A learning rate and its schedule, counted in iterations or in samples."""
     style = {"lr_decay_style": st.sampled_from(("constant", "linear", "cosine", "inverse-square-root"))}
     common = {"lr": RATE, "min_lr": st.floats(0, 1e-6), **style}
     warmup, count = {"lr_warmup_init": st.floats(0, 1e-6)}, st.integers(1, 10**6)
-    unit = draw_unit()
-    return unit.flatmap(
-        lambda unit: st.one_of(
-            _group({f"train_{unit}": count}, {**common, **warmup, f"lr_decay_{unit}": count, f"lr_warmup_{unit}": st.integers(1, 100)}),
-            _group({f"train_{unit}": count, "lr_warmup_fraction": st.floats(0, 1)}, {**common, f"lr_decay_{unit}": count}),
-        )
-    )
+    return st.one_of([_counted(unit, common, warmup, count) for unit in ("iters", "samples")])
 
 
-def draw_unit() -> SearchStrategy[str]:
-    """What training is counted in."""
-    return st.sampled_from(("iters", "samples"))
+def _counted(unit: str, common: Mapping[str, Any], warmup: Mapping[str, Any], count: SearchStrategy[int]) -> Groups:
+    train, decay = {f"train_{unit}": count}, {**common, f"lr_decay_{unit}": count}
+    by_fraction = _group({**train, "lr_warmup_fraction": st.floats(0, 1)}, decay)
+    return by_fraction | _group(train, {**decay, **warmup, f"lr_warmup_{unit}": st.integers(1, 100)})
 
 
-def _offload(case: Case, model: Group) -> Groups:
+@cache
+def _offload(version: str) -> Groups:
     aware = {"use_precision_aware_optimizer": True, "use_distributed_optimizer": True}
     cpu = _group({"optimizer_cpu_offload": TRUE}, {"optimizer_offload_fraction": st.floats(0, 1)})
     dtypes = _group({}, {"main_params_dtype": st.sampled_from(("fp32", "fp16"))})
     return st.just({}) | st.just({}) | (cpu | dtypes).map(lambda group: {**aware, **group})
 
 
-def _fp8(case: Case, model: Group) -> Groups:
+@cache
+def _fp8(version: str) -> Groups:
     return st.just({}) | st.just({}) | _group({"fp8": st.sampled_from(("e4m3", "hybrid"))})
 
 
-def _order(case: Case, model: Group) -> Groups:
+@cache
+def _order(version: str) -> Groups:
     return st.sampled_from(({}, {}, {"use_tp_pp_dp_mapping": True}))
 
 
-CHOICES = (_precision, _sequence, _sharding, _recompute, _experts, _optimizer, _schedule, _offload, _fp8, _order)
+CHOICES = (_precision, _sequence, _sharding, _recompute, _optimizer, _schedule, _offload, _fp8, _order)
 
 
 # Single fields

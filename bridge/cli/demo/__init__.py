@@ -9,67 +9,59 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import compat
-from bridge import carry, report
-from bridge.cli.convert import beside, console, text_for
+from bridge import report
+from bridge.cli import convert
+from bridge.cli.convert import Job, console
 from bridge.dialect import Config
 from bridge.errors import SourceError, TranslationError
-from bridge.files import parse, read_text, write_all
-from bridge.translation import Result, translate
+from bridge.files import write_all
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-LAUNCH = "megatron.args"
 RANKS = 8
+LAUNCH, TARGET = "megatron.args", "deepspeed.json"
 CONTENTS = {
     LAUNCH: "the launch that was converted",
-    "deepspeed.json": "the DeepSpeed config",
-    "deepspeed.json.carry.json": "what DeepSpeed cannot say; the way back reads it",
+    TARGET: "the DeepSpeed config",
+    f"{TARGET}.carry.json": "what DeepSpeed cannot say; the way back reads it",
+    "train.py": "what belongs into the training script",
     "report.json": "the report, for programs",
 }
 
 
 def demo(folder: Path) -> int:
     """Convert the bundled launch to DeepSpeed and back, write all files into `folder`; the exit code."""
-    source = bundled()
-    there = translate(source, compat.load("deepspeed"), world_size=RANKS)
-    _write(folder, there)
-    back = returned(folder / "deepspeed.json", source)
+    _make(folder)
+    write_all({folder / LAUNCH: launch()})
+    result = convert.translated(_job(folder / LAUNCH), compat.load("deepspeed"), None, with_carry=False)
+    texts = {
+        **convert.files(result, folder / TARGET, with_carry=True),
+        folder / "train.py": result.written.snippet,
+        folder / "report.json": json.dumps(report.as_json(result), indent=2, allow_nan=False) + "\n",
+    }
+    write_all(texts)
+    back = convert.translated(_job(folder / TARGET), result.source.dialect, result.source.version, with_carry=True)
     out = console(sys.stdout)
-    report.text(there, out)
-    _tell(folder, source, back, out)
+    report.text(result, out)
+    _tell(folder, result.source, back.config, out)
     return report.CLEAN
 
 
-def bundled() -> Config:
-    """The bundled launch, read by the Megatron dialect."""
-    text = files("bridge.cli.demo").joinpath(LAUNCH).read_text(encoding="utf-8")
-    return compat.load("megatron").read(parse(text, LAUNCH, ".args"), world_size=RANKS)
+def launch() -> str:
+    """Text of the bundled launch."""
+    return files("bridge.cli.demo").joinpath(LAUNCH).read_text(encoding="utf-8")
 
 
-def returned(path: Path, source: Config) -> Config:
-    """The written DeepSpeed config converted back to Megatron, with the carry-over beside it."""
-    sidecar = beside(path)
-    kept = carry.parse(read_text(sidecar), str(sidecar))
-    config = compat.load("deepspeed").read(path, world_size=RANKS)
-    return translate(config, source.dialect, source.version, RANKS, kept).config
+def _job(file: Path) -> Job:
+    return Job(str(file), None, None, RANKS, lenient=False, json=False)
 
 
-def _write(folder: Path, there: Result) -> None:
+def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise SourceError(f"{folder}: cannot be created ({error.strerror}); name another folder") from None
-    path = folder / "deepspeed.json"
-    text = text_for(there, path)
-    write_all(
-        {
-            folder / LAUNCH: files("bridge.cli.demo").joinpath(LAUNCH).read_text(encoding="utf-8"),
-            path: text,
-            beside(path): there.carry.text(text),
-            folder / "report.json": json.dumps(report.as_json(there), indent=2, allow_nan=False) + "\n",
-        }
-    )
+        raise SourceError(f"{folder}: cannot be made ({(error.strerror or '').lower()}); name another folder") from None
 
 
 def _tell(folder: Path, source: Config, back: Config, out: Console) -> None:

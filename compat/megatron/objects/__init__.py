@@ -90,6 +90,11 @@ def _unmatched(a: Namespace) -> tuple[str, ...]:
             "another than rope without multi_latent_attention; drop --rope-type",
         ),
         (
+            "init_method_xavier_uniform",
+            a.init_method_xavier_uniform,
+            "true; a defect of every release ends the run there (TypeError: no field scaled_init_method); drop it",
+        ),
+        (
             "heterogeneous_layers_config_path",
             a.heterogeneous_layers_config_path is not None and a.multi_latent_attention,
             "with multi_latent_attention; keep one of them",

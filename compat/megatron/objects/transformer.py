@@ -96,6 +96,13 @@ SIZE_STEPS: tuple[Step, ...] = (
         " ({tensor_model_parallel_size})",
         needs=("num_attention_heads",),
     ),
+    check(
+        CLASS,
+        lambda c: c.num_layers < 1,
+        "num_layers: found {num_layers}; expected a positive number",
+        needs=("num_layers",),
+        last=True,
+    ),
     derive(CLASS, default("ffn_hidden_size", _feed_forward), needs=("hidden_size",)),
     derive(CLASS, default("kv_channels", _channels), needs=("hidden_size", "num_attention_heads")),
     derive(CLASS, default("num_query_groups", _groups), needs=("num_attention_heads",)),

@@ -1,0 +1,67 @@
+"""Tensor parallelism as names: which of a model's modules and parameters are split over tensor ranks, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from bridge.errors import ConfigError
+
+Kind = Literal["column", "row"]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlan:
+    """Parts of module names (of parameter names, for `weights`); a module is taken if its dotted name contains one.
+
+    columns, rows: linear layers split by output or by input features. `shapes`: (input, output, kind) in any unit; a linear
+    layer that no name claims is taken if its features stand in that ratio, first match first. `weights`: parameters cut along
+    a dimension. `attributes`: integers on any module that are divided, such as numbers of heads. `shared`: linear layers that
+    every rank holds whole while it uses a part of their output. `vocabulary`: embeddings, and linear layers that return
+    logits, split by vocabulary. `scattered`: modules after which sequence parallelism splits by tokens.
+    """
+
+    columns: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
+    shapes: tuple[tuple[float, float, Kind], ...] = ()
+    weights: tuple[tuple[str, int], ...] = ()
+    attributes: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
+    vocabulary: tuple[str, ...] = ()
+    scattered: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        ConfigError.raise_if(self._problems())
+
+    def kind(self, name: str, inputs: int, outputs: int) -> str | None:
+        """What becomes of the linear layer `name`: vocabulary, shared, column, row, or None."""
+        for kind, parts in self._lists():
+            if matches(name, parts):
+                return kind
+        ratios = (kind for first, second, kind in self.shapes if inputs * second == outputs * first)
+        return next(ratios, None)
+
+    def _lists(self) -> Iterator[tuple[str, tuple[str, ...]]]:
+        yield from (("vocabulary", self.vocabulary), ("shared", self.shared), ("column", self.columns), ("row", self.rows))
+
+    def _problems(self) -> Iterator[str]:
+        if not any(getattr(self, field.name) for field in fields(self) if field.name not in ("attributes", "scattered")):
+            yield "tensor plan: splits nothing; name columns and rows, shapes, weights or a vocabulary"
+        lists = list(self._lists())
+        for index, (kind, parts) in enumerate(lists):
+            for other, theirs in lists[index + 1 :]:
+                for name in set(parts) & set(theirs):
+                    yield f"tensor plan: {name!r} is in the lists of {kind} and {other} layers; leave it in one"
+
+
+def matches(name: str, parts: tuple[str, ...]) -> bool:
+    """Whether `name` contains one of `parts`, as whole words between dots."""
+    return any(f".{part}." in f".{name}." for part in parts)
+
+
+def cut(size: int, ranks: int, rank: int) -> range:
+    """The part of `size` that `rank` gets: parts differ by at most one, longer ones first."""
+    length, longer = divmod(size, ranks)
+    start = rank * length + min(rank, longer)
+    return range(start, start + length + (rank < longer))
