@@ -154,9 +154,7 @@ class Dialect(ABC):
             raise VersionError(f"{self.name}: unknown release {version}; {known}{nearest(version, self.versions)}")
         return version
 
-    def read(
-        self, source: Any, version: str | None = None, world_size: int | None = None, lenient: bool = False
-    ) -> Config:
+    def read(self, source: Any, version: str | None = None, world_size: int | None = None, lenient: bool = False) -> Config:
         """Read a source of this stack and check it as that release would; raises `BridgeError` with every problem."""
         release = self.release(version)
         config = self.build(self.parse(source, release, lenient), release, world_size)
@@ -191,7 +189,9 @@ class Dialect(ABC):
         """The format that the suffix of `path` stands for; None: the dialect's usual one."""
         return None
 
-    def config(self, given: Mapping[str, Any], version: str | None = None, world_size: int | None = None, entry: str = "") -> Config:
+    def config(
+        self, given: Mapping[str, Any], version: str | None = None, world_size: int | None = None, entry: str = ""
+    ) -> Config:
         """A config from values by schema path, checked as `read` checks."""
         release = self.release(version)
         config = self.build(Reading(Values(given), entry or self.default_entry), release, world_size)

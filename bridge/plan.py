@@ -87,7 +87,9 @@ class Offload(Section):
 class Zero(Section):
     """Sharding of optimizer state, gradients and weights over data ranks."""
 
-    stage: Literal[0, 1, 2, 3] | None = field(None, description="0 replicates, 1 shards optimizer state, 2 gradients too, 3 weights too.")
+    stage: Literal[0, 1, 2, 3] | None = field(
+        None, description="0 replicates, 1 shards optimizer state, 2 gradients too, 3 weights too."
+    )
     weight_buffers: Count | None = field(None, description="Stages whose weights may be whole at once.")
     grad_buffers: Count | None = field(None, description="Stages whose gradients may be whole at once.")
     replicas: Count | None = field(None, description="Groups that each hold a full set of shards (hybrid sharding).")
@@ -139,9 +141,13 @@ class LearningRate(Section):
 class Optimizer(Section):
     """The optimizer and its hyperparameters."""
 
-    name: Literal["adam", "adamw", "sgd", "lion", "muon", "lamb", "adagrad"] | None = field(None, description="Update rule; adamw decays weights apart.")
+    name: Literal["adam", "adamw", "sgd", "lion", "muon", "lamb", "adagrad"] | None = field(
+        None, description="Update rule; adamw decays weights apart."
+    )
     lr: Annotated[Real, Ge(0)] | None = field(None, description="Peak learning rate.")
-    betas: tuple[Annotated[Real, Ge(0), Lt(1)], Annotated[Real, Ge(0), Lt(1)]] | None = field(None, description="Decay of the two moments.")
+    betas: tuple[Annotated[Real, Ge(0), Lt(1)], Annotated[Real, Ge(0), Lt(1)]] | None = field(
+        None, description="Decay of the two moments."
+    )
     eps: Annotated[Real, Ge(0)] | None = field(None, description="Term added to the root of the second moment.")
     momentum: Annotated[Real, Ge(0)] | None = field(None, description="Momentum of sgd.")
     weight_decay: Annotated[Real, Ge(0)] | None = field(None, description="Weight decay.")
@@ -154,7 +160,9 @@ class Recompute(Section):
 
     granularity: Literal["none", "selective", "full"] | None = field(None, description="What is computed again.")
     method: Literal["uniform", "block"] | None = field(None, description="Which layers, for granularity full.")
-    layers: Count | None = field(None, description="Layers between checkpoints (uniform), or layers recomputed in a stage (block).")
+    layers: Count | None = field(
+        None, description="Layers between checkpoints (uniform), or layers recomputed in a stage (block)."
+    )
     ratio: Fraction | None = field(None, description="Share of the layers that are recomputed.")
     partition: bool | None = field(None, description="Saved activations are split over the tensor group.")
     offload: bool | None = field(None, description="Saved activations are kept in host memory.")

@@ -186,7 +186,12 @@ def _mapped(result: Result) -> Table:
 
     table = _table(f"Written for {result.config.dialect.title}", "setting", "value", "from", "how")
     for field in result.fields:
-        row = (field.path, shown(field.value), ", ".join(field.sources) or f"{result.source.dialect.title}'s default", str(field.how))
+        row = (
+            field.path,
+            shown(field.value),
+            ", ".join(field.sources) or f"{result.source.dialect.title}'s default",
+            str(field.how),
+        )
         table.add_row(*map(escape, row))
     return table
 

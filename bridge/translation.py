@@ -98,7 +98,8 @@ def translate(
 
 
 def _lift(config: Config) -> dict[str, Any]:
-    effective, ours = config.effective.flat(), {}
+    effective: Mapping[str, Any] = config.effective.flat()
+    ours: dict[str, Any] = {}
     for rule in config.dialect.rules:
         if rule.ours:
             ours.update(rule.read(_seen(rule, rule.theirs, effective), config.context))
@@ -173,9 +174,7 @@ def plan_claims(dialect: Dialect) -> Mapping[str, Rule]:
     return {path: rule for rule in dialect.rules for path in rule.ours}
 
 
-def _losses(
-    config: Config, meant: Mapping[str, Any], kept: Mapping[str, Any], back: Values, target: Config
-) -> Iterator[Finding]:
+def _losses(config: Config, meant: Mapping[str, Any], kept: Mapping[str, Any], back: Values, target: Config) -> Iterator[Finding]:
     for rule, paths in _at_stake(config):
         changed = [path for path in paths if config.effective.get(path) != back.get(path)]
         if changed:
@@ -205,16 +204,16 @@ def _lost(
         before, after, given = config.effective.get(path), back.get(path), path in config.given
         if given or (lost and effect is Effect.NUMBERS):
             mine = tuple(ours for ours in lost if ours in rule.carried(path))
-            how = _fate(rule, mine, blurred, kept_nothing=after is None)
+            how = _fate(rule, mine, blurred, gone=all(kept.get(ours) is None for ours in mine))
             reason, origin = _reason(rule, mine, target), config.origins.get(path)
             yield Finding(path, reason, Effect.NONE if how is How.DERIVED else effect, given, how, before, after, origin)
 
 
-def _fate(rule: Rule, lost: tuple[str, ...], blurred: bool, kept_nothing: bool) -> How:
+def _fate(rule: Rule, lost: tuple[str, ...], blurred: bool, gone: bool) -> How:
     if not rule.ours:
         return How.DROPPED
     if lost:
-        return How.DROPPED if kept_nothing else How.APPROXIMATE
+        return How.DROPPED if gone else How.APPROXIMATE
     return How.APPROXIMATE if blurred else How.DERIVED
 
 
@@ -246,9 +245,7 @@ def _openings(config: Config, meant: Mapping[str, Any], kept: Mapping[str, Any],
         yield Finding(path, message, effect, False, How.DEFAULTED, None, value)
 
 
-def _reports(
-    config: Config, meant: Mapping[str, Any], kept: Mapping[str, Any], target: Config
-) -> Iterator[FieldReport]:
+def _reports(config: Config, meant: Mapping[str, Any], kept: Mapping[str, Any], target: Config) -> Iterator[FieldReport]:
     sources, table = plan_claims(config.dialect), claims(target.dialect)
     for path, value in target.given.items():
         rule = table[path]

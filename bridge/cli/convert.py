@@ -52,6 +52,8 @@ def convert(job: Job, to: str, to_version: str | None, output: Path | None, stri
     """Convert one file; the exit code."""
 
     def work() -> int:
+        if with_carry and job.file != STDIN and sidecar.beside(Path(job.file)).exists():
+            print(f"note: reads {sidecar.beside(Path(job.file))} as well; --no-carry leaves it out", file=sys.stderr)
         result = translated(job, compat.load(to), to_version, with_carry)
         if strict and not result.exact:
             _refuse(result, job)

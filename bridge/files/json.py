@@ -67,7 +67,7 @@ def _malformed(error: Exception, text: str, name: str) -> MalformedError:
     if position >= len(text.rstrip()):
         return MalformedError(f"{name}: ends in the middle of a value; is the file complete?", lax=False)
     found = text[position : position + 20].partition("\n")[0]
-    said = getattr(error, "msg", str(error)).removesuffix(" at").replace(" %r", "")
+    said = getattr(error, "msg", str(error)).removesuffix(" starting at").removesuffix(" at").replace(" %r", "")
     line = text.count("\n", 0, position) + 1
     problem = f"{name}: line {line}: found {found!r}; {said[:1].lower()}{said[1:]}; fix the syntax there"
     return MalformedError(problem, lax=re.match(r"[#/'\w}\]]", found) is not None)

@@ -94,16 +94,18 @@ def _configs(draw: DrawFn, dialect: Dialect, version: str | None, world_size: in
     release = version or draw(st.sampled_from(dialect.versions[::-1]))
     world = world_size or draw(st.sampled_from(WORLDS))
     case = Case(release, world, draw(st.sampled_from(part.entries)))
-    first, *more = draw(part.core(case)) or ({},)
-    config = dialect.config(first, case.version, case.world_size, case.entry)
-    config = grown(config, more)
-    return grown(config, draw(_extras(config, case)))
+    first, *more = [_known(group, dialect, case) for group in draw(part.core(case))] or [{}]
+    config = grown(dialect.config(first, case.version, case.world_size, case.entry), more)
+    return grown(config, [_known(group, dialect, case) for group in draw(_extras(config, case))])
+
+
+def _known(group: Group, dialect: Dialect, case: Case) -> Group:
+    """What the release can be told of a group."""
+    return {path: value for path, value in group.items() if dialect.knows(path, value, case.version, case.entry)}
 
 
 def grown(config: Config, groups: Sequence[Group]) -> Config:
     """`config` with each of `groups` that its stack accepts on top, found by halving; what is given already stays."""
-    if not groups:
-        return config
     more = _accepted(config, groups)
     if more is not None:
         return more
@@ -114,9 +116,11 @@ def grown(config: Config, groups: Sequence[Group]) -> Config:
 
 
 def _accepted(config: Config, groups: Sequence[Group]) -> Config | None:
-    merged = {path: value for group in groups for path, value in group.items()}
+    given = dict(config.given)
+    for group in groups:
+        given = {**group, **given}
     try:
-        return config.dialect.config({**merged, **config.given}, config.version, config.world_size, config.entry)
+        return config if given == config.given else config.dialect.config(given, config.version, config.world_size, config.entry)
     except BridgeError:
         return None
 

@@ -125,7 +125,13 @@ def _write_partition(values: Group, context: Context) -> Group:
     return {"code.partition_method": METHODS.get(values.get("stages.rule") or "even", "uniform")}
 
 
-AXES = ("code.tensor_parallel", "tensor_parallel.autotp_size", "code.pipeline_stages", "code.context_parallel", "sequence_parallel_size")
+AXES = (
+    "code.tensor_parallel",
+    "tensor_parallel.autotp_size",
+    "code.pipeline_stages",
+    "code.context_parallel",
+    "sequence_parallel_size",
+)
 
 BATCH = convert(
     ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"),
@@ -216,7 +222,9 @@ def exchange_rules() -> tuple[Rule, ...]:
         ),
         only_ours("zero.overlap_gather", note="DeepSpeed has no switch for gathering weights ahead", effect=Effect.COST),
         only_ours("zero.replicas", note="DeepSpeed shards over all data ranks", effect=Effect.COST),
-        only_ours("zero.weight_buffers", "zero.grad_buffers", note="DeepSpeed buffers count elements, not stages", effect=Effect.COST),
+        only_ours(
+            "zero.weight_buffers", "zero.grad_buffers", note="DeepSpeed buffers count elements, not stages", effect=Effect.COST
+        ),
         OFFLOAD,
     )
 
@@ -237,7 +245,13 @@ def _write_overlap(values: Group, context: Context) -> Group:
 OPTIMIZER_DEVICE, PARAM_DEVICE = "zero_optimization.offload_optimizer", "zero_optimization.offload_param"
 
 OFFLOAD = convert(
-    (f"{OPTIMIZER_DEVICE}.device", f"{OPTIMIZER_DEVICE}.ratio", f"{OPTIMIZER_DEVICE}.pin_memory", f"{PARAM_DEVICE}.device", f"{PARAM_DEVICE}.pin_memory"),
+    (
+        f"{OPTIMIZER_DEVICE}.device",
+        f"{OPTIMIZER_DEVICE}.ratio",
+        f"{OPTIMIZER_DEVICE}.pin_memory",
+        f"{PARAM_DEVICE}.device",
+        f"{PARAM_DEVICE}.pin_memory",
+    ),
     ("zero.offload.optimizer", "zero.offload.optimizer_ratio", "zero.offload.parameters"),
     lambda values, context: _read_offload(values),
     lambda values, context: _write_offload(values),

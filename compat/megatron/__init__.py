@@ -99,9 +99,7 @@ class MegatronDialect(Dialect):
 
         return read(source, version, lenient)
 
-    def read(
-        self, source: Any, version: str | None = None, world_size: int | None = None, lenient: bool = False
-    ) -> Config:
+    def read(self, source: Any, version: str | None = None, world_size: int | None = None, lenient: bool = False) -> Config:
         """Read a source of Megatron; a live object is of the installed release unless told otherwise."""
         from compat.megatron import live
 

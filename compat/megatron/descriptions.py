@@ -6,29 +6,17 @@ DESCRIPTIONS: dict[str, str] = {
     # Ranks and how the model is split over them
     "tensor_model_parallel_size": "Ranks that share each layer's weight matrices.",
     "pipeline_model_parallel_size": "Ranks in a pipeline, each holding a run of layers.",
-    "virtual_pipeline_model_parallel_size": (
-        "Model chunks per pipeline rank under interleaving; none means no interleaving."
-    ),
+    "virtual_pipeline_model_parallel_size": ("Model chunks per pipeline rank under interleaving; none means no interleaving."),
     "num_virtual_stages_per_pipeline_rank": "Interleaved model chunks that each pipeline rank holds.",
-    "num_layers_per_virtual_pipeline_stage": (
-        "Layers in each interleaved model chunk; fixes how many chunks a rank gets."
-    ),
-    "microbatch_group_size_per_vp_stage": (
-        "Microbatches run on one model chunk before moving to the next chunk."
-    ),
+    "num_layers_per_virtual_pipeline_stage": ("Layers in each interleaved model chunk; fixes how many chunks a rank gets."),
+    "microbatch_group_size_per_vp_stage": ("Microbatches run on one model chunk before moving to the next chunk."),
     "pipeline_model_parallel_layout": "Text such as Ett|tt|ttL that names the layers of every stage.",
-    "decoder_first_pipeline_num_layers": (
-        "Layers that the first pipeline stage holds; the other stages share the rest."
-    ),
-    "decoder_last_pipeline_num_layers": (
-        "Layers that the last pipeline stage holds; the other stages share the rest."
-    ),
+    "decoder_first_pipeline_num_layers": ("Layers that the first pipeline stage holds; the other stages share the rest."),
+    "decoder_last_pipeline_num_layers": ("Layers that the last pipeline stage holds; the other stages share the rest."),
     "account_for_embedding_in_pipeline_split": "Counts the input embedding as one layer when stages are cut.",
     "account_for_loss_in_pipeline_split": "Counts the loss layer as one layer when stages are cut.",
     "standalone_embedding_stage": "Gives the input embedding a first pipeline stage without layers.",
-    "pipeline_model_parallel_split_rank": (
-        "Pipeline rank at which the decoder of an encoder-decoder model begins."
-    ),
+    "pipeline_model_parallel_split_rank": ("Pipeline rank at which the decoder of an encoder-decoder model begins."),
     "encoder_pipeline_model_parallel_size": "Pipeline ranks that hold the encoder, apart from the decoder's.",
     "encoder_tensor_model_parallel_size": "Tensor-parallel ranks of the encoder, apart from the decoder's.",
     "context_parallel_size": "Ranks that each hold a slice of every sequence.",
@@ -36,37 +24,23 @@ DESCRIPTIONS: dict[str, str] = {
         "Group sizes of nested context parallelism, innermost first; their product is its degree."
     ),
     "cp_comm_type": "How context-parallel ranks exchange keys and values, for all layers or layer by layer.",
-    "hybrid_context_parallel": (
-        "Spreads packed sequences of unequal length evenly over context-parallel ranks."
-    ),
-    "max_seqlen_per_dp_cp_rank": (
-        "Longest sequence piece a rank takes under hybrid context parallelism, in tokens."
-    ),
+    "hybrid_context_parallel": ("Spreads packed sequences of unequal length evenly over context-parallel ranks."),
+    "max_seqlen_per_dp_cp_rank": ("Longest sequence piece a rank takes under hybrid context parallelism, in tokens."),
     "expert_model_parallel_size": "Ranks among which the experts of a layer are divided.",
-    "expert_tensor_parallel_size": (
-        "Ranks that share each expert's weights; none takes the tensor-parallel size."
-    ),
+    "expert_tensor_parallel_size": ("Ranks that share each expert's weights; none takes the tensor-parallel size."),
     "sequence_parallel": "Splits norms and dropout along the sequence over the tensor-parallel ranks.",
     "data_parallel_size": "Model replicas: the world size over all other parallel sizes.",
-    "tensor_parallel_num_weight_shards": (
-        "Shards per weight, tensor parallelism and weight gathering together."
-    ),
-    "gtp_weight_remat_size": (
-        "Ranks among which a tensor-parallel weight shard is split and regathered; derived."
-    ),
+    "tensor_parallel_num_weight_shards": ("Shards per weight, tensor parallelism and weight gathering together."),
+    "gtp_weight_remat_size": ("Ranks among which a tensor-parallel weight shard is split and regathered; derived."),
     "expert_tensor_parallel_num_weight_shards": (
         "Shards per expert weight, expert tensor parallelism and weight gathering together."
     ),
-    "expert_gtp_weight_remat_size": (
-        "Ranks among which an expert's weight shard is split and regathered; derived."
-    ),
+    "expert_gtp_weight_remat_size": ("Ranks among which an expert's weight shard is split and regathered; derived."),
     "use_tp_pp_dp_mapping": "Numbers ranks with pipeline inside data parallelism instead of outside.",
     "model_parallel_size": "Former name of the tensor-parallel size; any value is refused.",
     "moe_extended_tp": "Sharded every expert over tensor and expert ranks until 0.9; ignored since.",
     # Pipeline schedule and its messages
-    "variable_seq_lengths": (
-        "Sends tensor shapes along the pipeline, since sequence lengths differ between microbatches."
-    ),
+    "variable_seq_lengths": ("Sends tensor shapes along the pipeline, since sequence lengths differ between microbatches."),
     "overlap_p2p_comm": "Overlaps pipeline sends and receives with compute; interleaved schedules only.",
     "overlap_p2p_comm_warmup_flush": "Also overlaps pipeline messages in the warm-up and flush phases.",
     "batch_p2p_comm": "Groups pipeline sends and receives in one batched call.",
@@ -75,9 +49,7 @@ DESCRIPTIONS: dict[str, str] = {
     "pipeline_model_parallel_comm_backend": "Communication library of the pipeline groups: nccl or ucc.",
     "pipeline_dtype": "Data type of the tensors passed between pipeline stages.",
     "deallocate_pipeline_outputs": "Frees a stage's output data once it is sent on.",
-    "scatter_gather_tensors_in_pipeline": (
-        "Meant to send pipeline tensors in tensor-parallel slices; read by no release."
-    ),
+    "scatter_gather_tensors_in_pipeline": ("Meant to send pipeline tensors in tensor-parallel slices; read by no release."),
     "defer_embedding_wgrad_compute": "Puts off the output layer's weight gradients until the pipeline flush.",
     "wgrad_deferral_limit": "Microbatches whose output-layer weight gradients are put off; 0 is all.",
     "num_microbatches_with_partial_activation_checkpoints": (
@@ -89,17 +61,13 @@ DESCRIPTIONS: dict[str, str] = {
     "grad_scale_func": "Callable that scales the loss before the backward pass.",
     "moe_grad_scale_func": "Callable giving the scale of the expert balance losses.",
     "mtp_grad_scale_func": "Callable giving the scale of the multi-token prediction loss.",
-    "experimental_attention_variant_loss_scale_func": (
-        "Callable that hands the loss scale to an experimental attention."
-    ),
+    "experimental_attention_variant_loss_scale_func": ("Callable that hands the loss scale to an experimental attention."),
     "no_sync_func": "Callable whose context suspends data-parallel gradient communication.",
     "grad_sync_func": "Callable that starts the gradient reductions of given parameters.",
     "param_sync_func": "Callable that starts the gathering of given parameters.",
     "finalize_model_grads_func": "Callable that completes gradients after the last microbatch.",
     # Overlap inside tensor parallelism
-    "tp_comm_overlap": (
-        "Overlaps tensor-parallel collectives with matrix products through Transformer Engine."
-    ),
+    "tp_comm_overlap": ("Overlaps tensor-parallel collectives with matrix products through Transformer Engine."),
     "tp_comm_overlap_cfg": "YAML file with Transformer Engine's overlap settings per layer.",
     "tp_comm_overlap_ag": "Overlaps the all-gather with its product by splitting both into pieces.",
     "tp_comm_overlap_rs": "Overlaps the reduce-scatter with its product by splitting both into pieces.",
@@ -107,26 +75,14 @@ DESCRIPTIONS: dict[str, str] = {
     "tp_comm_overlap_disable_qkv": "Leaves the query-key-value projection out of the all-gather overlap.",
     "tp_comm_overlap_disable_fc1": "Leaves the first feed-forward projection out of the all-gather overlap.",
     "tp_comm_bulk_dgrad": "Overlaps the input's all-gather with the input-gradient product as a whole.",
-    "tp_comm_bulk_wgrad": (
-        "Overlaps the input gradient's reduce-scatter with the weight-gradient product as a whole."
-    ),
-    "tp_comm_split_ag": (
-        "Older split all-gather overlap of the forward product; before Transformer Engine 1.6."
-    ),
-    "tp_comm_split_rs": (
-        "Older split reduce-scatter overlap of the forward product; before Transformer Engine 1.6."
-    ),
+    "tp_comm_bulk_wgrad": ("Overlaps the input gradient's reduce-scatter with the weight-gradient product as a whole."),
+    "tp_comm_split_ag": ("Older split all-gather overlap of the forward product; before Transformer Engine 1.6."),
+    "tp_comm_split_rs": ("Older split reduce-scatter overlap of the forward product; before Transformer Engine 1.6."),
     "tp_comm_atomic_ag": "Older all-gather overlap through atomic products; before Transformer Engine 1.6.",
-    "tp_comm_atomic_rs": (
-        "Older reduce-scatter overlap through atomic products; before Transformer Engine 1.6."
-    ),
+    "tp_comm_atomic_rs": ("Older reduce-scatter overlap through atomic products; before Transformer Engine 1.6."),
     "tp_comm_bootstrap_backend": "Library that sets up the overlap buffers: nccl, mpi or gloo.",
-    "async_tensor_model_parallel_allreduce": (
-        "Asynchronous all-reduce of input gradients; ignored by every release here."
-    ),
-    "symmetric_ar_type": (
-        "All-reduce over symmetric memory in inference: two_shot, one_shot or multimem_all_reduce."
-    ),
+    "async_tensor_model_parallel_allreduce": ("Asynchronous all-reduce of input gradients; ignored by every release here."),
+    "symmetric_ar_type": ("All-reduce over symmetric memory in inference: two_shot, one_shot or multimem_all_reduce."),
     "nccl_all_reduce_for_prefill": "Falls back from symmetric memory to NCCL all-reduce for prompts.",
     # Process groups and start-up
     "distributed_backend": "Library of the process groups: nccl or gloo.",
@@ -140,42 +96,28 @@ DESCRIPTIONS: dict[str, str] = {
     "nccl_communicator_config_path": "YAML file with NCCL thread-block limits per process group.",
     "use_sharp": "Reduces inside the InfiniBand switches (SHARP) for data-parallel groups.",
     "sharp_enabled_group": "Group that gets in-switch reduction: dp or dp_replica.",
-    "create_all_gather_group": (
-        "Makes extra data-parallel groups so that all-gather and reduce-scatter run side by side."
-    ),
+    "create_all_gather_group": ("Makes extra data-parallel groups so that all-gather and reduce-scatter run side by side."),
     "fake_process_group": "Runs without any communication, to measure memory on one device.",
     "flight_recorder_dump_path": "Where NCCL's flight recorder writes its traces.",
     "flight_recorder_trace_buffer_size": "Events that NCCL's flight recorder keeps per rank.",
     "flight_recorder_dump_on_timeout": "Writes the flight recorder's traces when a collective times out.",
     "flight_recorder_include_stack_trace": "Adds stack traces to what the flight recorder writes.",
     "flight_recorder_include_only_active": "Limits the flight recorder's output to unfinished operations.",
-    "flight_recorder_extra_dump_on_exec": (
-        "Writes the flight recorder's traces also when an exception ends the process group."
-    ),
+    "flight_recorder_extra_dump_on_exec": ("Writes the flight recorder's traces also when an exception ends the process group."),
     # Data parallelism and sharding
-    "use_distributed_optimizer": (
-        "Shards the optimizer among data-parallel ranks and reduce-scatters gradients."
-    ),
-    "num_distributed_optimizer_instances": (
-        "Copies of the sharded optimizer state among the data-parallel ranks."
-    ),
+    "use_distributed_optimizer": ("Shards the optimizer among data-parallel ranks and reduce-scatters gradients."),
+    "num_distributed_optimizer_instances": ("Copies of the sharded optimizer state among the data-parallel ranks."),
     "overlap_grad_reduce": "Overlaps gradient reduction with the backward pass, bucket by bucket.",
     "overlap_param_gather": "Overlaps parameter gathering with the forward pass.",
-    "overlap_param_gather_with_optimizer_step": (
-        "Starts gathering the first bucket while the optimizer still steps."
-    ),
+    "overlap_param_gather_with_optimizer_step": ("Starts gathering the first bucket while the optimizer still steps."),
     "align_grad_reduce": "Makes all pipeline stages start gradient reductions at the same time.",
     "align_param_gather": "Makes all pipeline stages start parameter gathering at the same time.",
     "delay_wgrad_compute": "Runs weight gradients after input gradients, to hide communication behind them.",
     "ddp_bucket_size": "Parameters per gradient bucket, in elements.",
     "ddp_num_buckets": "Gradient buckets to cut the parameters into; sets the bucket size.",
     "ddp_average_in_collective": "Lets the collective average gradients instead of scaling before a sum.",
-    "ddp_pad_buckets_for_high_nccl_busbw": (
-        "Pads gradient buckets to multiples of 65536 elements for NCCL bandwidth."
-    ),
-    "ddp_reduce_scatter_with_fp32_accumulation": (
-        "Exchanges low-precision gradients but sums them in float32 on each rank."
-    ),
+    "ddp_pad_buckets_for_high_nccl_busbw": ("Pads gradient buckets to multiples of 65536 elements for NCCL bandwidth."),
+    "ddp_reduce_scatter_with_fp32_accumulation": ("Exchanges low-precision gradients but sums them in float32 on each rank."),
     "ddp_param_name_patterns_for_fp32_local_accumulation": (
         "Name patterns of parameters whose gradients accumulate locally in float32."
     ),
@@ -186,39 +128,27 @@ DESCRIPTIONS: dict[str, str] = {
     "nccl_ub": "Registers communication buffers with NCCL, so that collectives occupy fewer multiprocessors.",
     "disable_symmetric_registration": "Registers NCCL buffers locally instead of in symmetric windows.",
     "reuse_grad_buf_for_mxfp8_param_ag": "Gathers MXFP8 parameters through the gradient buffer.",
-    "use_layer_wise_param_layout": (
-        "Plans parameter shards ahead for the layer-wise optimizer, other parameters apart."
-    ),
+    "use_layer_wise_param_layout": ("Plans parameter shards ahead for the layer-wise optimizer, other parameters apart."),
     "check_weight_hash_across_dp_replicas_interval": "Steps between checks that replicas hold equal weights.",
     # Fully sharded data parallelism
     "use_megatron_fsdp": "Wraps the model in Megatron's own fully sharded data parallelism.",
     "use_custom_fsdp": "Older name of use_megatron_fsdp, until release 0.13.",
     "use_torch_fsdp2": "Wraps the model in PyTorch's FSDP2.",
     "torch_fsdp2_reshard_after_forward": "Lets FSDP2 drop gathered weights after the forward pass.",
-    "data_parallel_sharding_strategy": (
-        "What FSDP shards: no_shard, optim, optim_grads or optim_grads_params."
-    ),
+    "data_parallel_sharding_strategy": ("What FSDP shards: no_shard, optim, optim_grads or optim_grads_params."),
     "outer_dp_sharding_strategy": "What hybrid FSDP shards over its outer ranks: no_shard or optim.",
     "enable_full_sharding_in_hsdp": "Meant to shard fully in hybrid FSDP; read by no release.",
-    "fsdp_double_buffer": (
-        "Keeps two standing buffers for FSDP communication instead of allocating each time."
-    ),
-    "fsdp_db_use_persist_buf_on_alloc_fail": (
-        "Gives FSDP modules that miss the double buffer a standing buffer."
-    ),
+    "fsdp_double_buffer": ("Keeps two standing buffers for FSDP communication instead of allocating each time."),
+    "fsdp_db_use_persist_buf_on_alloc_fail": ("Gives FSDP modules that miss the double buffer a standing buffer."),
     "megatron_fsdp_max_pool_double_buffer": "Sizes the FSDP double buffer for the largest of unequal units.",
     "fsdp_manual_registration": "Registers FSDP buffers with NCCL in a few explicit calls.",
     "suggested_communication_unit_size": "Elements that FSDP communicates at once; also bounds its prefetch.",
-    "megatron_fsdp_enable_fine_grained_param_gather": (
-        "Gathers FSDP parameters module by module instead of unit by unit."
-    ),
+    "megatron_fsdp_enable_fine_grained_param_gather": ("Gathers FSDP parameters module by module instead of unit by unit."),
     "megatron_fsdp_main_params_dtype": "Data type of FSDP's master weights; auto keeps the model's.",
     "megatron_fsdp_main_grads_dtype": "Data type of FSDP's gradient buffer; auto keeps the model's.",
     "megatron_fsdp_grad_comm_dtype": "Data type in which FSDP reduces gradients; auto takes the buffer's.",
     "keep_fp8_transpose_cache": "Keeps FSDP's transposed FP8 weights between passes.",
-    "keep_fp8_transpose_cache_when_using_custom_fsdp": (
-        "Older name of keep_fp8_transpose_cache, until release 0.13."
-    ),
+    "keep_fp8_transpose_cache_when_using_custom_fsdp": ("Older name of keep_fp8_transpose_cache, until release 0.13."),
     "init_model_with_meta_device": "Builds the model without storage and fills it while FSDP shards it.",
     # Optimizer
     "optimizer": "Optimizer by name: adam and sgd, later also muon, lion and others.",
@@ -234,9 +164,7 @@ DESCRIPTIONS: dict[str, str] = {
     "muon_num_ns_steps": "Newton-Schulz iterations per Muon update.",
     "muon_coefficient_type": "Set of polynomial coefficients of Muon's Newton-Schulz iteration.",
     "muon_fp32_matmul_prec": "Precision of float32 products in Muon's iteration: low, medium or high.",
-    "muon_scale_mode": (
-        "How Muon's update scales with matrix shape: spectral, unit_rms_norm or shape_scaling."
-    ),
+    "muon_scale_mode": ("How Muon's update scales with matrix shape: spectral, unit_rms_norm or shape_scaling."),
     "muon_extra_scale_factor": "Further factor on every Muon update.",
     "muon_split_qkv": "Orthogonalizes query, key and value weights apart under Muon.",
     "muon_tp_mode": "How Muon treats tensor-parallel weights: blockwise, duplicated or distributed.",
@@ -285,9 +213,7 @@ DESCRIPTIONS: dict[str, str] = {
     "end_weight_decay": "Weight decay at the end of a growing schedule.",
     "weight_decay_incr_style": "How weight decay grows: constant, linear or cosine.",
     "override_opt_param_scheduler": "Takes the schedule from these arguments where the checkpoint's differs.",
-    "use_checkpoint_opt_param_scheduler": (
-        "Takes the schedule from the checkpoint where these arguments differ."
-    ),
+    "use_checkpoint_opt_param_scheduler": ("Takes the schedule from the checkpoint where these arguments differ."),
     "warmup": "Former name of a warm-up setting; any value is refused.",
     # Size of the model
     "num_layers": "Transformer layers of the model, over all stages.",
@@ -304,9 +230,7 @@ DESCRIPTIONS: dict[str, str] = {
     "decoder_num_layers": "Layers of the decoder of an encoder-decoder model.",
     "max_position_embeddings": "Longest position that the model can embed, in tokens.",
     "vocab_size": "Entries of the vocabulary, without padding.",
-    "make_vocab_size_divisible_by": (
-        "Pads the vocabulary to a multiple of this times the tensor-parallel size."
-    ),
+    "make_vocab_size_divisible_by": ("Pads the vocabulary to a multiple of this times the tensor-parallel size."),
     "padded_vocab_size": "Entries of the embedding table, padding included.",
     "pad_vocab_size": "Rounds the vocabulary up for even tensor-parallel shards.",
     "untie_embeddings_and_output_weights": "Gives the output layer weights of its own.",
@@ -319,9 +243,7 @@ DESCRIPTIONS: dict[str, str] = {
     "norm_epsilon": "Number added to the variance in norms, under its name until 0.15.",
     "layernorm_zero_centered_gamma": "Stores norm weights as their distance from one.",
     "apply_layernorm_1p": "Stores norm weights as their distance from one; name until 0.15.",
-    "apply_residual_connection_post_layernorm": (
-        "Takes the residual after the norm, as BERT did; legacy models only."
-    ),
+    "apply_residual_connection_post_layernorm": ("Takes the residual after the norm, as BERT did; legacy models only."),
     "add_bias_linear": "Gives the linear layers a bias.",
     "add_qkv_bias": "Gives the query, key and value projections a bias.",
     "activation_func": "Callable that is the feed-forward block's activation.",
@@ -339,16 +261,12 @@ DESCRIPTIONS: dict[str, str] = {
     "transformer_impl": "Who supplies the layers: local, transformer_engine or inference_optimized.",
     "heterogeneous_block_specs": "Lets every layer have its own specification.",
     "heterogeneous_layers_config_path": "JSON file that describes each layer of a heterogeneous model.",
-    "heterogeneous_layers_config_encoded_json": (
-        "Text of the heterogeneous model's JSON file, kept for checkpoints."
-    ),
+    "heterogeneous_layers_config_encoded_json": ("Text of the heterogeneous model's JSON file, kept for checkpoints."),
     "hetereogenous_dist_checkpoint": "Saves layers one by one in checkpoints, since they differ.",
     "use_legacy_models": "Builds the models from before Megatron Core; gone from 0.18.",
     "deprecated_use_mcore_models": "Former switch to Megatron Core models, now the rule; ignored.",
     "mlp_chunks_for_prefill": "Pieces of the sequence that the feed-forward block takes in turn on prompts.",
-    "mlp_chunks_for_training": (
-        "Pieces of the sequence that the feed-forward block takes in turn in training."
-    ),
+    "mlp_chunks_for_training": ("Pieces of the sequence that the feed-forward block takes in turn in training."),
     # Attention
     "attention_backend": "Attention kernels: auto, flash, fused, unfused or local.",
     "flash_attention_version": "Major version of FlashAttention to use in training and inference.",
@@ -368,12 +286,8 @@ DESCRIPTIONS: dict[str, str] = {
     "reset_attention_mask": "Keeps tokens from attending beyond their own document.",
     "test_mode": "Checks while running that query and key norms agree across tensor-parallel ranks.",
     # Positions
-    "position_embedding_type": (
-        "How positions are encoded: learned_absolute, rope, mrope, relative, yarn or none."
-    ),
-    "add_position_embedding": (
-        "Former switch for learned positions; turning it off is refused without rotary positions."
-    ),
+    "position_embedding_type": ("How positions are encoded: learned_absolute, rope, mrope, relative, yarn or none."),
+    "add_position_embedding": ("Former switch for learned positions; turning it off is refused without rotary positions."),
     "use_rotary_position_embeddings": "Former way to choose rotary positions.",
     "rope_type": "Variant of rotary positions: rope or yarn.",
     "rotary_base": "Base of the rotary frequencies.",
@@ -386,9 +300,7 @@ DESCRIPTIONS: dict[str, str] = {
     "mrope_section": "Rotary channels for time, height and width of multimodal positions.",
     "reset_position_ids": "Restarts positions after every end-of-document token.",
     "relative_attention_num_buckets": "Buckets that relative distances are sorted into.",
-    "relative_attention_max_distance": (
-        "Distance beyond which relative positions share one bucket, in tokens."
-    ),
+    "relative_attention_max_distance": ("Distance beyond which relative positions share one bucket, in tokens."),
     "yarn_beta_fast": "Rotations above which YaRN leaves a frequency as it is.",
     "yarn_beta_slow": "Rotations below which YaRN interpolates a frequency in full.",
     "yarn_original_max_position_embeddings": "Context length before YaRN stretched it, in tokens.",
@@ -422,9 +334,7 @@ DESCRIPTIONS: dict[str, str] = {
     "dsa_indexer_use_sparse_loss": "Computes the indexer's loss over the chosen keys alone.",
     "dsa_indexer_k_norm_epsilon": "Number added to the variance in the indexer's key norm.",
     "dsa_indexer_k_norm_fp32": "Computes the indexer's key norm in float32.",
-    "dsa_indexer_rope_interleaved": (
-        "Rotates neighbouring elements in the indexer, as multi-latent attention does."
-    ),
+    "dsa_indexer_rope_interleaved": ("Rotates neighbouring elements in the indexer, as multi-latent attention does."),
     "dsa_indexer_rotate_activation": "Applies a Hadamard rotation to the indexer's queries and keys.",
     "dsa_indexer_scoring_relu": "Applies ReLU to indexer scores before their weighted sum.",
     "dsa_kernel_backend": "Fused kernels of sparse attention: none, tilelang or cudnn.",
@@ -461,9 +371,7 @@ DESCRIPTIONS: dict[str, str] = {
     "grad_reduce_in_bf16": "Accumulates and reduces gradients in bfloat16 instead of float32.",
     "attention_softmax_in_fp32": "Computes attention masks and softmax in float32.",
     "fp16_lm_cross_entropy": "Computes the loss in float16 instead of float32; needs float16 training.",
-    "disable_bf16_reduced_precision_matmul": (
-        "Forbids reduced-precision sums inside bfloat16 matrix products."
-    ),
+    "disable_bf16_reduced_precision_matmul": ("Forbids reduced-precision sums inside bfloat16 matrix products."),
     "te_precision_config_file": "YAML file with precision overrides by module for Transformer Engine.",
     "quant_recipe": "Object that sets quantization by module.",
     # FP8 and FP4
@@ -542,9 +450,7 @@ DESCRIPTIONS: dict[str, str] = {
     "cuda_graph_impl": "Who captures CUDA graphs: none, local, transformer_engine or full_iteration.",
     "cuda_graph_modules": "Parts of a layer captured in CUDA graphs, such as attn or mlp.",
     "cuda_graph_scope": "What is captured in CUDA graphs; older name of cuda_graph_modules.",
-    "cuda_graph_scope_deprecated": (
-        "Value of the older cuda-graph-scope flag, passed on to cuda_graph_modules."
-    ),
+    "cuda_graph_scope_deprecated": ("Value of the older cuda-graph-scope flag, passed on to cuda_graph_modules."),
     "cuda_graph_warmup_steps": "Steps run before CUDA graphs are captured.",
     "cuda_graph_use_single_mempool": "Lets CUDA graphs share a single memory pool.",
     "cuda_graph_retain_backward_graph": "Retains the autograd graph while backward CUDA graphs are captured.",
@@ -556,14 +462,10 @@ DESCRIPTIONS: dict[str, str] = {
     "moe_layer_freq": "Which layers have experts: one in N, or by pattern.",
     "moe_ffn_hidden_size": "Inner width of each expert; that of dense layers unless set.",
     "moe_latent_size": "Width to which tokens are projected before the experts.",
-    "moe_shared_expert_intermediate_size": (
-        "Inner width of all shared experts together; none has no shared expert."
-    ),
+    "moe_shared_expert_intermediate_size": ("Inner width of all shared experts together; none has no shared expert."),
     "moe_shared_expert_gate": "Gates the shared expert's output.",
     "moe_shared_expert_overlap": "Runs the shared expert while tokens travel between ranks.",
-    "moe_shared_expert_glu_interleave_size": (
-        "Block size in which the shared expert's gate and linear units alternate."
-    ),
+    "moe_shared_expert_glu_interleave_size": ("Block size in which the shared expert's gate and linear units alternate."),
     "use_grouped_gemm_for_shared_expert": "Runs the shared expert as a grouped product of one.",
     "moe_router_topk": "Experts that each token is sent to.",
     "moe_router_score_function": "Turns router logits into scores: softmax, sigmoid or sqrtsoftplus.",
@@ -571,14 +473,10 @@ DESCRIPTIONS: dict[str, str] = {
     "moe_router_topk_scaling_factor": "Factor on the routing weights of the chosen experts.",
     "moe_router_num_groups": "Groups of experts, of which each token uses only some.",
     "moe_router_group_topk": "Groups of experts that a token may use.",
-    "moe_router_topk_limited_devices": (
-        "Expert-parallel ranks that a token may use; replaced by expert groups."
-    ),
+    "moe_router_topk_limited_devices": ("Expert-parallel ranks that a token may use; replaced by expert groups."),
     "moe_router_dtype": "Data type of routing: fp32, fp64, or the layer's own.",
     "moe_router_fusion": "Fuses the choice of experts and the balance loss.",
-    "moe_router_load_balancing_type": (
-        "How expert load is balanced, such as aux_loss, seq_aux_loss or sinkhorn."
-    ),
+    "moe_router_load_balancing_type": ("How expert load is balanced, such as aux_loss, seq_aux_loss or sinkhorn."),
     "moe_aux_loss_coeff": "Weight of the balance loss, one per balancing type.",
     "moe_z_loss_coeff": "Weight of the loss that keeps router logits small.",
     "moe_router_enable_expert_bias": "Balances load by a bias on each expert's score, without a loss.",
@@ -590,19 +488,13 @@ DESCRIPTIONS: dict[str, str] = {
     "moe_apply_probs_on_input": "Multiplies routing weights into the experts' input instead of their output.",
     "moe_enable_routing_replay": "Lets recorded routing decisions be replayed.",
     "moe_expert_capacity_factor": "Expert capacity over the mean load; none drops no token.",
-    "moe_expert_rank_capacity_factor": (
-        "Capacity of an expert-parallel rank over the mean load; none is unbounded."
-    ),
+    "moe_expert_rank_capacity_factor": ("Capacity of an expert-parallel rank over the mean load; none is unbounded."),
     "moe_pad_expert_input_to_capacity": "Pads every expert's tokens up to its capacity.",
     "moe_token_drop_policy": "Which tokens go beyond capacity: those with low probs, or late position.",
     "moe_token_dropping": "Meant to drop tokens beyond capacity; read by no release.",
     "moe_router_padding_for_fp8": "Older name of moe_router_padding_for_quantization.",
-    "moe_router_padding_for_quantization": (
-        "Pads each expert's tokens to multiples that FP8 or FP4 products need."
-    ),
-    "moe_pad_experts_for_cuda_graph_inference": (
-        "Pads expert inputs while decoding, so that CUDA graphs work."
-    ),
+    "moe_router_padding_for_quantization": ("Pads each expert's tokens to multiples that FP8 or FP4 products need."),
+    "moe_pad_experts_for_cuda_graph_inference": ("Pads expert inputs while decoding, so that CUDA graphs work."),
     "moe_grouped_gemm": "Runs a rank's experts in one grouped matrix product.",
     "moe_use_legacy_grouped_gemm": "Uses the older grouped product instead of Transformer Engine's.",
     "moe_single_grouped_weight": "Stores all weights of a rank's experts as a single parameter.",
@@ -618,33 +510,21 @@ DESCRIPTIONS: dict[str, str] = {
     "moe_enable_deepep": "Former switch for DeepEP in the flex dispatcher.",
     "moe_flex_dispatcher_backend": "Library behind the flex dispatcher: deepep, hybridep or ncclep.",
     "moe_flex_dispatcher_num_sms": "Multiprocessors for the flex dispatcher's communication.",
-    "moe_deepep_num_sms": (
-        "Multiprocessors for DeepEP's communication; replaced by moe_flex_dispatcher_num_sms."
-    ),
-    "moe_hybridep_num_sms": (
-        "Multiprocessors for HybridEP's communication; replaced by moe_flex_dispatcher_num_sms."
-    ),
+    "moe_deepep_num_sms": ("Multiprocessors for DeepEP's communication; replaced by moe_flex_dispatcher_num_sms."),
+    "moe_hybridep_num_sms": ("Multiprocessors for HybridEP's communication; replaced by moe_flex_dispatcher_num_sms."),
     "moe_hybridep_num_sms_preprocessing": "Multiprocessors for HybridEP's scan before the exchange.",
     "moe_hybridep_num_blocks_permute": "CUDA blocks that HybridEP uses to sort tokens by expert.",
     "moe_hybridep_num_blocks_unpermute": "CUDA blocks that HybridEP uses to restore the order of tokens.",
-    "moe_hybridep_pad_uneven_dispatch_inputs": (
-        "Pads HybridEP's input to the largest token count of the group."
-    ),
+    "moe_hybridep_pad_uneven_dispatch_inputs": ("Pads HybridEP's input to the largest token count of the group."),
     "moe_ncclep_static_shape": "Gives experts the whole receive buffer, so that shapes never change.",
     "moe_ncclep_zero_copy": "Exchanges tokens through symmetric memory without a staging copy.",
     "overlap_moe_expert_parallel_comm": "Overlaps token exchange with the compute of another microbatch.",
-    "overlap_dispatch_backward_with_experts_wgrad": (
-        "Overlaps the backward token exchange with the experts' weight gradients."
-    ),
-    "ep_overlap_early_attn_memory_release": (
-        "Runs attention's backward pass earlier in that overlap, to free memory."
-    ),
+    "overlap_dispatch_backward_with_experts_wgrad": ("Overlaps the backward token exchange with the experts' weight gradients."),
+    "ep_overlap_early_attn_memory_release": ("Runs attention's backward pass earlier in that overlap, to free memory."),
     "high_priority_a2a_comm_stream": "Gives the token exchange a stream of high priority.",
     "moe_paged_stash": "Keeps expert activations in pages until the backward pass.",
     "moe_paged_stash_page_size": "Tokens per page of the activation stash.",
-    "moe_paged_stash_buffer_size_factor_cuda": (
-        "Size of the device stash relative to mean need; negative takes the largest."
-    ),
+    "moe_paged_stash_buffer_size_factor_cuda": ("Size of the device stash relative to mean need; negative takes the largest."),
     "moe_paged_stash_buffer_size_factor_cpu": "Size of the CPU stash, by the same rule; 0 has none.",
     # Traces of routing
     "moe_routing_trace_path": "Directory for records of which experts tokens took.",
@@ -658,9 +538,7 @@ DESCRIPTIONS: dict[str, str] = {
     "batch_size": "Former name of the microbatch size; any value is refused.",
     "rampup_batch_size": "Starting batch, increment and samples over which the global batch grows.",
     "step_batch_size_schedule": "Global batch by phase, as pairs of starting tokens or samples and size.",
-    "decrease_batch_size_if_needed": (
-        "Rounds the global batch down where the data-parallel ranks do not divide it."
-    ),
+    "decrease_batch_size_if_needed": ("Rounds the global batch down where the data-parallel ranks do not divide it."),
     "train_iters": "Optimizer steps in the whole training, earlier runs included.",
     "train_samples": "Samples in the whole training, earlier runs included.",
     "phase_transition_iterations": "Steps at which to save and exit, so that data can change.",
@@ -674,9 +552,7 @@ DESCRIPTIONS: dict[str, str] = {
     "exit_signal_handler": "Saves and exits when the exit signal arrives.",
     "exit_signal": "Signal that asks for saving and exiting; SIGTERM unless set.",
     "exit_signal_handler_for_training": "Shuts down quietly on SIGINT or SIGTERM, without long tracebacks.",
-    "exit_signal_handler_for_dataloader": (
-        "Meant to handle the exit signal in data workers; read by no release."
-    ),
+    "exit_signal_handler_for_dataloader": ("Meant to handle the exit signal in data workers; read by no release."),
     "exit_on_missing_checkpoint": "Exits when there is no checkpoint to load, instead of starting anew.",
     "adlr_autoresume": "Asks the cluster's scheduler to resume the job when it must stop.",
     "adlr_autoresume_interval": "Steps between looks at the scheduler's stop request.",
@@ -693,14 +569,10 @@ DESCRIPTIONS: dict[str, str] = {
     "seed": "Seed of all random generators.",
     "data_parallel_random_init": "Gives each data-parallel rank its own seed before initialization.",
     "init_method": "Callable that initializes weights.",
-    "output_layer_init_method": (
-        "Callable that initializes the output projections of attention and feed-forward blocks."
-    ),
+    "output_layer_init_method": ("Callable that initializes the output projections of attention and feed-forward blocks."),
     "embedding_init_method": "Callable that initializes embeddings.",
     "init_method_std": "Standard deviation of initial weights.",
-    "embedding_init_method_std": (
-        "Standard deviation of initial embeddings; setting it frees them from weight decay."
-    ),
+    "embedding_init_method_std": ("Standard deviation of initial embeddings; setting it frees them from weight decay."),
     "init_method_xavier_uniform": "Initializes weights by the Xavier uniform rule.",
     "perform_initialization": "Initializes weights; off where a checkpoint replaces them anyway.",
     "use_cpu_initialization": "Initializes weights on the CPU, alike for every tensor-parallel size.",
@@ -741,15 +613,11 @@ DESCRIPTIONS: dict[str, str] = {
     "per_dataset_sequences_path": "JSON file with the number of sequences in each data set.",
     "dataloader_fast_cache_load": "Loads data set indices from a complete cache without checks.",
     "dataloader_defer_npy_index_mmap": "Maps index files into memory at their first use.",
-    "dataloader_inter_document_masking": (
-        "Returns document boundaries, so that attention stays within a document."
-    ),
+    "dataloader_inter_document_masking": ("Returns document boundaries, so that attention stays within a document."),
     "dataloader_type": "Order of the data: single pass, cyclic with shuffling, or external.",
     "data_sharding": "Shuffles within a fixed shard per data-parallel rank, when cyclic.",
     "num_workers": "Loader processes per rank.",
-    "create_attention_mask_in_dataloader": (
-        "Builds the attention mask with the data instead of in the kernel."
-    ),
+    "create_attention_mask_in_dataloader": ("Builds the attention mask with the data instead of in the kernel."),
     "eod_mask_loss": "Leaves end-of-document tokens out of the loss.",
     "allow_ambiguous_pad_tokens": "Keeps pad tokens in the loss when their id is also another token's.",
     "sample_rate": "Share of the retrieval data to keep; legacy tasks only.",
@@ -787,15 +655,9 @@ DESCRIPTIONS: dict[str, str] = {
     "tokenizer_hf_use_fast": "Uses the fast kind of Hugging Face tokenizer.",
     "tokenizer_hf_no_use_fast": "Avoids the fast kind of Hugging Face tokenizer.",
     "tokenizer_hf_include_special_tokens": "Adds special tokens when a Hugging Face tokenizer encodes text.",
-    "tokenizer_hf_no_include_special_tokens": (
-        "Adds no special tokens when a Hugging Face tokenizer encodes text."
-    ),
-    "tokenizer_sentencepiece_legacy": (
-        "Uses the older SentencePiece wrapper, which can encode special tokens."
-    ),
-    "tokenizer_sentencepiece_ignore_extra_whitespaces": (
-        "Drops surplus blanks before SentencePiece encodes text."
-    ),
+    "tokenizer_hf_no_include_special_tokens": ("Adds no special tokens when a Hugging Face tokenizer encodes text."),
+    "tokenizer_sentencepiece_legacy": ("Uses the older SentencePiece wrapper, which can encode special tokens."),
+    "tokenizer_sentencepiece_ignore_extra_whitespaces": ("Drops surplus blanks before SentencePiece encodes text."),
     "null_tokenizer_eod_id": "End-of-document id of the null tokenizer.",
     "null_tokenizer_pad_id": "Pad id of the null tokenizer; -1 has none.",
     "chat_template": "Jinja template that turns conversations into text.",
@@ -813,18 +675,14 @@ DESCRIPTIONS: dict[str, str] = {
     "auto_detect_ckpt_format": "Finds out the format of a checkpoint when loading it.",
     "ckpt_convert_format": "Format to convert a loaded checkpoint to.",
     "ckpt_convert_save": "Directory for the converted checkpoint.",
-    "ckpt_convert_update_legacy_dist_opt_format": (
-        "Brings optimizer state from before February 2024 to the present format."
-    ),
+    "ckpt_convert_update_legacy_dist_opt_format": ("Brings optimizer state from before February 2024 to the present format."),
     "use_dist_ckpt_deprecated": "Former switch for distributed checkpoints; ckpt_format replaces it.",
     "dist_ckpt_format_deprecated": "Former name of the checkpoint format.",
     "no_save_optim": "Leaves optimizer state out of checkpoints.",
     "no_save_rng": "Leaves random states out of checkpoints.",
     "no_load_optim": "Loads no optimizer state.",
     "no_load_rng": "Loads no random states.",
-    "load_main_params_from_ckpt": (
-        "Loads master weights from the checkpoint's weights, without optimizer state."
-    ),
+    "load_main_params_from_ckpt": ("Loads master weights from the checkpoint's weights, without optimizer state."),
     "load_model_opt_format": "Loads a checkpoint written by ModelOpt or NeMo.",
     "use_checkpoint_args": "Takes the model's arguments from the checkpoint.",
     "use_mp_args_from_checkpoint_args": "Takes parallel sizes from the checkpoint as well.",
@@ -834,16 +692,12 @@ DESCRIPTIONS: dict[str, str] = {
     "ckpt_fully_parallel_save_process_group": "Ranks that share the writing: dp or ep_dp.",
     "ckpt_fully_parallel_load": "Spreads checkpoint reading over all data-parallel ranks.",
     "ckpt_fully_parallel_load_process_group": "Ranks that share the reading: dp or ep_dp.",
-    "ckpt_fully_parallel_load_exchange_algo": (
-        "How ranks pass on what they read: broadcast, gather_rounds or gather_object."
-    ),
+    "ckpt_fully_parallel_load_exchange_algo": ("How ranks pass on what they read: broadcast, gather_rounds or gather_object."),
     "ckpt_load_validate_sharding_integrity": "Checks on loading that every shard is read exactly once.",
     "ckpt_assume_constant_structure": "Reuses the plan of the first save for later ones.",
     "dist_ckpt_strictness": "What missing or surplus keys on loading lead to, from silence to errors.",
     "dist_ckpt_optim_fully_reshardable": "Saves optimizer state so that all parallel sizes may change.",
-    "distrib_optim_fully_reshardable_mem_efficient": (
-        "Saves that optimizer state through Gloo and one rank, sparing memory."
-    ),
+    "distrib_optim_fully_reshardable_mem_efficient": ("Saves that optimizer state through Gloo and one rank, sparing memory."),
     "dist_ckpt_save_pre_mcore_014": "Writes checkpoints in the layout from before release 0.14.",
     "dist_ckpt_workers": "Writer processes per rank for asynchronous saves.",
     "strict_fsdp_dtensor_load": "Refuses FSDP checkpoints that lack some of the weights.",
@@ -947,17 +801,13 @@ DESCRIPTIONS: dict[str, str] = {
     "fault_injector_fault_delay": "Seconds until the fault; none draws them at random.",
     "fault_injector_mtti_seconds": "Mean of the randomly drawn delay, in seconds.",
     "fault_injector_offset_seconds": "Seconds added to the randomly drawn delay.",
-    "fault_injector_delay_start_iteration": (
-        "Step from whose end the delay counts; none counts from the start."
-    ),
+    "fault_injector_delay_start_iteration": ("Step from whose end the delay counts; none counts from the start."),
     "fault_injector_seed": "Seed of the staged fault's random draws.",
     # Inference
     "inference_max_requests": "Largest number of requests in a batch.",
     "inference_max_batch_size": "Largest number of requests in a batch; this name until 0.16.",
     "inference_max_seq_length": "Longest sequence, prompt and answer together, in tokens.",
-    "inference_batch_times_seqlen_threshold": (
-        "Batch in tokens from which the pipeline splits it; -1 never splits."
-    ),
+    "inference_batch_times_seqlen_threshold": ("Batch in tokens from which the pipeline splits it; -1 never splits."),
     "inference_sampling_seed": "Seed for sampling tokens; flags set it from the seed.",
     "offset_sampling_seed_by_dp_rank": "Gives each data-parallel rank its own sampling seed.",
     "max_tokens_to_oom": "Tokens in a batch beyond which a request is refused.",
@@ -971,9 +821,7 @@ DESCRIPTIONS: dict[str, str] = {
     "inference_moe_token_dispatcher_type": "How tokens reach their experts in inference: nccl or nvls.",
     "inference_moe_disable_fused_quant_kernels": "Quantizes expert inputs to MXFP8 in kernels of their own.",
     "inference_disable_ep_consensus": "Lets each expert-parallel rank step without asking the others.",
-    "inference_use_synchronous_zmq_collectives": (
-        "Coordinates ranks by blocking ZMQ messages, for steadier timing."
-    ),
+    "inference_use_synchronous_zmq_collectives": ("Coordinates ranks by blocking ZMQ messages, for steadier timing."),
     "inference_shards": "Layout of several inference models over the ranks, as text.",
     "inference_coordinator_port": "Port of the coordinator on the first machine.",
     "inference_text_gen_server_logging": "Logs every request to the text generation server.",
@@ -983,43 +831,27 @@ DESCRIPTIONS: dict[str, str] = {
     "mamba_inference_ssm_states_dtype": "Data type of Mamba's state-space states in inference.",
     # Dynamic batching
     "inference_dynamic_batching": "Lets requests join and leave the batch at every step.",
-    "inference_dynamic_batching_async_sched_mode": (
-        "Order of scheduling: legacy, or async that prepares steps ahead."
-    ),
+    "inference_dynamic_batching_async_sched_mode": ("Order of scheduling: legacy, or async that prepares steps ahead."),
     "inference_dynamic_batching_buffer_size_gb": "Device memory for cached keys and values, in GB.",
     "inference_dynamic_batching_paused_buffer_size_gb": "Memory for requests that are paused, in GB.",
-    "inference_dynamic_batching_buffer_guaranteed_fraction": (
-        "Share of the cache kept so that running requests can finish."
-    ),
+    "inference_dynamic_batching_buffer_guaranteed_fraction": ("Share of the cache kept so that running requests can finish."),
     "inference_dynamic_batching_buffer_overflow_factor": "Factor by which requests may overbook the cache.",
     "inference_dynamic_batching_unified_memory_level": "Whether the cache may spill to the CPU: 0 no, 1 yes.",
     "inference_dynamic_batching_block_size": "Tokens per block of the cache.",
     "inference_dynamic_batching_chunk_size": "Tokens per block of the cache, under its name until 0.14.",
     "inference_dynamic_batching_max_requests": "Most requests at once; set by the cache unless given.",
-    "inference_dynamic_batching_max_requests_override": (
-        "Most requests at once, in place of the computed bound; until 0.15."
-    ),
+    "inference_dynamic_batching_max_requests_override": ("Most requests at once, in place of the computed bound; until 0.15."),
     "inference_dynamic_batching_max_tokens": "Most tokens per step; computed unless given.",
-    "inference_dynamic_batching_max_tokens_override": (
-        "Most tokens per step, in place of the computed bound; until 0.15."
-    ),
+    "inference_dynamic_batching_max_tokens_override": ("Most tokens per step, in place of the computed bound; until 0.15."),
     "inference_dynamic_batching_mamba_memory_ratio": "Share of the cache memory for Mamba states, 0 to 1.",
-    "inference_dynamic_batching_logprobs_mode": (
-        "Whether log-probabilities are taken before or after temperature and filters."
-    ),
+    "inference_dynamic_batching_logprobs_mode": ("Whether log-probabilities are taken before or after temperature and filters."),
     "inference_dynamic_batching_sampling_backend": "Who supplies the sampling kernels: torch or flashinfer.",
     "inference_dynamic_batching_track_generated_token_events": "Stamps the time of every generated token.",
-    "inference_dynamic_batching_track_paused_request_events": (
-        "Notes in a request's history when it was paused."
-    ),
+    "inference_dynamic_batching_track_paused_request_events": ("Notes in a request's history when it was paused."),
     "enable_chunked_prefill": "Splits long prompts over several steps.",
     "disable_chunked_prefill": "Processes prompts whole; this name until 0.16.",
-    "inference_dynamic_batching_enable_prefix_caching": (
-        "Shares cached blocks between requests with the same beginning."
-    ),
-    "inference_dynamic_batching_prefix_caching_eviction_policy": (
-        "When shared blocks are freed: ref_zero at once, lru on need."
-    ),
+    "inference_dynamic_batching_enable_prefix_caching": ("Shares cached blocks between requests with the same beginning."),
+    "inference_dynamic_batching_prefix_caching_eviction_policy": ("When shared blocks are freed: ref_zero at once, lru on need."),
     "inference_dynamic_batching_prefix_caching_coordinator_policy": (
         "How requests are assigned to ranks, by load or shared beginnings."
     ),
@@ -1027,18 +859,14 @@ DESCRIPTIONS: dict[str, str] = {
         "Weight of shared beginnings against load in that choice, 0 to 1."
     ),
     "inference_dynamic_batching_prefix_caching_mamba_gb": "Device memory for shared Mamba states, in GB.",
-    "inference_dynamic_batching_num_cuda_graphs": (
-        "CUDA graphs to capture for different batch sizes; -1 decides itself."
-    ),
+    "inference_dynamic_batching_num_cuda_graphs": ("CUDA graphs to capture for different batch sizes; -1 decides itself."),
     "inference_dynamic_batching_cuda_graph_max_tokens": "Tokens in the largest captured batch, until 0.17.",
     "inference_cuda_graph_max_tokens": "Tokens in the largest captured batch that has prompts.",
     "inference_cuda_graph_all_prefills": "Captures batches with prompts up to the most tokens per step.",
     "inference_dynamic_batching_cuda_graph_mixed_prefill_count": (
         "Prompts in the captured batches that mix prompts and decoding."
     ),
-    "inference_dynamic_batching_cuda_graph_sizing_distribution": (
-        "Spacing of captured batch sizes: exponential or linear."
-    ),
+    "inference_dynamic_batching_cuda_graph_sizing_distribution": ("Spacing of captured batch sizes: exponential or linear."),
     "decode_only_cuda_graphs": "Uses CUDA graphs only in steps without prompts.",
     # Reinforcement learning
     "perform_rl_step": "Trains by reinforcement learning on generated answers.",
@@ -1061,24 +889,16 @@ DESCRIPTIONS: dict[str, str] = {
     "langrl_inference_server_conversation_template": "Conversation format of the chat server.",
     "langrl_external_server": "Starts the server that generates answers on the first rank.",
     "rl_calculate_intra_group_similarity": "Measures how alike a prompt's answers are.",
-    "rl_inference_logprobs_is_correction": (
-        "Corrects the loss for differences between inference and training probabilities."
-    ),
+    "rl_inference_logprobs_is_correction": ("Corrects the loss for differences between inference and training probabilities."),
     "rl_importance_sampling_truncation_coef": "Bound on the weights of that correction.",
     "rl_inference_tensor_model_parallel_size": "Tensor-parallel ranks of the inference model.",
     "rl_inference_pipeline_model_parallel_size": "Pipeline ranks of the inference model.",
     "rl_inference_expert_model_parallel_size": "Expert-parallel ranks of the inference model.",
-    "rl_inference_expert_tensor_model_parallel_size": (
-        "Ranks that share each expert's weights in the inference model."
-    ),
-    "rl_inference_model_unified_memory_level": (
-        "Whether inference weights lie in unified memory: 0 no, 1 yes."
-    ),
+    "rl_inference_expert_tensor_model_parallel_size": ("Ranks that share each expert's weights in the inference model."),
+    "rl_inference_model_unified_memory_level": ("Whether inference weights lie in unified memory: 0 no, 1 yes."),
     "rl_offload_inference_model_weights_when_idle": "Moves inference weights to the CPU while training.",
     "rl_offload_optimizer_during_inference": "Moves optimizer state to the CPU while generating.",
-    "rl_kv_cache_management_mode": (
-        "Fate of cached keys and values while training: persist, offload or recompute."
-    ),
+    "rl_kv_cache_management_mode": ("Fate of cached keys and values while training: persist, offload or recompute."),
     "rl_offload_kv_cache_during_training": "Moves cached keys and values to the CPU while training.",
     "rl_remove_kv_cache_during_training": "Frees cached keys and values while training.",
     "rl_reset_cuda_graphs": "Deletes CUDA graphs between generating and training; until 0.16.",
@@ -1093,15 +913,11 @@ DESCRIPTIONS: dict[str, str] = {
     "rl_num_parallel_generations": "Answers generated at the same time.",
     "rl_num_parallel_generation_batches": "Batches of prompts generated at the same time.",
     "rl_generation_batch_size": "Prompts per batch of generation.",
-    "rl_parallel_generation_tasks": (
-        "Generation tasks at the same time; replaced by rl_num_parallel_generations."
-    ),
+    "rl_parallel_generation_tasks": ("Generation tasks at the same time; replaced by rl_num_parallel_generations."),
     "rl_inference_parsers": "Parsers of answers, such as deepseek-r1-reasoning, by name.",
     "rl_skip_bos_token": "Leaves out the token that begins a sequence.",
     "rl_use_sequence_packing": "Packs several answers into each training sequence.",
-    "rl_sequence_packing_bin_size": (
-        "Meant as tokens per packed sequence; only checked against the sequence length."
-    ),
+    "rl_sequence_packing_bin_size": ("Meant as tokens per packed sequence; only checked against the sequence length."),
     "rl_sequence_packing_max_sequences_per_bin": "Most answers per packed sequence.",
     "rl_sequence_packing_algo": "How packed sequences go to ranks: fifo or round-robin.",
     "rl_profile": "Records detailed timers of reinforcement learning.",

@@ -111,7 +111,9 @@ def _words(option: str, value: Any, flag: releases.Flag | None, spelling: str | 
     if value is True:
         yield option
     elif value is False or value is None:
-        raise ValueError(f"found {str(value).lower() if value is False else 'nothing'}; a switch is left out to be off, so remove it")
+        raise ValueError(
+            f"found {str(value).lower() if value is False else 'nothing'}; a switch is left out to be off, so remove it"
+        )
     else:
         yield option
         yield from _value_words(value, flag, spelling)
@@ -143,7 +145,9 @@ def _oddities(document: Document, at: tuple[str, ...]) -> Iterator[Finding]:
     for duplicate in document.duplicates:
         if duplicate.key[: len(at)] == at:
             first, second = duplicate.lines
-            message = f"written twice (lines {first} and {second}); YAML loaders keep the last, {shown(duplicate.replaced)} is lost"
+            message = (
+                f"written twice (lines {first} and {second}); YAML loaders keep the last, {shown(duplicate.replaced)} is lost"
+            )
             yield Finding(str(duplicate.key[-1]), message, Effect.NUMBERS, True, origin=Origin(second))
     for key, spelling in document.strings.items():
         message = f"{spelling} is a number here and a string to YAML 1.1 loaders; write it with a point, such as 1.0e-6"
@@ -193,7 +197,9 @@ def _yaml_value(values: Sequence[str]) -> str:
 
 def _scalar(value: str) -> str:
     number = re.fullmatch(r"-?\d+(\.\d*)?", value)
-    return value if number or re.fullmatch(r"[A-Za-z_./][\w./-]*", value) and value.lower() not in YAML_WORDS else _quoted(value)
+    return (
+        value if number or (re.fullmatch(r"[A-Za-z_./][\w./-]*", value) and value.lower() not in YAML_WORDS) else _quoted(value)
+    )
 
 
 YAML_WORDS = ("true", "false", "yes", "no", "on", "off", "null", "y", "n")

@@ -97,7 +97,9 @@ def model_parallel_config(config: MegatronConfig) -> Any:
     """A `ModelParallelConfig` with the config's effective fields and the callables that were carried with it."""
     installed = installed_version()
     if installed is None:
-        raise VersionError(f"megatron-core: not installed; this config is for {config.version}: pip install megatron-core=={config.version}")
+        raise VersionError(
+            f"megatron-core: not installed; this config is for {config.version}: pip install megatron-core=={config.version}"
+        )
     if installed != config.version:
         raise VersionError(
             f"megatron-core: found {installed} installed, expected {config.version}, the release of this config; "

@@ -41,8 +41,8 @@ def groups() -> Mapping[str, str]:
     """Every argument, and every `ModelParallelConfig` and `TransformerConfig` field, of every release, with its group in the parser's help."""
     text = resources.files(releases.__name__).joinpath("groups.json").read_text("utf-8")
     found: dict[str, str] = json.loads(text)
-    derived = {name: DERIVED for name in WORKED_OUT}
-    return MappingProxyType({**{name: CLASS_ONLY for name in _class_fields()}, **derived, **found})
+    derived = dict.fromkeys(WORKED_OUT, DERIVED)
+    return MappingProxyType({**dict.fromkeys(_class_fields(), CLASS_ONLY), **derived, **found})
 
 
 def _class_fields() -> list[str]:
@@ -81,7 +81,7 @@ def option_for(version: str, dest: str, value: Any) -> tuple[str, ...] | None:
 def _line(flag: Flag, value: Any) -> tuple[str, ...] | None:
     if flag.action != "store":
         return _switch(flag, value)
-    if value is None or flag.choices and value not in flag.choices:
+    if value is None or (flag.choices and value not in flag.choices):
         return None
     if flag.nargs is not None:
         values = value if isinstance(value, list | tuple) else [value]

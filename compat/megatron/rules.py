@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from bridge.rules import Context, Effect, Group, Rule, convert, lacks, only_ours, only_theirs, rename
+from bridge.rules import Context, Effect, Group, Rule, convert, lacks, only_ours, rename
 from compat.megatron import leftovers, stages
 from compat.megatron.learning_rate import RULE as LEARNING_RATE
 
@@ -415,9 +415,7 @@ def other_rules() -> tuple[Rule, ...]:
         convert(
             "calculate_per_token_loss",
             "loss",
-            lambda values, context: {
-                "loss": "per_token" if values.get("calculate_per_token_loss") else "mean_of_microbatches"
-            },
+            lambda values, context: {"loss": "per_token" if values.get("calculate_per_token_loss") else "mean_of_microbatches"},
             lambda values, context: {"calculate_per_token_loss": True} if values.get("loss") == "per_token" else {},
         ),
     )
@@ -448,7 +446,13 @@ def missing_rules() -> tuple[Rule, ...]:
         only_ours("zero.weight_buffers", "zero.grad_buffers", note="Megatron has no counted buffers", effect=Effect.COST),
         only_ours("zero.offload.parameters", note="Megatron keeps weights on the device", effect=Effect.COST),
         only_ours("recompute.ratio", "recompute.offload", note="Megatron recomputes whole layers", effect=Effect.COST),
-        only_ours("schedule.depth_first", "schedule.breadth_first", "schedule.csv", note="Megatron has its own schedules", effect=Effect.COST),
+        only_ours(
+            "schedule.depth_first",
+            "schedule.breadth_first",
+            "schedule.csv",
+            note="Megatron has its own schedules",
+            effect=Effect.COST,
+        ),
         lacks("debug", "Megatron has no per-layer logs", effect=Effect.NONE),
     )
 

@@ -160,9 +160,7 @@ RULES = (
     convert(
         "overlap_p2p_comm",
         "schedule.overlap",
-        lambda values, context: {
-            "schedule.overlap": values.get("overlap_p2p_comm") if values.get(VIRTUAL) is not None else None
-        },
+        lambda values, context: {"schedule.overlap": values.get("overlap_p2p_comm") if values.get(VIRTUAL) is not None else None},
         lambda values, context: {"overlap_p2p_comm": values.get("schedule.overlap")} if values.get("schedule.virtual") else {},
         effect=Effect.COST,
         sees=(VIRTUAL, "schedule.virtual"),

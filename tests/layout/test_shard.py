@@ -23,7 +23,10 @@ def parameters(draw: st.DrawFn, stages: int) -> list[Parameter]:
         for index in range(draw(st.integers(1, 3))):
             shape = tuple(draw(st.lists(st.integers(1, 7), min_size=1, max_size=3)))
             used = tuple(sorted({stage, draw(st.integers(stage, stages - 1))})) if index == 2 else (stage,)
-            found.append(Parameter(f"{stage}.{index}", shape, "fp32", used, draw(st.integers(0, 3)) > 0, draw(st.booleans())))
+            split = draw(st.none() | st.just(0))
+            partial = split is None and draw(st.booleans())
+            trainable = draw(st.integers(0, 3)) > 0
+            found.append(Parameter(f"{stage}.{index}", shape, "fp32", used, trainable, split, partial=partial))
     return found
 
 
@@ -93,9 +96,18 @@ def test_shared_means_that_another_flat_has_the_same_home(layout: Layout) -> Non
 
 
 @given(layouts())
-def test_split_parameters_come_first(layout: Layout) -> None:
+def test_split_parameters_come_first_and_partial_ones_last(layout: Layout) -> None:
     for flat in layout.flats:
-        assert all((slot.stop <= flat.split.stop) == slot.parameter.split for slot in flat.slots)
+        assert all((slot.stop <= flat.split.stop) == (slot.parameter.split is not None) for slot in flat.slots)
+        assert all((slot.start >= flat.partial.start) == slot.parameter.partial for slot in flat.slots)
+
+
+@given(layouts())
+def test_slices_of_a_part_cover_it_once(layout: Layout) -> None:
+    for flat in layout.flats:
+        for part in (flat.split, flat.partial):
+            found = [flat.owned(index).start + place for index in range(flat.shards) for place in flat.own(part, index)]
+            assert found == list(part)
 
 
 @given(layouts())

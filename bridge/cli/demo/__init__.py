@@ -41,9 +41,9 @@ def demo(folder: Path) -> int:
         folder / "report.json": json.dumps(report.as_json(result), indent=2, allow_nan=False) + "\n",
     }
     write_all(texts)
-    back = convert.translated(_job(folder / TARGET), result.source.dialect, result.source.version, with_carry=True)
     out = console(sys.stdout)
     report.text(result, out)
+    back = convert.translated(_job(folder / TARGET), result.source.dialect, result.source.version, with_carry=True)
     _tell(folder, result.source, back.config, out)
     return report.CLEAN
 

@@ -110,6 +110,14 @@ POSITIVE = tuple(
         last=True,
     )
     for name in SIZES + OTHER_SIZES
+) + tuple(
+    check(
+        "validate_args: sizes are divisors",
+        lambda a, name=name: getattr(a, name) is not None and getattr(a, name) < 0,
+        f"{name}: found {{{name}}}; expected 0 (no separate encoder) or a positive number",
+        last=True,
+    )
+    for name in ("encoder_tensor_model_parallel_size", "encoder_pipeline_model_parallel_size")
 )
 
 SIZE_STEPS: tuple[Step, ...] = (
