@@ -7,7 +7,10 @@ from collections.abc import Iterable
 
 
 class BridgeError(Exception):
-    """Root of everything raised on purpose. `problems` holds one line each: where, what was found, what was expected, what to do."""
+    """Root of everything raised on purpose.
+
+    `problems` holds one line each: where, what was found, what was expected, what to do.
+    """
 
     def __init__(self, *problems: str) -> None:
         self.problems = tuple(problems)

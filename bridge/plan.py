@@ -1,4 +1,4 @@
-"""Plan: what a training run means, in the field's standard terms. The hub of every translation and the native engine's own config."""
+"""Plan: what a training run means, in the field's standard terms; the hub of every translation and the engine's own config."""
 
 from __future__ import annotations
 

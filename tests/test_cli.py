@@ -232,8 +232,8 @@ class TestDemo:
         folder = tmp_path / "stagebridge-demo"
         assert {path.name for path in folder.iterdir()} == {
             "megatron.args",
-            "deepspeed.json",
-            "deepspeed.json.carry.json",
+            "ds_config.json",
+            "ds_config.json.carry.json",
             "train.py",
             "report.json",
         }

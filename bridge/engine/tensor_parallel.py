@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx
 from torch.nn import functional as F
-from torch.utils._pytree import register_dataclass
+from torch.utils._pytree import register_pytree_node
 
 from bridge.comm import Comm, Group
 from bridge.errors import ConfigError
@@ -193,4 +192,237 @@ class SplitLogits:
         return found * kept
 
 
-register_dataclass(SplitLogits, field_names=["local"], drop_field_names=["split", "start"])
+register_pytree_node(
+    SplitLogits,
+    lambda logits: ([logits.local], (logits.split, logits.start)),
+    lambda leaves, rest: SplitLogits(next(iter(leaves)), *rest),
+)
+
+
+class VocabularyLinear(nn.Module):
+    """The output layer split by vocabulary: whole input, `SplitLogits`."""
+
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, entrance: Entrance, start: int) -> None:
+        super().__init__()
+        self.weight, self.bias, self._entrance, self._start = weight, bias, entrance, start
+        entrance.users += 1
+
+    def forward(self, inputs: Tensor) -> SplitLogits:
+        """(..., in) to logits of this rank's part of the vocabulary."""
+        local = F.linear(self._entrance(inputs), self.weight, self.bias)
+        return SplitLogits(local, self._entrance.split, self._start)
+
+
+class VocabularyEmbedding(nn.Module):
+    """An embedding split by vocabulary: each rank looks up the tokens that it holds, and the rest is 0 until the sum."""
+
+    def __init__(self, weight: nn.Parameter, split: Split, start: int) -> None:
+        super().__init__()
+        self.weight, self._split, self._start = weight, Split(split.comm, split.group, sequence=False), start
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(...) to (..., hidden), the same on all ranks."""
+        local = tokens - self._start
+        here = (local >= 0) & (local < len(self.weight))
+        found = F.embedding(local.where(here, 0), self.weight) * here[..., None]
+        return _leave(found, self._split)
+
+
+class TokenDropout(nn.Module):
+    """Dropout of a slice of tokens by the same mask that the whole sequence would get."""
+
+    def __init__(self, p: float, split: Split) -> None:
+        super().__init__()
+        self.p, self._split = p, split
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Any activations split by tokens."""
+        if not self.training or self.p == 0.0:
+            return inputs
+        shape = list(inputs.shape)
+        shape[TOKENS] *= self._split.group.size
+        mask = F.dropout(inputs.new_ones(shape), self.p)
+        return inputs * self._split.slice(mask)
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What conversion did to a parameter: cut along `split` (None: not), of `whole`, from `start`; shares to be summed or not."""
+
+    split: int | None = None
+    start: int = 0
+    whole: int = 0
+    partial: bool = False
+
+
+class Conversion:
+    """Splits a model in place, by the names of a plan. `marks` tells what became of each parameter, by its new identity."""
+
+    def __init__(self, model: nn.Module, plan: TensorPlan, split: Split) -> None:
+        self.model, self.plan, self.split = model, plan, split
+        self.marks: dict[int, Mark] = {}
+        self._cuts: dict[tuple[int, int], nn.Parameter] = {}
+        self._entrances: dict[str, Entrance] = {}
+        ConfigError.raise_if(self._problems())
+        self._replace_modules()
+        self._cut_weights()
+        self._divide_attributes()
+        if split.sequence:
+            self._split_tokens()
+
+    def _problems(self) -> Iterator[str]:
+        names = [name for name, _ in self.model.named_modules()]
+        plan = self.plan
+        for part in (*plan.columns, *plan.rows, *plan.shared, *plan.vocabulary, *plan.scattered):
+            if not any(part in name for name in names):
+                yield f"tensor plan: no module of the model has {part!r} in its name; correct or remove it"
+        for part, _ in plan.weights:
+            if not any(part in name for name, _ in self.model.named_parameters()):
+                yield f"tensor plan: no parameter of the model has {part!r} in its name; correct or remove it"
+        if self.split.sequence and not plan.scattered:
+            yield "parallel.sequence: the tensor plan names no module after which to split by tokens; set `scattered`"
+        yield from self._indivisible()
+
+    def _indivisible(self) -> Iterator[str]:
+        for name, value, attribute in self._counted():
+            if value % self.split.group.size:
+                yield (
+                    f"parallel.tensor: {name}.{attribute} ({value}) does not divide into {self.split.group.size} ranks;"
+                    " use a divisor of it"
+                )
+
+    def _counted(self) -> Iterator[tuple[str, int, str]]:
+        for name, module in self.model.named_modules():
+            for attribute in self.plan.attributes:
+                value = getattr(module, attribute, None)
+                if isinstance(value, int):
+                    yield name, value, attribute
+
+    def _replace_modules(self) -> None:
+        for name, module in list(self.model.named_modules()):
+            found = self._converted(name, module)
+            if found is not None:
+                found.train(module.training)
+                self.model.set_submodule(name, found)
+            divide = getattr(module, "split_over", None)
+            if divide is not None:
+                divide(self.split.group.index, self.split.group.size)
+
+    def _converted(self, name: str, module: nn.Module) -> nn.Module | None:
+        if isinstance(module, nn.Embedding) and matches(name, self.plan.vocabulary):
+            weight = self._cut(module.weight, 0)
+            return VocabularyEmbedding(weight, self.split, self.marks[id(weight)].start)
+        if not isinstance(module, nn.Linear):
+            return None
+        kind = self.plan.kind(name, module.in_features, module.out_features)
+        return None if kind is None else _MAKE[kind](self, name, module)
+
+    def _column(self, name: str, module: nn.Linear) -> nn.Module:
+        weight, bias = self._cut(module.weight, 0), self._cut_bias(module)
+        return ColumnLinear(weight, bias, self._entrance(name))
+
+    def _vocabulary(self, name: str, module: nn.Linear) -> nn.Module:
+        weight, bias = self._cut(module.weight, 0), self._cut_bias(module)
+        return VocabularyLinear(weight, bias, self._entrance(name), self.marks[id(weight)].start)
+
+    def _shared(self, name: str, module: nn.Linear) -> nn.Module:
+        for weight in module.parameters():
+            self.marks[id(weight)] = Mark(partial=True)
+        return ColumnLinear(module.weight, module.bias, self._entrance(name))
+
+    def _row(self, name: str, module: nn.Linear) -> nn.Module:
+        return RowLinear(self._cut(module.weight, 1), module.bias, self.split)
+
+    def _entrance(self, name: str) -> Entrance:
+        """Layers of one parent take the same input."""
+        return self._entrances.setdefault(name.rpartition(".")[0], Entrance(self.split))
+
+    def _cut_bias(self, module: nn.Linear) -> nn.Parameter | None:
+        return None if module.bias is None else self._cut(module.bias, 0)
+
+    def _cut(self, weight: nn.Parameter, dim: int) -> nn.Parameter:
+        """This rank's part; tied parameters stay tied."""
+        key = id(weight), dim
+        if key not in self._cuts:
+            whole = weight.shape[dim]
+            part = cut(whole, self.split.group.size, self.split.group.index)
+            local = weight.detach().narrow(dim, part.start, len(part)).clone()
+            found = nn.Parameter(local, requires_grad=weight.requires_grad)
+            self._cuts[key] = found
+            self.marks[id(found)] = Mark(dim, part.start, whole)
+        return self._cuts[key]
+
+    def _cut_weights(self) -> None:
+        for name, weight in list(self.model.named_parameters()):
+            for part, dim in self.plan.weights:
+                if part in name and id(weight) not in self.marks:
+                    parent, _, leaf = name.rpartition(".")
+                    setattr(self.model.get_submodule(parent), leaf, self._cut(weight, dim))
+
+    def _divide_attributes(self) -> None:
+        for name, value, attribute in list(self._counted()):
+            setattr(self.model.get_submodule(name), attribute, value // self.split.group.size)
+
+    def _split_tokens(self) -> None:
+        before: set[int] = set()
+        for name, module in list(self.model.named_modules()):
+            if matches(name, self.plan.scattered):
+                before |= {id(part) for part in module.modules()}
+                if not any(matches(parent, self.plan.scattered) for parent in _parents(name)):
+                    module.register_forward_hook(self._scatter)
+            elif isinstance(module, nn.Dropout):
+                self.model.set_submodule(name, TokenDropout(module.p, self.split))
+        for module in self.model.modules():
+            for weight in module.parameters(recurse=False) if id(module) not in before else ():
+                self.marks.setdefault(id(weight), Mark(partial=True))
+
+    def _scatter(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        found: Tensor = _scatter(output, self.split)
+        return found
+
+
+def _parents(name: str) -> Iterator[str]:
+    while "." in name:
+        name = name.rpartition(".")[0]
+        yield name
+
+
+def joined(comm: Comm, name: str, local: Tensor, mark: Any) -> Tensor:
+    """The whole of a parameter of which each tensor rank holds the part that `mark` (or a `Parameter`) tells."""
+    group, dim = comm.group("tensor"), mark.split
+    length = -(-mark.whole // group.size)
+    moved = local.transpose(0, dim)
+    padded = moved.new_zeros(length, *moved.shape[1:])
+    padded[: len(moved)] = moved
+    parts = padded.new_empty(length * group.size, *moved.shape[1:])
+    comm.all_gather(name, parts, padded, group)()
+    pieces = [parts[rank * length :][: len(cut(mark.whole, group.size, rank))] for rank in range(group.size)]
+    return torch.cat(pieces).transpose(0, dim)
+
+
+_MAKE: dict[str, Callable[[Conversion, str, nn.Linear], nn.Module]] = {
+    "column": Conversion._column,
+    "row": Conversion._row,
+    "shared": Conversion._shared,
+    "vocabulary": Conversion._vocabulary,
+}
+
+
+def _enter(inputs: Tensor, split: Split) -> Tensor:
+    found: Tensor = _Enter.apply(inputs, split)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _leave(outputs: Tensor, split: Split) -> Tensor:
+    found: Tensor = _Leave.apply(outputs, split)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _scatter(inputs: Tensor, split: Split) -> Tensor:
+    found: Tensor = _Scatter.apply(inputs, split)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _cross_entropy(logits: Tensor, targets: Tensor, split: Split, start: int) -> Tensor:
+    found: Tensor = _CrossEntropy.apply(logits, targets, split, start)  # type: ignore[no-untyped-call]
+    return found

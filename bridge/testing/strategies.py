@@ -29,6 +29,8 @@ WORLDS = (1, 2, 4, 8, 3, 6, 12, 16, 24, 32, 64, 96, None)
 LARGE = 10**9
 EXTRAS = 64
 """Fields beside the core of a config that are tried, at most."""
+NEEDY = 3
+"""Fields that need others beside them and are tried before the rest."""
 KEPT = st.sampled_from((False, True, True, True))
 RARE = 12
 """How much more often a field that few releases have is tried where it exists, at most."""
@@ -57,7 +59,7 @@ class Part:
 
     `core` draws groups of values: the first must be accepted, each further one stays if it is. `paths` names the fields of
     a case (None: all of the schema), `values` draws one field where its type says too little (None: the type is enough),
-    `beside` is what a field cannot do without, `entries` the entry points, likelier ones repeated.
+    `beside` is what a field cannot do without (such fields are also tried first), `entries` the entry points, likelier ones repeated.
     """
 
     core: Callable[[Case], SearchStrategy[Sequence[Group]]] = _empty
@@ -94,9 +96,10 @@ def _configs(draw: DrawFn, dialect: Dialect, version: str | None, world_size: in
     release = version or draw(st.sampled_from(dialect.versions[::-1]))
     world = world_size or draw(st.sampled_from(WORLDS))
     case = Case(release, world, draw(st.sampled_from(part.entries)))
-    first, *more = [_known(group, dialect, case) for group in draw(part.core(case))] or [{}]
-    config = grown(dialect.config(first, case.version, case.world_size, case.entry), more)
-    return grown(config, [_known(group, dialect, case) for group in draw(_extras(config, case))])
+    first, *more = draw(part.core(case)) or [{}]
+    config = dialect.config(_known(first, dialect, case), case.version, case.world_size, case.entry)
+    needy, extras = draw(_fields(config, case, NEEDY)), draw(_fields(config, case, EXTRAS))
+    return grown(config, [_known(group, dialect, case) for group in (*needy, *more, *extras)])
 
 
 def _known(group: Group, dialect: Dialect, case: Case) -> Group:
@@ -126,19 +129,19 @@ def _accepted(config: Config, groups: Sequence[Group]) -> Config | None:
 
 
 @st.composite
-def _extras(draw: DrawFn, config: Config, case: Case) -> Sequence[Group]:
-    """Groups for some fields that are still open, each with what it cannot do without."""
+def _fields(draw: DrawFn, config: Config, case: Case, count: int) -> Sequence[Group]:
+    """Groups for some fields that are still open, each with what it cannot do without; few fields: of those that need much."""
     part, dialect = part_of(config.dialect), config.dialect
-    open_ = [path for path in _chosen(draw, dialect, case) if path not in config.given]
-    drawn = {path: _off(draw(_values(dialect, case, path)), config.effective.get(path)) for path in open_}
+    weights = _weights(dialect, case, count < EXTRAS)
+    chosen = [path for path in _chosen(draw, weights, count) if path not in config.given]
+    drawn = {path: _off(draw(_values(dialect, case, path)), config.effective.get(path)) for path in chosen}
     return [{path: value, **part.beside.get(path, {})} for path, value in drawn.items()]
 
 
-def _chosen(draw: DrawFn, dialect: Dialect, case: Case) -> list[str]:
+def _chosen(draw: DrawFn, weights: Mapping[str, float], count: int) -> list[str]:
     """Fields spread evenly by a seed, which Hypothesis's own choices are not; each can be dropped when shrinking."""
-    weights = _weights(dialect, case)
     seed = draw(st.integers(0, 2**32))
-    chosen = Random(seed).choices(tuple(weights), tuple(weights.values()), k=EXTRAS) if weights else []
+    chosen = Random(seed).choices(tuple(weights), tuple(weights.values()), k=count) if weights else []
     return [path for path in dict.fromkeys(chosen) if draw(KEPT)]
 
 
@@ -160,10 +163,11 @@ def paths_of(dialect: Dialect, case: Case) -> tuple[str, ...]:
 
 
 @cache
-def _weights(dialect: Dialect, case: Case) -> Mapping[str, float]:
+def _weights(dialect: Dialect, case: Case, needy: bool) -> Mapping[str, float]:
     """How often each field of a case is tried: the fewer releases have it, the more."""
-    spread = _spread(dialect, case.entry)
-    return {path: min(RARE, len(dialect.versions) / spread[path]) for path in paths_of(dialect, case)}
+    spread, beside = _spread(dialect, case.entry), part_of(dialect).beside
+    open_ = [path for path in paths_of(dialect, case) if path in beside or not needy]
+    return {path: min(RARE, len(dialect.versions) / spread[path]) for path in open_}
 
 
 @cache

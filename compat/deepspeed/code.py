@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bridge.config import nest
+from compat.deepspeed import schedule
 
 FILE = "ds_config.json"
 SCRIPT = "train.py"
@@ -40,10 +41,27 @@ def _autotp(values: Flat) -> int:
 
 def script(values: Flat, world_size: int | None = None) -> str:
     """A short training script that fits the JSON: it names what the reader fills in."""
-    return "\n".join(["import deepspeed", *_imports(values), "", *_model(values, world_size), *_checkpointing(values), "", *_start(values)]) + "\n"
+    parts = (_imports(values), _scheduler(values), [*_model(values, world_size), *_checkpointing(values)], _start(values))
+    return "\n\n".join(text for text in map("\n".join, parts) if text) + "\n"
+
+
+def _scheduled(values: Flat) -> bool:
+    return any(path.startswith(schedule.PREFIX) for path in values)
+
+
+def _scheduler(values: Flat) -> Iterator[str]:
+    if _scheduled(values):
+        yield from schedule.lines(values)
+        yield ""
 
 
 def _imports(values: Flat) -> Iterator[str]:
+    if _scheduled(values):
+        yield "import math"
+        yield ""
+    yield "import deepspeed"
+    if _scheduled(values):
+        yield "from torch.optim.lr_scheduler import LambdaLR"
     if _piped(values):
         yield "from deepspeed.pipe import PipelineModule"
     if _piped(values) and _size(values, "tensor_parallel") > 1:
@@ -100,19 +118,13 @@ def _start(values: Flat) -> Iterator[str]:
     yield "    model_parameters=[p for p in model.parameters() if p.requires_grad],"
     if values.get("optimizer.type") is None:
         yield "    optimizer=build_optimizer,  # the file names none"
-    if any(path.startswith("code.scheduler.") for path in values):
-        yield f"    lr_scheduler=build_scheduler,  # {_schedule(values)}"
+    if _scheduled(values):
+        yield "    lr_scheduler=lambda optimizer: LambdaLR(optimizer, lr_factor),"
     if _mpu(values):
         yield "    mpu=mpu,"
     yield f'    config="{FILE}",'
     yield ")"
     yield "loss = engine.train_batch(iterator)" if _piped(values) else "loss = engine(batch); engine.backward(loss); engine.step()  # for each micro batch"
-
-
-def _schedule(values: Flat) -> str:
-    prefix = "code.scheduler."
-    parts = {path.removeprefix(prefix): value for path, value in values.items() if path.startswith(prefix)}
-    return ", ".join(f"{name} {value}" for name, value in parts.items())
 
 
 def launch(values: Flat, world_size: int | None) -> tuple[str, ...]:

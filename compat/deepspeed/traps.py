@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
-from bridge.errors import nearest
 from bridge.findings import Finding, Origin
 from bridge.rules import Effect
 from compat.deepspeed.effective import OFFLOAD, PARAM, SCALE_KEYS, STEPS, TOTAL, ZERO, offloaded, ranks
@@ -364,8 +364,14 @@ def _worded(trap: Trap, seen: Seen) -> str:
     kind = trap.path.removesuffix(".type") + "s"
     if kind in seen.at.types and not seen.at.forms(kind, seen[trap.path]):
         name = str(seen[trap.path])
-        return f"{name}: {trap.message}{nearest(name, seen.at.types[kind])}"
+        return f"{name}: {trap.message}{_closest(name, seen.at.types[kind])}"
     return trap.message
+
+
+def _closest(name: str, known: tuple[str, ...]) -> str:
+    proper = {each.lower(): each for each in known}
+    close = get_close_matches(name.lower(), proper, n=1, cutoff=0.7)
+    return f"; did you mean {proper[close[0]]}?" if close else ""
 
 
 def _old_names(given: Mapping[str, Any]) -> Iterator[tuple[str, str, Effect]]:

@@ -38,7 +38,7 @@ PARALLEL = "ModelParallelConfig"
 
 @cache
 def groups() -> Mapping[str, str]:
-    """Every argument, and every `ModelParallelConfig` and `TransformerConfig` field, of every release, with its group in the parser's help."""
+    """Every argument and config field of every release, with its group in the parser's help."""
     text = resources.files(releases.__name__).joinpath("groups.json").read_text("utf-8")
     found: dict[str, str] = json.loads(text)
     derived = dict.fromkeys(WORKED_OUT, DERIVED)

@@ -81,10 +81,12 @@ def _batch(draw: DrawFn, case: Case, sizes: Mapping[str, int]) -> Group:
 
 def _widths(draw: DrawFn, sizes: Mapping[str, int]) -> Group:
     """Widths that the tensor size divides, and lengths that the context size divides; or nothing, which leaves them open."""
-    heads, length = draw(SMALL) * sizes[TENSOR], 2 * sizes[CONTEXT] * draw(st.integers(0, 64))
+    if draw(st.booleans()):
+        return {}
+    heads, length = draw(SMALL) * sizes[TENSOR], 2 * sizes[CONTEXT] * draw(st.integers(1, 64))
     shape = {"hidden_size": 64 * heads, "num_attention_heads": heads}
     grouped = {"group_query_attention": True, "num_query_groups": heads} if draw(st.booleans()) else {}
-    return {**shape, **grouped, "seq_length": length, "max_position_embeddings": 2 * length} if length else {}
+    return {**shape, **grouped, "seq_length": length, "max_position_embeddings": 2 * length}
 
 
 # Layers over stages
@@ -98,8 +100,8 @@ def _layers(draw: DrawFn, case: Case, ranks: int) -> Group:
 
 @cache
 def _forms(version: str, piped: bool) -> tuple[str, ...]:
-    forms = ["even", "virtual", "per_stage", *(form for form, dest in SINCE.items() if _has(version, dest))]
-    return tuple(form for form in forms if piped or form in ("even", "ends"))
+    forms = ["open", "even", "virtual", "per_stage", *(form for form, dest in SINCE.items() if _has(version, dest))]
+    return tuple(form for form in forms if piped or form in ("open", "even", "ends"))
 
 
 SINCE = {
@@ -108,6 +110,10 @@ SINCE = {
     "layout": "pipeline_model_parallel_layout",
 }
 """Ways to spread layers that only some releases have, by the flag that shows it."""
+
+
+def _open(ranks: int, virtual: int, each: int, first: int, last: int) -> Group:
+    return {}
 
 
 def _even(ranks: int, virtual: int, each: int, first: int, last: int) -> Group:
@@ -143,7 +149,7 @@ def _layout(ranks: int, virtual: int, each: int, first: int, last: int) -> Group
     return {"num_layers": sum(counts), "pipeline_model_parallel_layout": stages.layout_of(counts)}
 
 
-FORMS = {"even": _even, "virtual": _virtual, "per_stage": _per_stage, "ends": _ends, "uneven": _uneven, "layout": _layout}
+FORMS = {"open": _open, "even": _even, "virtual": _virtual, "per_stage": _per_stage, "ends": _ends, "uneven": _uneven, "layout": _layout}
 
 
 # Choices
@@ -288,12 +294,20 @@ REFUSED = ("batch_size", "warmup", "model_parallel_size", "checkpoint_activation
 
 def values(case: Case, path: str) -> SearchStrategy[Any] | None:
     """Values of one field, as its flag or its class types them; the schema knows more of sizes."""
-    if path in SIZES:
-        return None
+    if path in SIZES or path in OWN:
+        return OWN.get(path)
     if case.entry != FLAGS:
         return _of_field(case.version, _named(case.version, case.entry)[path])
     return st.one_of([_of_flag(flag) for flag in options.by_dest(case.version)[path]])
 
+
+OWN: Mapping[str, SearchStrategy[Any]] = {
+    "phase_transition_iterations": st.lists(st.integers(0, 10**6).map(str), min_size=1, max_size=3).map(",".join),
+    "hybrid_layer_pattern": st.sampled_from(("M*-M", "M-*-" * 2, "MMM*" * 6)),
+    "log_memory_interval": st.integers(1, 9).map(lambda count: 100 * count),
+    "eval_micro_batch_size": SMALL,
+}
+"""Values that a flag takes only in a form which its type does not tell."""
 
 SWITCHES = {"true": TRUE, "false": st.just(False), "switch": st.booleans()}
 TEXTS: Mapping[str, SearchStrategy[Any]] = {
@@ -339,6 +353,63 @@ def _of_field(version: str, name: str) -> SearchStrategy[Any] | None:
     return st.lists(one, min_size=2, max_size=2) if re.match(r"Optional\[(L|l)ist", text) else one
 
 
-BESIDE: Mapping[str, Group] = {}
+FP8 = {"fp8": "e4m3", "fp8_recipe": "mxfp8"}
+DECAY = {"start_weight_decay": 0.0, "end_weight_decay": 0.1, "weight_decay_incr_style": "linear"}
+EXPERTS = {"num_experts": 8}
+FLEX = {**EXPERTS, "moe_token_dispatcher_type": "flex"}
+SERVED = {"transformer_impl": "inference_optimized"}
+FUSED = {**FLEX, "moe_flex_dispatcher_backend": "hybridep", "use_transformer_engine_op_fuser": True, "moe_grouped_gemm": True}
+FIM = dict.fromkeys(("fim_prefix_token", "fim_middle_token", "fim_suffix_token", "fim_pad_token", "fim_eod_token"), "<fim>")
+SAVE = {"save": "out", "save_interval": 100}
+FLASH = {"attention_backend": "flash", "flash_attention_version": 3, "attention_dropout": 0.0}
+LINEAR = dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), 8)
+STEPWISE = {"use_distributed_optimizer": True, "overlap_param_gather": True, "overlap_grad_reduce": True, "ckpt_format": "torch"}
+LOCAL = {"non_persistent_ckpt_type": "local", "non_persistent_local_ckpt_dir": "out", "replication_jump": 2}
+DENSE_FP4 = {"fp4": "e2m1", "use_distributed_optimizer": True}
+
+BESIDE: Mapping[str, Group] = {
+    "activation_func_fp8_input_store": {"swiglu": True, "add_bias_linear": False},
+    "add_position_embedding": {"position_embedding_type": "rope"},
+    "batch_invariant_mode": FLASH,
+    "defer_embedding_wgrad_compute": {"gradient_accumulation_fusion": True},
+    "delay_wgrad_compute": {"transformer_impl": "transformer_engine", **EXPERTS, "overlap_moe_expert_parallel_comm": True},
+    "end_weight_decay": DECAY,
+    "eval_micro_batch_size": {"eval_global_batch_size": 840 * 192},
+    "experimental_attention_variant": {"linear_attention_freq": 2, **LINEAR},
+    "fim_data": {**FIM, "fim_rate": 0.5, "fim_spm_rate": 0.5},
+    "fine_grained_activation_offloading": {"offload_modules": ["core_attn"], "transformer_impl": "transformer_engine"},
+    "fp16_lm_cross_entropy": {"fp16": True},
+    "fp4_param": DENSE_FP4,
+    "fp4_param_gather": DENSE_FP4,
+    "fp8_output_proj": FP8,
+    "fsdp_manual_registration": {"use_megatron_fsdp": True, "nccl_ub": True, "ckpt_format": "fsdp_dtensor"},
+    "fused_residual_rmsnorm": {"normalization": "RMSNorm"},
+    "inference_disable_triton_nvls_kernels": SERVED,
+    "inference_fuse_tp_communication": SERVED,
+    "load_main_params_from_ckpt": {"no_load_optim": True},
+    "logits_save_dir": {"logits_save_top_k": 8, "async_save": True, "use_persistent_ckpt_worker": True},
+    "mla_down_proj_fusion": {"multi_latent_attention": True},
+    "moe_enable_deepep": FLEX,
+    "moe_expert_rank_capacity_factor": FUSED,
+    "moe_latent_size": EXPERTS,
+    "moe_paged_stash": {**FUSED, "moe_expert_rank_capacity_factor": 1.0},
+    "moe_pad_expert_input_to_capacity": {**EXPERTS, "moe_expert_capacity_factor": 1.0, "moe_token_dispatcher_type": "alltoall"},
+    "moe_router_enable_expert_bias": {**EXPERTS, "moe_router_score_function": "sigmoid"},
+    "moe_router_padding_for_fp8": {**EXPERTS, **FP8, "moe_token_dispatcher_type": "alltoall"},
+    "moe_router_padding_for_quantization": {**EXPERTS, **FP8, "moe_token_dispatcher_type": "alltoall"},
+    "moe_single_grouped_bias": {**EXPERTS, "moe_grouped_gemm": True, "add_bias_linear": True},
+    "moe_single_grouped_weight": {**EXPERTS, **FP8, "moe_grouped_gemm": True, "use_transformer_engine_op_fuser": True},
+    "moe_use_upcycling": {**SAVE, **EXPERTS},
+    "overlap_p2p_comm_warmup_flush": {"batch_p2p_comm": False, "overlap_p2p_comm": True},
+    "overlap_param_gather_with_optimizer_step": STEPWISE,
+    "replication": LOCAL,
+    "retro_add_retriever": {"train_samples": 1000},
+    "save": SAVE,
+    "start_weight_decay": DECAY,
+    "use_legacy_models": {"ckpt_format": "torch"},
+    "use_precision_aware_optimizer": {"use_distributed_optimizer": True},
+    "weight_decay_incr_style": DECAY,
+}
+"""What a field cannot do without, at least in some releases."""
 
 PART = Part(core, paths, values, BESIDE, ENTRIES)

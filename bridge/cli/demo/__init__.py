@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 RANKS = 8
-LAUNCH, TARGET = "megatron.args", "deepspeed.json"
+LAUNCH, TARGET = "megatron.args", "ds_config.json"
 CONTENTS = {
     LAUNCH: "the launch that was converted",
     TARGET: "the DeepSpeed config",

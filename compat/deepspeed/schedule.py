@@ -1,0 +1,39 @@
+"""A learning-rate schedule as Python text for `torch.optim.lr_scheduler.LambdaLR`, step by step as a Plan means it.
+
+DeepSpeed's own schedulers start one step late and warm up over two steps at least (runtime/lr_schedules.py), so a schedule
+that came from elsewhere is made by the script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+PREFIX = "code.scheduler."
+DECAYS = {
+    "constant": "peak",
+    "linear": "minimum + (peak - minimum) * (1 - done)",
+    "cosine": "minimum + (peak - minimum) * (1 + math.cos(math.pi * done)) / 2",
+    "inverse_sqrt": "max(minimum, peak * math.sqrt(max(warmup, 1) / max(step, 1))) if step <= total else minimum",
+    "wsd": "peak",
+}
+"""Learning rate after warmup, where `done` runs from 0 to 1."""
+
+
+def lines(values: Mapping[str, Any]) -> Iterator[str]:
+    """The definition of `lr_factor(step)`: learning rate over the optimizer's, for optimizer steps counted from 0."""
+    said = {path.removeprefix(PREFIX): value for path, value in values.items() if path.startswith(PREFIX)}
+    name, warmup, total = said.get("name") or "constant", said.get("warmup_steps") or 0, said.get("total_steps")
+    yield f"peak, minimum = {values.get('optimizer.params.lr', 'LR')}, {said.get('minimum') or 0.0}"
+    yield f"start, warmup, total = {said.get('warmup_from') or 0.0}, {warmup}, {total or 'STEPS'}"
+    yield ""
+    yield ""
+    yield "def lr_factor(step):"
+    if warmup:
+        yield "    if step <= warmup:"
+        yield "        return (start + (peak - start) * step / warmup) / peak"
+    if "done" in DECAYS[name]:
+        yield "    done = min(1.0, (step - warmup) / (total - warmup))"
+    if name == "wsd":
+        yield "    # add your decay phase, down to the minimum"
+    yield f"    return ({DECAYS[name]}) / peak"
