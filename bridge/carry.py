@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bridge.config import Values
 from bridge.dialect import Config
 from bridge.errors import SourceError
 
@@ -49,14 +48,28 @@ class Carry:
             "version": self.version,
             "world_size": self.world_size,
             "entry": self.entry,
-            "given": self.given,
-            "meant": self.meant,
+            "given": _encoded(dict(self.given)),
+            "meant": _encoded(dict(self.meant)),
         }
-        return json.dumps(record, indent=1, default=_plain) + "\n"
+        return json.dumps(record, indent=1, default=str) + "\n"
 
 
-def _plain(value: Any) -> Any:
-    return value.nested() if isinstance(value, Values) else str(value)
+TUPLE = "tuple"
+
+
+def _encoded(value: Any) -> Any:
+    """JSON has no tuples, and a value must come back as it was."""
+    if isinstance(value, Mapping):
+        return {key: _encoded(inner) for key, inner in value.items()}
+    if isinstance(value, tuple):
+        return {TUPLE: [_encoded(inner) for inner in value]}
+    return [_encoded(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return tuple(_decoded(value[TUPLE])) if value.keys() == {TUPLE} else {key: _decoded(inner) for key, inner in value.items()}
+    return [_decoded(inner) for inner in value] if isinstance(value, list) else value
 
 
 def digest_of(text: str) -> str:
@@ -75,26 +88,21 @@ def parse(text: str, where: str) -> Carry:
             record["version"],
             record["world_size"],
             record["entry"],
-            _tuples(record["given"]),
-            _tuples(record["meant"]),
+            _decoded(record["given"]),
+            _decoded(record["meant"]),
             record["digest"],
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SourceError(f"{where}: not a carry-over file ({error}); delete it, or convert again") from None
 
 
-def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(values)
-
-
 def restored(carry: Carry, target: Config, meant: Mapping[str, Any]) -> dict[str, Any]:
     """Given values of `target` with every group that was not edited since put back as it was written."""
     if not carry.fits(target):
         return dict(target.given)
-    before, given = _comparable(carry.meant), {}
-    now = _comparable(meant)
+    given: dict[str, Any] = {}
     for rule in target.dialect.rules:
-        unedited = all(before.get(path) == now.get(path) for path in rule.ours)
+        unedited = all(carry.meant.get(path) == meant.get(path) for path in rule.ours)
         given.update(_part(rule.theirs, carry.given if unedited else target.given))
     return given
 
@@ -102,6 +110,3 @@ def restored(carry: Carry, target: Config, meant: Mapping[str, Any]) -> dict[str
 def _part(paths: tuple[str, ...], values: Mapping[str, Any]) -> dict[str, Any]:
     return {path: values[path] for path in paths if path in values}
 
-
-def _comparable(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {path: list(value) if isinstance(value, tuple) else value for path, value in values.items()}

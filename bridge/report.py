@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bridge.config import Values, shown
@@ -156,9 +157,15 @@ def _remarks(title: str, findings: Iterable[Finding]) -> Table:
 
     table = _table(title, "where", "effect", "what")
     for finding in _by_effect(findings):
-        where = f"{finding.path} ({finding.origin})" if finding.origin else finding.path
+        origin = replace(finding.origin, spelling="") if _spelt_alike(finding) else finding.origin
+        where = f"{finding.path} ({origin})" if str(origin or "") else finding.path
         table.add_row(escape(where), _styled(finding.effect), escape(finding.message))
     return table
+
+
+def _spelt_alike(finding: Finding) -> bool:
+    origin = finding.origin
+    return origin is not None and origin.spelling.lstrip("-").replace("-", "_") == finding.path
 
 
 def _losses(findings: Iterable[Finding]) -> Table:
@@ -177,7 +184,7 @@ def _alike(findings: Iterable[Finding]) -> list[tuple[tuple[str, Effect, str], l
     rows: dict[tuple[str, Effect, str, str], list[Finding]] = {}
     for finding in _by_effect(findings):
         alone = finding.path if finding.effect is not Effect.NONE else ""
-        rows.setdefault((str(finding.how), finding.effect, finding.message, alone), []).append(finding)
+        rows.setdefault((str(finding.how or ""), finding.effect, finding.message, alone), []).append(finding)
     return [((how, effect, message), group) for (how, effect, message, _), group in rows.items()]
 
 

@@ -18,6 +18,10 @@ from bridge.plan import Plan
 from bridge.rules import Context, Effect, How, Rule
 
 
+CARRIED = "carry-over"
+"""Source of a field that only a sidecar can have told."""
+
+
 @dataclass(frozen=True, slots=True)
 class FieldReport:
     """One field of the target: its value, the source fields it came from, how, and what it does to the run."""
@@ -205,7 +209,7 @@ def _lost(
         if given or (lost and effect is Effect.NUMBERS):
             mine = tuple(ours for ours in lost if ours in rule.carried(path))
             how = _fate(rule, mine, blurred, gone=all(kept.get(ours) is None for ours in mine))
-            reason, origin = _reason(rule, mine, target), config.origins.get(path)
+            reason, origin = _reason(rule, how, mine, target), config.origins.get(path)
             yield Finding(path, reason, Effect.NONE if how is How.DERIVED else effect, given, how, before, after, origin)
 
 
@@ -217,7 +221,9 @@ def _fate(rule: Rule, lost: tuple[str, ...], blurred: bool, gone: bool) -> How:
     return How.APPROXIMATE if blurred else How.DERIVED
 
 
-def _reason(rule: Rule, lost: tuple[str, ...], target: Config) -> str:
+def _reason(rule: Rule, how: How, lost: tuple[str, ...], target: Config) -> str:
+    if how is How.DERIVED:
+        return "said in other words, or without effect in this run"
     if not rule.ours:
         return rule.note
     others = plan_claims(target.dialect)
@@ -253,6 +259,7 @@ def _reports(config: Config, meant: Mapping[str, Any], kept: Mapping[str, Any], 
         origins = tuple(dict.fromkeys(p for name in ours for p in _written(config, sources.get(name), name)))
         changed = any(meant[name] != kept.get(name) for name in ours)
         how = _came(rule, path, ours, origins, changed)
+        origins = origins or (() if rule.ours else (CARRIED,))
         effect = rule.effect_of(_seen(rule, rule.theirs, target.effective))
         yield FieldReport(path, value, origins, how, effect, rule.lossy if changed else rule.note)
 
@@ -264,6 +271,8 @@ def _written(config: Config, rule: Rule | None, ours: str) -> tuple[str, ...]:
 def _came(rule: Rule, path: str, ours: tuple[str, ...], origins: tuple[str, ...], changed: bool) -> How:
     if changed:
         return How.APPROXIMATE
+    if not rule.ours:
+        return How.EXACT
     if not origins:
         return How.DEFAULTED
     alone = len(ours) == len(origins) == 1 and rule.carriers(ours[0]) == (path,)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from bridge.engine.environment import Environment
     from bridge.engine.runner import Engine, Loss
+    from bridge.layout.tensor import TensorPlan
     from bridge.plan import Plan
 
 
@@ -19,6 +20,7 @@ def initialize(
     plan: Plan,
     loss_fn: Loss | None = None,
     *,
+    tensor_plan: TensorPlan | None = None,
     seed: int = 1234,
     device: str | torch.device | None = None,
     environment: Environment | None = None,
@@ -26,10 +28,10 @@ def initialize(
     """An engine that trains `model` as `plan` says, on the ranks that the launcher started (`environment`:
     found out).
 
-    `model` is an `nn.Sequential` or a list of layers, each of which takes the output of the one before; any
-    other module counts as one layer. `loss_fn(output, targets)` returns the mean loss of a microbatch, or its
-    sum and a count. `device` is the accelerator where there is one. Raises `BridgeError` before any process
-    group exists if the plan cannot run.
+    `model` is an `nn.Sequential` or a list of layers, each of which takes the output of the one before; any other module
+    counts as one layer. `loss_fn(output, targets)` returns the mean loss of a microbatch, or its sum and a count.
+    `tensor_plan` names what tensor ranks split (default: the answer of the model's own method of that name). `device` is
+    the accelerator where there is one. Raises `BridgeError` before any process group exists if the plan cannot run.
     """
     import torch
 
@@ -45,4 +47,4 @@ def initialize(
     place = torch.device(device or (f"cuda:{found.local_rank}" if torch.cuda.is_available() else "cpu"))
     comm.connect(found.rank, found.world, found.address, "nccl" if place.type == "cuda" else "gloo")
     module = as_module(model).to(place)
-    return Engine(module, plan, comm.Comm(mesh, found.rank), place, loss_fn, seed, findings)
+    return Engine(module, plan, comm.Comm(mesh, found.rank), place, loss_fn, seed, findings, tensor_plan)

@@ -16,7 +16,6 @@ from bridge.rules import Effect
 
 REFUSED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "parallel.pipeline": (lambda value: value == 1, "the engine runs no pipelines yet; use 1"),
-    "parallel.tensor": (lambda value: value == 1, "the engine splits no weights yet; use 1"),
     "parallel.context": (lambda value: value == 1, "the engine does not split attention by tokens; use 1"),
     "parallel.expert": (lambda value: value == 1, "the engine has no experts; use 1"),
     "parallel.expert_tensor": (lambda value: value == 1, "the engine has no experts; use 1"),
@@ -26,7 +25,6 @@ REFUSED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 """Fields that change the numbers: the values that the engine runs, and what to do about others."""
 
 COST_ONLY: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "parallel.sequence": (lambda value: not value, "activations are not split by tokens"),
     "schedule.name": (lambda value: False, "there is one pipeline rank, so microbatches run depth first"),
     "schedule.virtual": (lambda value: value == 1, "there is one pipeline rank"),
     "schedule.group": (lambda value: value == 1, "there is one pipeline rank"),
@@ -76,6 +74,8 @@ def _refusals(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _findings(values: Mapping[str, Any]) -> Iterator[Finding]:
+    if values.get("parallel.sequence") and values.get("parallel.tensor", 1) == 1:
+        yield Finding("parallel.sequence", "there is one tensor rank, so tokens are not split", Effect.COST, given=True)
     for path, (honoured, instead) in COST_ONLY.items():
         if path in values and not honoured(values[path]):
             yield Finding(path, instead, Effect.COST, given=True, before=values[path])

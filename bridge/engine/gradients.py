@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from bridge.comm import Comm, Wait
 from bridge.engine.formats import TORCH
 from bridge.layout.shard import Flat, Home, Layout
-from bridge.layout.traffic import REDUCE
+from bridge.layout.traffic import REDUCE, REPLICAS
 
 
 class Gradients:
@@ -57,9 +57,22 @@ class Gradients:
                 self._reduce(index, flat)
 
     def finish(self) -> None:
-        """Wait for every reduction; the shards then hold this step's sums."""
+        """Wait for every reduction, and sum the shares of partial replicas; the shards then hold this step's gradients."""
         for home in tuple(self._pending):
             self._settle(home)
+        for parts in self._partial().values():
+            whole = torch.cat(parts)
+            self.comm.all_reduce(REPLICAS, whole, self.comm.group("tensor"))()
+            torch._foreach_copy_(parts, list(torch.split(whole, [len(part) for part in parts])))
+
+    def _partial(self) -> dict[torch.dtype, list[Tensor]]:
+        """What this rank owns of partial replicas, by format."""
+        found: dict[torch.dtype, list[Tensor]] = {}
+        for flat, shard in self.parts():
+            place = flat.own(flat.partial, self.group.index)
+            if place:
+                found.setdefault(shard.dtype, []).append(shard[place.start : place.stop])
+        return found
 
     def clear(self) -> None:
         """Begin a new step."""

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from bridge.engine.formats import name_of
+from bridge.engine.tensor_parallel import Mark
 from bridge.errors import ConfigError
 from bridge.layout.partition import Layers
 from bridge.layout.shard import Parameter
@@ -52,17 +53,23 @@ def facts(model: nn.Module, layers: Sequence[Layer]) -> Layers:
     return Layers(len(layers), int(getattr(model, "leading", 0)), int(getattr(model, "trailing", 0)), sizes)
 
 
-def parameter_facts(parameters: Mapping[str, nn.Parameter], layers: Sequence[Layer], stages: Sequence[range]) -> list[Parameter]:
-    """Every parameter with its shape, format and the stages that use it. Raises `ConfigError` for one outside
-    all layers.
+def parameter_facts(
+    parameters: Mapping[str, nn.Parameter], layers: Sequence[Layer], stages: Sequence[range], marks: Mapping[int, Mark]
+) -> list[Parameter]:
+    """Every parameter with its shape, format, the stages that use it, and how tensor ranks hold it (`marks`, by identity).
+
+    Raises `ConfigError` for one outside all layers.
     """
     users = _users(layers, stages)
     strays = [name for name, weight in parameters.items() if id(weight) not in users]
     ConfigError.raise_if(f"model: parameter {name} belongs to no layer; put it in one" for name in strays)
-    return [
-        Parameter(name, tuple(weight.shape), name_of(weight.dtype, name), users[id(weight)], weight.requires_grad)
-        for name, weight in parameters.items()
-    ]
+    return [_fact(name, weight, users[id(weight)], marks.get(id(weight), Mark())) for name, weight in parameters.items()]
+
+
+def _fact(name: str, weight: nn.Parameter, stages: tuple[int, ...], mark: Mark) -> Parameter:
+    trained, dtype = weight.requires_grad, name_of(weight.dtype, name)
+    partial = mark.partial and trained
+    return Parameter(name, tuple(weight.shape), dtype, stages, trained, mark.split, mark.start, mark.whole, partial)
 
 
 def _users(layers: Sequence[Layer], stages: Sequence[range]) -> dict[int, tuple[int, ...]]:

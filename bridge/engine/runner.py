@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,25 +15,30 @@ from bridge.comm import Comm
 from bridge.engine.fields import accumulation_of
 from bridge.engine.formats import TORCH
 from bridge.engine.gradients import Gradients
-from bridge.engine.layers import facts, layers_of, parameter_facts
+from bridge.engine.layers import Layer, facts, layers_of, parameter_facts
 from bridge.engine.learning_rate import learning_rate
 from bridge.engine.loss_scale import LossScaler
 from bridge.engine.optimizer import ShardOptimizer, clip_factor, setting, squared_norm
 from bridge.engine.stage import Draw, Stage, detached, differentiable
-from bridge.engine.weights import Weights
-from bridge.errors import BridgeError
+from bridge.engine.tensor_parallel import Conversion, Mark, Split, joined
+from bridge.engine.weights import EXPORT, Weights
+from bridge.errors import BridgeError, ConfigError
 from bridge.findings import Finding
 from bridge.layout.partition import partition
-from bridge.layout.recompute import chunks
+from bridge.layout.recompute import Chunk, chunks
 from bridge.layout.residency import visits
 from bridge.layout.shard import Flat, Layout
-from bridge.layout.traffic import AGREE
+from bridge.layout.tensor import Site, TensorPlan
+from bridge.layout.traffic import AGREE, Traffic, activation_traffic, step_traffic
 from bridge.plan import Plan
 
 Loss = Callable[[Any, Any], Tensor | tuple[Tensor, Tensor | int]]
 """Takes the model's output and targets; returns a microbatch's mean loss, or its sum and the count to divide
 by.
 """
+
+
+INITIAL = "initial weights"
 
 
 @dataclass
@@ -75,16 +80,21 @@ class Engine:
         loss_fn: Loss | None = None,
         seed: int = 1234,
         findings: Iterable[Finding] = (),
+        tensor_plan: TensorPlan | None = None,
     ) -> None:
         self._module, self.plan, self.comm, self.device = model, plan, comm, device
         self.loss_fn, self.seed, self.findings = loss_fn, seed, tuple(findings)
         self.data = comm.group("data")
         self.accumulation = accumulation_of(plan, self.data.size)
+        self.tensor = comm.group("tensor")
+        marks, self.sites = _split(model, plan, comm, tensor_plan)
         layers = layers_of(model)
         ranges = partition(plan.stages, facts(model, layers))
-        self.stages = [Stage(layers, found, device) for found in chunks(plan.recompute, ranges)]
+        parts, early_stop = chunks(plan.recompute, ranges), self.tensor.size == 1
+        self.stages = [Stage(layers, part, device, early_stop) for part in parts]
+        self._again = _again(self.sites, layers, parts)
         parameters = dict(model.named_parameters())
-        self.layout = Layout.of(plan, parameter_facts(parameters, layers, ranges), len(ranges), self.data.size)
+        self.layout = Layout.of(plan, parameter_facts(parameters, layers, ranges, marks), len(ranges), self.data.size)
         self.weights = Weights(self.layout, parameters, comm, device)
         self.gradients = Gradients(self.layout, parameters, comm, device)
         self.optimizer = ShardOptimizer(plan.optimizer, self.weights.masters())
@@ -180,7 +190,9 @@ class Engine:
         for index, flat in enumerate(self.layout.flats):
             whole = self.weights.whole_master(index)
             for slot in flat.slots:
-                yield slot.parameter.name, whole[slot.start : slot.stop].view(slot.parameter.shape)
+                local = whole[slot.start : slot.stop].view(slot.parameter.shape)
+                split = slot.parameter.split is not None
+                yield slot.parameter.name, joined(self.comm, EXPORT, local, slot.parameter) if split else local
 
     def bytes(self) -> dict[str, int]:
         """Bytes of the tensors that are kept on this rank, by kind."""
@@ -191,6 +203,17 @@ class Engine:
             "moments": self.optimizer.tensors(),
         }
         return {kind: sum(tensor.numel() * tensor.element_size() for tensor in tensors) for kind, tensors in kinds.items()}
+
+    def traffic(self, tokens: int) -> dict[str, Traffic]:
+        """The collectives that a step should make on this rank, with `tokens` tokens in each of its microbatches."""
+        found = dict(step_traffic(self.layout, self.accumulation, self.comm.world.size, self.data.index))
+        compute = self.layout.flats[0].dtype
+        activations = activation_traffic(
+            self.sites, self._again, bool(self.plan.parallel.sequence), tokens * self.accumulation, compute
+        )
+        for name, part in activations.items():
+            found[name] = found.get(name, Traffic()) + Traffic(part.count * self.accumulation, part.bytes)
+        return found
 
     def _next(self, source: Iterator[Any]) -> tuple[Any, ...]:
         try:
@@ -291,16 +314,22 @@ class Engine:
 
     def _agree(self) -> tuple[float, float, float]:
         """Sum over all ranks of squared gradients, losses and what losses count, in one collective."""
-        own = [part for flat, part in self.gradients.parts() if self._counts(flat)]
+        own = [part for flat, shard in self.gradients.parts() for part in self._counted(flat, shard)]
         squares = squared_norm(own) if own else self._totals.new_zeros(())
-        vector = torch.cat([squares.view(1), self._totals])
+        totals = self._totals if self.tensor.index == 0 else torch.zeros_like(self._totals)
+        vector = torch.cat([squares.view(1), totals])
         self.comm.all_reduce(AGREE, vector, self.comm.world)()
         first, second, third = vector.tolist()
         return first, second, third
 
-    def _counts(self, flat: Flat) -> bool:
-        """Whether this rank's slice enters the global norm: each element must do so once."""
-        return flat.sharded or self.data.index == 0
+    def _counted(self, flat: Flat, shard: Tensor) -> Iterator[Tensor]:
+        """What of this rank's slice enters the global norm: every element of the model does so once."""
+        if not flat.sharded and self.data.index > 0:
+            return
+        place = flat.own(flat.split, self.data.index)
+        part = shard if self.tensor.index == 0 else shard[place.start : place.stop]
+        if len(part):
+            yield part
 
     def _note(self, squares: float, loss: float, weight: float, updated: bool) -> None:
         progress, divisor = self.progress, max(weight, 1.0)
@@ -329,6 +358,35 @@ class Engine:
     def _place(self) -> int:
         """The open microbatch's place among those of all data ranks in this step."""
         return self._micro * self.data.size + self.data.index
+
+
+def _split(model: nn.Module, plan: Plan, comm: Comm, names: TensorPlan | None) -> tuple[Mapping[int, Mark], list[Site]]:
+    """Give all ranks the first one's weights, then split the model over tensor ranks.
+
+    Returns what became of each parameter, and where activations pass between ranks.
+    """
+    for weight in model.parameters():
+        comm.broadcast(INITIAL, weight.data, comm.world)()
+    group = comm.group("tensor")
+    if group.size == 1:
+        return {}, []
+    names = names or _own_plan(model, group.size)
+    found = Conversion(model, names, Split(comm, group, bool(plan.parallel.sequence)))
+    return found.marks, found.sites
+
+
+def _again(sites: Iterable[Site], layers: Sequence[Layer], stages: Iterable[Iterable[Chunk]]) -> set[str]:
+    """Names of the sites in layers that are computed again."""
+    indices = [index for stage in stages for chunk in stage if chunk.again for index in chunk.layers]
+    names = tuple(layers[index].name + "." for index in indices)
+    return {site.name for site in sites if f"{site.name}.".startswith(names)}
+
+
+def _own_plan(model: nn.Module, ranks: int) -> TensorPlan:
+    own: Callable[[int], TensorPlan] | None = getattr(model, "tensor_plan", None)
+    if own is None:
+        raise ConfigError("parallel.tensor: this model does not say how to split it; pass `tensor_plan` to initialize")
+    return own(ranks)
 
 
 def _rows(inputs: Any) -> int:

@@ -28,10 +28,14 @@ class Draw:
 
 
 class Stage:
-    """Layers that run one after the other, in chunks that are computed again or not."""
+    """Layers that run one after the other, in chunks that are computed again or not.
 
-    def __init__(self, layers: Sequence[Layer], chunks: Sequence[Chunk], device: torch.device) -> None:
-        self.device = device
+    With `early_stop`, computing again ends with the last tensor that backward needs; without, it makes the same calls as
+    the first time, whatever the layers are.
+    """
+
+    def __init__(self, layers: Sequence[Layer], chunks: Sequence[Chunk], device: torch.device, early_stop: bool = True) -> None:
+        self.device, self.early_stop = device, early_stop
         self._chunks = tuple((tuple(layers[index] for index in chunk.layers), chunk.again) for chunk in chunks)
 
     def forward(self, inputs: Any, draw: Draw | None) -> Any:
@@ -39,7 +43,7 @@ class Stage:
         for layers, again in self._chunks:
             run = self._runner(layers, draw)
             if again and draw is not None:
-                inputs = checkpoint(run, inputs, use_reentrant=False, preserve_rng_state=False)
+                inputs = checkpoint(run, inputs, use_reentrant=False, preserve_rng_state=False, early_stop=self.early_stop)
             else:
                 inputs = run(inputs)
         return inputs

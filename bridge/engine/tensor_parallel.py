@@ -13,15 +13,11 @@ from torch.utils._pytree import register_pytree_node
 
 from bridge.comm import Comm, Group
 from bridge.errors import ConfigError
-from bridge.layout.tensor import TensorPlan, cut, matches
+from bridge.layout.tensor import Site, TensorPlan, cut, matches
+from bridge.layout.traffic import GATHER_TOKENS, LARGEST, LOGITS, SCATTER_TOKENS, SUM, SUM_BACKWARD
 
 TOKENS = 1
 """The dimension that sequence parallelism splits: activations are (batch, tokens, features)."""
-
-SUM = "sum activations"
-SUM_BACKWARD = "sum input gradients"
-GATHER_TOKENS = "gather tokens"
-SCATTER_TOKENS = "scatter tokens"
 
 
 @dataclass(frozen=True)
@@ -111,7 +107,7 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, logits: Tensor, targets: Tensor, split: Split, start: int) -> Tensor:
         largest = logits.amax(-1)
-        split.comm.all_reduce("largest logit", largest, split.group, "max")()
+        split.comm.all_reduce(LARGEST, largest, split.group, "max")()
         shifted = logits - largest[:, None]
         local = targets - start
         here = (local >= 0) & (local < logits.shape[-1])
@@ -119,7 +115,7 @@ class _CrossEntropy(torch.autograd.Function):
         chosen = shifted.gather(-1, places[:, None])[:, 0] * here
         exponentials = shifted.exp_()
         sums = torch.stack([exponentials.sum(-1), chosen])
-        split.comm.all_reduce("sum logits", sums, split.group)()
+        split.comm.all_reduce(LOGITS, sums, split.group)()
         context.save_for_backward(exponentials.div_(sums[0][:, None]), places, here)
         return sums[0].log() - sums[1]
 
@@ -182,6 +178,14 @@ class SplitLogits:
     local: Tensor
     split: Split
     start: int
+
+    def whole(self) -> Tensor:
+        """All logits, on every rank. All tensor ranks must take part."""
+        sizes = self.local.new_zeros(self.split.group.size, dtype=torch.int64)
+        sizes[self.split.group.index] = self.local.shape[-1]
+        self.split.comm.all_reduce("logits' sizes", sizes, self.split.group)()
+        mark = Mark(self.local.dim() - 1, self.start, int(sizes.sum()))
+        return joined(self.split.comm, "logits", self.local, mark)
 
     def losses(self, targets: Tensor, ignored: int) -> Tensor:
         """Cross entropy of each token (flattened); 0 where the target is `ignored`."""
@@ -261,6 +265,7 @@ class Conversion:
     def __init__(self, model: nn.Module, plan: TensorPlan, split: Split) -> None:
         self.model, self.plan, self.split = model, plan, split
         self.marks: dict[int, Mark] = {}
+        self.sites: list[Site] = []
         self._cuts: dict[tuple[int, int], nn.Parameter] = {}
         self._entrances: dict[str, Entrance] = {}
         ConfigError.raise_if(self._problems())
@@ -311,6 +316,7 @@ class Conversion:
     def _converted(self, name: str, module: nn.Module) -> nn.Module | None:
         if isinstance(module, nn.Embedding) and matches(name, self.plan.vocabulary):
             weight = self._cut(module.weight, 0)
+            self.sites.append(Site(name, "embed", module.embedding_dim))
             return VocabularyEmbedding(weight, self.split, self.marks[id(weight)].start)
         if not isinstance(module, nn.Linear):
             return None
@@ -319,28 +325,34 @@ class Conversion:
 
     def _column(self, name: str, module: nn.Linear) -> nn.Module:
         weight, bias = self._cut(module.weight, 0), self._cut_bias(module)
-        return ColumnLinear(weight, bias, self._entrance(name))
+        return ColumnLinear(weight, bias, self._entrance(name, module))
 
     def _vocabulary(self, name: str, module: nn.Linear) -> nn.Module:
         weight, bias = self._cut(module.weight, 0), self._cut_bias(module)
-        return VocabularyLinear(weight, bias, self._entrance(name), self.marks[id(weight)].start)
+        self.sites.append(Site(name, "logits", 1))
+        return VocabularyLinear(weight, bias, self._entrance(name, module), self.marks[id(weight)].start)
 
     def _shared(self, name: str, module: nn.Linear) -> nn.Module:
         for weight in module.parameters():
             self.marks[id(weight)] = Mark(partial=True)
-        return ColumnLinear(module.weight, module.bias, self._entrance(name))
+        return ColumnLinear(_parameter(module.weight), module.bias, self._entrance(name, module))
 
     def _row(self, name: str, module: nn.Linear) -> nn.Module:
+        self.sites.append(Site(name, "leave", module.out_features))
         return RowLinear(self._cut(module.weight, 1), module.bias, self.split)
 
-    def _entrance(self, name: str) -> Entrance:
+    def _entrance(self, name: str, module: nn.Linear) -> Entrance:
         """Layers of one parent take the same input."""
-        return self._entrances.setdefault(name.rpartition(".")[0], Entrance(self.split))
+        parent = name.rpartition(".")[0]
+        if parent not in self._entrances:
+            self._entrances[parent] = Entrance(self.split)
+            self.sites.append(Site(name, "enter", module.in_features))
+        return self._entrances[parent]
 
     def _cut_bias(self, module: nn.Linear) -> nn.Parameter | None:
         return None if module.bias is None else self._cut(module.bias, 0)
 
-    def _cut(self, weight: nn.Parameter, dim: int) -> nn.Parameter:
+    def _cut(self, weight: Tensor, dim: int) -> nn.Parameter:
         """This rank's part; tied parameters stay tied."""
         key = id(weight), dim
         if key not in self._cuts:
@@ -370,15 +382,25 @@ class Conversion:
                 before |= {id(part) for part in module.modules()}
                 if not any(matches(parent, self.plan.scattered) for parent in _parents(name)):
                     module.register_forward_hook(self._scatter)
+                    self.sites.append(Site(name, "scatter", self._width()))
             elif isinstance(module, nn.Dropout):
                 self.model.set_submodule(name, TokenDropout(module.p, self.split))
         for module in self.model.modules():
             for weight in module.parameters(recurse=False) if id(module) not in before else ():
                 self.marks.setdefault(id(weight), Mark(partial=True))
 
+    def _width(self) -> int:
+        """Features of the stream: what the first split layer takes."""
+        return next((site.width for site in self.sites if site.kind == "enter"), 0)
+
     def _scatter(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         found: Tensor = _scatter(output, self.split)
         return found
+
+
+def _parameter(weight: Tensor) -> nn.Parameter:
+    assert isinstance(weight, nn.Parameter), "linear layers hold parameters"
+    return weight
 
 
 def _parents(name: str) -> Iterator[str]:

@@ -16,7 +16,6 @@ from bridge.layout.shard import Flat, Layout
 from bridge.layout.traffic import GATHER
 
 EXPORT = "export weights"
-INITIAL = "initial weights"
 
 
 class Weights:
@@ -32,8 +31,6 @@ class Weights:
         self.shards = [self._shard(flat) for flat in layout.flats]
         self.residency = Residency(layout)
         self._pending: dict[int, Wait] = {}
-        for weight in parameters.values():
-            self.comm.broadcast(INITIAL, weight.data, self.group)()
         self._adopt(parameters)
 
     def whole(self, flat: Flat) -> Tensor:

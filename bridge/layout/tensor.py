@@ -55,6 +55,17 @@ class TensorPlan:
                     yield f"tensor plan: {name!r} is in the lists of {kind} and {other} layers; leave it in one"
 
 
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A place where activations pass between ranks: into split layers, out of one, out of a split embedding, into tokens'
+    slices, or into a split loss; `width` counts features of a token there.
+    """
+
+    name: str
+    kind: Literal["enter", "leave", "embed", "scatter", "logits"]
+    width: int
+
+
 def matches(name: str, parts: tuple[str, ...]) -> bool:
     """Whether `name` contains one of `parts`."""
     return any(part in name for part in parts)

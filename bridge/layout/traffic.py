@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from bridge.layout.residency import Residency, visits
 from bridge.layout.shard import BYTES, Flat, Layout
+from bridge.layout.tensor import Site
+from bridge.plan import Dtype
 
 GATHER = "gather weights"
 REDUCE = "reduce gradients"
+REPLICAS = "sum replicas"
+SUM = "sum activations"
+SUM_BACKWARD = "sum input gradients"
+GATHER_TOKENS = "gather tokens"
+SCATTER_TOKENS = "scatter tokens"
+LARGEST = "largest logit"
+LOGITS = "sum logits"
 AGREE = "agree"
 """The one collective over all ranks in a step: squared norm, loss and count of what the loss was averaged
 over.
@@ -33,14 +42,18 @@ class Traffic:
         return Traffic(self.count + other.count, self.bytes + other.bytes)
 
 
-def step_traffic(layout: Layout, accumulation: int, world: int) -> Mapping[str, Traffic]:
-    """Collectives on one rank in a step of `accumulation` depth-first microbatches, once training is under
+def step_traffic(layout: Layout, accumulation: int, world: int, index: int = 0) -> Mapping[str, Traffic]:
+    """Collectives on data rank `index` in a step of `accumulation` depth-first microbatches, once training is under
     way.
 
     Recompute adds none: a stage's weights are whole while it runs backward, and that is where it computes
     again. A step that an overflow skips makes the same calls, less the gathers that follow an update.
     """
-    traffic = {GATHER: _gathers(layout, accumulation), REDUCE: _reductions(layout, accumulation)}
+    traffic = {
+        GATHER: _gathers(layout, accumulation),
+        REDUCE: _reductions(layout, accumulation),
+        REPLICAS: _replicas(layout, index),
+    }
     if world > 1:
         traffic[AGREE] = Traffic(1, AGREED * BYTES["fp64"])
     return {name: total for name, total in traffic.items() if total.count}
@@ -80,3 +93,44 @@ def reductions(flat: Flat, accumulation: int) -> int:
     shared.
     """
     return accumulation if flat.grad_shared else 1
+
+
+def _replicas(layout: Layout, index: int) -> Traffic:
+    sizes: Counter[str] = Counter()
+    for flat in layout.flats:
+        if flat.trainable:
+            sizes[flat.reduce] += len(flat.own(flat.partial, index))
+    return Traffic(sum(size > 0 for size in sizes.values()), sum(size * BYTES[dtype] for dtype, size in sizes.items()))
+
+
+def activation_traffic(
+    sites: Iterable[Site], again: Collection[str], sequence: bool, tokens: int, compute: Dtype
+) -> Mapping[str, Traffic]:
+    """Collectives of activations between tensor ranks in one training microbatch of `tokens` tokens.
+
+    `again` names the sites whose forward runs once more in backward; every parameter is taken to be trained.
+    """
+    found: dict[str, Traffic] = defaultdict(Traffic)
+    for site in sites:
+        size = BYTES["fp32" if site.kind == "logits" and compute != "fp64" else compute]
+        forward, backward = _CALLS[site.kind, sequence]
+        for name, width in forward * (1 + (site.name in again)) + backward:
+            found[name] += Traffic(1, tokens * (width or site.width) * size)
+    return found
+
+
+Calls = tuple[tuple[str, int], ...]
+"""Names of collectives, and the numbers they move for each token (0: as many as the site has features)."""
+
+_CALLS: Mapping[tuple[str, bool], tuple[Calls, Calls]] = {
+    ("enter", False): ((), ((SUM_BACKWARD, 0),)),
+    ("enter", True): (((GATHER_TOKENS, 0),), ((SCATTER_TOKENS, 0),)),
+    ("leave", False): (((SUM, 0),), ()),
+    ("leave", True): (((SCATTER_TOKENS, 0),), ((GATHER_TOKENS, 0),)),
+    ("embed", False): (((SUM, 0),), ()),
+    ("embed", True): (((SUM, 0),), ()),
+    ("scatter", True): ((), ((GATHER_TOKENS, 0),)),
+    ("logits", False): (((LARGEST, 1), (LOGITS, 2)), ()),
+    ("logits", True): (((LARGEST, 1), (LOGITS, 2)), ()),
+}
+"""Collectives in forward and in backward by kind of site, without and with sequence parallelism."""

@@ -32,7 +32,7 @@ EXTRAS = 64
 NEEDY = 3
 """Fields that need others beside them and are tried before the rest."""
 KEPT = st.sampled_from((False, True, True, True))
-RARE = 12
+RARE = 40
 """How much more often a field that few releases have is tried where it exists, at most."""
 
 
@@ -59,13 +59,15 @@ class Part:
 
     `core` draws groups of values: the first must be accepted, each further one stays if it is. `paths` names the fields of
     a case (None: all of the schema), `values` draws one field where its type says too little (None: the type is enough),
-    `beside` is what a field cannot do without (such fields are also tried first), `entries` the entry points, likelier ones repeated.
+    `beside` is what a field cannot do without (such fields are also tried first), `reserved` the beginnings of paths that
+    only the core draws, `entries` the entry points, likelier ones repeated.
     """
 
     core: Callable[[Case], SearchStrategy[Sequence[Group]]] = _empty
     paths: Callable[[Case], Iterable[str]] | None = None
     values: Callable[[Case, str], SearchStrategy[Any] | None] = _typed
     beside: Mapping[str, Group] = field(default_factory=dict)
+    reserved: tuple[str, ...] = ()
     entries: tuple[str, ...] = ("",)
 
 
@@ -165,8 +167,9 @@ def paths_of(dialect: Dialect, case: Case) -> tuple[str, ...]:
 @cache
 def _weights(dialect: Dialect, case: Case, needy: bool) -> Mapping[str, float]:
     """How often each field of a case is tried: the fewer releases have it, the more."""
-    spread, beside = _spread(dialect, case.entry), part_of(dialect).beside
-    open_ = [path for path in paths_of(dialect, case) if path in beside or not needy]
+    spread, part = _spread(dialect, case.entry), part_of(dialect)
+    open_ = [path for path in paths_of(dialect, case) if not path.startswith(part.reserved)]
+    open_ = [path for path in open_ if path in part.beside] if needy else open_
     return {path: min(RARE, len(dialect.versions) / spread[path]) for path in open_}
 
 

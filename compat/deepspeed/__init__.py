@@ -158,7 +158,13 @@ class DeepSpeedDialect(Dialect):
         own = {key.partition(".")[0] for key in KEYS}
         return sum(isinstance(key, str) and key in own for key in data)
 
-    def config(self, given: Mapping[str, Any], version: str | None = None, world_size: int | None = None, entry: str = "") -> Config:
+    def knows(self, path: str, value: Any, version: str, entry: str) -> bool:
+        """Whether that release reads `path`; the code part belongs to none."""
+        return path.startswith("code.") or path in self._at(version).keys
+
+    def config(
+        self, given: Mapping[str, Any], version: str | None = None, world_size: int | None = None, entry: str = ""
+    ) -> Config:
         """A config from values by schema path, None for unset, checked as `read` checks."""
         from compat.deepspeed.formats import NULLABLE
 

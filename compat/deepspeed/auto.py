@@ -1,4 +1,4 @@
-""""auto" made explicit: values from the caller, then the rules by which Hugging Face's integrations fill them in."""
+""" "auto" made explicit: values from the caller, then the rules by which Hugging Face's integrations fill them in."""
 
 from __future__ import annotations
 

@@ -76,7 +76,8 @@ def _model(values: Flat, world_size: int | None) -> Iterator[str]:
     if _mpu(values):
         yield f"mpu = build_groups({', '.join(_groups(values))})  # Megatron-style: get_model_parallel_*, get_data_parallel_*"
     if _autotp(values) > 1:
-        yield f"model = deepspeed.tp_model_init(model, tp_size={_autotp(values)}, dtype=dtype)  # every rank of a group reads the same data"
+        yield "# every rank of a tensor group reads the same data"
+        yield f"model = deepspeed.tp_model_init(model, tp_size={_autotp(values)}, dtype=dtype)"
 
 
 def _groups(values: Flat) -> Iterator[str]:
@@ -108,8 +109,9 @@ def _checkpointing(values: Flat) -> Iterator[str]:
     if values.get("code.checkpointing"):
         mpu = "model.mpu()" if _piped(values) else "mpu" if _mpu(values) else "None"
         every = values.get("code.checkpoint_interval") or 1
+        group = "layer" if every == 1 else f"{every} layers"
         yield f'deepspeed.checkpointing.configure({mpu}, deepspeed_config="{FILE}")'
-        yield f"# in the model, for every {'layer' if every == 1 else f'{every} layers'}: deepspeed.checkpointing.checkpoint(layers, hidden)"
+        yield f"# in the model, for every {group}: deepspeed.checkpointing.checkpoint(layers, hidden)"
 
 
 def _start(values: Flat) -> Iterator[str]:
@@ -124,7 +126,11 @@ def _start(values: Flat) -> Iterator[str]:
         yield "    mpu=mpu,"
     yield f'    config="{FILE}",'
     yield ")"
-    yield "loss = engine.train_batch(iterator)" if _piped(values) else "loss = engine(batch); engine.backward(loss); engine.step()  # for each micro batch"
+    yield (
+        "loss = engine.train_batch(iterator)"
+        if _piped(values)
+        else "loss = engine(batch); engine.backward(loss); engine.step()  # for each micro batch"
+    )
 
 
 def launch(values: Flat, world_size: int | None) -> tuple[str, ...]:

@@ -445,4 +445,3 @@ def _uneven(values: Flat, data: int) -> list[str]:
         return []
     whole = f"{MICRO} ({micro}) x {STEPS} ({steps}) x data-parallel ranks ({data})"
     return [f"{TOTAL}: found {total}, expected {whole} = {micro * steps * data}; give two of the three, or make them agree"]
-

@@ -131,7 +131,9 @@ def _limit(data: Mapping[str, Any]) -> None:
     while level:
         nodes, depth = nodes + len(level), depth + 1
         if nodes > MAX_NODES or depth > MAX_DEPTH:
-            raise SourceError(f"mapping: found more than {MAX_NODES:,} values or {MAX_DEPTH} levels of nesting; a config is smaller")
+            raise SourceError(
+                f"mapping: found more than {MAX_NODES:,} values or {MAX_DEPTH} levels of nesting; a config is smaller"
+            )
         level = [inner for value in level for inner in _inner(value)]
 
 
@@ -213,7 +215,9 @@ class _Reader:
 
     def _inside(self, written: str, target: str, value: Mapping[str, Any], entry: Tree) -> None:
         if target in PRESENCE and not value:
-            self.problem(written, f"an empty section switches it on with defaults; write out {next(iter(entry))} at least, or drop it")
+            self.problem(
+                written, f"an empty section switches it on with defaults; write out {next(iter(entry))} at least, or drop it"
+            )
         elif target in PARAMS:
             self._params(written, target, value, entry)
         elif written == target:
@@ -296,7 +300,9 @@ class _Reader:
         """Null: the same as leaving the key out where DeepSpeed's default is None, else a value that it trips on."""
         section = path.rpartition(".")[0]
         if section in PARAMS:
-            fine = all(form.args.get(path.rpartition(".")[2], "") is None for form in self._forms(section) if form.args is not None)
+            fine = all(
+                form.args.get(path.rpartition(".")[2], "") is None for form in self._forms(section) if form.args is not None
+            )
         else:
             fine = path not in DICTS and (path not in KEYS or KEYS[path].at(self.release.version) is None)
         if not fine:

@@ -24,7 +24,12 @@ _PLAIN: Mapping[Any, str] = {
     list: "a list",
     tuple: "a list",
 }
-_BOUNDS: Mapping[type, tuple[str, str]] = {Gt: ("gt", "above"), Ge: ("ge", "of at least"), Lt: ("lt", "below"), Le: ("le", "of at most")}
+_BOUNDS: Mapping[type, tuple[str, str]] = {
+    Gt: ("gt", "above"),
+    Ge: ("ge", "of at least"),
+    Lt: ("lt", "below"),
+    Le: ("le", "of at most"),
+}
 
 
 @cache

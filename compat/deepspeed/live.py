@@ -18,14 +18,18 @@ def installed() -> str:
     try:
         return version("deepspeed").partition("+")[0]
     except PackageNotFoundError:
-        raise VersionError("deepspeed: not installed; pip install 'stagebridge[deepspeed]', or write the config as json") from None
+        raise VersionError(
+            "deepspeed: not installed; pip install 'stagebridge[deepspeed]', or write the config as json"
+        ) from None
 
 
 def build(config: Config) -> Any:
     """The installed release's DeepSpeedConfig for `config`, at its number of data-parallel ranks."""
     found = installed()
     if found != config.version:
-        raise VersionError(f"deepspeed: the config is for {config.version}, and {found} is installed; read or write it for {found}")
+        raise VersionError(
+            f"deepspeed: the config is for {config.version}, and {found} is installed; read or write it for {found}"
+        )
     counted = ranks(config.effective, config.version, config.world_size)
     return real({**plain(config.given, config.opaque)}, counted.dividing)
 

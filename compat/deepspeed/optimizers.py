@@ -88,6 +88,7 @@ OPTIMIZER = convert(
         f"{PARAMS}.adam_w_mode": "optimizer.name",
         f"{PARAMS}.torch_adam": "optimizer.weight_decay",
         "zero_allow_untested_optimizer": "optimizer.name",
+        "scheduler.params.warmup_max_lr": "optimizer.lr",
     },
     blurs=lambda values: bool(values.get("optimizer.type")) and _name(values) is None,
     lossy="a Plan knows the optimizers that several stacks have; others stay in the training script",

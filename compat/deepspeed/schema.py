@@ -650,7 +650,9 @@ class DeepSpeed(Section):
     train_batch_size: Count | None = field(None, description="Samples in one step over all ranks.")
     train_micro_batch_size_per_gpu: Count | None = field(None, description="Samples in one micro batch on one rank.")
     gradient_accumulation_steps: Count | None = field(None, description="Micro batches in one step.")
-    managed_gradient_accumulation: bool | None = field(None, description="The engine, not the script, finds the last micro batch.")
+    managed_gradient_accumulation: bool | None = field(
+        None, description="The engine, not the script, finds the last micro batch."
+    )
     steps_per_print: Count | None = field(None, description="Steps between two lines of progress.")
     optimizer: Optimizer | None = field(None, description="Optimizer.")
     scheduler: Scheduler | None = field(None, description="Learning-rate scheduler.")

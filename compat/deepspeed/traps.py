@@ -85,6 +85,14 @@ def _lr_differs(seen: Seen) -> bool:
     return silent and seen["optimizer.params.lr"] != 0.001
 
 
+def _lr_overridden(seen: Seen) -> bool:
+    """WarmupDecayLR, and WarmupLR with a rate of its own, set the learning rate whatever the optimizer was given."""
+    sets = seen["scheduler.type"] == "WarmupDecayLR" or "scheduler.params.warmup_max_lr" in seen.given
+    warms = seen["scheduler.type"] in ("WarmupLR", "WarmupDecayLR")
+    peak = seen["scheduler.params.warmup_max_lr"]
+    return warms and sets and seen.wrote("optimizer.params.lr") and seen["optimizer.params.lr"] != (0.001 if peak is None else peak)
+
+
 NOT_THERE = "DeepSpeed fails when it builds the engine"
 
 TRAPS: tuple[Trap, ...] = (
@@ -134,8 +142,10 @@ TRAPS: tuple[Trap, ...] = (
     ),
     Trap(
         "activation_checkpointing",
-        lambda seen: any(seen.given[key] for key in seen.given if key.startswith("activation_checkpointing."))
-        and not (seen["code.checkpointing"] or seen.piped),
+        lambda seen: (
+            any(seen.given[key] for key in seen.given if key.startswith("activation_checkpointing."))
+            and not (seen["code.checkpointing"] or seen.piped)
+        ),
         "no effect unless the model calls deepspeed.checkpointing; say code.checkpointing if it does",
         Effect.COST,
         "runtime/activation_checkpointing/checkpointing.py: configure",
@@ -207,9 +217,11 @@ TRAPS: tuple[Trap, ...] = (
     ),
     Trap(
         ZERO + "stage",
-        lambda seen: seen.stage == 0
-        and (seen.precision == "fp16" or (seen.precision == "bf16" and not seen.piped))
-        and seen["optimizer.type"] in ADAM,
+        lambda seen: (
+            seen.stage == 0
+            and (seen.precision == "fp16" or (seen.precision == "bf16" and not seen.piped))
+            and seen["optimizer.type"] in ADAM
+        ),
         "stage 0 in half precision takes an optimizer step with zero gradients before training, so Adam's bias correction is one "
         "step ahead; use stage 1",
         Effect.NUMBERS,
@@ -224,18 +236,20 @@ TRAPS: tuple[Trap, ...] = (
     ),
     Trap(
         "managed_gradient_accumulation",
-        lambda seen: bool(seen["code.manual_accumulation"])
-        and seen.stage in (1, 2)
-        and seen["managed_gradient_accumulation"] is not False,
-        "stages 1 and 2 lose the gradients of all but the last backward before a step; set gradient_accumulation_steps, or, since "
-        "DeepSpeed 0.19.4, managed_gradient_accumulation to false",
+        lambda seen: (
+            bool(seen["code.manual_accumulation"]) and seen.stage in (1, 2) and seen["managed_gradient_accumulation"] is not False
+        ),
+        "stages 1 and 2 lose the gradients of all but the last backward before a step; set gradient_accumulation_steps, or "
+        "(since DeepSpeed 0.19.4) managed_gradient_accumulation to false",
         Effect.NUMBERS,
         "runtime/zero/stage_1_and_2.py: gradients are averaged at the engine's own boundary",
     ),
     Trap(
         "managed_gradient_accumulation",
-        lambda seen: seen["managed_gradient_accumulation"] is False
-        and (seen.piped or bool(seen["compile.deepcompile"]) or (seen.stage < 2 and bool(seen[ZERO + "overlap_comm"]))),
+        lambda seen: (
+            seen["managed_gradient_accumulation"] is False
+            and (seen.piped or bool(seen["compile.deepcompile"]) or (seen.stage < 2 and bool(seen[ZERO + "overlap_comm"])))
+        ),
         f"false does not go with a pipeline, DeepCompile, or overlap_comm below stage 2: {NOT_THERE}",
         Effect.NUMBERS,
         "runtime/engine.py: _do_sanity_check",
@@ -243,7 +257,7 @@ TRAPS: tuple[Trap, ...] = (
     Trap(
         TOTAL,
         lambda seen: _autotp(seen) and TOTAL in seen.given,
-        "with AutoTP DeepSpeed divides it by all ranks instead of the data-parallel ones, so the batch is smaller by autotp_size; "
+        "with AutoTP DeepSpeed divides it by all ranks, not by the data-parallel ones, so the batch is smaller by autotp_size; "
         f"give the micro batch and {STEPS} only",
         Effect.NUMBERS,
         "runtime/config.py: built before the tensor-parallel groups",
@@ -264,20 +278,32 @@ TRAPS: tuple[Trap, ...] = (
     ),
     Trap(
         "fp16.initial_scale_power",
-        lambda seen: bool(seen["fp16.enabled"])
-        and not seen["fp16.loss_scale"]
-        and seen.stage > 0
-        and not any(path in seen.given for path in SCALE_KEYS),
+        lambda seen: (
+            bool(seen["fp16.enabled"])
+            and not seen["fp16.loss_scale"]
+            and seen.stage > 0
+            and not any(path in seen.given for path in SCALE_KEYS)
+        ),
         "not given, nor any other scaling key: before DeepSpeed 0.17.1 ZeRO then starts at 2**32 with hysteresis 1; write it out",
         Effect.NUMBERS,
         "runtime/fp16/loss_scaler.py: CreateLossScaler",
         until="0.17.0",
     ),
     # Optimizers and schedulers
-    Trap("optimizer.type", _typed("optimizers"), f"not an optimizer of this release or of PyTorch: {NOT_THERE}", Effect.NUMBERS,
-         "runtime/engine.py: _configure_basic_optimizer"),
-    Trap("scheduler.type", _typed("schedulers"), f"not a scheduler of this release or of PyTorch: {NOT_THERE}", Effect.NUMBERS,
-         "runtime/engine.py: _scheduler_from_config"),
+    Trap(
+        "optimizer.type",
+        _typed("optimizers"),
+        f"not an optimizer of this release or of PyTorch: {NOT_THERE}",
+        Effect.NUMBERS,
+        "runtime/engine.py: _configure_basic_optimizer",
+    ),
+    Trap(
+        "scheduler.type",
+        _typed("schedulers"),
+        f"not a scheduler of this release or of PyTorch: {NOT_THERE}",
+        Effect.NUMBERS,
+        "runtime/engine.py: _scheduler_from_config",
+    ),
     Trap(
         "optimizer.params.max_grad_norm",
         lambda seen: "optimizer.params.max_grad_norm" in seen.given,
@@ -287,19 +313,23 @@ TRAPS: tuple[Trap, ...] = (
     ),
     Trap(
         "optimizer.type",
-        lambda seen: seen["optimizer.type"] == "adam"
-        and "optimizer.params.adam_w_mode" not in seen.given
-        and bool(seen["optimizer.params.weight_decay"]),
+        lambda seen: (
+            seen["optimizer.type"] == "adam"
+            and "optimizer.params.adam_w_mode" not in seen.given
+            and bool(seen["optimizer.params.weight_decay"])
+        ),
         "Adam decays weights as AdamW does unless adam_w_mode is false; write adam_w_mode",
         Effect.NUMBERS,
         "runtime/engine.py: _configure_basic_optimizer",
     ),
     Trap(
         "zero_allow_untested_optimizer",
-        lambda seen: seen.stage > 0
-        and seen["optimizer.type"] not in (None, *TESTED)
-        and not seen["zero_allow_untested_optimizer"]
-        and bool(seen.at.forms("optimizers", seen["optimizer.type"])),
+        lambda seen: (
+            seen.stage > 0
+            and seen["optimizer.type"] not in (None, *TESTED)
+            and not seen["zero_allow_untested_optimizer"]
+            and bool(seen.at.forms("optimizers", seen["optimizer.type"]))
+        ),
         f"ZeRO wants it true for this optimizer: {NOT_THERE}",
         Effect.NUMBERS,
         "runtime/engine.py: _do_optimizer_sanity_check",
@@ -310,6 +340,13 @@ TRAPS: tuple[Trap, ...] = (
         "not given: WarmupLR warms up to 0.001 before DeepSpeed 0.17.2, to the optimizer's rate since; write it out",
         Effect.NUMBERS,
         "runtime/lr_schedules.py: WarmupLR",
+    ),
+    Trap(
+        "optimizer.params.lr",
+        _lr_overridden,
+        "replaced by the scheduler's warmup_max_lr (0.001 if not given); write the same rate there",
+        Effect.NUMBERS,
+        "runtime/lr_schedules.py: WarmupLR, WarmupDecayLR",
     ),
     # Pipeline
     Trap(
@@ -325,6 +362,15 @@ TRAPS: tuple[Trap, ...] = (
         "missing: with a pipeline and wall_clock_breakdown the first step fails; give a number",
         Effect.NONE,
         "runtime/pipe/engine.py: _exec_optimizer_step",
+    ),
+    Trap(
+        "steps_per_print",
+        lambda seen: seen.piped and seen["steps_per_print"] is None,
+        "missing: with a pipeline the first step fails before DeepSpeed 0.16.5; give a number",
+        Effect.NONE,
+        "runtime/pipe/engine.py: train_batch",
+        since="0.15.2",
+        until="0.16.4",
     ),
     Trap(
         "code.partition_method",
@@ -403,7 +449,9 @@ def _world(seen: Seen) -> Iterator[tuple[str, str, Effect]]:
     """A batch solved for an assumed number of ranks."""
     if seen.world_size is None:
         assumed = ranks(seen.values, seen.at.version, None)
-        how = "as the batch keys imply" if all(key in seen.given for key in (TOTAL, STEPS, "train_micro_batch_size_per_gpu")) else "the least"
+        how = (
+            "as the batch keys imply"
+            if all(key in seen.given for key in (TOTAL, STEPS, "train_micro_batch_size_per_gpu"))
+            else "the least"
+        )
         yield "world_size", f"not given; taken as {assumed.world} ({how})", Effect.NONE
-
-

@@ -184,9 +184,14 @@ def flags_text(given: Mapping[str, Any], version: str) -> str:
 def recipe_text(given: Mapping[str, Any], version: str, environment: Mapping[str, str]) -> str:
     """A recipe with `ENV_VARS` and `MODEL_ARGS`, as NVIDIA's own runner reads it."""
     lines = [f"{name}: {_scalar(value)}" for name, value in environment.items()]
-    args = [f"{option}: {_yaml_value(values)}" for option, *values in flag_lines(given, version)]
+    args = [_yaml_line(*line) for line in flag_lines(given, version)]
     parts = (("ENV_VARS", lines), (RECIPE, args))
     return "".join(f"{name}:\n" + "".join(f"  {line}\n" for line in body) for name, body in parts if body)
+
+
+def _yaml_line(option: str, *values: str) -> str:
+    name, tied, value = option.partition("=")
+    return f"{name}: {_scalar(value) if tied else _yaml_value(values)}"
 
 
 def _yaml_value(values: Sequence[str]) -> str:

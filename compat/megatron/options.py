@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
+from decimal import Decimal
 from functools import cache
 from importlib import resources
 from types import MappingProxyType
@@ -81,21 +83,35 @@ def option_for(version: str, dest: str, value: Any) -> tuple[str, ...] | None:
 def _line(flag: Flag, value: Any) -> tuple[str, ...] | None:
     if flag.action != "store":
         return _switch(flag, value)
-    if value is None or (flag.choices and value not in flag.choices):
+    many = flag.nargs is not None
+    values = value if many and isinstance(value, list | tuple) else [value]
+    if None in values or (flag.choices and any(item not in flag.choices for item in values)):
         return None
-    if flag.nargs is not None:
-        values = value if isinstance(value, list | tuple) else [value]
-        return (flag.options[0], *map(_word, values))
-    return (flag.options[0], _word(value))
+    return _joined(flag.options[0], [_word(flag, item) for item in values])
+
+
+def _joined(option: str, words: list[str]) -> tuple[str, ...] | None:
+    """Option and words; one that the parser would take for an option is tied to it, which works for a single one only."""
+    if not any(word.startswith("-") and not NEGATIVE.fullmatch(word) for word in words):
+        return (option, *words)
+    return (f"{option}={words[0]}",) if len(words) == 1 else None
+
+
+NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
+"""What argparse takes for a negative number rather than for an option."""
 
 
 def _switch(flag: Flag, value: Any) -> tuple[str, ...] | None:
     if flag.action == "switch" and isinstance(value, bool):
         return (flag.options[0 if value else 1],)
-    return (flag.options[0],) if value is (flag.action == "true") and isinstance(value, bool) else None
+    return (flag.options[0],) if isinstance(value, bool) and value is (flag.action == "true") else None
 
 
-def _word(value: Any) -> str:
+def _word(flag: Flag, value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else ""
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    if isinstance(value, list | tuple):
+        listed = ",".join(map(str, value))
+        return f"[{listed}]" if flag.type.startswith("layers") else listed
+    # argparse takes -1e-05 for an option, and -0.00001 for a number
+    return format(Decimal(str(value)), "f") if isinstance(value, float) and value < 0 else str(value)

@@ -25,6 +25,7 @@ AXES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_p
 TENSOR, PIPELINE, CONTEXT = AXES
 TRUE = st.just(True)
 SMALL = st.integers(1, 8)
+STEPS = st.sampled_from((0, 1, 0, 2, 3, 4, 0, 8, 12))
 RATE = st.floats(1e-6, 1e-2)
 POWER = st.integers(1, 20).map(lambda power: 2.0**power)
 DTYPES = ("torch.float32", "torch.bfloat16", "torch.float16")
@@ -74,7 +75,7 @@ def _fields(group: Group, case: Case) -> Group:
 
 def _batch(draw: DrawFn, case: Case, sizes: Mapping[str, int]) -> Group:
     ranks = sizes[TENSOR] * sizes[PIPELINE] * sizes[CONTEXT]
-    micro, steps = draw(SMALL), draw(st.integers(0, 12))
+    micro, steps = draw(SMALL), draw(STEPS)
     data = (case.world_size or ranks) // ranks
     return {"micro_batch_size": micro, **({"global_batch_size": micro * steps * data} if steps else {})}
 
@@ -100,7 +101,7 @@ def _layers(draw: DrawFn, case: Case, ranks: int) -> Group:
 
 @cache
 def _forms(version: str, piped: bool) -> tuple[str, ...]:
-    forms = ["open", "even", "virtual", "per_stage", *(form for form, dest in SINCE.items() if _has(version, dest))]
+    forms = ["open", "open", "even", "virtual", "per_stage", *(form for form, dest in SINCE.items() if _has(version, dest))]
     return tuple(form for form in forms if piped or form in ("open", "even", "ends"))
 
 
@@ -288,8 +289,8 @@ def _named(version: str, cls: str) -> Mapping[str, str]:
     return {options.RENAMED.get(name, name): name for name in defaults(version, cls)}
 
 
-REFUSED = ("batch_size", "warmup", "model_parallel_size", "checkpoint_activations")
-"""Flags that are still parsed and then always refused (arguments.py: removed flags)."""
+REFUSED = ("batch_size", "warmup", "model_parallel_size", "checkpoint_activations", "init_method_xavier_uniform")
+"""Flags that are still parsed and then always refused (arguments.py: removed flags; a field that no class has)."""
 
 
 def values(case: Case, path: str) -> SearchStrategy[Any] | None:
@@ -365,7 +366,7 @@ FLASH = {"attention_backend": "flash", "flash_attention_version": 3, "attention_
 LINEAR = dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), 8)
 STEPWISE = {"use_distributed_optimizer": True, "overlap_param_gather": True, "overlap_grad_reduce": True, "ckpt_format": "torch"}
 LOCAL = {"non_persistent_ckpt_type": "local", "non_persistent_local_ckpt_dir": "out", "replication_jump": 2}
-DENSE_FP4 = {"fp4": "e2m1", "use_distributed_optimizer": True}
+NARROW_FP4 = {"fp4": "e2m1", "use_distributed_optimizer": True}
 
 BESIDE: Mapping[str, Group] = {
     "activation_func_fp8_input_store": {"swiglu": True, "add_bias_linear": False},
@@ -373,14 +374,15 @@ BESIDE: Mapping[str, Group] = {
     "batch_invariant_mode": FLASH,
     "defer_embedding_wgrad_compute": {"gradient_accumulation_fusion": True},
     "delay_wgrad_compute": {"transformer_impl": "transformer_engine", **EXPERTS, "overlap_moe_expert_parallel_comm": True},
+    "encoder_num_layers": {},
     "end_weight_decay": DECAY,
     "eval_micro_batch_size": {"eval_global_batch_size": 840 * 192},
     "experimental_attention_variant": {"linear_attention_freq": 2, **LINEAR},
     "fim_data": {**FIM, "fim_rate": 0.5, "fim_spm_rate": 0.5},
     "fine_grained_activation_offloading": {"offload_modules": ["core_attn"], "transformer_impl": "transformer_engine"},
     "fp16_lm_cross_entropy": {"fp16": True},
-    "fp4_param": DENSE_FP4,
-    "fp4_param_gather": DENSE_FP4,
+    "fp4_param": NARROW_FP4,
+    "fp4_param_gather": NARROW_FP4,
     "fp8_output_proj": FP8,
     "fsdp_manual_registration": {"use_megatron_fsdp": True, "nccl_ub": True, "ckpt_format": "fsdp_dtensor"},
     "fused_residual_rmsnorm": {"normalization": "RMSNorm"},
@@ -402,14 +404,17 @@ BESIDE: Mapping[str, Group] = {
     "moe_use_upcycling": {**SAVE, **EXPERTS},
     "overlap_p2p_comm_warmup_flush": {"batch_p2p_comm": False, "overlap_p2p_comm": True},
     "overlap_param_gather_with_optimizer_step": STEPWISE,
+    "perform_rl_step": {"grpo_prompts_per_step": 840 * 27720 * 192},
     "replication": LOCAL,
     "retro_add_retriever": {"train_samples": 1000},
     "save": SAVE,
+    "squared_relu": {"bias_gelu_fusion": False},
     "start_weight_decay": DECAY,
+    "step_batch_size_schedule": {},
     "use_legacy_models": {"ckpt_format": "torch"},
     "use_precision_aware_optimizer": {"use_distributed_optimizer": True},
     "weight_decay_incr_style": DECAY,
 }
 """What a field cannot do without, at least in some releases."""
 
-PART = Part(core, paths, values, BESIDE, ENTRIES)
+PART = Part(core, paths, values, BESIDE, entries=ENTRIES)

@@ -69,7 +69,7 @@ TRAPS = (
     ),
     Inert(
         "expert_model_parallel_size",
-        lambda args: not args.get("num_experts"),
+        lambda args: not args.get("num_experts") and args.get("expert_model_parallel_size") != 1,
         "has no effect without --num-experts",
         "initialize.py: expert groups hold no experts",
     ),

@@ -1,4 +1,4 @@
-""""auto": the caller's values, then the Hugging Face rules, and every leftover named."""
+""" "auto": the caller's values, then the Hugging Face rules, and every leftover named."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_leftovers_are_all_named(deepspeed: Dialect) -> None:
 
 def test_keys_without_a_rule_need_a_value(deepspeed: Dialect) -> None:
     data = {"train_batch_size": 8, "zero_optimization": {"stage3_max_live_parameters": "auto"}}
-    with pytest.raises(ConfigError, match='stage3_max_live_parameters: found "auto", which DeepSpeed does not resolve; give a value$'):
+    with pytest.raises(ConfigError, match=r'stage3_max_live_parameters: found "auto", .*; give a value$'):
         _read(deepspeed, data, auto=SAID)
     given = _read(deepspeed, data, auto={"zero_optimization.stage3_max_live_parameters": 7})
     assert given["zero_optimization.stage3_max_live_parameters"] == 7

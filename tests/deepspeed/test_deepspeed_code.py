@@ -29,7 +29,12 @@ SCRIPTS: list[tuple[dict[str, Any], int | None, tuple[str, ...], tuple[str, ...]
     ),
     ({"tensor_parallel.autotp_size": 2}, 2, ("deepspeed.tp_model_init(model, tp_size=2",), ("mpu=mpu",)),
     ({"code.checkpointing": True}, 1, ('deepspeed.checkpointing.configure(None, deepspeed_config="ds_config.json")',), ()),
-    ({"code.scheduler.name": "cosine", "code.scheduler.total_steps": 100}, 1, ("LambdaLR(optimizer, lr_factor)", "def lr_factor(step):"), ()),
+    (
+        {"code.scheduler.name": "cosine", "code.scheduler.total_steps": 100},
+        1,
+        ("LambdaLR(optimizer, lr_factor)", "def lr_factor(step):"),
+        (),
+    ),
 ]
 
 
@@ -38,7 +43,9 @@ def _written(dialect: Dialect, given: dict[str, Any], world: int | None) -> Writ
 
 
 @pytest.mark.parametrize(("given", "world", "there", "absent"), SCRIPTS)
-def test_scripts(deepspeed: Dialect, given: dict[str, Any], world: int | None, there: tuple[str, ...], absent: tuple[str, ...]) -> None:
+def test_scripts(
+    deepspeed: Dialect, given: dict[str, Any], world: int | None, there: tuple[str, ...], absent: tuple[str, ...]
+) -> None:
     snippet = _written(deepspeed, given, world).snippet
     ast.parse(snippet)
     assert all(part in snippet for part in there)

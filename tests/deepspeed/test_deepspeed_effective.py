@@ -43,10 +43,18 @@ def test_batch(given: dict[str, Any], world: int | None, solved: tuple[int, int,
 REFUSED_BATCHES: list[tuple[dict[str, Any], int | None, str]] = [
     ({}, 1, f"{MICRO}: missing"),
     ({STEPS: 2}, 1, f"{MICRO}: missing"),
-    ({TOTAL: 8, MICRO: 2, STEPS: 2}, 1, rf"{TOTAL}: found 8, expected {MICRO} \(2\) x {STEPS} \(2\) x data-parallel ranks \(1\) = 4"),
+    (
+        {TOTAL: 8, MICRO: 2, STEPS: 2},
+        1,
+        rf"{TOTAL}: found 8, expected {MICRO} \(2\) x {STEPS} \(2\) x data-parallel ranks \(1\) = 4",
+    ),
     ({TOTAL: 2, MICRO: 4}, 1, rf"{STEPS} \(0\)"),
     ({TOTAL: 7}, 2, "found 7"),
-    ({MICRO: 1, "code.tensor_parallel": 4, "code.pipeline_stages": 2}, 6, r"tensor \(4\) x pipeline \(2\) does not divide world size \(6\)"),
+    (
+        {MICRO: 1, "code.tensor_parallel": 4, "code.pipeline_stages": 2},
+        6,
+        r"tensor \(4\) x pipeline \(2\) does not divide world size \(6\)",
+    ),
     ({MICRO: 1, "sequence_parallel_size": 2}, 3, r"sequence \(2\) does not divide world size \(3\)"),
     ({MICRO: 1, "sequence_parallel_size": 2, "data_parallel_size": 2}, 8, r"is not the world size \(8\)"),
     ({TOTAL: 4, MICRO: 4, STEPS: 1, "tensor_parallel.autotp_size": 2}, 2, r"expected .* = 8"),
@@ -169,7 +177,13 @@ def test_accepted_by_other_releases(given: dict[str, Any], version: str) -> None
 
 
 def test_every_reason_comes_at_once() -> None:
-    given = BASE | {"fp16.enabled": True, "bf16.enabled": True, "gradient_allreduce_op": "sum", "zero_optimization.stage": 3, TOTAL: 3}
+    given = BASE | {
+        "fp16.enabled": True,
+        "bf16.enabled": True,
+        "gradient_allreduce_op": "sum",
+        "zero_optimization.stage": 3,
+        TOTAL: 3,
+    }
     with pytest.raises(ConfigError) as raised:
         effective(given, "0.19.8", 1)
     assert len(raised.value.problems) == 3

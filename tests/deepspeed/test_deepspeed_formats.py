@@ -61,7 +61,10 @@ BESIDE: Mapping[str, Mapping[str, Any]] = {
     "aio.use_gds": {"code.accelerator": "cuda"},
 }
 VALUES: Mapping[str, Any] = {
-    "tensor_parallel.partition_config": {"use_default_specs": False, "layer_specs": [{"patterns": ["x"], "partition_type": "row"}]},
+    "tensor_parallel.partition_config": {
+        "use_default_specs": False,
+        "layer_specs": [{"patterns": ["x"], "partition_type": "row"}],
+    },
     "comms_logger.prof_ops": ["all_reduce"],
     "train_batch_size": 8,
     "data_parallel_size": 4,
@@ -121,9 +124,18 @@ def test_lines_and_spellings_are_remembered(deepspeed: Dialect) -> None:
 
 def test_written_text_is_plain_json_in_schema_order(deepspeed: Dialect) -> None:
     config = deepspeed.config({"zero_optimization.stage": 1, "train_batch_size": 8, "optimizer.type": "AdamW"}, world_size=4)
-    assert config.text() == (
-        '{\n  "train_batch_size": 8,\n  "optimizer": {\n    "type": "AdamW"\n  },\n  "zero_optimization": {\n    "stage": 1\n  }\n}\n'
+    lines = (
+        "{",
+        '  "train_batch_size": 8,',
+        '  "optimizer": {',
+        '    "type": "AdamW"',
+        "  },",
+        '  "zero_optimization": {',
+        '    "stage": 1',
+        "  }",
+        "}",
     )
+    assert config.text() == "\n".join(lines) + "\n"
     with pytest.raises(VersionError, match="cannot write yaml"):
         config.text("yaml")
 
@@ -161,7 +173,10 @@ UNKNOWN = [
     ({"optimizer": {"type": "AdamW", "params": {"lrr": 1}}}, "optimizer.params.lrr: unknown key; did you mean lr?"),
     ({"optimizer": {"params": {"momentum": 1}, "type": "Lamb"}}, "optimizer.params.momentum: unknown key"),
     ({"scheduler": {"type": "WarmupLR", "params": {"total_num_steps": 9}}}, "scheduler.params.total_num_steps: unknown key"),
-    ({"aio": {"thread_count": 2}}, "aio.thread_count: last read by DeepSpeed 0.16.3, and this is 0.19.8; use aio.intra_op_parallelism"),
+    (
+        {"aio": {"thread_count": 2}},
+        "aio.thread_count: last read by DeepSpeed 0.16.3, and this is 0.19.8; use aio.intra_op_parallelism",
+    ),
     (
         {"tensor_parallel": {"partition_config": {"layer_specs": [{"pattern": "x"}]}}},
         "tensor_parallel.partition_config.layer_specs.0.pattern: unknown key; did you mean patterns?",

@@ -138,7 +138,7 @@ def test_known_releases() -> None:
     assert releases.key("train_batch_size") is KEYS["train_batch_size"]
     assert releases.key("nothing") is None
     assert releases.defaults("0.19.8")["zero_optimization.stage"] == 0
-    with pytest.raises(VersionError, match="known are 0.15.0 to 0.19.8"):
+    with pytest.raises(VersionError, match=r"known are 0\.15\.0 to 0\.19\.8"):
         release("0.14.0")
 
 
@@ -192,7 +192,14 @@ OPENED = frozenset(
         "scheduler.params",
         *(
             f"tensor_parallel.partition_config.{name}"
-            for name in ("use_default_specs", "layer_specs", "tp_size", "embedding_partition_dim", "lm_head_patterns", "strict_mode")
+            for name in (
+                "use_default_specs",
+                "layer_specs",
+                "tp_size",
+                "embedding_partition_dim",
+                "lm_head_patterns",
+                "strict_mode",
+            )
         ),
         *(
             f"tensor_parallel.partition_config.layer_specs[].{name}"
@@ -201,14 +208,18 @@ OPENED = frozenset(
     }
 )
 """Rows that are sections, parts of a free-form value, or live objects."""
-FINER = frozenset(
-    {
-        "sequence_parallel_size",
-        "bf16.immediate_grad_update",
-        *(f"expert_parallel.{name}" for name in (
-            "expert_tensor_parallel_size", "validate_folding_routing", "disable_triton_grouped_mm", "comm_backend", "comm_num_sm",
-            "comm_qp_margin", "comm_max_tokens_per_rank", "async_split_plan", "row_weighting_impl", "gate_up_impl", "expert_activation",
-        )),
-    }
-)  # fmt: skip
+EXPERTS = (
+    "expert_tensor_parallel_size",
+    "validate_folding_routing",
+    "disable_triton_grouped_mm",
+    "comm_backend",
+    "comm_num_sm",
+    "comm_qp_margin",
+    "comm_max_tokens_per_rank",
+    "async_split_plan",
+    "row_weighting_impl",
+    "gate_up_impl",
+    "expert_activation",
+)
+FINER = frozenset({"sequence_parallel_size", "bf16.immediate_grad_update", *(f"expert_parallel.{name}" for name in EXPERTS)})
 """Keys whose first release the source gives more exactly than the table."""

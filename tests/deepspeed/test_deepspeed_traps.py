@@ -38,8 +38,18 @@ CASES: list[tuple[str, Effect, dict[str, Any], dict[str, Any]]] = [
         {"activation_checkpointing.partition_activations": True},
         {"activation_checkpointing.partition_activations": True, "code.checkpointing": True},
     ),
-    (Z + "offload_param", C, {Z + "offload_param.device": "cpu", Z + "stage": 2}, {Z + "offload_param.device": "cpu", Z + "stage": 3}),
-    (Z + "offload_optimizer", C, {Z + "offload_optimizer.device": "cpu"}, {Z + "offload_optimizer.device": "cpu", Z + "stage": 1}),
+    (
+        Z + "offload_param",
+        C,
+        {Z + "offload_param.device": "cpu", Z + "stage": 2},
+        {Z + "offload_param.device": "cpu", Z + "stage": 3},
+    ),
+    (
+        Z + "offload_optimizer",
+        C,
+        {Z + "offload_optimizer.device": "cpu"},
+        {Z + "offload_optimizer.device": "cpu", Z + "stage": 1},
+    ),
     (
         Z + "offload_optimizer.super_offload",
         C,
@@ -135,7 +145,12 @@ CASES: list[tuple[str, Effect, dict[str, Any], dict[str, Any]]] = [
         "scheduler.params.warmup_max_lr",
         N,
         {"scheduler.type": "WarmupLR", "optimizer.type": "AdamW", "optimizer.params.lr": 0.1},
-        {"scheduler.type": "WarmupLR", "optimizer.type": "AdamW", "optimizer.params.lr": 0.1, "scheduler.params.warmup_max_lr": 0.1},
+        {
+            "scheduler.type": "WarmupLR",
+            "optimizer.type": "AdamW",
+            "optimizer.params.lr": 0.1,
+            "scheduler.params.warmup_max_lr": 0.1,
+        },
     ),
     (
         "optimizer.params.bias_correction",
@@ -155,7 +170,12 @@ CASES: list[tuple[str, Effect, dict[str, Any], dict[str, Any]]] = [
         {"code.pipeline_stages": 2, Z + "stage": 1, "wall_clock_breakdown": True},
         {"code.pipeline_stages": 2, Z + "stage": 1, "wall_clock_breakdown": True, "steps_per_print": 10},
     ),
-    ("code.partition_method", S, {"code.partition_method": "uniform"}, {"code.partition_method": "uniform", "code.pipeline_stages": 2}),
+    (
+        "code.partition_method",
+        S,
+        {"code.partition_method": "uniform"},
+        {"code.partition_method": "uniform", "code.pipeline_stages": 2},
+    ),
     (Z + "cpu_offload", S, {Z + "cpu_offload": True, Z + "stage": 1}, {}),
 ]
 
@@ -185,6 +205,9 @@ def test_traps_of_older_releases(deepspeed: Dialect) -> None:
     assert _about(deepspeed, silent, "fp16.initial_scale_power", "0.17.0")
     assert not _about(deepspeed, silent, "fp16.initial_scale_power", "0.17.1")
     assert not _about(deepspeed, silent | {"fp16.hysteresis": 2}, "fp16.initial_scale_power", "0.17.0")
+    piped = {"code.pipeline_stages": 2, Z + "stage": 1}
+    found = [bool(_about(deepspeed, piped, "steps_per_print", version)) for version in ("0.15.1", "0.15.2", "0.16.4", "0.16.5")]
+    assert found == [False, True, True, False]
 
 
 @pytest.mark.parametrize("version", ["0.19.2", "0.19.3"])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bridge.engine import initialize
 from bridge.engine.models.gpt import GPT, IGNORED, Architecture, mean_cross_entropy, summed_cross_entropy
 from bridge.engine.runner import Engine
-from bridge.layout.traffic import step_traffic
+from bridge.layout.tensor import TensorPlan
 from bridge.plan import Plan
 
 SEQUENCE = 6
@@ -32,6 +32,7 @@ class Case:
     frozen: tuple[str, ...] = ()
     padded: bool = False
     dtype: torch.dtype = torch.float64
+    tokens: int = SEQUENCE
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,11 @@ def model_of(case: Case) -> GPT:
 def global_batch(case: Case, step: int) -> tuple[Tensor, Tensor]:
     """Tokens and targets (batch, sequence) of one step over all ranks; padding makes sequences unequal."""
     generator = torch.Generator().manual_seed(100 + step)
-    tokens = torch.randint(case.shape.vocab, (case.batch, SEQUENCE + 1), generator=generator)
+    tokens = torch.randint(case.shape.vocab, (case.batch, case.tokens + 1), generator=generator)
     inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].clone()
     if case.padded:
-        lengths = torch.randint(1, SEQUENCE + 1, (case.batch,), generator=generator)
-        targets[torch.arange(SEQUENCE) >= lengths[:, None]] = IGNORED
+        lengths = torch.randint(1, case.tokens + 1, (case.batch,), generator=generator)
+        targets[torch.arange(case.tokens) >= lengths[:, None]] = IGNORED
     return inputs, targets
 
 
@@ -95,7 +96,7 @@ def trained(rank: int, world: int, case: Case) -> Outcome:
         losses.append(engine.train_batch(microbatches(case, engine, step)))
         norms.append(engine.progress.grad_norm)
     traffic = {name: (found.count, found.bytes) for name, found in engine.comm.ledger.totals.items()}
-    predicted = step_traffic(engine.layout, engine.accumulation, world)
+    predicted = engine.traffic(case.batch * case.tokens // engine.accumulation // engine.data.size)
     return Outcome(
         losses=losses,
         norms=norms,
@@ -202,3 +203,83 @@ def fed(rank: int, world: int, case: Case, evaluate: bool) -> tuple[list[float],
             engine.step()
         losses.append(engine.progress.loss)
     return losses, evaluated, torch.get_rng_state()
+
+
+class Attention(nn.Module):
+    """Attention as a user writes it, with its numbers of heads as attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads, self.num_key_value_heads, self.inner = 4, 2, 16
+        self.query, self.key, self.value = nn.Linear(16, 16), nn.Linear(16, 8), nn.Linear(16, 8)
+        self.out = nn.Linear(16, 16)
+
+    def forward(self, stream: Tensor) -> Tensor:
+        """(batch, tokens, 16) to the same."""
+        shape = (*stream.shape[:2], -1, 4)
+        query = self.query(stream).view(shape).transpose(1, 2)
+        key, value = (layer(stream).view(shape).transpose(1, 2) for layer in (self.key, self.value))
+        groups = self.num_heads // self.num_key_value_heads
+        mixed = query @ key.repeat_interleave(groups, 1).transpose(-1, -2) / 2
+        joined = mixed.softmax(-1) @ value.repeat_interleave(groups, 1)
+        out: Tensor = self.out(joined.transpose(1, 2).reshape(*stream.shape[:2], self.inner))
+        return stream + out
+
+
+class Scaled(nn.Module):
+    """An MLP with a learned scale of its inner features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, 32))
+
+    def forward(self, stream: Tensor) -> Tensor:
+        """(batch, tokens, 16) to the same."""
+        inner = self.up(stream).tanh()
+        scale = self.scale if inner.shape[-1] == len(self.scale) else self.scale.chunk(32 // inner.shape[-1])[RANK]
+        out: Tensor = self.down(inner * scale)
+        return stream + out
+
+
+RANK = 0
+
+
+def users_model() -> nn.Sequential:
+    """A model that knows nothing of the engine."""
+    torch.manual_seed(2)
+    tokens = nn.Sequential()
+    tokens.add_module("tokens", nn.Embedding(19, 16))
+    layers = [tokens, Attention(), Scaled(), nn.LayerNorm(16), nn.Linear(16, 3)]
+    return nn.Sequential(*layers).double()
+
+
+def split_by_names(rank: int, world: int, names: TensorPlan) -> tuple[list[float], list[float], bool]:
+    """Losses of a user's model split by `names` and of the same model whole; whether any parameter became smaller."""
+    global RANK
+    RANK = rank
+    tokens = torch.randint(19, (4, 5), generator=torch.Generator().manual_seed(1))
+    targets = torch.randn(4, 5, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    values = {"precision.compute": "fp64", "optimizer.name": "sgd", "optimizer.lr": 0.1}
+    whole, model = users_model(), users_model()
+    full = sum(weight.numel() for weight in whole.parameters())
+    plan = Plan.of({**values, "parallel.tensor": world})
+    engine = initialize(model, plan, nn.functional.mse_loss, tensor_plan=names)
+    losses = [engine.train_batch([(tokens, targets)]) for _ in range(4)]
+    optimizer = torch.optim.SGD(whole.parameters(), 0.1)
+    expected = []
+    for _ in range(4):
+        loss = nn.functional.mse_loss(whole(tokens), targets)
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        optimizer.step()
+        expected.append(loss.item())
+    return losses, expected, engine.layout.parameters < full
+
+
+def whole_logits(rank: int, world: int, case: Case) -> tuple[Tensor, Tensor]:
+    """Logits of a split model, put together, and of the whole model."""
+    tokens = global_batch(case, 0)[0]
+    engine = initialize(model_of(case), Plan.of(case.plan))
+    engine.eval()
+    return engine(tokens).whole(), model_of(case)(tokens).detach()

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bridge.engine.randomness import seed_of
+from bridge.engine.tensor_parallel import SplitLogits
 from bridge.errors import ConfigError
+from bridge.layout.tensor import TensorPlan
 from bridge.plan import Model
 
 SPREAD = 0.02
@@ -84,6 +86,22 @@ class GPT(nn.Sequential):
         super().__init__(OrderedDict(layers))
         for name, weight in self.named_parameters():
             _initialize(name, weight, seed, architecture.layers)
+        self.architecture = architecture
+
+    def tensor_plan(self, ranks: int) -> TensorPlan:
+        """How `ranks` tensor ranks split this model. Raises `ConfigError` if its heads do not divide."""
+        heads, kv_heads = self.architecture.heads, self.architecture.kv_heads
+        if heads % ranks:
+            raise ConfigError(f"parallel.tensor: {ranks} ranks do not divide heads ({heads}); use a divisor")
+        keys = ("attention.key", "attention.value")
+        divides = kv_heads % ranks == 0
+        return TensorPlan(
+            columns=("attention.query", "mlp.up", *(["mlp.gate"] if self.architecture.gated else []), *(keys if divides else ())),
+            rows=("attention.out", "mlp.down"),
+            shared=() if divides else keys,
+            vocabulary=("embedding.tokens", "head.logits"),
+            scattered=("embedding",),
+        )
 
 
 @torch.no_grad()
@@ -144,6 +162,8 @@ class Attention(nn.Module):
             architecture.rotary,
         )
         self.width = architecture.hidden // architecture.heads
+        self.group = architecture.heads // architecture.kv_heads
+        self.first_head = self.first_kv_head = 0
         inner = self.kv_heads * self.width
         self.query = nn.Linear(architecture.hidden, architecture.hidden, architecture.bias)
         self.key = nn.Linear(architecture.hidden, inner, architecture.bias)
@@ -156,12 +176,24 @@ class Attention(nn.Module):
         value = self._split(self.value(stream), self.kv_heads)
         if self.rotary:
             query, key = rotated(query), rotated(key)
-        groups = self.heads // self.kv_heads
-        if groups > 1:
-            key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+        if self.group > 1:
+            key, value = self._spread(key), self._spread(value)
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         joined: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return joined
+
+    def split_over(self, rank: int, ranks: int) -> None:
+        """Keep the heads of `rank`; key heads that do not divide stay on every rank."""
+        self.heads //= ranks
+        self.first_head = rank * self.heads
+        if self.kv_heads % ranks == 0:
+            self.kv_heads //= ranks
+            self.first_kv_head = rank * self.kv_heads
+
+    def _spread(self, vectors: Tensor) -> Tensor:
+        """For each of this rank's heads, the key or value head of its group."""
+        heads = range(self.first_head, self.first_head + self.heads)
+        return vectors[:, [head // self.group - self.first_kv_head for head in heads]]
 
     def _split(self, vectors: Tensor, heads: int) -> Tensor:
         return vectors.view(*vectors.shape[:-1], heads, self.width).transpose(1, 2)
@@ -215,20 +247,22 @@ def rotated(heads: Tensor, base: float = 10_000.0) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
 
-def mean_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean over all tokens of logits (batch, sequence, vocab) against targets (batch, sequence)."""
-    return F.cross_entropy(_exact(logits), targets.flatten())
+def mean_cross_entropy(logits: Tensor | SplitLogits, targets: Tensor) -> Tensor:
+    """Mean over the tokens whose target is not `IGNORED`; see `summed_cross_entropy`."""
+    total, count = summed_cross_entropy(logits, targets)
+    return total / count
 
 
-def summed_cross_entropy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum over the tokens whose target is not `IGNORED`, and their number."""
-    total = F.cross_entropy(_exact(logits), targets.flatten(), ignore_index=IGNORED, reduction="sum")
-    return total, (targets != IGNORED).sum()
+def summed_cross_entropy(logits: Tensor | SplitLogits, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum over the tokens whose target is not `IGNORED`, and their number.
 
-
-def _exact(logits: Tensor) -> Tensor:
-    """Logits by token, in fp32 at least."""
-    return logits.flatten(0, -2).to(torch.promote_types(logits.dtype, torch.float32))
+    Takes logits (batch, sequence, vocab), whole or split by vocabulary, and targets (batch, sequence).
+    """
+    count = (targets != IGNORED).sum()
+    if isinstance(logits, SplitLogits):
+        return logits.losses(targets, IGNORED).sum(), count
+    exact = logits.flatten(0, -2).to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(exact, targets.flatten(), ignore_index=IGNORED, reduction="sum"), count
 
 
 def _norm(architecture: Architecture) -> nn.Module:

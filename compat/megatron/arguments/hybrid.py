@@ -62,7 +62,8 @@ def _beside(*names: str, piped: bool = False) -> tuple[Step, ...]:
             HYBRID,
             lambda a, name=name: a.hybrid_layer_pattern is not None
             and (STAGE in _main(a) or not piped)
-            and getattr(a, name) not in (None, False),
+            and getattr(a, name) is not None
+            and getattr(a, name) is not False,
             f"{name}: found {{{name}}} with hybrid_layer_pattern; the pattern's | separators define the stages; drop it",
             since="0.17.0",
         )

@@ -1,0 +1,187 @@
+"""Generated DeepSpeed configs: batches, axes, optimizers and schedulers that hold together, and what each release reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from math import prod
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from bridge.config import fields
+from bridge.testing.strategies import Case, Group, Part
+from bridge.testing.strategies import values as typed_values
+from compat.deepspeed.effective import MICRO, OFFLOAD, PARAM, STEPS, TOTAL, ZERO
+from compat.deepspeed.releases import Type, release
+from compat.deepspeed.schema import DeepSpeed
+
+Groups = SearchStrategy[Group]
+AXES = ("code.tensor_parallel", "code.pipeline_stages", "code.context_parallel")
+SMALL = st.integers(1, 8)
+TRUE = st.just(True)
+POWER = st.integers(1, 24).map(lambda power: 2.0**power)
+
+
+def _field(path: str) -> SearchStrategy[Any]:
+    return typed_values(fields(DeepSpeed)[path].annotation)
+
+
+def _group(must: Mapping[str, SearchStrategy[Any]], *may: str) -> Groups:
+    return st.fixed_dictionaries(dict(must), optional={path: _field(path) for path in may})
+
+
+# Core
+
+
+@st.composite
+def core(draw: DrawFn, case: Case) -> Sequence[Group]:
+    """Axes and batch first, then choices that each hold together."""
+    axes = draw(st.sampled_from((_coded, _coded, _meshed)))(draw, case)
+    data = axes.get("data_parallel_size") or (case.world_size or 1) // prod(axes.values()) or 1
+    batch = draw(st.sampled_from(TRIANGLES))(draw(SMALL), draw(SMALL), data)
+    return [{**axes, **batch}, *(draw(choice(case.version)) for choice in CHOICES)]
+
+
+def _coded(draw: DrawFn, case: Case) -> dict[str, int]:
+    """Groups of ranks that the training script builds."""
+    left, sizes = case.world_size or draw(st.sampled_from((1, 2, 4, 8))), {}
+    for axis in AXES:
+        sizes[axis] = draw(st.sampled_from([size for size in (1, 2, 3, 4, 8) if left % size == 0]))
+        left //= sizes[axis]
+    return {axis: size for axis, size in sizes.items() if size > 1}
+
+
+def _meshed(draw: DrawFn, case: Case) -> dict[str, int]:
+    """The mesh of data and sequence ranks that the file describes; counted by the batch from 0.17.0 on."""
+    world = case.world_size or draw(st.sampled_from((1, 2, 4, 8)))
+    sequence = draw(st.sampled_from([size for size in (1, 2, 4, 8) if world % size == 0]))
+    counted = sequence if release(case.version).since("0.17.0") else 1
+    return {"sequence_parallel_size": counted, "data_parallel_size": world // counted}
+
+
+TRIANGLES = (
+    lambda micro, steps, data: {MICRO: micro, STEPS: steps},
+    lambda micro, steps, data: {MICRO: micro, STEPS: steps, TOTAL: micro * steps * data},
+    lambda micro, steps, data: {MICRO: micro, TOTAL: micro * steps * data},
+    lambda micro, steps, data: {STEPS: steps, TOTAL: micro * steps * data},
+    lambda micro, steps, data: {TOTAL: micro * data},
+)
+"""Ways to give the batch."""
+
+
+@cache
+def _precision(version: str) -> Groups:
+    scales = ("loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis", "consecutive_hysteresis", "min_loss_scale")
+    formats = ("data_types.grad_accum_dtype", "communication_data_type")
+    return st.one_of(
+        _group({"bf16.enabled": TRUE}, *formats),
+        _group({"bfloat16.enabled": TRUE}),
+        _group({"fp16.enabled": TRUE}, *formats, *(f"fp16.{name}" for name in scales)),
+        _group({"fp16.enabled": TRUE, "fp16.loss_scale": POWER}),
+        st.just({}),
+    )
+
+
+@cache
+def _sharding(version: str) -> Groups:
+    buckets = tuple(ZERO + name for name in ("reduce_bucket_size", "allgather_bucket_size", "overlap_comm"))
+    device = st.sampled_from(("cpu", "nvme", "none"))
+    optimizer = {OFFLOAD + ".device": device, ZERO + "stage": st.sampled_from((1, 2, 3))}
+    parameters = {PARAM + ".device": device, ZERO + "stage": st.just(3)}
+    return st.one_of(
+        _group({ZERO + "stage": st.sampled_from((0, 1, 2, 3))}, *buckets),
+        _group(optimizer, *buckets, OFFLOAD + ".pin_memory", OFFLOAD + ".ratio"),
+        _group({**parameters, **{OFFLOAD + ".device": device}}, PARAM + ".pin_memory", OFFLOAD + ".ratio"),
+        st.just({}),
+    )
+
+
+@cache
+def _optimizer(version: str) -> Groups:
+    return st.just({}) | st.one_of(_built("optimizer", version))
+
+
+@cache
+def _scheduler(version: str) -> Groups:
+    coded = _group({"code.scheduler.name": _field("code.scheduler.name")}, *(f"code.scheduler.{name}" for name in CODED))
+    return st.just({}) | coded | st.one_of(_built("scheduler", version))
+
+
+CODED = ("warmup_steps", "warmup_from", "total_steps", "minimum")
+
+
+def _built(section: str, version: str) -> list[Groups]:
+    """One strategy for each type that the release builds, with the arguments that it takes; its own types more often."""
+    at = release(version)
+    forms = {name: at.forms(section + "s", name) for name in at.types[section + "s"]}
+    built = [(_type(section, name, known), known[0].args is not None) for name, known in forms.items() if known]
+    return [groups for groups, own in built for _ in range(4 if own else 1)]
+
+
+def _type(section: str, name: str, forms: Sequence[Type]) -> Groups:
+    own = forms[0].args is not None
+    spellings = (name, name.upper()) if own and name.islower() else (name,)
+    required = {f"{section}.params.{argument}" for form in forms for argument in form.required}
+    taken = {f"{section}.params.{argument}" for form in forms for argument in (*(form.args or ()), *form.ignored)}
+    must = {f"{section}.type": st.sampled_from(spellings), **{path: _field(path) for path in sorted(required)}}
+    unused = {"optimizer.params.max_grad_norm"} if section == "optimizer" and own else set()
+    return _group(must, *sorted(((taken | unused) - required) & fields(DeepSpeed).keys()))
+
+
+@cache
+def _recompute(version: str) -> Groups:
+    settings = ("partition_activations", "cpu_checkpointing")
+    may = tuple(f"activation_checkpointing.{name}" for name in settings)
+    return st.one_of(
+        st.just({}),
+        _group({"code.checkpointing": TRUE, "code.checkpoint_interval": SMALL}, *may),
+        _group({"pipeline.activation_checkpoint_interval": SMALL}, *may),
+    )
+
+
+CHOICES = (_precision, _sharding, _optimizer, _scheduler, _recompute)
+
+
+# Single fields
+
+ARGUMENTS = ("optimizer.type", "optimizer.params.", "scheduler.type", "scheduler.params.")
+RESERVED = (MICRO, STEPS, TOTAL, *AXES, "sequence_parallel_size", "data_parallel_size", *ARGUMENTS)
+"""What hangs on the number of ranks, or on a type that takes some arguments and not others."""
+REFUSED = ("expert_parallel.load_balance_coeff",)
+"""Keys that take nothing but null."""
+
+
+def paths(case: Case) -> Iterable[str]:
+    """What the release reads, and what stands in the script."""
+    return settable(case.version)
+
+
+@cache
+def settable(version: str) -> tuple[str, ...]:
+    """Keys that can be set, those of the core included."""
+    own = release(version).keys
+    return tuple(path for path in fields(DeepSpeed) if path not in REFUSED and (path in own or path.startswith("code.")))
+
+
+SPECS = st.lists(st.fixed_dictionaries({"patterns": st.just([".*query"]), "partition_type": st.sampled_from(("row", "column"))}), max_size=2)
+OWN: Mapping[str, SearchStrategy[Any]] = {
+    "code.partition_method": st.sampled_from(("uniform", "parameters", "type:block")),
+    "tensor_parallel.partition_config": st.fixed_dictionaries({"layer_specs": SPECS}, optional={"tp_size": SMALL}),
+}
+"""Values that a key takes only in a form which its type does not tell."""
+
+
+def values(case: Case, path: str) -> SearchStrategy[Any] | None:
+    """Values of one field where its type is not enough."""
+    return OWN.get(path)
+
+
+BESIDE: Mapping[str, Group] = {
+    "aio.use_gds": {"code.accelerator": "cuda"},
+    "zero_optimization.compute_grad_norm": {ZERO + "stage": 1, "gradient_clipping": 0.0},
+}
+"""What a key cannot do without."""
+
+PART = Part(core, paths, values, BESIDE, RESERVED, ("file",))

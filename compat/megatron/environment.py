@@ -1,0 +1,171 @@
+"""Environment variables that a Megatron run needs: which, with what value, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from bridge.errors import ConfigError
+from compat.megatron.arguments.steps import Namespace, Predicate, key
+
+DETERMINISTIC = ("Tree", "Ring", "CollnetDirect", "CollnetChain", "^NVLS")
+"""NCCL algorithms that deterministic mode accepts; since 0.19 Tree is not one of them, and a list may name several."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One variable, in [since, until): needed `when`, with a value that `allowed` accepts; `value` is one such.
+
+    `checked` tells whether validate_args itself looks at it; otherwise something later in the run does.
+    """
+
+    name: str
+    value: str
+    why: str
+    when: Predicate
+    allowed: Callable[[str | None], bool]
+    since: str = ""
+    until: str = ""
+    checked: bool = True
+
+
+def _connected(a: Namespace) -> bool:
+    """Tensor or context parallelism without FSDP, whose overlap needs kernels in launch order (before Blackwell)."""
+    parallel = (a.tensor_model_parallel_size or 1) > 1 or (a.context_parallel_size or 1) > 1
+    return parallel and not _sharded(a) and not a.overlap_moe_expert_parallel_comm
+
+
+def _sharded(a: Namespace) -> bool:
+    return bool(a.use_torch_fsdp2 or a.use_custom_fsdp or a.use_megatron_fsdp)
+
+
+def _engine(a: Namespace) -> bool:
+    return a.transformer_impl in (None, "transformer_engine")
+
+
+def _any_algorithm(value: str | None) -> bool:
+    names = [name.strip() for name in (value or "").split(",") if name.strip()]
+    return value is None or bool(names and set(names) <= set(DETERMINISTIC[1:]))
+
+
+ONE = "CUDA_DEVICE_MAX_CONNECTIONS"
+VARIABLES: tuple[Variable, ...] = (
+    Variable(
+        ONE,
+        "1",
+        "sequence parallelism and asynchronous tensor-parallel reduction expect kernels to start in launch order",
+        lambda a: a.sequence_parallel or a.async_tensor_model_parallel_allreduce,
+        lambda value: value == "1",
+        until="0.12.0",
+    ),
+    Variable(
+        ONE,
+        "1",
+        "tensor and context parallelism expect kernels to start in launch order (not from Blackwell on)",
+        _connected,
+        lambda value: value == "1",
+        since="0.12.0",
+    ),
+    Variable(
+        ONE,
+        "8",
+        "FSDP overlaps its communication, which takes more than one connection",
+        _sharded,
+        lambda value: value != "1",
+        since="0.12.0",
+    ),
+    Variable(
+        "NCCL_ALGO",
+        "Ring",
+        f"deterministic mode accepts only {', '.join(DETERMINISTIC)}",
+        lambda a: a.deterministic_mode,
+        lambda value: value in DETERMINISTIC,
+        until="0.19.0",
+    ),
+    Variable(
+        "NCCL_ALGO",
+        "Ring",
+        f"deterministic mode accepts only {', '.join(DETERMINISTIC[1:])}",
+        lambda a: a.deterministic_mode,
+        _any_algorithm,
+        since="0.19.0",
+    ),
+    Variable(
+        "NVTE_ALLOW_NONDETERMINISTIC_ALGO",
+        "0",
+        "deterministic mode, which Transformer Engine's attention checks",
+        lambda a: a.deterministic_mode and _engine(a),
+        lambda value: value == "0",
+        until="0.19.0",
+        checked=False,
+    ),
+    Variable(
+        "NVTE_ALLOW_NONDETERMINISTIC_ALGO",
+        "0",
+        "deterministic mode",
+        lambda a: a.deterministic_mode,
+        lambda value: value in (None, "0"),
+        since="0.19.0",
+    ),
+    Variable(
+        "CUBLAS_WORKSPACE_CONFIG",
+        ":4096:8",
+        "deterministic mode makes PyTorch refuse cuBLAS without it",
+        lambda a: a.deterministic_mode,
+        lambda value: value in (":4096:8", ":16:8"),
+        until="0.19.0",
+        checked=False,
+    ),
+    Variable(
+        "CUBLAS_WORKSPACE_CONFIG",
+        ":4096:8",
+        "deterministic mode",
+        lambda a: a.deterministic_mode,
+        lambda value: value in (None, ":4096:8", ":16:8"),
+        since="0.19.0",
+    ),
+    Variable(
+        "NVTE_APPLY_QK_LAYER_SCALING",
+        "1",
+        "apply_query_key_layer_scaling, which Transformer Engine takes from here alone",
+        lambda a: a.apply_query_key_layer_scaling and _engine(a),
+        lambda value: value == "1",
+        checked=False,
+    ),
+    Variable(
+        "NVTE_CPU_OFFLOAD_V1",
+        "1",
+        "fine-grained offloading of activations, which must not offload weights (Transformer Engine from 2.10 on)",
+        lambda a: a.fine_grained_activation_offloading,
+        lambda value: value == "1",
+        since="0.16.0",
+    ),
+)
+
+
+@cache
+def _variables(version: str) -> tuple[Variable, ...]:
+    release = key(version)
+    return tuple(
+        row
+        for row in VARIABLES
+        if (not row.since or key(row.since) <= release) and (not row.until or release < key(row.until))
+    )
+
+
+def environment(args: Mapping[str, Any], version: str) -> dict[str, tuple[str, str]]:
+    """Variables that a run with these effective arguments needs: name -> (value, why)."""
+    a = Namespace(args)
+    return {row.name: (row.value, row.why) for row in _variables(version) if row.when(a)}
+
+
+def verify(args: Mapping[str, Any], version: str, given: Mapping[str, str]) -> None:
+    """Raise `ConfigError` for what the release's own checks refuse in the environment `given`."""
+    a = Namespace(args)
+    wrong = [row for row in _variables(version) if row.checked and row.when(a) and not row.allowed(given.get(row.name))]
+    ConfigError.raise_if(
+        f"{row.name}: found {given.get(row.name)}; expected {row.value}: {row.why}; export {row.name}={row.value}"
+        for row in wrong
+    )

@@ -1,0 +1,155 @@
+"""Tensor and sequence parallelism: the numbers of one plain process, on our GPT and on a user's model, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from runs import SHAPE, Case, Outcome, distance, plain, split_by_names, trained, trained_all, whole_logits
+
+from bridge.errors import ConfigError
+from bridge.layout.tensor import TensorPlan, cut
+
+SGD = {"precision.compute": "fp64", "optimizer.name": "sgd", "optimizer.lr": 0.3, "optimizer.clip": 0.9}
+FULL = {"recompute.granularity": "full"}
+SHAPES = {
+    "grouped, tied": SHAPE,
+    "one key head, gated, rms, learned positions": replace(
+        SHAPE, kv_heads=1, gated=True, norm="rms", rotary=False, bias=False, tied=False
+    ),
+    "even vocabulary": replace(SHAPE, kv_heads=4, vocab=32, ffn=26),
+}
+
+
+@cache
+def reference(shape: str) -> Outcome:
+    """One plain process."""
+    return plain(Case(SGD, SHAPES[shape]))
+
+
+def agree(found: Outcome, expected: Outcome) -> None:
+    """Losses, norms and changes agree to 1e-9; bytes and calls are as predicted."""
+    assert found.losses == pytest.approx(expected.losses, rel=1e-9)
+    assert found.norms == pytest.approx(expected.norms, rel=1e-9)
+    assert distance(found.change, expected.change) < 1e-9
+    assert found.traffic == found.predicted
+    assert found.bytes == found.predicted_bytes
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("world", "tensor", "sequence"),
+    [(2, 2, False), (2, 2, True), (4, 2, False), (4, 2, True), (4, 4, False)],
+)
+def test_gpt(run: Any, shape: str, world: int, tensor: int, sequence: bool) -> None:
+    base = {**SGD, "parallel.tensor": tensor, "parallel.sequence": sequence}
+    cases = [
+        Case({**base, "zero.stage": 0, "batch.accumulation": 4}, SHAPES[shape]),
+        Case({**base, "zero.stage": 3, "batch.accumulation": 2, **FULL}, SHAPES[shape]),
+        Case({**base, "zero.stage": 1, "zero.grad_buffers": 1}, SHAPES[shape]),
+    ]
+    for outcomes in run(world, trained_all, cases):
+        for outcome in outcomes:
+            agree(outcome, reference(shape))
+
+
+def test_four_ranks_split_by_tokens(run: Any) -> None:
+    case = Case({**SGD, "parallel.tensor": 4, "parallel.sequence": True}, tokens=8)
+    for outcome in run(4, trained, case):
+        agree(outcome, plain(case))
+
+
+@pytest.mark.parametrize("order", ["tensor-data", "data-tensor"])
+def test_either_order_of_ranks(run: Any, order: str) -> None:
+    values = {**SGD, "parallel.tensor": 2, "parallel.order": order, "zero.stage": 2, "batch.accumulation": 2}
+    for outcome in run(4, trained, Case(values)):
+        agree(outcome, reference("grouped, tied"))
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_unequal_sequences_count_by_token(run: Any, sequence: bool) -> None:
+    values = {**SGD, "parallel.tensor": 2, "parallel.sequence": sequence, "loss": "per_token", "batch.accumulation": 2}
+    case = Case(values, padded=True)
+    for outcome in run(4, trained, case):
+        agree(outcome, plain(case))
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_dropout_masks_do_not_depend_on_the_split(run: Any, sequence: bool) -> None:
+    shape = replace(SHAPE, dropout=0.3)
+    expected = trained(0, 1, Case({**SGD, "batch.accumulation": 2}, shape))
+    values = {**SGD, "batch.accumulation": 2, "parallel.tensor": 2, "parallel.sequence": sequence, **FULL}
+    for outcome in run(2, trained, Case(values, shape)):
+        assert distance(outcome.change, expected.change) < 1e-9
+
+
+@pytest.mark.parametrize("frozen", [("embedding",), ("norm", "bias")], ids="-".join)
+@pytest.mark.parametrize("sequence", [False, True])
+def test_frozen_parameters(run: Any, frozen: tuple[str, ...], sequence: bool) -> None:
+    values = {**SGD, "parallel.tensor": 2, "parallel.sequence": sequence, "zero.stage": 3}
+    case = Case(values, replace(SHAPE, tied=False), frozen=frozen)
+    expected = plain(case)
+    for outcome in run(4, trained, case):
+        assert outcome.norms == pytest.approx(expected.norms, rel=1e-9)
+        for name, change in expected.change.items():
+            assert torch.allclose(outcome.change[name], change, rtol=1e-9, atol=1e-12)
+
+
+# Each list of names alone, and together; every one of them must reproduce the unsplit model.
+NAMES = {
+    "columns and rows": TensorPlan(columns=("up",), rows=("down",)),
+    "shapes": TensorPlan(shapes=((1, 2, "column"), (2, 1, "row"))),
+    "weights": TensorPlan(weights=(("up.weight", 0), ("up.bias", 0), ("down.weight", 1), ("scale", 0)), columns=("none",)),
+    "attributes": TensorPlan(columns=("query", "key", "value"), rows=("out",), attributes=("num_heads", "num_key_value_heads")),
+    "vocabulary": TensorPlan(vocabulary=("tokens",)),
+    "all": TensorPlan(
+        columns=("query", "key", "value"),
+        rows=("out",),
+        shapes=((1, 2, "column"), (2, 1, "row")),
+        weights=(("scale", 0),),
+        attributes=("num_heads", "num_key_value_heads", "inner"),
+        vocabulary=("tokens",),
+    ),
+}
+
+
+@pytest.mark.parametrize("names", ["columns and rows", "shapes", "attributes", "vocabulary", "all"])
+def test_a_users_model_by_names(run: Any, names: str) -> None:
+    for losses, expected, split in run(2, split_by_names, NAMES[names]):
+        assert split and losses == pytest.approx(expected, rel=1e-9)
+
+
+def test_logits_can_be_put_together(run: Any) -> None:
+    for found, expected in run(2, whole_logits, Case({**SGD, "parallel.tensor": 2})):
+        assert torch.allclose(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("values", "shape", "message"),
+    [
+        ({"parallel.tensor": 2}, replace(SHAPE, heads=1, kv_heads=1), r"parallel.tensor: 2 ranks do not divide heads \(1\)"),
+        (
+            {"parallel.tensor": 2, "parallel.sequence": True},
+            SHAPE,
+            "parallel.sequence: 5 tokens do not divide into 2 tensor ranks",
+        ),
+    ],
+)
+def test_what_does_not_divide_is_refused(run: Any, values: dict[str, Any], shape: Any, message: str) -> None:
+    with pytest.raises(Exception, match=message):
+        run(2, trained, Case({**SGD, **values}, shape, tokens=5))
+
+
+def test_empty_and_contradictory_names_are_refused() -> None:
+    with pytest.raises(ConfigError, match="splits nothing; name columns and rows, shapes, weights or a vocabulary"):
+        TensorPlan(attributes=("heads",))
+    with pytest.raises(ConfigError, match="'up' is in the lists of column and row layers; leave it in one"):
+        TensorPlan(columns=("up",), rows=("up",))
+
+
+@pytest.mark.parametrize("size", [1, 5, 8, 29])
+def test_cuts_cover_a_dimension(size: int) -> None:
+    assert [place for rank in range(4) for place in cut(size, 4, rank)] == list(range(size))
