@@ -208,13 +208,13 @@ def _lost(
         before, after, given = config.effective.get(path), back.get(path), path in config.given
         if given or (lost and effect is Effect.NUMBERS):
             mine = tuple(ours for ours in lost if ours in rule.carried(path))
-            how = _fate(rule, mine, blurred, gone=all(kept.get(ours) is None for ours in mine))
+            how = _fate(rule, path, mine, blurred, gone=all(kept.get(ours) is None for ours in mine))
             reason, origin = _reason(rule, how, mine, target), config.origins.get(path)
             yield Finding(path, reason, Effect.NONE if how is How.DERIVED else effect, given, how, before, after, origin)
 
 
-def _fate(rule: Rule, lost: tuple[str, ...], blurred: bool, gone: bool) -> How:
-    if not rule.ours:
+def _fate(rule: Rule, path: str, lost: tuple[str, ...], blurred: bool, gone: bool) -> How:
+    if not rule.carried(path):
         return How.DROPPED
     if lost:
         return How.DROPPED if gone else How.APPROXIMATE
@@ -224,7 +224,7 @@ def _fate(rule: Rule, lost: tuple[str, ...], blurred: bool, gone: bool) -> How:
 def _reason(rule: Rule, how: How, lost: tuple[str, ...], target: Config) -> str:
     if how is How.DERIVED:
         return "said in other words, or without effect in this run"
-    if not rule.ours:
+    if not lost and how is How.DROPPED:
         return rule.note
     others = plan_claims(target.dialect)
     reasons = dict.fromkeys(others[path].lossy or others[path].note for path in lost if path in others)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
+NEED_TORCH = ("engine", "trace")
+
+collect_ignore = [] if find_spec("torch") else list(NEED_TORCH)
 
 
 @pytest.fixture(scope="session")

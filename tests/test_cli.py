@@ -198,7 +198,9 @@ class TestConvert:
 
 class TestCheck:
     def test_findings(self, cli: Cli, tmp_path: Path) -> None:
-        (tmp_path / "x.args").write_text("--micro-batch-size 1\n--num-layers 4\n--hidden-size 64\n--num-attention-heads 4\n--lr 1e-4 --lr 2e-4\n")
+        (tmp_path / "x.args").write_text(
+            "--micro-batch-size 1\n--num-layers 4\n--hidden-size 64\n--num-attention-heads 4\n--lr 1e-4 --lr 2e-4\n"
+        )
         done = cli("check", "x.args", "--world-size", "1", "--from-version", "0.16.1", "--lenient")
         assert done.code in (1, 2)
         assert "lr" in done.out + done.err
@@ -235,8 +237,11 @@ class TestDemo:
             "ds_config.json",
             "ds_config.json.carry.json",
             "train.py",
+            "back.args",
             "report.json",
         }
+        again = compat.load("megatron").read(folder / "back.args", world_size=8)
+        assert again.given == compat.load("megatron").read(folder / "megatron.args", world_size=8).given
         assert all(path.name in done.out for path in folder.iterdir())
         assert "came back equal" in done.out
         compile((folder / "train.py").read_text(), "train.py", "exec")
@@ -262,7 +267,9 @@ class TestUsage:
             assert "Examples:" in done.out
             assert "Exit codes:" in done.out
 
-    @pytest.mark.parametrize("arguments", [[], ["convrt"], ["convert"], ["convert", "x"], ["check"], ["check", "a", "b"], ["--no"]])
+    @pytest.mark.parametrize(
+        "arguments", [[], ["convrt"], ["convert"], ["convert", "x"], ["check"], ["check", "a", "b"], ["--no"]]
+    )
     def test_wrong_usage_is_1_not_2(self, cli: Cli, arguments: list[str]) -> None:
         done = cli(*arguments)
         assert done.code == 1

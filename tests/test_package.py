@@ -96,5 +96,11 @@ def test_the_readme_example_runs() -> None:
 def test_nothing_names_a_machine() -> None:
     """No path of a machine and no host of a registry in what is published."""
     words = re.compile(r"/(?:root|home|work|opt|tmp)/|https?://(?!(?:www\.)?(?:apache\.org|github\.com))")
-    for path in [HOME / "README.md", HOME / "CHANGELOG.md", HOME / "CONTRIBUTING.md", *HOME.glob("docs/*.md"), HOME / "constraints.txt"]:
+    for path in [
+        HOME / "README.md",
+        HOME / "CHANGELOG.md",
+        HOME / "CONTRIBUTING.md",
+        *HOME.glob("docs/*.md"),
+        HOME / "constraints.txt",
+    ]:
         assert not words.search(path.read_text()), path

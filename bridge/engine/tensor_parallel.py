@@ -284,6 +284,9 @@ class Conversion:
         for part, _ in plan.weights:
             if not any(part in name for name, _ in self.model.named_parameters()):
                 yield f"tensor plan: no parameter of the model has {part!r} in its name; correct or remove it"
+        for attribute in plan.attributes:
+            if not any(attribute == found for _, _, found in self._counted()):
+                yield f"tensor plan: no module of the model has an integer {attribute!r}; correct or remove it"
         if self.split.sequence and not plan.scattered:
             yield "parallel.sequence: the tensor plan names no module after which to split by tokens; set `scattered`"
         yield from self._indivisible()

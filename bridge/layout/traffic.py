@@ -108,13 +108,15 @@ def activation_traffic(
 ) -> Mapping[str, Traffic]:
     """Collectives of activations between tensor ranks in one training microbatch of `tokens` tokens.
 
-    `again` names the sites whose forward runs once more in backward; every parameter is taken to be trained.
+    `again` names the sites whose layers run forward once more in backward, which the loss does not; every parameter is taken
+    to be trained.
     """
     found: dict[str, Traffic] = defaultdict(Traffic)
     for site in sites:
         size = BYTES["fp32" if site.kind == "logits" and compute != "fp64" else compute]
         forward, backward = _CALLS[site.kind, sequence]
-        for name, width in forward * (1 + (site.name in again)) + backward:
+        times = 2 if site.name in again and site.kind != "logits" else 1
+        for name, width in forward * times + backward:
             found[name] += Traffic(1, tokens * (width or site.width) * size)
     return found
 

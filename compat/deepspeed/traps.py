@@ -90,7 +90,8 @@ def _lr_overridden(seen: Seen) -> bool:
     sets = seen["scheduler.type"] == "WarmupDecayLR" or "scheduler.params.warmup_max_lr" in seen.given
     warms = seen["scheduler.type"] in ("WarmupLR", "WarmupDecayLR")
     peak = seen["scheduler.params.warmup_max_lr"]
-    return warms and sets and seen.wrote("optimizer.params.lr") and seen["optimizer.params.lr"] != (0.001 if peak is None else peak)
+    wins = 0.001 if peak is None else peak
+    return warms and sets and seen.wrote("optimizer.params.lr") and seen["optimizer.params.lr"] != wins
 
 
 NOT_THERE = "DeepSpeed fails when it builds the engine"

@@ -55,7 +55,8 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         ONE,
         "1",
-        "sequence parallelism and asynchronous tensor-parallel reduction expect kernels to start in launch order",
+        "sequence parallelism and asynchronous tensor-parallel reduction expect kernels to start in launch"
+        " order",
         lambda a: a.sequence_parallel or a.async_tensor_model_parallel_allreduce,
         lambda value: value == "1",
         until="0.12.0",
@@ -137,7 +138,8 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "NVTE_CPU_OFFLOAD_V1",
         "1",
-        "fine-grained offloading of activations, which must not offload weights (Transformer Engine from 2.10 on)",
+        "fine-grained offloading of activations, which must not offload weights (Transformer Engine from"
+        " 2.10 on)",
         lambda a: a.fine_grained_activation_offloading,
         lambda value: value == "1",
         since="0.16.0",
@@ -164,8 +166,13 @@ def environment(args: Mapping[str, Any], version: str) -> dict[str, tuple[str, s
 def verify(args: Mapping[str, Any], version: str, given: Mapping[str, str]) -> None:
     """Raise `ConfigError` for what the release's own checks refuse in the environment `given`."""
     a = Namespace(args)
-    wrong = [row for row in _variables(version) if row.checked and row.when(a) and not row.allowed(given.get(row.name))]
+    wrong = [
+        row
+        for row in _variables(version)
+        if row.checked and row.when(a) and not row.allowed(given.get(row.name))
+    ]
     ConfigError.raise_if(
-        f"{row.name}: found {given.get(row.name)}; expected {row.value}: {row.why}; export {row.name}={row.value}"
+        f"{row.name}: found {given.get(row.name)}; expected {row.value}: {row.why}; export"
+        f" {row.name}={row.value}"
         for row in wrong
     )

@@ -72,7 +72,6 @@ SINGLE: dict[str, tuple[str, Effect]] = {
     "exp_avg_dtype": ("moments of the precision-aware optimizer are Megatron's own", Effect.ROUNDING),
     "exp_avg_sq_dtype": ("moments of the precision-aware optimizer are Megatron's own", Effect.ROUNDING),
     "check_for_nan_in_loss_and_grad": ("a check of Megatron's training loop", Effect.NONE),
-    "gradient_accumulation_fusion": (KERNEL, Effect.COST),
     "masked_softmax_fusion": (KERNEL, Effect.COST),
     "bias_gelu_fusion": (KERNEL, Effect.COST),
     "bias_swiglu_fusion": (KERNEL, Effect.COST),

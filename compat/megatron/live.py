@@ -12,12 +12,16 @@ from bridge.config import Values
 from bridge.dialect import Reading
 from bridge.errors import VersionError
 from compat.megatron import objects, options, releases
+from compat.megatron.arguments.steps import named
 
 if TYPE_CHECKING:
     from compat.megatron import MegatronConfig
 
 CLASSES = ("TransformerConfig", "ModelParallelConfig")
 """Config classes that can be read live; the name is the entry point of such a config."""
+
+ACTIVATION = "activation_func"
+"""A callable that the class's checks know by name: it is carried, and its name is given."""
 
 
 def class_of(source: Any) -> str | None:
@@ -31,7 +35,9 @@ def read(source: Any, cls: str, version: str) -> Reading:
     held = dict(vars(source))
     opaque = {name: value for name, value in held.items() if not _is_plain(value)}
     known = objects.from_fields({}, version, cls, check=False)
-    plain = {name: _plain(value) for name, value in held.items() if name in known and name not in opaque}
+    plain = {name: _plain(value) for name, value in held.items() if name in known and (name not in opaque or name == ACTIVATION)}
+    if plain.get(ACTIVATION) == named(known.get(ACTIVATION)):
+        del plain[ACTIVATION]
     given = {options.RENAMED.get(name, name): value for name, value in _said(plain, cls, version).items()}
     return Reading(Values(given), cls, opaque=opaque)
 
@@ -57,19 +63,22 @@ def _is_dtype(value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    return value.name if isinstance(value, Enum) else str(value) if _is_dtype(value) else value
+    if isinstance(value, Enum):
+        return value.name
+    return str(value) if _is_dtype(value) else getattr(value, "__name__", value)
 
 
 def as_arguments(given: Mapping[str, Any], cls: str, version: str) -> dict[str, Any]:
     """Effective fields of a live object under the names of their arguments; grouped queries count when they were given."""
-    fields = objects.from_fields(fields_of(given), version, cls)
-    named = {options.RENAMED.get(name, name): value for name, value in fields.items()}
-    return {**named, "group_query_attention": "num_query_groups" in given}
+    fields = objects.from_fields(fields_of(given, version, cls), version, cls)
+    arguments = {options.RENAMED.get(name, name): value for name, value in fields.items()}
+    return {**arguments, "group_query_attention": "num_query_groups" in given}
 
 
-def fields_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Given values under the names of the class's fields."""
-    original = {flag: name for name, flag in options.RENAMED.items()}
+def fields_of(given: Mapping[str, Any], version: str, cls: str) -> dict[str, Any]:
+    """Given values under the names of the class's fields, some of which later releases renamed."""
+    own = objects.from_fields({}, version, cls, check=False)
+    original = {flag: name for name, flag in options.RENAMED.items() if name in own}
     return {original.get(path, path): value for path, value in given.items()}
 
 
@@ -81,7 +90,7 @@ def has_field(path: str, cls: str, version: str) -> bool:
 
 def model_parallel(given: Mapping[str, Any], cls: str, version: str) -> dict[str, Any]:
     """Effective `ModelParallelConfig` fields of a live object."""
-    fields = objects.from_fields(fields_of(given), version, cls)
+    fields = objects.from_fields(fields_of(given, version, cls), version, cls)
     return {name: value for name, value in fields.items() if name in releases.fields(version, options.PARALLEL)}
 
 

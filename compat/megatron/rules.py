@@ -117,12 +117,14 @@ ZERO = convert(
         "use_torch_fsdp2",
         "torch_fsdp2_reshard_after_forward",
         "ckpt_format",
+        "gradient_accumulation_fusion",
     ),
     "zero.stage",
     lambda values, context: {"zero.stage": _zero_stage(values)},
     lambda values, context: _write_zero(values, context),
     effect=Effect.COST,
-    sees=("parallel.pipeline", "precision.compute"),
+    carries={"ckpt_format": (), "gradient_accumulation_fusion": ()},
+    note="a kernel or checkpoint format of Megatron's, which its sharding may ask for",
     lossy="Megatron shards gradients and weights only with its FSDP (0.12 and later); before, level 1 is the highest",
     source="reference: distributed optimizer is level 1; data_parallel_sharding_strategy counts only with Megatron-FSDP",
 )
@@ -144,7 +146,7 @@ def _write_zero(values: Group, context: Context) -> Group:
         return {"use_distributed_optimizer": True}
     sharded = {"use_distributed_optimizer": True, "data_parallel_sharding_strategy": STRATEGIES[stage]}
     if not context.since("0.14.0"):
-        return {**sharded, "use_custom_fsdp": True}
+        return {**sharded, "use_custom_fsdp": True, "gradient_accumulation_fusion": False}
     return {**sharded, "use_megatron_fsdp": True, "ckpt_format": "fsdp_dtensor"}
 
 

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+import compat
 from bridge.dialect import Config, Dialect
 from bridge.errors import BridgeError
 from bridge.files import load
+from bridge.translation import lift, translate
 
 RELEASE = "0.19.8"
 LENIENT = {
@@ -130,3 +132,25 @@ def _same(config: Config, theirs: Mapping[str, Any], name: str) -> None:
     for path in both:
         value = list(ours[path]) if isinstance(ours[path], tuple) else ours[path]
         assert value == theirs[path], (name, path)
+
+
+@pytest.mark.parametrize("release", ["0.12.0", "0.16.1", "0.19.2"])
+def test_each_becomes_a_megatron_launch(deepspeed: Dialect, folder: Path, index: list[dict[str, str]], release: str) -> None:
+    megatron = compat.load("megatron")
+    for name in _names(index, True):
+        source = _read(deepspeed, folder / name, name in LENIENT)
+        result = translate(source, megatron, release)
+        again = megatron.read(result.written.text, release, result.config.world_size)
+        assert again.given == result.config.given, name
+        assert lift(again) == lift(result.config), name
+
+
+def test_the_real_megatron_class_accepts_each(deepspeed: Dialect, folder: Path, index: list[dict[str, str]]) -> None:
+    core = pytest.importorskip("megatron.core")
+    for name in _names(index, True):
+        source = _read(deepspeed, folder / name, name in LENIENT)
+        result = translate(source, compat.load("megatron"), core.__version__)
+        real = result.config.to_object()
+        assert real.tensor_model_parallel_size == 1
+        assert real.bf16 == source.effective["bf16.enabled"], name
+        assert real.fp16 == source.effective["fp16.enabled"], name

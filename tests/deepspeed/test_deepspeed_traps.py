@@ -153,6 +153,23 @@ CASES: list[tuple[str, Effect, dict[str, Any], dict[str, Any]]] = [
         },
     ),
     (
+        "optimizer.params.lr",
+        N,
+        {
+            "scheduler.type": "WarmupDecayLR",
+            "scheduler.params.total_num_steps": 100,
+            "optimizer.type": "AdamW",
+            "optimizer.params.lr": 0.1,
+        },
+        {
+            "scheduler.type": "WarmupDecayLR",
+            "scheduler.params.total_num_steps": 100,
+            "scheduler.params.warmup_max_lr": 0.1,
+            "optimizer.type": "AdamW",
+            "optimizer.params.lr": 0.1,
+        },
+    ),
+    (
         "optimizer.params.bias_correction",
         N,
         {"optimizer.type": "AdamW", "optimizer.params.torch_adam": True, "optimizer.params.bias_correction": True},

@@ -226,23 +226,31 @@ class Attention(nn.Module):
         return stream + out
 
 
+class MLP(nn.Module):
+    """A plain MLP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 48), nn.Linear(48, 16)
+
+    def forward(self, stream: Tensor) -> Tensor:
+        """(batch, tokens, 16) to the same."""
+        out: Tensor = self.down(self.up(stream).tanh())
+        return stream + out
+
+
 class Scaled(nn.Module):
     """An MLP with a learned scale of its inner features."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
-        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, 32))
+        self.widen, self.narrow = nn.Linear(16, 64), nn.Linear(64, 16)
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, 64))
 
     def forward(self, stream: Tensor) -> Tensor:
         """(batch, tokens, 16) to the same."""
-        inner = self.up(stream).tanh()
-        scale = self.scale if inner.shape[-1] == len(self.scale) else self.scale.chunk(32 // inner.shape[-1])[RANK]
-        out: Tensor = self.down(inner * scale)
+        out: Tensor = self.narrow(self.widen(stream).tanh() * self.scale)
         return stream + out
-
-
-RANK = 0
 
 
 def users_model() -> nn.Sequential:
@@ -250,14 +258,12 @@ def users_model() -> nn.Sequential:
     torch.manual_seed(2)
     tokens = nn.Sequential()
     tokens.add_module("tokens", nn.Embedding(19, 16))
-    layers = [tokens, Attention(), Scaled(), nn.LayerNorm(16), nn.Linear(16, 3)]
+    layers = [tokens, Attention(), MLP(), Scaled(), nn.LayerNorm(16), nn.Linear(16, 3)]
     return nn.Sequential(*layers).double()
 
 
 def split_by_names(rank: int, world: int, names: TensorPlan) -> tuple[list[float], list[float], bool]:
     """Losses of a user's model split by `names` and of the same model whole; whether any parameter became smaller."""
-    global RANK
-    RANK = rank
     tokens = torch.randint(19, (4, 5), generator=torch.Generator().manual_seed(1))
     targets = torch.randn(4, 5, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     values = {"precision.compute": "fp64", "optimizer.name": "sgd", "optimizer.lr": 0.1}

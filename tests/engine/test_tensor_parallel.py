@@ -101,14 +101,16 @@ def test_frozen_parameters(run: Any, frozen: tuple[str, ...], sequence: bool) ->
 # Each list of names alone, and together; every one of them must reproduce the unsplit model.
 NAMES = {
     "columns and rows": TensorPlan(columns=("up",), rows=("down",)),
-    "shapes": TensorPlan(shapes=((1, 2, "column"), (2, 1, "row"))),
-    "weights": TensorPlan(weights=(("up.weight", 0), ("up.bias", 0), ("down.weight", 1), ("scale", 0)), columns=("none",)),
-    "attributes": TensorPlan(columns=("query", "key", "value"), rows=("out",), attributes=("num_heads", "num_key_value_heads")),
+    "shapes": TensorPlan(shapes=((1, 3, "column"), (3, 1, "row"))),
+    "weights": TensorPlan(weights=(("scale", 0),), columns=("widen",), rows=("narrow",)),
+    "attributes": TensorPlan(
+        columns=("query", "key", "value"), rows=("out",), attributes=("num_heads", "num_key_value_heads", "inner")
+    ),
     "vocabulary": TensorPlan(vocabulary=("tokens",)),
     "all": TensorPlan(
-        columns=("query", "key", "value"),
-        rows=("out",),
-        shapes=((1, 2, "column"), (2, 1, "row")),
+        columns=("query", "key", "value", "widen"),
+        rows=("out", "narrow"),
+        shapes=((1, 3, "column"), (3, 1, "row")),
         weights=(("scale", 0),),
         attributes=("num_heads", "num_key_value_heads", "inner"),
         vocabulary=("tokens",),
@@ -116,7 +118,7 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize("names", ["columns and rows", "shapes", "attributes", "vocabulary", "all"])
+@pytest.mark.parametrize("names", NAMES)
 def test_a_users_model_by_names(run: Any, names: str) -> None:
     for losses, expected, split in run(2, split_by_names, NAMES[names]):
         assert split and losses == pytest.approx(expected, rel=1e-9)
@@ -148,6 +150,16 @@ def test_empty_and_contradictory_names_are_refused() -> None:
         TensorPlan(attributes=("heads",))
     with pytest.raises(ConfigError, match="'up' is in the lists of column and row layers; leave it in one"):
         TensorPlan(columns=("up",), rows=("up",))
+
+
+def test_names_that_fit_nothing_are_refused(run: Any) -> None:
+    for names, message in (
+        (TensorPlan(columns=("upp",)), "no module of the model has 'upp' in its name; correct or remove it"),
+        (TensorPlan(weights=(("scala", 0),)), "no parameter of the model has 'scala' in its name"),
+        (TensorPlan(rows=("out",), attributes=("inner", "widths")), "no module of the model has an integer 'widths'"),
+    ):
+        with pytest.raises(Exception, match=message):
+            run(2, split_by_names, names)
 
 
 @pytest.mark.parametrize("size", [1, 5, 8, 29])

@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 RANKS = 8
-LAUNCH, TARGET = "megatron.args", "ds_config.json"
+LAUNCH, TARGET, BACK = "megatron.args", "ds_config.json", "back.args"
 CONTENTS = {
     LAUNCH: "the launch that was converted",
     TARGET: "the DeepSpeed config",
     f"{TARGET}.carry.json": "what DeepSpeed cannot say; the way back reads it",
     "train.py": "what belongs into the training script",
+    BACK: "the launch again, converted back",
     "report.json": "the report, for programs",
 }
 
@@ -44,6 +45,7 @@ def demo(folder: Path) -> int:
     out = console(sys.stdout)
     report.text(result, out)
     back = convert.translated(_job(folder / TARGET), result.source.dialect, result.source.version, with_carry=True)
+    write_all(convert.files(back, folder / BACK, with_carry=False))
     _tell(folder, result.source, back.config, out)
     return report.CLEAN
 

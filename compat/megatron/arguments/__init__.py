@@ -8,12 +8,24 @@ from typing import Any
 
 from compat.megatron import releases
 from compat.megatron.arguments.batch import BATCH_STEPS, DATA_STEPS, GRAPH_STEPS
-from compat.megatron.arguments.checkpoint import END_STEPS, INFERENCE_STEPS, LAST_STEPS, OPTIMIZER_STEPS, SAVING_STEPS
+from compat.megatron.arguments.checkpoint import (
+    END_STEPS,
+    INFERENCE_STEPS,
+    LAST_STEPS,
+    OPTIMIZER_STEPS,
+    SAVING_STEPS,
+)
 from compat.megatron.arguments.experts import EXPERT_STEPS
 from compat.megatron.arguments.hybrid import HYBRID_STEPS, MTP_STEPS
 from compat.megatron.arguments.model import MODEL_STEPS
 from compat.megatron.arguments.reinforcement import RL_STEPS, samples
-from compat.megatron.arguments.sharding import FSDP_STEPS, NARROW_STEPS, OVERLAP_STEPS, STEP_STEPS, TORCH_STEPS
+from compat.megatron.arguments.sharding import (
+    FSDP_STEPS,
+    NARROW_STEPS,
+    OVERLAP_STEPS,
+    STEP_STEPS,
+    TORCH_STEPS,
+)
 from compat.megatron.arguments.sizes import AFTER_SIZES, MSC, SIZE_STEPS, least, widen
 from compat.megatron.arguments.stages import STAGE_STEPS
 from compat.megatron.arguments.steps import OPEN, Namespace, Step, run, select

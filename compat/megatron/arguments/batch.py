@@ -8,7 +8,12 @@ from compat.megatron.arguments.steps import Namespace, Step, check, derive, drop
 
 GRAPHS = "validate_args: CUDA graph flags"
 SPLIT_PATHS = ("train_data_path", "valid_data_path", "test_data_path")
-SCOPES = {"none": ("none",), "local": ("layer", "block"), "transformer_engine": ("none",), "full_iteration": ("none",)}
+SCOPES = {
+    "none": ("none",),
+    "local": ("layer", "block"),
+    "transformer_engine": ("none",),
+    "full_iteration": ("none",),
+}
 """Granularities of inference graphs that each implementation allows (ALLOWED_INFERENCE_SCOPES)."""
 MOVED = {"full_iteration": (None, "none"), "full_iteration_inference": (None, "block")}
 """Former module names, and the inference granularities that may stand beside them."""
@@ -66,7 +71,8 @@ GRAPH_STEPS: tuple[Step, ...] = (
     check(
         GRAPHS,
         lambda a: (a.enable_cuda_graph or a.external_cuda_graph) and a.cuda_graph_impl != "none",
-        "cuda_graph_impl: found {cuda_graph_impl} with enable_cuda_graph or external_cuda_graph; drop the older flag",
+        "cuda_graph_impl: found {cuda_graph_impl} with enable_cuda_graph or external_cuda_graph; drop the"
+        " older flag",
         since="0.15.0",
     ),
     check(
@@ -84,8 +90,10 @@ GRAPH_STEPS: tuple[Step, ...] = (
     ),
     derive(
         GRAPHS,
-        lambda a: a.cuda_graph_scope_deprecated is not None
-        and a.__dict__.update(cuda_graph_modules=a.cuda_graph_scope_deprecated),
+        lambda a: (
+            a.cuda_graph_scope_deprecated is not None
+            and a.__dict__.update(cuda_graph_modules=a.cuda_graph_scope_deprecated)
+        ),
         since="0.18.0",
     ),
     derive(GRAPHS, drop("cuda_graph_scope_deprecated"), since="0.18.0"),
@@ -108,14 +116,17 @@ GRAPH_STEPS: tuple[Step, ...] = (
     check(
         GRAPHS,
         lambda a: named(a.inference_cuda_graph_scope) not in SCOPES.get(a.cuda_graph_impl, ()),
-        "inference_cuda_graph_scope: found {inference_cuda_graph_scope}, which cuda_graph_impl {cuda_graph_impl} does"
-        " not allow; leave it out",
+        "inference_cuda_graph_scope: found {inference_cuda_graph_scope}, which cuda_graph_impl"
+        " {cuda_graph_impl} does not allow; leave it out",
         since="0.18.0",
     ),
 )
 
 DATA_STEPS: tuple[Step, ...] = (
-    derive("validate_args: data split", when(lambda a: a.data_path is not None and a.split is None, split="969, 30, 1")),
+    derive(
+        "validate_args: data split",
+        when(lambda a: a.data_path is not None and a.split is None, split="969, 30, 1"),
+    ),
     check(
         "validate_args: data sources",
         lambda a: a.data_path is not None and a.data_args_path is not None,
@@ -125,7 +136,8 @@ DATA_STEPS: tuple[Step, ...] = (
     check(
         "validate_args: data sources",
         lambda a: given(*SPLIT_PATHS)(a) and a.per_split_data_args_path is not None,
-        "per_split_data_args_path: found with train_data_path, valid_data_path or test_data_path; keep one way",
+        "per_split_data_args_path: found with train_data_path, valid_data_path or test_data_path; keep one"
+        " way",
         since="0.10.0",
     ),
     derive("validate_args: phases", _phases, since="0.16.0"),
@@ -160,15 +172,25 @@ BATCH_STEPS: tuple[Step, ...] = (
         needs=("global_batch_size",),
         last=True,
     ),
-    derive("validate_args: evaluation batch", inherit("eval_global_batch_size", "global_batch_size"), since="0.18.0"),
-    derive("validate_args: evaluation batch", inherit("eval_micro_batch_size", "micro_batch_size"), since="0.18.0"),
+    derive(
+        "validate_args: evaluation batch",
+        inherit("eval_global_batch_size", "global_batch_size"),
+        since="0.18.0",
+    ),
+    derive(
+        "validate_args: evaluation batch",
+        inherit("eval_micro_batch_size", "micro_batch_size"),
+        since="0.18.0",
+    ),
     check(
         "validate_args: evaluation batch",
-        lambda a: a.eval_micro_batch_size < 1
-        or a.eval_global_batch_size % (a.eval_micro_batch_size * a.data_parallel_size) != 0,
-        "eval_global_batch_size: found {eval_global_batch_size}; expected a multiple of eval_micro_batch_size"
-        " ({eval_micro_batch_size}) x data_parallel_size ({data_parallel_size}); without it global_batch_size stands for"
-        " it; change one of them",
+        lambda a: (
+            a.eval_micro_batch_size < 1
+            or a.eval_global_batch_size % (a.eval_micro_batch_size * a.data_parallel_size) != 0
+        ),
+        "eval_global_batch_size: found {eval_global_batch_size}; expected a multiple of"
+        " eval_micro_batch_size ({eval_micro_batch_size}) x data_parallel_size ({data_parallel_size});"
+        " without it global_batch_size stands for it; change one of them",
         since="0.18.0",
         needs=("eval_global_batch_size", "eval_micro_batch_size", "data_parallel_size"),
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compat.megatron.arguments.steps import Namespace, Step, check, derive, when
+from compat.megatron.arguments.steps import Namespace, Predicate, Step, check, derive, when
 
 HYBRID = "validate_args: hybrid layer pattern"
 MTP = "validate_args: multi-token prediction"
@@ -19,9 +19,14 @@ def _predictions(a: Namespace) -> list[str]:
     return str(a.hybrid_layer_pattern or "").split(PREDICTION)[1:]
 
 
-def _unknown(a: Namespace, kinds: str) -> bool:
-    repeats = [part for part in _predictions(a) if any(_predictions(a))]
-    return bool(set(_main(a)) - set(kinds + STAGE) or set("".join(repeats)) - set(kinds))
+def _unknown(kinds: str) -> Predicate:
+    """Whether a pattern names layers beyond `kinds`."""
+
+    def fails(a: Namespace) -> bool:
+        repeats = "".join(_predictions(a))
+        return bool(set(_main(a)) - set(kinds + STAGE) or set(repeats) - set(kinds))
+
+    return fails
 
 
 def _mixed_attention(a: Namespace) -> bool:
@@ -56,19 +61,15 @@ def _prediction_layers(a: Namespace) -> None:
         a.mtp_num_layers = len(_predictions(a))
 
 
-def _beside(*names: str, piped: bool = False) -> tuple[Step, ...]:
-    return tuple(
-        check(
-            HYBRID,
-            lambda a, name=name: a.hybrid_layer_pattern is not None
-            and (STAGE in _main(a) or not piped)
-            and getattr(a, name) is not None
-            and getattr(a, name) is not False,
-            f"{name}: found {{{name}}} with hybrid_layer_pattern; the pattern's | separators define the stages; drop it",
-            since="0.17.0",
-        )
-        for name in names
-    )
+def _beside(name: str, piped: bool = False) -> Step:
+    """A setting of stages that a pattern replaces; with `piped`, only a pattern that names stages itself."""
+
+    def fails(a: Namespace) -> bool:
+        replaced = a.hybrid_layer_pattern is not None and (STAGE in _main(a) or not piped)
+        return replaced and getattr(a, name) is not None and getattr(a, name) is not False
+
+    problem = "found {%s} with hybrid_layer_pattern, whose | separators define the stages; drop it" % name
+    return check(HYBRID, fails, f"{name}: {problem}", since="0.17.0")
 
 
 HYBRID_STEPS: tuple[Step, ...] = (
@@ -80,16 +81,19 @@ HYBRID_STEPS: tuple[Step, ...] = (
     ),
     derive(
         HYBRID,
-        lambda a: a.hybrid_override_pattern is not None
-        and a.__dict__.update(hybrid_layer_pattern=a.hybrid_override_pattern),
+        lambda a: (
+            a.hybrid_override_pattern is not None
+            and a.__dict__.update(hybrid_layer_pattern=a.hybrid_override_pattern)
+        ),
         since="0.17.0",
     ),
     derive(HYBRID, _repeats, since="0.17.0"),
     *(
         check(
             "_validate_pattern",
-            lambda a, kinds=kinds: _unknown(a, kinds),
-            f"hybrid_layer_pattern: found {{hybrid_layer_pattern}}; expected layers of {' '.join(kinds)}, stages split by |",
+            _unknown(kinds),
+            f"hybrid_layer_pattern: found {{hybrid_layer_pattern}}; expected layers of {' '.join(kinds)},"
+            " stages split by |",
             since=since,
             until=until,
         )
@@ -102,7 +106,8 @@ HYBRID_STEPS: tuple[Step, ...] = (
     check(
         "_validate_pattern",
         _mixed_attention,
-        "hybrid_layer_pattern: found {hybrid_layer_pattern}, which mixes * with D or +; expected one kind of attention",
+        "hybrid_layer_pattern: found {hybrid_layer_pattern}, which mixes * with D or +; expected one kind of"
+        " attention",
         since="0.18.0",
     ),
     check(
@@ -112,19 +117,20 @@ HYBRID_STEPS: tuple[Step, ...] = (
         since="0.17.0",
     ),
     derive(HYBRID, _layers, since="0.17.0"),
-    *_beside("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", piped=True),
-    *_beside(
-        "num_layers_per_virtual_pipeline_stage",
-        "num_virtual_stages_per_pipeline_rank",
-        "pipeline_model_parallel_layout",
-        "account_for_embedding_in_pipeline_split",
-        "account_for_loss_in_pipeline_split",
-    ),
+    _beside("decoder_first_pipeline_num_layers", piped=True),
+    _beside("decoder_last_pipeline_num_layers", piped=True),
+    _beside("num_layers_per_virtual_pipeline_stage"),
+    _beside("num_virtual_stages_per_pipeline_rank"),
+    _beside("pipeline_model_parallel_layout"),
+    _beside("account_for_embedding_in_pipeline_split"),
+    _beside("account_for_loss_in_pipeline_split"),
     check(
         HYBRID,
-        lambda a: a.hybrid_layer_pattern is not None
-        and _segments(a) > 1
-        and _segments(a) % a.transformer_pipeline_model_parallel_size != 0,
+        lambda a: (
+            a.hybrid_layer_pattern is not None
+            and _segments(a) > 1
+            and _segments(a) % a.transformer_pipeline_model_parallel_size != 0
+        ),
         "hybrid_layer_pattern: found {hybrid_layer_pattern}; expected a number of stages that"
         " pipeline_model_parallel_size ({pipeline_model_parallel_size}) divides",
         since="0.17.0",
@@ -134,7 +140,8 @@ HYBRID_STEPS: tuple[Step, ...] = (
     check(
         MTP,
         lambda a: a.mtp_num_layers and a.position_embedding_type not in ("rope", "none"),
-        "position_embedding_type: found {position_embedding_type}; multi-token prediction expects rope or none",
+        "position_embedding_type: found {position_embedding_type}; multi-token prediction expects rope or"
+        " none",
         since="0.17.0",
     ),
     derive(
@@ -167,7 +174,8 @@ MTP_STEPS: tuple[Step, ...] = (
     check(
         MTP,
         lambda a: a.mtp_num_layers and a.position_embedding_type not in ("rope", "none"),
-        "position_embedding_type: found {position_embedding_type}; multi-token prediction expects rope or none",
+        "position_embedding_type: found {position_embedding_type}; multi-token prediction expects rope or"
+        " none",
         since="0.12.0",
         until="0.17.0",
     ),

@@ -23,7 +23,8 @@ def stages(text: str) -> tuple[str, ...]:
     unknown = sorted(set(unrolled) - set(KINDS + "|"))
     if unknown:
         raise ConfigError(
-            f"pipeline_model_parallel_layout: found {''.join(unknown)} in {text!r}; expected E, t, m, L, | and (...)*n"
+            f"pipeline_model_parallel_layout: found {''.join(unknown)} in {text!r}; expected E, t, m, L, |"
+            " and (...)*n"
         )
     return tuple(unrolled.split("|"))
 
@@ -31,7 +32,9 @@ def stages(text: str) -> tuple[str, ...]:
 def _unroll(match: re.Match[str]) -> str:
     body, times = match.group(1), int(match.group(2))
     if len(body) * times > LONGEST:
-        raise ConfigError(f"pipeline_model_parallel_layout: found {match.group(0)!r}; expected at most {LONGEST} layers")
+        raise ConfigError(
+            f"pipeline_model_parallel_layout: found {match.group(0)!r}; expected at most {LONGEST} layers"
+        )
     return body * times
 
 
@@ -42,7 +45,9 @@ def written(layout: str | list[list[str]]) -> tuple[str, ...]:
     return tuple("".join(SPELLED.get(str(layer).strip().lower(), "?") for layer in stage) for stage in layout)
 
 
-def problems(parts: tuple[str, ...], ranks: int, layers: int | None, predictions: int | None, release: tuple[int, ...]) -> Iterator[str]:
+def problems(
+    parts: tuple[str, ...], ranks: int, layers: int | None, predictions: int | None, release: tuple[int, ...]
+) -> Iterator[str]:
     """What is wrong with the stages of a layout on `ranks` pipeline ranks (validate_layer_layout); layers None: unknown."""
     flat = "".join(parts)
     if "?" in flat:

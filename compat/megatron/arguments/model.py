@@ -44,40 +44,46 @@ def _streams(a: Namespace) -> None:
 MODEL_STEPS: tuple[Step, ...] = (
     _distribute(
         lambda a: a.tensor_model_parallel_size <= 1,
-        "distribute_saved_activations: found with tensor_model_parallel_size {tensor_model_parallel_size}; expected more"
-        " than 1; drop --distribute-saved-activations",
+        "distribute_saved_activations: found with tensor_model_parallel_size {tensor_model_parallel_size};"
+        " expected more than 1; drop --distribute-saved-activations",
     ),
     _distribute(
         lambda a: a.recompute_granularity != "full",
-        "distribute_saved_activations: found with recompute_granularity {recompute_granularity}; expected full",
+        "distribute_saved_activations: found with recompute_granularity {recompute_granularity}; expected"
+        " full",
     ),
     _distribute(
         lambda a: a.recompute_method is None,
-        "distribute_saved_activations: found without recompute_method; add --recompute-method uniform or block",
+        "distribute_saved_activations: found without recompute_method; add --recompute-method uniform or"
+        " block",
     ),
     check(
         RECOMPUTE,
         lambda a: a.recompute_granularity == "selective" and a.recompute_method is not None,
-        "recompute_method: found {recompute_method} with recompute_granularity selective; drop --recompute-method, or"
-        " choose full",
+        "recompute_method: found {recompute_method} with recompute_granularity selective; drop"
+        " --recompute-method, or choose full",
     ),
     derive(SEQUENCE, when(lambda a: a.tensor_model_parallel_size == 1, sequence_parallel=False)),
     check(
         SEQUENCE,
         lambda a: a.tp_comm_overlap and not a.sequence_parallel,
-        "tp_comm_overlap: found without sequence_parallel (which needs tensor_model_parallel_size above 1); add"
-        " --sequence-parallel, or drop --tp-comm-overlap",
+        "tp_comm_overlap: found without sequence_parallel (which needs tensor_model_parallel_size above 1);"
+        " add --sequence-parallel, or drop --tp-comm-overlap",
         since="0.10.0",
     ),
     _hybrid(
         lambda a: a.pipeline_model_parallel_size > 1,
-        "hybrid_context_parallel: found with pipeline_model_parallel_size {pipeline_model_parallel_size}; expected 1",
+        "hybrid_context_parallel: found with pipeline_model_parallel_size {pipeline_model_parallel_size};"
+        " expected 1",
     ),
     _hybrid(
         lambda a: "enable_cuda_graph" not in a.__dict__,
         "hybrid_context_parallel: found with CUDA graphs; drop one of them",
     ),
-    _hybrid(lambda a: a.use_megatron_fsdp, "hybrid_context_parallel: found with use_megatron_fsdp; drop one of them"),
+    _hybrid(
+        lambda a: a.use_megatron_fsdp,
+        "hybrid_context_parallel: found with use_megatron_fsdp; drop one of them",
+    ),
     _hybrid(
         lambda a: a.dataloader_type != "single",
         "hybrid_context_parallel: found with dataloader_type {dataloader_type}; expected single",
@@ -96,7 +102,9 @@ MODEL_STEPS: tuple[Step, ...] = (
     EXPERT_SHARDS,
     derive(SHARDS, dense_shards, since="0.19.0"),
     derive(SHARDS, expert_shards, since="0.19.0"),
-    _sharded(lambda a: a.fp4 and not a.fp4_param_gather, "fp4: found with weight shards; add --fp4-param-gather"),
+    _sharded(
+        lambda a: a.fp4 and not a.fp4_param_gather, "fp4: found with weight shards; add --fp4-param-gather"
+    ),
     _sharded(
         lambda a: a.ddp_average_in_collective,
         "ddp_average_in_collective: found with weight shards; drop it",
@@ -111,8 +119,11 @@ MODEL_STEPS: tuple[Step, ...] = (
         " dist_ckpt_optim_fully_reshardable; drop one of them",
     ),
     _sharded(
-        lambda a: a.fp8_recipe == "mxfp8" and not (a.fp8_param_gather and a.reuse_grad_buf_for_mxfp8_param_ag),
-        "fp8_recipe: found mxfp8 with weight shards; add --fp8-param-gather and --reuse-grad-buf-for-mxfp8-param-ag",
+        lambda a: (
+            a.fp8_recipe == "mxfp8" and not (a.fp8_param_gather and a.reuse_grad_buf_for_mxfp8_param_ag)
+        ),
+        "fp8_recipe: found mxfp8 with weight shards; add --fp8-param-gather and"
+        " --reuse-grad-buf-for-mxfp8-param-ag",
     ),
     derive("validate_args: biases", when(lambda a: not a.add_bias_linear, bias_gelu_fusion=False)),
     derive("validate_args: biases", when(lambda a: a.add_bias_linear, add_qkv_bias=True), since="0.10.0"),
@@ -120,10 +131,13 @@ MODEL_STEPS: tuple[Step, ...] = (
         lambda a: a.train_samples is None,
         "retro_add_retriever: found without train_samples, which its project sets; add --retro-project-dir",
     ),
-    _retro(lambda a: a.sequence_parallel, "retro_add_retriever: found with sequence_parallel; drop one of them"),
+    _retro(
+        lambda a: a.sequence_parallel, "retro_add_retriever: found with sequence_parallel; drop one of them"
+    ),
     _retro(
         lambda a: a.pipeline_model_parallel_size != 1,
-        "retro_add_retriever: found with pipeline_model_parallel_size {pipeline_model_parallel_size}; expected 1",
+        "retro_add_retriever: found with pipeline_model_parallel_size {pipeline_model_parallel_size};"
+        " expected 1",
     ),
     check(
         CLIP,
@@ -170,7 +184,8 @@ MODEL_STEPS: tuple[Step, ...] = (
     check(
         POSITIONS,
         lambda a: a.position_embedding_type == "relative" and a.transformer_impl != "transformer_engine",
-        "position_embedding_type: found relative with transformer_impl {transformer_impl}; expected transformer_engine",
+        "position_embedding_type: found relative with transformer_impl {transformer_impl}; expected"
+        " transformer_engine",
         since="0.11.0",
     ),
     check(

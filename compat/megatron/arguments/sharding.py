@@ -11,7 +11,13 @@ FSDP = "validate_args: use_megatron_fsdp"
 STEP = "validate_args: overlap_param_gather_with_optimizer_step"
 NARROW = "validate_args: fp8 and fp4"
 
-DTYPES = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16", "fp8": "torch.uint8", "auto": None}
+DTYPES = {
+    "fp32": "torch.float32",
+    "bf16": "torch.bfloat16",
+    "fp16": "torch.float16",
+    "fp8": "torch.uint8",
+    "auto": None,
+}
 OPTIMIZER_DTYPES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 LATER_DTYPES = (
     "mamba_inference_conv_states_dtype",
@@ -49,7 +55,8 @@ def _gather(without: Predicate, allowed: str, since: str, until: str) -> Step:
     return check(
         GATHER,
         lambda a: a.overlap_param_gather and not without(a),
-        f"overlap_param_gather: found without {allowed}; add --use-distributed-optimizer, or drop --overlap-param-gather",
+        f"overlap_param_gather: found without {allowed}; add --use-distributed-optimizer, or drop"
+        " --overlap-param-gather",
         since=since,
         until=until,
     )
@@ -207,7 +214,10 @@ NARROW_STEPS: tuple[Step, ...] = (
     ),
     derive(
         "validate_args: checkpoint dequantization",
-        when(lambda a: a.fp8 and a.fp8_recipe == "tensorwise" and a.stream_ckpt_dequant, stream_ckpt_dequant=False),
+        when(
+            lambda a: a.fp8 and a.fp8_recipe == "tensorwise" and a.stream_ckpt_dequant,
+            stream_ckpt_dequant=False,
+        ),
         since="0.19.0",
     ),
 )
@@ -223,8 +233,8 @@ def _hashes(a: Namespace) -> bool:
 
 
 HASHES = (
-    "check_weight_hash_across_dp_replicas_interval: found with sharded parameters (optim_grads_params), which have no"
-    " replicas to compare; drop it"
+    "check_weight_hash_across_dp_replicas_interval: found with sharded parameters (optim_grads_params), which"
+    " have no replicas to compare; drop it"
 )
 
 FSDP_STEPS: tuple[Step, ...] = (
@@ -237,9 +247,11 @@ FSDP_STEPS: tuple[Step, ...] = (
     ),
     check(
         CUSTOM,
-        lambda a: a.use_custom_fsdp and not _whole_gradients(a) and a.gradient_accumulation_fusion is not False,
-        "use_custom_fsdp: found sharded gradients ({data_parallel_sharding_strategy}) with gradient_accumulation_fusion;"
-        " add --no-gradient-accumulation-fusion",
+        lambda a: (
+            a.use_custom_fsdp and not _whole_gradients(a) and a.gradient_accumulation_fusion is not False
+        ),
+        "use_custom_fsdp: found sharded gradients ({data_parallel_sharding_strategy}) with"
+        " gradient_accumulation_fusion; add --no-gradient-accumulation-fusion",
         since="0.12.0",
         until="0.14.0",
     ),
@@ -247,7 +259,11 @@ FSDP_STEPS: tuple[Step, ...] = (
     derive(FSDP, when(lambda a: a.use_megatron_fsdp, use_custom_fsdp=True), since="0.14.0"),
     derive(
         FSDP,
-        when(lambda a: a.use_megatron_fsdp, use_distributed_optimizer=True, reuse_grad_buf_for_mxfp8_param_ag=False),
+        when(
+            lambda a: a.use_megatron_fsdp,
+            use_distributed_optimizer=True,
+            reuse_grad_buf_for_mxfp8_param_ag=False,
+        ),
         since="0.18.0",
     ),
     _fsdp(
@@ -263,7 +279,8 @@ FSDP_STEPS: tuple[Step, ...] = (
     _fsdp(_hashes, HASHES),
     _fsdp(
         lambda a: a.ckpt_format != "fsdp_dtensor",
-        "use_megatron_fsdp: found with ckpt_format {ckpt_format}; expected fsdp_dtensor; set --ckpt-format fsdp_dtensor",
+        "use_megatron_fsdp: found with ckpt_format {ckpt_format}; expected fsdp_dtensor; set --ckpt-format"
+        " fsdp_dtensor",
     ),
     derive(
         FSDP,
@@ -286,8 +303,8 @@ FSDP_STEPS: tuple[Step, ...] = (
     check(
         FSDP,
         lambda a: a.fsdp_manual_registration and not (a.use_megatron_fsdp and a.nccl_ub),
-        "fsdp_manual_registration: found without both use_megatron_fsdp and nccl_ub; add --use-megatron-fsdp and"
-        " --use-nccl-ub, or drop it",
+        "fsdp_manual_registration: found without both use_megatron_fsdp and nccl_ub; add --use-megatron-fsdp"
+        " and --use-nccl-ub, or drop it",
         since="0.16.0",
     ),
     derive(
@@ -300,4 +317,3 @@ FSDP_STEPS: tuple[Step, ...] = (
         until="0.18.0",
     ),
 )
-

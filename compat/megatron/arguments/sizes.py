@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from math import lcm, prod
 
-from compat.megatron.arguments.steps import Namespace, Step, check, derive, drop, inherit, key, named, when
+from compat.megatron.arguments.steps import (
+    Namespace,
+    Step,
+    check,
+    derive,
+    drop,
+    given,
+    inherit,
+    key,
+    named,
+    when,
+)
 
 SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
 OTHER_SIZES = ("expert_model_parallel_size", "expert_tensor_parallel_size", "world_size")
@@ -44,7 +55,9 @@ def _encoder(a: Namespace) -> None:
 
 
 def _transformer_pipeline(a: Namespace) -> None:
-    a.transformer_pipeline_model_parallel_size = a.pipeline_model_parallel_size - bool(a.standalone_embedding_stage)
+    a.transformer_pipeline_model_parallel_size = a.pipeline_model_parallel_size - bool(
+        a.standalone_embedding_stage
+    )
 
 
 def _data_parallel(a: Namespace) -> None:
@@ -102,22 +115,20 @@ def _uneven(wanted: str, size: str) -> Step:
 DENSE_SHARDS = _uneven("tensor_parallel_num_weight_shards", "tensor_model_parallel_size")
 EXPERT_SHARDS = _uneven("expert_tensor_parallel_num_weight_shards", "expert_tensor_parallel_size")
 
-POSITIVE = tuple(
-    check(
+
+def _at_least(name: str, least: int, expected: str) -> Step:
+    return check(
         "validate_args: sizes are divisors",
-        lambda a, name=name: getattr(a, name) is not None and getattr(a, name) < 1,
-        f"{name}: found {{{name}}}; expected a positive number",
+        lambda a: getattr(a, name) is not None and getattr(a, name) < least,
+        f"{name}: found {{{name}}}; expected {expected}",
         last=True,
     )
-    for name in SIZES + OTHER_SIZES
-) + tuple(
-    check(
-        "validate_args: sizes are divisors",
-        lambda a, name=name: getattr(a, name) is not None and getattr(a, name) < 0,
-        f"{name}: found {{{name}}}; expected 0 (no separate encoder) or a positive number",
-        last=True,
-    )
-    for name in ("encoder_tensor_model_parallel_size", "encoder_pipeline_model_parallel_size")
+
+
+ENCODER_SIZES = ("encoder_tensor_model_parallel_size", "encoder_pipeline_model_parallel_size")
+POSITIVE = (
+    *(_at_least(name, 1, "a positive number") for name in SIZES + OTHER_SIZES),
+    *(_at_least(name, 0, "0 (no separate encoder) or a positive number") for name in ENCODER_SIZES),
 )
 
 SIZE_STEPS: tuple[Step, ...] = (
@@ -125,7 +136,8 @@ SIZE_STEPS: tuple[Step, ...] = (
     check(
         "validate_args: checkpoint conversion",
         lambda a: a.ckpt_convert_format is not None and (a.ckpt_convert_save is None or a.load is None),
-        "ckpt_convert_format: found {ckpt_convert_format}; expected ckpt_convert_save and load beside it; add both",
+        "ckpt_convert_format: found {ckpt_convert_format}; expected ckpt_convert_save and load beside it;"
+        " add both",
         since="0.18.0",
     ),
     derive(
@@ -155,26 +167,31 @@ SIZE_STEPS: tuple[Step, ...] = (
     derive("update_use_dist_ckpt", lambda a: setattr(a, "use_dist_ckpt", a.ckpt_format != "torch")),
     check(
         "validate_args: encoder tensor size",
-        lambda a: a.encoder_pipeline_model_parallel_size == 0
-        and a.num_experts == 0
-        and a.encoder_tensor_model_parallel_size != a.tensor_model_parallel_size,
-        "encoder_tensor_model_parallel_size: found {encoder_tensor_model_parallel_size} for an encoder on the first decoder"
-        " rank; expected tensor_model_parallel_size ({tensor_model_parallel_size})",
+        lambda a: (
+            a.encoder_pipeline_model_parallel_size == 0
+            and a.num_experts == 0
+            and a.encoder_tensor_model_parallel_size != a.tensor_model_parallel_size
+        ),
+        "encoder_tensor_model_parallel_size: found {encoder_tensor_model_parallel_size} for an encoder on"
+        " the first decoder rank; expected tensor_model_parallel_size ({tensor_model_parallel_size})",
         since="0.10.0",
         until="0.14.0",
     ),
     check(
         "validate_args: encoder tensor size",
         lambda a: a.encoder_tensor_model_parallel_size > 0 and not a.encoder_pipeline_model_parallel_size > 0,
-        "encoder_tensor_model_parallel_size: found {encoder_tensor_model_parallel_size} without an encoder pipeline;"
-        " expected encoder_pipeline_model_parallel_size beside it",
+        "encoder_tensor_model_parallel_size: found {encoder_tensor_model_parallel_size} without an encoder"
+        " pipeline; expected encoder_pipeline_model_parallel_size beside it",
         until="0.11.0",
     ),
     check(
         "validate_args: encoder tensor size",
-        lambda a: a.encoder_tensor_model_parallel_size > 0 and a.num_attention_heads % a.encoder_tensor_model_parallel_size,
-        "encoder_tensor_model_parallel_size: found {encoder_tensor_model_parallel_size}; expected a divisor of"
-        " num_attention_heads ({num_attention_heads})",
+        lambda a: (
+            a.encoder_tensor_model_parallel_size > 0
+            and a.num_attention_heads % a.encoder_tensor_model_parallel_size
+        ),
+        "encoder_tensor_model_parallel_size: found {encoder_tensor_model_parallel_size}; expected a divisor"
+        " of num_attention_heads ({num_attention_heads})",
         until="0.14.0",
         needs=("num_attention_heads",),
     ),
@@ -192,15 +209,16 @@ SIZE_STEPS: tuple[Step, ...] = (
         "validate_args: total model size",
         lambda a: a.world_size % model_size(a) != 0,
         "world_size: found {world_size}, which tensor ({tensor_model_parallel_size}) x pipeline"
-        " ({pipeline_model_parallel_size}) x context ({context_parallel_size}), with any encoder and weight shards, does"
-        " not divide; use a multiple of their product, or smaller sizes",
+        " ({pipeline_model_parallel_size}) x context ({context_parallel_size}), with any encoder and weight"
+        " shards, does not divide; use a multiple of their product, or smaller sizes",
         needs=("world_size",),
         last=True,
     ),
     check(
         "validate_args: attention backend",
         lambda a: named(a.attention_backend) == "local" and (not a.spec or a.spec[0] != "local"),
-        "attention_backend: found local; expected spec local beside it; add --spec local, or choose another backend",
+        "attention_backend: found local; expected spec local beside it; add --spec local, or choose another"
+        " backend",
         since="0.11.0",
     ),
     derive("validate_args: pipeline size", _transformer_pipeline),
@@ -220,15 +238,18 @@ AFTER_SIZES: tuple[Step, ...] = (
     check(
         "validate_args: tensor-parallel overlap",
         lambda a: a.tp_comm_overlap and not a.sequence_parallel,
-        "tp_comm_overlap: found without sequence_parallel; add --sequence-parallel, or drop --tp-comm-overlap",
+        "tp_comm_overlap: found without sequence_parallel; add --sequence-parallel, or drop"
+        " --tp-comm-overlap",
         until="0.10.0",
     ),
     check(
         "validate_args: hierarchical context parallelism",
-        lambda a: a.hierarchical_context_parallel_sizes
-        and prod(a.hierarchical_context_parallel_sizes) != a.context_parallel_size,
-        "hierarchical_context_parallel_sizes: found {hierarchical_context_parallel_sizes}; expected a product of"
-        " context_parallel_size ({context_parallel_size})",
+        lambda a: (
+            a.hierarchical_context_parallel_sizes
+            and prod(a.hierarchical_context_parallel_sizes) != a.context_parallel_size
+        ),
+        "hierarchical_context_parallel_sizes: found {hierarchical_context_parallel_sizes}; expected a"
+        " product of context_parallel_size ({context_parallel_size})",
         since="0.10.0",
     ),
     check(
@@ -246,7 +267,7 @@ AFTER_SIZES: tuple[Step, ...] = (
     *(
         check(
             "validate_args: removed flags",
-            lambda a, name=name: getattr(a, name) is not None,
+            given(name),
             f"{name}: found {{{name}}}; no longer valid; use {instead}",
         )
         for name, instead in (
@@ -267,10 +288,16 @@ AFTER_SIZES: tuple[Step, ...] = (
     ),
     derive(
         "validate_args: removed flags",
-        drop("batch_size", "warmup", "model_parallel_size", "checkpoint_activations", "recompute_activations"),
+        drop(
+            "batch_size", "warmup", "model_parallel_size", "checkpoint_activations", "recompute_activations"
+        ),
     ),
 )
 
 MSC: tuple[Step, ...] = (
-    derive("parse_args: storage client", when(lambda a: a.disable_msc_deprecated, enable_msc=False), since="0.18.0"),
+    derive(
+        "parse_args: storage client",
+        when(lambda a: a.disable_msc_deprecated, enable_msc=False),
+        since="0.18.0",
+    ),
 )

@@ -19,11 +19,17 @@ def _layers(a: Namespace) -> int | None:
     layers = a.decoder_num_layers if a.num_layers is None else a.num_layers
     if layers is None:
         return None
-    return int(layers) + bool(a.account_for_embedding_in_pipeline_split) + bool(a.account_for_loss_in_pipeline_split)
+    return (
+        int(layers)
+        + bool(a.account_for_embedding_in_pipeline_split)
+        + bool(a.account_for_loss_in_pipeline_split)
+    )
 
 
 def _by_layers(a: Namespace) -> bool:
-    return a.num_layers_per_virtual_pipeline_stage is not None and a.num_virtual_stages_per_pipeline_rank is None
+    return (
+        a.num_layers_per_virtual_pipeline_stage is not None and a.num_virtual_stages_per_pipeline_rank is None
+    )
 
 
 def _interleaved(a: Namespace) -> bool:
@@ -42,7 +48,9 @@ def _indivisible(a: Namespace) -> bool:
 
 def _stage_indivisible(a: Namespace) -> bool:
     layers, each = _layers(a), a.num_layers_per_virtual_pipeline_stage
-    return layers is not None and (each < 1 or layers // a.transformer_pipeline_model_parallel_size % each != 0)
+    return layers is not None and (
+        each < 1 or layers // a.transformer_pipeline_model_parallel_size % each != 0
+    )
 
 
 def _even(a: Namespace) -> bool:
@@ -65,13 +73,17 @@ def _virtual(a: Namespace) -> None:
 
 
 def _one_is_none(a: Namespace) -> None:
-    if a.virtual_pipeline_model_parallel_size == 1 and a.pipeline_model_parallel_layout is None and given(*WAYS)(a):
+    if (
+        a.virtual_pipeline_model_parallel_size == 1
+        and a.pipeline_model_parallel_layout is None
+        and given(*WAYS)(a)
+    ):
         a.virtual_pipeline_model_parallel_size = None
 
 
 STANDALONE = (
-    "standalone_embedding_stage: found with pipeline_model_parallel_size 1, which leaves no stage for the layers; use more"
-    " pipeline ranks"
+    "standalone_embedding_stage: found with pipeline_model_parallel_size 1, which leaves no stage for the"
+    " layers; use more pipeline ranks"
 )
 
 STAGE_STEPS: tuple[Step, ...] = (
@@ -94,7 +106,8 @@ STAGE_STEPS: tuple[Step, ...] = (
         "validate_args: layers over stages",
         lambda a: not given(*UNEVEN)(a) and a.num_layers % a.transformer_pipeline_model_parallel_size != 0,
         "num_layers: found {num_layers}; expected a multiple of pipeline_model_parallel_size"
-        " ({pipeline_model_parallel_size}); change one of them, or name the layers of the first or last stage",
+        " ({pipeline_model_parallel_size}); change one of them, or name the layers of the first or last"
+        " stage",
         since="0.10.0",
         until="0.11.0",
         needs=("num_layers",),
@@ -102,7 +115,8 @@ STAGE_STEPS: tuple[Step, ...] = (
     check(
         STAGES,
         lambda a: given(WAYS[0])(a) and given(WAYS[1])(a),
-        "num_virtual_stages_per_pipeline_rank: found with num_layers_per_virtual_pipeline_stage; keep one of them",
+        "num_virtual_stages_per_pipeline_rank: found with num_layers_per_virtual_pipeline_stage; keep one of"
+        " them",
         since="0.11.0",
         until="0.13.0",
     ),
@@ -119,8 +133,8 @@ STAGE_STEPS: tuple[Step, ...] = (
     check(
         STAGES,
         lambda a: _stages_of_layout(a) % a.pipeline_model_parallel_size != 0,
-        "pipeline_model_parallel_layout: found {pipeline_model_parallel_layout}; expected a number of stages that"
-        " pipeline_model_parallel_size ({pipeline_model_parallel_size}) divides",
+        "pipeline_model_parallel_layout: found {pipeline_model_parallel_layout}; expected a number of stages"
+        " that pipeline_model_parallel_size ({pipeline_model_parallel_size}) divides",
         since="0.13.0",
         needs=("pipeline_model_parallel_layout",),
     ),
@@ -128,28 +142,29 @@ STAGE_STEPS: tuple[Step, ...] = (
         STAGES,
         lambda a: _by_layers(a) and given(*UNEVEN)(a),
         "num_layers_per_virtual_pipeline_stage: found with decoder_first_pipeline_num_layers or"
-        " decoder_last_pipeline_num_layers; uneven stages expect num_virtual_stages_per_pipeline_rank instead",
+        " decoder_last_pipeline_num_layers; uneven stages expect num_virtual_stages_per_pipeline_rank"
+        " instead",
         since="0.11.0",
     ),
     check(
         STAGES,
         lambda a: _by_layers(a) and _indivisible(a),
-        "num_layers: found {num_layers}, with embedding and loss where they count as layers; expected a multiple of"
-        " pipeline_model_parallel_size ({pipeline_model_parallel_size})",
+        "num_layers: found {num_layers}, with embedding and loss where they count as layers; expected a"
+        " multiple of pipeline_model_parallel_size ({pipeline_model_parallel_size})",
     ),
     check(
         STAGES,
         lambda a: _by_layers(a) and not _indivisible(a) and _stage_indivisible(a),
-        "num_layers_per_virtual_pipeline_stage: found {num_layers_per_virtual_pipeline_stage}; expected a divisor of the"
-        " layers of one pipeline rank: num_layers ({num_layers}) / pipeline_model_parallel_size"
-        " ({pipeline_model_parallel_size})",
+        "num_layers_per_virtual_pipeline_stage: found {num_layers_per_virtual_pipeline_stage}; expected a"
+        " divisor of the layers of one pipeline rank: num_layers ({num_layers}) /"
+        " pipeline_model_parallel_size ({pipeline_model_parallel_size})",
     ),
     check(
         "validate_args: layers over stages",
         lambda a: _even(a) and _indivisible(a),
-        "num_layers: found {num_layers}, with embedding and loss where they count as layers; expected a multiple of"
-        " pipeline_model_parallel_size ({pipeline_model_parallel_size}); change one of them, or name the layers of the"
-        " first or last stage",
+        "num_layers: found {num_layers}, with embedding and loss where they count as layers; expected a"
+        " multiple of pipeline_model_parallel_size ({pipeline_model_parallel_size}); change one of them, or"
+        " name the layers of the first or last stage",
         since="0.11.0",
     ),
     derive(STAGES, _virtual),
@@ -157,15 +172,15 @@ STAGE_STEPS: tuple[Step, ...] = (
     check(
         STAGES,
         lambda a: _interleaved(a) and a.overlap_p2p_comm and a.pipeline_model_parallel_size <= 1,
-        "pipeline_model_parallel_size: found {pipeline_model_parallel_size} with an interleaved schedule; expected more"
-        " than 1; drop the virtual stages, or use more pipeline ranks",
+        "pipeline_model_parallel_size: found {pipeline_model_parallel_size} with an interleaved schedule;"
+        " expected more than 1; drop the virtual stages, or use more pipeline ranks",
     ),
     check(
         STAGES,
         lambda a: _interleaved(a) and not a.overlap_p2p_comm and a.pipeline_model_parallel_size <= 2,
-        "pipeline_model_parallel_size: found {pipeline_model_parallel_size} with an interleaved schedule that does not"
-        " overlap its communication; expected more than 2; drop --no-overlap-p2p-communication, or use more pipeline"
-        " ranks",
+        "pipeline_model_parallel_size: found {pipeline_model_parallel_size} with an interleaved schedule"
+        " that does not overlap its communication; expected more than 2; drop"
+        " --no-overlap-p2p-communication, or use more pipeline ranks",
     ),
     derive(
         STAGES,

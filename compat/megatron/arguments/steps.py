@@ -62,7 +62,9 @@ class Step:
 
     def applies(self, release: tuple[int, ...]) -> bool:
         """Whether the release has this statement."""
-        return (not self.since or key(self.since) <= release) and (not self.until or release < key(self.until))
+        return (not self.since or key(self.since) <= release) and (
+            not self.until or release < key(self.until)
+        )
 
 
 def check(
@@ -79,12 +81,16 @@ def check(
     return Step(place, since, until, needs, fails, problem, last)
 
 
-def derive(place: str, change: Change, *, since: str = "", until: str = "", needs: tuple[str, ...] = ()) -> Step:
+def derive(
+    place: str, change: Change, *, since: str = "", until: str = "", needs: tuple[str, ...] = ()
+) -> Step:
     """A derivation: `change` sets values from others."""
     return Step(place, since, until, needs, change=change)
 
 
-def inspect(place: str, finds: Inspection, *, since: str = "", until: str = "", needs: tuple[str, ...] = ()) -> Step:
+def inspect(
+    place: str, finds: Inspection, *, since: str = "", until: str = "", needs: tuple[str, ...] = ()
+) -> Step:
     """Several refusals at once: `finds` yields what is wrong."""
     return Step(place, since, until, needs, finds=finds)
 
@@ -140,9 +146,14 @@ def named(value: Any) -> str:
     return str(value).rpartition(".")[2]
 
 
-def given(*names: str) -> Predicate:
+def given(*names: str) -> Callable[[Namespace], bool]:
     """Whether any of `names` has a value."""
     return lambda values: any(getattr(values, name) is not None for name in names)
+
+
+def absent(name: str) -> Callable[[Namespace], bool]:
+    """Whether `name` has no value."""
+    return lambda values: getattr(values, name) is None
 
 
 def drop(*names: str) -> Change:

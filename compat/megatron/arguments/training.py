@@ -37,9 +37,7 @@ def _whole_inference(a: Namespace) -> bool:
     return old or named(a.inference_cuda_graph_scope) == "block"
 
 
-NAN_CHECK = (
-    "check_for_nan_in_loss_and_grad: found with CUDA graphs of the whole iteration; add --no-check-for-nan-in-loss-and-grad"
-)
+NAN_CHECK = "check_for_nan_in_loss_and_grad: found with CUDA graphs of the whole iteration; add --no-check-for-nan-in-loss-and-grad"
 
 PRECISION_STEPS: tuple[Step, ...] = (
     check(PRECISION, lambda a: a.fp16 and a.bf16, "fp16: found with bf16; keep one of them"),
@@ -48,20 +46,27 @@ PRECISION_STEPS: tuple[Step, ...] = (
     check(
         PRECISION,
         lambda a: a.bf16 and a.accumulate_allreduce_grads_in_fp32 and a.main_grads_dtype != "torch.float32",
-        "main_grads_dtype: found {main_grads_dtype} with accumulate_allreduce_grads_in_fp32; keep one of them",
+        "main_grads_dtype: found {main_grads_dtype} with accumulate_allreduce_grads_in_fp32; keep one of"
+        " them",
         since="0.11.0",
     ),
     derive(PRECISION, _wide_gradients),
     check(
         GRAPHS,
-        lambda a: a.enable_cuda_graph and a.cuda_graph_scope == "full_iteration" and a.check_for_nan_in_loss_and_grad,
+        lambda a: (
+            a.enable_cuda_graph
+            and a.cuda_graph_scope == "full_iteration"
+            and a.check_for_nan_in_loss_and_grad
+        ),
         NAN_CHECK,
         since="0.14.0",
         until="0.15.0",
     ),
     check(
         GRAPHS,
-        lambda a: _whole_iteration(a) and not a.inference_dynamic_batching and a.check_for_nan_in_loss_and_grad,
+        lambda a: (
+            _whole_iteration(a) and not a.inference_dynamic_batching and a.check_for_nan_in_loss_and_grad
+        ),
         NAN_CHECK,
         since="0.15.0",
         until="0.17.0",
@@ -88,20 +93,24 @@ PRECISION_STEPS: tuple[Step, ...] = (
     ),
     check(
         GRAPHS,
-        lambda a: _whole_inference(a)
-        and a.fp8 is not None
-        and (a.transformer_impl, a.fp8_recipe) != ("inference_optimized", "mxfp8"),
-        "fp8: found with CUDA graphs of whole inference steps; expected transformer_impl inference_optimized and"
-        " fp8_recipe mxfp8",
+        lambda a: (
+            _whole_inference(a)
+            and a.fp8 is not None
+            and (a.transformer_impl, a.fp8_recipe) != ("inference_optimized", "mxfp8")
+        ),
+        "fp8: found with CUDA graphs of whole inference steps; expected transformer_impl inference_optimized"
+        " and fp8_recipe mxfp8",
         since="0.17.0",
     ),
     check(
         GRAPHS,
-        lambda a: a.cuda_graph_impl == "local"
-        and a.inference_dynamic_batching_num_cuda_graphs < 1
-        and a.inference_dynamic_batching_num_cuda_graphs != -1,
-        "inference_dynamic_batching_num_cuda_graphs: found {inference_dynamic_batching_num_cuda_graphs}; expected a"
-        " positive number, or -1",
+        lambda a: (
+            a.cuda_graph_impl == "local"
+            and a.inference_dynamic_batching_num_cuda_graphs < 1
+            and a.inference_dynamic_batching_num_cuda_graphs != -1
+        ),
+        "inference_dynamic_batching_num_cuda_graphs: found {inference_dynamic_batching_num_cuda_graphs};"
+        " expected a positive number, or -1",
         since="0.17.0",
     ),
 )
@@ -152,6 +161,16 @@ def _lengths(a: Namespace) -> None:
         a.seq_length = a.encoder_seq_length
 
 
+def _positions(length: str) -> Step:
+    return check(
+        LENGTHS,
+        lambda a: a.max_position_embeddings < getattr(a, length),
+        f"max_position_embeddings: found {{max_position_embeddings}}; expected at least {length}"
+        f" ({{{length}}})",
+        needs=("max_position_embeddings", length),
+    )
+
+
 def _weight_decay(a: Namespace) -> None:
     if a.weight_decay_incr_style == "constant":
         a.start_weight_decay = a.end_weight_decay = a.weight_decay
@@ -167,16 +186,22 @@ TRAINING_STEPS: tuple[Step, ...] = (
     derive(
         "validate_args: consumed samples",
         assign(
-            consumed_train_samples=0, skipped_train_samples=0, consumed_valid_samples=0, variable_seq_lengths=False
+            consumed_train_samples=0,
+            skipped_train_samples=0,
+            consumed_valid_samples=0,
+            variable_seq_lengths=False,
         ),
     ),
-    derive("validate_args: consumed samples", when(lambda a: a.rl_use_sequence_packing, consumed_train_bins=0)),
+    derive(
+        "validate_args: consumed samples", when(lambda a: a.rl_use_sequence_packing, consumed_train_bins=0)
+    ),
     derive(ITERATIONS, assign(lax_schedule=True), since="0.17.0"),
     *_training("iters", ITERATIONS, "samples"),
     check(
         ITERATIONS,
         lambda a: a.train_iters and not (a.skip_train and a.lax_schedule) and a.rampup_batch_size is not None,
-        "rampup_batch_size: found {rampup_batch_size} with train_iters; this release expects train_samples instead",
+        "rampup_batch_size: found {rampup_batch_size} with train_iters; this release expects train_samples"
+        " instead",
         until="0.18.0",
     ),
     *_training("samples", SAMPLES, "iters"),
@@ -190,16 +215,20 @@ TRAINING_STEPS: tuple[Step, ...] = (
     derive(SIZES, _ffn, needs=("hidden_size",)),
     check(
         SIZES,
-        lambda a: a.kv_channels is None and (a.num_attention_heads < 1 or a.hidden_size % a.num_attention_heads != 0),
-        "num_attention_heads: found {num_attention_heads}; expected a divisor of hidden_size ({hidden_size}); change one"
-        " of them, or set kv_channels",
+        lambda a: (
+            a.kv_channels is None
+            and (a.num_attention_heads < 1 or a.hidden_size % a.num_attention_heads != 0)
+        ),
+        "num_attention_heads: found {num_attention_heads}; expected a divisor of hidden_size"
+        " ({hidden_size}); change one of them, or set kv_channels",
         needs=("hidden_size", "num_attention_heads"),
     ),
     derive(SIZES, _channels, needs=("hidden_size", "num_attention_heads")),
     check(
         LENGTHS,
         lambda a: a.context_parallel_size > 1 and a.seq_length % (a.context_parallel_size * 2) != 0,
-        "seq_length: found {seq_length}; expected a multiple of 2 x context_parallel_size ({context_parallel_size})",
+        "seq_length: found {seq_length}; expected a multiple of 2 x context_parallel_size"
+        " ({context_parallel_size})",
         needs=("seq_length",),
     ),
     derive(
@@ -217,15 +246,8 @@ TRAINING_STEPS: tuple[Step, ...] = (
         needs=("seq_length",),
     ),
     derive(LENGTHS, _lengths),
-    *(
-        check(
-            LENGTHS,
-            lambda a, name=name: a.max_position_embeddings < getattr(a, name),
-            f"max_position_embeddings: found {{max_position_embeddings}}; expected at least {name} ({{{name}}})",
-            needs=("max_position_embeddings", name),
-        )
-        for name in ("seq_length", "decoder_seq_length")
-    ),
+    _positions("seq_length"),
+    _positions("decoder_seq_length"),
     check(
         "validate_args: learning rate",
         lambda a: a.min_lr is None or a.min_lr > a.lr,
@@ -265,7 +287,8 @@ TRAINING_STEPS: tuple[Step, ...] = (
     check(
         "validate_args: log intervals",
         lambda a: not a.log_interval or a.log_memory_interval % a.log_interval != 0,
-        "log_memory_interval: found {log_memory_interval}; expected a multiple of log_interval ({log_interval})",
+        "log_memory_interval: found {log_memory_interval}; expected a multiple of log_interval"
+        " ({log_interval})",
         since="0.16.0",
         needs=("log_memory_interval",),
     ),
@@ -277,7 +300,8 @@ TRAINING_STEPS: tuple[Step, ...] = (
     check(
         MIXED,
         lambda a: a.fp32_residual_connection and not (a.fp16 or a.bf16),
-        "fp32_residual_connection: found in fp32 training, where it means nothing; add --bf16 or --fp16, or drop it",
+        "fp32_residual_connection: found in fp32 training, where it means nothing; add --bf16 or --fp16, or"
+        " drop it",
     ),
     check(
         MIXED,
@@ -302,15 +326,19 @@ TRAINING_STEPS: tuple[Step, ...] = (
     ),
     check(
         "validate_args: weight decay",
-        lambda a: a.weight_decay_incr_style == "constant"
-        and not (a.start_weight_decay is None and a.end_weight_decay is None),
-        "start_weight_decay: found {start_weight_decay} and end_weight_decay {end_weight_decay} with a constant weight"
-        " decay; drop them, or choose another weight_decay_incr_style",
+        lambda a: (
+            a.weight_decay_incr_style == "constant"
+            and not (a.start_weight_decay is None and a.end_weight_decay is None)
+        ),
+        "start_weight_decay: found {start_weight_decay} and end_weight_decay {end_weight_decay} with a"
+        " constant weight decay; drop them, or choose another weight_decay_incr_style",
     ),
     check(
         "validate_args: weight decay",
-        lambda a: a.weight_decay_incr_style != "constant"
-        and (a.start_weight_decay is None or a.end_weight_decay is None),
+        lambda a: (
+            a.weight_decay_incr_style != "constant"
+            and (a.start_weight_decay is None or a.end_weight_decay is None)
+        ),
         "start_weight_decay: found {start_weight_decay} and end_weight_decay {end_weight_decay} with"
         " weight_decay_incr_style {weight_decay_incr_style}; expected both",
     ),

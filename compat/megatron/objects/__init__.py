@@ -10,7 +10,15 @@ from bridge.errors import ConfigError
 from compat.megatron import releases
 from compat.megatron.arguments.steps import OPEN, Namespace, Step, run, select
 from compat.megatron.objects.experts import DISPATCH_STEPS, EXPERT_STEPS, OVERLAP_STEPS, ROUTER_STEPS
-from compat.megatron.objects.fields import DDP, DDP_FEEDS, LATENT, OPTIMIZER, PARALLEL, TRANSFORMER, TRANSFORMER_FEEDS
+from compat.megatron.objects.fields import (
+    DDP,
+    DDP_FEEDS,
+    LATENT,
+    OPTIMIZER,
+    PARALLEL,
+    TRANSFORMER,
+    TRANSFORMER_FEEDS,
+)
 from compat.megatron.objects.fields import defaults, fed
 from compat.megatron.objects.graphs import GRAPH_STEPS
 from compat.megatron.objects.model_parallel import MODEL_PARALLEL_STEPS
@@ -61,7 +69,9 @@ def steps(version: str, cls: str, checked: bool = True) -> tuple[Step, ...]:
     return tuple(step for step in select(TABLES[cls], version) if checked or step.change is not None)
 
 
-def _built(values: dict[str, Any], version: str, cls: str, checked: bool = True, **beside: Any) -> dict[str, Any]:
+def _built(
+    values: dict[str, Any], version: str, cls: str, checked: bool = True, **beside: Any
+) -> dict[str, Any]:
     """The fields after `__post_init__`; what is `beside` them may be looked at, and is not returned."""
     namespace = Namespace(values, beside, {"release": version})
     run(steps(version, cls, checked), namespace)
@@ -92,7 +102,8 @@ def _unmatched(a: Namespace) -> tuple[str, ...]:
         (
             "init_method_xavier_uniform",
             a.init_method_xavier_uniform,
-            "true; a defect of every release ends the run there (TypeError: no field scaled_init_method); drop it",
+            "true; a defect of every release ends the run there (TypeError: no field scaled_init_method);"
+            " drop it",
         ),
         (
             "heterogeneous_layers_config_path",

@@ -35,8 +35,8 @@ def _unbalanced(allowed: tuple[str, ...], since: str, until: str) -> Step:
     return check(
         ROUTER,
         lambda c: c.moe_expert_capacity_factor is not None and set(_kinds(c)) - set(allowed),
-        "moe_expert_capacity_factor: found with moe_router_load_balancing_type {moe_router_load_balancing_type}; expected "
-        + " or ".join(allowed),
+        "moe_expert_capacity_factor: found with moe_router_load_balancing_type"
+        " {moe_router_load_balancing_type}; expected " + " or ".join(allowed),
         since=since,
         until=until,
     )
@@ -71,13 +71,14 @@ EXPERT_STEPS: tuple[Step, ...] = (
     ),
     _optimized(
         lambda c: (c.expert_tensor_parallel_size or 1) > 1,
-        "expert_tensor_parallel_size: found {expert_tensor_parallel_size} with transformer_impl inference_optimized;"
-        " expected 1",
+        "expert_tensor_parallel_size: found {expert_tensor_parallel_size} with transformer_impl"
+        " inference_optimized; expected 1",
     ),
     _optimized(
         lambda c: c.moe_expert_capacity_factor is not None or c.moe_router_padding_for_quantization,
-        "moe_expert_capacity_factor: found {moe_expert_capacity_factor}, with moe_router_padding_for_quantization"
-        " {moe_router_padding_for_quantization}; inference_optimized expects neither",
+        "moe_expert_capacity_factor: found {moe_expert_capacity_factor}, with"
+        " moe_router_padding_for_quantization {moe_router_padding_for_quantization}; inference_optimized"
+        " expects neither",
     ),
     _optimized(
         lambda c: c.moe_router_dtype != "fp32",
@@ -94,15 +95,18 @@ EXPERT_STEPS: tuple[Step, ...] = (
         since="0.18.0",
     ),
     _optimized(
-        lambda c: c.inference_grouped_gemm_backend not in ("auto", "torch", "te")
-        or (c.inference_grouped_gemm_backend == "te" and c.cuda_graph_impl == "local"),
-        "inference_grouped_gemm_backend: found {inference_grouped_gemm_backend}; expected auto or torch, or te without"
-        " CUDA graphs",
+        lambda c: (
+            c.inference_grouped_gemm_backend not in ("auto", "torch", "te")
+            or (c.inference_grouped_gemm_backend == "te" and c.cuda_graph_impl == "local")
+        ),
+        "inference_grouped_gemm_backend: found {inference_grouped_gemm_backend}; expected auto or torch, or"
+        " te without CUDA graphs",
         until="0.18.0",
     ),
     _optimized(
         lambda c: named(c.inference_grouped_gemm_backend).lower() not in ("flashinfer", "torch", "vllm"),
-        "inference_grouped_gemm_backend: found {inference_grouped_gemm_backend}; expected flashinfer, torch or vllm",
+        "inference_grouped_gemm_backend: found {inference_grouped_gemm_backend}; expected flashinfer, torch"
+        " or vllm",
         since="0.18.0",
     ),
     check(
@@ -129,22 +133,27 @@ EXPERT_STEPS: tuple[Step, ...] = (
     derive(EXPERTS, when(lambda c: c.num_moe_experts is None, moe_ffn_hidden_size=None), since="0.18.0"),
     _grouped(
         lambda c: not c.moe_grouped_gemm,
-        "moe_single_grouped_weight: found without moe_grouped_gemm, or moe_single_grouped_bias; add --moe-grouped-gemm",
+        "moe_single_grouped_weight: found without moe_grouped_gemm, or moe_single_grouped_bias; add"
+        " --moe-grouped-gemm",
     ),
     _grouped(
         lambda c: c.moe_single_grouped_weight and (c.fp4 or not c.fp8 or named(c.fp8_recipe) != "mxfp8"),
-        "moe_single_grouped_weight: found with fp8 {fp8} and fp8_recipe {fp8_recipe}; this release expects fp8 with mxfp8",
+        "moe_single_grouped_weight: found with fp8 {fp8} and fp8_recipe {fp8_recipe}; this release expects"
+        " fp8 with mxfp8",
         until="0.19.0",
     ),
     _grouped(
-        lambda c: c.moe_single_grouped_weight
-        and (
-            (c.fp8 and named(c.fp8_recipe) != "mxfp8")
-            or (c.fp4 and named(c.fp4_recipe) != "nvfp4")
-            or not c.use_transformer_engine_op_fuser
+        lambda c: (
+            c.moe_single_grouped_weight
+            and (
+                (c.fp8 and named(c.fp8_recipe) != "mxfp8")
+                or (c.fp4 and named(c.fp4_recipe) != "nvfp4")
+                or not c.use_transformer_engine_op_fuser
+            )
         ),
         "moe_single_grouped_weight: found with fp8_recipe {fp8_recipe}, fp4_recipe {fp4_recipe} and"
-        " use_transformer_engine_op_fuser {use_transformer_engine_op_fuser}; expected mxfp8, nvfp4 or neither, and true",
+        " use_transformer_engine_op_fuser {use_transformer_engine_op_fuser}; expected mxfp8, nvfp4 or"
+        " neither, and true",
         since="0.19.0",
     ),
     _grouped(
@@ -161,11 +170,13 @@ def _deep(c: Namespace) -> bool:
 def _overlapped(dispatchers: tuple[str, ...], since: str, until: str) -> Step:
     return check(
         DISPATCH,
-        lambda c: c.moe_shared_expert_intermediate_size is not None
-        and c.moe_shared_expert_overlap
-        and c.moe_token_dispatcher_type not in dispatchers,
-        "moe_shared_expert_overlap: found with moe_token_dispatcher_type {moe_token_dispatcher_type}; expected "
-        + " or ".join(dispatchers),
+        lambda c: (
+            c.moe_shared_expert_intermediate_size is not None
+            and c.moe_shared_expert_overlap
+            and c.moe_token_dispatcher_type not in dispatchers
+        ),
+        "moe_shared_expert_overlap: found with moe_token_dispatcher_type {moe_token_dispatcher_type};"
+        " expected " + " or ".join(dispatchers),
         since=since,
         until=until,
     )
@@ -184,7 +195,9 @@ DISPATCH_STEPS: tuple[Step, ...] = (
         "moe_enable_deepep: found with moe_flex_dispatcher_backend hybridep; keep one of them",
         since="0.16.0",
     ),
-    derive(DISPATCH, when(lambda c: c.moe_enable_deepep, moe_flex_dispatcher_backend="deepep"), since="0.16.0"),
+    derive(
+        DISPATCH, when(lambda c: c.moe_enable_deepep, moe_flex_dispatcher_backend="deepep"), since="0.16.0"
+    ),
     check(
         DISPATCH,
         lambda c: c.moe_token_dispatcher_type == "flex" and c.moe_pad_expert_input_to_capacity,
@@ -195,47 +208,58 @@ DISPATCH_STEPS: tuple[Step, ...] = (
     check(
         DISPATCH,
         lambda c: c.moe_token_dispatcher_type == "flex" and c.moe_pad_expert_input_to_capacity and _deep(c),
-        "moe_pad_expert_input_to_capacity: found with the deepep backend of the flex dispatcher; drop one of them",
+        "moe_pad_expert_input_to_capacity: found with the deepep backend of the flex dispatcher; drop one of"
+        " them",
         since="0.16.0",
     ),
     check(
         DISPATCH,
         lambda c: c.moe_flex_dispatcher_backend == "ncclep" and c.moe_token_dispatcher_type != "flex",
-        "moe_flex_dispatcher_backend: found ncclep with moe_token_dispatcher_type {moe_token_dispatcher_type}; expected flex",
+        "moe_flex_dispatcher_backend: found ncclep with moe_token_dispatcher_type"
+        " {moe_token_dispatcher_type}; expected flex",
         since="0.19.0",
     ),
     check(
         DISPATCH,
-        lambda c: c.moe_flex_dispatcher_num_sms is None
-        and c.moe_deepep_num_sms is not None
-        and c.moe_hybridep_num_sms is not None
-        and c.moe_deepep_num_sms != c.moe_hybridep_num_sms,
+        lambda c: (
+            c.moe_flex_dispatcher_num_sms is None
+            and c.moe_deepep_num_sms is not None
+            and c.moe_hybridep_num_sms is not None
+            and c.moe_deepep_num_sms != c.moe_hybridep_num_sms
+        ),
         "moe_deepep_num_sms: found {moe_deepep_num_sms} with moe_hybridep_num_sms {moe_hybridep_num_sms}; set"
         " moe_flex_dispatcher_num_sms alone",
         since="0.19.0",
     ),
     check(
         DISPATCH,
-        lambda c: c.moe_shared_expert_intermediate_size is not None and c.moe_shared_expert_intermediate_size <= 0,
-        "moe_shared_expert_intermediate_size: found {moe_shared_expert_intermediate_size}; expected a positive number",
+        lambda c: (
+            c.moe_shared_expert_intermediate_size is not None and c.moe_shared_expert_intermediate_size <= 0
+        ),
+        "moe_shared_expert_intermediate_size: found {moe_shared_expert_intermediate_size}; expected a"
+        " positive number",
         since="0.10.0",
     ),
     _overlapped(("alltoall",), "0.10.0", "0.18.0"),
     _overlapped(("alltoall", "flex"), "0.18.0", ""),
     check(
         ROUTER,
-        lambda c: isinstance(c.moe_router_load_balancing_type, list)
-        and not (isinstance(c.moe_aux_loss_coeff, list) and len(c.moe_aux_loss_coeff) == len(_kinds(c))),
-        "moe_aux_loss_coeff: found {moe_aux_loss_coeff}; expected one for each of moe_router_load_balancing_type"
-        " ({moe_router_load_balancing_type})",
+        lambda c: (
+            isinstance(c.moe_router_load_balancing_type, list)
+            and not (isinstance(c.moe_aux_loss_coeff, list) and len(c.moe_aux_loss_coeff) == len(_kinds(c)))
+        ),
+        "moe_aux_loss_coeff: found {moe_aux_loss_coeff}; expected one for each of"
+        " moe_router_load_balancing_type ({moe_router_load_balancing_type})",
         since="0.14.0",
     ),
     check(
         DISPATCH,
-        lambda c: c.moe_expert_capacity_factor is not None
-        and c.moe_token_dispatcher_type not in ("alltoall", "alltoall_seq"),
-        "moe_expert_capacity_factor: found with moe_token_dispatcher_type {moe_token_dispatcher_type}; this release"
-        " expects alltoall",
+        lambda c: (
+            c.moe_expert_capacity_factor is not None
+            and c.moe_token_dispatcher_type not in ("alltoall", "alltoall_seq")
+        ),
+        "moe_expert_capacity_factor: found with moe_token_dispatcher_type {moe_token_dispatcher_type}; this"
+        " release expects alltoall",
         until="0.12.0",
     ),
     _unbalanced(BALANCED, "", "0.11.0"),
@@ -255,22 +279,26 @@ DISPATCH_STEPS: tuple[Step, ...] = (
     ),
     check(
         ROUTER,
-        lambda c: c.moe_expert_rank_capacity_factor is not None
-        and not (c.use_transformer_engine_op_fuser and c.moe_flex_dispatcher_backend == "hybridep"),
-        "moe_expert_rank_capacity_factor: found with moe_flex_dispatcher_backend {moe_flex_dispatcher_backend}; expected"
-        " hybridep, and use_transformer_engine_op_fuser",
+        lambda c: (
+            c.moe_expert_rank_capacity_factor is not None
+            and not (c.use_transformer_engine_op_fuser and c.moe_flex_dispatcher_backend == "hybridep")
+        ),
+        "moe_expert_rank_capacity_factor: found with moe_flex_dispatcher_backend"
+        " {moe_flex_dispatcher_backend}; expected hybridep, and use_transformer_engine_op_fuser",
         since="0.18.0",
         until="0.19.0",
     ),
     check(
         ROUTER,
-        lambda c: c.moe_expert_rank_capacity_factor is not None
-        and not (
-            c.moe_flex_dispatcher_backend == "ncclep"
-            or (c.use_transformer_engine_op_fuser and c.moe_flex_dispatcher_backend == "hybridep")
+        lambda c: (
+            c.moe_expert_rank_capacity_factor is not None
+            and not (
+                c.moe_flex_dispatcher_backend == "ncclep"
+                or (c.use_transformer_engine_op_fuser and c.moe_flex_dispatcher_backend == "hybridep")
+            )
         ),
-        "moe_expert_rank_capacity_factor: found with moe_flex_dispatcher_backend {moe_flex_dispatcher_backend}; expected"
-        " ncclep, or hybridep with use_transformer_engine_op_fuser",
+        "moe_expert_rank_capacity_factor: found with moe_flex_dispatcher_backend"
+        " {moe_flex_dispatcher_backend}; expected ncclep, or hybridep with use_transformer_engine_op_fuser",
         since="0.19.0",
     ),
 )
@@ -279,7 +307,9 @@ DISPATCH_STEPS: tuple[Step, ...] = (
 def _groups(c: Namespace) -> bool:
     """Whether the groups of group-limited routing fit the experts."""
     groups = c.moe_router_num_groups
-    return bool(groups and c.num_moe_experts and c.num_moe_experts % groups == 0 and c.moe_router_group_topk <= groups)
+    return bool(
+        groups and c.num_moe_experts and c.num_moe_experts % groups == 0 and c.moe_router_group_topk <= groups
+    )
 
 
 def _limited(c: Namespace) -> None:
@@ -292,8 +322,8 @@ def _expert_bias(scores: tuple[str, ...], since: str, until: str) -> Step:
     return check(
         ROUTER,
         lambda c: c.moe_router_enable_expert_bias and c.moe_router_score_function not in scores,
-        "moe_router_enable_expert_bias: found with moe_router_score_function {moe_router_score_function}; expected "
-        + " or ".join(scores),
+        "moe_router_enable_expert_bias: found with moe_router_score_function {moe_router_score_function};"
+        " expected " + " or ".join(scores),
         since=since,
         until=until,
     )
@@ -303,22 +333,28 @@ ROUTER_STEPS: tuple[Step, ...] = (
     check(
         DISPATCH,
         lambda c: c.moe_extended_tp and c.moe_token_dispatcher_type != "allgather",
-        "moe_extended_tp: found with moe_token_dispatcher_type {moe_token_dispatcher_type}; expected allgather",
+        "moe_extended_tp: found with moe_token_dispatcher_type {moe_token_dispatcher_type}; expected"
+        " allgather",
         until="0.10.0",
     ),
     check(
         DISPATCH,
-        lambda c: c.moe_extended_tp
-        and c.ffn_hidden_size % (c.tensor_model_parallel_size * c.expert_model_parallel_size) != 0,
-        "ffn_hidden_size: found {ffn_hidden_size}; moe_extended_tp expects a multiple of tensor_model_parallel_size"
-        " ({tensor_model_parallel_size}) x expert_model_parallel_size ({expert_model_parallel_size})",
+        lambda c: (
+            c.moe_extended_tp
+            and c.ffn_hidden_size % (c.tensor_model_parallel_size * c.expert_model_parallel_size) != 0
+        ),
+        "ffn_hidden_size: found {ffn_hidden_size}; moe_extended_tp expects a multiple of"
+        " tensor_model_parallel_size ({tensor_model_parallel_size}) x expert_model_parallel_size"
+        " ({expert_model_parallel_size})",
         until="0.10.0",
         needs=("ffn_hidden_size",),
     ),
     check(
         DISPATCH,
-        lambda c: c.moe_token_dispatcher_type == "alltoall_seq"
-        and c.tensor_model_parallel_size != c.expert_tensor_parallel_size,
+        lambda c: (
+            c.moe_token_dispatcher_type == "alltoall_seq"
+            and c.tensor_model_parallel_size != c.expert_tensor_parallel_size
+        ),
         "expert_tensor_parallel_size: found {expert_tensor_parallel_size} with alltoall_seq; expected"
         " tensor_model_parallel_size ({tensor_model_parallel_size})",
         since="0.10.0",
@@ -334,15 +370,16 @@ ROUTER_STEPS: tuple[Step, ...] = (
     check(
         EXPERTS,
         lambda c: c.num_moe_experts is not None and c.add_bias_linear,
-        "add_bias_linear: found with experts, which have no biases in this release; add --disable-bias-linear",
+        "add_bias_linear: found with experts, which have no biases in this release; add"
+        " --disable-bias-linear",
         since="0.12.1",
         until="0.15.0",
     ),
     check(
         EXPERTS,
         lambda c: c.num_moe_experts is not None and c.add_bias_linear and c.expert_tensor_parallel_size != 1,
-        "add_bias_linear: found with experts and expert_tensor_parallel_size {expert_tensor_parallel_size}; expected 1;"
-        " add --disable-bias-linear, or --expert-tensor-parallel-size 1",
+        "add_bias_linear: found with experts and expert_tensor_parallel_size {expert_tensor_parallel_size};"
+        " expected 1; add --disable-bias-linear, or --expert-tensor-parallel-size 1",
         since="0.15.0",
     ),
     _expert_bias(("sigmoid",), "0.11.0", "0.18.0"),
@@ -355,10 +392,12 @@ ROUTER_STEPS: tuple[Step, ...] = (
     ),
     check(
         ROUTER,
-        lambda c: c.moe_router_padding_for_fp8
-        and (c.fp8 is None or c.moe_token_dispatcher_type in ("allgather", "alltoall_seq")),
-        "moe_router_padding_for_fp8: found with fp8 {fp8} and moe_token_dispatcher_type {moe_token_dispatcher_type};"
-        " expected fp8, and another dispatcher than allgather and alltoall_seq",
+        lambda c: (
+            c.moe_router_padding_for_fp8
+            and (c.fp8 is None or c.moe_token_dispatcher_type in ("allgather", "alltoall_seq"))
+        ),
+        "moe_router_padding_for_fp8: found with fp8 {fp8} and moe_token_dispatcher_type"
+        " {moe_token_dispatcher_type}; expected fp8, and another dispatcher than allgather and alltoall_seq",
         since="0.13.0",
         until="0.16.0",
     ),
@@ -369,18 +408,26 @@ ROUTER_STEPS: tuple[Step, ...] = (
     ),
     check(
         ROUTER,
-        lambda c: c.moe_router_padding_for_quantization
-        and ((c.fp8 is None and c.fp4 is None) or c.moe_token_dispatcher_type in ("allgather", "alltoall_seq")),
+        lambda c: (
+            c.moe_router_padding_for_quantization
+            and (
+                (c.fp8 is None and c.fp4 is None)
+                or c.moe_token_dispatcher_type in ("allgather", "alltoall_seq")
+            )
+        ),
         "moe_router_padding_for_quantization: found with fp8 {fp8}, fp4 {fp4} and moe_token_dispatcher_type"
-        " {moe_token_dispatcher_type}; expected fp8 or fp4, and another dispatcher than allgather and alltoall_seq",
+        " {moe_token_dispatcher_type}; expected fp8 or fp4, and another dispatcher than allgather and"
+        " alltoall_seq",
         since="0.16.0",
     ),
     check(
         ROUTER,
-        lambda c: c.moe_router_topk == 1
-        and c.moe_router_score_function == "softmax"
-        and not c.moe_router_pre_softmax
-        and c.moe_router_load_balancing_type != "sinkhorn",
+        lambda c: (
+            c.moe_router_topk == 1
+            and c.moe_router_score_function == "softmax"
+            and not c.moe_router_pre_softmax
+            and c.moe_router_load_balancing_type != "sinkhorn"
+        ),
         "moe_router_topk: found 1 with softmax scores after the choice; add --moe-router-pre-softmax",
         since="0.11.0",
     ),
@@ -393,8 +440,9 @@ ROUTER_STEPS: tuple[Step, ...] = (
     check(
         ROUTER,
         lambda c: c.moe_router_group_topk and not _groups(c),
-        "moe_router_group_topk: found {moe_router_group_topk} with moe_router_num_groups {moe_router_num_groups}; expected"
-        " groups that divide num_moe_experts ({num_moe_experts}), and at least as many as moe_router_group_topk",
+        "moe_router_group_topk: found {moe_router_group_topk} with moe_router_num_groups"
+        " {moe_router_num_groups}; expected groups that divide num_moe_experts ({num_moe_experts}), and at"
+        " least as many as moe_router_group_topk",
         since="0.11.0",
     ),
     derive(ROUTER, _limited, since="0.11.0"),
@@ -422,8 +470,11 @@ def _modules(c: Namespace) -> set[str]:
 OVERLAP_STEPS: tuple[Step, ...] = (
     check(
         DISPATCH,
-        lambda c: c.moe_token_dispatcher_type in ("allgather", "alltoall_seq") and c.variable_seq_lengths is True,
-        "variable_seq_lengths: found with moe_token_dispatcher_type {moe_token_dispatcher_type}; expected alltoall",
+        lambda c: (
+            c.moe_token_dispatcher_type in ("allgather", "alltoall_seq") and c.variable_seq_lengths is True
+        ),
+        "variable_seq_lengths: found with moe_token_dispatcher_type {moe_token_dispatcher_type}; expected"
+        " alltoall",
         since="0.10.0",
         until="0.13.0",
     ),
@@ -439,20 +490,22 @@ OVERLAP_STEPS: tuple[Step, ...] = (
     ),
     _overlap(
         lambda c: (c.expert_model_parallel_size or 1) <= 1,
-        "overlap_moe_expert_parallel_comm: found with expert_model_parallel_size {expert_model_parallel_size}; expected"
-        " more than 1",
+        "overlap_moe_expert_parallel_comm: found with expert_model_parallel_size"
+        " {expert_model_parallel_size}; expected more than 1",
     ),
     _overlap(
         lambda c: c.moe_token_dispatcher_type not in ("alltoall", "flex"),
-        "overlap_moe_expert_parallel_comm: found with moe_token_dispatcher_type {moe_token_dispatcher_type}; expected"
-        " alltoall or flex",
+        "overlap_moe_expert_parallel_comm: found with moe_token_dispatcher_type {moe_token_dispatcher_type};"
+        " expected alltoall or flex",
     ),
     _overlap(
-        lambda c: c.recompute_granularity == "full"
-        or c.recompute_method is not None
-        or c.recompute_num_layers is not None,
-        "overlap_moe_expert_parallel_comm: found with recomputation of whole layers; drop --recompute-granularity full,"
-        " --recompute-method and --recompute-num-layers",
+        lambda c: (
+            c.recompute_granularity == "full"
+            or c.recompute_method is not None
+            or c.recompute_num_layers is not None
+        ),
+        "overlap_moe_expert_parallel_comm: found with recomputation of whole layers; drop"
+        " --recompute-granularity full, --recompute-method and --recompute-num-layers",
     ),
     _overlap(
         lambda c: "moe" in (c.recompute_modules or ()),
@@ -479,23 +532,29 @@ OVERLAP_STEPS: tuple[Step, ...] = (
     ),
     _overlap(
         lambda c: c.mtp_num_layers == 1 and c.pipeline_model_parallel_size <= 1,
-        "overlap_moe_expert_parallel_comm: found with a prediction layer and no pipeline; use more pipeline ranks",
+        "overlap_moe_expert_parallel_comm: found with a prediction layer and no pipeline; use more pipeline"
+        " ranks",
         since="0.16.0",
         until="0.18.0",
     ),
     _overlap(
-        lambda c: c.moe_token_dispatcher_type == "flex"
-        and c.moe_flex_dispatcher_backend == "ncclep"
-        and c.fine_grained_activation_offloading
-        and "expert_fc1" in (c.offload_modules or ()),
-        "overlap_moe_expert_parallel_comm: found with the ncclep backend and expert_fc1 in offload_modules; drop it there",
+        lambda c: (
+            c.moe_token_dispatcher_type == "flex"
+            and c.moe_flex_dispatcher_backend == "ncclep"
+            and c.fine_grained_activation_offloading
+            and "expert_fc1" in (c.offload_modules or ())
+        ),
+        "overlap_moe_expert_parallel_comm: found with the ncclep backend and expert_fc1 in offload_modules;"
+        " drop it there",
         since="0.19.0",
     ),
     _overlap(
-        lambda c: c.cuda_graph_impl != "none"
-        and (c.cuda_graph_impl != "transformer_engine" or _modules(c) & {"moe", "mlp"}),
-        "overlap_moe_expert_parallel_comm: found with CUDA graphs of moe or mlp, or other than Transformer Engine's; drop"
-        " them",
+        lambda c: (
+            c.cuda_graph_impl != "none"
+            and (c.cuda_graph_impl != "transformer_engine" or _modules(c) & {"moe", "mlp"})
+        ),
+        "overlap_moe_expert_parallel_comm: found with CUDA graphs of moe or mlp, or other than Transformer"
+        " Engine's; drop them",
         since="0.16.0",
         until="0.18.0",
     ),
@@ -507,7 +566,8 @@ OVERLAP_STEPS: tuple[Step, ...] = (
     check(
         OVERLAP,
         lambda c: c.delay_wgrad_compute and not c.overlap_moe_expert_parallel_comm,
-        "delay_wgrad_compute: found without overlap_moe_expert_parallel_comm; add --overlap-moe-expert-parallel-comm",
+        "delay_wgrad_compute: found without overlap_moe_expert_parallel_comm; add"
+        " --overlap-moe-expert-parallel-comm",
         since="0.14.0",
     ),
     check(
@@ -519,8 +579,10 @@ OVERLAP_STEPS: tuple[Step, ...] = (
     ),
     check(
         OVERLAP,
-        lambda c: c.overlap_dispatch_backward_with_experts_wgrad
-        and (c.overlap_moe_expert_parallel_comm or c.delay_wgrad_compute),
+        lambda c: (
+            c.overlap_dispatch_backward_with_experts_wgrad
+            and (c.overlap_moe_expert_parallel_comm or c.delay_wgrad_compute)
+        ),
         "overlap_dispatch_backward_with_experts_wgrad: found with overlap_moe_expert_parallel_comm or"
         " delay_wgrad_compute; keep one of them",
         since="0.18.0",

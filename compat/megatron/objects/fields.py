@@ -64,7 +64,11 @@ TRANSFORMER_FEEDS = (
     Feed("bias_activation_fusion", lambda a: a.bias_swiglu_fusion if a.swiglu else a.bias_gelu_fusion),
     Feed("num_query_groups", lambda a: a.num_query_groups if a.group_query_attention else None),
     Feed("cp_comm_type", _comm_type, since="0.10.0"),
-    Feed("is_hybrid_model", lambda a: a.hybrid_layer_pattern is not None or bool(a.is_hybrid_model), since="0.17.0"),
+    Feed(
+        "is_hybrid_model",
+        lambda a: a.hybrid_layer_pattern is not None or bool(a.is_hybrid_model),
+        since="0.17.0",
+    ),
     Feed("experimental_attention_variant", _variant, since="0.18.0"),
 )
 """What core_transformer_config_from_args sets beside the arguments of the fields' own names."""
@@ -84,7 +88,11 @@ DDP_FEEDS = (
         since="0.12.0",
         until="0.16.0",
     ),
-    Feed("reduce_scatter_with_fp32_accumulation", argument("ddp_reduce_scatter_with_fp32_accumulation"), since="0.16.0"),
+    Feed(
+        "reduce_scatter_with_fp32_accumulation",
+        argument("ddp_reduce_scatter_with_fp32_accumulation"),
+        since="0.16.0",
+    ),
     Feed(
         "param_name_patterns_for_fp32_local_accumulation",
         lambda a: list(a.ddp_param_name_patterns_for_fp32_local_accumulation or ()),
@@ -129,7 +137,9 @@ def feeds(table: tuple[Feed, ...], version: str, cls: str) -> tuple[Feed, ...]:
 
 def fed(args: Mapping[str, Any], version: str, cls: str, table: tuple[Feed, ...]) -> dict[str, Any]:
     """Fields of `cls` from the arguments: those of the same name, then what `table` says."""
-    values = {name: args[name] if name in args else default for name, default in defaults(version, cls).items()}
+    values = {
+        name: args[name] if name in args else default for name, default in defaults(version, cls).items()
+    }
     for name in OWN_DEFAULT:
         if name in values and values[name] is None:
             values[name] = defaults(version, cls)[name]

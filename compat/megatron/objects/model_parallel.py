@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compat.megatron.arguments.sizes import DENSE_SHARDS, EXPERT_SHARDS, dense_shards, expert_shards
+from compat.megatron.arguments.sizes import DENSE_SHARDS, EXPERT_SHARDS
 from compat.megatron.arguments.steps import Namespace, Step, check, derive, inherit
 
 CLASS = "ModelParallelConfig"
@@ -11,38 +11,51 @@ CLASS = "ModelParallelConfig"
 def _unsequenced(c: Namespace) -> bool:
     """Experts and tensor parallelism without sequence parallelism."""
     return bool(
-        (c.expert_model_parallel_size or 1) > 1 and c.tensor_model_parallel_size > 1 and c.sequence_parallel is False
+        (c.expert_model_parallel_size or 1) > 1
+        and c.tensor_model_parallel_size > 1
+        and c.sequence_parallel is False
     )
+
+
+def _copies(c: Namespace) -> None:
+    """How often the weights of a tensor rank are split again; the class leaves the wish itself as it is."""
+    if c.tensor_parallel_num_weight_shards is not None:
+        c.gtp_weight_remat_size = c.tensor_parallel_num_weight_shards // c.tensor_model_parallel_size
+    if c.expert_tensor_parallel_num_weight_shards is not None:
+        c.expert_gtp_weight_remat_size = (
+            c.expert_tensor_parallel_num_weight_shards // c.expert_tensor_parallel_size
+        )
 
 
 MODEL_PARALLEL_STEPS: tuple[Step, ...] = (
     check(
         CLASS,
         lambda c: c.sequence_parallel and c.tensor_model_parallel_size <= 1,
-        "sequence_parallel: found with tensor_model_parallel_size {tensor_model_parallel_size}; expected more than 1; drop"
-        " one of them",
+        "sequence_parallel: found with tensor_model_parallel_size {tensor_model_parallel_size}; expected"
+        " more than 1; drop one of them",
     ),
     derive(CLASS, inherit("expert_tensor_parallel_size", "tensor_model_parallel_size"), since="0.10.0"),
     DENSE_SHARDS,
     EXPERT_SHARDS,
-    derive(CLASS, dense_shards, since="0.19.0"),
-    derive(CLASS, expert_shards, since="0.19.0"),
+    derive(CLASS, _copies, since="0.19.0"),
     check(
         CLASS,
         lambda c: c.pipeline_model_parallel_size > 1 and c.pipeline_dtype is None,
-        "pipeline_dtype: missing; pipeline_model_parallel_size {pipeline_model_parallel_size} needs it; set it to"
-        " params_dtype",
+        "pipeline_dtype: missing; pipeline_model_parallel_size {pipeline_model_parallel_size} needs it; set"
+        " it to params_dtype",
     ),
     derive(CLASS, inherit("autocast_dtype", "params_dtype")),
     check(
         CLASS,
         lambda c: c.defer_embedding_wgrad_compute and c.pipeline_model_parallel_size == 1,
-        "defer_embedding_wgrad_compute: found with pipeline_model_parallel_size 1; expected a pipeline; drop it",
+        "defer_embedding_wgrad_compute: found with pipeline_model_parallel_size 1; expected a pipeline; drop"
+        " it",
     ),
     check(
         CLASS,
         lambda c: c.defer_embedding_wgrad_compute and not c.gradient_accumulation_fusion,
-        "defer_embedding_wgrad_compute: found without gradient_accumulation_fusion; keep the fusion, or drop it",
+        "defer_embedding_wgrad_compute: found without gradient_accumulation_fusion; keep the fusion, or drop"
+        " it",
     ),
     check(
         CLASS,
@@ -60,8 +73,8 @@ MODEL_PARALLEL_STEPS: tuple[Step, ...] = (
         CLASS,
         _unsequenced,
         "sequence_parallel: found false with expert_model_parallel_size {expert_model_parallel_size} and"
-        " tensor_model_parallel_size {tensor_model_parallel_size}; a defect of this release's own ends the run there"
-        " (NameError, where later releases warn); add --sequence-parallel, or use 0.16 or later",
+        " tensor_model_parallel_size {tensor_model_parallel_size}; a defect of this release's own ends the"
+        " run there (NameError, where later releases warn); add --sequence-parallel, or use 0.16 or later",
         since="0.15.0",
         until="0.16.0",
     ),
@@ -72,7 +85,8 @@ MODEL_PARALLEL_STEPS: tuple[Step, ...] = (
         CLASS,
         lambda c: c.overlap_p2p_comm_warmup_flush and (not c.overlap_p2p_comm or c.batch_p2p_comm),
         "overlap_p2p_comm_warmup_flush: found with overlap_p2p_comm {overlap_p2p_comm} and batch_p2p_comm"
-        " {batch_p2p_comm}; expected true and false, which take an interleaved schedule; drop it, or add virtual stages",
+        " {batch_p2p_comm}; expected true and false, which take an interleaved schedule; drop it, or add"
+        " virtual stages",
         since="0.10.0",
     ),
 )

@@ -71,10 +71,12 @@ def _end(name: str, where: str) -> tuple[Step, ...]:
         ),
         check(
             CLASS,
-            lambda c: _uneven(c)
-            and getattr(c, name) is not None
-            and c.virtual_pipeline_model_parallel_size
-            and getattr(c, name) % c.virtual_pipeline_model_parallel_size != 0,
+            lambda c: (
+                _uneven(c)
+                and getattr(c, name) is not None
+                and c.virtual_pipeline_model_parallel_size
+                and getattr(c, name) % c.virtual_pipeline_model_parallel_size != 0
+            ),
             f"{name}: found {{{name}}}; expected a multiple of virtual_pipeline_model_parallel_size"
             " ({virtual_pipeline_model_parallel_size}) on the " + where + " stage",
             since="0.11.0",
@@ -101,9 +103,11 @@ def _counted_stage_indivisible(c: Namespace) -> bool:
 PIPELINE_STEPS: tuple[Step, ...] = (
     check(
         CLASS,
-        lambda c: c.recompute_granularity is not None
-        and c.virtual_pipeline_model_parallel_size
-        and c.num_layers % c.virtual_pipeline_model_parallel_size != 0,
+        lambda c: (
+            c.recompute_granularity is not None
+            and c.virtual_pipeline_model_parallel_size
+            and c.num_layers % c.virtual_pipeline_model_parallel_size != 0
+        ),
         "num_layers: found {num_layers}; recomputation in this release expects a multiple of"
         " virtual_pipeline_model_parallel_size ({virtual_pipeline_model_parallel_size})",
         until="0.11.0",
@@ -112,8 +116,8 @@ PIPELINE_STEPS: tuple[Step, ...] = (
     check(
         CLASS,
         lambda c: given(FIRST, LAST)(c) and _accounts(c),
-        f"{FIRST}: named layers of the first or last stage found with account_for_embedding_in_pipeline_split or"
-        " account_for_loss_in_pipeline_split; keep one way",
+        f"{FIRST}: named layers of the first or last stage found with"
+        " account_for_embedding_in_pipeline_split or account_for_loss_in_pipeline_split; keep one way",
         since="0.11.0",
     ),
     check(
@@ -124,58 +128,73 @@ PIPELINE_STEPS: tuple[Step, ...] = (
     ),
     inspect(CLASS, _layout_problems, since="0.13.0"),
     derive(CLASS, _laid_out, since="0.13.0"),
+    check(
+        CLASS,
+        lambda c: c.virtual_pipeline_model_parallel_size == 0 and (_uneven(c) or _counted(c)),
+        "virtual_pipeline_model_parallel_size: found 0; expected a positive number; name at least one"
+        " virtual stage",
+        since="0.11.0",
+    ),
     *_end(FIRST, "first"),
     *_end(LAST, "last"),
     check(
         CLASS,
         lambda c: _uneven(c) and c.num_layers is not None and _middle(c)[1] == 0,
-        f"pipeline_model_parallel_size: found {{pipeline_model_parallel_size}}, all of it first or last stages with named"
-        f" layers{DEFECT}; name the layers of fewer stages, or use more pipeline ranks",
+        f"pipeline_model_parallel_size: found {{pipeline_model_parallel_size}}, all of it first or last"
+        f" stages with named layers{DEFECT}; name the layers of fewer stages, or use more pipeline ranks",
         since="0.11.0",
         until="0.13.0",
     ),
     check(
         CLASS,
         lambda c: _uneven(c) and c.num_layers is not None and bool(_middle(c)[0]) != bool(_middle(c)[1]),
-        f"num_layers: found {{num_layers}}, with {{{FIRST}}} on the first stage and {{{LAST}}} on the last; expected layers"
-        " left exactly where stages are left (pipeline_model_parallel_size {pipeline_model_parallel_size})",
+        f"num_layers: found {{num_layers}}, with {{{FIRST}}} on the first stage and {{{LAST}}} on the last;"
+        " expected layers left exactly where stages are left (pipeline_model_parallel_size"
+        f" {{pipeline_model_parallel_size}})",
         since="0.16.0",
     ),
     check(
         CLASS,
         lambda c: _spread(c) and _middle(c)[0] % _middle(c)[1] != 0,
-        f"num_layers: found {{num_layers}}, with {{{FIRST}}} on the first stage and {{{LAST}}} on the last; expected the"
-        " rest to divide over the other pipeline ranks (pipeline_model_parallel_size {pipeline_model_parallel_size})",
+        f"num_layers: found {{num_layers}}, with {{{FIRST}}} on the first stage and {{{LAST}}} on the last;"
+        " expected the rest to divide over the other pipeline ranks (pipeline_model_parallel_size"
+        f" {{pipeline_model_parallel_size}})",
         since="0.11.0",
     ),
     check(
         CLASS,
-        lambda c: _spread(c)
-        and c.virtual_pipeline_model_parallel_size
-        and _middle(c)[0] // _middle(c)[1] % c.virtual_pipeline_model_parallel_size != 0,
-        f"num_layers: found {{num_layers}}, with {{{FIRST}}} on the first stage and {{{LAST}}} on the last; expected the"
-        " layers of each other rank to divide by virtual_pipeline_model_parallel_size"
-        " ({virtual_pipeline_model_parallel_size})",
+        lambda c: (
+            _spread(c)
+            and c.virtual_pipeline_model_parallel_size
+            and _middle(c)[0] // _middle(c)[1] % c.virtual_pipeline_model_parallel_size != 0
+        ),
+        f"num_layers: found {{num_layers}}, with {{{FIRST}}} on the first stage and {{{LAST}}} on the last;"
+        " expected the layers of each other rank to divide by virtual_pipeline_model_parallel_size"
+        f" ({{virtual_pipeline_model_parallel_size}})",
         since="0.11.0",
     ),
     check(
         CLASS,
-        lambda c: _counted(c)
-        and c.virtual_pipeline_model_parallel_size is None
-        and c.pipeline_model_parallel_size - _accounts(c) == 0,
-        "pipeline_model_parallel_size: found {pipeline_model_parallel_size}, all of it taken by embedding and loss that"
-        f" count as stages{DEFECT}; use more pipeline ranks",
+        lambda c: (
+            _counted(c)
+            and c.virtual_pipeline_model_parallel_size is None
+            and c.pipeline_model_parallel_size - _accounts(c) == 0
+        ),
+        f"pipeline_model_parallel_size: found {{pipeline_model_parallel_size}}, all of it taken by embedding"
+        f" and loss that count as stages{DEFECT}; use more pipeline ranks",
         since="0.11.0",
         until="0.12.0",
     ),
     check(
         CLASS,
-        lambda c: _counted(c)
-        and c.virtual_pipeline_model_parallel_size is None
-        and c.pipeline_model_parallel_size - _accounts(c) != 0
-        and c.num_layers % (c.pipeline_model_parallel_size - _accounts(c)) != 0,
-        "num_layers: found {num_layers}; expected a multiple of the pipeline ranks that embedding and loss leave"
-        " (pipeline_model_parallel_size {pipeline_model_parallel_size})",
+        lambda c: (
+            _counted(c)
+            and c.virtual_pipeline_model_parallel_size is None
+            and c.pipeline_model_parallel_size - _accounts(c) != 0
+            and c.num_layers % (c.pipeline_model_parallel_size - _accounts(c)) != 0
+        ),
+        "num_layers: found {num_layers}; expected a multiple of the pipeline ranks that embedding and loss"
+        " leave (pipeline_model_parallel_size {pipeline_model_parallel_size})",
         since="0.11.0",
         until="0.12.0",
     ),
@@ -197,8 +216,9 @@ PIPELINE_STEPS: tuple[Step, ...] = (
     check(
         CLASS,
         _counted_stage_indivisible,
-        "num_layers: found {num_layers}; with embedding and loss that count as layers, expected the layers of a rank to"
-        " divide by virtual_pipeline_model_parallel_size ({virtual_pipeline_model_parallel_size})",
+        "num_layers: found {num_layers}; with embedding and loss that count as layers, expected the layers"
+        " of a rank to divide by virtual_pipeline_model_parallel_size"
+        " ({virtual_pipeline_model_parallel_size})",
         since="0.11.0",
     ),
 )

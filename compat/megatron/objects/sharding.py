@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compat.megatron.arguments.steps import Namespace, Step, check, derive, when
+from compat.megatron.arguments.steps import Namespace, Predicate, Step, check, derive, when
 
 BUCKETS = "training.py: bucket size"
 CLASS = "DistributedDataParallelConfig"
@@ -37,14 +37,15 @@ DDP_STEPS: tuple[Step, ...] = (
     check(
         CLASS,
         lambda d: d.reuse_grad_buf_for_mxfp8_param_ag and not d.fp8_param_gather,
-        "reuse_grad_buf_for_mxfp8_param_ag: found without fp8_param_gather; add --fp8-param-gather, or drop it",
+        "reuse_grad_buf_for_mxfp8_param_ag: found without fp8_param_gather; add --fp8-param-gather, or drop"
+        " it",
         since="0.14.0",
     ),
     check(
         CLASS,
         lambda d: d.param_name_patterns_for_fp32_local_accumulation and d.grad_reduce_in_fp32,
-        "ddp_param_name_patterns_for_fp32_local_accumulation: found with gradients that are all in fp32; drop it, or add"
-        " --grad-reduce-in-bf16",
+        "ddp_param_name_patterns_for_fp32_local_accumulation: found with gradients that are all in fp32;"
+        " drop it, or add --grad-reduce-in-bf16",
         since="0.17.0",
     ),
     derive(BUCKETS, _bucket),
@@ -55,8 +56,15 @@ DDP_STEPS: tuple[Step, ...] = (
 
 
 def _without_fp8(o: Namespace) -> None:
-    wide = o.fp8_recipe in (None, "delayed") or o.main_params_dtype != "torch.float32" or o.optimizer_cpu_offload
+    wide = (
+        o.fp8_recipe in (None, "delayed") or o.main_params_dtype != "torch.float32" or o.optimizer_cpu_offload
+    )
     o.use_precision_aware_optimizer_no_fp8_or_ds_fp8 = bool(o.use_precision_aware_optimizer and wide)
+
+
+def _narrow(name: str) -> Predicate:
+    """Whether an optimizer without precision awareness keeps `name` in less than fp32."""
+    return lambda o: not o.use_precision_aware_optimizer and getattr(o, name) != "torch.float32"
 
 
 OPTIMIZER_STEPS: tuple[Step, ...] = (
@@ -64,8 +72,16 @@ OPTIMIZER_STEPS: tuple[Step, ...] = (
     check(
         OPTIMIZER,
         lambda o: o.reuse_grad_buf_for_mxfp8_param_ag and o.overlap_param_gather_with_optimizer_step,
-        "reuse_grad_buf_for_mxfp8_param_ag: found with overlap_param_gather_with_optimizer_step; keep one of them",
+        "reuse_grad_buf_for_mxfp8_param_ag: found with overlap_param_gather_with_optimizer_step; keep one of"
+        " them",
         since="0.19.0",
+    ),
+    check(
+        "get_megatron_optimizer_config",
+        lambda o: o.optimizer not in ("adam", "sgd") and "muon" not in o.optimizer,
+        "optimizer: found {optimizer}, which this release can name but not build; expected adam, sgd or muon",
+        since="0.16.0",
+        until="0.18.0",
     ),
     check(
         OPTIMIZER,
@@ -76,13 +92,14 @@ OPTIMIZER_STEPS: tuple[Step, ...] = (
     check(
         OPTIMIZER,
         lambda o: o.use_precision_aware_optimizer and not o.use_distributed_optimizer,
-        "use_precision_aware_optimizer: found without use_distributed_optimizer; add --use-distributed-optimizer",
+        "use_precision_aware_optimizer: found without use_distributed_optimizer; add"
+        " --use-distributed-optimizer",
         since="0.11.0",
     ),
     *(
         check(
             OPTIMIZER,
-            lambda o, name=name: not o.use_precision_aware_optimizer and getattr(o, name) != "torch.float32",
+            _narrow(name),
             f"{name}: found {{{name}}} without use_precision_aware_optimizer; expected fp32, or add"
             " --use-precision-aware-optimizer",
             since="0.11.0",

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from compat.megatron.arguments.steps import Change, Namespace, Predicate, Step, check, derive, named, when
+from compat.megatron.arguments.steps import (
+    Change,
+    Namespace,
+    Predicate,
+    Step,
+    absent,
+    check,
+    derive,
+    named,
+    when,
+)
 
 CLASS = "TransformerConfig"
 PRECISION = "TransformerConfig: fp8 and fp4"
@@ -82,8 +92,8 @@ def _linear_heads(c: Namespace, ranks: int) -> bool:
 
 
 HEADS = (
-    "linear_num_key_heads: found {linear_num_key_heads}, and linear_num_value_heads {linear_num_value_heads}; expected the"
-    " second to be a multiple of the first, and both of the ranks"
+    "linear_num_key_heads: found {linear_num_key_heads}, and linear_num_value_heads {linear_num_value_heads};"
+    " expected the second to be a multiple of the first, and both of the ranks"
 )
 
 SIZE_STEPS: tuple[Step, ...] = (
@@ -116,16 +126,18 @@ SIZE_STEPS: tuple[Step, ...] = (
     ),
     check(
         CLASS,
-        lambda c: c.num_query_groups % c.tensor_model_parallel_size != 0
-        and (c.num_query_groups == 0 or c.tensor_model_parallel_size % c.num_query_groups != 0),
-        "num_query_groups: found {num_query_groups}; expected a multiple or a divisor of tensor_model_parallel_size"
-        " ({tensor_model_parallel_size})",
+        lambda c: (
+            c.num_query_groups % c.tensor_model_parallel_size != 0
+            and (c.num_query_groups == 0 or c.tensor_model_parallel_size % c.num_query_groups != 0)
+        ),
+        "num_query_groups: found {num_query_groups}; expected a multiple or a divisor of"
+        " tensor_model_parallel_size ({tensor_model_parallel_size})",
         since="0.16.0",
         needs=("num_query_groups",),
     ),
     *(
         _delta(
-            lambda c, name=name: getattr(c, name) is None,
+            absent(name),
             f"{name}: missing; experimental_attention_variant gated_delta_net needs it",
         )
         for name in LINEAR
@@ -154,8 +166,10 @@ SIZE_STEPS: tuple[Step, ...] = (
     ),
     check(
         SPARSE,
-        lambda c: c.experimental_attention_variant == "dsa"
-        and (c.dsa_indexer_topk_freq < 1 or c.dsa_indexer_skip_topk_offset < 0),
+        lambda c: (
+            c.experimental_attention_variant == "dsa"
+            and (c.dsa_indexer_topk_freq < 1 or c.dsa_indexer_skip_topk_offset < 0)
+        ),
         "dsa_indexer_topk_freq: found {dsa_indexer_topk_freq}, and dsa_indexer_skip_topk_offset"
         " {dsa_indexer_skip_topk_offset}; expected at least 1 and 0",
         since="0.19.0",
@@ -171,8 +185,8 @@ def _bf16_layers(name: str) -> Step:
     return check(
         PRECISION,
         fails,
-        f"{name}: found {{{name}}}; expected 0 to the layers of a pipeline rank: num_layers ({{num_layers}}) /"
-        " pipeline_model_parallel_size ({pipeline_model_parallel_size})",
+        f"{name}: found {{{name}}}; expected 0 to the layers of a pipeline rank: num_layers ({{num_layers}})"
+        f" / pipeline_model_parallel_size ({{pipeline_model_parallel_size}})",
         since="0.12.0",
         needs=("num_layers",),
     )
@@ -182,7 +196,8 @@ PRECISION_STEPS: tuple[Step, ...] = (
     check(
         PRECISION,
         lambda c: c.fp8 and c.first_last_layers_bf16 and named(c.fp8_recipe) == "delayed",
-        "first_last_layers_bf16: found with fp8_recipe delayed, which cannot leave layers out; choose another recipe",
+        "first_last_layers_bf16: found with fp8_recipe delayed, which cannot leave layers out; choose"
+        " another recipe",
         since="0.12.0",
     ),
     _bf16_layers("num_layers_at_start_in_bf16"),
@@ -190,7 +205,8 @@ PRECISION_STEPS: tuple[Step, ...] = (
     check(
         PRECISION,
         lambda c: c.fp8 and named(c.fp8_recipe) == "mxfp8" and c.fp8_param,
-        "fp8_param: found with fp8_recipe mxfp8, which this release cannot keep in fp8; drop --fp8-param-gather",
+        "fp8_param: found with fp8_recipe mxfp8, which this release cannot keep in fp8; drop"
+        " --fp8-param-gather",
         since="0.12.0",
         until="0.13.0",
     ),
@@ -213,7 +229,10 @@ PRECISION_STEPS: tuple[Step, ...] = (
         since="0.18.0",
     ),
     check(
-        PRECISION, lambda c: c.fp4_param and not c.fp4, "fp4_param: found without fp4; add --fp4-format", since="0.15.0"
+        PRECISION,
+        lambda c: c.fp4_param and not c.fp4,
+        "fp4_param: found without fp4; add --fp4-format",
+        since="0.15.0",
     ),
     check(PRECISION, lambda c: c.fp4 and c.fp8, "fp4: found with fp8; keep one of them", since="0.15.0"),
     check(
@@ -228,7 +247,11 @@ PRECISION_STEPS: tuple[Step, ...] = (
 
 def _selective(fails: Predicate, problem: str, since: str = "0.12.0", until: str = "") -> Step:
     return check(
-        RECOMPUTE, lambda c: c.recompute_granularity == "selective" and fails(c), problem, since=since, until=until
+        RECOMPUTE,
+        lambda c: c.recompute_granularity == "selective" and fails(c),
+        problem,
+        since=since,
+        until=until,
     )
 
 
@@ -255,7 +278,8 @@ RECOMPUTE_STEPS: tuple[Step, ...] = (
     check(
         OFFLOAD,
         lambda c: c.cpu_offloading and not 0 <= c.cpu_offloading_num_layers < c.num_layers,
-        "cpu_offloading_num_layers: found {cpu_offloading_num_layers}; expected less than num_layers ({num_layers})",
+        "cpu_offloading_num_layers: found {cpu_offloading_num_layers}; expected less than num_layers"
+        " ({num_layers})",
         needs=("num_layers",),
     ),
     check(
@@ -275,13 +299,16 @@ RECOMPUTE_STEPS: tuple[Step, ...] = (
     ),
     check(
         RECOMPUTE,
-        lambda c: c.recompute_granularity is not None and c.recompute_method not in (None, "block", "uniform"),
+        lambda c: (
+            c.recompute_granularity is not None and c.recompute_method not in (None, "block", "uniform")
+        ),
         "recompute_method: found {recompute_method}; expected block or uniform",
     ),
     check(
         RECOMPUTE,
         lambda c: c.recompute_granularity == "full" and c.recompute_method is None,
-        "recompute_method: missing; recompute_granularity full needs it; add --recompute-method uniform or block",
+        "recompute_method: missing; recompute_granularity full needs it; add --recompute-method uniform or"
+        " block",
     ),
     check(
         RECOMPUTE,
@@ -295,10 +322,17 @@ RECOMPUTE_STEPS: tuple[Step, ...] = (
     ),
     check(
         RECOMPUTE,
-        lambda c: c.recompute_granularity is not None and c.distribute_saved_activations and c.sequence_parallel,
-        "distribute_saved_activations: found with sequence_parallel, which already splits them; drop one of them",
+        lambda c: (
+            c.recompute_granularity is not None and c.distribute_saved_activations and c.sequence_parallel
+        ),
+        "distribute_saved_activations: found with sequence_parallel, which already splits them; drop one of"
+        " them",
     ),
-    derive(RECOMPUTE, when(lambda c: c.recompute_modules is None, recompute_modules=["core_attn"]), since="0.12.0"),
+    derive(
+        RECOMPUTE,
+        when(lambda c: c.recompute_modules is None, recompute_modules=["core_attn"]),
+        since="0.12.0",
+    ),
     _unknown_modules(MODULES, "0.12.0", "0.14.0"),
     _unknown_modules((*MODULES, "shared_experts"), "0.14.0", "0.19.0"),
     _unknown_modules((*MODULES, "shared_experts", "gdn_norm_out"), "0.19.0", ""),
@@ -311,26 +345,32 @@ RECOMPUTE_STEPS: tuple[Step, ...] = (
         "recompute_modules: found mla_up_proj without multi_latent_attention; drop it",
     ),
     _selective(
-        lambda c: "gdn_norm_out" in c.recompute_modules and c.experimental_attention_variant != "gated_delta_net",
+        lambda c: (
+            "gdn_norm_out" in c.recompute_modules and c.experimental_attention_variant != "gated_delta_net"
+        ),
         "recompute_modules: found gdn_norm_out without gated_delta_net attention; drop it",
         since="0.19.0",
     ),
     _selective(
-        lambda c: "shared_experts" in c.recompute_modules
-        and c.moe_shared_expert_intermediate_size is not None
-        and c.moe_shared_expert_overlap,
+        lambda c: (
+            "shared_experts" in c.recompute_modules
+            and c.moe_shared_expert_intermediate_size is not None
+            and c.moe_shared_expert_overlap
+        ),
         "recompute_modules: found shared_experts with moe_shared_expert_overlap; keep one of them",
         since="0.14.0",
     ),
     _selective(
         _narrow_recompute,
-        "recompute_modules: found moe_act or layernorm with fp8, which this release cannot recompute; drop them",
+        "recompute_modules: found moe_act or layernorm with fp8, which this release cannot recompute; drop"
+        " them",
         since="0.13.0",
         until="0.14.0",
     ),
     _selective(
         lambda c: _narrow_recompute(c) and named(c.fp8_recipe) == "delayed",
-        "recompute_modules: found moe_act or layernorm with fp8_recipe delayed; choose another recipe, or drop them",
+        "recompute_modules: found moe_act or layernorm with fp8_recipe delayed; choose another recipe, or"
+        " drop them",
         since="0.14.0",
     ),
     check(
@@ -345,7 +385,11 @@ RECOMPUTE_STEPS: tuple[Step, ...] = (
 
 def _fine(fails: Predicate, problem: str, since: str = "0.16.0", until: str = "") -> Step:
     return check(
-        OFFLOAD, lambda c: c.fine_grained_activation_offloading and fails(c), problem, since=since, until=until
+        OFFLOAD,
+        lambda c: c.fine_grained_activation_offloading and fails(c),
+        problem,
+        since=since,
+        until=until,
     )
 
 
@@ -374,46 +418,56 @@ OFFLOAD_STEPS: tuple[Step, ...] = (
         "offload_modules: found attn_proj without core_attn, whose output it needs; add core_attn",
     ),
     _fine(
-        lambda c: c.recompute_granularity == "selective"
-        and "moe" in c.recompute_modules
-        and _offloaded(c) & {"moe_act", "expert_fc1", "fused_group_mlp"},
+        lambda c: (
+            c.recompute_granularity == "selective"
+            and "moe" in c.recompute_modules
+            and _offloaded(c) & {"moe_act", "expert_fc1", "fused_group_mlp"}
+        ),
         "offload_modules: found {offload_modules} with recomputation of whole MoE layers; drop one of them",
         since="0.19.0",
     ),
     _fine(
-        lambda c: c.min_offloaded_tensor_size < 0
-        or not 0 <= c.activation_offload_fraction <= 1
-        or c.delta_offload_bytes_across_pp_ranks < 0,
+        lambda c: (
+            c.min_offloaded_tensor_size < 0
+            or not 0 <= c.activation_offload_fraction <= 1
+            or c.delta_offload_bytes_across_pp_ranks < 0
+        ),
         "activation_offload_fraction: found {activation_offload_fraction}, min_offloaded_tensor_size"
-        " {min_offloaded_tensor_size} and delta_offload_bytes_across_pp_ranks {delta_offload_bytes_across_pp_ranks};"
-        " expected 0 to 1, and no negative sizes",
+        " {min_offloaded_tensor_size} and delta_offload_bytes_across_pp_ranks"
+        " {delta_offload_bytes_across_pp_ranks}; expected 0 to 1, and no negative sizes",
         since="0.19.0",
     ),
     _fine(
-        lambda c: "fused_group_mlp" in _offloaded(c)
-        and (not c.use_transformer_engine_op_fuser or _offloaded(c) & {"expert_fc1", "moe_act"}),
-        "offload_modules: found fused_group_mlp; expected use_transformer_engine_op_fuser, and neither expert_fc1 nor"
-        " moe_act",
+        lambda c: (
+            "fused_group_mlp" in _offloaded(c)
+            and (not c.use_transformer_engine_op_fuser or _offloaded(c) & {"expert_fc1", "moe_act"})
+        ),
+        "offload_modules: found fused_group_mlp; expected use_transformer_engine_op_fuser, and neither"
+        " expert_fc1 nor moe_act",
         since="0.19.0",
     ),
     check(
         OFFLOAD,
-        lambda c: c.moe_paged_stash
-        and (
-            c.cpu_offloading
-            or c.moe_expert_rank_capacity_factor is None
-            or _offloaded(c) & {"expert_fc1", "moe_act", "fused_group_mlp"}
+        lambda c: (
+            c.moe_paged_stash
+            and (
+                c.cpu_offloading
+                or c.moe_expert_rank_capacity_factor is None
+                or _offloaded(c) & {"expert_fc1", "moe_act", "fused_group_mlp"}
+            )
         ),
         "moe_paged_stash: found with cpu_offloading {cpu_offloading}, moe_expert_rank_capacity_factor"
-        " {moe_expert_rank_capacity_factor} and offload_modules {offload_modules}; expected a factor, and no other"
-        " offloading of experts",
+        " {moe_expert_rank_capacity_factor} and offload_modules {offload_modules}; expected a factor, and no"
+        " other offloading of experts",
         since="0.18.0",
     ),
 )
 
 
 def _fused(fails: Predicate, problem: str, since: str = "", until: str = "") -> Step:
-    return check(ACTIVATION, lambda c: c.bias_activation_fusion and fails(c), problem, since=since, until=until)
+    return check(
+        ACTIVATION, lambda c: c.bias_activation_fusion and fails(c), problem, since=since, until=until
+    )
 
 
 ACTIVATION_STEPS: tuple[Step, ...] = (
@@ -424,7 +478,8 @@ ACTIVATION_STEPS: tuple[Step, ...] = (
     ),
     _fused(
         lambda c: activation(c) not in ("gelu", "silu", "quick_gelu"),
-        "bias_activation_fusion: found with another activation than gelu, silu and quick_gelu; add --no-bias-gelu-fusion",
+        "bias_activation_fusion: found with another activation than gelu, silu and quick_gelu; add"
+        " --no-bias-gelu-fusion",
         since="0.15.0",
     ),
     _fused(
@@ -461,7 +516,8 @@ ACTIVATION_STEPS: tuple[Step, ...] = (
     check(
         ACTIVATION,
         lambda c: c.activation_func_fp8_input_store and (activation(c) != "silu" or not c.gated_linear_unit),
-        "activation_func_fp8_input_store: found with another activation than SwiGLU; drop it, or add --swiglu",
+        "activation_func_fp8_input_store: found with another activation than SwiGLU; drop it, or add"
+        " --swiglu",
     ),
 )
 
@@ -477,7 +533,7 @@ def _positions(c: Namespace) -> bool:
         return True
     if isinstance(c.no_rope_freq, int):
         return bool(c.num_layers % c.no_rope_freq == 0)
-    return len(c.no_rope_freq) == c.num_layers
+    return bool(len(c.no_rope_freq) == c.num_layers)
 
 
 ATTENTION_STEPS: tuple[Step, ...] = (
@@ -535,9 +591,11 @@ LAST_STEPS: tuple[Step, ...] = (
     ),
     check(
         ATTENTION,
-        lambda c: c.context_parallel_size > 1
-        and isinstance(c.cp_comm_type, list)
-        and len(c.cp_comm_type) != c.num_layers,
+        lambda c: (
+            c.context_parallel_size > 1
+            and isinstance(c.cp_comm_type, list)
+            and len(c.cp_comm_type) != c.num_layers
+        ),
         "cp_comm_type: found {cp_comm_type}; expected one type, or one for each of num_layers ({num_layers})",
         since="0.12.0",
         needs=("num_layers",),
@@ -551,14 +609,16 @@ LAST_STEPS: tuple[Step, ...] = (
     check(
         ATTENTION,
         lambda c: not _positions(c),
-        "no_rope_freq: found {no_rope_freq}; expected a divisor of num_layers ({num_layers}), or one entry for each layer",
+        "no_rope_freq: found {no_rope_freq}; expected a divisor of num_layers ({num_layers}), or one entry"
+        " for each layer",
         since="0.13.0",
         needs=("num_layers",),
     ),
     check(
         SPARSE,
         lambda c: c.experimental_attention_variant == "dsa" and c.context_parallel_size != 1,
-        "context_parallel_size: found {context_parallel_size} with experimental_attention_variant dsa; expected 1",
+        "context_parallel_size: found {context_parallel_size} with experimental_attention_variant dsa;"
+        " expected 1",
         since="0.16.0",
         until="0.19.0",
     ),
@@ -570,14 +630,17 @@ LAST_STEPS: tuple[Step, ...] = (
     ),
     check(
         SPARSE,
-        lambda c: c.experimental_attention_variant == "dsa" and c.context_parallel_size > 1 and not _gathers(c),
+        lambda c: (
+            c.experimental_attention_variant == "dsa" and c.context_parallel_size > 1 and not _gathers(c)
+        ),
         "cp_comm_type: found {cp_comm_type} with experimental_attention_variant dsa; expected allgather",
         since="0.19.0",
     ),
     check(
         CLASS,
         lambda c: c.inference_fuse_tp_communication and not _optimized(c),
-        "inference_fuse_tp_communication: found with transformer_impl {transformer_impl}; expected inference_optimized",
+        "inference_fuse_tp_communication: found with transformer_impl {transformer_impl}; expected"
+        " inference_optimized",
         since="0.16.0",
     ),
     check(
@@ -607,12 +670,17 @@ LAST_STEPS: tuple[Step, ...] = (
     ),
     check(
         ATTENTION,
-        lambda c: c.batch_invariant_mode
-        and (
-            c.flash_attention_version not in (3, 4) or c.context_parallel_size != 1 or c.attention_dropout != 0.0
+        lambda c: (
+            c.batch_invariant_mode
+            and (
+                c.flash_attention_version not in (3, 4)
+                or c.context_parallel_size != 1
+                or c.attention_dropout != 0.0
+            )
         ),
-        "batch_invariant_mode: found with flash_attention_version {flash_attention_version}, context_parallel_size"
-        " {context_parallel_size} and attention_dropout {attention_dropout}; expected 3 or 4, 1 and 0.0",
+        "batch_invariant_mode: found with flash_attention_version {flash_attention_version},"
+        " context_parallel_size {context_parallel_size} and attention_dropout {attention_dropout}; expected"
+        " 3 or 4, 1 and 0.0",
         since="0.19.0",
     ),
 )

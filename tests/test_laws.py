@@ -1,0 +1,203 @@
+"""Laws of translation as properties over generated configs of every dialect, and of every ordered pair of dialects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, event, find, given, settings
+from hypothesis import strategies as st
+
+import bridge
+import compat
+from bridge import carry
+from bridge.config import Values, fields
+from bridge.dialect import Config, Dialect
+from bridge.errors import BridgeError
+from bridge.plan import Plan, paths
+from bridge.rules import Rule
+from bridge.testing import configs
+from bridge.translation import Result, translate
+
+DIALECTS = tuple(compat.load(name) for name in compat.names())
+PAIRS = tuple((one, other) for one in DIALECTS for other in DIALECTS if one is not other)
+SUFFIXES = ("json", "yaml", "txt")
+LAW = settings(
+    max_examples=150,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate, Phase.shrink],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
+)
+
+each = pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
+pair = pytest.mark.parametrize("ours, theirs", PAIRS, ids=lambda dialect: dialect.name)
+
+
+def holds(law: Callable[..., None], *drawn: st.SearchStrategy[Any]) -> None:
+    """Check `law` for what is drawn."""
+    LAW(given(*drawn)(law))()
+
+
+def again(plan: Plan, config: Config) -> Config:
+    """`plan` in the dialect, release and world size of `config`."""
+    return bridge.lower(plan, config.dialect, config.version, config.world_size)
+
+
+def is_file(config: Config) -> bool:
+    return config.entry == config.dialect.default_entry
+
+
+# 1. Written, then read
+
+
+@each
+def test_a_file_reads_back_as_it_was_given(dialect: Dialect, tmp_path: Path) -> None:
+    """`read(write(c)).given == c.given` for every format, with the code part beside the file."""
+
+    def law(config: Config) -> None:
+        for format in dialect.formats:
+            path = tmp_path / f"config.{suffix_of(dialect, format)}"
+            dialect.write(config, path)
+            assert dialect.read(path, config.version, config.world_size).given == config.given
+            for left in tmp_path.iterdir():
+                left.unlink()
+
+    holds(law, configs(dialect).filter(is_file))
+
+
+def suffix_of(dialect: Dialect, format: str) -> str:
+    return next(suffix for suffix in SUFFIXES if dialect.format_of(f"x.{suffix}") == format)
+
+
+@each
+def test_text_reads_back_as_it_was_given(dialect: Dialect) -> None:
+    """The same without a file, for configs that keep nothing outside of it."""
+
+    def law(config: Config) -> None:
+        for format in dialect.formats:
+            text = config.text(format)
+            assert dialect.read(text, config.version, config.world_size).given == config.given
+
+    holds(law, configs(dialect).filter(lambda config: is_file(config) and not dialect.render(config).code))
+
+
+# 2. Lifted, lowered, lifted
+
+
+@each
+def test_a_plan_survives_its_own_dialect(dialect: Dialect) -> None:
+    """`lift(lower(lift(c))) == lift(c)` at the same release and world size."""
+
+    def law(config: Config) -> None:
+        plan = bridge.lift(config)
+        assert bridge.lift(again(plan, config)).values() == plan.values()
+
+    holds(law, configs(dialect))
+
+
+# 3. Rules keep to their groups
+
+
+@each
+def test_every_path_is_in_one_rule(dialect: Dialect) -> None:
+    theirs, ours = fields(dialect.schema), paths()
+    assert repeated_or_missing([path for rule in dialect.rules for path in rule.theirs], theirs) == {}
+    assert repeated_or_missing([path for rule in dialect.rules for path in rule.ours], ours) == {}
+    assert not {path for rule in dialect.rules for path in rule.sees} - {*theirs, *ours}
+
+
+def repeated_or_missing(claimed: list[str], known: Mapping[str, Any]) -> dict[str, int]:
+    """How often each path is claimed, of those that are not claimed once, or claimed and unknown."""
+    return {path: claimed.count(path) for path in {*known, *claimed} if claimed.count(path) != 1 or path not in known}
+
+
+class Watched(Mapping[str, Any]):
+    """A mapping that remembers what it was asked for."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.values_, self.asked = values, set[str]()
+
+    def __getitem__(self, path: str) -> Any:
+        self.asked.add(path)
+        return self.values_[path]
+
+    def __iter__(self) -> Iterator[str]:
+        self.asked.update(self.values_)
+        return iter(self.values_)
+
+    def __len__(self) -> int:
+        return len(self.values_)
+
+
+@each
+def test_rules_keep_to_their_groups(dialect: Dialect) -> None:
+    """Each reads only what it claims or sees, and writes only what it claims."""
+
+    def law(config: Config) -> None:
+        plan = bridge.lift(config).values()
+        for rule in dialect.rules:
+            effective, meant = Watched(config.effective.flat()), Watched(plan)
+            read, written = rule.read(effective, config.context), rule.write(meant, config.context)
+            assert effective.asked <= {*rule.theirs, *rule.sees}, rule.theirs
+            assert meant.asked <= {*rule.ours, *rule.sees}, rule.ours
+            assert {*read} <= {*rule.ours} and {*written} <= {*rule.theirs}, rule.theirs
+
+    holds(law, configs(dialect))
+
+
+# 4. Losses are what is lost
+
+
+@pair
+def test_findings_list_what_a_translation_changes(ours: Dialect, theirs: Dialect) -> None:
+    """A set field is in the findings exactly if lowering and lifting changes what its stack makes of it."""
+
+    def law(config: Config) -> None:
+        result = translate(config, theirs)
+        back = there_and_back(config, result)
+        changed = {path for path in config.given if config.effective.get(path) != back.get(path)}
+        assert losses(result) == changed
+
+    holds(law, translatable(ours, theirs))
+
+
+def losses(result: Result) -> set[str]:
+    return {finding.path for finding in result.findings if finding.given and finding.how is not None} - {*result.source.opaque}
+
+
+def there_and_back(config: Config, result: Result) -> Mapping[str, Any]:
+    """Effective values after the way there and back; none if the stack refuses what comes back."""
+    try:
+        return again(bridge.lift(result.config), config).effective
+    except BridgeError:
+        return Values()
+
+
+def translatable(ours: Dialect, theirs: Dialect) -> st.SearchStrategy[Config]:
+    return configs(ours)
+
+
+# 7. What is written is accepted
+
+
+@pair
+def test_the_other_stack_reads_what_is_written(ours: Dialect, theirs: Dialect, tmp_path: Path) -> None:
+    """Its own reader takes every format that a translation is written in, and makes the same of it."""
+
+    def law(config: Config) -> None:
+        result = translate(config, theirs)
+        for format in theirs.formats:
+            path = tmp_path / f"config.{suffix_of(theirs, format)}"
+            theirs.write(result.config, path)
+            read = theirs.read(path, result.config.version, result.config.world_size)
+            assert read.given == result.config.given
+            assert read.effective == result.config.effective
+            for left in tmp_path.iterdir():
+                left.unlink()
+
+    holds(law, translatable(ours, theirs))
