@@ -180,9 +180,17 @@ def plan_claims(dialect: Dialect) -> Mapping[str, Rule]:
 
 def _losses(config: Config, meant: Mapping[str, Any], kept: Mapping[str, Any], back: Values, target: Config) -> Iterator[Finding]:
     for rule, paths in _at_stake(config):
-        changed = [path for path in paths if config.effective.get(path) != back.get(path)]
+        lost = tuple(path for path in rule.ours if meant.get(path) != kept.get(path))
+        changed = [path for path in paths if _changed(config, path, back, lost)]
         if changed:
-            yield from _lost(config, rule, changed, meant, kept, back, target)
+            yield from _lost(config, rule, changed, lost, kept, back, target)
+
+
+def _changed(config: Config, path: str, back: Values, lost: tuple[str, ...]) -> bool:
+    """Whether a field comes back otherwise; one that its stack moves elsewhere fares as its group does."""
+    before = config.effective.get(path)
+    moved = before is None and config.given.get(path) is not None
+    return bool(lost) if moved else before != back.get(path)
 
 
 def _at_stake(config: Config) -> Iterator[tuple[Rule, Sequence[str]]]:
@@ -196,16 +204,15 @@ def _lost(
     config: Config,
     rule: Rule,
     changed: Sequence[str],
-    meant: Mapping[str, Any],
+    lost: tuple[str, ...],
     kept: Mapping[str, Any],
     back: Values,
     target: Config,
 ) -> Iterator[Finding]:
     values = _seen(rule, rule.theirs, config.effective)
-    lost = tuple(path for path in rule.ours if meant.get(path) != kept.get(path))
     effect, blurred = rule.effect_of(values), rule.blurs is not None and rule.blurs(values)
     for path in changed:
-        before, after, given = config.effective.get(path), back.get(path), path in config.given
+        before, after, given = config.effective.get(path, config.given.get(path)), back.get(path), path in config.given
         if given or (lost and effect is Effect.NUMBERS):
             mine = tuple(ours for ours in lost if ours in rule.carried(path))
             how = _fate(rule, path, mine, blurred, gone=all(kept.get(ours) is None for ours in mine))

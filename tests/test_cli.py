@@ -60,7 +60,7 @@ def start(*arguments: str | Path, **options: object) -> subprocess.Popen[str]:
     """The real process, with pipes."""
     environment = {**os.environ, "PYTHONPATH": str(Path(bridge.__file__).parents[1])}
     command = [sys.executable, "-P", "-c", "from bridge.cli import main; main()", *map(str, arguments)]
-    pipes = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     return subprocess.Popen(command, text=True, env=environment, **{**pipes, **options})  # type: ignore[call-overload,no-any-return]
 
 

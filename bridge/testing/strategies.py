@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -53,19 +53,24 @@ def _typed(case: Case, path: str) -> SearchStrategy[Any] | None:
     return None
 
 
+def _none(case: Case) -> tuple[str, ...]:
+    return ()
+
+
 @dataclass(frozen=True)
 class Part:
     """What a dialect adds to its schema, as `PART` in its module `strategies`.
 
     `core` draws groups of values: the first must be accepted, each further one stays if it is. `paths` names the fields of
     a case (None: all of the schema), `values` draws one field where its type says too little (None: the type is enough),
-    `beside` is what a field cannot do without (such fields are also tried first), `reserved` the beginnings of paths that
+    `opaque` names the fields of a case that hold live objects, which are carried as they are. `beside` is what a field cannot do without (such fields are also tried first), `reserved` the beginnings of paths that
     only the core draws, `entries` the entry points, likelier ones repeated.
     """
 
     core: Callable[[Case], SearchStrategy[Sequence[Group]]] = _empty
     paths: Callable[[Case], Iterable[str]] | None = None
     values: Callable[[Case, str], SearchStrategy[Any] | None] = _typed
+    opaque: Callable[[Case], tuple[str, ...]] = _none
     beside: Mapping[str, Group] = field(default_factory=dict)
     reserved: tuple[str, ...] = ()
     entries: tuple[str, ...] = ("",)
@@ -101,7 +106,12 @@ def _configs(draw: DrawFn, dialect: Dialect, version: str | None, world_size: in
     first, *more = draw(part.core(case)) or [{}]
     config = dialect.config(_known(first, dialect, case), case.version, case.world_size, case.entry)
     needy, extras = draw(_fields(config, case, NEEDY)), draw(_fields(config, case, EXTRAS))
-    return grown(config, [_known(group, dialect, case) for group in (*needy, *more, *extras)])
+    config = grown(config, [_known(group, dialect, case) for group in (*needy, *more, *extras)])
+    return replace(config, opaque={path: stand_in for path in part.opaque(case) if not draw(KEPT)})
+
+
+def stand_in(*arguments: Any) -> None:
+    """Stands for any callable that a live config holds."""
 
 
 def _known(group: Group, dialect: Dialect, case: Case) -> Group:

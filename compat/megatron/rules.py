@@ -23,6 +23,14 @@ def model_rules() -> tuple[Rule, ...]:
         rename("num_attention_heads", "model.heads", effect=Effect.NONE, note=note),
         rename("ffn_hidden_size", "model.ffn", effect=Effect.NONE, note=note),
         rename("vocab_size", "model.vocab", effect=Effect.NONE, note=note),
+        convert(
+            "num_experts",
+            "model.experts",
+            lambda values, context: {"model.experts": values.get("num_experts") or None},
+            lambda values, context: {"num_experts": values.get("model.experts")},
+            effect=Effect.NONE,
+            note=note,
+        ),
         rename("seq_length", "model.sequence", effect=Effect.NONE, note="the sequence length is set where the data is made"),
         convert(
             ("group_query_attention", "num_query_groups"),
@@ -54,7 +62,16 @@ def parallel_rules() -> tuple[Rule, ...]:
         rename("context_parallel_size", "parallel.context", effect=Effect.ROUNDING, note=layout),
         rename("expert_model_parallel_size", "parallel.expert", effect=Effect.ROUNDING, note=layout),
         rename("expert_tensor_parallel_size", "parallel.expert_tensor", effect=Effect.ROUNDING, note=layout),
-        rename("sequence_parallel", "parallel.sequence", effect=Effect.COST, note="activations of norms and dropout"),
+        convert(
+            "sequence_parallel",
+            "parallel.sequence",
+            lambda values, context: {"parallel.sequence": values.get("sequence_parallel")},
+            _write_sequence,
+            effect=Effect.COST,
+            sees=("parallel.tensor", "parallel.expert"),
+            lossy="before 0.16 Megatron splits experts over tensor groups only with sequence parallelism",
+            source="model_parallel_config.py: __post_init__, expert and tensor parallelism",
+        ),
         convert(
             "use_tp_pp_dp_mapping",
             "parallel.order",
@@ -65,6 +82,12 @@ def parallel_rules() -> tuple[Rule, ...]:
             source="initialize.py: order of initialize_model_parallel",
         ),
     )
+
+
+def _write_sequence(values: Group, context: Context) -> Group:
+    tensor, expert = values.get("parallel.tensor") or 1, values.get("parallel.expert") or 1
+    forced = tensor > 1 and expert > 1 and not context.since("0.16.0")
+    return {"sequence_parallel": True if forced else values.get("parallel.sequence")}
 
 
 def _write_order(values: Group, context: Context) -> Group:
@@ -123,9 +146,10 @@ ZERO = convert(
     lambda values, context: {"zero.stage": _zero_stage(values)},
     lambda values, context: _write_zero(values, context),
     effect=Effect.COST,
+    sees=("optimizer.name",),
     carries={"ckpt_format": (), "gradient_accumulation_fusion": ()},
     note="a kernel or checkpoint format of Megatron's, which its sharding may ask for",
-    lossy="Megatron shards gradients and weights only with its FSDP (0.12 and later); before, level 1 is the highest",
+    lossy="Megatron shards gradients and weights only with its FSDP (0.12 and later), and nothing under muon",
     source="reference: distributed optimizer is level 1; data_parallel_sharding_strategy counts only with Megatron-FSDP",
 )
 
@@ -140,7 +164,7 @@ def _zero_stage(values: Group) -> int:
 
 def _write_zero(values: Group, context: Context) -> Group:
     stage = values.get("zero.stage") or 0
-    if stage == 0:
+    if stage == 0 or values.get("optimizer.name") == "muon":
         return {}
     if stage == 1 or not context.since("0.12.0"):
         return {"use_distributed_optimizer": True}

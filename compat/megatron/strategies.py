@@ -280,7 +280,12 @@ def settable(version: str, entry: str) -> tuple[str, ...]:
     """Fields that a config of that entry point can set to a plain value."""
     if entry == FLAGS:
         return tuple(dest for dest in options.by_dest(version) if dest not in REFUSED and dest != "help")
-    return tuple(path for path, name in _named(version, entry).items() if _of_field(version, name) is not None)
+    return tuple(path for path, name in _named(version, entry).items() if path in OWN or _of_field(version, name) is not None)
+
+
+def opaque(case: Case) -> tuple[str, ...]:
+    """Fields that hold live objects."""
+    return () if case.entry == FLAGS else tuple(_named(case.version, case.entry).keys() - set(paths(case)))
 
 
 @cache
@@ -302,13 +307,30 @@ def values(case: Case, path: str) -> SearchStrategy[Any] | None:
     return st.one_of([_of_flag(flag) for flag in options.by_dest(case.version)[path]])
 
 
+COUNT = SMALL | st.integers(1, 10**6)
+SHARE = st.floats(0, 1)
+AMOUNT = st.floats(0, 1e3)
 OWN: Mapping[str, SearchStrategy[Any]] = {
+    **dict.fromkeys(("vocab_size", "num_query_groups", "num_distributed_optimizer_instances", "hysteresis"), COUNT),
+    **dict.fromkeys(("microbatch_group_size_per_vp_stage", "virtual_pipeline_model_parallel_size"), SMALL),
+    **dict.fromkeys(("train_iters", "train_samples", "lr_decay_iters", "lr_decay_samples", "ddp_bucket_size"), COUNT),
+    **dict.fromkeys(("lr_warmup_iters", "lr_warmup_samples"), st.integers(0, 10**6)),
+    **dict.fromkeys(("lr", "min_lr", "lr_warmup_init"), st.floats(0, 1e-2)),
+    **dict.fromkeys(("adam_beta1", "adam_beta2", "sgd_momentum"), st.floats(0, 1, exclude_max=True)),
+    **dict.fromkeys(("adam_eps", "weight_decay", "clip_grad", "min_loss_scale"), AMOUNT),
+    **dict.fromkeys(("loss_scale", "initial_loss_scale"), st.floats(0, 1e6, exclude_min=True)),
+    **dict.fromkeys(("optimizer_offload_fraction", "lr_warmup_fraction"), SHARE),
+    "loss_scale_window": COUNT.map(float),
+    "fp8": st.sampled_from(("e4m3", "hybrid")),
+    "recompute_granularity": st.sampled_from(("selective", "full")),
+    "recompute_method": st.sampled_from(("uniform", "block")),
+    "activation_func": st.sampled_from(("silu", "quick_gelu", "relu")),
     "phase_transition_iterations": st.lists(st.integers(0, 10**6).map(str), min_size=1, max_size=3).map(",".join),
     "hybrid_layer_pattern": st.sampled_from(("M*-M", "M-*-" * 2, "MMM*" * 6)),
     "log_memory_interval": st.integers(1, 9).map(lambda count: 100 * count),
     "eval_micro_batch_size": SMALL,
 }
-"""Values that a flag takes only in a form which its type does not tell."""
+"""Values that mean something, where the type of a flag or field allows others too."""
 
 SWITCHES = {"true": TRUE, "false": st.just(False), "switch": st.booleans()}
 TEXTS: Mapping[str, SearchStrategy[Any]] = {
@@ -369,7 +391,7 @@ LOCAL = {"non_persistent_ckpt_type": "local", "non_persistent_local_ckpt_dir": "
 NARROW_FP4 = {"fp4": "e2m1", "use_distributed_optimizer": True}
 
 BESIDE: Mapping[str, Group] = {
-    "activation_func_fp8_input_store": {"swiglu": True, "add_bias_linear": False},
+    "activation_func_fp8_input_store": {"activation_func": "silu", "gated_linear_unit": True},
     "add_position_embedding": {"position_embedding_type": "rope"},
     "batch_invariant_mode": FLASH,
     "defer_embedding_wgrad_compute": {"gradient_accumulation_fusion": True},
@@ -417,4 +439,4 @@ BESIDE: Mapping[str, Group] = {
 }
 """What a field cannot do without, at least in some releases."""
 
-PART = Part(core, paths, values, BESIDE, entries=ENTRIES)
+PART = Part(core, paths, values, opaque, BESIDE, entries=ENTRIES)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.layout.shard import Flat, Layout, Parameter
+from bridge.layout.shard import Flat, Layout, Parameter, boxes
 from bridge.plan import Plan
 
 DTYPES = st.sampled_from(["fp64", "fp32", "bf16", "fp16"])
@@ -100,6 +102,21 @@ def test_split_parameters_come_first_and_partial_ones_last(layout: Layout) -> No
     for flat in layout.flats:
         assert all((slot.stop <= flat.split.stop) == (slot.parameter.split is not None) for slot in flat.slots)
         assert all((slot.start >= flat.partial.start) == slot.parameter.partial for slot in flat.slots)
+
+
+@given(st.lists(st.integers(1, 5), max_size=4), st.data())
+def test_boxes_cover_a_range_in_order(shape: list[int], data: st.DataObject) -> None:
+    size = prod(shape)
+    start = data.draw(st.integers(0, size))
+    stop = data.draw(st.integers(start, size))
+    numbers = torch.arange(size).view(shape)
+    found = []
+    for box in boxes(tuple(shape), start, stop):
+        part = numbers
+        for dim, (offset, length) in enumerate(zip(box.offsets, box.sizes, strict=True)):
+            part = part.narrow(dim, offset, length)
+        found += part.flatten().tolist()
+    assert found == list(range(start, stop))
 
 
 @given(layouts())
