@@ -24,7 +24,10 @@ CARRIED = "carry-over"
 
 @dataclass(frozen=True, slots=True)
 class FieldReport:
-    """One field of the target: its value, the source fields it came from, how, and what it does to the run."""
+    """One field of the target: its value, the source fields it came from, how, and what it does to the run.
+
+    Where no source field was given, `default_of` names the dialect whose default the value is.
+    """
 
     path: str
     value: Any
@@ -32,6 +35,7 @@ class FieldReport:
     how: How
     effect: Effect
     note: str = ""
+    default_of: str = ""
 
 
 @dataclass(frozen=True)
@@ -268,7 +272,8 @@ def _reports(config: Config, meant: Mapping[str, Any], kept: Mapping[str, Any], 
         how = _came(rule, path, ours, origins, changed)
         origins = origins or (() if rule.ours else (CARRIED,))
         effect = rule.effect_of(_seen(rule, rule.theirs, target.effective))
-        yield FieldReport(path, value, origins, how, effect, rule.lossy if changed else rule.note)
+        note, default_of = rule.lossy if changed else rule.note, (config if ours else target).dialect.name
+        yield FieldReport(path, value, origins, how, effect, note, "" if origins else default_of)
 
 
 def _written(config: Config, rule: Rule | None, ours: str) -> tuple[str, ...]:

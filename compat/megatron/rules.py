@@ -23,6 +23,7 @@ def model_rules() -> tuple[Rule, ...]:
         rename("num_attention_heads", "model.heads", effect=Effect.NONE, note=note),
         rename("ffn_hidden_size", "model.ffn", effect=Effect.NONE, note=note),
         rename("vocab_size", "model.vocab", effect=Effect.NONE, note=note),
+        rename("num_experts", "model.experts", effect=Effect.NONE, note=note),
         convert(
             "num_experts",
             "model.experts",
@@ -60,7 +61,16 @@ def parallel_rules() -> tuple[Rule, ...]:
         rename("tensor_model_parallel_size", "parallel.tensor", effect=Effect.ROUNDING, note=layout),
         rename("pipeline_model_parallel_size", "parallel.pipeline", effect=Effect.ROUNDING, note=layout),
         rename("context_parallel_size", "parallel.context", effect=Effect.ROUNDING, note=layout),
-        rename("expert_model_parallel_size", "parallel.expert", effect=Effect.ROUNDING, note=layout),
+        convert(
+            "expert_model_parallel_size",
+            "parallel.expert",
+            lambda values, context: {"parallel.expert": values.get("expert_model_parallel_size")},
+            lambda values, context: {"expert_model_parallel_size": values.get("parallel.expert")} if values.get("model.experts") else {},
+            effect=Effect.ROUNDING,
+            sees=("model.experts",),
+            lossy="Megatron splits experts over ranks only where it knows their number",
+            source="arguments.py: expert_model_parallel_size needs num_experts",
+        ),
         rename("expert_tensor_parallel_size", "parallel.expert_tensor", effect=Effect.ROUNDING, note=layout),
         convert(
             "sequence_parallel",
