@@ -97,7 +97,13 @@ class TestConvert:
         assert "sequence_parallel" in done.out
         assert done.err == ""
         assert json.loads((tmp_path / "ds.json").read_text())["train_batch_size"] == 128
-        assert {path.name for path in tmp_path.iterdir()} == {"launch.args", "ds.json", "ds.json.carry.json"}
+        assert {path.name for path in tmp_path.iterdir()} == {
+            "launch.args",
+            "ds.json",
+            "ds.code.json",
+            "ds.code.py",
+            "ds.json.carry.json",
+        }
 
     def test_without_carry_over_there_is_no_sidecar(self, cli: Cli, megatron: Path, tmp_path: Path) -> None:
         assert cli("convert", megatron, "--to", "deepspeed", "-o", "ds.json", "--no-carry").code == 2

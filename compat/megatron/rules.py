@@ -141,17 +141,18 @@ def _batch_rests(values: Group) -> bool:
     return bool(micro and global_ and data and global_ % (micro * data))
 
 
+SHARDABLE = (None, "adam", "adamw", "sgd")
+SHARDED = (
+    "use_distributed_optimizer",
+    "data_parallel_sharding_strategy",
+    "use_megatron_fsdp",
+    "use_custom_fsdp",
+    "use_torch_fsdp2",
+    "torch_fsdp2_reshard_after_forward",
+)
+
 ZERO = convert(
-    (
-        "use_distributed_optimizer",
-        "data_parallel_sharding_strategy",
-        "use_megatron_fsdp",
-        "use_custom_fsdp",
-        "use_torch_fsdp2",
-        "torch_fsdp2_reshard_after_forward",
-        "ckpt_format",
-        "gradient_accumulation_fusion",
-    ),
+    (*SHARDED, "ckpt_format", "gradient_accumulation_fusion"),
     "zero.stage",
     lambda values, context: {"zero.stage": _zero_stage(values)},
     lambda values, context: _write_zero(values, context),
@@ -159,22 +160,30 @@ ZERO = convert(
     sees=("optimizer.name",),
     carries={"ckpt_format": (), "gradient_accumulation_fusion": ()},
     note="a kernel or checkpoint format of Megatron's, which its sharding may ask for",
-    lossy="Megatron shards gradients and weights only with its FSDP (0.12 and later), and nothing under muon",
+    lossy="Megatron shards gradients and weights only with its FSDP (0.12 and later), and only adam and sgd",
     source="reference: distributed optimizer is level 1; data_parallel_sharding_strategy counts only with Megatron-FSDP",
 )
 
 
+def _megatron_fsdp(values: Group) -> bool:
+    return bool(values.get("use_megatron_fsdp") or values.get("use_custom_fsdp"))
+
+
+def _torch_fsdp(values: Group) -> bool:
+    return bool(values.get("use_torch_fsdp2")) and not _megatron_fsdp(values)
+
+
 def _zero_stage(values: Group) -> int:
-    if values.get("use_megatron_fsdp") or values.get("use_custom_fsdp"):
+    if _megatron_fsdp(values):
         return STRATEGIES.index(values.get("data_parallel_sharding_strategy") or "no_shard")
-    if values.get("use_torch_fsdp2"):
+    if _torch_fsdp(values):
         return 2 if values.get("torch_fsdp2_reshard_after_forward") is False else 3
     return 1 if values.get("use_distributed_optimizer") else 0
 
 
 def _write_zero(values: Group, context: Context) -> Group:
     stage = values.get("zero.stage") or 0
-    if stage == 0 or values.get("optimizer.name") == "muon":
+    if stage == 0 or values.get("optimizer.name") not in SHARDABLE:
         return {}
     if stage == 1 or not context.since("0.12.0"):
         return {"use_distributed_optimizer": True}
@@ -192,18 +201,25 @@ def ddp_rules() -> tuple[Rule, ...]:
         convert(
             ("overlap_grad_reduce", "overlap_param_gather"),
             ("zero.overlap", "zero.overlap_gather"),
-            lambda values, context: {
-                "zero.overlap": values.get("overlap_grad_reduce"),
-                "zero.overlap_gather": values.get("overlap_param_gather"),
-            },
+            _read_overlap,
             _write_overlap,
             effect=Effect.COST,
-            sees=("zero.stage",),
+            sees=("zero.stage", *SHARDED),
             carries={"overlap_grad_reduce": "zero.overlap", "overlap_param_gather": "zero.overlap_gather"},
             lossy="Megatron gathers weights ahead only where they are sharded and gradients are reduced ahead",
             source="arguments.py: --overlap-param-gather needs --overlap-grad-reduce and a sharded optimizer",
         ),
     )
+
+
+def _read_overlap(values: Group, context: Context) -> Group:
+    """What is overlapped: torch's FSDP always does, and nothing is gathered where nothing is sharded."""
+    if "overlap_grad_reduce" not in values:
+        return {}
+    if _torch_fsdp(values):
+        return {"zero.overlap": True, "zero.overlap_gather": True}
+    gather = bool(values.get("overlap_param_gather")) and _zero_stage(values) >= 1
+    return {"zero.overlap": values.get("overlap_grad_reduce"), "zero.overlap_gather": gather}
 
 
 def _write_overlap(values: Group, context: Context) -> Group:
@@ -299,10 +315,9 @@ def _loss_scale_effect(values: Group) -> Effect:
 
 def _read_loss_scale(values: Group) -> Group:
     static, window = values.get("loss_scale") or None, values.get("loss_scale_window")
-    if not values.get("fp16"):
-        return {"precision.loss_scale.static": static if values.get("bf16") else None}
+    if static or not values.get("fp16"):
+        return {"precision.loss_scale.static": static if values.get("fp16") or values.get("bf16") else None}
     return {
-        "precision.loss_scale.static": static,
         "precision.loss_scale.initial": values.get("initial_loss_scale"),
         "precision.loss_scale.minimum": values.get("min_loss_scale"),
         "precision.loss_scale.window": int(window) if window is not None else None,
@@ -323,8 +338,9 @@ def _write_loss_scale(values: Group) -> Group:
     }
 
 
-OPTIMIZERS = {"adam": "adamw", "sgd": "sgd", "muon": "muon", "dist_muon": "muon", "lion": "lion"}
-OPTIMIZER_FLAGS = {"adamw": "adam", "adam": "adam", "sgd": "sgd", "muon": "muon", "lion": "lion"}
+SAME = {name: name for name in ("sgd", "muon", "adaptive_muon", "soap", "lion")}
+OPTIMIZERS = {"adam": "adamw", "dist_muon": "muon", **SAME}
+OPTIMIZER_FLAGS = {"adamw": "adam", "adam": "adam", **SAME}
 
 OPTIMIZER = convert(
     "optimizer",
@@ -392,17 +408,24 @@ def _write_moments(values: Group, context: Context) -> Group:
 RECOMPUTE = convert(
     ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_activations"),
     ("recompute.granularity", "recompute.method", "recompute.layers"),
-    lambda values, context: {
-        "recompute.granularity": values.get("recompute_granularity") or "none",
-        "recompute.method": values.get("recompute_method"),
-        "recompute.layers": values.get("recompute_num_layers"),
-    },
+    lambda values, context: _read_recompute(values),
     lambda values, context: _write_recompute(values),
     effect=Effect.COST,
     carries={"recompute_method": "recompute.method", "recompute_num_layers": "recompute.layers"},
     lossy="Megatron's selective recomputation takes neither method nor layers",
     source="arguments.py: --recompute-activations is granularity selective",
 )
+
+
+def _read_recompute(values: Group) -> Group:
+    granularity = values.get("recompute_granularity") or "none"
+    if granularity != "full":
+        return {"recompute.granularity": granularity}
+    return {
+        "recompute.granularity": granularity,
+        "recompute.method": values.get("recompute_method"),
+        "recompute.layers": values.get("recompute_num_layers"),
+    }
 
 
 def _write_recompute(values: Group) -> Group:
@@ -437,7 +460,7 @@ def other_rules() -> tuple[Rule, ...]:
             _read_offload,
             _write_offload,
             effect=Effect.COST,
-            sees=("zero.stage",),
+            sees=(*SHARDED, "zero.stage",),
             lossy="Megatron offloads to host memory only, from 0.12, and only with its precision-aware optimizer",
             source="arguments.py: optimizer_cpu_offload needs use_precision_aware_optimizer",
         ),
@@ -464,7 +487,7 @@ def _write_partition(values: Group, context: Context) -> Group:
 
 
 def _read_offload(values: Group, context: Context) -> Group:
-    if not values.get("optimizer_cpu_offload"):
+    if not values.get("optimizer_cpu_offload") or _zero_stage(values) == 0:
         return {"zero.offload.optimizer": "none"}
     return {"zero.offload.optimizer": "cpu", "zero.offload.optimizer_ratio": values.get("optimizer_offload_fraction")}
 

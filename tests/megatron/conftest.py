@@ -1,4 +1,4 @@
-"""What Megatron's own code made of flag lists: a committed sample, and all rows beside the checkout if they are there."""
+"""What Megatron's own code made of flag lists: a committed sample, and all rows where they are at hand."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ def _rows(path: Path) -> Iterator[Row]:
 
 @pytest.fixture(scope="session")
 def facts(shared: Path | None) -> tuple[Row, ...]:
-    """Rows of flags, release and world size, with the effective values or the refusal of Megatron's own code."""
+    """Rows of flags, release and world size, with effective values or the refusal of Megatron's own code."""
     whole = _rows(shared / "truth" / "megatron_cli.jsonl") if shared else iter(())
     return (*_rows(SAMPLE), *whole)

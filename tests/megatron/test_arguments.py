@@ -26,6 +26,7 @@ MODEL = {
     "micro_batch_size": 2,
 }
 LAST = releases.KNOWN[-1]
+EXPERT_GRID = {"expert_tensor_parallel_size": 1, "expert_model_parallel_size": 3}
 
 
 def args(version: str = "0.16.1", world_size: int = 8, **more: Any) -> dict[str, Any]:
@@ -42,7 +43,9 @@ def refused(version: str = "0.16.1", world_size: int = 8, **more: Any) -> str:
 
 def outcome(row: Row) -> dict[str, Any] | None:
     try:
-        return effective(parse(row["flags"], row["version"], lenient=True).given, row["version"], row["world_size"])
+        return effective(
+            parse(row["flags"], row["version"], lenient=True).given, row["version"], row["world_size"]
+        )
     except ConfigError:
         return None
 
@@ -57,7 +60,11 @@ def test_agrees_with_the_real_parser_and_checks(version: str, facts: tuple[Row, 
         if (mine is None) != ("rejected" in row):
             differing[row["recipe"]] = row.get("rejected", "accepted upstream")
         elif mine is not None:
-            wrong = {name: (mine.get(name), value) for name, value in row["args"].items() if mine.get(name) != value}
+            wrong = {
+                name: (mine.get(name), value)
+                for name, value in row["args"].items()
+                if mine.get(name) != value
+            }
             differing.update({row["recipe"]: wrong} if wrong else {})
     assert not differing
 
@@ -72,7 +79,7 @@ KNOWN_NAMES = (
     {flag.dest for version in releases.KNOWN for flag in releases.flags(version).values()}
     | {name for version in releases.KNOWN for cls in objects.TABLES if cls != "MLATransformerConfig"
        for name in releases.fields(version, cls)}
-    | {name for name in releases.fields(LAST, "MLATransformerConfig")}
+    | set(releases.fields(LAST, "MLATransformerConfig"))
 )  # fmt: skip
 DERIVED = {
     "use_dist_ckpt",
@@ -133,7 +140,7 @@ class TestSizes:
         assert "tensor_model_parallel_size: found" in refused(tensor_model_parallel_size=size)
 
     def test_encoder_ranks_count_until_0_13(self) -> None:
-        encoder = {"encoder_pipeline_model_parallel_size": 1, "tensor_model_parallel_size": 2}
+        encoder: Row = {"encoder_pipeline_model_parallel_size": 1, "tensor_model_parallel_size": 2}
         mine = args("0.12.0", **encoder)
         assert (mine["encoder_tensor_model_parallel_size"], mine["data_parallel_size"]) == (2, 2)
 
@@ -151,7 +158,7 @@ class TestSizes:
             ("0.16.1", {}, 1),
             ("0.16.1", {"tensor_model_parallel_size": 2, "context_parallel_size": 3}, 6),
             ("0.16.1", {"pipeline_model_parallel_size": 2, "expert_model_parallel_size": 8}, 16),
-            ("0.16.1", {"tensor_model_parallel_size": 4, "expert_tensor_parallel_size": 1, "expert_model_parallel_size": 3}, 12),
+            ("0.16.1", {"tensor_model_parallel_size": 4, **EXPERT_GRID}, 12),
             ("0.12.0", {"tensor_model_parallel_size": 2, "encoder_pipeline_model_parallel_size": 1}, 4),
             (LAST, {"tensor_model_parallel_size": 2, "tensor_parallel_num_weight_shards": 4}, 4),
         ],
@@ -180,7 +187,7 @@ class TestStages:
         assert (mine["overlap_p2p_comm"], mine["align_param_gather"]) == (False, False)
 
     def test_interleaving_without_overlap_wants_more_than_two_ranks(self) -> None:
-        stages = {"num_layers_per_virtual_pipeline_stage": 1, "overlap_p2p_comm": False}
+        stages: Row = {"num_layers_per_virtual_pipeline_stage": 1, "overlap_p2p_comm": False}
         assert "expected more than 2" in refused(pipeline_model_parallel_size=2, **stages)
         assert args(pipeline_model_parallel_size=4, **stages)["virtual_pipeline_model_parallel_size"] == 2
 
@@ -197,7 +204,7 @@ class TestStages:
         assert "at most" in refused(pipeline_model_parallel_layout="E(t|)*999999999L")
 
     def test_one_way_to_say_it(self) -> None:
-        ways = {"num_layers_per_virtual_pipeline_stage": 2, "num_virtual_stages_per_pipeline_rank": 2}
+        ways: Row = {"num_layers_per_virtual_pipeline_stage": 2, "num_virtual_stages_per_pipeline_rank": 2}
         assert "keep one" in refused(pipeline_model_parallel_size=2, **ways)
 
     def test_hybrid_pattern_sets_layers_and_stages(self) -> None:
@@ -210,19 +217,21 @@ class TestSharding:
         ("strategy", "overlap"),
         [("no_shard", (False, False)), ("optim_grads", (False, True)), ("optim_grads_params", (True, True))],
     )
-    def test_strategy_forces_overlap_in_0_12_and_0_13(self, strategy: str, overlap: tuple[bool, bool]) -> None:
+    def test_strategy_forces_overlap_in_0_12_and_0_13(
+        self, strategy: str, overlap: tuple[bool, bool]
+    ) -> None:
         for version in ("0.12.0", "0.13.0"):
-            given = {"data_parallel_sharding_strategy": strategy, "use_distributed_optimizer": True}
-            mine = args(version, **given)
+            chosen: Row = {"data_parallel_sharding_strategy": strategy, "use_distributed_optimizer": True}
+            mine = args(version, **chosen)
             assert (mine["overlap_param_gather"], mine["overlap_grad_reduce"]) == overlap
-        assert args("0.14.0", **given)["overlap_grad_reduce"] is False
+        assert args("0.14.0", **chosen)["overlap_grad_reduce"] is False
 
     def test_param_gather_needs_a_sharded_optimizer_and_grad_reduce(self) -> None:
         problems = refused(overlap_param_gather=True).splitlines()
         assert len(problems) == 2 and all(line.startswith("overlap_param_gather:") for line in problems)
 
     def test_megatron_fsdp_brings_its_optimizer_since_0_18(self) -> None:
-        fsdp = {"use_megatron_fsdp": True, "ckpt_format": "fsdp_dtensor"}
+        fsdp: Row = {"use_megatron_fsdp": True, "ckpt_format": "fsdp_dtensor"}
         assert args("0.17.1", **fsdp)["use_distributed_optimizer"] is False
         assert args("0.18.0", **fsdp)["use_distributed_optimizer"] is True
         assert args("0.14.0", **fsdp)["use_custom_fsdp"] is True
@@ -274,7 +283,7 @@ class TestRest:
         assert kept["sequence_parallel"] is True
 
     def test_order_of_overlap_and_sequence_parallelism_changed_at_0_10(self) -> None:
-        both = {"tp_comm_overlap": True, "sequence_parallel": True}
+        both: Row = {"tp_comm_overlap": True, "sequence_parallel": True}
         assert args("0.9.0", **both)["sequence_parallel"] is False
         assert "tp_comm_overlap" in refused("0.10.0", **both)
 
@@ -287,7 +296,7 @@ class TestRest:
         assert args()["ffn_hidden_size"] == 1024
 
     def test_experts_and_fp16_until_0_15(self) -> None:
-        experts = {"num_experts": 4, "expert_model_parallel_size": 2, "fp16": True}
+        experts: Row = {"num_experts": 4, "expert_model_parallel_size": 2, "fp16": True}
         assert "with fp16" in refused("0.15.3", **experts)
         assert args("0.16.0", **experts)["moe_ffn_hidden_size"] == 1024
 
@@ -299,7 +308,7 @@ class TestRest:
         assert "the program ends" in refused(checkpoint_activations=True)
 
     def test_rampup_with_iterations_until_0_17(self) -> None:
-        rampup = {"train_iters": 10, "rampup_batch_size": ["16", "16", "1000"]}
+        rampup: Row = {"train_iters": 10, "rampup_batch_size": ["16", "16", "1000"]}
         assert "rampup_batch_size" in refused("0.17.1", **rampup)
         assert args("0.18.0", **rampup)["train_iters"] == 10
 
@@ -314,7 +323,9 @@ class TestEnvironment:
         assert "CUDA_DEVICE_MAX_CONNECTIONS" not in environment(args("0.16.1"), "0.16.1")
 
     def test_fsdp_needs_more(self) -> None:
-        fsdp = args("0.16.1", use_megatron_fsdp=True, ckpt_format="fsdp_dtensor", tensor_model_parallel_size=2)
+        fsdp = args(
+            "0.16.1", use_megatron_fsdp=True, ckpt_format="fsdp_dtensor", tensor_model_parallel_size=2
+        )
         assert environment(fsdp, "0.16.1")["CUDA_DEVICE_MAX_CONNECTIONS"][0] == "8"
 
     @pytest.mark.parametrize("version", ["0.9.0", LAST])
@@ -325,15 +336,22 @@ class TestEnvironment:
 
     @pytest.mark.parametrize("algorithm", ["Tree", "NVLS"])
     def test_a_given_environment_is_checked(self, algorithm: str) -> None:
-        given = {**MODEL, "deterministic_mode": True}
+        given: Row = {**MODEL, "deterministic_mode": True}
         assert effective(given, LAST, 8, {"NCCL_ALGO": "Ring"})
         with pytest.raises(ConfigError, match=f"NCCL_ALGO: found {algorithm}"):
             effective(given, LAST, 8, {"NCCL_ALGO": algorithm})
 
     @pytest.mark.parametrize("version", releases.KNOWN)
     def test_what_is_recommended_is_accepted(self, version: str) -> None:
-        given = {**MODEL, "deterministic_mode": True, "tensor_model_parallel_size": 2, "sequence_parallel": True}
-        wanted = {name: value for name, (value, _) in environment(effective(given, version, 8), version).items()}
+        given: Row = {
+            **MODEL,
+            "deterministic_mode": True,
+            "tensor_model_parallel_size": 2,
+            "sequence_parallel": True,
+        }
+        wanted = {
+            name: value for name, (value, _) in environment(effective(given, version, 8), version).items()
+        }
         assert effective(given, version, 8, wanted)
 
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from bridge.errors import ConfigError
 from compat.megatron import objects, releases
-from compat.megatron.arguments import effective
-from compat.megatron.arguments import layout
+from compat.megatron.arguments import effective, layout
 from compat.megatron.flags import parse
 
 Row = dict[str, Any]
@@ -65,22 +64,24 @@ class TestModelParallel:
 
     @pytest.mark.parametrize("version", releases.KNOWN)
     def test_fields_are_those_of_the_release(self, version: str) -> None:
-        assert set(objects.model_parallel(args(version), version)) == set(releases.fields(version, "ModelParallelConfig"))
+        assert set(objects.model_parallel(args(version), version)) == set(
+            releases.fields(version, "ModelParallelConfig")
+        )
 
     @pytest.mark.parametrize("version", ["0.14.0", "0.15.3"])
     def test_experts_with_tensor_ranks_want_sequence_parallelism(self, version: str) -> None:
-        experts = {"num_experts": 4, "expert_model_parallel_size": 2, "add_bias_linear": False}
+        experts: Row = {"num_experts": 4, "expert_model_parallel_size": 2, "add_bias_linear": False}
         assert "sequence_parallel: found false" in refused(version, tensor_model_parallel_size=2, **experts)
 
     def test_the_defect_of_0_15_is_named(self) -> None:
-        experts = {"num_experts": 4, "expert_model_parallel_size": 2, "add_bias_linear": False}
-        sizes = {"tensor_model_parallel_size": 2, **experts}
+        experts: Row = {"num_experts": 4, "expert_model_parallel_size": 2, "add_bias_linear": False}
+        sizes: Row = {"tensor_model_parallel_size": 2, **experts}
         assert "defect of this release" in refused("0.15.3", **sizes)
         assert objects.model_parallel(args("0.16.1", **sizes), "0.16.1")["sequence_parallel"] is False
 
     @pytest.mark.parametrize(("version", "taken"), [("0.15.3", False), ("0.16.1", True)])
     def test_fewer_groups_than_tensor_ranks_since_0_16(self, version: str, taken: bool) -> None:
-        grouped = {"group_query_attention": True, "num_query_groups": 2, "tensor_model_parallel_size": 4}
+        grouped: Row = {"group_query_attention": True, "num_query_groups": 2, "tensor_model_parallel_size": 4}
         if taken:
             assert objects.transformer(args(version, **grouped), version)["num_query_groups"] == 2
         else:
@@ -94,7 +95,7 @@ class TestModelParallel:
         assert "recompute_method: missing" in wrong and "recompute_num_layers: missing" in wrong
 
     def test_residual_in_fp32_widens_the_pipeline_since_0_17(self) -> None:
-        wide = {"fp32_residual_connection": True, "bf16": True}
+        wide: Row = {"fp32_residual_connection": True, "bf16": True}
         assert objects.model_parallel(args("0.16.1", **wide), "0.16.1")["pipeline_dtype"] == "torch.bfloat16"
         assert objects.model_parallel(args("0.17.0", **wide), "0.17.0")["pipeline_dtype"] == "torch.float32"
 
@@ -108,18 +109,21 @@ class TestModelParallel:
 
 class TestStages:
     def test_uneven_stages(self) -> None:
-        ends = {"decoder_first_pipeline_num_layers": 1, "decoder_last_pipeline_num_layers": 3}
+        ends: Row = {"decoder_first_pipeline_num_layers": 1, "decoder_last_pipeline_num_layers": 3}
         assert "divide over the other pipeline ranks" in refused(
             "0.16.1", pipeline_model_parallel_size=4, num_layers=9, **ends
         )
         whole = objects.transformer(args("0.16.1", pipeline_model_parallel_size=4, **ends), "0.16.1")
-        assert (whole["num_layers_in_first_pipeline_stage"], whole["num_layers_in_last_pipeline_stage"]) == (1, 3)
+        assert (whole["num_layers_in_first_pipeline_stage"], whole["num_layers_in_last_pipeline_stage"]) == (
+            1,
+            3,
+        )
 
     def test_the_defect_of_0_12_is_named(self) -> None:
         assert "ZeroDivisionError" in refused("0.12.0", decoder_first_pipeline_num_layers=2)
 
     def test_layers_left_over_since_0_16(self) -> None:
-        ends = {"decoder_first_pipeline_num_layers": 2, "decoder_last_pipeline_num_layers": 2}
+        ends: Row = {"decoder_first_pipeline_num_layers": 2, "decoder_last_pipeline_num_layers": 2}
         assert "exactly where stages are left" in refused("0.16.1", pipeline_model_parallel_size=2, **ends)
         assert objects.model_parallel(args("0.15.3", pipeline_model_parallel_size=2, **ends), "0.15.3")
 
@@ -133,7 +137,9 @@ class TestStages:
         ],
     )
     def test_layouts_that_do_not_fit(self, text: str, problem: str) -> None:
-        assert problem in refused("0.16.1", pipeline_model_parallel_size=2, pipeline_model_parallel_layout=text)
+        assert problem in refused(
+            "0.16.1", pipeline_model_parallel_size=2, pipeline_model_parallel_layout=text
+        )
 
     @pytest.mark.parametrize(
         ("text", "stages"),
@@ -148,7 +154,11 @@ class TestStages:
         assert layout.stages(text) == stages
 
     def test_prediction_layers_on_their_own_rank(self) -> None:
-        given = {"pipeline_model_parallel_size": 4, "mtp_num_layers": 1, "position_embedding_type": "rope"}
+        given: Row = {
+            "pipeline_model_parallel_size": 4,
+            "mtp_num_layers": 1,
+            "position_embedding_type": "rope",
+        }
         values = args("0.16.1", pipeline_model_parallel_layout="Et*4|t*4|m|L", **given)
         assert objects.model_parallel(values, "0.16.1")["mtp_standalone"] is True
 
@@ -161,7 +171,9 @@ class TestDataParallel:
     def test_bucket_size(self) -> None:
         assert objects.ddp(args("0.16.1"), "0.16.1")["bucket_size"] is None
         assert objects.ddp(args("0.16.1", overlap_grad_reduce=True), "0.16.1")["bucket_size"] == 40_000_000
-        wide = objects.ddp(args("0.16.1", 64, overlap_grad_reduce=True, context_parallel_size=2, seq_length=64), "0.16.1")
+        wide = objects.ddp(
+            args("0.16.1", 64, overlap_grad_reduce=True, context_parallel_size=2, seq_length=64), "0.16.1"
+        )
         assert wide["bucket_size"] == 64_000_000
 
     def test_size_and_count_of_buckets(self) -> None:
@@ -169,7 +181,7 @@ class TestDataParallel:
             objects.ddp(args("0.16.1", ddp_num_buckets=4, ddp_bucket_size=100), "0.16.1")
 
     def test_torch_fsdp2_has_its_own_config(self) -> None:
-        fsdp = {"use_torch_fsdp2": True, "gradient_accumulation_fusion": False}
+        fsdp: Row = {"use_torch_fsdp2": True, "gradient_accumulation_fusion": False}
         values = args("0.16.1", untie_embeddings_and_output_weights=True, **fsdp)
         assert objects.ddp(values, "0.16.1")["reshard_after_forward"] is True
 
@@ -202,10 +214,12 @@ class TestFromFields:
         assert "sequence_parallel: found" in fields_refused("0.16.1", sequence_parallel=True)
 
     def test_pipelines_need_a_dtype(self) -> None:
-        assert "pipeline_dtype: missing" in fields_refused("0.16.1", "ModelParallelConfig", pipeline_model_parallel_size=2)
+        assert "pipeline_dtype: missing" in fields_refused(
+            "0.16.1", "ModelParallelConfig", pipeline_model_parallel_size=2
+        )
 
     def test_problems_are_collected(self) -> None:
-        wrong = fields_refused("0.16.1", fp16=True, bf16=True, expert_model_parallel_size=2)
+        wrong = fields_refused("0.16.1", num_layers=8, fp16=True, bf16=True, expert_model_parallel_size=2)
         assert len(wrong.splitlines()) == 2
 
     def test_unchecked(self) -> None:
@@ -214,8 +228,14 @@ class TestFromFields:
 
     def test_layouts_as_lists(self) -> None:
         stages = [["embedding", "decoder"], ["decoder"], ["decoder"], ["decoder", "loss"]]
-        given = {"pipeline_model_parallel_layout": stages, "pipeline_model_parallel_size": 2, "num_layers": 4}
-        built = objects.from_fields({**given, "pipeline_dtype": "torch.float32"}, "0.16.1", "TransformerConfig")
+        given: Row = {
+            "pipeline_model_parallel_layout": stages,
+            "pipeline_model_parallel_size": 2,
+            "num_layers": 4,
+        }
+        built = objects.from_fields(
+            {**given, "pipeline_dtype": "torch.float32"}, "0.16.1", "TransformerConfig"
+        )
         assert built["virtual_pipeline_model_parallel_size"] == 2
 
 
@@ -239,6 +259,7 @@ FIELDS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 @settings(max_examples=150, deadline=None)
 @given(chosen=st.fixed_dictionaries({}, optional=FIELDS))
 def test_agrees_with_the_installed_class(chosen: Row) -> None:
