@@ -68,8 +68,10 @@ def _encoded(value: Any) -> Any:
 
 
 def _decoded(value: Any) -> Any:
+    if isinstance(value, dict) and value.keys() == {TUPLE}:
+        return tuple(map(_decoded, value[TUPLE]))
     if isinstance(value, dict):
-        return tuple(_decoded(value[TUPLE])) if value.keys() == {TUPLE} else {key: _decoded(inner) for key, inner in value.items()}
+        return {key: _decoded(inner) for key, inner in value.items()}
     return [_decoded(inner) for inner in value] if isinstance(value, list) else value
 
 

@@ -27,7 +27,6 @@ class Model(Section):
     ffn: Count | None = field(None, description="Width of the feed-forward layer.")
     experts: Count | None = field(None, description="Experts in a mixture-of-experts layer.")
     vocab: Count | None = field(None, description="Vocabulary size, before padding.")
-    experts: Count | None = field(None, description="Number of experts in a mixture-of-experts layer.")
     sequence: Count | None = field(None, description="Tokens in a sequence.")
 
 

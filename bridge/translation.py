@@ -17,7 +17,6 @@ from bridge.findings import Finding
 from bridge.plan import Plan
 from bridge.rules import Context, Effect, How, Rule
 
-
 CARRIED = "carry-over"
 """Source of a field that only a sidecar can have told."""
 

@@ -242,7 +242,8 @@ class TestDemo:
             "megatron.args",
             "ds_config.json",
             "ds_config.json.carry.json",
-            "train.py",
+            "ds_config.code.json",
+            "ds_config.code.py",
             "back.args",
             "report.json",
         }

@@ -24,14 +24,6 @@ def model_rules() -> tuple[Rule, ...]:
         rename("ffn_hidden_size", "model.ffn", effect=Effect.NONE, note=note),
         rename("vocab_size", "model.vocab", effect=Effect.NONE, note=note),
         rename("num_experts", "model.experts", effect=Effect.NONE, note=note),
-        convert(
-            "num_experts",
-            "model.experts",
-            lambda values, context: {"model.experts": values.get("num_experts") or None},
-            lambda values, context: {"num_experts": values.get("model.experts")},
-            effect=Effect.NONE,
-            note=note,
-        ),
         rename("seq_length", "model.sequence", effect=Effect.NONE, note="the sequence length is set where the data is made"),
         convert(
             ("group_query_attention", "num_query_groups"),
@@ -65,9 +57,9 @@ def parallel_rules() -> tuple[Rule, ...]:
             "expert_model_parallel_size",
             "parallel.expert",
             lambda values, context: {"parallel.expert": values.get("expert_model_parallel_size")},
-            lambda values, context: {"expert_model_parallel_size": values.get("parallel.expert")} if values.get("model.experts") else {},
+            _write_expert,
             effect=Effect.ROUNDING,
-            sees=("model.experts",),
+            sees=("model.experts", "model.layers"),
             lossy="Megatron splits experts over ranks only where it knows their number",
             source="arguments.py: expert_model_parallel_size needs num_experts",
         ),
@@ -92,6 +84,11 @@ def parallel_rules() -> tuple[Rule, ...]:
             source="initialize.py: order of initialize_model_parallel",
         ),
     )
+
+
+def _write_expert(values: Group, context: Context) -> Group:
+    legal = values.get("model.experts") or values.get("model.layers") is None
+    return {"expert_model_parallel_size": values.get("parallel.expert")} if legal else {}
 
 
 def _write_sequence(values: Group, context: Context) -> Group:

@@ -54,7 +54,7 @@ def outcome(row: Row) -> dict[str, Any] | None:
 def test_agrees_with_the_real_parser_and_checks(version: str, facts: tuple[Row, ...]) -> None:
     rows = [row for row in facts if row["version"] == version]
     assert rows
-    differing = {}
+    differing: Row = {}
     for row in rows:
         mine = outcome(row)
         if (mine is None) != ("rejected" in row):

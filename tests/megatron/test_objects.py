@@ -13,6 +13,7 @@ from bridge.errors import ConfigError
 from compat.megatron import objects, releases
 from compat.megatron.arguments import effective, layout
 from compat.megatron.flags import parse
+from compat.megatron.objects.fields import defaults
 
 Row = dict[str, Any]
 MODEL = {"num_layers": 8, "hidden_size": 256, "num_attention_heads": 8, "micro_batch_size": 1}
@@ -39,7 +40,7 @@ def fields_refused(version: str, cls: str = "TransformerConfig", **given: Any) -
 def test_agrees_with_the_real_class(version: str, facts: tuple[Row, ...]) -> None:
     rows = [row for row in facts if row["version"] == version and "args" in row]
     assert rows
-    differing = {}
+    differing: Row = {}
     for row in rows:
         values = effective(parse(row["flags"], version, lenient=True).given, version, row["world_size"])
         try:
@@ -206,9 +207,9 @@ class TestFromFields:
     @pytest.mark.parametrize("cls", ["ModelParallelConfig", "TransformerConfig"])
     def test_nothing_given_gives_the_defaults(self, version: str, cls: str) -> None:
         built = objects.from_fields({}, version, cls)
-        kept = {name for name, value in objects.defaults(version, cls).items() if built[name] == value}
+        kept = {name for name, value in defaults(version, cls).items() if built[name] == value}
         assert {"tensor_model_parallel_size", "sequence_parallel", "params_dtype"} <= kept
-        assert set(built) == set(objects.defaults(version, cls))
+        assert set(built) == set(defaults(version, cls))
 
     def test_the_class_refuses_what_the_parser_drops(self) -> None:
         assert "sequence_parallel: found" in fields_refused("0.16.1", sequence_parallel=True)
