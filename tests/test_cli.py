@@ -251,7 +251,7 @@ class TestDemo:
         assert again.given == compat.load("megatron").read(folder / "megatron.args", world_size=8).given
         assert all(path.name in done.out for path in folder.iterdir())
         assert "came back equal" in done.out
-        compile((folder / "train.py").read_text(), "train.py", "exec")
+        compile((folder / "ds_config.code.py").read_text(), "ds_config.code.py", "exec")
         assert json.loads((folder / "report.json").read_text())["exit_code"] == 2
 
     def test_twice_is_fine(self, cli: Cli) -> None:

@@ -23,7 +23,25 @@ def model_rules() -> tuple[Rule, ...]:
         rename("num_attention_heads", "model.heads", effect=Effect.NONE, note=note),
         rename("ffn_hidden_size", "model.ffn", effect=Effect.NONE, note=note),
         rename("vocab_size", "model.vocab", effect=Effect.NONE, note=note),
-        rename("num_experts", "model.experts", effect=Effect.NONE, note=note),
+        convert(
+            ("num_experts", "add_bias_linear"),
+            "model.experts",
+            lambda values, context: {"model.experts": values.get("num_experts")},
+            _write_experts,
+            effect=Effect.NONE,
+            sees=("parallel.expert_tensor", "parallel.tensor"),
+            carries={"add_bias_linear": ()},
+            note=note,
+            source="transformer_config.py: experts over tensor groups have no biases",
+        ),
+        convert(
+            "untie_embeddings_and_output_weights",
+            "model.tied",
+            lambda values, context: _read_tied(values),
+            lambda values, context: {"untie_embeddings_and_output_weights": True} if values.get("model.tied") is False else {},
+            effect=Effect.NONE,
+            note=note,
+        ),
         rename("seq_length", "model.sequence", effect=Effect.NONE, note="the sequence length is set where the data is made"),
         convert(
             ("group_query_attention", "num_query_groups"),
@@ -35,6 +53,18 @@ def model_rules() -> tuple[Rule, ...]:
             source="arguments.py: num_query_groups counts only with --group-query-attention",
         ),
     )
+
+
+def _write_experts(values: Group, context: Context) -> Group:
+    experts, tensor = values.get("model.experts"), values.get("parallel.expert_tensor") or values.get("parallel.tensor") or 1
+    if experts is None:
+        return {}
+    return {"num_experts": experts, **({"add_bias_linear": False} if tensor > 1 and context.since("0.12.1") else {})}
+
+
+def _read_tied(values: Group) -> Group:
+    untied = values.get("untie_embeddings_and_output_weights")
+    return {} if untied is None else {"model.tied": not untied}
 
 
 def _read_groups(values: Group, context: Context) -> Group:
@@ -138,6 +168,7 @@ def _batch_rests(values: Group) -> bool:
     return bool(micro and global_ and data and global_ % (micro * data))
 
 
+TORCH_NEEDS = ("parallel.pipeline", "parallel.expert", "model.tied", "precision.compute")
 SHARDABLE = (None, "adam", "adamw", "sgd")
 SHARDED = (
     "use_distributed_optimizer",
@@ -154,12 +185,19 @@ ZERO = convert(
     lambda values, context: {"zero.stage": _zero_stage(values)},
     lambda values, context: _write_zero(values, context),
     effect=Effect.COST,
-    sees=("optimizer.name",),
+    sees=("optimizer.name", *TORCH_NEEDS),
     carries={"ckpt_format": (), "gradient_accumulation_fusion": ()},
     note="a kernel or checkpoint format of Megatron's, which its sharding may ask for",
     lossy="Megatron shards gradients and weights only with its FSDP (0.12 and later), and only adam and sgd",
     source="reference: distributed optimizer is level 1; data_parallel_sharding_strategy counts only with Megatron-FSDP",
 )
+
+
+def _torch_only(values: Group, context: Context) -> bool:
+    """Whether torch's FSDP, the only one of these releases, can do what is wanted."""
+    whole = all((values.get(f"parallel.{axis}") or 1) == 1 for axis in ("pipeline", "expert"))
+    fits = whole and values.get("model.tied") is False and values.get("precision.compute") != "fp16"
+    return fits and values.get("zero.stage") == 3 and context.since("0.10.0") and not context.since("0.12.0")
 
 
 def _megatron_fsdp(values: Group) -> bool:
@@ -182,6 +220,8 @@ def _write_zero(values: Group, context: Context) -> Group:
     stage = values.get("zero.stage") or 0
     if stage == 0 or values.get("optimizer.name") not in SHARDABLE:
         return {}
+    if _torch_only(values, context):
+        return {"use_torch_fsdp2": True, "ckpt_format": "torch_dist", "gradient_accumulation_fusion": False}
     if stage == 1 or not context.since("0.12.0"):
         return {"use_distributed_optimizer": True}
     sharded = {"use_distributed_optimizer": True, "data_parallel_sharding_strategy": STRATEGIES[stage]}
@@ -201,7 +241,7 @@ def ddp_rules() -> tuple[Rule, ...]:
             _read_overlap,
             _write_overlap,
             effect=Effect.COST,
-            sees=("zero.stage", *SHARDED),
+            sees=("zero.stage", *SHARDED, *TORCH_NEEDS),
             carries={"overlap_grad_reduce": "zero.overlap", "overlap_param_gather": "zero.overlap_gather"},
             lossy="Megatron gathers weights ahead only where they are sharded and gradients are reduced ahead",
             source="arguments.py: --overlap-param-gather needs --overlap-grad-reduce and a sharded optimizer",
@@ -220,6 +260,8 @@ def _read_overlap(values: Group, context: Context) -> Group:
 
 
 def _write_overlap(values: Group, context: Context) -> Group:
+    if _torch_only(values, context):
+        return {}
     reduce, sharded = values.get("zero.overlap"), (values.get("zero.stage") or 0) >= 1
     gather = bool(values.get("zero.overlap_gather") and reduce and sharded)
     return {"overlap_grad_reduce": reduce, "overlap_param_gather": gather}
