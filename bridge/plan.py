@@ -26,6 +26,7 @@ class Model(Section):
     kv_heads: Count | None = field(None, description="Number of key and value heads (grouped queries).")
     ffn: Count | None = field(None, description="Width of the feed-forward layer.")
     experts: Count | None = field(None, description="Experts in a mixture-of-experts layer.")
+    tied: bool | None = field(None, description="Embedding and output layer share their weights.")
     vocab: Count | None = field(None, description="Vocabulary size, before padding.")
     sequence: Count | None = field(None, description="Tokens in a sequence.")
 

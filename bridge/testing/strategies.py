@@ -87,22 +87,29 @@ def part_of(dialect: Dialect) -> Part:
 # Configs
 
 
-def configs(dialect: Dialect, version: str | None = None, world_size: int | None = None) -> SearchStrategy[Config]:
-    """Configs that `dialect` accepts, of any release and world size unless given.
+def entries(dialect: Dialect) -> tuple[str, ...]:
+    """Entry points that configs are drawn for; the first is that of a file."""
+    return tuple(dict.fromkeys(part_of(dialect).entries))
+
+
+def configs(
+    dialect: Dialect, version: str | None = None, world_size: int | None = None, entry: str | None = None
+) -> SearchStrategy[Config]:
+    """Configs that `dialect` accepts, of any release, world size and entry point unless given.
 
     Every field of every release is off its default in some of them. What is given is explicit: no value is None.
     """
     if version is not None:
         dialect.release(version)
-    return _configs(dialect, version, world_size)
+    return _configs(dialect, version, world_size, entry)
 
 
 @st.composite
-def _configs(draw: DrawFn, dialect: Dialect, version: str | None, world_size: int | None) -> Config:
+def _configs(draw: DrawFn, dialect: Dialect, version: str | None, world_size: int | None, entry: str | None) -> Config:
     part = part_of(dialect)
     release = version or draw(st.sampled_from(dialect.versions[::-1]))
     world = world_size or draw(st.sampled_from(WORLDS))
-    case = Case(release, world, draw(st.sampled_from(part.entries)))
+    case = Case(release, world, entry or draw(st.sampled_from(part.entries)))
     first, *more = draw(part.core(case)) or [{}]
     config = dialect.config(_known(first, dialect, case), case.version, case.world_size, case.entry)
     needy, extras = draw(_fields(config, case, NEEDY)), draw(_fields(config, case, EXTRAS))

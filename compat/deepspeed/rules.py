@@ -332,7 +332,7 @@ PRECISION = convert(
 
 def _read_precision(values: Group) -> Group:
     compute = "bf16" if values.get("bf16.enabled") else "fp16" if values.get("fp16.enabled") else "fp32"
-    whole = values.get(f"{compute}.{compute}_master_weights_and_grads")
+    whole = compute in HALF and values.get(f"{compute}.{compute}_master_weights_and_grads")
     reduce = values.get("data_types.grad_accum_dtype") if _read_stage(values) else None
     return {
         "precision.compute": compute,

@@ -343,6 +343,7 @@ OWN: Mapping[str, SearchStrategy[Any]] = {
     "fp8": st.sampled_from(("e4m3", "hybrid")),
     "recompute_granularity": st.sampled_from(("selective", "full")),
     "recompute_method": st.sampled_from(("uniform", "block")),
+    "attention_backend": st.sampled_from(("flash", "fused", "unfused")),
     "activation_func": st.sampled_from(("silu", "quick_gelu", "relu")),
     "phase_transition_iterations": st.lists(st.integers(0, 10**6).map(str), min_size=1, max_size=3).map(",".join),
     "hybrid_layer_pattern": st.sampled_from(("M*-M", "M-*-" * 2, "MMM*" * 6)),

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bridge.engine import initialize
+from bridge.engine.data import BYTES, Text
 from bridge.engine.models.gpt import GPT, IGNORED, Architecture, mean_cross_entropy, summed_cross_entropy
 from bridge.engine.runner import Engine
 from bridge.layout.tensor import TensorPlan
@@ -343,3 +344,15 @@ def save_until_killed(folder: Path, case: Case) -> None:
         engine.train_batch(microbatches(case, engine, step))
         step += 1
         engine.save_checkpoint(folder, f"turn{step % 2}")
+
+
+def data_order(rank: int, world: int, case: Case) -> list[list[list[int]]]:
+    """Samples that this rank sees in each of two steps."""
+    text = Text.of(None, SEQUENCE)
+    engine = initialize(GPT(replace(SHAPE, vocab=BYTES)), Plan.of(case.plan), mean_cross_entropy)
+    seen = []
+    for _ in range(2):
+        batches = list(text.microbatches(engine, 2))
+        seen.append([row.tolist() for inputs, _ in batches for row in inputs])
+        engine.train_batch(batches)
+    return seen
