@@ -71,7 +71,8 @@ def lift(config: Config) -> Plan:
 
 def lower(plan: Plan, dialect: Dialect, version: str | None = None, world_size: int | None = None) -> Config:
     """`plan` as a config of `dialect`; raises `BridgeError` if the stack would refuse it."""
-    return _lower(plan.values(), dialect, dialect.release(version), world_size)
+    ours = plan.values()
+    return _lower(ours, dialect, dialect.release(version), world_size or _world(ours))
 
 
 def translate(
