@@ -7,13 +7,14 @@ from __future__ import annotations
 import atexit
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch.distributed as dist
 from torch import Tensor
 
+from bridge.errors import BridgeError
 from bridge.layout.mesh import Mesh
 from bridge.layout.traffic import Traffic
 
@@ -26,21 +27,30 @@ def _done() -> None:
 
 @dataclass(frozen=True)
 class Group:
-    """Some ranks of the world; `handle` is None where there is one rank, and then every collective is a
-    no-op.
-    """
+    """Some ranks of the world, and this rank's place among them; with one rank every collective is a no-op."""
 
     ranks: tuple[int, ...]
     index: int
-    handle: dist.ProcessGroup | None
 
     @property
     def size(self) -> int:
         """Number of ranks."""
         return len(self.ranks)
 
+    @property
+    def handle(self) -> dist.ProcessGroup | None:
+        """Torch's own group; None where there is one rank, or once this process has left."""
+        return _HANDLES.get(self.ranks)
 
-ALONE = Group((0,), 0, None)
+
+PATIENCE = timedelta(seconds=5)
+"""What a process gives a collective that is under way when it ends."""
+
+_UNDER_WAY: set[dist.Work] = set()
+"""Collectives that nobody has waited for yet."""
+
+_HANDLES: dict[tuple[int, ...], dist.ProcessGroup] = {}
+"""Torch's groups by ranks, held here alone so that leaving ends them before the interpreter does."""
 
 
 @dataclass
@@ -89,8 +99,9 @@ class Comm:
 
     def _make(self, groups: Sequence[tuple[int, ...]]) -> Group:
         mine = next(ranks for ranks in groups if self.rank in ranks)
-        handles = [(ranks, _handle(ranks, self.mesh.world)) for ranks in groups if len(ranks) > 1]
-        return Group(mine, mine.index(self.rank), dict(handles).get(mine))
+        for ranks in groups:
+            _open(ranks, self.mesh.world)
+        return Group(mine, mine.index(self.rank))
 
     def group(self, axis: str) -> Group:
         """This rank's group along `axis`."""
@@ -123,8 +134,10 @@ class Comm:
         )
 
     def _start(self, name: str, tensor: Tensor, group: Group, start: Callable[[], dist.Work | None]) -> Wait:
-        if group.handle is None:
+        if group.size == 1:
             return _done
+        if group.handle is None:
+            raise BridgeError(f"{name}: this process has left its group; keep the engine open until the last collective")
         self.ledger.count(name, tensor)
         work = start()
         assert work is not None, "an asynchronous collective always returns its handle"
@@ -151,11 +164,16 @@ def leave() -> None:
     """Wait for all ranks and leave the process group, so that none ends while another still talks to it."""
     if joined() is not None:
         dist.barrier()
-        dist.destroy_process_group()
+        _abandon()
 
 
 def _abandon() -> None:
-    """Leave without waiting: at the end of a process, whatever its reason."""
+    """Leave without waiting for others longer than what is under way needs: at the end of a process, whatever its reason."""
+    for work in tuple(_UNDER_WAY):
+        with suppress(RuntimeError):
+            work.wait(PATIENCE)
+    _UNDER_WAY.clear()
+    _HANDLES.clear()
     if joined() is not None:
         dist.destroy_process_group()
 
@@ -165,13 +183,21 @@ def joined() -> tuple[int, int] | None:
     return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else None
 
 
-def _handle(ranks: tuple[int, ...], world: int) -> dist.ProcessGroup | None:
-    return dist.group.WORLD if len(ranks) == world else dist.new_group(list(ranks))
+def _open(ranks: tuple[int, ...], world: int) -> None:
+    """Make torch's group of `ranks` unless there is one; all ranks of the world must take part."""
+    if len(ranks) == 1 or ranks in _HANDLES:
+        return
+    handle = dist.group.WORLD if len(ranks) == world else dist.new_group(list(ranks))
+    assert handle is not None, "the process group exists before its parts do"
+    _HANDLES[ranks] = handle
 
 
 def _waiting(work: dist.Work) -> Wait:
+    _UNDER_WAY.add(work)
+
     def wait() -> None:
         work.wait()
+        _UNDER_WAY.discard(work)
 
     return wait
 

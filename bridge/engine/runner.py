@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from bridge.comm import Comm
+from bridge.comm import Comm, leave
 from bridge.engine.fields import accumulation_of
 from bridge.engine.formats import TORCH
 from bridge.engine.gradients import Gradients
@@ -214,6 +214,11 @@ class Engine:
         from bridge.engine import checkpoint
 
         return checkpoint.load(self, Path(load_dir), tag, load_optimizer_states)
+
+    def close(self) -> None:
+        """End in good order: wait for what is under way and for all ranks, then leave the process group."""
+        self.weights.settle()
+        leave()
 
     def bytes(self) -> dict[str, int]:
         """Bytes of the tensors that are kept on this rank, by kind."""

@@ -288,10 +288,13 @@ SIZES: Mapping[str, SearchStrategy[Any]] = {
     **dict.fromkeys((*AXES, "parallel.expert", "parallel.expert_tensor"), st.sampled_from((1, 2, 4, 8, 3))),
     **dict.fromkeys(("batch.micro", "batch.accumulation", "schedule.virtual", "recompute.layers"), st.integers(1, 8)),
     "model.layers": st.integers(1, 96),
-    "model.hidden": st.integers(1, 64).map(lambda count: 128 * count),
-    "model.heads": st.sampled_from((8, 16, 32, 64)),
+    "model.hidden": st.integers(1, 64).map(lambda count: 192 * count),
+    **dict.fromkeys(("model.heads", "model.kv_heads", "model.experts"), st.sampled_from((24, 48, 96))),
+    "model.sequence": st.integers(1, 64).map(lambda count: 48 * count),
+    "optimizer.lr": st.floats(1e-5, 1e-2),
+    **dict.fromkeys(("optimizer.schedule.minimum", "optimizer.schedule.warmup_from"), st.floats(0, 1e-6)),
 }
-"""Sizes as runs have them, where the type alone would allow a billion."""
+"""Sizes and rates as runs have them, where the type alone would allow a billion."""
 
 
 @st.composite

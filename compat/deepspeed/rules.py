@@ -358,6 +358,9 @@ def _write_precision(values: Group) -> Group:
     return given
 
 
+UNUSED_WINDOW = 1000
+"""Stands for a window of 0, which DeepSpeed accepts only beside a constant scale, where no window counts."""
+
 SCALES = ("static", "initial", "window", "hysteresis", "minimum")
 
 LOSS_SCALE = convert(
@@ -385,7 +388,7 @@ def _read_loss_scale(values: Group) -> Group:
     return {
         "precision.loss_scale.static": values.get("fp16.loss_scale") or None,
         "precision.loss_scale.initial": 2.0 ** (values.get("fp16.initial_scale_power") or 0),
-        "precision.loss_scale.window": values.get("fp16.loss_scale_window"),
+        "precision.loss_scale.window": values.get("fp16.loss_scale_window") or UNUSED_WINDOW,
         "precision.loss_scale.hysteresis": values.get("fp16.hysteresis"),
         "precision.loss_scale.minimum": values.get("fp16.min_loss_scale"),
     }

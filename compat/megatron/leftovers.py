@@ -68,7 +68,6 @@ SINGLE: dict[str, tuple[str, Effect]] = {
     "fp4_recipe": ("4-bit products are Megatron's own", Effect.NUMBERS),
     "fp4_param": ("4-bit products are Megatron's own", Effect.NUMBERS),
     "fp8_recipe": ("the recipe of 8-bit products is Megatron's own", Effect.NUMBERS),
-    "main_grads_dtype": ("gradients of the precision-aware optimizer are Megatron's own", Effect.ROUNDING),
     "exp_avg_dtype": ("moments of the precision-aware optimizer are Megatron's own", Effect.ROUNDING),
     "exp_avg_sq_dtype": ("moments of the precision-aware optimizer are Megatron's own", Effect.ROUNDING),
     "check_for_nan_in_loss_and_grad": ("a check of Megatron's training loop", Effect.NONE),

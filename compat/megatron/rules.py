@@ -31,9 +31,9 @@ def model_rules() -> tuple[Rule, ...]:
             effect=Effect.NONE,
             sees=("parallel.expert_tensor", "parallel.tensor"),
             carries={"add_bias_linear": ()},
-            lossy="whether layers have biases is up to the model's definition, but experts over tensor groups have none",
+            lossy="whether layers have biases is up to the model's definition, but experts have none before 0.15, or over tensor groups",
             note=note,
-            source="transformer_config.py: experts over tensor groups have no biases",
+            source="transformer_config.py: biases of experts",
         ),
         convert(
             "untie_embeddings_and_output_weights",
@@ -61,7 +61,8 @@ def _write_experts(values: Group, context: Context) -> Group:
     experts, tensor = values.get("model.experts"), values.get("parallel.expert_tensor") or values.get("parallel.tensor") or 1
     if experts is None:
         return {}
-    return {"num_experts": experts, **({"add_bias_linear": False} if tensor > 1 and context.since("0.12.1") else {})}
+    biased = not context.since("0.12.1") or (tensor == 1 and context.since("0.15.0"))
+    return {"num_experts": experts, **({} if biased else {"add_bias_linear": False})}
 
 
 def _read_tied(values: Group) -> Group:
@@ -171,7 +172,6 @@ def _batch_rests(values: Group) -> bool:
 
 
 TORCH_NEEDS = ("parallel.pipeline", "parallel.expert", "model.tied", "precision.compute")
-SHARDABLE = (None, "adam", "adamw", "sgd")
 SHARDED = (
     "use_distributed_optimizer",
     "data_parallel_sharding_strategy",
@@ -193,6 +193,12 @@ ZERO = convert(
     lossy="Megatron shards gradients and weights only with its FSDP (0.12 and later), and only adam and sgd",
     source="reference: distributed optimizer is level 1; data_parallel_sharding_strategy counts only with Megatron-FSDP",
 )
+
+
+def _shardable(values: Group, context: Context) -> bool:
+    """Whether Megatron shards this optimizer's state: from 0.18 on only that of adam and sgd, and never muon's."""
+    name = values.get("optimizer.name")
+    return name in (None, "adam", "adamw", "sgd") or (name != "muon" and not context.since("0.18.0"))
 
 
 def _torch_only(values: Group, context: Context) -> bool:
@@ -220,7 +226,7 @@ def _zero_stage(values: Group) -> int:
 
 def _write_zero(values: Group, context: Context) -> Group:
     stage = values.get("zero.stage") or 0
-    if stage == 0 or values.get("optimizer.name") not in SHARDABLE:
+    if stage == 0 or not _shardable(values, context):
         return {}
     if _torch_only(values, context):
         return {"use_torch_fsdp2": True, "ckpt_format": "torch_dist", "gradient_accumulation_fusion": False}
@@ -243,7 +249,7 @@ def ddp_rules() -> tuple[Rule, ...]:
             _read_overlap,
             _write_overlap,
             effect=Effect.COST,
-            sees=("zero.stage", *SHARDED, *TORCH_NEEDS),
+            sees=("zero.stage", "optimizer.name", *SHARDED, *TORCH_NEEDS),
             carries={"overlap_grad_reduce": "zero.overlap", "overlap_param_gather": "zero.overlap_gather"},
             lossy="Megatron gathers weights ahead only where they are sharded and gradients are reduced ahead",
             source="arguments.py: --overlap-param-gather needs --overlap-grad-reduce and a sharded optimizer",
@@ -264,7 +270,7 @@ def _read_overlap(values: Group, context: Context) -> Group:
 def _write_overlap(values: Group, context: Context) -> Group:
     if _torch_only(values, context):
         return {}
-    reduce, sharded = values.get("zero.overlap"), (values.get("zero.stage") or 0) >= 1
+    reduce, sharded = values.get("zero.overlap"), (values.get("zero.stage") or 0) >= 1 and _shardable(values, context)
     gather = bool(values.get("zero.overlap_gather") and reduce and sharded)
     return {"overlap_grad_reduce": reduce, "overlap_param_gather": gather}
 
@@ -277,15 +283,17 @@ PRECISION = convert(
         "accumulate_allreduce_grads_in_fp32",
         "grad_reduce_in_bf16",
         "main_params_dtype",
+        "main_grads_dtype",
         "use_precision_aware_optimizer",
     ),
     ("precision.compute", "precision.reduce", "precision.master"),
-    lambda values, context: _read_precision(values),
+    lambda values, context: _read_precision(values, context),
     lambda values, context: _write_precision(values, context),
-    sees=("zero.offload.optimizer", "zero.stage"),
+    sees=("zero.offload.optimizer", "zero.stage", "optimizer.name", "optimizer", *SHARDED),
     carries={
         "accumulate_allreduce_grads_in_fp32": "precision.reduce",
         "grad_reduce_in_bf16": "precision.reduce",
+        "main_grads_dtype": "precision.reduce",
         "main_params_dtype": "precision.master",
         "use_precision_aware_optimizer": "precision.master",
     },
@@ -294,12 +302,19 @@ PRECISION = convert(
 )
 
 
-def _read_precision(values: Group) -> Group:
+def _read_precision(values: Group, context: Context) -> Group:
     compute = "bf16" if values.get("bf16") else "fp16" if values.get("fp16") else "fp32"
-    reduce = "fp32" if values.get("accumulate_allreduce_grads_in_fp32") else compute
-    aware = values.get("use_precision_aware_optimizer")
+    if "accumulate_allreduce_grads_in_fp32" not in values:
+        return {"precision.compute": compute}
+    aware = _aware(values)
+    wide = values.get("accumulate_allreduce_grads_in_fp32") or (compute == "bf16" and not aware and not context.since("0.12.0"))
     master = DTYPES.get(values.get("main_params_dtype") or "", "fp32") if aware else "fp32"
-    return {"precision.compute": compute, "precision.reduce": reduce, "precision.master": master}
+    return {"precision.compute": compute, "precision.reduce": "fp32" if wide else compute, "precision.master": master}
+
+
+def _aware(values: Group) -> bool:
+    """Whether there is a precision-aware optimizer, which is a sharded Adam."""
+    return bool(values.get("use_precision_aware_optimizer")) and _zero_stage(values) >= 1 and values.get("optimizer") == "adam"
 
 
 def _write_precision(values: Group, context: Context) -> Group:
@@ -310,21 +325,27 @@ def _write_precision(values: Group, context: Context) -> Group:
         given["accumulate_allreduce_grads_in_fp32"] = True
     if compute == "bf16" and reduce == "bf16" and context.since("0.12.0"):
         given["grad_reduce_in_bf16"] = True
-    return {**given, **_write_master(values, context)}
+    return {**given, **_write_states(values, context, narrow=compute == reduce == "bf16" and not context.since("0.12.0"))}
 
 
-def _write_master(values: Group, context: Context) -> Group:
-    half = values.get("precision.master") == "fp16" and context.since("0.11.0")
-    if not half and not _offloads(values, context):
-        return {}
-    aware: Group = {"use_precision_aware_optimizer": True}
-    return {**aware, "main_params_dtype": "fp16"} if half else aware
+def _write_states(values: Group, context: Context, narrow: bool) -> Group:
+    """Formats that only the precision-aware optimizer keeps its state in; `narrow`: gradients in bf16."""
+    master = {"main_params_dtype": "fp16"} if values.get("precision.master") == "fp16" else {}
+    states = {**master, **({"main_grads_dtype": "bf16"} if narrow else {})}
+    wanted = states or _offloads(values, context)
+    return {"use_precision_aware_optimizer": True, **states} if wanted and _can_be_aware(values, context) else {}
+
+
+def _can_be_aware(values: Group, context: Context) -> bool:
+    """Whether there can be a precision-aware optimizer, which is a sharded Adam, from 0.11 on."""
+    adam = values.get("optimizer.name") in (None, "adam", "adamw")
+    return adam and (values.get("zero.stage") or 0) >= 1 and context.since("0.11.0")
 
 
 def _offloads(values: Group, context: Context) -> bool:
-    """Whether optimizer state is offloaded, which Megatron does from 0.12 with a sharded, precision-aware optimizer."""
+    """Whether optimizer state is offloaded, which Megatron does from 0.12 with a precision-aware optimizer."""
     wanted = values.get("zero.offload.optimizer") not in (None, "none")
-    return wanted and (values.get("zero.stage") or 0) >= 1 and context.since("0.12.0")
+    return wanted and context.since("0.12.0") and _can_be_aware(values, context)
 
 
 SCALES = ("static", "initial", "minimum", "window", "hysteresis")
@@ -502,7 +523,7 @@ def other_rules() -> tuple[Rule, ...]:
             _read_offload,
             _write_offload,
             effect=Effect.COST,
-            sees=(*SHARDED, "zero.stage",),
+            sees=("use_precision_aware_optimizer", "optimizer", "optimizer.name", "zero.stage", *SHARDED),
             lossy="Megatron offloads to host memory only, from 0.12, and only with its precision-aware optimizer",
             source="arguments.py: optimizer_cpu_offload needs use_precision_aware_optimizer",
         ),
@@ -529,7 +550,7 @@ def _write_partition(values: Group, context: Context) -> Group:
 
 
 def _read_offload(values: Group, context: Context) -> Group:
-    if not values.get("optimizer_cpu_offload") or _zero_stage(values) == 0:
+    if not values.get("optimizer_cpu_offload") or not _aware(values):
         return {"zero.offload.optimizer": "none"}
     return {"zero.offload.optimizer": "cpu", "zero.offload.optimizer_ratio": values.get("optimizer_offload_fraction")}
 

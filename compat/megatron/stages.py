@@ -11,11 +11,13 @@ from bridge.rules import Context, Effect, Group, convert, rename
 
 VIRTUAL = "virtual_pipeline_model_parallel_size"
 VIRTUAL_FLAGS = ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank", VIRTUAL)
+STANDALONE = "standalone_embedding_stage"
 UNEVEN_FLAGS = (
     "decoder_first_pipeline_num_layers",
     "decoder_last_pipeline_num_layers",
     "account_for_embedding_in_pipeline_split",
     "account_for_loss_in_pipeline_split",
+    STANDALONE,
 )
 
 
@@ -48,7 +50,14 @@ def counts_of(values: Group) -> tuple[int, ...] | None:
     if values.get("account_for_embedding_in_pipeline_split") or values.get("account_for_loss_in_pipeline_split"):
         return _with_ends(values, layers, ranks * chunks)
     first, last = (values.get(f"decoder_{end}_pipeline_num_layers") for end in ("first", "last"))
-    return None if first is None and last is None else _uneven(layers, ranks, chunks, first, last)
+    if first is None and last is None:
+        return _behind_embedding(layers, ranks, chunks) if values.get(STANDALONE) else None
+    return _uneven(layers, ranks, chunks, first, last)
+
+
+def _behind_embedding(layers: int, ranks: int, chunks: int) -> tuple[int, ...]:
+    """The first rank holds the embedding alone."""
+    return (0, *[layers // (ranks - 1) // chunks] * (ranks - 1)) * chunks
 
 
 def _with_ends(values: Group, layers: int, stages: int) -> tuple[int, ...]:
@@ -109,12 +118,14 @@ def _forms(counts: tuple[int, ...], ranks: int, virtual: int | None, context: Co
     if len(counts) != ranks * chunks:
         return
     flags = _virtual_flags(virtual, ranks, layers, context)
-    if not virtual or context.since("0.11.0"):
+    if all(counts) and (not virtual or context.since("0.11.0")):
         for form in _flag_forms(counts, ranks, chunks, context):
             asked = {**form, "num_layers": layers, "pipeline_model_parallel_size": ranks, VIRTUAL: virtual}
             if counts_of(asked) == counts:
                 yield {**flags, **form}
-    if context.since("0.13.0") and virtual != 1:
+    if not context.since("0.11.0") and counts == _behind_embedding(layers, ranks, chunks):
+        yield {STANDALONE: True, **_virtual_flags(virtual, ranks - 1, layers, context)}
+    if context.since("0.13.0"):
         yield {"pipeline_model_parallel_layout": layout_of(counts)}
 
 
@@ -127,6 +138,11 @@ def _flag_forms(counts: tuple[int, ...], ranks: int, chunks: int, context: Conte
     if context.since("0.11.0"):
         embedding, loss = "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"
         yield from ({embedding: True}, {loss: True}, {embedding: True, loss: True})
+
+
+def _write_messages(values: Group) -> Group:
+    overlap, ranks = values.get("schedule.overlap"), values.get("parallel.pipeline") or 1
+    return {"overlap_p2p_comm": overlap or ranks == 2} if overlap is not None and values.get("schedule.virtual") else {}
 
 
 def _refuse(counts: tuple[int, ...], ranks: int, virtual: int | None, context: Context) -> Group:
@@ -161,10 +177,10 @@ RULES = (
         "overlap_p2p_comm",
         "schedule.overlap",
         lambda values, context: {"schedule.overlap": values.get("overlap_p2p_comm") if values.get(VIRTUAL) is not None else None},
-        lambda values, context: {"overlap_p2p_comm": values.get("schedule.overlap")} if values.get("schedule.virtual") else {},
+        lambda values, context: _write_messages(values),
         effect=Effect.COST,
-        sees=(VIRTUAL, "schedule.virtual"),
-        lossy="Megatron overlaps pipeline messages only with virtual stages",
+        sees=(VIRTUAL, "schedule.virtual", "parallel.pipeline"),
+        lossy="Megatron overlaps pipeline messages only with virtual stages, and always on two pipeline ranks",
         source="arguments.py: overlap_p2p_comm is switched off without virtual stages",
     ),
 )

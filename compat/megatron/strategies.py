@@ -49,13 +49,13 @@ def _group(must: Mapping[str, SearchStrategy[Any]], may: Mapping[str, SearchStra
 
 @st.composite
 def core(draw: DrawFn, case: Case) -> Sequence[Group]:
-    """Sizes, layers and batch first, then choices that each hold together."""
+    """Sizes and batch first, then choices that each hold together."""
     sizes = _sizes(draw, case)
-    model = {**sizes, **_layers(draw, case, sizes[PIPELINE]), **_widths(draw, sizes)}
-    choices = [draw(choice(case.version)) for choice in CHOICES] + [_experts(draw, case, sizes)]
+    model = [_layers(draw, case, sizes[PIPELINE]), _widths(draw, sizes), _experts(draw, case, sizes)]
+    groups = [*model, *(draw(choice(case.version)) for choice in CHOICES)]
     if case.entry != FLAGS:
-        return [_fields(sizes, case), _fields(model, case), *(_fields(choice, case) for choice in choices)]
-    return [{**model, **_batch(draw, case, sizes)}, *choices]
+        return [_fields(sizes, case), *(_fields(group, case) for group in groups)]
+    return [{**sizes, **_batch(draw, case, sizes)}, *groups]
 
 
 def _sizes(draw: DrawFn, case: Case) -> dict[str, int]:
@@ -224,7 +224,8 @@ def _experts(draw: DrawFn, case: Case, sizes: Mapping[str, int]) -> Group:
     """Experts over some of the ranks; some releases want sequence parallelism with them."""
     size = draw(st.sampled_from([0, 0, *divisors((case.world_size or 8) // sizes[PIPELINE])[:4]]))
     together = {"sequence_parallel": True} if sizes[TENSOR] > 1 else {}
-    return {**together, "num_experts": size * draw(SMALL), "expert_model_parallel_size": size} if size else {}
+    experts = {**together, "num_experts": size * draw(SMALL), "expert_model_parallel_size": size} if size else {}
+    return {**experts, "add_bias_linear": False} if experts and draw(st.booleans()) else experts
 
 
 @cache
@@ -333,12 +334,15 @@ OWN: Mapping[str, SearchStrategy[Any]] = {
     "microbatch_group_size_per_vp_stage": SMALL,
     "encoder_seq_length": st.integers(1, 16).map(lambda count: 48 * count),
     **dict.fromkeys(("train_iters", "train_samples", "lr_decay_iters", "lr_decay_samples", "ddp_bucket_size"), COUNT),
+    "hidden_size": st.integers(1, 16).map(lambda count: 192 * count),
     **dict.fromkeys(("lr_warmup_iters", "lr_warmup_samples"), st.integers(0, 10**6)),
-    **dict.fromkeys(("lr", "min_lr", "lr_warmup_init"), st.floats(0, 1e-2)),
+    "lr": RATE,
+    **dict.fromkeys(("min_lr", "lr_warmup_init"), st.floats(0, 1e-6)),
     **dict.fromkeys(("adam_beta1", "adam_beta2", "sgd_momentum"), st.floats(0, 1, exclude_max=True)),
     **dict.fromkeys(("adam_eps", "weight_decay", "clip_grad", "min_loss_scale"), AMOUNT),
     **dict.fromkeys(("loss_scale", "initial_loss_scale"), st.floats(0, 1e6, exclude_min=True)),
     **dict.fromkeys(("optimizer_offload_fraction", "lr_warmup_fraction"), SHARE),
+    "ffn_hidden_size": st.integers(1, 16).map(lambda count: 96 * count),
     "loss_scale_window": COUNT.map(float),
     "fp8": st.sampled_from(("e4m3", "hybrid")),
     "recompute_granularity": st.sampled_from(("selective", "full")),

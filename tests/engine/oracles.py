@@ -23,7 +23,6 @@ from bridge.engine.data import Text
 from bridge.engine.models.gpt import GPT, Architecture, mean_cross_entropy
 from bridge.plan import Plan
 
-
 SMALL = Architecture(layers=3, hidden=32, heads=4, kv_heads=2, ffn=64, sequence=16, tied=False)
 
 

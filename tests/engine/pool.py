@@ -51,7 +51,7 @@ class Pool:
         self._ranks = []
 
     def _start(self) -> None:
-        context, port = multiprocessing.get_context("spawn"), _free_port()
+        context, port = multiprocessing.get_context("spawn"), free_port()
         for rank in range(self.world):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(rank, self.world, port, theirs), daemon=True)
@@ -84,7 +84,7 @@ def _receive(pipe: Connection) -> tuple[bool, Any]:
     return bool(good), value
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pool import free_port
 
 CONFIG = {
     "train_micro_batch_size_per_gpu": 2,
@@ -23,7 +24,16 @@ CONFIG = {
     "gradient_clipping": 1.0,
 }
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-DEEPSPEED = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_accelerators", "2", "--master_port", "29631", "--module"]
+DEEPSPEED = [
+    sys.executable,
+    "-m",
+    "deepspeed.launcher.runner",
+    "--num_accelerators",
+    "2",
+    "--master_port",
+    str(free_port()),
+    "--module",
+]
 
 
 @pytest.fixture

@@ -1,0 +1,109 @@
+"""With the carry-over, a config that goes to another stack and back is as it was written, and edits made there survive."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+import bridge
+import compat
+from bridge import carry
+from bridge.dialect import Config, Dialect
+from bridge.errors import SourceError
+from bridge.testing import configs
+from bridge.translation import Result, translate
+
+DIALECTS = tuple(compat.load(name) for name in compat.names())
+PAIRS = tuple((one, other) for one in DIALECTS for other in DIALECTS if one is not other)
+EDITS = {
+    "optimizer.clip": (0.25, 4.0),
+    "optimizer.weight_decay": (0.03125, 0.5),
+    "optimizer.lr": (2.0**-12, 2.0**-8),
+    "batch.micro": (3, 5),
+}
+"""Plan fields that may be edited, each with values that no default takes."""
+
+QUIET = settings(
+    max_examples=40 if len(DIALECTS) == 2 else 15,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+)
+pair = pytest.mark.parametrize("ours, theirs", PAIRS, ids=lambda dialect: dialect.name)
+
+
+def files(dialect: Dialect) -> st.SearchStrategy[Config]:
+    return configs(dialect).filter(lambda config: config.entry == dialect.default_entry)
+
+
+def returned(result: Result, config: Config, edited: Config) -> Config:
+    """`edited`, back in the dialect of `config` with the sidecar that was written beside the first translation."""
+    sidecar = carry.parse(result.carry.text(result.written.text), "sidecar")
+    return translate(edited, config.dialect, config.version, config.world_size, sidecar).config
+
+
+@pair
+def test_there_and_back_gives_what_was_written(ours: Dialect, theirs: Dialect) -> None:
+    @QUIET
+    @given(files(ours))
+    def law(config: Config) -> None:
+        result = translate(config, theirs)
+        assert returned(result, config, result.config).given == config.given
+
+    law()
+
+
+@pair
+def test_an_edit_survives_the_way_back(ours: Dialect, theirs: Dialect) -> None:
+    @QUIET
+    @given(files(ours), st.sampled_from(sorted(EDITS)), st.integers(0, 1))
+    def law(config: Config, path: str, which: int) -> None:
+        result = translate(config, theirs)
+        edited = edit(result.config, path, EDITS[path][which])
+        back = returned(result, config, edited)
+        meant = bridge.lift(edited).values()
+        assert bridge.lift(back).values().get(path) == meant.get(path)
+        touched = {name for rule in ours.rules if path in rule.ours for name in (*rule.theirs, *rule.sees)}
+        after = translate(edited, ours, config.version, config.world_size).config.given
+        for name in config.given.keys() - touched:
+            assert back.given.get(name) in (config.given[name], after.get(name)), name
+
+    law()
+
+
+def edit(config: Config, path: str, value: Any) -> Config:
+    """`config` with a Plan field set to another value in its own words; skipped where that is not legal there."""
+    plan = bridge.lift(config).values()
+    assume(plan.get(path) not in (None, value))
+    changes = {path: value}
+    if path == "batch.micro":
+        changes["batch.global_"] = value * plan["batch.accumulation"] * plan["parallel.data"]
+    given = dict(config.given)
+    for rule in config.dialect.rules:
+        if set(rule.ours) & changes.keys():
+            group = {name: plan[name] for name in (*rule.ours, *rule.sees) if name in plan} | changes
+            given |= {name: said for name, said in rule.write(group, config.context).items() if said is not None}
+    try:
+        edited = config.dialect.config(given, config.version, config.world_size, config.entry)
+        assume(bridge.lift(edited).values().get(path) == value)
+    except bridge.BridgeError:
+        assume(False)
+    return edited
+
+
+def test_a_sidecar_survives_its_text() -> None:
+    given = {"a": (1, 2.5), "b": [1, (2,)], "c": {"d": None}, "e": "x"}
+    kept = carry.Carry("megatron", "0.16.1", 8, "flags", given, {"optimizer.betas": (0.9, 0.95)})
+    again = carry.parse(kept.text("{}\n"), "sidecar")
+    assert again == kept
+    assert again.digest == carry.digest_of("{}\n")
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"stagebridge": 99}', '{"stagebridge": 1}', "\x00"])
+def test_what_is_no_sidecar_is_refused(text: str) -> None:
+    with pytest.raises(SourceError, match="sidecar"):
+        carry.parse(text, "sidecar")
