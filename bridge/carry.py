@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bridge.dialect import Config
+from bridge.dialect import Config, Dialect
 from bridge.errors import SourceError
 
 FORMAT = 1
@@ -35,10 +35,6 @@ class Carry:
     def of(cls, source: Config, target: Config, meant: Mapping[str, Any]) -> Carry:
         """What `target` cannot say about `source`."""
         return cls(source.dialect.name, source.version, source.world_size, source.entry, dict(source.given), dict(meant))
-
-    def fits(self, target: Config) -> bool:
-        """Whether this carry-over belongs to the target's dialect."""
-        return self.dialect == target.dialect.name
 
     def text(self, written: str) -> str:
         """The sidecar of a file with content `written`."""
@@ -112,15 +108,21 @@ def parse(text: str, where: str) -> Carry:
         raise SourceError(f"{where}: not a carry-over file ({error}); delete it, or convert again") from None
 
 
-def restored(carry: Carry, target: Config, meant: Mapping[str, Any]) -> dict[str, Any]:
-    """Given values of `target` with every group that was not edited since put back as it was written."""
-    if not carry.fits(target):
-        return dict(target.given)
+def restored(carry: Carry, dialect: Dialect, lowered: Mapping[str, Any], meant: Mapping[str, Any]) -> dict[str, Any]:
+    """Given values of `dialect`: every group that means what it meant is put back as written, the others are `lowered`."""
     given: dict[str, Any] = {}
-    for rule in target.dialect.rules:
-        unedited = all(carry.meant.get(path) == meant.get(path) for path in rule.ours)
-        given.update(_part(rule.theirs, carry.given if unedited else target.given))
+    changed = {path for path in {*carry.meant, *meant} if carry.meant.get(path) != meant.get(path)}
+    overruled = _overruled(dialect, changed)
+    for rule in dialect.rules:
+        edited = not changed.isdisjoint(rule.ours) or (rule.ours and not overruled.isdisjoint(rule.theirs))
+        given.update(_part(rule.theirs, lowered if edited else carry.given))
     return given
+
+
+def _overruled(dialect: Dialect, changed: set[str]) -> set[str]:
+    """Paths that would overrule an edit if they came back: seen by an edited group as saying what it says."""
+    rules = (rule for rule in dialect.rules if not changed.isdisjoint(rule.ours))
+    return {path for rule in rules for path in rule.sees if path in rule.carries and not changed.isdisjoint(rule.carried(path))}
 
 
 def _part(paths: tuple[str, ...], values: Mapping[str, Any]) -> dict[str, Any]:

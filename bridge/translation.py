@@ -88,12 +88,10 @@ def translate(
     """
     release, meant = dialect.release(version), _lift(config)
     world = world_size or _world(meant) or config.world_size
-    target = _lower(meant, dialect, release, world)
     same = dialect.name == config.dialect.name
     if carry is None and same:
-        carry = Carry.of(config, target, meant)
-    if carry is not None:
-        target = _with_carry(target, meant, carry)
+        carry = Carry.of(config, config, meant)
+    target = _target(meant, dialect, release, world, carry)
     if same:
         target = replace(target, opaque=config.opaque)
     kept = _lift(target)
@@ -119,13 +117,25 @@ def _seen(rule: Rule, claimed: tuple[str, ...], values: Mapping[str, Any]) -> di
 
 
 def _lower(ours: Mapping[str, Any], dialect: Dialect, version: str, world_size: int | None) -> Config:
+    return _target(ours, dialect, version, world_size, None)
+
+
+def _target(
+    ours: Mapping[str, Any], dialect: Dialect, version: str, world_size: int | None, carry: Carry | None
+) -> Config:
+    given, entry = _written_by(ours, dialect, version, world_size), dialect.default_entry
+    if carry is not None and carry.dialect == dialect.name:
+        given, entry = restored(carry, dialect, given, ours), carry.entry
+    return dialect.config(_settable(given, dialect, version, entry), version, world_size, entry)
+
+
+def _written_by(ours: Mapping[str, Any], dialect: Dialect, version: str, world_size: int | None) -> dict[str, Any]:
     solved, context = _solved(ours, world_size), Context(version, world_size)
     given: dict[str, Any] = {}
     for rule in dialect.rules:
         if rule.ours and rule.theirs:
             given.update(rule.write(_seen(rule, rule.ours, solved), context))
-    settable = _settable(given, dialect, version, dialect.default_entry)
-    return dialect.config(settable, version, world_size)
+    return given
 
 
 def _settable(given: Mapping[str, Any], dialect: Dialect, version: str, entry: str) -> dict[str, Any]:
@@ -162,12 +172,6 @@ def _back(kept: Mapping[str, Any], config: Config) -> Values:
         return _lower(kept, config.dialect, config.version, config.world_size or _world(kept)).effective
     except BridgeError:
         return Values()
-
-
-def _with_carry(target: Config, meant: Mapping[str, Any], carry: Carry) -> Config:
-    entry = carry.entry if carry.fits(target) else target.entry
-    given = _settable(restored(carry, target, meant), target.dialect, target.version, entry)
-    return target.dialect.config(given, target.version, target.world_size, entry)
 
 
 @cache

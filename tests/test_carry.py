@@ -37,7 +37,7 @@ pair = pytest.mark.parametrize("ours, theirs", PAIRS, ids=lambda dialect: dialec
 
 
 def files(dialect: Dialect) -> st.SearchStrategy[Config]:
-    return configs(dialect).filter(lambda config: config.entry == dialect.default_entry)
+    return configs(dialect).filter(lambda config: not config.opaque)
 
 
 def returned(result: Result, config: Config, edited: Config) -> Config:
@@ -64,7 +64,10 @@ def test_an_edit_survives_the_way_back(ours: Dialect, theirs: Dialect) -> None:
     def law(config: Config, path: str, which: int) -> None:
         result = translate(config, theirs)
         edited = edit(result.config, path, EDITS[path][which])
-        back = returned(result, config, edited)
+        try:
+            back = returned(result, config, edited)
+        except bridge.BridgeError:
+            return  # the edit and the rest do not go together there, which is said
         meant = bridge.lift(edited).values()
         assert bridge.lift(back).values().get(path) == meant.get(path)
         touched = {name for rule in ours.rules if path in rule.ours for name in (*rule.theirs, *rule.sees)}
