@@ -1,0 +1,87 @@
+"""Fast-LLM's learning-rate schedule <-> the plan's, both in optimizer steps."""
+
+from __future__ import annotations
+
+from bridge.rules import Context, Group, convert
+
+RATE = "optimizer.learning_rate."
+STEPS = "training.train_iters"
+STYLE, END, POWER, WARMUP, MINIMUM, TEXT = (
+    RATE + name for name in ("decay_style", "decay_iterations", "decay_power", "warmup_iterations", "minimum", "schedule")
+)
+PLAN = "optimizer.schedule."
+DECAYS = ("linear", "cosine")
+
+
+def not_negative(value: float | None) -> float | None:
+    """`value`, or None where a Plan cannot hold it."""
+    return value if value is not None and value >= 0 else None
+
+
+def _shape(values: Group) -> str | None:
+    """The plan's name of the shape, if it has one."""
+    style, straight = values.get(STYLE), values.get(POWER) == 1
+    if values.get(TEXT) is not None:
+        return None
+    if style == "constant":
+        return "constant"
+    return ("linear" if style == "power" else style) if straight and style in (*DECAYS, "power") else None
+
+
+def _total(values: Group) -> int | None:
+    end = values.get(END) if values.get(STYLE) != "constant" else None
+    total = end if end is not None else values.get(STEPS)
+    return total if total is not None and total > 0 else None
+
+
+def _read(values: Group, context: Context) -> Group:
+    shape, warmup = _shape(values), values.get(WARMUP) or 0
+    if shape is None:
+        return {PLAN + "total_steps": values.get(STEPS) or None}
+    return {
+        PLAN + "name": shape,
+        PLAN + "total_steps": _total(values),
+        PLAN + "warmup_steps": max(0, warmup),
+        PLAN + "warmup_from": 0.0 if warmup > 0 else None,
+        PLAN + "minimum": None if shape == "constant" else not_negative(values.get(MINIMUM)),
+    }
+
+
+def _write(values: Group, context: Context) -> Group:
+    name, total = values.get(PLAN + "name"), values.get(PLAN + "total_steps")
+    decays = name in DECAYS
+    return {
+        STYLE: name if decays or name == "constant" else None,
+        END: total if decays else None,
+        WARMUP: values.get(PLAN + "warmup_steps"),
+        MINIMUM: values.get(PLAN + "minimum") if decays else None,
+        STEPS: total,
+    }
+
+
+def _blurs(values: Group) -> bool:
+    """Whether a Plan cannot tell the shape, or has one count of steps where Fast-LLM has two."""
+    steps, end = values.get(STEPS), values.get(END)
+    two = values.get(STYLE) != "constant" and bool(steps) and end is not None and end != steps
+    negative = any((values.get(path) or 0) < 0 for path in (WARMUP, MINIMUM, END))
+    return _shape(values) is None or two or negative
+
+
+RULE = convert(
+    (STYLE, END, POWER, WARMUP, MINIMUM, TEXT, STEPS),
+    tuple(PLAN + name for name in ("name", "total_steps", "warmup_steps", "warmup_from", "minimum")),
+    _read,
+    _write,
+    blurs=_blurs,
+    carries={
+        STYLE: PLAN + "name",
+        POWER: PLAN + "name",
+        TEXT: PLAN + "name",
+        END: PLAN + "total_steps",
+        STEPS: PLAN + "total_steps",
+        WARMUP: (PLAN + "warmup_steps", PLAN + "warmup_from"),
+        MINIMUM: PLAN + "minimum",
+    },
+    lossy="Fast-LLM warms up from 0 to a constant, linear or cosine shape; a Plan's run ends with its decay",
+    source="optimizer/learning_rate.py: create_schedule_from_config",
+)
