@@ -98,15 +98,15 @@ class FastLLMDialect(Dialect):
         return tuple(inspect(config))
 
     def render(self, config: Config, format: str | None = None) -> Written:
-        """YAML or overrides, and the launch command."""
+        """YAML, or the words of a command line; and the launch command."""
         from compat.fast_llm import formats
 
         if format not in (None, *self.formats):
             raise VersionError(f"{self.name}: cannot write {format}; it writes {' and '.join(self.formats)}")
         text = formats.overrides(config.given) if format == "overrides" else formats.text(config.given)
         ranks = config.effective.get("model.distributed.world_size") or 1
-        settings = ("$(cat CONFIG)",) if format == "overrides" else ("--config", "CONFIG")
-        launch = ("torchrun", "--nproc-per-node", str(ranks), "--no-python", "fast-llm", "train", "gpt", *settings)
+        words = ("$(cat CONFIG)",) if format == "overrides" else ("train", "gpt", "--config", "CONFIG")
+        launch = ("torchrun", "--nproc-per-node", str(ranks), "--no-python", "fast-llm", *words)
         return Written(self.name, text, format or "yaml", launch=launch)
 
     def format_of(self, path: str | Path | None) -> str | None:
@@ -120,7 +120,9 @@ class FastLLMDialect(Dialect):
         if not isinstance(data, Mapping):
             return 0
         model = data.get("model")
-        sections = sum(name in part for part in (model, data) if isinstance(part, Mapping) for name in ("multi_stage", "base_model"))
+        sections = sum(
+            name in part for part in (model, data) if isinstance(part, Mapping) for name in ("multi_stage", "base_model")
+        )
         return 4 * sections + 3 * _sizes(model) + 3 * _sizes(data)
 
     def knows(self, path: str, value: Any, version: str, entry: str) -> bool:

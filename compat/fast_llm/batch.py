@@ -71,7 +71,9 @@ def _write(values: Group, context: Context) -> Group:
 
 def _order(values: Group, context: Context) -> tuple[int | None, int | None]:
     """Microbatches one after the other, and together: as the plan says, else as Fast-LLM chose before 0.4.0."""
-    steps, depth, breadth = (values.get(path) for path in ("batch.accumulation", "schedule.depth_first", "schedule.breadth_first"))
+    steps, depth, breadth = (
+        values.get(path) for path in ("batch.accumulation", "schedule.depth_first", "schedule.breadth_first")
+    )
     piped = (values.get("parallel.pipeline") or 1) > 1
     legal = not piped or context.since("0.4.0") or (depth or 1) == 1
     if legal and depth and breadth and steps in (None, depth * breadth):
@@ -134,6 +136,6 @@ RULE = convert(
         LENGTH: "model.sequence",
         WORLD: "parallel.data",
     },
-    lossy="Fast-LLM counts tokens of documents packed together: sequences of a fixed length become documents of at most that length",
+    lossy="Fast-LLM counts tokens of packed documents: sequences of a fixed length become documents of at most that length",
     source=f"data/dataset/config.py: micro_batch_size in tokens; schedule/config.py: {BATCH.rstrip('.')} before 0.4.0",
 )

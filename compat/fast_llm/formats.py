@@ -26,6 +26,8 @@ ENTRY = "file"
 INSIDE = ("multi_stage", "distributed", "base_model")
 """Sections of `model` that may also stand alone."""
 OVERRIDE = re.compile(r"[A-Za-z_][\w.]*=")
+RUNNABLE = re.compile(r"train(\s+\w+)?$")
+"""First line of a command's words, where no setting stands on it."""
 VALUED = ("-c", "--config", "--verbose", "--config_auth_token_file")
 SWITCHES = ("-v", "--validate", "--trust-remote-code", "--trust-all-remote-code")
 Tree = dict[str, Any]
@@ -98,7 +100,8 @@ def _loaded(source: Any) -> _Source:
 
 def _is_override(text: str) -> bool:
     lines = (line.strip() for line in text.splitlines())
-    return OVERRIDE.match(next((line for line in lines if line and not line.startswith("#")), "")) is not None
+    first = next((line for line in lines if line and not line.startswith("#")), "")
+    return any(form.match(first) for form in (OVERRIDE, RUNNABLE))
 
 
 def _mapping(source: Mapping[Any, Any]) -> _Source:
@@ -232,12 +235,17 @@ class _Reader:
 
     def dump(self) -> None:
         """A dump of all fields writes the buffers that its level sets; Fast-LLM refuses to read that back, we read it."""
-        sets, written = implied(self.given.get(LEVEL)), {path: self.given[path] for path in (GRADS, WEIGHTS) if path in self.given}
+        sets, written = (
+            implied(self.given.get(LEVEL)),
+            {path: self.given[path] for path in (GRADS, WEIGHTS) if path in self.given},
+        )
         agrees = all(written.get(path) == count for path, count in sets.items())
         if sets and len(written) == 2 and agrees and not self.release.overwrites_buffers:
             for path in sets:
                 del self.given[path]
-                message = f"a dump of all fields, which Fast-LLM refuses to read; left out, zero_stage {self.given[LEVEL]} sets it"
+                message = (
+                    f"a dump of all fields, which Fast-LLM refuses to read; left out, zero_stage {self.given[LEVEL]} sets it"
+                )
                 self.findings.append(Finding(path, message, Effect.NONE, origin=self.origins.pop(path, None)))
         for path in (GRADS, WEIGHTS):
             if path in self.given and self.given[path] is None and path not in sets:
@@ -300,10 +308,11 @@ def _block(data: Mapping[str, Any], indent: str) -> list[str]:
 
 
 def overrides(given: Mapping[str, Any]) -> str:
-    """One `key.key=value` a line, quoted for a shell."""
+    """The words after `fast-llm`: what to run, then one `key.key=value` a line, quoted for a shell."""
     from shlex import quote
 
-    return "".join(quote(f"{path}={flow(value)}") + "\n" for path, value in given.items())
+    words = [quote(f"{path}={flow(value)}") for path, value in given.items()]
+    return "\n".join(["train" if "type" in given else "train gpt", *words]) + "\n"
 
 
 def flow(value: Any) -> str:

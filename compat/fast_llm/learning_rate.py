@@ -42,8 +42,8 @@ def _read(values: Group, context: Context) -> Group:
         PLAN + "name": shape,
         PLAN + "total_steps": _total(values),
         PLAN + "warmup_steps": max(0, warmup),
-        PLAN + "warmup_from": 0.0 if warmup > 0 else None,
-        PLAN + "minimum": None if shape == "constant" else not_negative(values.get(MINIMUM)),
+        PLAN + "warmup_from": 0.0,
+        PLAN + "minimum": not_negative(values.get(MINIMUM)),
     }
 
 
@@ -54,7 +54,7 @@ def _write(values: Group, context: Context) -> Group:
         STYLE: name if decays or name == "constant" else None,
         END: total if decays else None,
         WARMUP: values.get(PLAN + "warmup_steps"),
-        MINIMUM: values.get(PLAN + "minimum") if decays else None,
+        MINIMUM: values.get(PLAN + "minimum"),
         STEPS: total,
     }
 

@@ -293,7 +293,9 @@ def optimizer_rules() -> tuple[Rule, ...]:
             "optimizer.gradient_norm_clipping",
             "optimizer.clip",
             _read_clip,
-            lambda values, context: {"optimizer.gradient_norm_clipping": NEVER if values.get("optimizer.clip") == 0 else values.get("optimizer.clip")},
+            lambda values, context: {
+                "optimizer.gradient_norm_clipping": NEVER if values.get("optimizer.clip") == 0 else values.get("optimizer.clip")
+            },
             note="Fast-LLM always clips; off is a bound that is never reached",
         ),
         only_ours("optimizer.momentum", note="Fast-LLM has AdamW alone"),
@@ -366,7 +368,7 @@ SECTIONS: dict[str, tuple[str, Effect]] = {
     "callbacks": ("callbacks are up to the training script", Effect.NONE),
     "profiling": ("a profiler of Fast-LLM", Effect.NONE),
 }
-"""What fields stand for where no Plan field does, by the longest beginning of their path: why they stay behind, and the effect."""
+"""Why fields that no Plan field stands for stay behind, and the effect: by the longest beginning of their path."""
 
 OTHER = ("a name inside Fast-LLM", Effect.NONE)
 

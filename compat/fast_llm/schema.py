@@ -1,4 +1,4 @@
-"""Every field of a Fast-LLM training config from 0.1.0 to mid 2026, typed and described; which release knows it is in `releases`."""
+"""Every field of a Fast-LLM training config from 0.1.0 to mid 2026, typed and described; `releases` knows which has it."""
 
 from __future__ import annotations
 

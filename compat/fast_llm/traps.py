@@ -9,7 +9,18 @@ from bridge.config import Values
 from bridge.dialect import Config
 from bridge.findings import Finding
 from bridge.rules import Effect
-from compat.fast_llm.effective import GRADS, PIPELINE, RANKS, SEQUENCE_TENSOR, STAGES, TENSOR, TEXT_SCHEDULE, WORLD, data_ranks, implied
+from compat.fast_llm.effective import (
+    GRADS,
+    PIPELINE,
+    RANKS,
+    SEQUENCE_TENSOR,
+    STAGES,
+    TENSOR,
+    TEXT_SCHEDULE,
+    WORLD,
+    data_ranks,
+    implied,
+)
 from compat.fast_llm.model import facts
 from compat.fast_llm.releases import release
 
@@ -65,9 +76,16 @@ def _buffers(config: Config) -> Iterator[Remark]:
 
 def _formats(config: Config) -> Iterator[Remark]:
     values = config.effective
-    compute, master = values.get(RANKS + "compute_dtype") or values.get(RANKS + "training_dtype"), values[RANKS + "optimization_dtype"]
+    compute, master = (
+        values.get(RANKS + "compute_dtype") or values.get(RANKS + "training_dtype"),
+        values[RANKS + "optimization_dtype"],
+    )
     if values[STAGES + "full_precision_gradients"] is False and compute == "bfloat16":
-        yield STAGES + "full_precision_gradients", "gradients are summed in bfloat16, which Fast-LLM advises against", Effect.ROUNDING
+        yield (
+            STAGES + "full_precision_gradients",
+            "gradients are summed in bfloat16, which Fast-LLM advises against",
+            Effect.ROUNDING,
+        )
     frozen = STAGES + "store_frozen_weights_in_optimization_precision"
     if values.get(frozen) is False and compute != master:
         yield frozen, "a model with frozen and trained weights fails when it is built; only true works", Effect.COST
@@ -114,4 +132,8 @@ def _rate(config: Config) -> Iterator[Remark]:
     elif style != "constant" and end is None:
         yield RATE + "decay_iterations", f"decay_style {style} needs it; training fails at its start", Effect.NUMBERS
     elif end is not None and end <= warmup:
-        yield RATE + "decay_iterations", f"{end} is not after the {warmup} steps of warmup; training fails at its start", Effect.NUMBERS
+        yield (
+            RATE + "decay_iterations",
+            f"{end} is not after the {warmup} steps of warmup; training fails at its start",
+            Effect.NUMBERS,
+        )
