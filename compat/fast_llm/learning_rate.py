@@ -18,30 +18,31 @@ def not_negative(value: float | None) -> float | None:
     return value if value is not None and value >= 0 else None
 
 
-def _shape(values: Group) -> str | None:
-    """The plan's name of the shape, if it has one."""
-    style, straight = values.get(STYLE), values.get(POWER) == 1
-    if values.get(TEXT) is not None:
-        return None
-    if style == "constant":
+def _shape(values: Group) -> str:
+    """The plan's name of the shape, or of the one nearest to it."""
+    style = values.get(STYLE)
+    if values.get(TEXT) is not None or style not in (*DECAYS, "power"):
         return "constant"
-    return ("linear" if style == "power" else style) if straight and style in (*DECAYS, "power") else None
+    return "linear" if style == "power" else str(style)
+
+
+def _told(values: Group) -> bool:
+    """Whether the shape is one that a Plan has a name for."""
+    decays = values.get(STYLE) in (*DECAYS, "power")
+    return values.get(TEXT) is None and (values.get(POWER) == 1 if decays else values.get(STYLE) == "constant")
 
 
 def _total(values: Group) -> int | None:
-    end = values.get(END) if values.get(STYLE) != "constant" else None
+    end = values.get(END) if _shape(values) in DECAYS else None
     total = end if end is not None else values.get(STEPS)
     return total if total is not None and total > 0 else None
 
 
 def _read(values: Group, context: Context) -> Group:
-    shape, warmup = _shape(values), values.get(WARMUP) or 0
-    if shape is None:
-        return {PLAN + "total_steps": values.get(STEPS) or None}
     return {
-        PLAN + "name": shape,
+        PLAN + "name": _shape(values),
         PLAN + "total_steps": _total(values),
-        PLAN + "warmup_steps": max(0, warmup),
+        PLAN + "warmup_steps": max(0, values.get(WARMUP) or 0),
         PLAN + "warmup_from": 0.0,
         PLAN + "minimum": not_negative(values.get(MINIMUM)),
     }
@@ -62,9 +63,9 @@ def _write(values: Group, context: Context) -> Group:
 def _blurs(values: Group) -> bool:
     """Whether a Plan cannot tell the shape, or has one count of steps where Fast-LLM has two."""
     steps, end = values.get(STEPS), values.get(END)
-    two = values.get(STYLE) != "constant" and bool(steps) and end is not None and end != steps
+    two = _shape(values) in DECAYS and bool(steps) and end is not None and end != steps
     negative = any((values.get(path) or 0) < 0 for path in (WARMUP, MINIMUM, END))
-    return _shape(values) is None or two or negative
+    return not _told(values) or two or negative
 
 
 RULE = convert(
@@ -82,6 +83,6 @@ RULE = convert(
         WARMUP: (PLAN + "warmup_steps", PLAN + "warmup_from"),
         MINIMUM: PLAN + "minimum",
     },
-    lossy="Fast-LLM warms up from 0 to a constant, linear or cosine shape; a Plan's run ends with its decay",
+    lossy="Fast-LLM warms up from 0 to a constant, linear or cosine shape; another power or a schedule as text has no Plan form",
     source="optimizer/learning_rate.py: create_schedule_from_config",
 )

@@ -16,16 +16,29 @@ OLDEST = {
     "model.heads": "transformer.num_attention_heads",
     "model.kv_heads": "transformer.head_groups",
     "model.ffn": "transformer.ffn_hidden_size",
+    "model.experts": "transformer.num_experts",
     "model.vocab": "vocab_size",
+    "model.tied": "tie_word_embeddings",
 }
 BLOCKS = {
     "model.layers": "decoder.num_blocks",
     "model.heads": "decoder.block.mixer.heads",
     "model.kv_heads": "decoder.block.mixer.head_groups",
     "model.ffn": "decoder.block.mlp.intermediate_size",
+    "model.experts": "decoder.block.mlp.experts",
 }
-MIDDLE = {**BLOCKS, "model.hidden": "embeddings_layer.hidden_size", "model.vocab": "embeddings_layer.vocab_size"}
-NEWEST = {**BLOCKS, "model.hidden": "hidden_size", "model.vocab": "embeddings.vocab_size"}
+MIDDLE = {
+    **BLOCKS,
+    "model.hidden": "embeddings_layer.hidden_size",
+    "model.vocab": "embeddings_layer.vocab_size",
+    "model.tied": "output_layer.tied_weight",
+}
+NEWEST = {
+    **BLOCKS,
+    "model.hidden": "hidden_size",
+    "model.vocab": "embeddings.vocab_size",
+    "model.tied": "tied_embedding_weight",
+}
 LAYOUTS = (NEWEST, MIDDLE, OLDEST)
 """Where each fact stands inside `model.base_model`, newest release first."""
 
@@ -35,16 +48,20 @@ def layout(context: Context) -> Mapping[str, str]:
     return NEWEST if context.since("0.4.0") else MIDDLE if context.since("0.3.0") else OLDEST
 
 
-def facts(values: Group) -> dict[str, int]:
+def facts(values: Group) -> dict[str, int | bool]:
     """Plan fields that the model section tells, in whatever layout it is."""
     model = values.get(BASE)
-    found: dict[str, int] = {}
+    found: dict[str, int | bool] = {}
     for places in LAYOUTS if isinstance(model, Mapping) else ():
         for ours, place in places.items():
             value = _at(model, place)
-            if type(value) is int and value > 0:
+            if _fits(ours, value):
                 found.setdefault(ours, value)
     return found
+
+
+def _fits(ours: str, value: Any) -> bool:
+    return isinstance(value, bool) if ours == "model.tied" else type(value) is int and value > 0
 
 
 def _at(data: Any, place: str) -> Any:
@@ -54,7 +71,7 @@ def _at(data: Any, place: str) -> Any:
 
 
 def _write(values: Group, context: Context) -> Group:
-    known = {place: values[ours] for ours, place in layout(context).items() if values.get(ours)}
+    known = {place: values[ours] for ours, place in layout(context).items() if values.get(ours) is not None}
     return {BASE: nest(known)} if known else {}
 
 

@@ -197,14 +197,13 @@ PRECISION = convert(
         FULL: "precision.reduce",
     },
     blurs=lambda values: any(values.get(path, "float32") not in NAMES for path in (COMPUTE, OLD_COMPUTE, MASTER)),
-    lossy="Fast-LLM accumulates and reduces gradients in the format of the optimizer or of the forward pass",
+    lossy="gradients are accumulated and reduced in the format of the optimizer or of the forward pass; integers have no Plan form",
     source="multi_stage/fsdp.py: format of the gradient buffer",
 )
 
 
 def _read_precision(values: Group) -> Group:
-    compute = NAMES.get(values.get(COMPUTE) or values.get(OLD_COMPUTE) or "")
-    master = NAMES.get(values.get(MASTER) or "")
+    compute, master = (NAMES.get(name, "fp32") for name in (values.get(COMPUTE) or values.get(OLD_COMPUTE), values.get(MASTER)))
     return {
         "precision.compute": compute,
         "precision.master": master,

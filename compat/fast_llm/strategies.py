@@ -84,8 +84,8 @@ RESERVED = (*AXES, WORLD, RANK, NODE, TOKENS, DOCUMENT, ROUNDS, TOGETHER, MICRO,
 @st.composite
 def _model(draw: DrawFn) -> dict[str, Any]:
     places = draw(st.sampled_from(LAYOUTS))
-    told = draw(st.fixed_dictionaries({}, optional={place: st.integers(1, 4096) for place in places.values()}))
-    more = draw(st.fixed_dictionaries({}, optional={"tied_embedding_weight": st.booleans()}))
+    kinds = {place: st.booleans() if ours == "model.tied" else st.integers(1, 4096) for ours, place in places.items()}
+    told, more = draw(st.fixed_dictionaries({}, optional=kinds)), draw(st.sampled_from(({}, {"type": "gpt"})))
     return {**nest(told), **more}
 
 
@@ -110,4 +110,4 @@ def values(case: Case, path: str) -> SearchStrategy[Any] | None:
 BESIDE: Mapping[str, Group] = {"run.tensor_logs.save": {"run.experiment_dir": "runs"}}
 """What a field cannot do without."""
 
-PART = Part(core, paths, values, BESIDE, RESERVED, ("file",))
+PART = Part(core, paths, values, beside=BESIDE, reserved=RESERVED, entries=("file",))
