@@ -26,6 +26,7 @@ ENTRY = "file"
 INSIDE = ("multi_stage", "distributed", "base_model")
 """Sections of `model` that may also stand alone."""
 OVERRIDE = re.compile(r"[A-Za-z_][\w.]*=")
+NAME = re.compile(r"\w[\w-]*")
 RUNNABLE = re.compile(r"train(\s+\w+)?$")
 """First line of a command's words, where no setting stands on it."""
 VALUED = ("-c", "--config", "--verbose", "--config_auth_token_file")
@@ -116,7 +117,7 @@ def _mapping(source: Mapping[Any, Any]) -> _Source:
 
 def _command(words: Sequence[str]) -> _Source:
     """A command line: names of the runnable first, then options and overrides (engine/config_utils/runnable.py)."""
-    rest = list(dropwhile(lambda word: "=" not in word and not word.startswith("-"), words))
+    rest = list(dropwhile(NAME.fullmatch, words))
     found, overrides, problems = _Source({}), list[str](), list[str]()
     while rest:
         word = rest.pop(0)

@@ -14,8 +14,8 @@ DECAYS = ("linear", "cosine")
 
 
 def not_negative(value: float | None) -> float | None:
-    """`value`, or None where a Plan cannot hold it."""
-    return value if value is not None and value >= 0 else None
+    """`value`, or 0 where a Plan cannot hold it."""
+    return None if value is None else max(0.0, value)
 
 
 def _shape(values: Group) -> str:

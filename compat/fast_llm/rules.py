@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from math import nextafter
 
 from bridge.config import fields
 from bridge.rules import Context, Effect, Group, Rule, always, convert, lacks, only_ours, only_theirs, rename
@@ -197,13 +198,15 @@ PRECISION = convert(
         FULL: "precision.reduce",
     },
     blurs=lambda values: any(values.get(path, "float32") not in NAMES for path in (COMPUTE, OLD_COMPUTE, MASTER)),
-    lossy="gradients are accumulated and reduced in the format of the optimizer or of the forward pass; integers have no Plan form",
+    lossy="gradients are summed in the optimizer's format or in that of the forward pass; integers have no Plan form",
     source="multi_stage/fsdp.py: format of the gradient buffer",
 )
 
 
 def _read_precision(values: Group) -> Group:
-    compute, master = (NAMES.get(name, "fp32") for name in (values.get(COMPUTE) or values.get(OLD_COMPUTE), values.get(MASTER)))
+    compute, master = (
+        NAMES.get(name or "", "fp32") for name in (values.get(COMPUTE) or values.get(OLD_COMPUTE), values.get(MASTER))
+    )
     return {
         "precision.compute": compute,
         "precision.master": master,
@@ -302,9 +305,10 @@ def optimizer_rules() -> tuple[Rule, ...]:
 
 
 def _read_betas(values: Group, context: Context) -> Group:
-    first, second = values.get("optimizer.beta_1"), values.get("optimizer.beta_2")
-    known = first is not None and second is not None and first < 1 and second < 1
-    return {"optimizer.betas": (first, second)} if known else {}
+    betas = values.get("optimizer.beta_1"), values.get("optimizer.beta_2")
+    return (
+        {} if None in betas else {"optimizer.betas": tuple(min(beta, nextafter(1.0, 0.0)) for beta in betas if beta is not None)}
+    )
 
 
 def _read_clip(values: Group, context: Context) -> Group:

@@ -64,12 +64,12 @@ def _old_batch(draw: DrawFn, data: int) -> Group:
     return {**batch, LENGTH: length, PIECE: length // draw(st.sampled_from((1, 2)))}
 
 
-_SHARDING = st.one_of(
+_SHARDING: SearchStrategy[Group] = st.one_of(
     st.fixed_dictionaries({LEVEL: st.sampled_from((1, 2, 3))}),
     st.fixed_dictionaries({}, optional={WEIGHTS: SMALL, GRADS: SMALL}),
     st.fixed_dictionaries({LEVEL: st.just(2), WEIGHTS: SMALL}),
 )
-_RATE = st.one_of(
+_RATE: SearchStrategy[Group] = st.one_of(
     st.just({}),
     st.tuples(st.sampled_from((*DECAYS, "power")), SMALL, SMALL).map(
         lambda drawn: {STYLE: drawn[0], WARMUP: drawn[1], END: drawn[1] + drawn[2]}
