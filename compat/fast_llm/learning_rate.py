@@ -44,7 +44,7 @@ def _read(values: Group, context: Context) -> Group:
         PLAN + "total_steps": _total(values),
         PLAN + "warmup_steps": max(0, values.get(WARMUP) or 0),
         PLAN + "warmup_from": 0.0,
-        PLAN + "minimum": not_negative(values.get(MINIMUM)),
+        PLAN + "minimum": not_negative(values.get(MINIMUM)) if _shape(values) in DECAYS else 0.0,
     }
 
 

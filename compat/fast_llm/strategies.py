@@ -18,6 +18,8 @@ from compat.fast_llm.model import BASE, LAYOUTS
 from compat.fast_llm.releases import release
 
 SMALL = st.integers(1, 8)
+LENGTHS = st.sampled_from((768, 1536, 3072))
+"""Tokens of a sequence that any number of its ranks divides."""
 
 
 @st.composite
@@ -40,7 +42,7 @@ def _axes(draw: DrawFn, world: int | None) -> dict[str, int]:
 
 
 def _new_batch(draw: DrawFn) -> Group:
-    length = draw(st.sampled_from((512, 2048, 4096)))
+    length = draw(LENGTHS)
     whole = {TOKENS: length * draw(SMALL), DOCUMENT: length}
     other = {TOKENS: draw(st.integers(1, 9999)), DOCUMENT: draw(st.integers(1, 9999))}
     return {**draw(st.sampled_from((whole, other, {}))), ROUNDS: draw(SMALL), TOGETHER: draw(SMALL)}
@@ -49,7 +51,7 @@ def _new_batch(draw: DrawFn) -> Group:
 def _old_batch(draw: DrawFn, data: int) -> Group:
     micro, steps = draw(SMALL), draw(SMALL)
     total = micro * steps * max(1, data)
-    length = draw(st.sampled_from((512, 2048)))
+    length = draw(LENGTHS)
     batch = draw(
         st.sampled_from(
             (
@@ -83,10 +85,20 @@ RESERVED = (*AXES, WORLD, RANK, NODE, TOKENS, DOCUMENT, ROUNDS, TOGETHER, MICRO,
 
 @st.composite
 def _model(draw: DrawFn) -> dict[str, Any]:
-    places = draw(st.sampled_from(LAYOUTS))
-    kinds = {place: st.booleans() if ours == "model.tied" else st.integers(1, 4096) for ours, place in places.items()}
-    told, more = draw(st.fixed_dictionaries({}, optional=kinds)), draw(st.sampled_from(({}, {"type": "gpt"})))
-    return {**nest(told), **more}
+    heads = draw(st.sampled_from((8, 16)))
+    sizes = {
+        "model.layers": 24 * draw(SMALL),
+        "model.hidden": 64 * heads,
+        "model.heads": heads,
+        "model.kv_heads": draw(st.sampled_from((8, heads))),
+        "model.ffn": 256 * draw(SMALL),
+        "model.experts": draw(st.sampled_from((8, 16))),
+        "model.vocab": 1000 * draw(SMALL),
+        "model.tied": draw(st.booleans()),
+    }
+    places, kept = draw(st.sampled_from(LAYOUTS)), draw(st.sets(st.sampled_from(sorted(sizes))))
+    told = {place: sizes[ours] for ours, place in places.items() if ours in kept}
+    return {**nest(told), **draw(st.sampled_from(({}, {"type": "gpt"})))}
 
 
 OWN: Mapping[str, SearchStrategy[Any]] = {
