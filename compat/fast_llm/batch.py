@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from bridge.rules import Context, Group, convert
+from bridge.rules import Context, Effect, Group, convert
 from compat.fast_llm.effective import (
-    BATCH,
     BREADTH,
     DEPTH,
     LENGTH,
@@ -33,20 +32,22 @@ def _product(*sizes: int | None) -> int:
 
 
 def _read(values: Group, context: Context) -> Group:
-    data = _data(values)
-    new = context.since("0.4.0")
-    depth, breadth = (values.get(ROUNDS), values.get(TOGETHER)) if new else (values.get(DEPTH), values.get(BREADTH))
-    micro, sequence = _samples(values) if new else (values.get(MICRO), values.get(LENGTH))
+    data, (depth, breadth) = _data(values), _rounds(values, context)
+    micro, sequence = _samples(values) if context.since("0.4.0") else (values.get(MICRO), values.get(LENGTH))
     steps = depth * breadth if depth and breadth else values.get(STEPS)
     return {
         "batch.micro": micro,
         "batch.accumulation": steps,
         "batch.global_": micro * steps * data if micro and steps and data else values.get(TOTAL),
         "parallel.data": data,
-        "schedule.depth_first": depth,
-        "schedule.breadth_first": breadth,
         "model.sequence": sequence,
     }
+
+
+def _rounds(values: Group, context: Context) -> tuple[int | None, int | None]:
+    """Microbatches one after the other, and together."""
+    depth, breadth = (ROUNDS, TOGETHER) if context.since("0.4.0") else (DEPTH, BREADTH)
+    return values.get(depth), values.get(breadth)
 
 
 def _data(values: Group) -> int | None:
@@ -63,24 +64,8 @@ def _samples(values: Group) -> tuple[int, int]:
 
 
 def _write(values: Group, context: Context) -> Group:
-    depth, breadth = _order(values, context)
     batch = _new(values) if context.since("0.4.0") else _old(values)
-    rounds, together = (ROUNDS, TOGETHER) if context.since("0.4.0") else (DEPTH, BREADTH)
-    return {**batch, rounds: depth, together: breadth, WORLD: _world(values, context)}
-
-
-def _order(values: Group, context: Context) -> tuple[int | None, int | None]:
-    """Microbatches one after the other, and together: as the plan says, else as Fast-LLM chose before 0.4.0."""
-    steps, depth, breadth = (
-        values.get(path) for path in ("batch.accumulation", "schedule.depth_first", "schedule.breadth_first")
-    )
-    piped = (values.get("parallel.pipeline") or 1) > 1
-    legal = not piped or context.since("0.4.0") or (depth or 1) == 1
-    if legal and depth and breadth and steps in (None, depth * breadth):
-        return depth, breadth
-    if steps is None:
-        return (depth if legal else None), breadth
-    return (1, steps) if piped else (steps, 1)
+    return {**batch, WORLD: _world(values, context)}
 
 
 def _new(values: Group) -> Group:
@@ -108,34 +93,56 @@ def _world(values: Group, context: Context) -> int | None:
     return None if world == context.world_size else world
 
 
-RULE = convert(
-    (TOKENS, DOCUMENT, ROUNDS, TOGETHER, MICRO, DEPTH, BREADTH, STEPS, TOTAL, LENGTH, WORLD),
-    (
-        "batch.micro",
-        "batch.accumulation",
-        "batch.global_",
-        "parallel.data",
-        "schedule.depth_first",
-        "schedule.breadth_first",
-        "model.sequence",
+def _read_order(values: Group, context: Context) -> Group:
+    depth, breadth = _rounds(values, context)
+    return {"schedule.depth_first": depth, "schedule.breadth_first": breadth}
+
+
+def _write_order(values: Group, context: Context) -> Group:
+    """As the plan says, else as Fast-LLM chose before 0.4.0: together with a pipeline, one after the other without."""
+    new, piped = context.since("0.4.0"), (values.get("parallel.pipeline") or 1) > 1
+    steps, depth, breadth = (
+        values.get(path) for path in ("batch.accumulation", "schedule.depth_first", "schedule.breadth_first")
+    )
+    if piped and not new and (depth or 1) > 1:
+        depth = breadth = None
+    if steps is not None and (depth is None or breadth is None or depth * breadth != steps):
+        depth, breadth = (1, steps) if piped else (steps, 1)
+    return {ROUNDS if new else DEPTH: depth, TOGETHER if new else BREADTH: breadth}
+
+
+RULES = (
+    convert(
+        (TOKENS, DOCUMENT, MICRO, STEPS, TOTAL, LENGTH, WORLD),
+        ("batch.micro", "batch.accumulation", "batch.global_", "parallel.data", "model.sequence"),
+        _read,
+        _write,
+        sees=(*AXES, ROUNDS, TOGETHER, DEPTH, BREADTH, "parallel.tensor", "parallel.pipeline", "parallel.context"),
+        blurs=lambda values: values.get(DOCUMENT) is not None and _samples(values)[1] != values[DOCUMENT],
+        carries={
+            TOKENS: ("batch.micro", "model.sequence"),
+            DOCUMENT: ("batch.micro", "model.sequence"),
+            **dict.fromkeys((ROUNDS, TOGETHER, DEPTH, BREADTH, STEPS), "batch.accumulation"),
+            MICRO: "batch.micro",
+            TOTAL: ("batch.global_", "parallel.data"),
+            LENGTH: "model.sequence",
+            WORLD: "parallel.data",
+        },
+        lossy="Fast-LLM counts tokens of packed documents: sequences of a fixed length become documents of at most that length",
+        source="data/dataset/config.py: micro_batch_size in tokens; schedule/config.py: the batch section before 0.4.0",
     ),
-    _read,
-    _write,
-    sees=(*AXES, "parallel.tensor", "parallel.pipeline", "parallel.context"),
-    blurs=lambda values: values.get(DOCUMENT) is not None and _samples(values)[1] != values[DOCUMENT],
-    carries={
-        TOKENS: ("batch.micro", "model.sequence"),
-        DOCUMENT: ("batch.micro", "model.sequence"),
-        ROUNDS: ("schedule.depth_first", "batch.accumulation"),
-        TOGETHER: ("schedule.breadth_first", "batch.accumulation"),
-        MICRO: "batch.micro",
-        DEPTH: ("schedule.depth_first", "batch.accumulation"),
-        BREADTH: ("schedule.breadth_first", "batch.accumulation"),
-        STEPS: "batch.accumulation",
-        TOTAL: ("batch.global_", "parallel.data"),
-        LENGTH: "model.sequence",
-        WORLD: "parallel.data",
-    },
-    lossy="Fast-LLM counts tokens of packed documents: sequences of a fixed length become documents of at most that length",
-    source=f"data/dataset/config.py: micro_batch_size in tokens; schedule/config.py: {BATCH.rstrip('.')} before 0.4.0",
+    convert(
+        (ROUNDS, TOGETHER, DEPTH, BREADTH),
+        ("schedule.depth_first", "schedule.breadth_first"),
+        _read_order,
+        _write_order,
+        effect=Effect.COST,
+        sees=("batch.accumulation", "parallel.pipeline"),
+        carries={
+            **dict.fromkeys((ROUNDS, DEPTH), "schedule.depth_first"),
+            **dict.fromkeys((TOGETHER, BREADTH), "schedule.breadth_first"),
+        },
+        note="the order of the microbatches of a step; their product is the accumulation",
+        source="schedule/schedule.py: order of steps; schedule/config.py before 0.4.0: how the batch is divided",
+    ),
 )

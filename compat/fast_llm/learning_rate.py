@@ -83,6 +83,6 @@ RULE = convert(
         WARMUP: (PLAN + "warmup_steps", PLAN + "warmup_from"),
         MINIMUM: PLAN + "minimum",
     },
-    lossy="Fast-LLM warms up from 0 to a constant, linear or cosine shape; another power or a schedule as text has no Plan form",
-    source="optimizer/learning_rate.py: create_schedule_from_config",
+    lossy="Fast-LLM warms up from 0 to a constant (unless told), linear or cosine shape; a Plan has no other powers",
+    source="optimizer/learning_rate.py: create_schedule_from_config; a schedule as text is not read",
 )

@@ -271,7 +271,7 @@ def optimizer_rules() -> tuple[Rule, ...]:
             lambda values, context: {"optimizer.lr": learning_rate.not_negative(values.get(learning_rate.RATE + "base"))},
             lambda values, context: {learning_rate.RATE + "base": values.get("optimizer.lr")},
             blurs=lambda values: (values.get(learning_rate.RATE + "base") or 0) < 0,
-            lossy="a Plan has no negative learning rate",
+            lossy="Fast-LLM sets its own optimizer up, at a rate of 0.0001 unless told; a Plan has no negative rate",
         ),
         convert(
             ("optimizer.beta_1", "optimizer.beta_2"),
@@ -281,14 +281,14 @@ def optimizer_rules() -> tuple[Rule, ...]:
                 zip(("optimizer.beta_1", "optimizer.beta_2"), values.get("optimizer.betas") or (None, None), strict=True)
             ),
             blurs=lambda values: 1.0 in values.values(),
-            lossy="a Plan has no moments that never move",
+            lossy="Fast-LLM sets its own optimizer up, with betas of 0.9 and 0.999 unless told; a Plan's are below 1",
         ),
         convert(
             "optimizer.epsilon",
             "optimizer.eps",
             lambda values, context: {"optimizer.eps": values.get("optimizer.epsilon")},
             lambda values, context: {"optimizer.epsilon": values.get("optimizer.eps") or None},
-            lossy="Fast-LLM wants a term above 0",
+            lossy="Fast-LLM sets its own optimizer up, with a term above 0, 1e-8 unless told",
         ),
         rename("optimizer.weight_decay", "optimizer.weight_decay"),
         convert(
@@ -393,7 +393,7 @@ def table() -> tuple[Rule, ...]:
         model.RULE,
         *parallel_rules(),
         *stage_rules(),
-        batch.RULE,
+        *batch.RULES,
         ZERO,
         *exchange_rules(),
         PRECISION,
