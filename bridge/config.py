@@ -80,7 +80,7 @@ def _leaves(schema: type[Section], prefix: str) -> Iterator[Field]:
         if inner is not None:
             yield from _leaves(inner, path + ".")
         else:
-            yield Field(path, info.annotation, info.default, info.description or "", info)
+            yield Field(path, info.rebuild_annotation(), info.default, info.description or "", info)
 
 
 class Values(Mapping[str, Any]):

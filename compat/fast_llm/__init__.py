@@ -1,0 +1,152 @@
+"""Fast-LLM: training configs and command lines of every release from 0.1.0 to mid 2026."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+from bridge.config import Section, Values
+from bridge.dialect import Config, Dialect, Reading, Written
+from bridge.errors import VersionError
+from bridge.findings import Finding
+from bridge.rules import Rule
+
+SETTING = re.compile(r"(model|training|schedule|batch|optimizer|data|run)\.[\w.]+=")
+SUFFIXES = {".yaml": "yaml", ".yml": "yaml", ".txt": "overrides", ".args": "overrides"}
+
+
+class FastLLMConfig(Config):
+    """A Fast-LLM config; `multi_stage` and `distributed` show what Fast-LLM's own objects would hold."""
+
+    @cached_property
+    def multi_stage(self) -> Values:
+        """Effective fields of the `MultiStageConfig` object; None where it holds None."""
+        return Values(self._object("model.multi_stage."))
+
+    @cached_property
+    def distributed(self) -> Values:
+        """Effective fields of the `DistributedConfig` object, and the sizes and ranks that it derives where they are known."""
+        from compat.fast_llm.effective import mesh
+
+        return Values({**self._object("model.distributed."), **mesh(self.effective)})
+
+    @cached_property
+    def schedule(self) -> Values:
+        """Effective fields of the `ScheduleConfig` object."""
+        return Values(self._object("schedule."))
+
+    @cached_property
+    def batch(self) -> Values:
+        """Effective fields of the `BatchConfig` object, before 0.4.0."""
+        return Values(self._object("batch."))
+
+    def _object(self, section: str) -> dict[str, Any]:
+        from compat.fast_llm.releases import KEYS, release
+
+        mine = [path for path in KEYS if path.startswith(section) and path in release(self.version).keys]
+        return {path.removeprefix(section): self.effective.get(path) for path in mine}
+
+
+class FastLLMDialect(Dialect):
+    """Fast-LLM, 0.1.0 to the main branch of 2026-07-20."""
+
+    name: ClassVar[str] = "fast_llm"
+    title: ClassVar[str] = "Fast-LLM"
+    formats: ClassVar[tuple[str, ...]] = ("yaml", "overrides")
+    config_type: ClassVar[type[Config]] = FastLLMConfig
+
+    @cached_property
+    def schema(self) -> type[Section]:
+        """Every field of every release."""
+        from compat.fast_llm.schema import FastLLM
+
+        return FastLLM
+
+    @cached_property
+    def rules(self) -> tuple[Rule, ...]:
+        """The table to and from `Plan`."""
+        from compat.fast_llm.rules import table
+
+        return table()
+
+    @cached_property
+    def versions(self) -> tuple[str, ...]:
+        """Releases covered, oldest first."""
+        from compat.fast_llm.releases import KNOWN
+
+        return KNOWN
+
+    def parse(self, source: Any, version: str, lenient: bool) -> Reading:
+        """Read a YAML file, text, a mapping, or overrides."""
+        from compat.fast_llm import formats, releases
+
+        return formats.read(source, releases.release(version), lenient)
+
+    def effective(self, config: Config) -> Values:
+        """What Fast-LLM's config objects would hold; raises `ConfigError` with what they refuse."""
+        from compat.fast_llm.effective import effective
+
+        return Values(effective(config.given, config.version, config.world_size))
+
+    def inspect(self, config: Config) -> tuple[Finding, ...]:
+        """What Fast-LLM accepts and then ignores or gets wrong."""
+        from compat.fast_llm.traps import inspect
+
+        return tuple(inspect(config))
+
+    def render(self, config: Config, format: str | None = None) -> Written:
+        """YAML, or the words of a command line; and the launch command."""
+        from compat.fast_llm import formats
+
+        if format not in (None, *self.formats):
+            raise VersionError(f"{self.name}: cannot write {format}; it writes {' and '.join(self.formats)}")
+        text = formats.overrides(config.given) if format == "overrides" else formats.text(config.given)
+        ranks = config.effective.get("model.distributed.world_size") or 1
+        words = ("$(cat CONFIG)",) if format == "overrides" else ("train", "gpt", "--config", "CONFIG")
+        launch = ("torchrun", "--nproc-per-node", str(ranks), "--no-python", "fast-llm", *words)
+        return Written(self.name, text, format or "yaml", launch=launch)
+
+    def format_of(self, path: str | Path | None) -> str | None:
+        """The format that the suffix of `path` stands for."""
+        return SUFFIXES.get(Path(path).suffix.lower()) if path is not None else None
+
+    def recognises(self, data: Any) -> int:
+        """High for the sections of a model, lower for the parallel sizes alone and for overrides."""
+        if isinstance(data, list):
+            return 3 * any(isinstance(word, str) and SETTING.match(word) is not None for word in data)
+        if not isinstance(data, Mapping):
+            return 0
+        model = data.get("model")
+        sections = sum(
+            name in part for part in (model, data) if isinstance(part, Mapping) for name in ("multi_stage", "base_model")
+        )
+        return 4 * sections + 3 * _sizes(model) + 3 * _sizes(data)
+
+    def knows(self, path: str, value: Any, version: str, entry: str) -> bool:
+        """Whether that release has the field."""
+        from compat.fast_llm.releases import release
+
+        return path in release(version).keys
+
+    def config(
+        self, given: Mapping[str, Any], version: str | None = None, world_size: int | None = None, entry: str = ""
+    ) -> Config:
+        """A config from values by schema path, None for unset, checked as `read` checks."""
+        from compat.fast_llm.releases import release
+
+        defaults = release(self.release(version)).defaults
+        kept = {path: value for path, value in given.items() if value is not None or path in defaults}
+        return super().config(kept, version, world_size, entry)
+
+
+def _sizes(data: Any) -> bool:
+    """Whether `data` has a section of ranks that is Fast-LLM's by its names."""
+    ranks = data.get("distributed") if isinstance(data, Mapping) else None
+    names = ("tensor_parallel", "pipeline_parallel", "sequence_data_parallel", "compute_dtype", "training_dtype")
+    return isinstance(ranks, Mapping) and any(name in ranks for name in names)
+
+
+DIALECT = FastLLMDialect()

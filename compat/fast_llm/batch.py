@@ -1,0 +1,148 @@
+"""Fast-LLM's microbatches, in tokens since 0.4.0 and in samples before, <-> the plan's batch."""
+
+from __future__ import annotations
+
+from bridge.rules import Context, Effect, Group, convert
+from compat.fast_llm.effective import (
+    BREADTH,
+    DEPTH,
+    LENGTH,
+    MICRO,
+    ORDER,
+    PIPELINE,
+    SPLIT,
+    STEPS,
+    TENSOR,
+    TOTAL,
+    WORLD,
+)
+
+TOKENS, DOCUMENT = "data.micro_batch_size", "data.maximum_document_length"
+ROUNDS, TOGETHER = ORDER + "depth_first_micro_batches", ORDER + "breadth_first_micro_batches"
+USUAL = 2048
+"""Tokens of a sequence where a plan leaves them open: the default of all releases."""
+AXES = (TENSOR, PIPELINE, SPLIT)
+
+
+def _product(*sizes: int | None) -> int:
+    total = 1
+    for size in sizes:
+        total *= size or 1
+    return total
+
+
+def _read(values: Group, context: Context) -> Group:
+    data, (depth, breadth) = _data(values), _rounds(values, context)
+    micro, sequence = _samples(values) if context.since("0.4.0") else (values.get(MICRO), values.get(LENGTH))
+    steps = depth * breadth if depth and breadth else values.get(STEPS)
+    return {
+        "batch.micro": micro,
+        "batch.accumulation": steps,
+        "batch.global_": micro * steps * data if micro and steps and data else values.get(TOTAL),
+        "parallel.data": data,
+        "model.sequence": sequence,
+    }
+
+
+def _rounds(values: Group, context: Context) -> tuple[int | None, int | None]:
+    """Microbatches one after the other, and together."""
+    depth, breadth = (ROUNDS, TOGETHER) if context.since("0.4.0") else (DEPTH, BREADTH)
+    return values.get(depth), values.get(breadth)
+
+
+def _data(values: Group) -> int | None:
+    world = values.get(WORLD)
+    return world // _product(*map(values.get, AXES)) or None if world else None
+
+
+def _samples(values: Group) -> tuple[int, int]:
+    """Sequences of a microbatch, and tokens of each: documents of full length if they fill it, else one sequence."""
+    tokens, document = values.get(TOKENS) or USUAL, values.get(DOCUMENT)
+    whole = document is not None and 0 < document <= tokens and tokens % document == 0
+    length = document if whole and document else tokens
+    return tokens // length, length
+
+
+def _write(values: Group, context: Context) -> Group:
+    batch = _new(values) if context.since("0.4.0") else _old(values)
+    return {**batch, WORLD: _world(values, context)}
+
+
+def _new(values: Group) -> Group:
+    micro, sequence = values.get("batch.micro"), values.get("model.sequence")
+    if micro is None and sequence is None:
+        return {}
+    length = sequence or USUAL
+    return {TOKENS: (micro or 1) * length, DOCUMENT: length}
+
+
+def _old(values: Group) -> Group:
+    micro, steps = values.get("batch.micro"), values.get("batch.accumulation")
+    open_ = micro is None or steps is None
+    return {
+        MICRO: micro,
+        LENGTH: values.get("model.sequence"),
+        TOTAL: values.get("batch.global_") if open_ else None,
+    }
+
+
+def _world(values: Group, context: Context) -> int | None:
+    """All ranks, where the launcher does not tell them."""
+    data = values.get("parallel.data")
+    world = data * _product(*(values.get(f"parallel.{axis}") for axis in ("tensor", "pipeline", "context"))) if data else None
+    return None if world == context.world_size else world
+
+
+def _read_order(values: Group, context: Context) -> Group:
+    depth, breadth = _rounds(values, context)
+    return {"schedule.depth_first": depth, "schedule.breadth_first": breadth}
+
+
+def _write_order(values: Group, context: Context) -> Group:
+    """As the plan says, else as Fast-LLM chose before 0.4.0: together with a pipeline, one after the other without."""
+    new, piped = context.since("0.4.0"), (values.get("parallel.pipeline") or 1) > 1
+    steps, depth, breadth = (
+        values.get(path) for path in ("batch.accumulation", "schedule.depth_first", "schedule.breadth_first")
+    )
+    if piped and not new and (depth or 1) > 1:
+        depth = breadth = None
+    if steps is not None and (depth is None or breadth is None or depth * breadth != steps):
+        depth, breadth = (1, steps) if piped else (steps, 1)
+    return {ROUNDS if new else DEPTH: depth, TOGETHER if new else BREADTH: breadth}
+
+
+RULES = (
+    convert(
+        (TOKENS, DOCUMENT, MICRO, STEPS, TOTAL, LENGTH, WORLD),
+        ("batch.micro", "batch.accumulation", "batch.global_", "parallel.data", "model.sequence"),
+        _read,
+        _write,
+        sees=(*AXES, ROUNDS, TOGETHER, DEPTH, BREADTH, "parallel.tensor", "parallel.pipeline", "parallel.context"),
+        blurs=lambda values: values.get(DOCUMENT) is not None and _samples(values)[1] != values[DOCUMENT],
+        carries={
+            TOKENS: ("batch.micro", "model.sequence"),
+            DOCUMENT: ("batch.micro", "model.sequence"),
+            **dict.fromkeys((ROUNDS, TOGETHER, DEPTH, BREADTH, STEPS), "batch.accumulation"),
+            MICRO: "batch.micro",
+            TOTAL: ("batch.global_", "parallel.data"),
+            LENGTH: "model.sequence",
+            WORLD: "parallel.data",
+        },
+        lossy="Fast-LLM counts tokens of packed documents: sequences of a fixed length become documents of at most that length",
+        source="data/dataset/config.py: micro_batch_size in tokens; schedule/config.py: the batch section before 0.4.0",
+    ),
+    convert(
+        (ROUNDS, TOGETHER, DEPTH, BREADTH),
+        ("schedule.depth_first", "schedule.breadth_first"),
+        _read_order,
+        _write_order,
+        effect=Effect.COST,
+        sees=("batch.accumulation", "parallel.pipeline"),
+        carries={
+            **dict.fromkeys((ROUNDS, DEPTH), "schedule.depth_first"),
+            **dict.fromkeys((TOGETHER, BREADTH), "schedule.breadth_first"),
+        },
+        note="the order of the microbatches of a step; their product is the accumulation",
+        source="schedule/schedule.py: order of steps; schedule/config.py before 0.4.0: how the batch is divided",
+    ),
+)

@@ -1,0 +1,199 @@
+"""What Fast-LLM makes of a config: its defaults, what it derives, and every reason to refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from bridge.errors import ConfigError
+from compat.fast_llm.leaves import nullable, typed
+from compat.fast_llm.releases import Release, release
+from compat.fast_llm.schema import DTYPES
+
+Flat = Mapping[str, Any]
+
+STAGES, RANKS, BATCH, ORDER, DATA = "model.multi_stage.", "model.distributed.", "batch.", "schedule.", "data."
+LEVEL, WEIGHTS, GRADS = (STAGES + name for name in ("zero_stage", "num_weight_buffers", "num_grad_buffers"))
+TENSOR, PIPELINE, SPLIT = (RANKS + name for name in ("tensor_parallel", "pipeline_parallel", "sequence_data_parallel"))
+WORLD, RANK, NODE = (RANKS + name for name in ("world_size", "rank", "local_world_size"))
+SEQUENCE_TENSOR = RANKS + "sequence_tensor_parallel"
+FORMATS = tuple(RANKS + name for name in ("compute_dtype", "training_dtype", "optimization_dtype"))
+TEXT_SCHEDULE = "optimizer.learning_rate.schedule"
+SHARED = 2
+"""Buffers that a ZeRO level asks for: one in use, one under way."""
+
+
+def effective(given: Flat, version: str, world_size: int | None = None) -> dict[str, Any]:
+    """Values by path that Fast-LLM `version` would hold for `given`, started on `world_size` ranks.
+
+    Without a world size, given or told, what hangs on it stays open. Raises `ConfigError` with every reason to refuse.
+    """
+    at = release(version)
+    ConfigError.raise_if((*_unknown(given, at), *_untyped(given)))
+    values = {**at.defaults, **given}
+    values.setdefault(RANK, 0)
+    if values.get(WORLD) is None and world_size is not None:
+        values[WORLD] = world_size
+    problems = [*_sharded(values, given, at), *_laid_out(values, at), *_other(values)]
+    ConfigError.raise_if(problems)
+    _name(values)
+    if at.has_batch:
+        ConfigError.raise_if(_batched(values))
+    return {path: value for path, value in values.items() if value is not None or path in at.defaults}
+
+
+def _unknown(given: Flat, at: Release) -> Iterator[str]:
+    for path in given:
+        if path not in at.keys:
+            yield f"{path}: not a field of Fast-LLM {at.version}; drop it or name another release"
+
+
+def _untyped(given: Flat) -> Iterator[str]:
+    for path, value in given.items():
+        try:
+            if value is not None or not nullable(path):
+                typed(path, value)
+        except (KeyError, ValueError) as error:
+            yield f"{path}: {error if isinstance(error, ValueError) else 'unknown key'}"
+
+
+# Sharding
+
+
+def implied(level: int | None) -> dict[str, int]:
+    """Buffer counts that a ZeRO level sets."""
+    return {path: SHARED for path, least in ((GRADS, 2), (WEIGHTS, 3)) if level is not None and level >= least}
+
+
+def _sharded(values: dict[str, Any], given: Flat, at: Release) -> Iterator[str]:
+    """Buffers of the level (multi_stage/config.py, MultiStageConfig._validate and Config._set_implicit_default)."""
+    for path, count in implied(values.get(LEVEL)).items():
+        if path in given and not at.overwrites_buffers:
+            yield (
+                f"{path}: found {given[path]} beside zero_stage {values[LEVEL]}, which sets {count}; "
+                f"keep one of the two, zero_stage or {path.removeprefix(STAGES)}"
+            )
+        values[path] = count
+
+
+# Ranks
+
+
+def _laid_out(values: dict[str, Any], at: Release) -> Iterator[str]:
+    """Sizes that divide, and ranks in range (distributed/config.py, DistributedConfig._validate and its sizes)."""
+    tensor, pipeline, split = values[TENSOR], values[PIPELINE], values[SPLIT]
+    world, rank, node = values.get(WORLD), values[RANK], values.get(NODE)
+    if tensor == 1:
+        values[SEQUENCE_TENSOR] = False
+    if node is not None and node % tensor:
+        yield f"{TENSOR}: {tensor} ranks do not divide the {node} ranks of a node; tensor groups stay within a node"
+    if world is None:
+        return
+    if rank >= world:
+        yield f"{RANK}: found {rank}, expected less than world_size ({world})"
+    if node is not None and at.counts_nodes and world % node:
+        yield f"{WORLD}: {world} ranks are no multiple of the {node} ranks of a node; use whole nodes"
+    if world % (tensor * pipeline):
+        yield f"parallel: tensor ({tensor}) x pipeline ({pipeline}) does not divide world size ({world})"
+    elif world // (tensor * pipeline) % split:
+        data = world // (tensor * pipeline)
+        yield f"{SPLIT}: {split} does not divide the {data} data ranks that tensor and pipeline groups leave"
+
+
+def data_ranks(values: Flat) -> int | None:
+    """Data ranks that hold samples of their own, or None if the world size is open."""
+    world, ranks = values.get(WORLD), values[TENSOR] * values[PIPELINE] * values[SPLIT]
+    return None if world is None else world // ranks or None
+
+
+def mesh(values: Flat) -> dict[str, int]:
+    """Sizes and ranks that Fast-LLM derives, by name (distributed/config.py); empty if the world size is open."""
+    world, rank = values.get(WORLD), values[RANK]
+    if world is None:
+        return {}
+    tensor, pipeline, split = values[TENSOR], values[PIPELINE], values[SPLIT]
+    data, place = world // (tensor * pipeline), rank // tensor
+    first = values[RANKS + "pipeline_first"]
+    data_rank, pipeline_rank = divmod(place, pipeline) if first else (place % data, place // data)
+    return {
+        "model_parallel": tensor * pipeline,
+        "data_parallel": data,
+        "batch_data_parallel": data // split,
+        "tensor_rank": rank % tensor,
+        "pipeline_rank": pipeline_rank,
+        "data_rank": data_rank,
+        "sequence_data_rank": data_rank % split,
+        "batch_data_rank": data_rank // split,
+    }
+
+
+def _name(values: dict[str, Any]) -> None:
+    for path in FORMATS:
+        if path in values:
+            values[path] = DTYPES.get(values[path], values[path])
+
+
+# The rest
+
+
+def _other(values: Flat) -> Iterator[str]:
+    saves = values.get("run.tensor_logs.save")
+    if saves and values.get("run.experiment_dir") is None:  # config_utils/run.py, RunConfig._validate
+        yield "run.tensor_logs.save: true needs a place; give run.experiment_dir"
+    checkpoint = values.get("training.checkpoint") or {}
+    if checkpoint.get("interval") is not None and values.get("run.experiment_dir") is None:  # training/config.py, TrainerConfig
+        yield "training.checkpoint.interval: checkpoints need a place; give run.experiment_dir"
+    if values.get("reference_models"):  # training/config.py, TrainerConfig._validate
+        for path in (PIPELINE, SPLIT):
+            if values[path] > 1:
+                yield f"{path}: found {values[path]}, expected 1 beside reference_models"
+
+
+MICRO, TOTAL, STEPS = BATCH + "micro_batch_size", BATCH + "batch_size", BATCH + "sequential_micro_batches"
+DEPTH, BREADTH = BATCH + "depth_first_micro_batches", BATCH + "breadth_first_micro_batches"
+LENGTH, PART = BATCH + "sequence_length", BATCH + "micro_sequence_length"
+
+
+def _batched(values: dict[str, Any]) -> Iterator[str]:
+    """The batch from what is given of it (schedule/config.py, BatchConfig._validate of 0.1.0 to 0.3.0)."""
+    if values.get(TOTAL) is None or values.get(MICRO) is None:
+        yield from _multiplied(values)
+    else:
+        yield from _divided(values)
+    if values[PIPELINE] > 1 and (values.get(DEPTH) or 1) > 1:
+        yield f"{DEPTH}: found {values[DEPTH]}, expected 1 with a pipeline; use {BREADTH.removeprefix(BATCH)}"
+    part = values.get(PART) or values[LENGTH]
+    if values[LENGTH] % part:
+        yield f"{PART}: {part} does not divide sequence_length ({values[LENGTH]})"
+    values[PART] = part
+
+
+def _multiplied(values: dict[str, Any]) -> Iterator[str]:
+    data = data_ranks(values)
+    values[DEPTH], values[BREADTH] = values.get(DEPTH) or 1, values.get(BREADTH) or 1
+    values[STEPS] = values[DEPTH] * values[BREADTH]
+    if values.get(TOTAL) is None:
+        values[MICRO] = values.get(MICRO) or 1
+        values[TOTAL] = None if data is None else values[MICRO] * values[STEPS] * data
+    elif data is not None:
+        values[MICRO], rest = divmod(values[TOTAL], values[STEPS] * data)
+        if rest or not values[MICRO]:
+            yield f"{TOTAL}: {values[TOTAL]} is no multiple of {values[STEPS]} sequential microbatches x {data} data ranks"
+
+
+def _divided(values: dict[str, Any]) -> Iterator[str]:
+    data = data_ranks(values)
+    if data is None:
+        return
+    steps, rest = divmod(values[TOTAL], values[MICRO] * data)
+    if rest or not steps:
+        yield f"{TOTAL}: {values[TOTAL]} is no multiple of {values[MICRO]} samples x {data} data ranks"
+        return
+    values[STEPS] = steps
+    depth, breadth = values.get(DEPTH), values.get(BREADTH)
+    if depth is None and breadth is None:
+        depth, breadth = (1, steps) if values[PIPELINE] > 1 else (steps, 1)
+    depth, breadth = depth or steps // (breadth or 1), breadth or steps // (depth or 1)
+    if depth * breadth != steps:
+        yield f"{BATCH}: depth-first ({depth}) x breadth-first ({breadth}) microbatches are not the {steps} of a step"
+    values[DEPTH], values[BREADTH] = depth, breadth

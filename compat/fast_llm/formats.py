@@ -1,0 +1,354 @@
+"""YAML files, mappings and dotted overrides to typed values by path, strict at every level; and back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import dropwhile
+from pathlib import Path
+from typing import Any
+
+from bridge.config import Values, fields, nest, shown
+from bridge.dialect import Reading, Written, flags_of
+from bridge.errors import ConfigError, SourceError, nearest
+from bridge.files import Document, load, load_words, load_yaml
+from bridge.findings import Finding, Origin
+from bridge.rules import Effect
+from compat.fast_llm.effective import GRADS, LEVEL, WEIGHTS, implied
+from compat.fast_llm.leaves import nullable, typed
+from compat.fast_llm.releases import KEYS, Release
+from compat.fast_llm.schema import FastLLM
+
+ENTRY = "file"
+INSIDE = ("multi_stage", "distributed", "base_model")
+"""Sections of `model` that may also stand alone."""
+OVERRIDE = re.compile(r"[A-Za-z_][\w.]*=")
+NAME = re.compile(r"\w[\w-]*")
+RUNNABLE = re.compile(r"train(\s+\w+)?$")
+"""First line of a command's words, where no setting stands on it."""
+VALUED = ("-c", "--config", "--verbose", "--config_auth_token_file")
+SWITCHES = ("-v", "--validate", "--trust-remote-code", "--trust-all-remote-code")
+Tree = dict[str, Any]
+
+
+@cache
+def _tree(release: Release) -> Tree:
+    """What `release` reads, level by level."""
+    return nest({path: path for path in fields(FastLLM) if path in release.keys})
+
+
+# Sources
+
+
+@dataclass
+class _Source:
+    """Nested data, the document that it was in, what was overridden, and sections of `model` that stood alone."""
+
+    data: dict[str, Any]
+    document: Document | None = None
+    overrides: dict[str, str] = field(default_factory=dict)
+    strings: dict[str, str] = field(default_factory=dict)
+    alone: tuple[str, ...] = ()
+
+    def written(self, path: str) -> str:
+        """`path` as it stands in the source."""
+        inner = path.removeprefix("model.")
+        return inner if inner != path and inner.partition(".")[0] in self.alone else path
+
+    def origin(self, path: str) -> Origin | None:
+        """Where `path` was written."""
+        written = self.written(path)
+        spelled = next((text for name, text in self.overrides.items() if f"{written}.".startswith(f"{name}.")), "")
+        if spelled:
+            return Origin(None, spelled)
+        line = self.document.line(*written.split(".")) if self.document else None
+        return Origin(line, written if written != path else "") if line or written != path else None
+
+
+def read(source: Any, release: Release, lenient: bool = False) -> Reading:
+    """Read a path, text, mapping, `Written`, or the words of a command line; raises every problem at once.
+
+    Words are `key.key=value` overrides, in order, over the file that `--config` names.
+    """
+    found = _placed(_loaded(source))
+    reader = _Reader(release, lenient, found)
+    reader.duplicates()
+    reader.section(found.data, "", _tree(release))
+    reader.dump()
+    ConfigError.raise_if(reader.problems)
+    return Reading(Values(reader.given), ENTRY, reader.origins, tuple(reader.findings))
+
+
+def _loaded(source: Any) -> _Source:
+    if isinstance(source, Written):
+        source = source.text
+    if isinstance(source, Mapping):
+        return _mapping(source)
+    if (words := flags_of(source)) is not None:
+        return _command(words)
+    if isinstance(source, str) and _is_override(source):
+        return _command(load_words(source).data)
+    if not isinstance(source, str | Path | Document):
+        raise SourceError(f"fast_llm: found {shown(source)}; expected a path, text, a mapping or a list of overrides")
+    document = load(source)
+    if isinstance(document.data, list):
+        return _command(document.data)
+    return _Source(document.data, document, strings=_strings(document))
+
+
+def _is_override(text: str) -> bool:
+    lines = (line.strip() for line in text.splitlines())
+    first = next((line for line in lines if line and not line.startswith("#")), "")
+    return any(form.match(first) for form in (OVERRIDE, RUNNABLE))
+
+
+def _mapping(source: Mapping[Any, Any]) -> _Source:
+    """Plain nested data of a mapping whose own keys may be dotted."""
+    found = _Source({})
+    for key, value in source.items():
+        if not isinstance(key, str):
+            raise SourceError(f"fast_llm: found the key {shown(key)}, expected a name")
+        _put(found, key, deepcopy(value))
+    return found
+
+
+def _command(words: Sequence[str]) -> _Source:
+    """A command line: names of the runnable first, then options and overrides (engine/config_utils/runnable.py)."""
+    rest = list(dropwhile(NAME.fullmatch, words))
+    found, overrides, problems = _Source({}), list[str](), list[str]()
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = word.partition("=")
+        if name in VALUED:
+            value = value if equals else rest.pop(0) if rest else ""
+            found = _based(value) if name in VALUED[:2] else found
+        elif OVERRIDE.match(word):
+            overrides.append(word)
+        elif word not in SWITCHES:
+            problems.append(f"{shown(word)}: expected an override such as model.multi_stage.zero_stage=2")
+    ConfigError.raise_if(problems)
+    for word in overrides:
+        _override(found, *word.split("=", 1))
+    return found
+
+
+def _based(path: str) -> _Source:
+    document = load(path)
+    if not isinstance(document.data, dict):
+        raise SourceError(f"{path}: expected a mapping of settings")
+    return _Source(dict(document.data), document, strings=_strings(document))
+
+
+def _strings(document: Document) -> dict[str, str]:
+    return {".".join(map(str, key)): text for key, text in document.strings.items()}
+
+
+def _override(found: _Source, name: str, text: str) -> None:
+    document = load_yaml(text) if text.strip() else None
+    found.strings = {path: text for path, text in found.strings.items() if not f"{path}.".startswith(f"{name}.")}
+    if document is not None and () in document.strings:
+        found.strings[name] = document.strings[()]
+    _put(found, name, document.data if document else None)
+    found.overrides[name] = f"{name}={text}"
+
+
+def _put(found: _Source, name: str, value: Any) -> None:
+    *parents, leaf = name.split(".")
+    place = found.data
+    for parent in parents:
+        inner = place.get(parent)
+        place[parent] = inner = dict(inner) if isinstance(inner, Mapping) else {}
+        place = inner
+    place[leaf] = value
+
+
+def _placed(found: _Source) -> _Source:
+    """Sections of `model` that stand alone, put where they belong."""
+    alone = [name for name in INSIDE if name in found.data]
+    if not alone:
+        return found
+    model = found.data.get("model", {})
+    if not isinstance(model, Mapping) or any(name in model for name in alone):
+        raise ConfigError(f"{alone[0]}: stands at the top and in model; keep one, in model")
+    rest = {name: value for name, value in found.data.items() if name not in alone}
+    found.data = {**rest, "model": {**model, **{name: found.data[name] for name in alone}}}
+    found.alone = tuple(alone)
+    return found
+
+
+# Reading
+
+
+@dataclass
+class _Reader:
+    """Walks nested data along the tree of its release; collects values, origins, findings and problems."""
+
+    release: Release
+    lenient: bool
+    source: _Source
+    given: dict[str, Any] = field(default_factory=dict)
+    origins: dict[str, Origin] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def section(self, data: Mapping[str, Any], path: str, tree: Tree) -> None:
+        """Read the mapping `data`, which stands at `path`."""
+        for name, value in data.items():
+            inner = f"{path}.{name}" if path else str(name)
+            entry = tree.get(name) if isinstance(name, str) else None
+            if name == "type" and value is None:
+                continue
+            if entry is None:
+                self.unknown(inner, path)
+            elif isinstance(entry, str):
+                self.leaf(inner, value)
+            elif isinstance(value, Mapping):
+                self.section(value, inner, entry)
+            else:
+                self.problem(inner, f"found {shown(value)}, expected a mapping; leave it out for the defaults")
+
+    def leaf(self, path: str, value: Any) -> None:
+        """Read one value."""
+        if (spelling := self.source.strings.get(self.source.written(path))) is not None:
+            message = f"{spelling} is text to Fast-LLM's loader, which wants a point and a sign; write {number(value)}"
+            self.findings.append(Finding(path, message, Effect.NONE, origin=self.source.origin(path)))
+        try:
+            known = None if value is None and nullable(path) else typed(path, value)
+        except ValueError as error:
+            self.problem(path, str(error))
+            return
+        if known is None and fields(FastLLM)[path].default is None and path not in (WEIGHTS, GRADS):
+            return
+        self.given[path] = known
+        if origin := self.source.origin(path):
+            self.origins[path] = origin
+
+    def unknown(self, path: str, parent: str) -> None:
+        """A field that the release does not have: Fast-LLM refuses it; when lenient, a finding."""
+        message = _elsewhere(path, self.release) or f"unknown field{_nearest(path, parent, self.release)}"
+        if self.lenient:
+            self.findings.append(Finding(path, message, Effect.NUMBERS, given=True, origin=self.source.origin(path)))
+        else:
+            self.problem(path, message)
+
+    def dump(self) -> None:
+        """A dump of all fields writes the buffers that its level sets; Fast-LLM refuses to read that back, we read it."""
+        sets, written = (
+            implied(self.given.get(LEVEL)),
+            {path: self.given[path] for path in (GRADS, WEIGHTS) if path in self.given},
+        )
+        agrees = all(written.get(path) == count for path, count in sets.items())
+        if sets and len(written) == 2 and agrees and not self.release.overwrites_buffers:
+            for path in sets:
+                del self.given[path]
+                message = (
+                    f"a dump of all fields, which Fast-LLM refuses to read; left out, zero_stage {self.given[LEVEL]} sets it"
+                )
+                self.findings.append(Finding(path, message, Effect.NONE, origin=self.origins.pop(path, None)))
+        for path in (GRADS, WEIGHTS):
+            if path in self.given and self.given[path] is None and path not in sets:
+                del self.given[path]
+
+    def duplicates(self) -> None:
+        """Keys that stand twice in one mapping, of which the last counts."""
+        for twice in self.source.document.duplicates if self.source.document else ():
+            path, (first, last) = ".".join(map(str, twice.key)), twice.lines
+            message = f"written twice, on lines {first} and {last}; the last counts, drop the other"
+            self.findings.append(Finding(path, message, Effect.NONE, origin=Origin(last)))
+
+    def problem(self, path: str, message: str) -> None:
+        """Note an error at `path`."""
+        origin = self.source.origin(path)
+        line = f"line {origin.line}: " if origin and origin.line else ""
+        self.problems.append(f"{line}{self.source.written(path)}: {message}")
+
+
+def _elsewhere(path: str, release: Release) -> str:
+    """What to say of a field or section that another release has; empty if none does."""
+    rows = [row for key, row in KEYS.items() if key == path or key.startswith(path + ".")]
+    if not rows:
+        return ""
+    if all(release.since(row.since) for row in rows):
+        instead = next((row.instead for row in rows if row.instead), "")
+        return f"gone after Fast-LLM {rows[0].until}, and this is {release.version}; {f'use {instead}' if instead else 'drop it'}"
+    before = next((row.before for row in rows if row.before), "")
+    return f"new in Fast-LLM {rows[0].since}, and this is {release.version}; {f'use {before}' if before else 'drop it'}"
+
+
+def _nearest(path: str, parent: str, release: Release) -> str:
+    level: Any = _tree(release)
+    for name in filter(None, parent.split(".")):
+        level = level[name]
+    return nearest(path.rpartition(".")[2], level)
+
+
+# Writing
+
+PLAIN = re.compile(r"[A-Za-z_/][\w./-]*")
+WORDS = ("null", "true", "false", "yes", "no", "on", "off", "y", "n")
+
+
+def text(given: Mapping[str, Any]) -> str:
+    """YAML that Fast-LLM's loader reads as the same values; empty configs are an empty mapping."""
+    order = {path: place for place, path in enumerate(fields(FastLLM))}
+    nested = nest({path: given[path] for path in sorted(given, key=order.__getitem__)})
+    return "\n".join(_block(nested, "")) + "\n" if nested else "{}\n"
+
+
+def _block(data: Mapping[str, Any], indent: str) -> list[str]:
+    lines = []
+    for name, value in data.items():
+        if isinstance(value, Mapping) and value:
+            lines += [f"{indent}{scalar(name)}:", *_block(value, indent + "  ")]
+        else:
+            lines.append(f"{indent}{scalar(name)}: {flow(value)}")
+    return lines
+
+
+def overrides(given: Mapping[str, Any]) -> str:
+    """The words after `fast-llm`: what to run, then one `key.key=value` a line, quoted for a shell."""
+    from shlex import quote
+
+    words = [quote(f"{path}={flow(value)}") for path, value in given.items()]
+    return "\n".join(["train" if "type" in given else "train gpt", *words]) + "\n"
+
+
+def flow(value: Any) -> str:
+    """`value` on one line of YAML."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{scalar(name)}: {flow(inner)}" for name, inner in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(flow, value)) + "]"
+    return scalar(value)
+
+
+def scalar(value: Any) -> str:
+    """A name, number, switch or null as YAML 1.1 reads it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return number(value)
+    if not isinstance(value, str):
+        return str(value)
+    return value if PLAIN.fullmatch(value) and value.lower() not in WORDS else _quoted(value)
+
+
+def number(value: float) -> str:
+    """A float that any YAML reader takes for one: with a point, and a sign in the exponent."""
+    digits, e, exponent = repr(float(value)).partition("e")
+    return digits if not e else f"{digits if '.' in digits else digits + '.0'}e{exponent}"
+
+
+def _quoted(text: str) -> str:
+    return '"' + "".join(_escaped(character) for character in text) + '"'
+
+
+def _escaped(character: str) -> str:
+    if character in '"\\':
+        return "\\" + character
+    return character if character.isprintable() else f"\\U{ord(character):08x}"

@@ -1,0 +1,88 @@
+"""Fast-LLM's learning-rate schedule <-> the plan's, both in optimizer steps."""
+
+from __future__ import annotations
+
+from bridge.rules import Context, Group, convert
+
+RATE = "optimizer.learning_rate."
+STEPS = "training.train_iters"
+STYLE, END, POWER, WARMUP, MINIMUM, TEXT = (
+    RATE + name for name in ("decay_style", "decay_iterations", "decay_power", "warmup_iterations", "minimum", "schedule")
+)
+PLAN = "optimizer.schedule."
+DECAYS = ("linear", "cosine")
+
+
+def not_negative(value: float | None) -> float | None:
+    """`value`, or 0 where a Plan cannot hold it."""
+    return None if value is None else max(0.0, value)
+
+
+def _shape(values: Group) -> str:
+    """The plan's name of the shape, or of the one nearest to it."""
+    style = values.get(STYLE)
+    if values.get(TEXT) is not None or style not in (*DECAYS, "power"):
+        return "constant"
+    return "linear" if style == "power" else str(style)
+
+
+def _told(values: Group) -> bool:
+    """Whether the shape is one that a Plan has a name for."""
+    decays = values.get(STYLE) in (*DECAYS, "power")
+    return values.get(TEXT) is None and (values.get(POWER) == 1 if decays else values.get(STYLE) == "constant")
+
+
+def _total(values: Group) -> int | None:
+    end = values.get(END) if _shape(values) in DECAYS else None
+    total = end if end is not None else values.get(STEPS)
+    return total if total is not None and total > 0 else None
+
+
+def _read(values: Group, context: Context) -> Group:
+    return {
+        PLAN + "name": _shape(values),
+        PLAN + "total_steps": _total(values),
+        PLAN + "warmup_steps": max(0, values.get(WARMUP) or 0),
+        PLAN + "warmup_from": 0.0,
+        PLAN + "minimum": not_negative(values.get(MINIMUM)) if _shape(values) in DECAYS else 0.0,
+    }
+
+
+def _write(values: Group, context: Context) -> Group:
+    name, total = values.get(PLAN + "name"), values.get(PLAN + "total_steps")
+    decays = name in DECAYS
+    return {
+        STYLE: name if decays or name == "constant" else None,
+        END: total if decays else None,
+        WARMUP: values.get(PLAN + "warmup_steps"),
+        MINIMUM: values.get(PLAN + "minimum"),
+        STEPS: total,
+    }
+
+
+def _blurs(values: Group) -> bool:
+    """Whether a Plan cannot tell the shape, or has one count of steps where Fast-LLM has two."""
+    steps, end = values.get(STEPS), values.get(END)
+    two = _shape(values) in DECAYS and bool(steps) and end is not None and end != steps
+    negative = any((values.get(path) or 0) < 0 for path in (WARMUP, MINIMUM, END))
+    return not _told(values) or two or negative
+
+
+RULE = convert(
+    (STYLE, END, POWER, WARMUP, MINIMUM, TEXT, STEPS),
+    tuple(PLAN + name for name in ("name", "total_steps", "warmup_steps", "warmup_from", "minimum")),
+    _read,
+    _write,
+    blurs=_blurs,
+    carries={
+        STYLE: PLAN + "name",
+        POWER: PLAN + "name",
+        TEXT: PLAN + "name",
+        END: PLAN + "total_steps",
+        STEPS: PLAN + "total_steps",
+        WARMUP: (PLAN + "warmup_steps", PLAN + "warmup_from"),
+        MINIMUM: PLAN + "minimum",
+    },
+    lossy="Fast-LLM warms up from 0 to a constant (unless told), linear or cosine shape; a Plan has no other powers",
+    source="optimizer/learning_rate.py: create_schedule_from_config; a schedule as text is not read",
+)

@@ -1,0 +1,88 @@
+"""What each Fast-LLM release knows: keys that came and went, defaults, and checks that changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib.resources import files
+from types import MappingProxyType
+from typing import Any
+
+from bridge.config import fields
+from bridge.errors import VersionError
+from compat.fast_llm.schema import FastLLM
+
+_TABLE = json.loads(files(__package__).joinpath("keys.json").read_text("utf-8"))
+
+KNOWN: tuple[str, ...] = tuple(row["version"] for row in _TABLE["releases"])
+"""Releases covered, oldest first; the last is the main branch of 2026-07-20, which still calls itself 0.4.0."""
+_ORDER = {version: position for position, version in enumerate(KNOWN)}
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """History of a key: known from `since` to `until`; earlier releases have `before`, later ones `instead`."""
+
+    key: str
+    since: str = KNOWN[0]
+    until: str = KNOWN[-1]
+    before: str = ""
+    instead: str = ""
+
+    def known(self, version: str) -> bool:
+        """Whether release `version` has the key."""
+        return _ORDER[self.since] <= _ORDER[version] <= _ORDER[self.until]
+
+
+_ROWS = {row["key"]: Key(**row) for row in _TABLE["keys"]}
+KEYS: Mapping[str, Key] = MappingProxyType({path: _ROWS.get(path, Key(path)) for path in fields(FastLLM)})
+"""History of every key of the schema."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """One release: the keys that it has, their defaults, and what it checks."""
+
+    version: str
+
+    def __post_init__(self) -> None:
+        if self.version not in _ORDER:
+            raise VersionError(f"fast_llm: unknown release {self.version}; known are {KNOWN[0]} to {KNOWN[-1]}")
+
+    def since(self, version: str) -> bool:
+        """Whether this release is `version` or later."""
+        return _ORDER[self.version] >= _ORDER[version]
+
+    @cached_property
+    def keys(self) -> frozenset[str]:
+        """Paths that it has."""
+        return frozenset(path for path, key in KEYS.items() if key.known(self.version))
+
+    @cached_property
+    def defaults(self) -> Mapping[str, Any]:
+        """What it takes for keys that are not given; keys without a default of their own are not there."""
+        known = {path: field.default for path, field in fields(FastLLM).items() if path in self.keys}
+        return MappingProxyType({path: value for path, value in known.items() if value is not None})
+
+    @property
+    def overwrites_buffers(self) -> bool:
+        """Whether a ZeRO level replaces explicit buffer counts, where later releases refuse them (pull request 211)."""
+        return not self.since("0.3.0")
+
+    @property
+    def counts_nodes(self) -> bool:
+        """Whether nodes must be whole: world_size a multiple of local_world_size."""
+        return not self.since(KNOWN[-1])
+
+    @property
+    def has_batch(self) -> bool:
+        """Whether the batch has a section of its own; later it is in `schedule` and `data`."""
+        return not self.since("0.4.0")
+
+
+@cache
+def release(version: str) -> Release:
+    """The release `version`; `VersionError` if it is not covered."""
+    return Release(version)

@@ -1,0 +1,407 @@
+"""The table between Fast-LLM's fields and `Plan`, one row for each group of fields."""
+
+from __future__ import annotations
+
+from functools import cache
+from math import nextafter
+
+from bridge.config import fields
+from bridge.rules import Context, Effect, Group, Rule, always, convert, lacks, only_ours, only_theirs, rename
+from compat.fast_llm import batch, learning_rate, model
+from compat.fast_llm.effective import GRADS, LEVEL, PIPELINE, RANKS, SEQUENCE_TENSOR, SPLIT, STAGES, TENSOR, WEIGHTS, implied
+from compat.fast_llm.schema import DTYPES, FastLLM
+
+NAMES = {long: short for short, long in DTYPES.items()}
+
+
+def parallel_rules() -> tuple[Rule, ...]:
+    """Sizes of the mesh axes."""
+    layout = "the same sums in another layout"
+    return (
+        rename(TENSOR, "parallel.tensor", effect=Effect.ROUNDING, note=layout),
+        rename(PIPELINE, "parallel.pipeline", effect=Effect.ROUNDING, note=layout),
+        rename(
+            SPLIT,
+            "parallel.context",
+            effect=Effect.ROUNDING,
+            note="data ranks that share a sequence and gather keys and values for attention: a context axis",
+            source="layers/attention: keys and values are gathered over the sequence_data group",
+        ),
+        rename(SEQUENCE_TENSOR, "parallel.sequence", effect=Effect.COST, note="activations of norms and dropout"),
+        ORDER,
+        only_ours("parallel.expert", "parallel.expert_tensor", note="Fast-LLM keeps experts whole", effect=Effect.ROUNDING),
+    )
+
+
+ORDERS = {False: "tensor-context-expert-data-pipeline", True: "tensor-context-expert-pipeline-data"}
+SPLIT_FIRST = "tensor-pipeline-context-expert-data"
+"""Order with pipeline_first where a sequence is split: sequence ranks are data ranks, and lie beyond the pipeline."""
+
+
+def _read_order(values: Group, context: Context) -> Group:
+    first = bool(values.get(RANKS + "pipeline_first"))
+    return {"parallel.order": SPLIT_FIRST if first and (values.get(SPLIT) or 1) > 1 else ORDERS[first]}
+
+
+def _write_order(values: Group, context: Context) -> Group:
+    order = (values.get("parallel.order") or "").split("-")
+    if not {"pipeline", "data"} <= set(order):
+        return {}
+    return {RANKS + "pipeline_first": order.index("pipeline") < order.index("data")}
+
+
+ORDER = convert(
+    RANKS + "pipeline_first",
+    "parallel.order",
+    _read_order,
+    _write_order,
+    effect=Effect.COST,
+    sees=(SPLIT,),
+    lossy="Fast-LLM has two rank orders",
+    source="distributed/config.py: strides of the groups",
+)
+
+
+ZERO = convert(
+    (LEVEL, WEIGHTS, GRADS),
+    ("zero.stage", "zero.weight_buffers", "zero.grad_buffers"),
+    lambda values, context: _read_zero(values),
+    lambda values, context: _write_zero(values),
+    effect=Effect.COST,
+    carries={
+        LEVEL: ("zero.stage", "zero.weight_buffers", "zero.grad_buffers"),
+        WEIGHTS: ("zero.weight_buffers", "zero.stage"),
+        GRADS: ("zero.grad_buffers", "zero.stage"),
+    },
+    lossy="Fast-LLM always shards optimizer state: it has no level 0",
+    source="multi_stage/config.py: level 2 sets two gradient buffers, level 3 two weight buffers; fsdp.py: shards at any level",
+)
+
+
+def _read_zero(values: Group) -> Group:
+    """The level that the counts amount to: fewer whole stages than there are is sharding."""
+    weights, grads = values.get(WEIGHTS), values.get(GRADS)
+    stage = 3 if weights is not None else 2 if grads is not None else 1
+    return {"zero.stage": stage, "zero.weight_buffers": weights, "zero.grad_buffers": grads}
+
+
+def _write_zero(values: Group) -> Group:
+    stage, counts = values.get("zero.stage"), _counts(values)
+    level = next((level for level in (3, 2) if implied(level) == counts), None)
+    if counts:
+        return {LEVEL: level} if level else counts
+    return {} if stage is None else {LEVEL: max(1, stage)}
+
+
+def _counts(values: Group) -> dict[str, int]:
+    counts = {WEIGHTS: values.get("zero.weight_buffers"), GRADS: values.get("zero.grad_buffers")}
+    return {path: count for path, count in counts.items() if count is not None}
+
+
+def exchange_rules() -> tuple[Rule, ...]:
+    """Overlap, and what Fast-LLM has no choice about."""
+    return (
+        convert(
+            "schedule.data_overlap",
+            ("zero.overlap", "zero.overlap_gather"),
+            lambda values, context: dict.fromkeys(("zero.overlap", "zero.overlap_gather"), values.get("schedule.data_overlap")),
+            _write_overlap,
+            effect=Effect.COST,
+            lossy="Fast-LLM has one switch for reducing and gathering",
+        ),
+        only_ours("zero.bucket", note="Fast-LLM gathers and reduces whole stages", effect=Effect.COST),
+        only_ours("zero.replicas", note="Fast-LLM shards over all data ranks", effect=Effect.COST),
+        only_ours(
+            "zero.offload.optimizer",
+            "zero.offload.optimizer_ratio",
+            "zero.offload.parameters",
+            note="Fast-LLM keeps everything on the device",
+            effect=Effect.COST,
+        ),
+    )
+
+
+def _write_overlap(values: Group, context: Context) -> Group:
+    switches = [values[path] for path in ("zero.overlap", "zero.overlap_gather") if values.get(path) is not None]
+    return {"schedule.data_overlap": any(switches)} if switches else {}
+
+
+def stage_rules() -> tuple[Rule, ...]:
+    """Layers to stages, and the pipeline schedule."""
+    return (
+        convert(
+            (STAGES + "layers_per_stage", STAGES + "stages_per_pipeline_stage"),
+            ("stages.rule", "stages.layers_per_stage"),
+            lambda values, context: {"stages.rule": "ceil", "stages.layers_per_stage": values.get(STAGES + "layers_per_stage")},
+            _write_stages,
+            effect=Effect.COST,
+            lossy="Fast-LLM cuts greedily, the embedding apart, and its stages also are what is gathered and reduced at once",
+            note="no other stack's layers per stage means this",
+            source="multi_stage/multi_stage.py: _split_into_stages",
+        ),
+        only_ours("stages.boundaries", note="Fast-LLM cuts stages by a number of layers", effect=Effect.COST),
+        convert(
+            (),
+            "schedule.name",
+            lambda values, context: {"schedule.name": "looped_bfs"} if (values.get(PIPELINE) or 1) > 1 else {},
+            lambda values, context: {},
+            effect=Effect.COST,
+            sees=(PIPELINE,),
+            note="Fast-LLM runs all forward passes, then all backward passes, over stages dealt to ranks in turn",
+            source="schedule/schedule.py: order of steps; multi_stage.py: stage modulo pipeline ranks",
+        ),
+        convert(
+            "schedule.pipeline_overlap",
+            "schedule.overlap",
+            _read_pipeline_overlap,
+            _write_pipeline_overlap,
+            effect=Effect.COST,
+            sees=(PIPELINE, "parallel.pipeline"),
+        ),
+        only_ours(
+            "schedule.virtual",
+            "schedule.group",
+            "schedule.csv",
+            note="Fast-LLM deals stages to pipeline ranks in turn",
+            effect=Effect.COST,
+        ),
+    )
+
+
+def _write_stages(values: Group, context: Context) -> Group:
+    size = values.get("stages.layers_per_stage")
+    return {STAGES + "layers_per_stage": size} if size is not None and values.get("stages.rule") == "ceil" else {}
+
+
+def _read_pipeline_overlap(values: Group, context: Context) -> Group:
+    piped = (values.get(PIPELINE) or 1) > 1
+    return {"schedule.overlap": values.get("schedule.pipeline_overlap")} if piped else {}
+
+
+def _write_pipeline_overlap(values: Group, context: Context) -> Group:
+    piped = (values.get("parallel.pipeline") or 1) > 1
+    return {"schedule.pipeline_overlap": values.get("schedule.overlap")} if piped else {}
+
+
+COMPUTE, OLD_COMPUTE, MASTER = (RANKS + name for name in ("compute_dtype", "training_dtype", "optimization_dtype"))
+FULL = STAGES + "full_precision_gradients"
+
+PRECISION = convert(
+    (COMPUTE, OLD_COMPUTE, MASTER, FULL),
+    ("precision.compute", "precision.master", "precision.reduce"),
+    lambda values, context: _read_precision(values),
+    lambda values, context: _write_precision(values, context),
+    carries={
+        COMPUTE: "precision.compute",
+        OLD_COMPUTE: "precision.compute",
+        MASTER: "precision.master",
+        FULL: "precision.reduce",
+    },
+    blurs=lambda values: any(values.get(path, "float32") not in NAMES for path in (COMPUTE, OLD_COMPUTE, MASTER)),
+    lossy="gradients are summed in the optimizer's format or in that of the forward pass; integers have no Plan form",
+    source="multi_stage/fsdp.py: format of the gradient buffer",
+)
+
+
+def _read_precision(values: Group) -> Group:
+    compute, master = (
+        NAMES.get(name or "", "fp32") for name in (values.get(COMPUTE) or values.get(OLD_COMPUTE), values.get(MASTER))
+    )
+    return {
+        "precision.compute": compute,
+        "precision.master": master,
+        "precision.reduce": master if values.get(FULL) else compute,
+    }
+
+
+def _write_precision(values: Group, context: Context) -> Group:
+    compute, master, reduce = (values.get(f"precision.{name}") for name in ("compute", "master", "reduce"))
+    given = {COMPUTE if context.since("0.3.0") else OLD_COMPUTE: compute, MASTER: master}
+    if reduce is not None:
+        given[FULL] = reduce == (master or "fp32") or reduce != compute
+    return given
+
+
+SCALER = "optimizer.gradient_scaler."
+SCALES = {"static": "constant", "initial": "initial", "window": "window", "hysteresis": "hysteresis", "minimum": "minimum"}
+
+LOSS_SCALE = convert(
+    tuple(SCALER + theirs for theirs in SCALES.values()),
+    tuple(f"precision.loss_scale.{ours}" for ours in SCALES),
+    lambda values, context: _read_scale(values),
+    lambda values, context: _write_scale(values),
+    effect=lambda values: Effect.NUMBERS if _half(values) else Effect.ROUNDING,
+    sees=(COMPUTE, OLD_COMPUTE, "precision.compute"),
+    carries={SCALER + theirs: f"precision.loss_scale.{ours}" for ours, theirs in SCALES.items()},
+    lossy="Fast-LLM's dynamic scale is for fp16, and ends above 0",
+    source="optimizer/optimizer.py: get_grad_scaler",
+)
+
+
+def _half(values: Group) -> bool:
+    return "float16" in (values.get(COMPUTE), values.get(OLD_COMPUTE))
+
+
+def _read_scale(values: Group) -> Group:
+    if values.get(SCALER + "constant"):
+        return {"precision.loss_scale.static": values[SCALER + "constant"]}
+    if not _half(values):
+        return {}
+    return {f"precision.loss_scale.{ours}": values.get(SCALER + theirs) for ours, theirs in SCALES.items() if ours != "static"}
+
+
+def _write_scale(values: Group) -> Group:
+    scales = {SCALER + theirs: values.get(f"precision.loss_scale.{ours}") for ours, theirs in SCALES.items()}
+    if values.get("precision.compute") != "fp16":
+        return {SCALER + "constant": scales[SCALER + "constant"]}
+    return {path: value for path, value in scales.items() if value}
+
+
+NEVER = 1e30
+"""A bound on the gradient norm that is never reached."""
+
+
+def optimizer_rules() -> tuple[Rule, ...]:
+    """AdamW, the only optimizer there is."""
+    return (
+        always("optimizer.name", "adamw", "Fast-LLM has AdamW alone"),
+        convert(
+            learning_rate.RATE + "base",
+            "optimizer.lr",
+            lambda values, context: {"optimizer.lr": learning_rate.not_negative(values.get(learning_rate.RATE + "base"))},
+            lambda values, context: {learning_rate.RATE + "base": values.get("optimizer.lr")},
+            blurs=lambda values: (values.get(learning_rate.RATE + "base") or 0) < 0,
+            lossy="Fast-LLM sets its own optimizer up, at a rate of 0.0001 unless told; a Plan has no negative rate",
+        ),
+        convert(
+            ("optimizer.beta_1", "optimizer.beta_2"),
+            "optimizer.betas",
+            _read_betas,
+            lambda values, context: dict(
+                zip(("optimizer.beta_1", "optimizer.beta_2"), values.get("optimizer.betas") or (None, None), strict=True)
+            ),
+            blurs=lambda values: 1.0 in values.values(),
+            lossy="Fast-LLM sets its own optimizer up, with betas of 0.9 and 0.999 unless told; a Plan's are below 1",
+        ),
+        convert(
+            "optimizer.epsilon",
+            "optimizer.eps",
+            lambda values, context: {"optimizer.eps": values.get("optimizer.epsilon")},
+            lambda values, context: {"optimizer.epsilon": values.get("optimizer.eps") or None},
+            lossy="Fast-LLM sets its own optimizer up, with a term above 0, 1e-8 unless told",
+        ),
+        rename("optimizer.weight_decay", "optimizer.weight_decay"),
+        convert(
+            "optimizer.gradient_norm_clipping",
+            "optimizer.clip",
+            _read_clip,
+            lambda values, context: {
+                "optimizer.gradient_norm_clipping": NEVER if values.get("optimizer.clip") == 0 else values.get("optimizer.clip")
+            },
+            note="Fast-LLM always clips; off is a bound that is never reached",
+        ),
+        only_ours("optimizer.momentum", note="Fast-LLM has AdamW alone"),
+    )
+
+
+def _read_betas(values: Group, context: Context) -> Group:
+    betas = values.get("optimizer.beta_1"), values.get("optimizer.beta_2")
+    return (
+        {} if None in betas else {"optimizer.betas": tuple(min(beta, nextafter(1.0, 0.0)) for beta in betas if beta is not None)}
+    )
+
+
+def _read_clip(values: Group, context: Context) -> Group:
+    bound = values.get("optimizer.gradient_norm_clipping")
+    return {"optimizer.clip": 0.0 if bound is not None and bound >= NEVER else bound}
+
+
+DEBUG = {
+    "layer_outputs": "debug_layer_outputs",
+    "layer_gradients": "debug_layer_gradients",
+    "param_init": "debug_param_init",
+    "param_gradients": "debug_param_gradients",
+    "all_param_gradients": "debug_all_param_gradients",
+    "param_update": "debug_param_update",
+    "global_tensors": "debug_global_tensors",
+    "activation_memory": "debug_activation_memory",
+    "tensor_parallel": "debug_tensor_parallel",
+}
+
+
+def debug_rules() -> tuple[Rule, ...]:
+    """Logs of each layer."""
+    return tuple(rename(STAGES + theirs, f"debug.{ours}", effect=Effect.NONE) for ours, theirs in DEBUG.items())
+
+
+def missing_rules() -> tuple[Rule, ...]:
+    """What a Plan can say and Fast-LLM cannot, or says elsewhere."""
+    return (
+        lacks("recompute", "Fast-LLM recomputes inside its layers, as the model says", effect=Effect.COST),
+        only_ours("precision.fp8", note="Fast-LLM has no 8-bit products"),
+        convert(
+            (),
+            "loss",
+            lambda values, context: {"loss": "per_token" if context.since("0.4.0+20260720") else "mean_of_microbatches"},
+            lambda values, context: {},
+            note="Fast-LLM offers no choice: a mean over microbatches, and over all labels of a step on the main branch of 2026",
+            source="schedule/runner.py and layers/language_model/loss: divided by microbatches, later by num_labels_in_batch",
+        ),
+    )
+
+
+SECTIONS: dict[str, tuple[str, Effect]] = {
+    "run": ("where an experiment lives and how it logs", Effect.NONE),
+    "training.train_iters": ("the length of the run", Effect.NUMBERS),
+    "training": ("the course of the run is up to the training script", Effect.NONE),
+    "data": ("datasets and sampling are up to the training script", Effect.NUMBERS),
+    "data.data_sample_warn_time_ms": ("a warning of Fast-LLM's loader", Effect.NONE),
+    "data.multiprocessing_context": ("a setting of Fast-LLM's loader", Effect.NONE),
+    "batch": ("how samples are cut and masked is up to the training script", Effect.NUMBERS),
+    "schedule": ("a setting inside Fast-LLM's schedule", Effect.COST),
+    "schedule.skip_step": ("training without the optimizer's step", Effect.NUMBERS),
+    "schedule.debug": ("logs of Fast-LLM's schedule", Effect.NONE),
+    "schedule.profile": ("logs of Fast-LLM's schedule", Effect.NONE),
+    "optimizer": ("a setting of Fast-LLM's optimizer", Effect.NUMBERS),
+    "model.multi_stage": ("a setting inside Fast-LLM's stages", Effect.COST),
+    "model.distributed": ("processes and seeds are up to the launcher and the training script", Effect.NONE),
+    "model.distributed.seed": ("the seed is set by the training script", Effect.NUMBERS),
+    "pretrained": ("the checkpoint to start from is up to the training script", Effect.NUMBERS),
+    "reference_models": ("further models are up to the training script", Effect.NUMBERS),
+    "callbacks": ("callbacks are up to the training script", Effect.NONE),
+    "profiling": ("a profiler of Fast-LLM", Effect.NONE),
+}
+"""Why fields that no Plan field stands for stay behind, and the effect: by the longest beginning of their path."""
+
+OTHER = ("a name inside Fast-LLM", Effect.NONE)
+
+
+def leftover_rules(claimed: frozenset[str]) -> tuple[Rule, ...]:
+    """One row for each reason, over every field that `claimed` does not name."""
+    rows: dict[tuple[str, Effect], list[str]] = {}
+    for path in fields(FastLLM):
+        if path not in claimed:
+            starts = [start for start in SECTIONS if path.startswith(start)]
+            rows.setdefault(SECTIONS[max(starts, key=len)] if starts else OTHER, []).append(path)
+    return tuple(only_theirs(*paths, note=note, effect=effect) for (note, effect), paths in rows.items())
+
+
+@cache
+def table() -> tuple[Rule, ...]:
+    """Every row; each field, and each Plan path, is in exactly one."""
+    mapped = (
+        model.RULE,
+        *parallel_rules(),
+        *stage_rules(),
+        *batch.RULES,
+        ZERO,
+        *exchange_rules(),
+        PRECISION,
+        LOSS_SCALE,
+        *optimizer_rules(),
+        learning_rate.RULE,
+        *debug_rules(),
+        *missing_rules(),
+    )
+    claimed = frozenset(path for rule in mapped for path in rule.theirs)
+    return (*mapped, *leftover_rules(claimed))

@@ -1,0 +1,288 @@
+"""Every field of a Fast-LLM training config from 0.1.0 to mid 2026, typed and described; `releases` knows which has it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Le
+from pydantic import BeforeValidator
+from pydantic import Field as field
+
+from bridge.config import Real, Section
+
+IMPORTANCE = {
+    "core": 0,
+    "architecture": 0,
+    "optional": 10,
+    "feature": 10,
+    "performance": 20,
+    "stability": 20,
+    "logging": 30,
+    "expert": 40,
+    "testing": 40,
+    "wip": 80,
+    "deprecated": 80,
+}
+"""Hint groups of Fast-LLM's fields, and how far up the verbosity of a dump each lies (config.py, FieldHintImportance)."""
+DUMPED = 50
+"""Verbosity of `config_verbose.yaml`: fields up to this importance are written, given or not (engine/config_utils/run.py)."""
+
+DTYPES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+"""Short names of number formats (engine/config_utils/data_type.py)."""
+PREFIXES = ("DataType", "numpy", "np", "torch", "triton.language", "tl")
+
+
+def _dtype(value: Any) -> Any:
+    prefix, _, name = value.rpartition(".") if isinstance(value, str) else ("", "", value)
+    return name if prefix in PREFIXES else value
+
+
+Dtype = Annotated[
+    Literal[
+        "float64",
+        "float32",
+        "float16",
+        "bfloat16",
+        "int64",
+        "int32",
+        "int16",
+        "int8",
+        "uint64",
+        "uint32",
+        "uint16",
+        "uint8",
+        "fp64",
+        "fp32",
+        "fp16",
+        "bf16",
+    ],
+    BeforeValidator(_dtype),
+]
+Level = Annotated[int, Ge(0)]
+Positive = Annotated[int, Gt(0)]
+PositiveReal = Annotated[Real, Gt(0)]
+NonNegative = Annotated[Real, Ge(0)]
+Fraction = Annotated[Real, Ge(0), Le(1)]
+Free = dict[str, Any]
+
+
+def _has(default: Any, hint: str, doc: str) -> Any:
+    return field(default, description=doc, json_schema_extra={"hint": hint})
+
+
+class TensorLogs(Section):
+    """What happens to logged tensors."""
+
+    save: bool = _has(False, "logging", "Keep logged tensors in the experiment directory.")
+    show: bool = _has(True, "logging", "Print logged tensors.")
+    max_elements: Positive | None = _has(8, "logging", "Elements shown of each tensor.")
+    full_tensors: bool = _has(False, "logging", "Keep whole tensors beside the samples.")
+
+
+class Run(Section):
+    """Where an experiment lives and how it logs."""
+
+    tensor_logs: TensorLogs = field(TensorLogs(), description="Logged tensors.")
+    structured_logs: bool = _has(True, "logging", "Log in Fast-LLM's own format.")
+    experiment_dir: str | None = _has(None, "core", "Directory of checkpoints and logs.")
+    enable_all_loggers: bool = _has(False, "logging", "Show the loggers of other packages.")
+    log_timestamps: bool = _has(True, "logging", "Put the time before each line.")
+    experiment_name: str | None = _has(None, "feature", "Name of the experiment; else that of its directory.")
+    torch_dynamo_enable: bool = _has(True, "expert", "Allow torch.compile.")
+    enable_triton_kernels: bool = _has(True, "expert", "Allow Triton kernels.")
+    triton_linear_kernels: bool = _has(False, "performance", "Triton kernels for linear layers.")
+    model_debug_level: Level = _has(0, "logging", "How much the model prints of itself.")
+
+
+class MultiStage(Section):
+    """How layers form stages, what is sharded, and what is logged of each layer."""
+
+    full_precision_gradients: bool = _has(True, "optional", "Accumulate and reduce gradients in the optimizer's format.")
+    store_frozen_weights_in_optimization_precision: bool = _has(
+        True, "optional", "Keep shards of frozen weights in the optimizer's format."
+    )
+    debug_layer_outputs: Level = _has(0, "logging", "Log level for the output of each layer.")
+    debug_layer_gradients: Level = _has(0, "logging", "Log level for the gradient of each layer's input.")
+    debug_param_init: Level = _has(0, "logging", "Log level for parameters after initialisation.")
+    debug_param_gradients: Level = _has(0, "logging", "Log level for the flat gradient shards after reduction.")
+    debug_all_param_gradients: Level = _has(0, "logging", "Log level for every parameter's gradient after reduction.")
+    debug_param_update: Level = _has(0, "logging", "Log level for parameters after the optimizer's step.")
+    debug_global_tensors: bool = _has(True, "logging", "Put tensors together over all ranks before they are logged.")
+    debug_activation_memory: bool = _has(False, "logging", "Log memory after each layer.")
+    debug_tensor_parallel: bool = _has(False, "logging", "Compare replicas within tensor groups and log differences.")
+    compile_all: bool = _has(False, "expert", "Compile whole stages.")
+    layers_per_stage: PositiveReal = _has(1.0, "performance", "Layers in a stage, the unit of gathering and reducing.")
+    stages_per_pipeline_stage: Literal[1] = _has(1, "wip", "Consecutive stages on a pipeline rank; only 1 works.")
+    num_weight_buffers: Positive | None = _has(None, "expert", "Stages whose weights may be whole at once; none: all.")
+    num_grad_buffers: Positive | None = _has(None, "expert", "Stages whose gradients may be whole at once; none: all.")
+    zero_stage: Annotated[int, Ge(1), Le(3)] | None = _has(
+        None, "performance", "ZeRO level: 2 sets two gradient buffers, 3 two weight buffers as well; 1 is the same as none."
+    )
+    pipeline_delay: NonNegative = _has(0.0, "expert", "Estimated delay of a pipeline round, in steps; not used.")
+
+
+class Distributed(Section):
+    """Mesh axes, number formats and seeds."""
+
+    tensor_parallel: Positive = _has(1, "performance", "Ranks that split each weight matrix.")
+    pipeline_parallel: Positive = _has(1, "performance", "Ranks that split the layers.")
+    sequence_tensor_parallel: bool = _has(False, "performance", "Split norms and dropout by tokens in a tensor group.")
+    sequence_data_parallel: Positive = _has(1, "performance", "Data ranks that share one sequence.")
+    world_size: Positive | None = _has(None, "expert", "All ranks; else WORLD_SIZE of the launcher.")
+    rank: Level | None = _has(None, "expert", "This process; else RANK of the launcher.")
+    local_world_size: Positive | None = _has(None, "expert", "Ranks on a node; else LOCAL_WORLD_SIZE of the launcher.")
+    pipeline_first: bool = _has(False, "expert", "Pipeline ranks lie closer together than data ranks.")
+    backend: Literal["nccl", "gloo"] = _has("nccl", "expert", "Library of the process groups.")
+    timeout: PositiveReal = _has(60.0, "optional", "Time limit of a collective, in seconds.")
+    distributed_timeout: PositiveReal = _has(60.0, "optional", "Older name of timeout.")
+    use_cuda: bool = _has(True, "expert", "Run on GPUs.")
+    force_cpu_initialization: bool = _has(False, "expert", "Initialise weights on the CPU.")
+    seed: int = _has(1234, "optional", "Seed of training.")
+    compute_dtype: Dtype = _has("float32", "core", "Format of the forward and backward pass.")
+    training_dtype: Dtype = _has("float32", "core", "Older name of compute_dtype.")
+    optimization_dtype: Dtype = _has("float32", "expert", "Format of master weights and optimizer state.")
+    dp_seed_shift: int = _has(None, "optional", "Seed shift by data rank; none: Fast-LLM's constant.")
+    pp_seed_shift: int = _has(None, "optional", "Seed shift by pipeline rank; none: Fast-LLM's constant.")
+    pp_gen_seed_shift: int = _has(None, "optional", "Seed shift of the pipeline generator; none: Fast-LLM's constant.")
+    pp_gen_init_seed_shift: int = _has(None, "optional", "Same, for initialisation; none: Fast-LLM's constant.")
+    tp_seed_shift: int = _has(None, "optional", "Seed shift by tensor rank; none: Fast-LLM's constant.")
+    tp_gen_seed_shift: int = _has(None, "optional", "Seed shift of the tensor generator; none: Fast-LLM's constant.")
+    tp_gen_init_seed_shift: int = _has(None, "optional", "Same, for initialisation; none: Fast-LLM's constant.")
+    sample_seed_shift: int = _has(None, "optional", "Seed shift by sample; none: Fast-LLM's constant.")
+    train_seed_shift: int = _has(None, "optional", "Seed shift of training; none: Fast-LLM's constant.")
+    valid_seed_shift: int = _has(None, "optional", "Seed shift of validation; none: Fast-LLM's constant.")
+    test_seed_shift: int = _has(None, "optional", "Seed shift of testing; none: Fast-LLM's constant.")
+    inference_seed_shift: int = _has(None, "optional", "Seed shift of inference; none: Fast-LLM's constant.")
+    reproducible_init: bool = _has(False, "testing", "The same initial weights for any layout of ranks.")
+
+
+class Model(Section):
+    """The model and how it is laid out over ranks."""
+
+    type: str | None = _has(None, "feature", "Kind of model.")
+    base_model: Free = _has(None, "core", "The model itself, layer by layer.")
+    multi_stage: MultiStage = field(MultiStage(), description="Stages, sharding and logs.")
+    distributed: Distributed = field(Distributed(), description="Mesh axes, formats and seeds.")
+
+
+class Training(Section):
+    """The course of a training run."""
+
+    evaluators: Free = _has(None, "core", "Evaluations by name.")
+    validation: Free = _has(None, "core", "Older form of evaluators.")
+    logs: Free = _has(None, "core", "How often metrics are logged.")
+    checkpoint: Free = _has(None, "core", "Checkpoints.")
+    export: Free = _has(None, "core", "Exports to other formats.")
+    shutdown: Free = _has(None, "core", "Shutdown on a schedule.")
+    wandb: Free = _has(None, "core", "Weights & Biases.")
+    train_iters: Level = _has(0, "core", "Optimizer steps in the run.")
+    test_iters: Level = _has(0, "feature", "Steps of the final test.")
+    num_workers: Level = _has(2, "optional", "Processes that load data.")
+    prefetch_factor: Positive | None = _has(None, "performance", "Microbatches that a loader prepares ahead.")
+    timeout: PositiveReal | None = _has(3600.0, "feature", "Time limit of saving, loading and sampling, in seconds.")
+
+
+class Batch(Section):
+    """The batch, before 0.4.0; what is open is worked out from the rest."""
+
+    micro_batch_size: Positive | None = _has(None, "core", "Samples in a microbatch.")
+    depth_first_micro_batches: Positive | None = _has(None, "core", "Microbatches accumulated one after the other.")
+    breadth_first_micro_batches: Positive | None = _has(None, "core", "Microbatches that pass each stage together.")
+    sequential_micro_batches: Positive | None = _has(None, "core", "Depth-first times breadth-first microbatches.")
+    batch_size: Positive | None = _has(None, "core", "Samples in a step over all ranks.")
+    sequence_length: Positive = _has(2048, "core", "Tokens in a sample.")
+    micro_sequence_length: Positive | None = _has(None, "performance", "Tokens of a sample that are run at once.")
+    cross_document_attention: bool = _has(True, "feature", "Documents in a sample see each other.")
+    use_loss_masking_spans: bool = _has(False, "feature", "Mask the loss where the data says so.")
+    truncate_documents: bool | None = _has(True, "feature", "Cut documents to fill samples.")
+
+
+class Schedule(Section):
+    """The order of microbatches, and what overlaps."""
+
+    depth_first_micro_batches: Positive = _has(1, "core", "Microbatches accumulated one after the other.")
+    breadth_first_micro_batches: Positive = _has(1, "core", "Microbatches that pass each stage together.")
+    micro_batch_splits: Positive = _has(1, "performance", "Parts along the sequence that a microbatch is run in.")
+    pipeline_overlap: bool = _has(True, "testing", "Pipeline messages overlap compute.")
+    data_overlap: bool = _has(True, "testing", "Gathering and reducing overlap compute.")
+    data_batch_warn_time_ms: PositiveReal = _has(1000.0, "optional", "Warn when a batch takes longer, in milliseconds.")
+    throttle_cpu: bool = _has(True, "expert", "Keep the CPU from running far ahead of the GPU.")
+    throttle_cpu_rate: Positive = _has(1, "expert", "Schedule steps between two throttles.")
+    throttle_cpu_delay: Level = _has(1, "expert", "Schedule steps that the CPU may be ahead.")
+    debug_schedule: bool = _has(False, "logging", "Log the whole schedule.")
+    debug_send_recv: bool = _has(False, "logging", "Log pipeline messages.")
+    profile_schedule: bool = _has(False, "logging", "Time each step of the schedule.")
+    estimate_critical_batch: Literal[False] = _has(False, "deprecated", "No longer supported.")
+    skip_step: bool = _has(False, "testing", "Leave out the optimizer's step.")
+
+
+class Data(Section):
+    """Datasets and sampling."""
+
+    micro_batch_size: Positive = _has(2048, "core", "Tokens in a microbatch.")
+    maximum_document_length: int | None = _has(None, "core", "Tokens in the longest document.")
+    truncate_documents: bool | None = _has(True, "feature", "Cut documents to fill microbatches.")
+    gpu: bool = _has(True, "feature", "Sample on the GPU.")
+    shuffle: Literal["full", "epoch", "skip_first_epoch", "disabled"] = _has("epoch", "feature", "How samples are shuffled.")
+    seed: int = _has(784569, "feature", "Seed of sampling.")
+    datasets: Free = _has(None, "core", "Datasets by phase.")
+    sampling: Free = _has(None, "core", "Older place of the sampling settings.")
+    tokenizer: Free = _has(None, "feature", "Tokenizer of the data.")
+    fim: Free = _has(None, "feature", "Fill in the middle.")
+    split: list[Real] = _has(None, "core", "Shares of training, validation and test.")
+    format: str = _has(None, "core", "Kind of dataset.")
+    path: str | list[str] = _has(None, "core", "Paths of datasets.")
+    data_sample_warn_time_ms: PositiveReal = _has(1000.0, "feature", "Warn when a sample takes longer, in milliseconds.")
+    multiprocessing_context: Literal["fork", "spawn"] = _has("spawn", "expert", "How loader processes start.")
+
+
+class LearningRate(Section):
+    """Learning rate over optimizer steps."""
+
+    base: Real = _has(0.0001, "core", "Peak learning rate.")
+    decay_style: str = _has("constant", "feature", "Shape after warmup: constant, linear, power or cosine.")
+    decay_iterations: int | None = _has(None, "feature", "Step at which the decay ends, warmup included.")
+    decay_power: Real = _has(1.0, "feature", "Exponent on the progress of the decay.")
+    warmup_iterations: int = _has(0, "feature", "Steps of linear warmup from 0.")
+    minimum: Real = _has(0.0, "feature", "Learning rate after the decay.")
+    schedule: str | None = _has(None, "wip", "Stages as text; stands in for the other fields.")
+
+
+class GradientScaler(Section):
+    """Scaling of the loss."""
+
+    constant: NonNegative | None = _has(None, "feature", "Constant scale; else dynamic in fp16.")
+    initial: PositiveReal = _has(65536.0, "feature", "First dynamic scale.")
+    minimum: PositiveReal = _has(1.0, "feature", "Smallest dynamic scale.")
+    window: Positive = _has(1000, "feature", "Good steps before the scale grows.")
+    hysteresis: Positive = _has(2, "feature", "Overflows tolerated before the scale shrinks.")
+
+
+class Optimizer(Section):
+    """AdamW."""
+
+    learning_rate: LearningRate = field(LearningRate(), description="Learning rate.")
+    gradient_scaler: GradientScaler = field(GradientScaler(), description="Loss scaling.")
+    weight_decay: NonNegative = _has(0.01, "core", "Weight decay, apart from the gradient.")
+    beta_1: Fraction = _has(0.9, "optional", "Decay of the first moment.")
+    beta_2: Fraction = _has(0.999, "optional", "Decay of the second moment.")
+    epsilon: PositiveReal = _has(1e-8, "optional", "Term added to the root of the second moment.")
+    gradient_norm_clipping: PositiveReal = _has(1.0, "feature", "Bound on the global gradient norm.")
+    default_learning_rate_scale: NonNegative = _has(1.0, "feature", "Factor on the learning rate where a layer sets none.")
+
+
+class FastLLM(Section):
+    """A Fast-LLM training config."""
+
+    type: str | None = _has(None, "feature", "Kind of trainer, such as gpt.")
+    run: Run = field(Run(), description="Experiment and logs.")
+    model: Model = field(Model(), description="Model and layout.")
+    pretrained: Free = _has(None, "feature", "Checkpoint to start from.")
+    training: Training = field(Training(), description="Course of the run.")
+    batch: Batch = field(Batch(), description="Batch, before 0.4.0.")
+    schedule: Schedule = field(Schedule(), description="Order of microbatches.")
+    data: Data = field(Data(), description="Datasets and sampling.")
+    profiling: Free = _has(None, "logging", "Profiler.")
+    optimizer: Optimizer = field(Optimizer(), description="Optimizer.")
+    reference_models: Free = _has(None, "feature", "Further models by name, as for distillation.")
+    callbacks: Free = _has(None, "feature", "Callbacks by name.")
