@@ -39,7 +39,7 @@ SCHEDULES: Mapping[str, Schedule] = {
         Schedule("LoopedBFS", "looped_bfs"),
         Schedule("InterleavedZeroBubble", "zero_bubble", split=True, rounds=True),
         Schedule("ZBVZeroBubble", "zero_bubble_v", split=True, pair=True, v=True),
-        Schedule("DualPipeV", None, split=True, pair=True),
+        Schedule("DualPipeV", "zero_bubble_v", split=True, pair=True),
         Schedule("PipelineScheduleSingle", None, single=True, abstract=True),
         Schedule("PipelineScheduleMulti", None, abstract=True),
     )

@@ -1,0 +1,55 @@
+"""The learning-rate schedule of a recipe <-> the plan's; both count optimizer steps."""
+
+from __future__ import annotations
+
+from bridge.rules import Context, Group, convert
+
+STYLES = {"constant": "constant", "linear": "linear", "cosine": "cosine", "inverse-square-root": "inverse_sqrt"}
+FLAGS = {ours: theirs for theirs, ours in STYLES.items()}
+L, S = "lr_scheduler.", "optimizer.schedule."
+
+
+def _read(values: Group, context: Context) -> Group:
+    if not any(path.startswith(L) for path in values):
+        return {S + "name": "constant", S + "warmup_steps": 0}
+    name, warmup = STYLES.get(values.get(L + "lr_decay_style") or ""), values.get(L + "lr_warmup_steps")
+    if name is None:
+        return {}
+    ends = name != "constant" or bool(warmup)
+    return {
+        S + "name": name,
+        S + "warmup_steps": warmup,
+        S + "warmup_from": values.get(L + "init_lr") if warmup != 0 else None,
+        S + "total_steps": values.get(L + "lr_decay_steps") if ends else None,
+        S + "minimum": values.get(L + "min_lr") if name != "constant" else None,
+    }
+
+
+def _write(values: Group, context: Context) -> Group:
+    name, warmup = values.get(S + "name"), values.get(S + "warmup_steps")
+    if name not in FLAGS or (name == "constant" and warmup == 0):
+        return {}
+    return {
+        L + "lr_decay_style": FLAGS[name],
+        L + "lr_warmup_steps": warmup,
+        L + "init_lr": values.get(S + "warmup_from"),
+        L + "lr_decay_steps": values.get(S + "total_steps"),
+        L + "min_lr": values.get(S + "minimum"),
+    }
+
+
+RULE = convert(
+    tuple(L + name for name in ("lr_decay_style", "lr_warmup_steps", "init_lr", "lr_decay_steps", "min_lr")),
+    tuple(S + name for name in ("name", "warmup_steps", "warmup_from", "total_steps", "minimum")),
+    _read,
+    _write,
+    carries={
+        L + "lr_decay_style": S + "name",
+        L + "lr_warmup_steps": S + "warmup_steps",
+        L + "init_lr": S + "warmup_from",
+        L + "lr_decay_steps": S + "total_steps",
+        L + "min_lr": S + "minimum",
+    },
+    lossy="a Plan does not hold the length of WSD's last decay; without lr_decay_steps the decay ends with the run",
+    source="optim/optimizer.py: LRSchedulerConfig.build; optim/scheduler.py: OptimizerParamScheduler",
+)
