@@ -14,12 +14,20 @@ from bridge.layout.mesh import Mesh
 from bridge.plan import Plan
 from bridge.rules import Effect
 
+HONOURED = (
+    "model.", "stages.", "batch.", "loss", "optimizer.", "precision.compute", "precision.master", "precision.reduce",
+    "precision.loss_scale.", "parallel.data", "parallel.tensor", "parallel.order", "zero.stage", "zero.weight_buffers",
+    "zero.grad_buffers", "recompute.method", "recompute.layers", "recompute.ratio",
+)  # fmt: skip
+"""Fields, or sections, that the engine does as told."""
+
 REFUSED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "parallel.pipeline": (lambda value: value == 1, "the engine runs no pipelines yet; use 1"),
     "parallel.context": (lambda value: value == 1, "the engine does not split attention by tokens; use 1"),
     "parallel.expert": (lambda value: value == 1, "the engine has no experts; use 1"),
     "parallel.expert_tensor": (lambda value: value == 1, "the engine has no experts; use 1"),
     "optimizer.name": (lambda value: value in ("adam", "adamw", "sgd"), "use adam, adamw or sgd"),
+    "model.experts": (lambda value: value == 1, "the engine has no experts; use 1"),
     "precision.fp8": (lambda value: False, "the engine has no 8-bit products; leave it unset"),
 }
 """Fields that change the numbers: the values that the engine runs, and what to do about others."""
@@ -48,6 +56,7 @@ others.
 """
 
 NO_LOGS = "the engine writes no layer logs yet"
+"""What becomes of the whole section `debug`."""
 
 
 def check(plan: Plan, world: int) -> tuple[Mesh, tuple[Finding, ...]]:

@@ -38,8 +38,8 @@ def _group(must: Mapping[str, SearchStrategy[Any]], *may: str) -> Groups:
 @st.composite
 def core(draw: DrawFn, case: Case) -> Sequence[Group]:
     """Axes and batch first, then choices that each hold together."""
-    axes = draw(st.sampled_from((_coded, _coded, _meshed)))(draw, case)
-    data = axes.get("data_parallel_size") or (case.world_size or 1) // prod(axes.values()) or 1
+    axes = draw(st.sampled_from((_coded, _coded, _automatic, _meshed)))(draw, case)
+    data = axes.get("data_parallel_size") or (case.world_size or 1) // prod(axes.get(axis, 1) for axis in AXES) or 1
     batch = draw(st.sampled_from(TRIANGLES))(draw(SMALL), draw(SMALL), data)
     return [{**axes, **batch}, *(draw(choice(case.version)) for choice in CHOICES)]
 
@@ -51,6 +51,13 @@ def _coded(draw: DrawFn, case: Case) -> dict[str, int]:
         sizes[axis] = draw(st.sampled_from([size for size in (1, 2, 3, 4, 8) if left % size == 0]))
         left //= sizes[axis]
     return {axis: size for axis, size in sizes.items() if size > 1}
+
+
+def _automatic(draw: DrawFn, case: Case) -> dict[str, int]:
+    """AutoTP, which the batch arithmetic does not count."""
+    sizes = [size for size in (1, 2, 3, 4, 8) if (case.world_size or 1) % size == 0]
+    nested = {"tensor_parallel.tp.tp_size": draw(st.sampled_from(sizes))} if draw(st.booleans()) else {}
+    return {"tensor_parallel.autotp_size": draw(st.sampled_from(sizes)), **nested}
 
 
 def _meshed(draw: DrawFn, case: Case) -> dict[str, int]:
@@ -147,7 +154,8 @@ CHOICES = (_precision, _sharding, _optimizer, _scheduler, _recompute)
 # Single fields
 
 ARGUMENTS = ("optimizer.type", "optimizer.params.", "scheduler.type", "scheduler.params.")
-RESERVED = (MICRO, STEPS, TOTAL, *AXES, "sequence_parallel_size", "data_parallel_size", *ARGUMENTS)
+SIZES = ("sequence_parallel_size", "data_parallel_size", "tensor_parallel.autotp_size", "tensor_parallel.tp.tp_size")
+RESERVED = (MICRO, STEPS, TOTAL, *AXES, *SIZES, *ARGUMENTS)
 """What hangs on the number of ranks, or on a type that takes some arguments and not others."""
 REFUSED = ("expert_parallel.load_balance_coeff",)
 """Keys that take nothing but null."""
@@ -184,4 +192,4 @@ BESIDE: Mapping[str, Group] = {
 }
 """What a key cannot do without."""
 
-PART = Part(core, paths, values, BESIDE, RESERVED, ("file",))
+PART = Part(core, paths, values, beside=BESIDE, reserved=RESERVED, entries=("file",))

@@ -179,7 +179,8 @@ def _overruled(config: MegatronConfig) -> Iterator[Finding]:
     for path, value in config.given.items():
         now = config.args.get(path)
         if now != value:
-            message = f"Megatron {config.version} turns {shown(value)} into {shown(now)}"
+            turned = "takes it up into other settings" if now is None else f"turns {shown(value)} into {shown(now)}"
+            message = f"Megatron {config.version} {turned}"
             yield Finding(path, message, Effect.NONE, True, before=value, after=now, origin=config.origins.get(path))
 
 
