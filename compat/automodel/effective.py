@@ -11,7 +11,7 @@ from compat.automodel.formats import IGNORED, OBJECT, OLD, PIPELINE, TARGET, his
 from compat.automodel.optimizers import argument_defaults
 from compat.automodel.releases import Release
 from compat.automodel.schedules import SCHEDULES, Schedule, schedule
-from compat.automodel.virtual_stages import boundaries, number, placed, repeated, stages
+from compat.automodel.virtual_stages import boundaries, filled, number, repeated
 
 D = "distributed."
 PP = PIPELINE + "."
@@ -214,6 +214,8 @@ def _split(given: Given, kind: Schedule) -> Iterator[str]:
     ranks, parts, layers = size(given, "pp_size"), given.get(PP + "module_fqns_per_model_part"), given.get(LAYERS)
     if parts is not None:
         yield from (f"{PP}module_fqns_per_model_part: {problem}" for problem in _parts(parts, ranks, layers, kind))
+    if given.get("model.config.tie_word_embeddings"):
+        yield "model.config.tie_word_embeddings: found true; a pipeline cannot tie embeddings, set it to false"
     if layers is None:
         return
     wanted, rounding = given.get(PP + "layers_per_stage"), given.get(PP + "round_virtual_stages_to_pp_multiple")
@@ -221,14 +223,7 @@ def _split(given: Given, kind: Schedule) -> Iterator[str]:
         if parts is not None:
             number(layers, wanted, ranks, kind, rounding)
         else:
-            cut = stages(
-                num_layers=layers,
-                layers_per_stage=wanted,
-                pp_size=ranks,
-                schedule=kind.name,
-                round_virtual_stages_to_pp_multiple=rounding,
-            )
-            placed(cut.virtual_stages, ranks, kind)
+            filled(layers, wanted, ranks, kind, rounding)
     except BridgeError as error:
         yield from (PP + problem for problem in error.problems)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from itertools import pairwise
+from math import isqrt
 
 from bridge.config import fields
 from bridge.rules import Context, Effect, Group, Rule, always, convert, lacks, only_ours, only_theirs, rename
@@ -42,7 +43,7 @@ def mesh_rules() -> tuple[Rule, ...]:
             D + "sequence_parallel",
             "parallel.sequence",
             lambda values, context: {"parallel.sequence": bool(values.get(D + "sequence_parallel")) and _tensors(values) > 1},
-            lambda values, context: {D + "sequence_parallel": True} if _splits_norms(values) else {},
+            lambda values, context: {D + "sequence_parallel": True} if _splits_norms(values, context) else {},
             effect=Effect.COST,
             sees=(D + "tp_size", *STRATEGY_SEES),
             lossy="AutoModel's tensor plan of FSDP2 splits norms by tokens; other strategies do not",
@@ -64,8 +65,8 @@ def _tensors(values: Group) -> int:
     return values.get(D + "tp_size") or 1
 
 
-def _splits_norms(values: Group) -> bool:
-    return bool(values.get("parallel.sequence")) and strategy(values) == "fsdp2"
+def _splits_norms(values: Group, context: Context) -> bool:
+    return bool(values.get("parallel.sequence")) and strategy(values, context) == "fsdp2"
 
 
 # Batch
@@ -117,8 +118,14 @@ def _write_batch(values: Group) -> Group:
 def _together(values: Group, steps: int) -> int:
     """Microbatches of one pass: as many of a step's as the schedule takes at once."""
     ranks, rounds = values["parallel.pipeline"], SCHEDULES[_theirs(values)].rounds
-    counts = (count for count in range(steps, 0, -1) if steps % count == 0 and count >= ranks)
+    counts = (count for count in divisors(steps) if count >= ranks)
     return next((count for count in counts if not rounds or count % (count // ranks) == 0), steps)
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """All divisors, largest first."""
+    small = [size for size in range(1, isqrt(number) + 1) if number % size == 0]
+    return tuple(dict.fromkeys((*(number // size for size in small), *reversed(small))))
 
 
 # Sharding
@@ -127,14 +134,15 @@ SHARDED = ("zero.stage", "zero.replicas")
 STRATEGY_SEES = ("zero.stage", "parallel.tensor", "parallel.pipeline", "parallel.context", "parallel.expert", "zero.replicas")
 
 
-def strategy(values: Group) -> str:
-    """What shards a plan as it says: FSDP2 for levels 2 and 3, others below where they can."""
+def strategy(values: Group, context: Context) -> str:
+    """What shards a plan as it says: FSDP2 for levels 2 and 3 (before 0.5.0: 3 alone), others below where they can."""
 
     def more(name: str) -> bool:
         return (values.get(name) or 1) > 1
 
     stage = values.get("zero.stage")
-    if stage not in (0, 1) or more("parallel.pipeline") or more("parallel.expert") or more("zero.replicas"):
+    levels = (0, 1) if context.since("0.5.0") else (0, 1, 2)
+    if stage not in levels or more("parallel.pipeline") or more("parallel.expert") or more("zero.replicas"):
         return "fsdp2"
     return "ddp" if stage == 0 and not more("parallel.tensor") and not more("parallel.context") else "megatron_fsdp"
 
@@ -190,7 +198,7 @@ MANAGERS = {
 
 
 def _write_zero(values: Group, context: Context) -> Group:
-    kind = strategy(values)
+    kind = strategy(values, context)
     named = {D + "strategy": kind} if context.since("0.3.0") else {D + "_target_": MANAGERS[kind]}
     if kind == "megatron_fsdp":
         return {**named, D + "zero_dp_strategy": values.get("zero.stage")}
@@ -220,7 +228,7 @@ PRECISION = convert(
     ),
     ("precision.compute", "precision.master", "precision.reduce"),
     lambda values, context: _read_precision(values),
-    lambda values, context: _write_precision(values),
+    lambda values, context: _write_precision(values, context),
     sees=(D + "strategy", D + "_target_", *STRATEGY_SEES),
     carries={
         MODEL_DTYPE: "precision.master",
@@ -256,9 +264,9 @@ def _formats(compute: str | None, master: str | None, reduce: str | None) -> Gro
     return {"precision.compute": compute, "precision.master": master, "precision.reduce": reduce}
 
 
-def _write_precision(values: Group) -> Group:
+def _write_precision(values: Group, context: Context) -> Group:
     compute, master, reduce = (values.get(f"precision.{name}") for name in ("compute", "master", "reduce"))
-    kind = strategy(values)
+    kind = strategy(values, context)
     if kind == "fsdp2":
         policy = {"param_dtype": compute, "reduce_dtype": reduce, "output_dtype": compute, "cast_forward_inputs": True}
         return {MODEL_DTYPE: master, **{POLICY + name: value for name, value in policy.items()}}
@@ -332,12 +340,16 @@ def _write_stages(values: Group) -> Group:
     return {SPLIT[0]: asked[0], SPLIT[1]: asked[1]} if asked else {}
 
 
+NAMEABLE = 10_000
+"""Layers that are named one by one, at most."""
+
+
 def _nameable(cuts: tuple[int, ...], ranks: int) -> bool:
     """Whether module names can say it: whole rounds of stages, none of them empty."""
-    return (len(cuts) - 1) % ranks == 0 and all(first < last for first, last in pairwise(cuts))
+    return cuts[-1] <= NAMEABLE and (len(cuts) - 1) % ranks == 0 and all(first < last for first, last in pairwise(cuts))
 
 
-NAMES = {kind.ours: kind.name.lower() for kind in reversed(SCHEDULES.values()) if kind.ours}
+NAMES = {kind.ours: kind.name.lower() for kind in reversed(tuple(SCHEDULES.values())) if kind.ours}
 LOOPED = {"1f1b": "interleaved_1f1b", "gpipe": "looped_bfs"}
 PLAIN = {looped: plain for plain, looped in LOOPED.items()} | {"zero_bubble": "1f1b", "zero_bubble_v": "1f1b"}
 
@@ -413,7 +425,7 @@ RECOMPUTE = convert(
 
 def _mode(values: Group, context: Context) -> bool | str:
     granularity = values.get("recompute.granularity")
-    if granularity == "selective" and context.since("0.5.0") and strategy(values) != "megatron_fsdp":
+    if granularity == "selective" and context.since("0.5.0") and strategy(values, context) != "megatron_fsdp":
         return "selective"
     return granularity in ("full", "selective")
 
@@ -445,6 +457,19 @@ def _clip(bound: float | None) -> float | None:
     return 0.0 if bound is not None and bound >= UNBOUND else bound
 
 
+COUNTS = tuple(f"model.config.{name}" for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+
+EXPERTS = convert(
+    COUNTS,
+    "model.experts",
+    lambda values, context: {"model.experts": next((values[path] for path in COUNTS if path in values), None)},
+    lambda values, context: {COUNTS[0]: values.get("model.experts")},
+    effect=Effect.NONE,
+    blurs=lambda values: sum(path in values for path in COUNTS) > 1,
+    lossy="families of models call it differently; a recipe for another family needs its own word",
+)
+
+
 def model_rules() -> tuple[Rule, ...]:
     """Facts about the model, where a recipe overrides its Hugging Face config."""
     names = {
@@ -454,10 +479,11 @@ def model_rules() -> tuple[Rule, ...]:
         "num_key_value_heads": "kv_heads",
         "intermediate_size": "ffn",
         "vocab_size": "vocab",
+        "tie_word_embeddings": "tied",
     }
     note = "an override of the model's own config"
     facts = (rename(f"model.config.{theirs}", f"model.{ours}", effect=Effect.NONE, note=note) for theirs, ours in names.items())
-    return (*facts, only_ours("model.sequence", note="the length of samples is up to the data set", effect=Effect.NONE))
+    return (*facts, EXPERTS, only_ours("model.sequence", note="the length of samples is up to the data set", effect=Effect.NONE))
 
 
 def missing_rules() -> tuple[Rule, ...]:
@@ -500,7 +526,7 @@ OFFLOAD = convert(
     (D + "offload_policy._target_", D + "offload_policy.pin_memory"),
     ("zero.offload.optimizer", "zero.offload.parameters"),
     lambda values, context: dict.fromkeys(("zero.offload.optimizer", "zero.offload.parameters"), _device(values)),
-    lambda values, context: {D + "offload_policy.pin_memory": True} if _offloads(values) else {},
+    lambda values, context: {D + "offload_policy.pin_memory": True} if _offloads(values, context) else {},
     effect=Effect.COST,
     sees=STRATEGY_SEES,
     lossy="FSDP2 alone offloads, to host memory: weights, gradients and optimizer state together",
@@ -512,9 +538,9 @@ def _device(values: Group) -> str:
     return "cpu" if any(values.get(f"{D}offload_policy.{name}") is not None for name in ("_target_", "pin_memory")) else "none"
 
 
-def _offloads(values: Group) -> bool:
+def _offloads(values: Group, context: Context) -> bool:
     devices = {values.get("zero.offload.optimizer"), values.get("zero.offload.parameters")}
-    return bool(devices & {"cpu", "nvme"}) and strategy(values) == "fsdp2"
+    return bool(devices & {"cpu", "nvme"}) and strategy(values, context) == "fsdp2"
 
 
 SECTIONS: dict[str, tuple[str, Effect]] = {

@@ -234,6 +234,10 @@ class ModelConfig(Section):
     num_key_value_heads: Count | None = field(None, description="Number of key and value heads.")
     intermediate_size: Count | None = field(None, description="Width of the feed-forward layer.")
     vocab_size: Count | None = field(None, description="Vocabulary size.")
+    num_experts: Count | None = field(None, description="Experts in a layer, as Qwen models call it.")
+    num_local_experts: Count | None = field(None, description="The same, as Mixtral and GPT-OSS call it.")
+    n_routed_experts: Count | None = field(None, description="The same, as DeepSeek calls it.")
+    tie_word_embeddings: bool | None = field(None, description="Embedding and output layer share their weights.")
     others: Free | None = rest("in the model's config")
 
 

@@ -37,9 +37,7 @@ def stages(
     first. Source: components/distributed/pipelining/functional.py.
     """
     kind = _checked(num_layers, layers_per_stage, pp_size, schedule, round_virtual_stages_to_pp_multiple)
-    count = number(num_layers, layers_per_stage, pp_size, kind, round_virtual_stages_to_pp_multiple)
-    if count > num_layers:
-        raise ConfigError(f"layers_per_stage: {count} virtual stages for {num_layers} layers; leave each stage a layer at least")
+    count = filled(num_layers, layers_per_stage, pp_size, kind, round_virtual_stages_to_pp_multiple)
     size, longer = divmod(num_layers, count)
     layers = tuple(size + (index < longer) for index in range(count))
     return Stages(layers, count, count // pp_size, placed(count, pp_size, kind))
@@ -52,6 +50,16 @@ def _checked(num_layers: int, layers_per_stage: int | None, pp_size: int, name: 
         problems.append(f"round_virtual_stages_to_pp_multiple: found {rounding!r}, expected up or down")
     ConfigError.raise_if(problems)
     return schedule(name, "schedule")
+
+
+def filled(num_layers: int, layers_per_stage: int | None, pp_size: int, kind: Schedule, rounding: str | None) -> int:
+    """Virtual stages of a model, each with a layer at least (functional.py, generate_hf_model_fqn_per_model_part)."""
+    count = number(num_layers, layers_per_stage, pp_size, kind, rounding)
+    if count > num_layers:
+        raise ConfigError(f"layers_per_stage: {count} virtual stages for {num_layers} layers; leave each stage a layer at least")
+    if kind.pair and count != 2 * pp_size:
+        raise ConfigError(f"pp_schedule: {kind.name} runs two stages a rank; found {count} stages for {pp_size} ranks")
+    return count
 
 
 def number(num_layers: int, layers_per_stage: int | None, pp_size: int, kind: Schedule, rounding: str | None) -> int:
@@ -82,8 +90,6 @@ def _rounded(count: int, size: int, rounding: str | None) -> int:
 
 def placed(count: int, pp_size: int, kind: Schedule) -> tuple[tuple[int, ...], ...]:
     """Stage numbers of each rank: in a loop, or for one schedule in a V (functional.py, stage_ids_this_rank)."""
-    if kind.pair and count != 2 * pp_size:
-        raise ConfigError(f"pp_schedule: {kind.name} runs two stages a rank; found {count} stages for {pp_size} ranks")
     if kind.v:
         return tuple((rank, count - 1 - rank) for rank in range(pp_size))
     return tuple(tuple(range(rank, count, pp_size)) for rank in range(pp_size))
@@ -93,11 +99,11 @@ def request(num_layers: int, pp_size: int, count: int, kind: Schedule) -> tuple[
     """`layers_per_stage` and rounding that give `count` virtual stages; None where nothing does."""
     if number(num_layers, None, pp_size, kind, None) == count:
         return None, None
-    for size in range(1, num_layers + 1):
-        wanted = -(-num_layers // size)
-        for rounding in (None, "down", "up"):
-            if _rounded(wanted, pp_size, rounding) == count:
-                return size, rounding
+    wanted = (count, *range(count + 1, count + pp_size), *range(count - 1, count - pp_size, -1))
+    for stages in wanted:
+        size = -(-num_layers // stages) if stages > 0 else 0
+        if size and -(-num_layers // size) == stages:
+            return size, None if stages == count else "down" if stages > count else "up"
     return None
 
 
