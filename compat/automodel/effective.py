@@ -21,6 +21,7 @@ SIZES = ("dp_size", "dp_replicate_size", "tp_size", "pp_size", "cp_size", "ep_si
 COMMON = frozenset(("_target_", "strategy", "activation_checkpointing", "moe", "pipeline", *SIZES))
 """What the `distributed` section takes with any strategy (recipes/_dist_utils.py, parse_distributed_section)."""
 AXES = ("tp_size", "cp_size", "pp_size")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 LAYERS = "model.config.num_hidden_layers"
 SEQUENCE = ("packed_sequence.packed_sequence_size", "dataset.seq_len")
 
@@ -95,12 +96,22 @@ def _mesh(given: Given, release: Release, world_size: int | None, kind: str) -> 
             yield f"{D}{name}: found {size(given, name)}; strategy {kind} has no such axis, use fsdp2"
     if kind != "fsdp2" and size(given, "dp_replicate_size") > 1:
         yield f"{D}dp_replicate_size: found {size(given, 'dp_replicate_size')}; only fsdp2 has groups of replicas"
+    yield from _shared(given)
     yield from _divides(given, world_size)
     yield from _data(given, release, world_size)
 
 
 def _equation(given: Given) -> str:
     return " x ".join(f"{name} ({size(given, name)})" for name in AXES)
+
+
+def _shared(given: Given) -> Iterator[str]:
+    """distributed/parallelizer.py, validate_tp_mesh; experts: components/moe."""
+    shared = {"num_attention_heads": "tp_size", "num_key_value_heads": "tp_size", **dict.fromkeys(EXPERTS, "ep_size")}
+    for name, axis in shared.items():
+        count, ranks = given.get(f"model.config.{name}"), size(given, axis)
+        if count and count % ranks:
+            yield f"model.config.{name}: found {count}, expected a multiple of {axis} ({ranks})"
 
 
 def _divides(given: Given, world_size: int | None) -> Iterator[str]:
@@ -298,9 +309,9 @@ def learning_rate(given: Given) -> dict[str, Any]:
 
 def _filled(given: Given, release: Release, world_size: int | None, kind: str) -> dict[str, Any]:
     values = {**release.defaults(""), **release.defaults(kind), **argument_defaults(given.get("optimizer._target_"))}
-    values |= {path: value for path, value in given.items() if not path.startswith((PP, "distributed.moe."))}
+    values |= given
     if release.nested:
-        values = {**_without_targets(values), D + "strategy": kind}
+        values[D + "strategy"] = kind
     if given.get("model.torch_dtype", "auto") == "auto" and _from_config(given):
         values["model.torch_dtype"] = "bf16"
     if not release.since("0.3.0"):
@@ -309,17 +320,10 @@ def _filled(given: Given, release: Release, world_size: int | None, kind: str) -
     values |= {D + "dp_size": data} if data is not None else {}
     if any(path.startswith("lr_scheduler.") for path in given):
         values |= {f"lr_scheduler.{name}": value for name, value in learning_rate(given).items() if value is not None}
-    if size(given, "ep_size") > 1:
-        values |= {path: value for path, value in given.items() if path.startswith("distributed.moe.")}
     if kind == "fsdp2":
         values |= _formats(given, release)
         values[D + "reshard_after_forward"] = given.get(D + "reshard_after_forward", not piped(given))
-    return {**values, **_piped(given, release, values)} if piped(given) else _unpiped(values)
-
-
-def _without_targets(values: dict[str, Any]) -> dict[str, Any]:
-    """Classes of the older layout, which newer releases strip (recipes/_dist_utils.py)."""
-    return {path: value for path, value in values.items() if path not in (D + TARGET, f"{OLD}.{TARGET}")}
+    return {**values, **_piped(given, release, values)} if piped(given) else values
 
 
 def _from_config(given: Given) -> bool:
@@ -333,11 +337,6 @@ def _formats(given: Given, release: Release) -> dict[str, Any]:
     if any(path.startswith(policy) for path in given):
         return {}
     return {policy + "param_dtype": "bf16", policy + "reduce_dtype": release.reduce_dtype, policy + "output_dtype": "bf16"}
-
-
-def _unpiped(values: dict[str, Any]) -> dict[str, Any]:
-    """Without a pipeline its settings are not looked at (recipes/_dist_utils.py)."""
-    return {path: value for path, value in values.items() if not path.startswith((PP, OLD))}
 
 
 def _piped(given: Given, release: Release, values: Given) -> dict[str, Any]:

@@ -257,7 +257,7 @@ def _read_precision(values: Group) -> Group:
     if kind == "ddp":
         return _formats(values.get(D + "autocast_dtype") or stored, stored, stored)
     reduce = "fp32" if values.get(D + "grad_reduce_in_fp32") else stored
-    return _formats(stored, "fp32" if values.get(D + "preserve_fp32_weights") else stored, reduce)
+    return _formats(stored, "fp32" if stored and values.get(D + "preserve_fp32_weights") else stored, reduce)
 
 
 def _formats(compute: str | None, master: str | None, reduce: str | None) -> Group:

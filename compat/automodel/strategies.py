@@ -13,6 +13,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from bridge.config import fields
 from bridge.testing.strategies import Case, Group, Part, words
 from bridge.testing.strategies import values as typed_values
+from compat.automodel.effective import EXPERTS
 from compat.automodel.optimizers import CLASSES
 from compat.automodel.releases import release
 from compat.automodel.rules import AUTOPIPELINE, MANAGERS
@@ -48,7 +49,12 @@ def core(draw: DrawFn, case: Case) -> Sequence[Group]:
     pipeline = _pipeline(draw, case, ranks) if ranks > 1 else {}
     first = {**_strategy(case, kind), **{D + name: size for name, size in sizes.items() if size > 1}, **pipeline}
     split = [draw(_split(ranks, pipeline[PP + "pp_schedule"]))] if ranks > 1 else []
-    return [{**first, **_batch(draw, case, sizes, first)}, *split, *(draw(choice(case.version)) for choice in CHOICES)]
+    return [
+        {**first, **_batch(draw, case, sizes, first)},
+        *split,
+        _widths(draw, sizes),
+        *(draw(choice(case.version)) for choice in CHOICES),
+    ]
 
 
 def _strategy(case: Case, kind: str) -> Group:
@@ -72,6 +78,16 @@ def _sizes(draw: DrawFn, case: Case, kind: str) -> dict[str, int]:
         sizes["ep_size"] = draw(st.sampled_from([size for size in (1, 2, 4) if left % size == 0]))
         sizes["dp_replicate_size"] = draw(st.sampled_from([size for size in (1, 2) if left % size == 0 and size < left] or [1]))
     return {**sizes, **({"dp_size": left} if explicit else {})}
+
+
+def _widths(draw: DrawFn, sizes: Mapping[str, int]) -> Group:
+    """A model's config with some of its sizes."""
+    kv = sizes.get("tp_size", 1) * draw(st.sampled_from((1, 2)))
+    heads = kv * draw(st.sampled_from((1, 4)))
+    config = {"num_attention_heads": heads, "num_key_value_heads": kv, "hidden_size": 128 * heads, "vocab_size": 32000}
+    experts = {draw(st.sampled_from(EXPERTS)): sizes.get("ep_size", 1) * draw(st.sampled_from((2, 4)))}
+    kept = draw(st.sampled_from(({}, {}, config, {**config, **experts, "intermediate_size": 512 * heads})))
+    return {f"model.config.{name}": size for name, size in kept.items()}
 
 
 def _pipeline(draw: DrawFn, case: Case, ranks: int) -> dict[str, Any]:
@@ -177,7 +193,8 @@ CHOICES = (_optimizer, _schedule, _precision, _sharding)
 RESERVED = (
     *(D + name for name in ("strategy", "_target_", "dp_", "tp_size", "pp_size", "cp_size", "ep_size", "world_size")),
     *(PP + name for name in ("pp_schedule", "layers_per_stage", "round_", "module_fqns", "pp_microbatch")),
-    *("autopipeline._target_", "step_scheduler.global_", "step_scheduler.local_", L, "optimizer.", LAYERS),
+    *("autopipeline._target_", "step_scheduler.global_", "step_scheduler.local_", L, "optimizer."),
+    *(f"model.config.{name}" for name in ("num_", "n_routed", "hidden", "intermediate", "vocab")),
 )
 """What hangs on the number of ranks, on the number of layers, or on a type that takes some arguments and not others."""
 
