@@ -158,15 +158,19 @@ def _remarks(title: str, findings: Iterable[Finding]) -> Table:
 
     table = _table(title, "setting", "what")
     for finding in _by_effect(findings):
-        origin = replace(finding.origin, spelling="") if _spelt_alike(finding) else finding.origin
-        where = f"{finding.path} ({origin})" if str(origin or "") else finding.path
+        place = _place(finding)
+        where = f"{finding.path} ({place})" if place else finding.path
         table.add_row(escape(where), f"{_styled(finding.effect)}: {escape(finding.message)}")
     return table
 
 
-def _spelt_alike(finding: Finding) -> bool:
+def _place(finding: Finding) -> str:
+    """Where the setting was written; a spelling that says no more than its path is left out."""
     origin = finding.origin
-    return origin is not None and origin.spelling.lstrip("-").replace("-", "_") == finding.path
+    if origin is None:
+        return ""
+    alike = origin.spelling.lstrip("-").replace("-", "_") == finding.path
+    return str(replace(origin, spelling="") if alike else origin)
 
 
 def _losses(findings: Iterable[Finding]) -> Table:

@@ -71,7 +71,8 @@ def lift(config: Config) -> Plan:
 
 def lower(plan: Plan, dialect: Dialect, version: str | None = None, world_size: int | None = None) -> Config:
     """`plan` as a config of `dialect`; raises `BridgeError` if the stack would refuse it."""
-    return _lower(plan.values(), dialect, dialect.release(version), world_size)
+    ours = plan.values()
+    return _lower(ours, dialect, dialect.release(version), world_size or _world(ours))
 
 
 def translate(
@@ -184,16 +185,16 @@ def plan_claims(dialect: Dialect) -> Mapping[str, Rule]:
 def _losses(config: Config, meant: Mapping[str, Any], kept: Mapping[str, Any], back: Values, target: Config) -> Iterator[Finding]:
     for rule, paths in _at_stake(config):
         lost = tuple(path for path in rule.ours if meant.get(path) != kept.get(path))
-        changed = [path for path in paths if _changed(config, path, back, lost)]
+        changed = [path for path in paths if _changed(config, path, back, bool(lost) if rule.ours else path not in target.given)]
         if changed:
             yield from _lost(config, rule, changed, lost, kept, back, target)
 
 
-def _changed(config: Config, path: str, back: Values, lost: tuple[str, ...]) -> bool:
+def _changed(config: Config, path: str, back: Values, lost: bool) -> bool:
     """Whether a field comes back otherwise; one that its stack moves elsewhere fares as its group does."""
     before = config.effective.get(path)
     moved = before is None and config.given.get(path) is not None
-    return bool(lost) if moved else before != back.get(path)
+    return lost if moved else before != back.get(path)
 
 
 def _at_stake(config: Config) -> Iterator[tuple[Rule, Sequence[str]]]:

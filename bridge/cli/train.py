@@ -129,6 +129,8 @@ def _say(findings: Iterable[Finding]) -> None:
 
 
 def _run(training: Training, options: Options, first: bool, as_json: bool) -> None:
+    from bridge.comm import leave
+
     bar = first and not as_json and sys.stdout.isatty()
     show = _Bar(options.steps) if bar else _line if not as_json else _object
     for report in training.steps(options.steps):
@@ -138,6 +140,7 @@ def _run(training: Training, options: Options, first: bool, as_json: bool) -> No
         path = training.engine.save_checkpoint(options.save)
         if first and not as_json:
             print(f"saved {path}")
+    leave()
 
 
 def _line(report: Report) -> None:

@@ -39,6 +39,7 @@ def layout_rules() -> tuple[Rule, ...]:
             _read_context,
             lambda values, context: _above_one("code.context_parallel", values.get("parallel.context")),
             effect=Effect.ROUNDING,
+            lossy="sequence_parallel_size becomes groups of ranks that the script builds",
             note="Ulysses attention: all-to-all over heads, not a ring",
         ),
         convert(
@@ -149,6 +150,7 @@ BATCH = convert(
         "gradient_accumulation_steps": "batch.accumulation",
         "train_batch_size": ("batch.global_", "parallel.data"),
     },
+    lossy="with AutoTP DeepSpeed counts all ranks as data ranks, so its total is not the true one; without a batch it has no ranks",
     source="runtime/config.py: _configure_train_batch_size; data ranks are what the mpu leaves",
 )
 
@@ -380,9 +382,8 @@ LOSS_SCALE = convert(
 def _read_loss_scale(values: Group) -> Group:
     if not values.get("fp16.enabled"):
         return {}
-    if static := values.get("fp16.loss_scale"):
-        return {"precision.loss_scale.static": static}
     return {
+        "precision.loss_scale.static": values.get("fp16.loss_scale") or None,
         "precision.loss_scale.initial": 2.0 ** (values.get("fp16.initial_scale_power") or 0),
         "precision.loss_scale.window": values.get("fp16.loss_scale_window"),
         "precision.loss_scale.hysteresis": values.get("fp16.hysteresis"),

@@ -25,7 +25,7 @@ POWER = st.integers(1, 24).map(lambda power: 2.0**power)
 
 
 def _field(path: str) -> SearchStrategy[Any]:
-    return typed_values(fields(DeepSpeed)[path].annotation)
+    return OWN[path] if path in OWN else typed_values(fields(DeepSpeed)[path].annotation)
 
 
 def _group(must: Mapping[str, SearchStrategy[Any]], *may: str) -> Groups:
@@ -175,10 +175,12 @@ def settable(version: str) -> tuple[str, ...]:
 
 SPECS = st.lists(st.fixed_dictionaries({"patterns": st.just([".*query"]), "partition_type": st.sampled_from(("row", "column"))}), max_size=2)
 OWN: Mapping[str, SearchStrategy[Any]] = {
+    **dict.fromkeys(("optimizer.params.lr", "scheduler.params.warmup_max_lr"), st.floats(1e-5, 1e-2)),
+    **dict.fromkeys(("code.scheduler.minimum", "code.scheduler.warmup_from", "scheduler.params.warmup_min_lr"), st.floats(0, 1e-6)),
     "code.partition_method": st.sampled_from(("uniform", "parameters", "type:block")),
     "tensor_parallel.partition_config": st.fixed_dictionaries({"layer_specs": SPECS}, optional={"tp_size": SMALL}),
 }
-"""Values that a key takes only in a form which its type does not tell."""
+"""Values that mean something, where the type of a key allows others too."""
 
 
 def values(case: Case, path: str) -> SearchStrategy[Any] | None:

@@ -31,6 +31,7 @@ def model_rules() -> tuple[Rule, ...]:
             effect=Effect.NONE,
             sees=("parallel.expert_tensor", "parallel.tensor"),
             carries={"add_bias_linear": ()},
+            lossy="whether layers have biases is up to the model's definition, but experts over tensor groups have none",
             note=note,
             source="transformer_config.py: experts over tensor groups have no biases",
         ),
@@ -49,6 +50,7 @@ def model_rules() -> tuple[Rule, ...]:
             _read_groups,
             _write_groups,
             effect=Effect.NONE,
+            lossy="num_query_groups counts only with --group-query-attention",
             note=note,
             source="arguments.py: num_query_groups counts only with --group-query-attention",
         ),
@@ -354,9 +356,10 @@ def _loss_scale_effect(values: Group) -> Effect:
 
 def _read_loss_scale(values: Group) -> Group:
     static, window = values.get("loss_scale") or None, values.get("loss_scale_window")
-    if static or not values.get("fp16"):
-        return {"precision.loss_scale.static": static if values.get("fp16") or values.get("bf16") else None}
+    if not values.get("fp16"):
+        return {"precision.loss_scale.static": static if values.get("bf16") else None}
     return {
+        "precision.loss_scale.static": static,
         "precision.loss_scale.initial": values.get("initial_loss_scale"),
         "precision.loss_scale.minimum": values.get("min_loss_scale"),
         "precision.loss_scale.window": int(window) if window is not None else None,

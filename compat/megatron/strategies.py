@@ -357,7 +357,7 @@ TEXTS: Mapping[str, SearchStrategy[Any]] = {
     "int": st.integers(0, 64) | st.integers(-8, 10**6),
     "float": st.floats(0, 1, allow_subnormal=False) | st.floats(-8, 1e6, allow_subnormal=False),
     "bool": TRUE,
-    "integers": st.lists(SMALL, min_size=2, max_size=2).map(tuple),
+    "integers": st.lists(SMALL, min_size=2, max_size=2),
     "layers": SMALL | st.lists(st.integers(0, 1), min_size=2, max_size=8),
     "layers_spaced": SMALL | st.lists(st.integers(0, 1), min_size=2, max_size=8),
 }

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ CONFIG = {
     "zero_optimization": {"stage": 3},
     "gradient_clipping": 1.0,
 }
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
 DEEPSPEED = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_accelerators", "2", "--master_port", "29631", "--module"]
 
 
@@ -41,9 +43,22 @@ def losses(launcher: list[str], *arguments: str) -> list[float]:
     """Losses that a launched training prints."""
     module = ["bridge.cli"] if "--module" in launcher else ["-m", "bridge.cli"]
     command = [*launcher, *module, "train", *arguments, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment())
-    assert done.returncode == 0, done.stderr[-2000:]
-    return [json.loads(line)["loss"] for line in done.stdout.splitlines() if line.startswith("{")]
+    with started(command, stderr=subprocess.PIPE) as job:
+        output, errors = job.communicate(timeout=90)
+    assert job.returncode == 0, errors[-2000:]
+    return [json.loads(line)["loss"] for line in output.splitlines() if line.startswith("{")]
+
+
+@contextmanager
+def started(command: list[str], stderr: int) -> Iterator[subprocess.Popen[str]]:
+    """A job in a session of its own, of which nothing is left in the end."""
+    job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment(), start_new_session=True)
+    try:
+        yield job
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
+        job.wait()
 
 
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs the deepspeed launcher")
@@ -57,7 +72,7 @@ def test_a_dead_rank_ends_the_job_and_a_resume_goes_on(config: Path, tmp_path: P
     folder = str(tmp_path / "run")
     assert losses(TORCHRUN, str(config), "--steps", "2", "--save", folder) == expected[:2]
     command = [*TORCHRUN, "-m", "bridge.cli", "train", str(config), "--steps", "100000", "--resume", folder]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment()) as job:
+    with started(command, subprocess.STDOUT) as job:
         line = _line_with("step 5", job)
         workers = _children(job.pid)
         os.kill(_rank(workers, "1"), signal.SIGKILL)

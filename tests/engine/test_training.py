@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import Case, data_order
 
-import bridge.plan
 from bridge.cli import run as cli
 from bridge.engine.data import Text
-from bridge.engine.fields import COST_ONLY, HONOURED, REFUSED, check
+from bridge.engine.fields import check
 from bridge.engine.fit import fit
 from bridge.engine.models.gpt import Architecture
 from bridge.engine.training import Training
@@ -37,15 +36,6 @@ def config(tmp_path: Path) -> Path:
     path = tmp_path / "ds.json"
     path.write_text(json.dumps(CONFIG))
     return path
-
-
-def test_every_field_of_a_plan_stands_in_one_table() -> None:
-    tables = (*HONOURED, *REFUSED, *COST_ONLY, "debug.")
-    for path in bridge.plan.paths():
-        exact = [entry for entry in tables if entry == path]
-        found = exact or [entry for entry in tables if entry.endswith(".") and path.startswith(entry)]
-        assert len(found) == 1, path
-    assert {entry for entry in (*REFUSED, *COST_ONLY)} <= set(bridge.plan.paths())
 
 
 def test_data_depends_on_samples_consumed_only(run: Any) -> None:
@@ -120,7 +110,7 @@ def test_train_on_a_file(config: Path, capsys: pytest.CaptureFixture[str], tmp_p
     [
         (["--engine", "natve"], "--engine: found natve, expected native; did you mean native?"),
         (["--model", "big"], "--model: found big, expected tiny or file"),
-        (["--model", "file"], "model.layers: the file does not state it; use --model tiny"),
+        (["--model", "file"], "model.heads: the file does not state it; use --model tiny"),
         (["--data", "nowhere.txt"], "nowhere.txt: No such file or directory; give a file of text"),
         (["--resume", "nowhere"], "nowhere: no file 'latest' that names a checkpoint; give a tag, or save first"),
     ],
