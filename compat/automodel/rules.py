@@ -470,6 +470,24 @@ EXPERTS = convert(
 )
 
 
+TIE = "model.config.tie_word_embeddings"
+
+TIED = convert(
+    TIE,
+    "model.tied",
+    lambda values, context: {"model.tied": values.get(TIE)},
+    lambda values, context: {TIE: _tied(values)},
+    sees=("parallel.pipeline",),
+    lossy="AutoModel refuses tied embeddings in a pipeline; train without one, or a model that is not tied",
+    source="pipelining/hf_utils.py: validate_hf_model_for_pipeline_support",
+)
+
+
+def _tied(values: Group) -> bool | None:
+    tied: bool | None = values.get("model.tied")
+    return None if tied and (values.get("parallel.pipeline") or 1) > 1 else tied
+
+
 def model_rules() -> tuple[Rule, ...]:
     """Facts about the model, where a recipe overrides its Hugging Face config."""
     names = {
@@ -479,11 +497,15 @@ def model_rules() -> tuple[Rule, ...]:
         "num_key_value_heads": "kv_heads",
         "intermediate_size": "ffn",
         "vocab_size": "vocab",
-        "tie_word_embeddings": "tied",
     }
     note = "an override of the model's own config"
     facts = (rename(f"model.config.{theirs}", f"model.{ours}", effect=Effect.NONE, note=note) for theirs, ours in names.items())
-    return (*facts, EXPERTS, only_ours("model.sequence", note="the length of samples is up to the data set", effect=Effect.NONE))
+    return (
+        *facts,
+        EXPERTS,
+        TIED,
+        only_ours("model.sequence", note="the length of samples is up to the data set", effect=Effect.NONE),
+    )
 
 
 def missing_rules() -> tuple[Rule, ...]:
