@@ -334,9 +334,11 @@ def _from_config(given: Given) -> bool:
 def _formats(given: Given, release: Release) -> dict[str, Any]:
     """FSDP2's number formats: a policy that is given says all, none says bf16 (distributed/config.py, FSDP2Config)."""
     policy = D + "mp_policy."
+    filled = {policy + "cast_forward_inputs": given.get(policy + "cast_forward_inputs", True)}
     if any(path.startswith(policy) for path in given):
-        return {}
-    return {policy + "param_dtype": "bf16", policy + "reduce_dtype": release.reduce_dtype, policy + "output_dtype": "bf16"}
+        return filled
+    formats = {"param_dtype": "bf16", "reduce_dtype": release.reduce_dtype, "output_dtype": "bf16"}
+    return {**filled, **{policy + name: value for name, value in formats.items()}}
 
 
 def _piped(given: Given, release: Release, values: Given) -> dict[str, Any]:

@@ -74,20 +74,18 @@ def _splits_norms(values: Group, context: Context) -> bool:
 STEP, PASS, MICRO = "step_scheduler.global_batch_size", "step_scheduler.local_batch_size", PP + "pp_microbatch_size"
 
 BATCH = convert(
-    (STEP, PASS, MICRO, PP + "pp_batch_size", D + "dp_size"),
+    (STEP, PASS, MICRO, D + "dp_size"),
     ("batch.micro", "batch.accumulation", "batch.global_", "parallel.data"),
     lambda values, context: _read_batch(values),
     lambda values, context: _write_batch(values),
-    sees=(D + "pp_size", "parallel.pipeline", "schedule.name", "schedule.virtual", "stages.boundaries"),
+    sees=(PP + "pp_batch_size", D + "pp_size", "parallel.pipeline", "schedule.name", "schedule.virtual", "stages.boundaries"),
     blurs=lambda values: _ranks(values) > 1 and (values.get(STEP) is None or values.get(D + "dp_size") is None),
     carries={
         STEP: ("batch.global_", "batch.accumulation"),
         PASS: ("batch.micro", "batch.accumulation"),
         MICRO: "batch.micro",
-        PP + "pp_batch_size": (),
         D + "dp_size": "parallel.data",
     },
-    note="recipes put the local batch size there",
     lossy="a step's microbatches go through the pipeline in one pass; how many passes there were is AutoModel's own",
     source="recipes/llm/train_ft.py: pp_batch_size is the local batch size; training/step_scheduler.py: grad_acc_steps",
 )
@@ -588,7 +586,10 @@ SECTIONS: dict[str, tuple[str, Effect]] = {
 }
 """What sections stand for where no Plan field does: why they stay behind, and what that does to the run."""
 PIPELINE = ("how AutoModel takes a model apart", Effect.NONE)
-NUMBERS = {PP + "scale_grads_in_schedule": ("gradients are scaled twice with it", Effect.NUMBERS)}
+SETTINGS = {
+    PP + "pp_batch_size": ("recipes put the local batch size there", Effect.NONE),
+    PP + "scale_grads_in_schedule": ("gradients are scaled twice with it", Effect.NUMBERS),
+}
 OTHER = ("a section of AutoModel's own", Effect.NONE)
 
 
@@ -598,7 +599,7 @@ def leftover_rules(claimed: frozenset[str]) -> tuple[Rule, ...]:
     for path in fields(AutoModel):
         if path not in claimed:
             section = PIPELINE if path.startswith(PP) else SECTIONS.get(path.split(".")[0], OTHER)
-            rows.setdefault(NUMBERS.get(path, section), []).append(path)
+            rows.setdefault(SETTINGS.get(path, section), []).append(path)
     return tuple(only_theirs(*paths, note=note, effect=effect) for (note, effect), paths in rows.items())
 
 

@@ -314,7 +314,8 @@ CSV = "0F0,0F1,0F2,0F3,,0B0,0B1,0B2,0B3\n,1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3\n"
 
 
 def test_a_schedule_file_beside_the_recipe_is_checked(tmp_path: Path) -> None:
-    text = "step_scheduler: {local_batch_size: 8, global_batch_size: 8}\ndistributed:\n  pp_size: 2\n  pipeline:\n    pp_schedule: 1f1b\n"
+    text = "step_scheduler: {local_batch_size: 8, global_batch_size: 8}\n"
+    text += "distributed:\n  pp_size: 2\n  pipeline:\n    pp_schedule: 1f1b\n"
     text += "    pp_microbatch_size: 2\n    pp_schedule_csv: own.csv\n"
     (tmp_path / "recipe.yaml").write_text(text, encoding="utf-8")
     (finding,) = READ(tmp_path / "recipe.yaml").findings
@@ -337,3 +338,49 @@ def test_a_schedule_file_must_fit_the_recipe(tmp_path: Path) -> None:
         READ(recipe(step_scheduler__local_batch_size=16, distributed__pipeline__pp_schedule_csv=str(tmp_path / "own.csv")))
     with pytest.raises(BridgeError, match="has 2 rows for 4 pipeline ranks"):
         READ(recipe(distributed__pp_size=4, distributed__pipeline__pp_schedule_csv=str(tmp_path / "own.csv")))
+
+
+# Recognition, objects, and the shape of the schema
+
+
+def test_recipes_and_pipeline_configs_are_recognised() -> None:
+    dialect = compat.load("automodel")
+    assert dialect.recognises(recipe()) > dialect.recognises({"step_scheduler": {}}) > 0
+    assert dialect.recognises(PipelineConfig().to_dict()) > 0
+    for other in (
+        {"train_batch_size": 8, "zero_optimization": {"stage": 2}},
+        ["--num-layers", "2"],
+        {"model": {"multi_stage": {}}},
+        3,
+    ):
+        assert dialect.recognises(other) == 0
+
+
+def test_an_object_needs_the_installed_release() -> None:
+    with pytest.raises(VersionError, match="automodel"):
+        READ(recipe(), "0.3.0").to_object()
+
+
+def test_every_setting_says_what_it_is() -> None:
+    assert all(field.doc.endswith(".") for field in fields(AutoModel).values())
+
+
+def test_the_file_formats() -> None:
+    dialect = compat.load("automodel")
+    assert dialect.format_of("recipe.yml") == "yaml"
+    with pytest.raises(VersionError, match="cannot write json"):
+        dialect.render(READ(recipe()), "json")
+
+
+@pytest.mark.parametrize(
+    "text", ["yes", "1e-5", "null", "a: b", "- x", "#1", "", "0x10", "2026-01-01", "a\nb", "é", "\x85", "'", '"', "~", "{", "*a"]
+)
+def test_texts_survive_yaml(text: str) -> None:
+    config = READ({"notes": {text or "empty": [text, {"k": text}]}})
+    assert READ(config.text()).given == config.given
+
+
+def test_pyyaml_reads_what_is_written() -> None:
+    yaml = pytest.importorskip("yaml")
+    config = READ({"optimizer": {"lr": 1e-5, "eps": 1e22}, "notes": {"a": ["1e-5", "on", None, True]}})
+    assert yaml.safe_load(config.text()) == {"optimizer": {"lr": 1e-5, "eps": 1e22}, "notes": {"a": ["1e-5", "on", None, True]}}
