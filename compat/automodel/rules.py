@@ -152,6 +152,7 @@ ZERO = convert(
     lambda values, context: _write_zero(values, context),
     effect=Effect.COST,
     sees=(
+        "parallel.data",
         D + "pp_size",
         PP + "pp_schedule",
         "parallel.tensor",
@@ -195,6 +196,13 @@ MANAGERS = {
 }
 
 
+def _replicas(values: Group) -> int | None:
+    """Groups that hold all shards, where they share the data ranks evenly and each has more than one."""
+    replicas, data = values.get("zero.replicas"), values.get("parallel.data")
+    fits = not replicas or not data or replicas == 1 or (data % replicas == 0 and replicas < data)
+    return replicas if fits else None
+
+
 def _write_zero(values: Group, context: Context) -> Group:
     kind = strategy(values, context)
     named = {D + "strategy": kind} if context.since("0.3.0") else {D + "_target_": MANAGERS[kind]}
@@ -205,7 +213,7 @@ def _write_zero(values: Group, context: Context) -> Group:
     stage, piped = values.get("zero.stage"), (values.get("parallel.pipeline") or 1) > 1
     breaks = piped and values.get("schedule.name") in ("zero_bubble", "zero_bubble_v")
     resharded = {} if stage is None else {D + "reshard_after_forward": stage == 3 and not breaks}
-    return {**named, **resharded, D + "dp_replicate_size": values.get("zero.replicas")}
+    return {**named, **resharded, D + "dp_replicate_size": _replicas(values)}
 
 
 # Precision
