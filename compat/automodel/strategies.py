@@ -15,8 +15,9 @@ from bridge.testing.strategies import Case, Group, Part, words
 from bridge.testing.strategies import values as typed_values
 from compat.automodel.effective import EXPERTS
 from compat.automodel.optimizers import CLASSES
+from compat.automodel.pipeline_rules import AUTOPIPELINE
 from compat.automodel.releases import release
-from compat.automodel.rules import AUTOPIPELINE, MANAGERS
+from compat.automodel.rules import MANAGERS
 from compat.automodel.schedules import SCHEDULES
 from compat.automodel.schema import AutoModel
 from compat.automodel.virtual_stages import named
