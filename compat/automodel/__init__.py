@@ -1,0 +1,160 @@
+"""The NeMo AutoModel dialect: recipes of AutoModel 0.1.0 to August 2026, and how it cuts layers into stages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from bridge.config import Section, Values
+from bridge.dialect import Config, Dialect, Reading, Written
+from bridge.errors import VersionError
+from bridge.findings import Finding
+from bridge.rules import Rule
+
+if TYPE_CHECKING:
+    from compat.automodel.pipeline import PipelineConfig
+    from compat.automodel.virtual_stages import Stages
+
+RECIPE = "recipe"
+SUFFIXES = (".yaml", ".yml")
+
+
+def stages(
+    *,
+    num_layers: int,
+    layers_per_stage: int | None = None,
+    pp_size: int,
+    schedule: str = "1f1b",
+    round_virtual_stages_to_pp_multiple: str | None = None,
+) -> Stages:
+    """Cut `num_layers` decoder layers into virtual stages for `pp_size` ranks, as AutoModel does.
+
+    The result has `layers` (decoder layers of each virtual stage), `virtual_stages`, `stages_per_rank` and `stage_ids` (a
+    tuple for each rank). Raises `BridgeError` where AutoModel would stop.
+    """
+    from compat.automodel.virtual_stages import stages
+
+    return stages(
+        num_layers=num_layers,
+        layers_per_stage=layers_per_stage,
+        pp_size=pp_size,
+        schedule=schedule,
+        round_virtual_stages_to_pp_multiple=round_virtual_stages_to_pp_multiple,
+    )
+
+
+class AutoModelConfig(Config):
+    """An AutoModel recipe; `pipeline` is the pipeline config that it starts."""
+
+    @cached_property
+    def pipeline(self) -> PipelineConfig:
+        """All 14 settings of PipelineConfig, as the recipe leaves them; `to_dict()` as AutoModel has it."""
+        from compat.automodel.pipeline import pipeline
+
+        return pipeline(self)
+
+
+class AutoModelDialect(Dialect):
+    """NeMo AutoModel, 0.1.0 to the main branch of August 2026."""
+
+    default_entry: ClassVar[str] = RECIPE
+    name: ClassVar[str] = "automodel"
+    title: ClassVar[str] = "NeMo AutoModel"
+    formats: ClassVar[tuple[str, ...]] = ("yaml",)
+    config_type: ClassVar[type[Config]] = AutoModelConfig
+
+    @cached_property
+    def schema(self) -> type[Section]:
+        """Every setting, typed."""
+        from compat.automodel.schema import AutoModel
+
+        return AutoModel
+
+    @cached_property
+    def rules(self) -> tuple[Rule, ...]:
+        """The table to and from `Plan`."""
+        from compat.automodel.rules import table
+
+        return table()
+
+    @cached_property
+    def versions(self) -> tuple[str, ...]:
+        """Releases covered, oldest first."""
+        from compat.automodel.releases import KNOWN
+
+        return KNOWN
+
+    def parse(self, source: Any, version: str, lenient: bool) -> Reading:
+        """Typed values, places and remarks from a path, text, mapping, list of overrides or live PipelineConfig."""
+        from compat.automodel.formats import read
+        from compat.automodel.releases import release
+
+        return read(source, release(version), lenient)
+
+    def effective(self, config: Config) -> Values:
+        """What a recipe of the release starts with."""
+        from compat.automodel.effective import effective
+        from compat.automodel.releases import release
+
+        return Values(effective(config.given, release(config.version), config.world_size, config.entry))
+
+    def inspect(self, config: Config) -> tuple[Finding, ...]:
+        """What AutoModel accepts and then ignores, overwrites or gets wrong."""
+        from compat.automodel.releases import release
+        from compat.automodel.traps import inspect
+
+        return tuple(inspect(config.given, config.effective, release(config.version), config.entry, config.origins))
+
+    def render(self, config: Config, format: str | None = None) -> Written:
+        """Explicit YAML and the launch command."""
+        from compat.automodel.formats import text
+        from compat.automodel.releases import release
+
+        if format not in (None, *self.formats):
+            raise VersionError(f"{self.name}: cannot write {format}; it writes {', '.join(self.formats)}")
+        ranks = config.world_size or 1
+        launch = ("torchrun", f"--nproc-per-node={min(ranks, 8)}", f"--nnodes={-(-ranks // 8)}", "-m", "nemo_automodel.cli.app")
+        return Written(self.name, text(config.given, release(config.version)), "yaml", launch=launch)
+
+    def format_of(self, path: str | Path | None) -> str | None:
+        """YAML by its usual suffixes."""
+        return "yaml" if path is not None and Path(path).suffix in SUFFIXES else None
+
+    def recognises(self, data: Any) -> int:
+        """How many of a mapping's sections are a recipe's own, with their AutoModel spellings counted twice."""
+        from compat.automodel.formats import RECIPE_MARKS
+
+        if not isinstance(data, Mapping):
+            return 0
+        return sum(weight for path, weight in RECIPE_MARKS.items() if _has(data, path))
+
+    def knows(self, path: str, value: Any, version: str, entry: str) -> bool:
+        """Whether that release reads `path`."""
+        from compat.automodel.releases import release
+
+        return release(version).reads(path)
+
+    def config(
+        self, given: Mapping[str, Any], version: str | None = None, world_size: int | None = None, entry: str = ""
+    ) -> Config:
+        """A config from values by schema path, None for unset, checked as `read` checks."""
+        return super().config({path: value for path, value in given.items() if value is not None}, version, world_size, entry)
+
+    def to_object(self, config: Config) -> Any:
+        """The installed AutoModel's own PipelineConfig; `VersionError` if there is none, or it is another release."""
+        from compat.automodel.pipeline import live
+
+        return live(config)
+
+
+def _has(data: Any, path: str) -> bool:
+    for name in path.split("."):
+        if not isinstance(data, Mapping) or name not in data:
+            return False
+        data = data[name]
+    return True
+
+
+DIALECT = AutoModelDialect()

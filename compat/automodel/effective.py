@@ -1,0 +1,369 @@
+"""What AutoModel's own code accepts, refuses and fills in: a pure function of given values, release and world size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import Any
+
+from bridge.errors import BridgeError, ConfigError
+from compat.automodel.formats import IGNORED, OBJECT, OLD, PIPELINE, TARGET, history
+from compat.automodel.optimizers import argument_defaults
+from compat.automodel.releases import Release
+from compat.automodel.schedules import SCHEDULES, Schedule, schedule
+from compat.automodel.virtual_stages import boundaries, filled, number, repeated
+
+D = "distributed."
+PP = PIPELINE + "."
+MANAGERS: Mapping[str, str] = {"FSDP2Manager": "fsdp2", "MegatronFSDPManager": "megatron_fsdp", "NVFSDPManager": "megatron_fsdp"}
+SAME = {"megatron-fsdp": "megatron_fsdp", "mfsdp": "megatron_fsdp"}
+SIZES = ("dp_size", "dp_replicate_size", "tp_size", "pp_size", "cp_size", "ep_size")
+COMMON = frozenset(("_target_", "strategy", "activation_checkpointing", "moe", "pipeline", *SIZES))
+"""What the `distributed` section takes with any strategy (recipes/_dist_utils.py, parse_distributed_section)."""
+AXES = ("tp_size", "cp_size", "pp_size")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+LAYERS = "model.config.num_hidden_layers"
+SEQUENCE = ("packed_sequence.packed_sequence_size", "dataset.seq_len")
+
+Given = Mapping[str, Any]
+
+
+def strategy(given: Given, release: Release) -> str:
+    """Canonical name of what shards over data ranks; before 0.3.0 the manager class tells it."""
+    if not release.nested:
+        target = str(given.get(D + TARGET) or "").rpartition(".")[2]
+        return "ddp" if target.startswith("DDP") else MANAGERS.get(target, "fsdp2")
+    name = given.get(D + "strategy") or "fsdp2"
+    return SAME.get(name, name)
+
+
+def size(given: Given, name: str) -> int:
+    """Size of an axis, in ranks; 1 unless given."""
+    return int(given.get(D + name) or 1)
+
+
+def effective(given: Given, release: Release, world_size: int | None = None, entry: str = "recipe") -> dict[str, Any]:
+    """Values that a run starts with, by path; raises one `ConfigError` that lists every reason to stop."""
+    if entry == OBJECT:
+        return _object(given, release)
+    kind = strategy(given, release)
+    problems = [
+        *_unread(given, release),
+        *_strategy(given, release, kind),
+        *_mesh(given, release, world_size, kind),
+        *_pipeline(given, release),
+    ]
+    problems += [*_steps(given, world_size), *_learning_rate(given)]
+    ConfigError.raise_if(problems)
+    return _filled(given, release, world_size, kind)
+
+
+def _object(given: Given, release: Release) -> dict[str, Any]:
+    """A pipeline config by itself: a plain dataclass that checks nothing but what its schedule and batch must be."""
+    ConfigError.raise_if((*_schedule_name(given), *_passes(given)))
+    return {**release.defaults("pipeline"), PP + "pp_batch_size": 1, **given}
+
+
+# What is refused
+
+
+def _unread(given: Given, release: Release) -> Iterator[str]:
+    yield from (f"{path}: {history(path, release)}" for path in given if not release.reads(path) and path not in IGNORED)
+    if given.get("clip_grad_norm.max_norm") == 0:
+        yield "clip_grad_norm.max_norm: found 0, which takes every gradient to 0; leave it out for 1.0, or give a high bound"
+
+
+def _strategy(given: Given, release: Release, kind: str) -> Iterator[str]:
+    """Options of another strategy (distributed/config.py, _resolve_strategy_config)."""
+    taken = COMMON | release.strategies[kind]
+    for name in {path.split(".")[1]: None for path in given if path.startswith(D)}:
+        if name not in taken:
+            owners = [other for other, options in release.strategies.items() if name in options]
+            advice = f"; it belongs to strategy {' or '.join(owners)}" if owners else "; drop it"
+            yield f"{D}{name}: strategy {kind} does not take it{advice}"
+    selective = given.get(D + "activation_checkpointing") == "selective"
+    if selective and not release.since("0.5.0"):
+        yield f"{D}activation_checkpointing: found selective, which {release.version} does not know; use true or false"
+    elif selective and kind == "megatron_fsdp":
+        yield f"{D}activation_checkpointing: selective works with fsdp2 and ddp, not with {kind}"
+
+
+def _mesh(given: Given, release: Release, world_size: int | None, kind: str) -> Iterator[str]:
+    """Sizes that a strategy or the number of ranks cannot hold (distributed/mesh_utils.py)."""
+    alone = {"ddp": ("tp_size", "pp_size", "cp_size", "ep_size"), "megatron_fsdp": ("pp_size", "ep_size")}.get(kind, ())
+    for name in alone:
+        if size(given, name) > 1:
+            yield f"{D}{name}: found {size(given, name)}; strategy {kind} has no such axis, use fsdp2"
+    if kind != "fsdp2" and size(given, "dp_replicate_size") > 1:
+        yield f"{D}dp_replicate_size: found {size(given, 'dp_replicate_size')}; only fsdp2 has groups of replicas"
+    yield from _shared(given)
+    yield from _divides(given, world_size)
+    yield from _data(given, release, world_size)
+
+
+def _equation(given: Given) -> str:
+    return " x ".join(f"{name} ({size(given, name)})" for name in AXES)
+
+
+def _shared(given: Given) -> Iterator[str]:
+    """distributed/parallelizer.py, validate_tp_mesh; experts: components/moe."""
+    shared = {"num_attention_heads": "tp_size", "num_key_value_heads": "tp_size", **dict.fromkeys(EXPERTS, "ep_size")}
+    for name, axis in shared.items():
+        count, ranks = given.get(f"model.config.{name}"), size(given, axis)
+        if count and count % ranks:
+            yield f"model.config.{name}: found {count}, expected a multiple of {axis} ({ranks})"
+
+
+def _divides(given: Given, world_size: int | None) -> Iterator[str]:
+    others, data = prod(size(given, name) for name in AXES), given.get(D + "dp_size")
+    if world_size is None:
+        return
+    if world_size % others:
+        yield f"distributed: {_equation(given)} does not divide world size ({world_size}); use a multiple of {others} ranks"
+    elif data is not None and data * others != world_size:
+        yield (
+            f"distributed: dp_size ({data}) x {_equation(given)} is not the world size ({world_size}); "
+            f"leave dp_size out, or use {data * others} ranks"
+        )
+
+
+def data_ranks(given: Given, world_size: int | None) -> int | None:
+    """Data-parallel ranks, None if neither the recipe nor the world size tells."""
+    data: int | None = given.get(D + "dp_size")
+    if data is None and world_size is not None:
+        return world_size // prod(size(given, name) for name in AXES) or None
+    return data
+
+
+def _data(given: Given, release: Release, world_size: int | None) -> Iterator[str]:
+    data, replicas, experts = data_ranks(given, world_size), size(given, "dp_replicate_size"), size(given, "ep_size")
+    if data is None:
+        return
+    if data % replicas or (replicas >= data and replicas > 1):
+        yield f"{D}dp_replicate_size: found {replicas}, expected a divisor of dp_size ({data}) below it"
+    factors = {"dp_size": data}
+    if release.since("0.2.0"):
+        factors["cp_size"] = size(given, "cp_size")
+    if release.since("0.5.0"):
+        factors["tp_size"] = size(given, "tp_size")
+    if prod(factors.values()) % experts:
+        ranks = " x ".join(f"{name} ({value})" for name, value in factors.items())
+        yield f"{D}ep_size: found {experts}, expected a divisor of {ranks}"
+
+
+def piped(given: Given) -> bool:
+    """Whether there is a pipeline at all."""
+    return size(given, "pp_size") > 1
+
+
+def _pipeline(given: Given, release: Release) -> Iterator[str]:
+    """Everything about a pipeline, if there is one; without, AutoModel does not look at its settings."""
+    if not piped(given):
+        return
+    if not any(path.startswith((PP, OLD)) for path in given):
+        found = f"{D}pp_size: found {size(given, 'pp_size')} and no pipeline section"
+        yield f"{found}; add {PIPELINE} with pp_schedule and pp_microbatch_size, or drop pp_size"
+        return
+    names = [*_schedule_name(given)]
+    yield from names
+    yield from _passes(given)
+    if not names:
+        yield from _split(given, chosen(given))
+        yield from _microbatches(given, release, chosen(given))
+
+
+def _schedule_name(given: Given) -> Iterator[str]:
+    name = given.get(PP + "pp_schedule") or "1f1b"
+    try:
+        found = schedule(name, PP + "pp_schedule")
+    except BridgeError as error:
+        yield from error.problems
+        return
+    if found.abstract and PP + "pp_schedule_csv" not in given:
+        yield f"{PP}pp_schedule: {found.name} runs nothing by itself; give pp_schedule_csv, or name a schedule"
+
+
+def chosen(given: Given) -> Schedule:
+    """The schedule by name; what runs, unless a CSV does, and what places stages in any case."""
+    return SCHEDULES[(given.get(PP + "pp_schedule") or "1f1b").lower()]
+
+
+def passed(given: Given) -> tuple[int | None, int]:
+    """Samples in one pass and in one microbatch of the pipeline; recipes take the first from the step scheduler."""
+    batch = given.get("step_scheduler.local_batch_size") or given.get(PP + "pp_batch_size")
+    return batch, given.get(PP + "pp_microbatch_size") or 1
+
+
+def _passes(given: Given) -> Iterator[str]:
+    """pipelining/autopipeline.py: AutoPipeline.__init__; functional.py: build_pipeline_schedule."""
+    batch, micro = passed(given)
+    if batch is not None and batch % micro:
+        where = "step_scheduler.local_batch_size" if "step_scheduler.local_batch_size" in given else PP + "pp_batch_size"
+        yield f"{where}: found {batch}, expected a multiple of pp_microbatch_size ({micro})"
+
+
+def _microbatches(given: Given, release: Release, kind: Schedule) -> Iterator[str]:
+    """recipes/llm/train_ft.py: as many microbatches as ranks; torch's schedules: full rounds, and enough for a V."""
+    batch, micro = passed(given)
+    count, ranks = (batch // micro if batch else None), size(given, "pp_size")
+    if count is None or "step_scheduler.local_batch_size" not in given:
+        return
+    if count < ranks and (release.since("0.2.0") or kind.ours == "1f1b"):
+        need = f"expected at least pp_size ({ranks}); raise local_batch_size to {ranks * micro} or more"
+        yield f"step_scheduler.local_batch_size: {batch} in microbatches of {micro} makes {count}, {need}"
+    elif kind.rounds and count % max(1, count // ranks) and PP + "pp_schedule_csv" not in given:
+        yield (
+            f"step_scheduler.local_batch_size: {count} microbatches do not fill the {count // ranks} rounds that "
+            f"{kind.name} makes for {ranks} ranks; use a multiple of {ranks} microbatches"
+        )
+    elif kind.name == "DualPipeV" and count < 2 * ranks:
+        yield f"step_scheduler.local_batch_size: {count} microbatches, expected at least 2 x pp_size ({2 * ranks}) for DualPipeV"
+
+
+def _split(given: Given, kind: Schedule) -> Iterator[str]:
+    """functional.py: split_model_into_stages, with the number of layers where the recipe tells it."""
+    ranks, parts, layers = size(given, "pp_size"), given.get(PP + "module_fqns_per_model_part"), given.get(LAYERS)
+    if parts is not None:
+        yield from (f"{PP}module_fqns_per_model_part: {problem}" for problem in _parts(parts, ranks, layers, kind))
+    if given.get("model.config.tie_word_embeddings"):
+        yield "model.config.tie_word_embeddings: found true; a pipeline cannot tie embeddings, set it to false"
+    if layers is None:
+        return
+    wanted, rounding = given.get(PP + "layers_per_stage"), given.get(PP + "round_virtual_stages_to_pp_multiple")
+    try:
+        if parts is not None:
+            number(layers, wanted, ranks, kind, rounding)
+        else:
+            filled(layers, wanted, ranks, kind, rounding)
+    except BridgeError as error:
+        yield from (PP + problem for problem in error.problems)
+
+
+def _parts(parts: tuple[tuple[str, ...], ...], ranks: int, layers: int | None, kind: Schedule) -> Iterator[str]:
+    """Parts that AutoModel refuses, and those with which it would leave layers out and say nothing."""
+    if not parts or len(parts) % ranks:
+        yield f"found {len(parts)} parts, expected a multiple of pp_size ({ranks})"
+    elif kind.single and len(parts) != ranks:
+        yield f"found {len(parts)} parts; {kind.name} runs one on each of {ranks} ranks and leaves the others out"
+    elif kind.pair and len(parts) != 2 * ranks:
+        yield f"found {len(parts)} parts, expected {2 * ranks} for {kind.name}"
+    ends, twice = boundaries(parts), repeated(parts)
+    if twice:
+        yield f"{', '.join(twice[:3])} in more than one part; name each layer once"
+    elif ends is None:
+        yield "expected all decoder layers in order, as model.layers.0, model.layers.1; AutoModel leaves out what has no name"
+    elif layers is not None and ends[-1] != layers:
+        yield f"found {ends[-1]} layers, and {LAYERS} says {layers}"
+
+
+def _steps(given: Given, world_size: int | None) -> Iterator[str]:
+    """training/step_scheduler.py: StepScheduler.__init__."""
+    total, local = (given.get(f"step_scheduler.{name}_batch_size") for name in ("global", "local"))
+    data = data_ranks(given, world_size)
+    if total and local and data and total % (local * data):
+        yield (
+            f"step_scheduler.global_batch_size: found {total}, expected a multiple of local_batch_size ({local}) "
+            f"x data ranks ({data})"
+        )
+
+
+def _learning_rate(given: Given) -> Iterator[str]:
+    """optim/scheduler.py: OptimizerParamScheduler.__init__."""
+    section = {path.partition(".")[2]: value for path, value in given.items() if path.startswith("lr_scheduler.")}
+    if not section:
+        return
+    values = learning_rate(given)
+    peak, warmup, decay = (values[name] for name in ("max_lr", "lr_warmup_steps", "lr_decay_steps"))
+    for name in ("init_lr", "min_lr"):
+        if peak is not None and values[name] is not None and values[name] > peak:
+            yield f"lr_scheduler.{name}: found {values[name]:g}, expected at most the peak ({peak:g})"
+    if warmup is not None and decay is not None and warmup >= decay:
+        yield f"lr_scheduler.lr_warmup_steps: found {warmup}, expected fewer than the steps of the schedule ({decay})"
+    if section.get("lr_decay_style") == "WSD" and "wsd_decay_steps" not in section:
+        yield "lr_scheduler.wsd_decay_steps: missing; WSD needs the length of its last decay"
+    if section.get("override_opt_param_scheduler") and section.get("use_checkpoint_opt_param_scheduler", True):
+        yield "lr_scheduler.override_opt_param_scheduler: found beside use_checkpoint_opt_param_scheduler; set that to false"
+
+
+def learning_rate(given: Given) -> dict[str, Any]:
+    """Settings of the learning-rate schedule, computed ones included (optim/optimizer.py, LRSchedulerConfig.build).
+
+    Where no decay is given, it ends with the run; how long that is, only `max_steps` tells without the data.
+    """
+    base = given.get("optimizer.lr", argument_defaults(given.get("optimizer._target_")).get("optimizer.lr"))
+    total = given.get("lr_scheduler.lr_decay_steps") or given.get("step_scheduler.max_steps")
+    run = given.get("step_scheduler.max_steps")
+    filled = {
+        "lr_decay_style": "cosine",
+        "lr_decay_steps": total,
+        "lr_warmup_steps": min(1000, run // 10) if run else None,
+        "max_lr": base,
+        "init_lr": None if base is None else base * 0.1,
+        "min_lr": None if base is None else base * 0.01,
+    }
+    return {name: given.get(f"lr_scheduler.{name}", value) for name, value in filled.items()}
+
+
+# What is filled in
+
+
+def _filled(given: Given, release: Release, world_size: int | None, kind: str) -> dict[str, Any]:
+    values = {**release.defaults(""), **release.defaults(kind), **argument_defaults(given.get("optimizer._target_"))}
+    values |= given
+    if release.nested:
+        values[D + "strategy"] = kind
+    if given.get("model.torch_dtype", "auto") == "auto" and _from_config(given):
+        values["model.torch_dtype"] = "bf16"
+    if not release.since("0.3.0"):
+        values["clip_grad_norm.max_norm"] = 1.0
+    data = data_ranks(given, world_size)
+    values |= {D + "dp_size": data} if data is not None else {}
+    if any(path.startswith("lr_scheduler.") for path in given):
+        values |= {f"lr_scheduler.{name}": value for name, value in learning_rate(given).items() if value is not None}
+    if kind == "fsdp2":
+        values |= _formats(given, release)
+        values[D + "reshard_after_forward"] = given.get(D + "reshard_after_forward", not piped(given))
+    return {**values, **_piped(given, release, values)} if piped(given) else values
+
+
+def _from_config(given: Given) -> bool:
+    """Whether the model starts from random weights, which are bf16 unless told otherwise (_transformers/auto_model.py)."""
+    return str((given.get("model.*") or {}).get(TARGET)).endswith(".from_config")
+
+
+def _formats(given: Given, release: Release) -> dict[str, Any]:
+    """FSDP2's number formats: a policy that is given says all, none says bf16 (distributed/config.py, FSDP2Config)."""
+    policy = D + "mp_policy."
+    filled = {policy + "cast_forward_inputs": given.get(policy + "cast_forward_inputs", True)}
+    if any(path.startswith(policy) for path in given):
+        return filled
+    formats = {"param_dtype": "bf16", "reduce_dtype": release.reduce_dtype, "output_dtype": "bf16"}
+    return {**filled, **{policy + name: value for name, value in formats.items()}}
+
+
+def _piped(given: Given, release: Release, values: Given) -> dict[str, Any]:
+    """The pipeline as recipes start it: batch, backward and length come from elsewhere in the file (llm/train_ft.py)."""
+    pipeline = {**release.defaults("pipeline"), **{path: value for path, value in given.items() if path.startswith(PP)}}
+    pipeline[PP + "pp_schedule"] = given.get(PP + "pp_schedule", "1f1b")
+    batch, micro = passed(given)
+    if _thd(given):
+        batch, micro = (batch // micro if batch else None), 1
+    pipeline[PP + "pp_microbatch_size"] = micro
+    if batch is not None:
+        pipeline[PP + "pp_batch_size"] = batch
+    if release.reads(PP + "patch_stage_backward_maybe_with_nosync"):
+        patch = given.get("model.backend.enable_fsdp_optimizations", False)
+        pipeline[PP + "patch_stage_backward_maybe_with_nosync"] = patch
+    output = values.get(D + "mp_policy.output_dtype") or values.get(D + "mp_policy.param_dtype")
+    if PP + "dtype" not in pipeline and output is not None:
+        pipeline[PP + "dtype"] = output
+    length = next((given[path] for path in SEQUENCE if given.get(path)), None)
+    if PP + "pp_seq_len" not in pipeline and length and release.reads(PP + "pp_seq_len"):
+        pipeline[PP + "pp_seq_len"] = length
+    return pipeline
+
+
+def _thd(given: Given) -> bool:
+    """Packed tokens without padding over context ranks in Transformer Engine, where a pass becomes its own batch."""
+    strategy = (given.get("packed_sequence.*") or {}).get("packing_strategy")
+    return size(given, "cp_size") > 1 and given.get("model.backend.attn") == "te" and strategy == "thd"

@@ -1,0 +1,422 @@
+"""Recipes in YAML, JSON, mappings, overrides and live objects to typed values by path; and back to explicit YAML."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from bridge.config import Values, fields, nest, shown
+from bridge.dialect import Reading, Written, flags_of
+from bridge.errors import ConfigError, SourceError, nearest
+from bridge.files import MAX_DEPTH, MAX_NODES, Document, is_text, load, read_text, scalar
+from bridge.findings import Finding, Origin
+from bridge.rules import Effect
+from compat.automodel.leaves import expected, takes_text, typed
+from compat.automodel.releases import NEW_LAYOUT, Release, instead, since, until
+from compat.automodel.schedules import Table, table
+from compat.automodel.schema import REST, AutoModel
+
+RECIPE, OBJECT = "recipe", "object"
+"""Entry points: a recipe file, and a live PipelineConfig or what its `to_dict` returns."""
+PIPELINE = "distributed.pipeline"
+TARGET = "_target_"
+OLD = "autopipeline"
+SIGNAL = "step_scheduler.preemption_signal"
+"""Setting where null is not the default but switches something off: kept as an empty list."""
+IGNORED = ("clip_grad_norm.max_norm",)
+"""Settings that releases which do not know them overlook."""
+
+RECIPE_MARKS: Mapping[str, int] = {
+    "step_scheduler": 2,
+    "distributed": 1,
+    "dist_env": 1,
+    "distributed.pipeline": 2,
+    "distributed.strategy": 2,
+    "distributed.pp_size": 2,
+    "autopipeline": 3,
+    "model._target_": 1,
+    "optimizer._target_": 1,
+    "clip_grad_norm.max_norm": 1,
+    "lr_scheduler.lr_decay_style": 1,
+    "pp_schedule": 3,
+}
+"""What tells a recipe or a pipeline config, and how surely."""
+
+Tree = dict[str, Any]
+"""Names at one level: a path for a leaf, a `Tree` for a section."""
+
+
+@cache
+def tree() -> Tree:
+    """Every setting, level by level."""
+    return nest({path: path for path in fields(AutoModel)})
+
+
+@cache
+def pipeline_fields() -> tuple[str, ...]:
+    """The settings of PipelineConfig, in its own order."""
+    return tuple(tree()["distributed"]["pipeline"])
+
+
+# Reading
+
+
+def read(source: Any, release: Release, lenient: bool = False) -> Reading:
+    """Read a path, text, mapping, list of overrides, `Written`, or live PipelineConfig; raises every problem at once."""
+    data, document, entry = _loaded(source)
+    reader = _Reader(release, lenient, document)
+    reader.recipe(data)
+    folder = Path(source).parent if isinstance(source, Path) or (isinstance(source, str) and not is_text(source)) else Path()
+    reader.schedule_file(folder)
+    ConfigError.raise_if(reader.problems)
+    return Reading(Values(reader.given), entry, reader.origins, tuple(reader.findings), reader.opaque)
+
+
+def _loaded(source: Any) -> tuple[Mapping[str, Any], Document | None, str]:
+    if isinstance(source, Mapping):
+        _limit(source)
+        return _as_recipe(source)
+    if isinstance(source, Written):
+        document = load(source.text)
+        return _mapping(document), document, RECIPE
+    if hasattr(source, "pp_schedule") and hasattr(source, "to_dict"):
+        return _as_recipe(source.to_dict())
+    words = flags_of(source)
+    if words is not None:
+        return overrides(words), None, RECIPE
+    if not isinstance(source, str | Path | Document):
+        raise SourceError(f"source: found {shown(source)}, expected a path, text, mapping, list of flags or PipelineConfig")
+    document = load(source)
+    if document.format == "flags":
+        return overrides(document.data), None, RECIPE
+    return _mapping(document), document, RECIPE
+
+
+def _as_recipe(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], None, str]:
+    """A recipe as it is; a bare pipeline config in its place inside of one."""
+    if data and data.keys() <= set(pipeline_fields()) and "pp_schedule" in data:
+        return {"distributed": {"pipeline": dict(data)}}, None, OBJECT
+    return data, None, RECIPE
+
+
+def _mapping(document: Document) -> Mapping[str, Any]:
+    if not isinstance(document.data, Mapping):
+        raise SourceError(f"{document.name}: found {shown(document.data)}, expected a recipe, a mapping of sections")
+    return document.data
+
+
+def overrides(words: Sequence[str]) -> dict[str, Any]:
+    """Overrides as AutoModel's command line takes them: `--distributed.pp_size 2` or `--distributed.pp_size=2`."""
+    flat: dict[str, Any] = {}
+    rest = list(words)
+    while rest:
+        name, equals, value = rest.pop(0).partition("=")
+        if not name.startswith("--") or (not equals and not rest):
+            raise SourceError(f"overrides: found {shown(name)}, expected --section.name and a value")
+        flat[name[2:]] = scalar(value if equals else rest.pop(0))
+    try:
+        return nest(flat)
+    except (AttributeError, TypeError):
+        raise SourceError("overrides: one names a section, another a setting inside of it; keep one") from None
+
+
+def _limit(data: Mapping[str, Any]) -> None:
+    """The same limits for a mapping as for a file; they also end cycles."""
+    level: list[Any] = [data]
+    nodes = depth = 0
+    while level:
+        nodes, depth = nodes + len(level), depth + 1
+        if nodes > MAX_NODES or depth > MAX_DEPTH:
+            raise SourceError(
+                f"mapping: found more than {MAX_NODES:,} values or {MAX_DEPTH} levels of nesting; a recipe is smaller"
+            )
+        level = [inner for value in level for inner in _inner(value)]
+
+
+def _inner(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+
+
+STRICT = ("step_scheduler", "distributed", "lr_scheduler", "clip_grad_norm", OLD)
+"""Sections whose settings are the arguments of a class, so that AutoModel stops at an unknown one."""
+
+
+@dataclass
+class _Reader:
+    """Walks a recipe along the tree of settings; collects values, spellings, findings and problems."""
+
+    release: Release
+    lenient: bool
+    document: Document | None
+    given: dict[str, Any] = field(default_factory=dict)
+    opaque: dict[str, Any] = field(default_factory=dict)
+    origins: dict[str, Origin] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def recipe(self, data: Mapping[str, Any]) -> None:
+        """Read all sections, the older layout as the newer one."""
+        sections = dict(data)
+        old, distributed = sections.get(OLD), sections.get("distributed")
+        nested = distributed.get("pipeline") if isinstance(distributed, Mapping) else None
+        if isinstance(old, Mapping) and old and nested is not None:
+            self.problem(OLD, f"found beside {PIPELINE}, which took its place in {NEW_LAYOUT}; keep one")
+        elif isinstance(old, Mapping):
+            self.old_layout(sections.pop(OLD))
+        self.section(sections, "", tree())
+
+    def old_layout(self, old: Mapping[str, Any]) -> None:
+        """Read `autopipeline`, whose settings are those of the pipeline section."""
+        self.walk(old, OLD, {**tree()["distributed"]["pipeline"], **tree()[OLD]})
+        if self.release.nested:
+            self.finding(OLD, f"the layout before {NEW_LAYOUT}; {self.release.version} takes the same in {PIPELINE}", Effect.NONE)
+
+    def section(self, data: Mapping[str, Any], path: str, level: Tree) -> None:
+        """Read the mapping `data`, which stands at `path`."""
+        if path == PIPELINE and not data:
+            self.given[f"{PIPELINE}.pp_schedule"] = "1f1b"
+            self.finding(PIPELINE, "empty, which asks for a pipeline with defaults; the schedule is written out", Effect.NONE)
+        self.walk(data, path, level)
+
+    def walk(self, data: Mapping[str, Any], path: str, level: Tree) -> None:
+        """Read each entry of `data`; what a free-form section has beside its typed settings is kept together."""
+        others: dict[str, Any] = {}
+        for name, value in data.items():
+            written = f"{path}.{name}" if path else str(name)
+            entry = None if name == REST else level.get(name)
+            if entry is None and REST in level:
+                others[str(name)] = _plain(value)
+            elif entry is None:
+                self.unknown(written, level)
+            elif isinstance(entry, str):
+                self.leaf(written, entry, value, others)
+            elif isinstance(value, Mapping):
+                self.section(value, written, entry)
+            elif value not in (None, "none", "None"):
+                self.no_mapping(written, str(name), value, level, others)
+        if others:
+            self.set(level.get(REST) or f"{path}.{REST}", others, path)
+
+    def no_mapping(self, written: str, name: str, value: Any, level: Tree, others: dict[str, Any]) -> None:
+        """A text or list where a section can be: free-form in a free-form place."""
+        if REST in level and written not in STRICT:
+            others[name] = _plain(value)
+        else:
+            self.problem(written, f"found {shown(value)}, expected a mapping")
+
+    # Leaves
+
+    def leaf(self, written: str, path: str, value: Any, others: dict[str, Any]) -> None:
+        """Read one value."""
+        if callable(value) and path.endswith(".loss_fn"):
+            self.opaque[path] = value
+        elif not self.known(written, path):
+            return
+        elif (meant := _meant(path, value)) is not None:
+            self.value(written, path, meant, others)
+        elif path == f"{PIPELINE}.pp_schedule":
+            self.problem(written, "found null; AutoModel's splitter needs a name, beside a CSV too; name the schedule")
+
+    def value(self, written: str, path: str, value: Any, others: dict[str, Any]) -> None:
+        try:
+            known = typed(path, value)
+        except ValueError as error:
+            if "." not in path and path != "seed":
+                others[path] = _plain(value)
+            else:
+                self.problem(written, str(error))
+            return
+        flaw = _flaw(known)
+        if flaw:
+            self.problem(written, flaw)
+        else:
+            self.set(path, _plain(known), written)
+
+    def known(self, written: str, path: str) -> bool:
+        """Whether the release has the setting; if not, that is noted as an error, or as a finding when lenient."""
+        if self.release.reads(path) or path in IGNORED:
+            return True
+        self.unread(written, history(path, self.release))
+        return False
+
+    def unknown(self, written: str, level: Tree) -> None:
+        """A setting that no release has."""
+        self.unread(written, f"unknown key{nearest(written.rpartition('.')[2], level)}")
+
+    def unread(self, written: str, message: str) -> None:
+        if self.lenient:
+            self.finding(written, f"{message}; left out", Effect.NUMBERS)
+        else:
+            self.problem(written, message)
+
+    def set(self, path: str, value: Any, written: str) -> None:
+        """Keep a value and where it was."""
+        self.given[path] = value
+        line = self.line(written)
+        spelling = written if written != path and not path.endswith(REST) else ""
+        if line or spelling:
+            self.origins[path] = Origin(line, spelling)
+
+    # A schedule in a file of its own
+
+    def schedule_file(self, folder: Path) -> None:
+        """Check the CSV of the schedule where it can be found from here."""
+        name = self.given.get(f"{PIPELINE}.pp_schedule_csv")
+        if not isinstance(name, str):
+            return
+        path = next((path for path in (Path(name), folder / name) if _is_file(path)), None)
+        if path is None:
+            self.finding(f"{PIPELINE}.pp_schedule_csv", f"{name} is not here, so it was not checked", Effect.NONE)
+            return
+        try:
+            self.fits(table(read_text(path), name), name)
+        except ConfigError as error:
+            self.problems.extend(error.problems)
+
+    def fits(self, found: Table, name: str) -> None:
+        """Compare a CSV schedule with the sizes in the recipe."""
+        ranks, batch = self.given.get("distributed.pp_size"), self.given.get("step_scheduler.local_batch_size")
+        if ranks and len(found.ranks) != ranks:
+            self.problem(f"{PIPELINE}.pp_schedule_csv", f"{name} has {len(found.ranks)} rows for {ranks} pipeline ranks")
+        count = batch // (self.given.get(f"{PIPELINE}.pp_microbatch_size") or 1) if batch else None
+        if count and found.microbatches != count:
+            self.problem(f"{PIPELINE}.pp_schedule_csv", f"{name} has {found.microbatches} microbatches, the batch gives {count}")
+
+    # Collecting
+
+    def line(self, written: str) -> int | None:
+        """The line of the key as written, if the source has lines."""
+        return self.document.line(*written.split(".")) if self.document else None
+
+    def problem(self, written: str, message: str) -> None:
+        """Note an error at `written`."""
+        line = self.line(written)
+        self.problems.append(f"{f'line {line}: ' if line else ''}{written}: {message}")
+
+    def finding(self, path: str, message: str, effect: Effect) -> None:
+        """Note a remark; one that costs nothing does not count as a loss."""
+        self.findings.append(
+            Finding(path, message, effect, given=effect is not Effect.NONE, origin=Origin(self.line(path), path))
+        )
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def _meant(path: str, value: Any) -> Any:
+    """What AutoModel's loader makes of a text: null, a switch or a number (config/loader.py, translate_value)."""
+    if path == SIGNAL and value in (None, "none", "None"):
+        return ()
+    if value in ("none", "None") and expected(path) != "true, false or selective":
+        return None
+    return scalar(value) if isinstance(value, str) and not takes_text(path) else value
+
+
+def _plain(value: Any) -> Any:
+    """Free-form values with plain containers."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(inner) for name, inner in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+def _flaw(value: Any) -> str:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        return f"found a value that no file can hold ({str(error).lower()}); use plain finite values"
+    return ""
+
+
+def history(path: str, release: Release) -> str:
+    """What to say of a setting that a release does not have."""
+    last = until(path)
+    if last is not None and release.since(since(path)):
+        new = instead(path)
+        return f"last read by AutoModel {last}, and this is {release.version}; {f'use {new}' if new else 'drop it'}"
+    return f"known since AutoModel {since(path)}, and this is {release.version}; drop it or name a later release"
+
+
+# Writing
+
+
+@cache
+def _order() -> Mapping[str, int]:
+    return {path: position for position, path in enumerate(fields(AutoModel))}
+
+
+def nested(given: Mapping[str, Any], release: Release) -> dict[str, Any]:
+    """The recipe as nested mappings, in the layout of the release or in the older one that it came in."""
+    old = f"{OLD}.{TARGET}" in given or not release.nested
+    root: dict[str, Any] = {}
+    for path in sorted(given, key=lambda path: _order()[path]):
+        spelled = path.replace(PIPELINE, OLD, 1) if old and path.startswith(PIPELINE + ".") else path
+        *parents, leaf = spelled.split(".")
+        place = root
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place.update(given[path] if leaf == REST else {leaf: _spelled(path, given[path])})
+    return root
+
+
+def _spelled(path: str, value: Any) -> Any:
+    return None if path == SIGNAL and value == () else value
+
+
+def text(given: Mapping[str, Any], release: Release) -> str:
+    """Explicit YAML, two spaces deep, with a line break at the end."""
+    data = nested(given, release)
+    return "\n".join(_block(data, "")) + "\n" if data else "{}\n"
+
+
+def _block(data: Mapping[str, Any], indent: str) -> Iterator[str]:
+    for name, value in data.items():
+        key = f"{indent}{_word(name)}:"
+        if isinstance(value, Mapping) and value:
+            yield key
+            yield from _block(value, indent + "  ")
+        elif isinstance(value, list | tuple) and any(isinstance(item, Mapping | list | tuple) for item in value):
+            yield key
+            yield from (f"{indent}- {_inline(item)}" for item in value)
+        else:
+            yield f"{key} {_inline(value)}"
+
+
+def _inline(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_word(name)}: {_inline(inner)}" for name, inner in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_inline(item) for item in value) + "]"
+    if isinstance(value, float):
+        return _real(value)
+    return _word(value) if isinstance(value, str) else json.dumps(value)
+
+
+def _real(value: float) -> str:
+    """A number that YAML 1.1 loaders too read as one: with a point before the exponent, and its sign."""
+    digits, exponent, power = repr(value).partition("e")
+    point = digits if "." in digits else digits + ".0"
+    return point + (exponent + power if power[:1] in ("", "-", "+") else f"e+{power}")
+
+
+PLAIN = re.compile(r"[A-Za-z_./][\w./-]*")
+
+
+def _word(text: str) -> str:
+    """A text: bare where no loader takes it for something else, quoted otherwise."""
+    if PLAIN.fullmatch(text) and text.isascii() and text not in (".", "..") and scalar(text) == text:
+        return text
+    quoted = json.dumps(text, ensure_ascii=False)
+    return "".join(char if char.isprintable() else _escaped(char) for char in quoted)
+
+
+def _escaped(char: str) -> str:
+    return f"\\u{ord(char):04x}" if ord(char) < 0x10000 else f"\\U{ord(char):08x}"

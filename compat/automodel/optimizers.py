@@ -1,0 +1,93 @@
+"""Optimizer classes that recipes name, what they are in a Plan's words, and their arguments' defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bridge.rules import Context, Group, Rule, convert
+
+
+@dataclass(frozen=True, slots=True)
+class Class_:
+    """One class: the Plan's name for it, and the defaults of its arguments."""
+
+    target: str
+    ours: str
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _adam(decay: float) -> dict[str, Any]:
+    return {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": decay}
+
+
+CLASSES: Mapping[str, Class_] = {
+    known.target: known
+    for known in (
+        Class_("torch.optim.Adam", "adam", _adam(0.0)),
+        Class_("torch.optim.AdamW", "adamw", _adam(0.01)),
+        Class_("torch.optim.SGD", "sgd", {"lr": 1e-3, "momentum": 0.0, "weight_decay": 0.0}),
+        Class_("torch.optim.Adagrad", "adagrad", {"lr": 1e-2, "eps": 1e-10, "weight_decay": 0.0}),
+        Class_("flashoptim.FlashAdam", "adam", _adam(0.0)),
+        Class_("flashoptim.FlashAdamW", "adamw", _adam(0.01)),
+        Class_("transformer_engine.pytorch.optimizers.FusedAdam", "adam", _adam(0.0)),
+        Class_("transformer_engine.pytorch.optimizers.fused_adam.FusedAdam", "adam", _adam(0.0)),
+    )
+}
+"""Classes with their constructors' defaults (torch 2.13, flashoptim, Transformer Engine)."""
+
+TORCH = {known.ours: target for target, known in CLASSES.items() if target.startswith("torch.optim.")}
+NAMES = ("lr", "betas", "eps", "momentum", "weight_decay")
+MODE, PEAK = "optimizer.adam_w_mode", "lr_scheduler.max_lr"
+
+
+def argument_defaults(target: str | None) -> Mapping[str, Any]:
+    """What the class fills in, by path."""
+    known = CLASSES.get(target or "")
+    if known is None:
+        return {}
+    mode = {MODE: True} if "FusedAdam" in known.target else {}
+    return {**{f"optimizer.{name}": value for name, value in known.defaults.items()}, **mode}
+
+
+def _name(values: Group) -> str | None:
+    known = CLASSES.get(values.get("optimizer._target_") or "")
+    if known is None:
+        return None
+    return "adamw" if "FusedAdam" in known.target and values.get(MODE) else known.ours
+
+
+def _taken(name: str | None) -> tuple[str, ...]:
+    """Arguments that a Plan's optimizer has; all of them for one that it does not know."""
+    return tuple(CLASSES[TORCH[name]].defaults) if name in TORCH else NAMES
+
+
+def _read(values: Group, context: Context) -> Group:
+    name = _name(values)
+    read = {f"optimizer.{part}": values.get(f"optimizer.{part}") for part in _taken(name)}
+    return {"optimizer.name": name, **read, "optimizer.lr": values.get(PEAK, values.get("optimizer.lr"))}
+
+
+def _write(values: Group, context: Context) -> Group:
+    name = values.get("optimizer.name")
+    kept = {f"optimizer.{part}": values.get(f"optimizer.{part}") for part in _taken(name)}
+    return {"optimizer._target_": TORCH.get(name or ""), **kept}
+
+
+RULE: Rule = convert(
+    ("optimizer._target_", MODE, *(f"optimizer.{name}" for name in NAMES)),
+    ("optimizer.name", *(f"optimizer.{name}" for name in NAMES)),
+    _read,
+    _write,
+    sees=(PEAK,),
+    carries={
+        "optimizer._target_": "optimizer.name",
+        MODE: "optimizer.name",
+        PEAK: "optimizer.lr",
+        **{f"optimizer.{name}": f"optimizer.{name}" for name in NAMES},
+    },
+    blurs=lambda values: not str(values.get("optimizer._target_")).startswith("torch.optim."),
+    lossy="AutoModel takes torch's Adam, AdamW, SGD and Adagrad; state formats of other classes are their own",
+    source="recipes name the class; defaults are those of its constructor",
+)

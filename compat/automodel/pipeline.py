@@ -1,0 +1,66 @@
+"""PipelineConfig: the fourteen settings that a recipe's pipeline starts with, and AutoModel's own object of them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed
+from typing import Any
+
+from bridge.dialect import Config
+from bridge.errors import ConfigError, VersionError
+
+PP = "distributed.pipeline."
+TORCH = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineConfig:
+    """Settings of a pipeline by AutoModel's names and defaults; `dtype` is a short name such as bf16."""
+
+    pp_schedule: str | None = "1f1b"
+    pp_schedule_csv: str | None = None
+    pp_microbatch_size: int = 1
+    pp_batch_size: int = 1
+    layers_per_stage: int | None = None
+    round_virtual_stages_to_pp_multiple: str | None = None
+    module_fqns_per_model_part: list[list[str]] | None = None
+    patch_inner_model: bool = True
+    patch_causal_lm_model: bool = True
+    patch_stage_backward_maybe_with_nosync: bool = False
+    dtype: str | None = None
+    scale_grads_in_schedule: bool = False
+    loss_fn: Any = None
+    pp_seq_len: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings by name, in AutoModel's order."""
+        return asdict(self)
+
+
+def pipeline(config: Config) -> PipelineConfig:
+    """The pipeline settings of a recipe, as it starts them; those of a bare pipeline config, as they are."""
+    found = {field.name: config.effective.get(PP + field.name) for field in fields(PipelineConfig)}
+    found = {name: value for name, value in found.items() if value is not None}
+    parts = found.get("module_fqns_per_model_part")
+    if parts is not None:
+        found["module_fqns_per_model_part"] = [list(part) for part in parts]
+    loss = config.opaque.get(PP + "loss_fn")
+    return PipelineConfig(**{**found, **({"loss_fn": loss} if loss is not None else {})})
+
+
+def live(config: Config) -> Any:
+    """AutoModel's own PipelineConfig, of the installed release."""
+    try:
+        have = installed("nemo-automodel")
+    except PackageNotFoundError:
+        raise VersionError("automodel: nemo-automodel is not installed; install it, or write the recipe as YAML") from None
+    if have.partition("+")[0] != config.version.partition(".post")[0]:
+        raise VersionError(f"automodel: the config is of {config.version}, installed is {have}; read it with that version")
+    if not config.effective.get(PP + "pp_schedule"):
+        raise ConfigError("distributed.pp_size: there is no pipeline; set it above 1")
+    values = pipeline(config).to_dict()
+    if values["dtype"] is not None:
+        values["dtype"] = getattr(import_module("torch"), TORCH[values["dtype"]])
+    return import_module("nemo_automodel.components.distributed.pipelining.config").PipelineConfig(**values)

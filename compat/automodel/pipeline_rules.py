@@ -1,0 +1,143 @@
+"""Rows for the pipeline: how layers become stages, and the schedule that runs them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from bridge.rules import Context, Effect, Group, convert
+from compat.automodel.schedules import SCHEDULES
+from compat.automodel.virtual_stages import boundaries, named, number, request
+
+D, PP = "distributed.", "distributed.pipeline."
+LAYERS = "model.config.num_hidden_layers"
+AUTOPIPELINE = "nemo_automodel.components.distributed.pipelining.AutoPipeline"
+
+
+def pipeline_ranks(values: Group) -> int:
+    """Pipeline ranks of a recipe."""
+    return values.get(D + "pp_size") or 1
+
+
+SPLIT = (PP + "layers_per_stage", PP + "round_virtual_stages_to_pp_multiple", PP + "module_fqns_per_model_part")
+
+STAGES = convert(
+    SPLIT,
+    ("stages.rule", "stages.layers_per_stage", "stages.boundaries", "schedule.virtual"),
+    lambda values, context: _read_stages(values),
+    lambda values, context: _write_stages(values),
+    effect=Effect.COST,
+    sees=(D + "pp_size", PP + "pp_schedule", LAYERS, "parallel.pipeline", "schedule.name", "model.layers"),
+    carries={
+        SPLIT[0]: ("schedule.virtual", "stages.rule", "stages.layers_per_stage"),
+        SPLIT[1]: ("schedule.virtual", "stages.rule"),
+        SPLIT[2]: ("stages.rule", "stages.boundaries"),
+    },
+    note="how many virtual stages that makes depends on the number of layers; say it in model.config.num_hidden_layers",
+    lossy="AutoModel spreads layers evenly, or takes the modules of each stage by name",
+    blurs=lambda values: values.get(LAYERS) is None,
+    source="pipelining/functional.py: calculate_virtual_stages, generate_hf_model_fqn_per_model_part",
+)
+
+
+def _read_stages(values: Group) -> Group:
+    ranks, parts = pipeline_ranks(values), values.get(SPLIT[2])
+    if ranks == 1:
+        return {}
+    if parts is not None:
+        cuts = boundaries(parts)
+        return {"stages.rule": "explicit" if cuts else None, "stages.boundaries": cuts, "schedule.virtual": len(parts) // ranks}
+    virtual = _virtual(values, ranks)
+    return {
+        "stages.rule": "even",
+        "stages.layers_per_stage": float(values[SPLIT[0]]) if virtual is None else None,
+        "schedule.virtual": virtual,
+    }
+
+
+def _virtual(values: Group, ranks: int) -> int | None:
+    kind, layers = SCHEDULES[values[PP + "pp_schedule"].lower()], values.get(LAYERS)
+    if values.get(SPLIT[0]) is None or kind.single or layers is None:
+        return 1 if kind.single else 2 if values.get(SPLIT[0]) is None or kind.pair else None
+    return number(layers, values[SPLIT[0]], ranks, kind, values.get(SPLIT[1])) // ranks
+
+
+def _write_stages(values: Group) -> Group:
+    ranks, cuts = values.get("parallel.pipeline") or 1, values.get("stages.boundaries")
+    if ranks == 1:
+        return {}
+    if cuts and _nameable(cuts, ranks):
+        return {SPLIT[2]: named(cuts)}
+    layers, virtual, wanted = (values.get(name) for name in ("model.layers", "schedule.virtual", "stages.layers_per_stage"))
+    kind = SCHEDULES[named_kind(values)]
+    if virtual is None and wanted and values.get("stages.rule") == "even" and wanted == int(wanted):
+        return {SPLIT[0]: int(wanted)}
+    if layers is None or virtual is None or kind.pair:
+        return {}
+    asked = request(layers, ranks, ranks * virtual, kind)
+    return {SPLIT[0]: asked[0], SPLIT[1]: asked[1]} if asked else {}
+
+
+NAMEABLE = 10_000
+"""Layers that are named one by one, at most."""
+
+
+def _nameable(cuts: tuple[int, ...], ranks: int) -> bool:
+    """Whether module names can say it: whole rounds of stages, none of them empty."""
+    return cuts[-1] <= NAMEABLE and (len(cuts) - 1) % ranks == 0 and all(first < last for first, last in pairwise(cuts))
+
+
+NAMES = {kind.ours: kind.name.lower() for kind in reversed(tuple(SCHEDULES.values())) if kind.ours}
+LOOPED = {"1f1b": "interleaved_1f1b", "gpipe": "looped_bfs"}
+PLAIN = {looped: plain for plain, looped in LOOPED.items()} | {"zero_bubble": "1f1b", "zero_bubble_v": "1f1b"}
+
+SCHEDULE = convert(
+    (PP + "pp_schedule", PP + "pp_schedule_csv", "autopipeline._target_"),
+    ("schedule.name", "schedule.csv"),
+    lambda values, context: _read_schedule(values),
+    lambda values, context: _write_schedule(values, context),
+    effect=Effect.COST,
+    sees=(D + "pp_size", SPLIT[2], "parallel.pipeline", "schedule.virtual", "stages.boundaries"),
+    carries={PP + "pp_schedule": "schedule.name", PP + "pp_schedule_csv": "schedule.csv", "autopipeline._target_": ()},
+    blurs=lambda values: PP + "pp_schedule_csv" in values or values.get(PP + "pp_schedule", "").lower() == "dualpipev",
+    note="the class of the older layout",
+    lossy="torch has schedules for one stage on a rank and others for more",
+    source="torch.distributed.pipelining.schedules: get_schedule_class; pipelining/functional.py: build_pipeline_schedule",
+)
+
+
+def _read_schedule(values: Group) -> Group:
+    if pipeline_ranks(values) == 1:
+        return {}
+    csv, parts = values.get(PP + "pp_schedule_csv"), values.get(SPLIT[2])
+    name = SCHEDULES[values[PP + "pp_schedule"].lower()].ours
+    if parts is not None and len(parts) == pipeline_ranks(values):
+        name = PLAIN.get(name or "", name)
+    return {"schedule.name": "csv" if csv else name, "schedule.csv": csv}
+
+
+def _stages_a_rank(values: Group) -> int | None:
+    cuts, ranks = values.get("stages.boundaries"), values.get("parallel.pipeline") or 1
+    if cuts and _nameable(cuts, ranks):
+        return (len(cuts) - 1) // ranks
+    virtual: int | None = values.get("schedule.virtual")
+    return virtual
+
+
+def named_kind(values: Group) -> str:
+    """The schedule in lower case: as named, but of the kind that fits the stages on a rank."""
+    name, count = values.get("schedule.name") or "1f1b", _stages_a_rank(values)
+    if name == "csv":
+        name = "1f1b" if count == 1 else "interleaved_1f1b"
+    if count == 1:
+        name = PLAIN.get(name, name)
+    elif count is not None:
+        name = LOOPED.get(name, name)
+    return NAMES[name]
+
+
+def _write_schedule(values: Group, context: Context) -> Group:
+    if (values.get("parallel.pipeline") or 1) == 1:
+        return {}
+    csv = values.get("schedule.csv") if values.get("schedule.name") == "csv" else None
+    old = {} if context.since("0.3.0") else {"autopipeline._target_": AUTOPIPELINE}
+    return {PP + "pp_schedule": named_kind(values), PP + "pp_schedule_csv": csv, **old}

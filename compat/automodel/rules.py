@@ -1,0 +1,499 @@
+"""The table between AutoModel's recipes and `Plan`, one row for each group of settings."""
+
+from __future__ import annotations
+
+from functools import cache
+from math import isqrt
+
+from bridge.config import fields
+from bridge.rules import Context, Effect, Group, Rule, always, convert, lacks, only_ours, only_theirs, rename
+from compat.automodel.learning_rate import RULE as LEARNING_RATE
+from compat.automodel.optimizers import RULE as OPTIMIZER
+from compat.automodel.pipeline_rules import PP, SCHEDULE, STAGES, D, named_kind, pipeline_ranks
+from compat.automodel.schedules import SCHEDULES
+from compat.automodel.schema import AutoModel
+
+MANAGER = "nemo_automodel.components.distributed.fsdp2.FSDP2Manager"
+
+
+# Mesh
+
+
+def mesh_rules() -> tuple[Rule, ...]:
+    """Sizes of the mesh axes."""
+    return (
+        _axis("tp_size", "tensor"),
+        _axis("pp_size", "pipeline"),
+        _axis("cp_size", "context"),
+        _axis("ep_size", "expert"),
+        convert(
+            (),
+            "parallel.expert_tensor",
+            lambda values, context: {"parallel.expert_tensor": 1} if (values.get(D + "ep_size") or 1) > 1 else {},
+            lambda values, context: {},
+            effect=Effect.ROUNDING,
+            sees=(D + "ep_size",),
+            note="AutoModel's experts are whole on their rank; tensor ranks serve as expert ranks",
+        ),
+        convert(
+            D + "sequence_parallel",
+            "parallel.sequence",
+            lambda values, context: {"parallel.sequence": bool(values.get(D + "sequence_parallel")) and _tensors(values) > 1},
+            lambda values, context: {D + "sequence_parallel": True} if _splits_norms(values, context) else {},
+            effect=Effect.COST,
+            sees=(D + "tp_size", *STRATEGY_SEES),
+            lossy="AutoModel's tensor plan of FSDP2 splits norms by tokens; other strategies do not",
+            source="components/distributed/parallelizer.py: SequenceParallel in the tensor plan, as Megatron means it",
+        ),
+        only_ours(
+            "parallel.order", note="AutoModel's mesh is tensor, context, data, pipeline from the fastest rank", effect=Effect.COST
+        ),
+    )
+
+
+def _axis(theirs: str, ours: str) -> Rule:
+    return rename(
+        D + theirs, f"parallel.{ours}", effect=Effect.ROUNDING, source="components/distributed/mesh.py: ParallelismSizes"
+    )
+
+
+def _tensors(values: Group) -> int:
+    return values.get(D + "tp_size") or 1
+
+
+def _splits_norms(values: Group, context: Context) -> bool:
+    return bool(values.get("parallel.sequence")) and strategy(values, context) == "fsdp2"
+
+
+# Batch
+
+STEP, PASS, MICRO = "step_scheduler.global_batch_size", "step_scheduler.local_batch_size", PP + "pp_microbatch_size"
+
+BATCH = convert(
+    (STEP, PASS, MICRO, D + "dp_size"),
+    ("batch.micro", "batch.accumulation", "batch.global_", "parallel.data"),
+    lambda values, context: _read_batch(values),
+    lambda values, context: _write_batch(values),
+    sees=(PP + "pp_batch_size", D + "pp_size", "parallel.pipeline", "schedule.name", "schedule.virtual", "stages.boundaries"),
+    blurs=lambda values: pipeline_ranks(values) > 1 and (values.get(STEP) is None or values.get(D + "dp_size") is None),
+    carries={
+        STEP: ("batch.global_", "batch.accumulation"),
+        PASS: ("batch.micro", "batch.accumulation"),
+        MICRO: "batch.micro",
+        D + "dp_size": "parallel.data",
+    },
+    lossy="a step's microbatches go through the pipeline in one pass; how many passes there were is AutoModel's own",
+    source="recipes/llm/train_ft.py: pp_batch_size is the local batch size; training/step_scheduler.py: grad_acc_steps",
+)
+
+
+def _read_batch(values: Group) -> Group:
+    total, data = values.get(STEP), values.get(D + "dp_size")
+    local, passed = values.get(PASS), values.get(PP + "pp_batch_size")
+    micro = values.get(MICRO) if pipeline_ranks(values) > 1 else local
+    if pipeline_ranks(values) > 1 and local and passed:
+        micro = local * micro // passed
+    steps = total // (micro * data) if total and micro and data else None
+    return {"batch.micro": micro, "batch.accumulation": steps, "batch.global_": total, "parallel.data": data}
+
+
+def _write_batch(values: Group) -> Group:
+    micro, steps = values.get("batch.micro"), values.get("batch.accumulation")
+    batch = {STEP: values.get("batch.global_"), D + "dp_size": values.get("parallel.data")}
+    if (values.get("parallel.pipeline") or 1) == 1:
+        return {**batch, PASS: micro}
+    return {**batch, MICRO: micro, PASS: micro * _together(values, steps) if micro and steps else None}
+
+
+def _together(values: Group, steps: int) -> int:
+    """Microbatches of one pass: as many of a step's as the schedule takes at once."""
+    ranks, rounds = values["parallel.pipeline"], SCHEDULES[named_kind(values)].rounds
+    counts = (count for count in divisors(steps) if count >= ranks)
+    return next((count for count in counts if not rounds or count % (count // ranks) == 0), steps)
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """All divisors, largest first."""
+    small = [size for size in range(1, isqrt(number) + 1) if number % size == 0]
+    return tuple(dict.fromkeys((*(number // size for size in small), *reversed(small))))
+
+
+# Sharding
+
+SHARDED = ("zero.stage", "zero.replicas")
+STRATEGY_SEES = ("zero.stage", "parallel.tensor", "parallel.pipeline", "parallel.context", "parallel.expert", "zero.replicas")
+
+
+def strategy(values: Group, context: Context) -> str:
+    """What shards a plan as it says: FSDP2 for levels 2 and 3 (before 0.5.0: 3 alone), others below where they can."""
+
+    def more(name: str) -> bool:
+        return (values.get(name) or 1) > 1
+
+    stage = values.get("zero.stage")
+    levels = (0, 1) if context.since("0.5.0") else (0, 1, 2)
+    if stage not in levels or more("parallel.pipeline") or more("parallel.expert") or more("zero.replicas"):
+        return "fsdp2"
+    return "ddp" if stage == 0 and not more("parallel.tensor") and not more("parallel.context") else "megatron_fsdp"
+
+
+ZERO = convert(
+    (D + "strategy", D + "_target_", D + "reshard_after_forward", D + "zero_dp_strategy", D + "dp_replicate_size"),
+    SHARDED,
+    lambda values, context: _read_zero(values),
+    lambda values, context: _write_zero(values, context),
+    effect=Effect.COST,
+    sees=(
+        "parallel.data",
+        D + "pp_size",
+        PP + "pp_schedule",
+        "parallel.tensor",
+        "parallel.pipeline",
+        "parallel.context",
+        "parallel.expert",
+        "schedule.name",
+    ),
+    carries={D + "_target_": (), D + "dp_replicate_size": "zero.replicas", D + "reshard_after_forward": "zero.stage"},
+    blurs=lambda values: values.get(D + "strategy") == "megatron_fsdp" or _split(values.get(PP + "pp_schedule")),
+    lossy="with pipelines or experts AutoModel shards weights and gradients, by FSDP2 (levels 2 and 3)",
+    note="the class of the older layout",
+    source="components/distributed/config.py: reshard_after_forward; reference: level 3 breaks schedules with a split backward",
+)
+
+
+def _split(name: str | None) -> bool:
+    kind = SCHEDULES.get((name or "").lower())
+    return kind is not None and kind.split
+
+
+def _read_zero(values: Group) -> Group:
+    kind = values.get(D + "strategy") or _managed(values.get(D + "_target_"))
+    if kind == "ddp":
+        return {"zero.stage": 0, "zero.replicas": 1}
+    if kind == "megatron_fsdp":
+        return {"zero.stage": values.get(D + "zero_dp_strategy"), "zero.replicas": 1}
+    breaks = pipeline_ranks(values) > 1 and _split(values.get(PP + "pp_schedule"))
+    resharded = values.get(D + "reshard_after_forward") and not breaks
+    return {"zero.stage": 3 if resharded else 2, "zero.replicas": values.get(D + "dp_replicate_size")}
+
+
+def _managed(target: str | None) -> str:
+    name = (target or "").rpartition(".")[2]
+    return {"DDPManager": "ddp", "MegatronFSDPManager": "megatron_fsdp", "NVFSDPManager": "megatron_fsdp"}.get(name, "fsdp2")
+
+
+MANAGERS = {
+    "fsdp2": MANAGER,
+    "megatron_fsdp": "nemo_automodel.components.distributed.megatron_fsdp.MegatronFSDPManager",
+    "ddp": "nemo_automodel.components.distributed.ddp.DDPManager",
+}
+
+
+def _replicas(values: Group) -> int | None:
+    """Groups that hold all shards, where they share the data ranks evenly and each has more than one."""
+    replicas, data = values.get("zero.replicas"), values.get("parallel.data")
+    fits = not replicas or not data or replicas == 1 or (data % replicas == 0 and replicas < data)
+    return replicas if fits else None
+
+
+def _write_zero(values: Group, context: Context) -> Group:
+    kind = strategy(values, context)
+    named = {D + "strategy": kind} if context.since("0.3.0") else {D + "_target_": MANAGERS[kind]}
+    if kind == "megatron_fsdp":
+        return {**named, D + "zero_dp_strategy": values.get("zero.stage")}
+    if kind == "ddp":
+        return named
+    stage, piped = values.get("zero.stage"), (values.get("parallel.pipeline") or 1) > 1
+    breaks = piped and values.get("schedule.name") in ("zero_bubble", "zero_bubble_v")
+    resharded = {} if stage is None else {D + "reshard_after_forward": stage == 3 and not breaks}
+    return {**named, **resharded, D + "dp_replicate_size": _replicas(values)}
+
+
+# Precision
+
+POLICY = D + "mp_policy."
+MODEL_DTYPE = "model.torch_dtype"
+
+PRECISION = convert(
+    (
+        MODEL_DTYPE,
+        POLICY + "param_dtype",
+        POLICY + "reduce_dtype",
+        POLICY + "output_dtype",
+        POLICY + "cast_forward_inputs",
+        D + "autocast_dtype",
+        D + "grad_reduce_in_fp32",
+        D + "preserve_fp32_weights",
+    ),
+    ("precision.compute", "precision.master", "precision.reduce"),
+    lambda values, context: _read_precision(values),
+    lambda values, context: _write_precision(values, context),
+    sees=(D + "strategy", D + "_target_", *STRATEGY_SEES),
+    carries={
+        MODEL_DTYPE: "precision.master",
+        POLICY + "param_dtype": "precision.compute",
+        POLICY + "reduce_dtype": "precision.reduce",
+        POLICY + "output_dtype": (),
+        POLICY + "cast_forward_inputs": (),
+        D + "autocast_dtype": "precision.compute",
+        D + "grad_reduce_in_fp32": "precision.reduce",
+        D + "preserve_fp32_weights": "precision.master",
+    },
+    blurs=lambda values: values.get(D + "autocast_dtype") is not None,
+    note="FSDP2 casts what goes in and out of a sharded module",
+    lossy="weights are stored and updated in the model's format; DDP reduces gradients in it too",
+    source="docs/guides/mixed-precision-training.md; components/distributed/config.py: mp_policy",
+)
+
+
+def _read_precision(values: Group) -> Group:
+    kind = values.get(D + "strategy") or _managed(values.get(D + "_target_"))
+    stored = values.get(MODEL_DTYPE)
+    stored = None if stored == "auto" else stored
+    if kind == "fsdp2":
+        compute = values.get(POLICY + "param_dtype") or stored
+        return _formats(compute, stored, values.get(POLICY + "reduce_dtype") or compute)
+    if kind == "ddp":
+        return _formats(values.get(D + "autocast_dtype") or stored, stored, stored)
+    reduce = "fp32" if values.get(D + "grad_reduce_in_fp32") else stored
+    return _formats(stored, "fp32" if stored and values.get(D + "preserve_fp32_weights") else stored, reduce)
+
+
+def _formats(compute: str | None, master: str | None, reduce: str | None) -> Group:
+    return {"precision.compute": compute, "precision.master": master, "precision.reduce": reduce}
+
+
+def _write_precision(values: Group, context: Context) -> Group:
+    compute, master, reduce = (values.get(f"precision.{name}") for name in ("compute", "master", "reduce"))
+    kind = strategy(values, context)
+    if kind == "fsdp2":
+        policy = {"param_dtype": compute, "reduce_dtype": reduce, "output_dtype": compute, "cast_forward_inputs": True}
+        return {MODEL_DTYPE: master, **{POLICY + name: value for name, value in policy.items()}}
+    if kind == "ddp":
+        return {MODEL_DTYPE: master, D + "autocast_dtype": compute if compute != master else None}
+    return {
+        MODEL_DTYPE: compute,
+        D + "preserve_fp32_weights": master == "fp32",
+        D + "grad_reduce_in_fp32": reduce == "fp32",
+    }
+
+
+# The rest of what both sides know
+
+CHECKPOINTS = D + "activation_checkpointing"
+
+RECOMPUTE = convert(
+    CHECKPOINTS,
+    ("recompute.granularity", "recompute.method", "recompute.layers"),
+    lambda values, context: _read_recompute(values),
+    lambda values, context: {CHECKPOINTS: _mode(values, context)},
+    effect=Effect.COST,
+    sees=STRATEGY_SEES,
+    carries={CHECKPOINTS: ("recompute.granularity",)},
+    lossy="AutoModel recomputes every layer, or parts that it selects",
+    source="recipes/_dist_utils.py: _normalize_activation_checkpointing",
+)
+
+
+def _mode(values: Group, context: Context) -> bool | str:
+    granularity = values.get("recompute.granularity")
+    if granularity == "selective" and context.since("0.5.0") and strategy(values, context) != "megatron_fsdp":
+        return "selective"
+    return granularity in ("full", "selective")
+
+
+def _read_recompute(values: Group) -> Group:
+    mode = values.get(CHECKPOINTS)
+    if mode is True:
+        return {"recompute.granularity": "full", "recompute.method": "uniform", "recompute.layers": 1}
+    return {"recompute.granularity": "selective" if mode == "selective" else "none"}
+
+
+UNBOUND = 1e9
+"""A bound on the gradient norm that no run meets: AutoModel always clips, and 0 would stop it from learning."""
+
+CLIP = convert(
+    "clip_grad_norm.max_norm",
+    "optimizer.clip",
+    lambda values, context: {"optimizer.clip": _clip(values.get("clip_grad_norm.max_norm"))},
+    lambda values, context: (
+        {"clip_grad_norm.max_norm": values.get("optimizer.clip") or UNBOUND} if values.get("optimizer.clip") is not None else {}
+    ),
+    lossy="AutoModel always clips: a bound of 1e9 stands for none, and before 0.3.0 it is 1.0",
+    blurs=lambda values: (values.get("clip_grad_norm.max_norm") or 0) >= UNBOUND,
+    source="recipes/llm/train_ft.py: max_grad_norm is 1.0 unless given",
+)
+
+
+def _clip(bound: float | None) -> float | None:
+    return 0.0 if bound is not None and bound >= UNBOUND else bound
+
+
+COUNTS = tuple(f"model.config.{name}" for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+
+EXPERTS = convert(
+    COUNTS,
+    "model.experts",
+    lambda values, context: {"model.experts": next((values[path] for path in COUNTS if path in values), None)},
+    lambda values, context: {COUNTS[0]: values.get("model.experts")},
+    effect=Effect.NONE,
+    blurs=lambda values: sum(path in values for path in COUNTS) > 1,
+    lossy="families of models call it differently; a recipe for another family needs its own word",
+)
+
+
+TIE = "model.config.tie_word_embeddings"
+
+TIED = convert(
+    TIE,
+    "model.tied",
+    lambda values, context: {"model.tied": values.get(TIE)},
+    lambda values, context: {TIE: _tied(values)},
+    sees=("parallel.pipeline",),
+    lossy="AutoModel refuses tied embeddings in a pipeline; train without one, or a model that is not tied",
+    source="pipelining/hf_utils.py: validate_hf_model_for_pipeline_support",
+)
+
+
+def _tied(values: Group) -> bool | None:
+    tied: bool | None = values.get("model.tied")
+    return None if tied and (values.get("parallel.pipeline") or 1) > 1 else tied
+
+
+def model_rules() -> tuple[Rule, ...]:
+    """Facts about the model, where a recipe overrides its Hugging Face config."""
+    names = {
+        "num_hidden_layers": "layers",
+        "hidden_size": "hidden",
+        "num_attention_heads": "heads",
+        "num_key_value_heads": "kv_heads",
+        "intermediate_size": "ffn",
+        "vocab_size": "vocab",
+    }
+    note = "an override of the model's own config"
+    facts = (rename(f"model.config.{theirs}", f"model.{ours}", effect=Effect.NONE, note=note) for theirs, ours in names.items())
+    return (
+        *facts,
+        EXPERTS,
+        TIED,
+        only_ours("model.sequence", note="the length of samples is up to the data set", effect=Effect.NONE),
+    )
+
+
+def missing_rules() -> tuple[Rule, ...]:
+    """What a Plan can say and AutoModel cannot."""
+    fsdp = "FSDP2 decides by itself"
+    return (
+        lacks("debug", "AutoModel has no per-layer logs", effect=Effect.NONE),
+        lacks("precision.loss_scale", "AutoModel does not scale the loss"),
+        only_ours("precision.fp8", note="8-bit products are a setting of the model's backend"),
+        only_ours(
+            "recompute.ratio",
+            "recompute.partition",
+            "recompute.offload",
+            note="AutoModel saves or drops whole layers",
+            effect=Effect.COST,
+        ),
+        only_ours(
+            "zero.weight_buffers",
+            "zero.grad_buffers",
+            "zero.bucket",
+            "zero.overlap",
+            "zero.overlap_gather",
+            note=fsdp,
+            effect=Effect.COST,
+        ),
+        only_ours("zero.offload.optimizer_ratio", note="FSDP2 offloads all or nothing", effect=Effect.COST),
+        only_ours(
+            "schedule.group",
+            "schedule.depth_first",
+            "schedule.breadth_first",
+            "schedule.overlap",
+            note="torch's schedules choose the order of microbatches",
+            effect=Effect.COST,
+        ),
+        always("loss", "per_token", "AutoModel divides the sum of losses by the tokens of the whole step"),
+    )
+
+
+OFFLOAD = convert(
+    (D + "offload_policy._target_", D + "offload_policy.pin_memory"),
+    ("zero.offload.optimizer", "zero.offload.parameters"),
+    lambda values, context: dict.fromkeys(("zero.offload.optimizer", "zero.offload.parameters"), _device(values)),
+    lambda values, context: {D + "offload_policy.pin_memory": True} if _offloads(values, context) else {},
+    effect=Effect.COST,
+    sees=STRATEGY_SEES,
+    lossy="FSDP2 alone offloads, to host memory: weights, gradients and optimizer state together",
+    source="components/distributed/config.py: FSDP2Config.offload_policy",
+)
+
+
+def _device(values: Group) -> str:
+    return "cpu" if any(values.get(f"{D}offload_policy.{name}") is not None for name in ("_target_", "pin_memory")) else "none"
+
+
+def _offloads(values: Group, context: Context) -> bool:
+    devices = {values.get("zero.offload.optimizer"), values.get("zero.offload.parameters")}
+    return bool(devices & {"cpu", "nvme"}) and strategy(values, context) == "fsdp2"
+
+
+SECTIONS: dict[str, tuple[str, Effect]] = {
+    "distributed": ("a setting of AutoModel's sharding", Effect.COST),
+    "autopipeline": ("a drawing of the schedule", Effect.NONE),
+    "step_scheduler": ("when AutoModel ends, saves and logs", Effect.NONE),
+    "lr_scheduler": ("a setting of AutoModel's own scheduler", Effect.NUMBERS),
+    "optimizer": ("an argument of the optimizer class", Effect.NUMBERS),
+    "model": ("which model to load, and how it is built", Effect.NONE),
+    "packed_sequence": ("how samples are packed", Effect.NUMBERS),
+    "dataset": ("the training data", Effect.NONE),
+    "dataloader": ("the training data", Effect.NONE),
+    "peft": ("which weights train", Effect.NUMBERS),
+    "freeze_config": ("which weights train", Effect.NUMBERS),
+    "loss_fn": ("the loss", Effect.NONE),
+    "autocast": ("torch.autocast of the recipe", Effect.NUMBERS),
+    "teacher_model": ("distillation", Effect.NUMBERS),
+    "teacher_distributed": ("distillation", Effect.COST),
+    "compile": ("torch.compile of the model", Effect.ROUNDING),
+    "rng": ("the seed", Effect.NONE),
+    "seed": ("the seed", Effect.NONE),
+    "checkpoint": ("AutoModel's checkpoints", Effect.NONE),
+}
+"""What sections stand for where no Plan field does: why they stay behind, and what that does to the run."""
+PIPELINE = ("how AutoModel takes a model apart", Effect.NONE)
+SETTINGS = {
+    PP + "pp_batch_size": ("recipes put the local batch size there", Effect.NONE),
+    PP + "scale_grads_in_schedule": ("gradients are scaled twice with it", Effect.NUMBERS),
+}
+OTHER = ("a section of AutoModel's own", Effect.NONE)
+
+
+def leftover_rules(claimed: frozenset[str]) -> tuple[Rule, ...]:
+    """One row for each reason, over every setting that `claimed` does not name."""
+    rows: dict[tuple[str, Effect], list[str]] = {}
+    for path in fields(AutoModel):
+        if path not in claimed:
+            section = PIPELINE if path.startswith(PP) else SECTIONS.get(path.split(".")[0], OTHER)
+            rows.setdefault(SETTINGS.get(path, section), []).append(path)
+    return tuple(only_theirs(*paths, note=note, effect=effect) for (note, effect), paths in rows.items())
+
+
+@cache
+def table() -> tuple[Rule, ...]:
+    """Every row; each setting, and each Plan path, is in exactly one."""
+    mapped = (
+        BATCH,
+        OPTIMIZER,
+        LEARNING_RATE,
+        CLIP,
+        PRECISION,
+        ZERO,
+        OFFLOAD,
+        *mesh_rules(),
+        STAGES,
+        SCHEDULE,
+        RECOMPUTE,
+        *model_rules(),
+        *missing_rules(),
+    )
+    claimed = frozenset(path for rule in mapped for path in rule.theirs)
+    return (*mapped, *leftover_rules(claimed))

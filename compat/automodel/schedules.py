@@ -1,0 +1,148 @@
+"""Schedules of torch.distributed.pipelining by name, and the compute-only CSV files that describe one."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from bridge.errors import ConfigError, nearest
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """One schedule class: `single` runs one stage a rank, the others two or more; `ours` is a Plan's name for it.
+
+    `split` schedules take the backward pass apart; `pair` ones need two stages a rank; `abstract` ones only serve a CSV;
+    `v` ones place stages in the shape of a V (in AutoModel's splitter, which knows one of the two that torch has).
+    """
+
+    name: str
+    ours: str | None = None
+    single: bool = False
+    split: bool = False
+    pair: bool = False
+    rounds: bool = False
+    abstract: bool = False
+    v: bool = False
+
+
+SCHEDULES: Mapping[str, Schedule] = {
+    schedule.name.lower(): schedule
+    for schedule in (
+        Schedule("1F1B", "1f1b", single=True),
+        Schedule("Interleaved1F1B", "interleaved_1f1b", rounds=True),
+        Schedule("GPipe", "gpipe", single=True),
+        Schedule("LoopedBFS", "looped_bfs"),
+        Schedule("InterleavedZeroBubble", "zero_bubble", split=True, rounds=True),
+        Schedule("ZBVZeroBubble", "zero_bubble_v", split=True, pair=True, v=True),
+        Schedule("DualPipeV", "zero_bubble_v", split=True, pair=True),
+        Schedule("PipelineScheduleSingle", None, single=True, abstract=True),
+        Schedule("PipelineScheduleMulti", None, abstract=True),
+    )
+}
+"""What torch accepts, in any case of letters (torch.distributed.pipelining.schedules, get_schedule_class)."""
+
+MISNAMED: Mapping[str, str] = {
+    "interleaved_1f1b": "Interleaved1F1B",
+    "looped_bfs": "LoopedBFS",
+    "zero_bubble": "InterleavedZeroBubble",
+    "v_schedule": "ZBVZeroBubble",
+    "dfs": "Interleaved1F1B",
+}
+"""Names in AutoModel's own documentation that torch refuses, and torch's names."""
+
+
+def schedule(name: str, where: str = "pp_schedule") -> Schedule:
+    """The schedule of that name, in any case of letters; `ConfigError` with the right name for one that torch refuses."""
+    found = SCHEDULES.get(name.lower())
+    if found is None:
+        raise ConfigError(f"{where}: found {name!r}, which torch refuses; {_advice(name.lower())}")
+    return found
+
+
+def _advice(name: str) -> str:
+    if name in MISNAMED:
+        return f"AutoModel's documentation lists it, torch calls it {MISNAMED[name]}"
+    known = [found.name for found in SCHEDULES.values() if not found.abstract]
+    return f"use one of {', '.join(known)}{nearest(name, SCHEDULES)}"
+
+
+CELL = re.compile(r"(\d+)([FIWB])(\d+)")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A compute-only schedule: for each rank what it does in turn, as (stage, action, microbatch); None is idle."""
+
+    ranks: tuple[tuple[tuple[int, str, int] | None, ...], ...]
+
+    @property
+    def stages(self) -> int:
+        """Number of virtual stages."""
+        return 1 + max((cell[0] for row in self.ranks for cell in row if cell), default=-1)
+
+    @property
+    def microbatches(self) -> int:
+        """Number of microbatches."""
+        return 1 + max((cell[2] for row in self.ranks for cell in row if cell), default=-1)
+
+
+def table(text: str, name: str = "schedule") -> Table:
+    """Read a schedule in CSV: a row for each rank, cells such as `0F0`, empty ones idle.
+
+    Checks that each stage is on one rank, and that each rank runs every microbatch of its stages forward once and backward
+    once (whole, or as input and weight parts) in a possible order. Raises `ConfigError` with every problem.
+    """
+    rows = [row for row in csv.reader(io.StringIO(text)) if row]
+    problems: list[str] = [f"{name}: empty; expected a row for each pipeline rank"] if not rows else []
+    ranks = tuple(
+        tuple(_cell(cell, f"{name}: row {rank + 1}, column {step + 1}", problems) for step, cell in enumerate(row))
+        for rank, row in enumerate(rows)
+    )
+    ConfigError.raise_if(problems)
+    found = Table(ranks)
+    ConfigError.raise_if(f"{name}: {problem}" for problem in _flaws(found))
+    return found
+
+
+def _cell(text: str, where: str, problems: list[str]) -> tuple[int, str, int] | None:
+    match = CELL.fullmatch(text.strip())
+    if match:
+        return int(match[1]), match[2], int(match[3])
+    if text.strip():
+        problems.append(f"{where}: found {text.strip()!r}, expected a stage, one of F, I, W, B, and a microbatch, such as 0F0")
+    return None
+
+
+def _flaws(found: Table) -> Iterator[str]:
+    homes: dict[int, int] = {}
+    for rank, row in enumerate(found.ranks):
+        for stage in sorted({cell[0] for cell in row if cell}):
+            if homes.setdefault(stage, rank) != rank:
+                yield f"stage {stage} is on ranks {homes[stage]} and {rank}; keep each stage on one rank"
+    missing = [str(stage) for stage in range(found.stages) if stage not in homes]
+    if missing:
+        yield f"no rank runs stage {', '.join(missing)}; number stages from 0 without gaps"
+    for row in found.ranks:
+        yield from _row_flaws(row, found.microbatches)
+
+
+def _row_flaws(row: Sequence[tuple[int, str, int] | None], microbatches: int) -> Iterator[str]:
+    done = Counter(cell for cell in row if cell)
+    for stage in sorted({cell[0] for cell in row if cell}):
+        for microbatch in range(microbatches):
+            forward, *backward = (done[stage, action, microbatch] for action in "FBIW")
+            if forward != 1 or backward not in ([1, 0, 0], [0, 1, 1]):
+                yield f"stage {stage}: microbatch {microbatch} needs one F, and one B or one I and one W"
+    seen: set[tuple[int, str, int]] = set()
+    for cell in row:
+        if cell:
+            stage, action, microbatch = cell
+            before = {"F": (), "B": ("F",), "I": ("F",), "W": ("I",)}[action]
+            if any((stage, need, microbatch) in done and (stage, need, microbatch) not in seen for need in before):
+                yield f"stage {stage}: {action} of microbatch {microbatch} comes before its {before[0]}"
+            seen.add(cell)

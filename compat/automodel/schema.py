@@ -1,0 +1,341 @@
+"""Every setting of an AutoModel recipe that says how a run is spread and stepped, typed; the rest stays free-form."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Lt
+from pydantic import BeforeValidator
+from pydantic import Field as field
+
+from bridge.config import Count, Real, Section, Size, Whole
+
+DTYPES = {
+    name: short
+    for short, names in {
+        "fp64": ("fp64", "float64", "double"),
+        "fp32": ("fp32", "float32", "float", "32-true", "32"),
+        "fp16": ("fp16", "float16", "half", "16-true"),
+        "bf16": ("bf16", "bfloat16", "bf16-true"),
+    }.items()
+    for name in names
+}
+"""AutoModel's spellings of a number format, and the short one (shared/utils.py, dtype_from_str)."""
+
+
+def _dtype(value: Any) -> Any:
+    text = str(value) if type(value).__name__ == "dtype" else value
+    return DTYPES.get(text.lower().removeprefix("torch."), text) if isinstance(text, str) else text
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(_tuple(item) for item in value) if isinstance(value, list | tuple) else value
+
+
+def _lower(value: Any) -> Any:
+    return value.lower() if isinstance(value, str) else value
+
+
+def _names(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else _tuple(value)
+
+
+NAMED_MODES = {
+    **dict.fromkeys(("false", "off", "none", "disabled", "no"), False),
+    **dict.fromkeys(("true", "on", "full", "enabled", "yes"), True),
+}
+
+
+def _mode(value: Any) -> Any:
+    text = value.lower().replace("-", "_") if isinstance(value, str) else value
+    return NAMED_MODES.get(text, text) if isinstance(text, str) else text
+
+
+Dtype = Annotated[Literal["fp64", "fp32", "fp16", "bf16"], BeforeValidator(_dtype)]
+ModelDtype = Annotated[Literal["fp64", "fp32", "fp16", "bf16", "auto"], BeforeValidator(_dtype)]
+NonNegative = Annotated[Real, Ge(0)]
+Positive = Annotated[Real, Gt(0)]
+Beta = Annotated[Real, Ge(0), Lt(1)]
+Betas = Annotated[tuple[Beta, Beta], BeforeValidator(_tuple)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+Parts = Annotated[tuple[tuple[str, ...], ...], BeforeValidator(_tuple)]
+Mode = Annotated[bool | Literal["selective"], BeforeValidator(_mode)]
+Rounding = Literal["up", "down"]
+Strategy = Annotated[Literal["fsdp2", "megatron_fsdp", "megatron-fsdp", "mfsdp", "ddp"], BeforeValidator(_lower)]
+Free = dict[str, Any]
+
+REST = "*"
+"""Name of the leaf that holds what a free-form section has beside its typed settings."""
+
+
+def rest(what: str) -> Any:
+    """The leaf for everything else in a free-form section."""
+    return field(None, alias=REST, description=f"Everything else {what}, as it stands.")
+
+
+class StepScheduler(Section):
+    """Batch sizes, and what happens how often."""
+
+    global_batch_size: Count | None = field(None, description="Samples in one optimizer step over all ranks.")
+    local_batch_size: Count | None = field(
+        None, description="Samples that one data rank takes at once; with a pipeline, all microbatches of one pass."
+    )
+    num_epochs: Count | None = field(None, description="Passes over the data set.")
+    max_steps: Count | None = field(None, description="Optimizer steps after which the run ends, whatever the epochs.")
+    ckpt_every_steps: Count | None = field(None, description="Steps between checkpoints.")
+    save_checkpoint_every_epoch: bool | None = field(None, description="A checkpoint at the end of each epoch too.")
+    val_every_steps: Count | None = field(None, description="Steps between validations.")
+    log_remote_every_steps: Count | None = field(None, description="Steps between entries in remote logs.")
+    loss_average_window_steps: Count | None = field(None, description="Steps in the running mean of the logged loss.")
+    gc_every_steps: Count | None = field(None, description="Steps between forced garbage collections.")
+    start_step: Size | None = field(None, description="First step, when a run goes on.")
+    start_epoch: Size | None = field(None, description="First epoch, when a run goes on.")
+    preemption_signal: int | Names | None = field(None, description="Signals on which a last checkpoint is written.")
+
+
+class Pipeline(Section):
+    """PipelineConfig: schedule, split and patches of a pipelined model."""
+
+    pp_schedule: str | None = field(None, description="Schedule of torch.distributed.pipelining, in any case of letters.")
+    pp_schedule_csv: str | None = field(None, description="Compute-only schedule; placement still follows pp_schedule.")
+    pp_microbatch_size: Count | None = field(None, description="Samples in one microbatch.")
+    pp_batch_size: Count | None = field(None, description="Samples in one pass; recipes put the local batch size here.")
+    layers_per_stage: Count | None = field(
+        None, description="Decoder layers wanted in a virtual stage; it sets the number of stages, which then share evenly."
+    )
+    round_virtual_stages_to_pp_multiple: Rounding | None = field(
+        None, description="Where that number is no multiple of the pipeline size: which way to go."
+    )
+    module_fqns_per_model_part: Parts | None = field(None, description="Names of each virtual stage's modules, in order.")
+    patch_inner_model: bool | None = field(None, description="Replace the inner model's forward by one for stages.")
+    patch_causal_lm_model: bool | None = field(None, description="Replace the outer model's forward by one for stages.")
+    patch_stage_backward_maybe_with_nosync: bool | None = field(
+        None, description="FSDP-aware backward of stages; recipes take it from the model's backend."
+    )
+    dtype: Dtype | None = field(None, description="Number format of what passes between stages.")
+    scale_grads_in_schedule: bool | None = field(None, description="Divide gradients by the number of microbatches.")
+    loss_fn: str | Free | None = field(None, description="Loss of the last stage; recipes put their own loss here.")
+    pp_seq_len: Count | None = field(None, description="Tokens in a sequence, for stage shapes known ahead.")
+
+
+class AutoPipeline(Section):
+    """What the layout before 0.3.0 has beside the settings that are now in `distributed.pipeline`."""
+
+    target: str | None = field(None, alias="_target_", description="Class of the old layout; kept as text, never loaded.")
+    visualization_font_size_offset: Whole | None = field(None, description="Font size of a drawing of the schedule.")
+
+
+class Moe(Section):
+    """Sharding of experts."""
+
+    ignore_router_for_ac: bool | None = field(None, description="Router results are saved, not computed again.")
+    reshard_after_forward: bool | None = field(None, description="Expert layers free their gathered weights after forward.")
+    lm_head_precision: Dtype | None = field(None, description="Number format of the output head.")
+    wrap_outer_model: bool | None = field(None, description="Shard the outer model as a unit too.")
+    mp_policy: Free | None = field(None, description="Number formats of the sharded experts.")
+
+
+class MixedPrecision(Section):
+    """Number formats of FSDP2."""
+
+    target: str | None = field(None, alias="_target_", description="Class of the policy; kept as text, never loaded.")
+    param_dtype: Dtype | None = field(None, description="Format of gathered weights, in forward and backward.")
+    reduce_dtype: Dtype | None = field(None, description="Format in which gradients are reduced.")
+    output_dtype: Dtype | None = field(None, description="Format of what a sharded module returns.")
+    cast_forward_inputs: bool | None = field(None, description="Inputs are cast to the format of the weights.")
+
+
+class Offload(Section):
+    """FSDP2's offload to host memory."""
+
+    target: str | None = field(None, alias="_target_", description="Class of the policy; kept as text, never loaded.")
+    pin_memory: bool | None = field(None, description="Page-locked host memory.")
+
+
+class Distributed(Section):
+    """Mesh sizes, the strategy that shards over data ranks, and its options."""
+
+    target: str | None = field(None, alias="_target_", description="Manager class of the old layout; kept as text, never loaded.")
+    strategy: Strategy | None = field(None, description="What shards weights and gradients over data ranks.")
+    dp_size: Count | None = field(None, description="Data-parallel ranks; unset: what the other axes leave.")
+    dp_replicate_size: Count | None = field(None, description="Groups of data ranks that each hold all shards.")
+    tp_size: Count | None = field(None, description="Tensor-parallel ranks.")
+    pp_size: Count | None = field(None, description="Pipeline ranks.")
+    cp_size: Count | None = field(None, description="Context-parallel ranks.")
+    ep_size: Count | None = field(None, description="Expert-parallel ranks, taken from the data, context and tensor ranks.")
+    pipeline: Pipeline = field(Pipeline(), description="Pipeline.")
+    moe: Moe = field(Moe(), description="Experts.")
+    activation_checkpointing: Mode | None = field(None, description="Activations computed again: all, selected ones, or none.")
+    activation_checkpointing_scope: Names | None = field(None, description="Layer groups to which that applies.")
+    sequence_parallel: bool | None = field(None, description="Norms split by tokens in a tensor group.")
+    tp_plan: Free | str | None = field(None, description="Own plan of tensor-parallel modules.")
+    custom_tp_plan: Free | str | None = field(None, description="The same before 0.3.0.")
+    use_hf_tp_plan: bool | None = field(None, description="Take the tensor plan of the Hugging Face model.")
+    mp_policy: MixedPrecision = field(MixedPrecision(), description="Number formats.")
+    offload_policy: Offload = field(Offload(), description="Offload.")
+    autocast_dtype: Dtype | None = field(None, description="torch.autocast around the forward pass.")
+    defer_fsdp_grad_sync: bool | None = field(None, description="Gradients are reduced once, after the last microbatch.")
+    reshard_after_forward: bool | None = field(
+        None, description="Layers free their gathered weights after forward; unset: not with a pipeline, else all but the last."
+    )
+    patch_is_packed_sequence: bool | None = field(None, description="Tell the model that no sequence is packed.")
+    enable_async_tensor_parallel: bool | None = field(None, description="Tensor-parallel messages overlap compute.")
+    enable_compile: bool | None = field(None, description="Compile each layer.")
+    enable_fsdp2_prefetch: bool | None = field(None, description="Gather weights ahead, by explicit chains.")
+    fsdp2_backward_prefetch_depth: Size | None = field(None, description="Units gathered ahead in backward.")
+    fsdp2_forward_prefetch_depth: Size | None = field(None, description="Units gathered ahead in forward.")
+    multimodal: Free | None = field(None, description="Sharding of vision and audio modules.")
+    zero_dp_strategy: Literal[0, 1, 2, 3] | None = field(None, description="ZeRO level of Megatron-FSDP.")
+    megatron_fsdp_unit_modules: Names | None = field(None, description="Classes that Megatron-FSDP shards as units.")
+    init_fsdp_with_meta_device: bool | None = field(None, description="Build the model without memory first.")
+    grad_reduce_in_fp32: bool | None = field(None, description="Megatron-FSDP reduces gradients in fp32.")
+    preserve_fp32_weights: bool | None = field(None, description="Megatron-FSDP keeps fp32 weights for the optimizer.")
+    overlap_grad_reduce: bool | None = field(None, description="Megatron-FSDP's gradient reduction overlaps backward.")
+    overlap_param_gather: bool | None = field(None, description="Megatron-FSDP gathers weights ahead.")
+    check_for_nan_in_grad: bool | None = field(None, description="Old check of gradient buffers; no longer has effect.")
+    report_nan_in_param_grad: bool | None = field(None, description="Check each parameter's gradient for NaN.")
+    average_in_collective: bool | None = field(None, description="Average inside of the collective.")
+    disable_bucketing: bool | None = field(None, description="One reduction for each parameter.")
+    calculate_per_token_loss: bool | None = field(None, description="Megatron-FSDP leaves the scaling by tokens to the loss.")
+    keep_fp8_transpose_cache: bool | None = field(None, description="Keep transposed fp8 weights.")
+    nccl_ub: bool | None = field(None, description="NCCL user buffers.")
+    fsdp_double_buffer: bool | None = field(None, description="Two buffers for gathered weights.")
+    broadcast_buffers: bool | None = field(None, description="DDP sends module buffers before each forward.")
+    find_unused_parameters: bool | None = field(None, description="DDP looks for parameters without gradient.")
+    static_graph: bool | None = field(None, description="DDP may trust that the graph never changes.")
+    bucket_cap_mb: Positive | None = field(None, description="DDP's bucket in MiB.")
+    gradient_as_bucket_view: bool | None = field(None, description="Gradients are views of DDP's buckets.")
+    backend: str | None = field(None, description="Backend of torch.distributed; in dist_env since 0.5.0.")
+    world_size: Count | None = field(None, description="Number of ranks, before 0.3.0.")
+
+
+class DistEnv(Section):
+    """Process group."""
+
+    backend: str | None = field(None, description="Backend of torch.distributed.")
+    timeout_minutes: Positive | None = field(None, description="Minutes after which a collective gives up.")
+    others: Free | None = rest("about the process group")
+
+
+class Backend(Section):
+    """Implementations inside the model."""
+
+    attn: str | None = field(None, description="Implementation of attention.")
+    enable_fsdp_optimizations: bool | None = field(None, description="FSDP-aware gradient exchange, of stages too.")
+    others: Free | None = rest("about the model's implementation")
+
+
+class ModelConfig(Section):
+    """Overrides of the model's Hugging Face config."""
+
+    num_hidden_layers: Count | None = field(None, description="Number of decoder layers.")
+    hidden_size: Count | None = field(None, description="Width of the residual stream.")
+    num_attention_heads: Count | None = field(None, description="Number of attention heads.")
+    num_key_value_heads: Count | None = field(None, description="Number of key and value heads.")
+    intermediate_size: Count | None = field(None, description="Width of the feed-forward layer.")
+    vocab_size: Count | None = field(None, description="Vocabulary size.")
+    num_experts: Count | None = field(None, description="Experts in a layer, as Qwen models call it.")
+    num_local_experts: Count | None = field(None, description="The same, as Mixtral and GPT-OSS call it.")
+    n_routed_experts: Count | None = field(None, description="The same, as DeepSeek calls it.")
+    tie_word_embeddings: bool | None = field(None, description="Embedding and output layer share their weights.")
+    others: Free | None = rest("in the model's config")
+
+
+class Model(Section):
+    """What model to load or build."""
+
+    torch_dtype: ModelDtype | None = field(None, description="Format in which weights are stored, and so updated.")
+    config: ModelConfig = field(ModelConfig(), description="Overrides.")
+    backend: Backend = field(Backend(), description="Implementations.")
+    others: Free | None = rest("about the model")
+
+
+class Optimizer(Section):
+    """Optimizer class and its arguments."""
+
+    target: str | None = field(None, alias="_target_", description="Optimizer class; kept as text, never loaded.")
+    lr: NonNegative | None = field(None, description="Peak learning rate.")
+    betas: Betas | None = field(None, description="Decay of the two moments.")
+    eps: NonNegative | None = field(None, description="Term added to the root of the second moment.")
+    momentum: NonNegative | None = field(None, description="Momentum of SGD.")
+    weight_decay: NonNegative | None = field(None, description="Weight decay.")
+    adam_w_mode: bool | None = field(None, description="Transformer Engine's FusedAdam decays weights apart.")
+    others: Free | None = rest("the optimizer takes")
+
+
+Shape = Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"]
+
+
+class LrScheduler(Section):
+    """Learning rate and weight decay over the steps."""
+
+    lr_decay_style: Shape | None = field(None, description="Shape after warmup.")
+    lr_warmup_steps: Size | None = field(None, description="Steps of linear warmup.")
+    lr_decay_steps: Count | None = field(None, description="Step at which the decay ends, warmup included.")
+    init_lr: NonNegative | None = field(None, description="Learning rate at the start of warmup.")
+    max_lr: NonNegative | None = field(None, description="Peak learning rate; the optimizer's unless set.")
+    min_lr: NonNegative | None = field(None, description="Learning rate after the decay.")
+    start_wd: NonNegative | None = field(None, description="First weight decay.")
+    end_wd: NonNegative | None = field(None, description="Last weight decay.")
+    wd_incr_steps: Size | None = field(None, description="Steps from the first weight decay to the last.")
+    wd_incr_style: Literal["constant", "linear", "cosine"] | None = field(None, description="Shape between them.")
+    use_checkpoint_opt_param_scheduler: bool | None = field(None, description="A checkpoint's values win.")
+    override_opt_param_scheduler: bool | None = field(None, description="The recipe's values win.")
+    wsd_decay_steps: Count | None = field(None, description="Steps of WSD's last decay.")
+    lr_wsd_decay_style: Literal["linear", "cosine", "exponential", "minus_sqrt"] | None = field(
+        None, description="Shape of WSD's last decay."
+    )
+
+
+class ClipGradNorm(Section):
+    """Gradient clipping."""
+
+    max_norm: NonNegative | None = field(None, description="Bound on the global gradient norm.")
+
+
+class PackedSequence(Section):
+    """Several samples in one sequence."""
+
+    packed_sequence_size: Size | None = field(None, description="Tokens in a packed sequence; 0 is off.")
+    others: Free | None = rest("about packing")
+
+
+class Dataset(Section):
+    """Training data."""
+
+    seq_len: Count | None = field(None, description="Tokens in a sample; with a pipeline, the length of its shapes.")
+    others: Free | None = rest("about the data")
+
+
+class AutoModel(Section):
+    """A recipe. Sections that say nothing about the spread of a run are free-form."""
+
+    step_scheduler: StepScheduler = field(StepScheduler(), description="Batches and steps.")
+    distributed: Distributed = field(Distributed(), description="Mesh and sharding.")
+    autopipeline: AutoPipeline = field(AutoPipeline(), description="Old layout.")
+    dist_env: DistEnv = field(DistEnv(), description="Process group.")
+    model: Model = field(Model(), description="Model.")
+    optimizer: Optimizer = field(Optimizer(), description="Optimizer.")
+    lr_scheduler: LrScheduler = field(LrScheduler(), description="Learning rate.")
+    clip_grad_norm: ClipGradNorm = field(ClipGradNorm(), description="Clipping.")
+    packed_sequence: PackedSequence = field(PackedSequence(), description="Packing.")
+    dataset: Dataset = field(Dataset(), description="Training data.")
+    recipe: str | Free | None = field(None, description="Recipe class that runs the file; kept as text, never loaded.")
+    seed: Whole | None = field(None, description="Seed, for recipes without a random-state section.")
+    rng: Free | None = field(None, description="Random state.")
+    loss_fn: Free | str | None = field(None, description="Loss.")
+    dataloader: Free | None = field(None, description="Loading of training data.")
+    validation_dataset: Free | None = field(None, description="Validation data.")
+    validation_dataloader: Free | None = field(None, description="Loading of validation data.")
+    checkpoint: Free | None = field(None, description="Checkpoints.")
+    peft: Free | None = field(None, description="Adapters such as LoRA.")
+    compile: Free | None = field(None, description="torch.compile.")
+    autocast: Free | None = field(None, description="torch.autocast of some recipes.")
+    benchmark: Free | None = field(None, description="Settings of the benchmark recipe.")
+    wandb: Free | None = field(None, description="Log to Weights & Biases.")
+    ci: Free | None = field(None, description="How the project's own tests run the file.")
+    freeze_config: Free | None = field(None, description="Parts of the model that do not train.")
+    processor: Free | None = field(None, description="Image and audio processing.")
+    teacher_model: Free | None = field(None, description="Teacher for distillation.")
+    teacher_distributed: Free | None = field(None, description="Mesh of the teacher.")
+    others: Free | None = field(None, alias=REST, description="Every other section, as it stands.")

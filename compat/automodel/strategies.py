@@ -1,0 +1,231 @@
+"""Generated AutoModel recipes: meshes, batches and pipelines that hold together, and what each release reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from math import prod
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from bridge.config import fields
+from bridge.testing.strategies import Case, Group, Part, words
+from bridge.testing.strategies import values as typed_values
+from compat.automodel.effective import EXPERTS
+from compat.automodel.optimizers import CLASSES
+from compat.automodel.pipeline_rules import AUTOPIPELINE
+from compat.automodel.releases import release
+from compat.automodel.rules import MANAGERS
+from compat.automodel.schedules import SCHEDULES
+from compat.automodel.schema import AutoModel
+from compat.automodel.virtual_stages import named
+
+Groups = SearchStrategy[Group]
+D, PP, L = "distributed.", "distributed.pipeline.", "lr_scheduler."
+LAYERS = "model.config.num_hidden_layers"
+SMALL = st.integers(1, 6)
+RATE = st.floats(1e-6, 1e-2)
+RUNS = tuple(kind for kind in SCHEDULES.values() if not kind.abstract)
+
+
+def _field(path: str) -> SearchStrategy[Any]:
+    return OWN[path] if path in OWN else typed_values(fields(AutoModel)[path].annotation)
+
+
+def _group(must: Mapping[str, SearchStrategy[Any]], *may: str) -> Groups:
+    return st.fixed_dictionaries(dict(must), optional={path: _field(path) for path in may})
+
+
+# Core
+
+
+@st.composite
+def core(draw: DrawFn, case: Case) -> Sequence[Group]:
+    """Strategy, mesh and batch first, then choices that each hold together."""
+    kind = draw(st.sampled_from(("fsdp2", "fsdp2", "fsdp2", "fsdp2", "megatron_fsdp", "ddp")))
+    sizes = _sizes(draw, case, kind)
+    ranks = sizes["pp_size"]
+    pipeline = _pipeline(draw, case, ranks) if ranks > 1 else {}
+    first = {**_strategy(case, kind), **{D + name: size for name, size in sizes.items() if size > 1}, **pipeline}
+    split = [draw(_split(ranks, pipeline[PP + "pp_schedule"]))] if ranks > 1 else []
+    return [
+        {**first, **_batch(draw, case, sizes, first)},
+        *split,
+        _widths(draw, sizes),
+        *(draw(choice(case.version)) for choice in CHOICES),
+    ]
+
+
+def _strategy(case: Case, kind: str) -> Group:
+    return {D + "strategy": kind} if release(case.version).nested else {D + "_target_": MANAGERS[kind]}
+
+
+AXES: Mapping[str, tuple[str, ...]] = {
+    "fsdp2": ("tp_size", "cp_size", "pp_size"),
+    "megatron_fsdp": ("tp_size", "cp_size"),
+    "ddp": (),
+}
+
+
+def _sizes(draw: DrawFn, case: Case, kind: str) -> dict[str, int]:
+    left, sizes = case.world_size or draw(st.sampled_from((1, 2, 4, 8, 16))), {"pp_size": 1}
+    for axis in draw(st.permutations(AXES[kind])):
+        sizes[axis] = draw(st.sampled_from([size for size in (1, 2, 3, 4, 8) if left % size == 0]))
+        left //= sizes[axis]
+    explicit = case.world_size is None or draw(st.booleans())
+    if kind == "fsdp2":
+        sizes["ep_size"] = draw(st.sampled_from([size for size in (1, 2, 4) if left % size == 0]))
+        sizes["dp_replicate_size"] = draw(st.sampled_from([size for size in (1, 2) if left % size == 0 and size < left] or [1]))
+    return {**sizes, **({"dp_size": left} if explicit else {})}
+
+
+def _widths(draw: DrawFn, sizes: Mapping[str, int]) -> Group:
+    """A model's config with some of its sizes."""
+    kv = sizes.get("tp_size", 1) * draw(st.sampled_from((1, 2)))
+    heads = kv * draw(st.sampled_from((1, 4)))
+    config = {"num_attention_heads": heads, "num_key_value_heads": kv, "hidden_size": 128 * heads, "vocab_size": 32000}
+    experts = {draw(st.sampled_from(EXPERTS)): sizes.get("ep_size", 1) * draw(st.sampled_from((2, 4)))}
+    kept = draw(st.sampled_from(({}, {}, config, {**config, **experts, "intermediate_size": 512 * heads})))
+    return {f"model.config.{name}": size for name, size in kept.items()}
+
+
+def _pipeline(draw: DrawFn, case: Case, ranks: int) -> dict[str, Any]:
+    kind = draw(st.sampled_from(RUNS))
+    old = {} if release(case.version).nested else {"autopipeline._target_": AUTOPIPELINE}
+    return {
+        **old,
+        PP + "pp_schedule": draw(st.sampled_from((kind.name, kind.name.lower()))),
+        PP + "pp_microbatch_size": draw(SMALL),
+    }
+
+
+def _batch(draw: DrawFn, case: Case, sizes: Mapping[str, int], first: Group) -> Group:
+    """Whole microbatches, rounds and passes."""
+    others = prod(sizes.get(axis, 1) for axis in ("tp_size", "cp_size", "pp_size"))
+    data = sizes.get("dp_size") or (case.world_size or others) // others
+    micro, ranks = first.get(PP + "pp_microbatch_size", 1), sizes["pp_size"]
+    local = micro * 2 * ranks * draw(SMALL) if ranks > 1 else draw(SMALL)
+    total = {"step_scheduler.global_batch_size": local * data * draw(SMALL)}
+    return {"step_scheduler.local_batch_size": local, **draw(st.sampled_from((total, total, {})))}
+
+
+@st.composite
+def _split(draw: DrawFn, ranks: int, name: str) -> Group:
+    """How layers become stages: by default, by a number of layers, or by name."""
+    kind = SCHEDULES[name.lower()]
+    virtual = 1 if kind.single else 2 if kind.pair else draw(st.sampled_from((2, 2, 3, 4)))
+    size = draw(SMALL)
+    layers = ranks * virtual * size - draw(st.integers(0, size - 1))
+    known = draw(st.sampled_from(({LAYERS: layers}, {LAYERS: layers}, {})))
+    rounding = draw(
+        st.sampled_from(
+            ({}, {PP + "round_virtual_stages_to_pp_multiple": "up"}, {PP + "round_virtual_stages_to_pp_multiple": "down"})
+        )
+    )
+    cuts = tuple(range(0, ranks * virtual * size + 1, size))
+    return draw(
+        st.sampled_from(
+            (
+                known,
+                {**known, PP + "layers_per_stage": size, **rounding},
+                {PP + "layers_per_stage": size, **rounding},
+                {PP + "module_fqns_per_model_part": named(cuts)},
+            )
+        )
+    )
+
+
+@cache
+def _optimizer(version: str) -> Groups:
+    known = [
+        _group({"optimizer._target_": st.just(target)}, *(f"optimizer.{name}" for name in found.defaults))
+        for target, found in CLASSES.items()
+    ]
+    return st.one_of(st.just({}), _group({"optimizer._target_": st.just("dion.Dion")}, "optimizer.lr", "optimizer.*"), *known)
+
+
+@cache
+def _schedule(version: str) -> Groups:
+    steps = {L + "lr_warmup_steps": st.integers(0, 9), L + "lr_decay_steps": st.integers(10, 999), "optimizer.lr": st.just(0.01)}
+    return st.one_of(
+        st.just({}),
+        _group({L + "lr_decay_style": _field(L + "lr_decay_style"), "step_scheduler.max_steps": st.integers(1, 999)}),
+        st.fixed_dictionaries(
+            {L + "lr_decay_style": _field(L + "lr_decay_style"), **steps}, optional={L + "min_lr": RATE, L + "init_lr": RATE}
+        ),
+        _group({L + "lr_decay_style": st.just("WSD"), L + "wsd_decay_steps": st.integers(1, 9)}, L + "lr_wsd_decay_style"),
+        _group({L + "max_lr": RATE}),
+    )
+
+
+@cache
+def _precision(version: str) -> Groups:
+    policy = D + "mp_policy."
+    return st.one_of(
+        st.just({}),
+        _group(
+            {"model.torch_dtype": _field("model.torch_dtype")},
+            policy + "param_dtype",
+            policy + "reduce_dtype",
+            policy + "output_dtype",
+        ),
+        _group({policy + "param_dtype": _field(policy + "param_dtype")}, policy + "cast_forward_inputs", "model.torch_dtype"),
+        _group({"model.torch_dtype": _field("model.torch_dtype")}, D + "preserve_fp32_weights", D + "grad_reduce_in_fp32"),
+        _group({D + "autocast_dtype": _field(D + "autocast_dtype")}, "model.torch_dtype"),
+    )
+
+
+@cache
+def _sharding(version: str) -> Groups:
+    return st.one_of(
+        st.just({}),
+        _group({D + "reshard_after_forward": st.booleans()}, D + "offload_policy.pin_memory"),
+        _group({D + "zero_dp_strategy": _field(D + "zero_dp_strategy")}, D + "overlap_grad_reduce", D + "overlap_param_gather"),
+        _group({D + "activation_checkpointing": _field(D + "activation_checkpointing")}),
+    )
+
+
+CHOICES = (_optimizer, _schedule, _precision, _sharding)
+
+# Single settings
+
+RESERVED = (
+    *(D + name for name in ("strategy", "_target_", "dp_", "tp_size", "pp_size", "cp_size", "ep_size", "world_size")),
+    *(PP + name for name in ("pp_schedule", "layers_per_stage", "round_", "module_fqns", "pp_microbatch")),
+    *("autopipeline._target_", "step_scheduler.global_", "step_scheduler.local_", L, "optimizer."),
+    *(f"model.config.{name}" for name in ("num_", "n_routed", "hidden", "intermediate", "vocab")),
+)
+"""What hangs on the number of ranks, on the number of layers, or on a type that takes some arguments and not others."""
+
+SCOPES = st.lists(st.sampled_from(("language", "vision", "audio", "multimodal")), min_size=1, max_size=2, unique=True).map(tuple)
+OWN: Mapping[str, SearchStrategy[Any]] = {
+    "optimizer.lr": st.just(0.0) | RATE,
+    D + "activation_checkpointing_scope": SCOPES,
+    PP + "pp_schedule_csv": words().map(lambda name: f"no such/{name.strip()}.csv"),
+    "step_scheduler.preemption_signal": st.sampled_from((15, ("SIGTERM",), ("SIGTERM", "SIGUSR1"), ())),
+}
+"""Values that a setting takes only in a form which its type does not tell."""
+
+
+def paths(case: Case) -> Iterable[str]:
+    """What the release reads."""
+    return settable(case.version)
+
+
+@cache
+def settable(version: str) -> tuple[str, ...]:
+    """Settings that can be given, those of the core included."""
+    return tuple(path for path in fields(AutoModel) if release(version).reads(path))
+
+
+def values(case: Case, path: str) -> SearchStrategy[Any] | None:
+    """Values of one setting where its type is not enough."""
+    return OWN.get(path)
+
+
+BESIDE: Mapping[str, Group] = {PP + "pp_schedule_csv": {}, "distributed.moe.reshard_after_forward": {}}
+"""Settings that are tried first: few recipes can hold them."""
+
+PART = Part(core, paths, values, beside=BESIDE, reserved=RESERVED, entries=("recipe",))

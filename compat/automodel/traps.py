@@ -1,0 +1,94 @@
+"""What AutoModel accepts and then ignores, overwrites or gets wrong, as findings on a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from bridge.findings import Finding, Origin
+from bridge.rules import Effect
+from compat.automodel.effective import PP, D, chosen, piped, strategy
+from compat.automodel.formats import OBJECT, OLD
+from compat.automodel.releases import Release
+
+Found = tuple[str, str, Effect]
+
+
+def inspect(
+    given: Mapping[str, Any], effective: Mapping[str, Any], release: Release, entry: str, origins: Mapping[str, Origin]
+) -> Iterator[Finding]:
+    """Findings on `given`, in the order of the recipe's sections."""
+    for path, message, effect in _found(given, effective, release, entry):
+        given_and_matters = path in given and effect is not Effect.NONE
+        yield Finding(path, message, effect, given_and_matters, before=given.get(path), origin=origins.get(path))
+
+
+def _found(given: Mapping[str, Any], effective: Mapping[str, Any], release: Release, entry: str) -> Iterator[Found]:
+    yield from _scaling(given)
+    if entry == OBJECT:
+        return
+    yield from _layout(given, release)
+    if piped(given):
+        yield from _overwritten(given, effective)
+        yield from _schedule(given)
+    else:
+        yield from _inert(given)
+    yield from _steps(given)
+
+
+def _layout(given: Mapping[str, Any], release: Release) -> Iterator[Found]:
+    target = str(given.get(D + "_target_") or "").rpartition(".")[2]
+    if target and release.nested:
+        message = f"the class is not looked at since 0.3.0; the strategy is {strategy(given, release)}"
+        yield D + "_target_", message, Effect.NONE if target == "FSDP2Manager" else Effect.COST
+    if "clip_grad_norm.max_norm" in given and not release.nested:
+        yield "clip_grad_norm.max_norm", f"read since 0.3.0; {release.version} always clips at 1.0", Effect.NUMBERS
+
+
+def _inert(given: Mapping[str, Any]) -> Iterator[Found]:
+    path = next((path for path in given if path.startswith((PP, OLD))), None)
+    if path is not None:
+        yield path.rpartition(".")[0], "ignored, because pp_size is 1; set pp_size to use it", Effect.NONE
+    if (given.get(D + "tp_size") or 1) == 1 and given.get(D + "sequence_parallel"):
+        yield D + "sequence_parallel", "without effect, because tp_size is 1", Effect.NONE
+
+
+def _overwritten(given: Mapping[str, Any], effective: Mapping[str, Any]) -> Iterator[Found]:
+    """recipes/llm/train_ft.py puts other sections' values into the pipeline config."""
+    sources = {
+        "pp_batch_size": "step_scheduler.local_batch_size",
+        "patch_stage_backward_maybe_with_nosync": "model.backend.enable_fsdp_optimizations",
+        "loss_fn": "the loss_fn section",
+    }
+    for name, source in sources.items():
+        if PP + name in given and given[PP + name] != effective.get(PP + name, given[PP + name]):
+            yield PP + name, f"recipes take it from {source}: {effective[PP + name]!r}", Effect.COST
+    if PP + "loss_fn" in given:
+        yield PP + "loss_fn", "recipes put the loss of the loss_fn section here", Effect.NUMBERS
+    output = effective.get(D + "mp_policy.output_dtype")
+    if output is not None and given.get(PP + "dtype", output) != output:
+        yield PP + "dtype", f"stages exchange {output}; another format here can garble what they receive", Effect.NUMBERS
+
+
+def _scaling(given: Mapping[str, Any]) -> Iterator[Found]:
+    if given.get(PP + "scale_grads_in_schedule"):
+        message = "recipes divide by the tokens of the step already; with this gradients are divided by microbatches too"
+        yield PP + "scale_grads_in_schedule", message, Effect.NUMBERS
+
+
+def _schedule(given: Mapping[str, Any]) -> Iterator[Found]:
+    kind, resharded = chosen(given), given.get(D + "reshard_after_forward")
+    if kind.split and resharded:
+        message = f"with {kind.name}, whose backward pass is split, stages lose gradients without a word; set it to false"
+        yield D + "reshard_after_forward", message, Effect.NUMBERS
+    if kind.name == "DualPipeV":
+        yield PP + "pp_schedule", "AutoModel places its stages in a loop, and torch expects them in a V", Effect.NUMBERS
+
+
+def _steps(given: Mapping[str, Any]) -> Iterator[Found]:
+    for name in ("global_batch_size", "local_batch_size"):
+        if any(path.startswith("step_scheduler.") for path in given) and f"step_scheduler.{name}" not in given:
+            yield f"step_scheduler.{name}", "open in the recipe; AutoModel takes a default of its own", Effect.NUMBERS
+    scheduled = any(path.startswith("lr_scheduler.") for path in given)
+    if scheduled and "lr_scheduler.lr_decay_steps" not in given:
+        yield "lr_scheduler.lr_decay_steps", "open; the decay ends with the run, which the data may end early", Effect.NONE

@@ -1,0 +1,135 @@
+"""Layers to virtual stages to ranks, as AutoModel cuts and places them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from bridge.errors import ConfigError
+from compat.automodel.schedules import Schedule, schedule
+
+LAYER = re.compile(r"(?:.*\.)?(?:layers|h|blocks)\.(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """Virtual stages of a model: `layers` counts the decoder layers of each, `stage_ids` names those of each rank."""
+
+    layers: tuple[int, ...]
+    virtual_stages: int
+    stages_per_rank: int
+    stage_ids: tuple[tuple[int, ...], ...]
+
+
+def stages(
+    *,
+    num_layers: int,
+    layers_per_stage: int | None = None,
+    pp_size: int,
+    schedule: str = "1f1b",
+    round_virtual_stages_to_pp_multiple: str | None = None,
+) -> Stages:
+    """Cut `num_layers` decoder layers for `pp_size` pipeline ranks; `ConfigError` where AutoModel would stop.
+
+    `layers_per_stage` only sets the number of virtual stages (rounded as told); layers then spread evenly, the longer stages
+    first. Source: components/distributed/pipelining/functional.py.
+    """
+    kind = _checked(num_layers, layers_per_stage, pp_size, schedule, round_virtual_stages_to_pp_multiple)
+    count = filled(num_layers, layers_per_stage, pp_size, kind, round_virtual_stages_to_pp_multiple)
+    size, longer = divmod(num_layers, count)
+    layers = tuple(size + (index < longer) for index in range(count))
+    return Stages(layers, count, count // pp_size, placed(count, pp_size, kind))
+
+
+def _checked(num_layers: int, layers_per_stage: int | None, pp_size: int, name: str, rounding: str | None) -> Schedule:
+    sizes = {"num_layers": num_layers, "pp_size": pp_size, "layers_per_stage": layers_per_stage}
+    problems = [f"{path}: found {size}, expected at least 1" for path, size in sizes.items() if size is not None and size < 1]
+    if rounding not in (None, "up", "down"):
+        problems.append(f"round_virtual_stages_to_pp_multiple: found {rounding!r}, expected up or down")
+    ConfigError.raise_if(problems)
+    return schedule(name, "schedule")
+
+
+def filled(num_layers: int, layers_per_stage: int | None, pp_size: int, kind: Schedule, rounding: str | None) -> int:
+    """Virtual stages of a model, each with a layer at least (functional.py, generate_hf_model_fqn_per_model_part)."""
+    count = number(num_layers, layers_per_stage, pp_size, kind, rounding)
+    if count > num_layers:
+        raise ConfigError(f"layers_per_stage: {count} virtual stages for {num_layers} layers; leave each stage a layer at least")
+    if kind.pair and count != 2 * pp_size:
+        raise ConfigError(f"pp_schedule: {kind.name} runs two stages a rank; found {count} stages for {pp_size} ranks")
+    return count
+
+
+def number(num_layers: int, layers_per_stage: int | None, pp_size: int, kind: Schedule, rounding: str | None) -> int:
+    """Virtual stages of a model (functional.py, calculate_virtual_stages)."""
+    if layers_per_stage is None:
+        return pp_size if kind.single else 2 * pp_size
+    wanted = -(-num_layers // layers_per_stage)
+    count = _rounded(wanted, pp_size, rounding)
+    per_rank, where = count // pp_size, f"layers_per_stage: {num_layers} layers in stages of {layers_per_stage} give"
+    if count % pp_size:
+        raise ConfigError(
+            f"{where} {wanted} virtual stages, no multiple of pp_size ({pp_size}); "
+            "set round_virtual_stages_to_pp_multiple, or another number of layers"
+        )
+    if kind.single and per_rank != 1:
+        raise ConfigError(f"{where} {per_rank} stages a rank, and {kind.name} runs one; use {-(-num_layers // pp_size)}")
+    if not kind.single and per_rank < 2:
+        raise ConfigError(f"{where} {per_rank} stages a rank, and {kind.name} runs two or more; use fewer layers in a stage")
+    return count
+
+
+def _rounded(count: int, size: int, rounding: str | None) -> int:
+    over = count % size
+    if not over or rounding is None:
+        return count
+    return count - over if rounding == "down" else count + size - over
+
+
+def placed(count: int, pp_size: int, kind: Schedule) -> tuple[tuple[int, ...], ...]:
+    """Stage numbers of each rank: in a loop, or for one schedule in a V (functional.py, stage_ids_this_rank)."""
+    if kind.v:
+        return tuple((rank, count - 1 - rank) for rank in range(pp_size))
+    return tuple(tuple(range(rank, count, pp_size)) for rank in range(pp_size))
+
+
+def request(num_layers: int, pp_size: int, count: int, kind: Schedule) -> tuple[int | None, str | None] | None:
+    """`layers_per_stage` and rounding that give `count` virtual stages; None where nothing does."""
+    if number(num_layers, None, pp_size, kind, None) == count:
+        return None, None
+    wanted = (count, *range(count + 1, count + pp_size), *range(count - 1, count - pp_size, -1))
+    for stages in wanted:
+        size = -(-num_layers // stages) if stages > 0 else 0
+        if size and -(-num_layers // size) == stages:
+            return size, None if stages == count else "down" if stages > count else "up"
+    return None
+
+
+# Named modules
+
+
+def boundaries(parts: Sequence[Sequence[str]]) -> tuple[int, ...] | None:
+    """First layer of each part, then the number of layers; None where the parts do not hold layers 0, 1, 2, ... in order."""
+    layers = [sorted({int(match[1]) for match in map(LAYER.fullmatch, part) if match}) for part in parts]
+    if [layer for part in layers for layer in part] != list(range(sum(map(len, layers)))):
+        return None
+    ends = [0]
+    for part in layers:
+        ends.append(ends[-1] + len(part))
+    return tuple(ends) if ends[-1] else None
+
+
+def named(cuts: Sequence[int]) -> tuple[tuple[str, ...], ...]:
+    """Modules of each part of a Hugging Face decoder that is cut at `cuts`, under AutoModel's usual names."""
+    parts = [[f"model.layers.{layer}" for layer in range(first, last)] for first, last in pairwise(cuts)]
+    parts[0].insert(0, "model.embed_tokens")
+    parts[-1] += ["model.norm", "lm_head"]
+    return tuple((*part, "model.rotary_emb") for part in parts)
+
+
+def repeated(parts: Iterable[Iterable[str]]) -> tuple[str, ...]:
+    """Decoder layers that more than one part names."""
+    names = [name for part in parts for name in set(part) if LAYER.fullmatch(name)]
+    return tuple(sorted({name for name in names if names.count(name) > 1}))
