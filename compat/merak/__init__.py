@@ -1,4 +1,4 @@
-"""The Merak dialect: command lines and keyword mappings of Merak 0.1.0 to 2.2.2 and its main branch, and the script beside them."""
+"""The Merak dialect: command lines and keyword mappings of Merak 0.1.0 to 2.2.2 and main, and the script beside them."""
 
 from __future__ import annotations
 

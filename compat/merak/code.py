@@ -43,7 +43,7 @@ def _section(given: Flat, name: str) -> dict[str, Any]:
 
 def _start(values: Flat) -> Iterator[str]:
     sizes = {axis: values.get(f"init.{axis}") for axis in AXES}
-    named = (f"{axis}={size if size is not None else axis.upper()}" for axis, size in sizes.items() if size is not None or axis != "sp")
+    named = (f"{axis}={size or axis.upper()}" for axis, size in sizes.items() if size or axis != "sp")
     yield f"Merak.init({', '.join(named)})  # by name: its documentation and its source give another order"
 
 

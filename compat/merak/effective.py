@@ -80,7 +80,7 @@ def _mesh(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
 
 
 def _precision(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
-    """transformers, training_args.py: `__post_init__`; choices of half_precision_backend in merak_args/args.py."""
+    """transformers, training_args.py; merak_args/args.py; core/pipeline/module.py: configure_distributed_model."""
     backend = values.get("args.half_precision_backend")
     known = ("cuda_amp", "apex", "cpu_amp") if at.since(REWRITTEN) else ("auto", "amp", "apex")
     if backend is not None and backend not in known:
@@ -89,6 +89,8 @@ def _precision(values: Flat, at: Release, world_size: int | None) -> Iterator[st
         yield "args.bf16: fp16 and bf16 are both set; keep one"
     if values.get("args.bf16") and backend == "apex":
         yield "args.half_precision_backend: apex has no bf16; drop one of the two"
+    if values.get("args.bf16") and backend == "cuda_amp" and at.since("2.2.2"):
+        yield "args.half_precision_backend: cuda_amp keeps weights in fp32 where bf16 wants bf16 (ValueError); drop one of the two"
 
 
 def _schedules(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
@@ -114,7 +116,7 @@ def _partition(values: Flat, at: Release, world_size: int | None) -> Iterator[st
     if method == "custom" and words:
         cuts, stages = _cuts(words[0]), values.get("init.pp")
         if cuts is None:
-            yield f"args.custom_partition: found {shown(words[0])}, expected whole numbers with commas in one word, such as 0,6,16"
+            yield f"args.custom_partition: found {shown(words[0])}, expected whole numbers in one word, such as 0,6,16"
         elif stages and len(cuts) != stages + 1:
             yield (
                 f"args.custom_partition: found {len(cuts)} numbers for pp ({stages}), expected {stages + 1}: "
@@ -130,7 +132,7 @@ def _cuts(word: str) -> tuple[int, ...] | None:
 
 
 def _graph(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
-    """core/fx/graph_shard/split_graph.py; merak_trainer.py: create_pipeline_module; core/fx: torch.export knows no tensor ranks."""
+    """core/fx/graph_shard/split_graph.py; merak_trainer.py: create_pipeline_module; core/fx/tracer."""
     split, trace = values.get("args.split_method"), values.get("args.trace_method", "fx")
     pipeline, tensor = values.get("init.pp") or 1, values.get("init.tp") or 1
     if split == "min_deps" and at.version != REWRITTEN:
@@ -163,7 +165,7 @@ def _zero(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
     on = at.since(REWRITTEN) or values.get("args.zero_optimization")
     stage = values.get("args.zero_stage")
     if on and stage not in (None, 1):
-        yield f"args.zero_stage: found {shown(stage)}; only stage 1 is there (AttributeError in the first step), so use 1 or leave it out"
+        yield f"args.zero_stage: found {shown(stage)}; the first step fails, as only stage 1 is there; use 1 or leave it out"
     allowed = values.get("args.zero_allow_untested_optimizer")
     if on and stage == 1 and values.get("args.adafactor") and not allowed:
         yield f"args.zero_allow_untested_optimizer: ZeRO takes {TESTED} unless it is set; set it, or drop adafactor"
@@ -202,11 +204,12 @@ def _shape(name: str, kwargs: Flat, peak: float) -> Iterator[str]:
             yield f"args.lr_scheduler_kwargs.{key}: found {shown(kwargs[key])}, expected 0 or more"
     if name == "cosine_with_min_lr" and ("min_lr" in kwargs) == ("min_lr_rate" in kwargs):
         yield "args.lr_scheduler_kwargs: cosine_with_min_lr takes one of min_lr and min_lr_rate"
-    if name == "polynomial" and not kwargs.get("lr_end", POLYNOMIAL_END) < peak:
-        yield f"args.lr_scheduler_kwargs.lr_end: found {kwargs.get('lr_end', POLYNOMIAL_END)}, expected less than learning_rate ({peak})"
+    end = kwargs.get("lr_end", POLYNOMIAL_END)
+    if name == "polynomial" and not end < peak:
+        yield f"args.lr_scheduler_kwargs.lr_end: found {end}, expected less than learning_rate ({peak})"
     for key in ("num_stable_steps", "num_decay_steps") if name == "warmup_stable_decay" else ():
         if not isinstance(kwargs.get(key), int):
-            yield f"args.lr_scheduler_kwargs.{key}: found {shown(kwargs.get(key))}, expected a whole number, which warmup_stable_decay needs"
+            yield f"args.lr_scheduler_kwargs.{key}: found {shown(kwargs.get(key))}, expected a whole number; {name} needs it"
 
 
 POLYNOMIAL_END = 1e-7
@@ -216,7 +219,8 @@ def _evaluation(values: Flat, at: Release, world_size: int | None) -> Iterator[s
     """transformers, training_args.py: `__post_init__`."""
     when = _evaluates(values)
     if values["args.load_best_model_at_end"] and when != values["args.save_strategy"]:
-        yield f"args.load_best_model_at_end: needs eval_strategy ({when}) and save_strategy ({values['args.save_strategy']}) to match"
+        saves = values["args.save_strategy"]
+        yield f"args.load_best_model_at_end: found eval_strategy ({when}) and save_strategy ({saves}); make them the same"
     if values["args.lr_scheduler_type"] == "reduce_lr_on_plateau" and when == "no":
         yield "args.lr_scheduler_type: reduce_lr_on_plateau needs an eval_strategy other than no"
     if values.get("args.fp16_full_eval") and values.get("args.bf16_full_eval"):

@@ -116,7 +116,7 @@ class _Reader:
     # Mappings
 
     def mapping(self, document: Document) -> None:
-        data: Mapping[str, Any] = document.data
+        data: Mapping[Any, Any] = document.data
         sections = [name for name in SECTIONS if name in data and isinstance(data[name], Mapping | list | tuple)]
         for key, value in data.items():
             line = document.line(key)
@@ -131,7 +131,9 @@ class _Reader:
         """Read what stands in the training script."""
         for name, value in data.items():
             if name not in SCRIPT_SECTIONS:
-                self.problems.append(f"code.{name}: unknown{nearest(str(name), SCRIPT_SECTIONS)}; known are {', '.join(SCRIPT_SECTIONS)}")
+                self.problems.append(
+                    f"code.{name}: unknown{nearest(str(name), SCRIPT_SECTIONS)}; known are {', '.join(SCRIPT_SECTIONS)}"
+                )
             else:
                 self.section(name, value)
 
@@ -230,7 +232,9 @@ class _Reader:
         longer = {known[option] for option in known if option.startswith(spelled)}
         if len(longer) == 1:
             path, negated = longer.pop()
-            self.findings.append(Finding(path, f"{name} is short for --{path.partition('.')[2]}; write it out", Effect.NONE, True))
+            self.findings.append(
+                Finding(path, f"{name} is short for --{path.partition('.')[2]}; write it out", Effect.NONE, True)
+            )
             return path, negated
         elsewhere = f"args.{spelled}"
         return (elsewhere, False) if elsewhere in fields(Merak) else (None, False)
@@ -265,7 +269,11 @@ def _options(version: str) -> Mapping[str, tuple[str, bool]]:
     """Options of a release without their dashes: the path, and whether it is the `--no_` form of a switch that is on."""
     defaults = release(version).defaults
     own = {path.removeprefix("args."): (path, False) for path in defaults if path.startswith("args.")}
-    off = {f"no_{path.removeprefix('args.')}": (path, True) for path in defaults if path.startswith("args.") and defaults[path] is True}
+    off = {
+        f"no_{path.removeprefix('args.')}": (path, True)
+        for path in defaults
+        if path.startswith("args.") and defaults[path] is True
+    }
     return {**off, **own}
 
 

@@ -136,8 +136,8 @@ RULE = convert(
     },
     blurs=_blurred,
     lossy=(
-        "Merak warms up from 0 in steps; a share of steps that only the data set tells, powers, restarts, plateaus and the decay of "
-        "warmup_stable_decay have no place in a Plan"
+        "Merak warms up from 0 in steps; a share of steps that only the data set tells, powers, restarts, plateaus and "
+        "the decay of warmup_stable_decay have no place in a Plan"
     ),
     source="merak_trainer.py: create_lr_scheduler; transformers, optimization.py: get_scheduler",
 )

@@ -228,8 +228,8 @@ PRECISION = convert(
     sees=ZERO_FIELDS,
     carries={"args.half_precision_backend": "precision.compute", "args.fp16_opt_level": ()},
     lossy=(
-        "Merak trains in fp16 with an fp32 copy of the weights, in bf16 (from 2.2.2 on) without one, or in fp32; it reduces gradients "
-        "in the format of training, and with ZeRO in fp16; automatic mixed precision becomes fp16"
+        "Merak trains in fp16 with an fp32 copy of the weights, in bf16 (from 2.2.2 on) without one, or in fp32; it reduces "
+        "gradients in the format of training, and with ZeRO in fp16; automatic mixed precision becomes fp16"
     ),
     blurs=lambda values: automatic(values),
     note="a level of Apex mixed precision",
@@ -270,14 +270,21 @@ def _write_precision(values: Group, context: Context) -> Group:
 
 SCALES = ("static", "initial", "window", "hysteresis", "minimum")
 FIXED_HYSTERESIS = 2
+TORCH_SCALER = {
+    "precision.loss_scale.initial": 65536.0,
+    "precision.loss_scale.window": 2000,
+    "precision.loss_scale.hysteresis": FIXED_HYSTERESIS,
+    "precision.loss_scale.minimum": 1.0,
+}
+"""The scaler of automatic mixed precision, as near as Merak's fp16 comes to it."""
 
 LOSS_SCALE = convert(
     ("args.loss_scale", "args.initial_scale_power", "args.loss_scale_window", "args.hysteresis", "args.min_loss_scale"),
     tuple(f"precision.loss_scale.{name}" for name in SCALES),
     lambda values, context: _read_loss_scale(values, context),
     lambda values, context: _write_loss_scale(values, context),
-    effect=lambda values: Effect.NUMBERS if values.get("args.fp16") else Effect.NONE,
-    sees=("args.fp16", "precision.compute"),
+    effect=lambda values: Effect.NUMBERS if values.get("args.fp16") or automatic(values) else Effect.NONE,
+    sees=("args.fp16", "args.half_precision_backend", "precision.compute"),
     carries={
         "args.loss_scale": "precision.loss_scale.static",
         "args.initial_scale_power": "precision.loss_scale.initial",
@@ -295,7 +302,7 @@ LOSS_SCALE = convert(
 
 def _read_loss_scale(values: Group, context: Context) -> Group:
     if not values.get("args.fp16"):
-        return {}
+        return TORCH_SCALER if automatic(values) else {}
     return {
         "precision.loss_scale.initial": 2.0 ** values["args.initial_scale_power"],
         "precision.loss_scale.window": values["args.loss_scale_window"],
@@ -317,7 +324,15 @@ def _write_loss_scale(values: Group, context: Context) -> Group:
 
 
 OPTIMIZER = convert(
-    ("args.adafactor", "args.learning_rate", "args.adam_beta1", "args.adam_beta2", "args.adam_epsilon", "args.weight_decay"),
+    (
+        "args.adafactor",
+        "args.learning_rate",
+        "args.adam_beta1",
+        "args.adam_beta2",
+        "args.adam_epsilon",
+        "args.weight_decay",
+        "args.zero_allow_untested_optimizer",
+    ),
     ("optimizer.name", "optimizer.lr", "optimizer.betas", "optimizer.eps", "optimizer.weight_decay"),
     lambda values, context: _read_optimizer(values),
     lambda values, context: _write_optimizer(values),
@@ -328,7 +343,10 @@ OPTIMIZER = convert(
         "args.adam_beta2": "optimizer.betas",
         "args.adam_epsilon": "optimizer.eps",
         "args.weight_decay": "optimizer.weight_decay",
+        "args.zero_allow_untested_optimizer": (),
     },
+    sees=("zero.stage",),
+    note="ZeRO asks for a switch where the optimizer is Adafactor",
     lossy="Merak has AdamW and Adafactor; neither decays biases and layer norms",
     source="merak_trainer.py: create_optimizer",
 )
@@ -358,6 +376,7 @@ def _write_optimizer(values: Group) -> Group:
         "args.adam_beta2": second,
         "args.adam_epsilon": values.get("optimizer.eps"),
         "args.weight_decay": values.get("optimizer.weight_decay"),
+        "args.zero_allow_untested_optimizer": True if name == "adafactor" and values.get("zero.stage") else None,
     }
 
 
@@ -398,7 +417,7 @@ def _read_recompute(values: Group) -> Group:
     size = values["args.checkpoint_num_layers"]
     if not size:
         return {"recompute.granularity": "none"}
-    words = values.get("args.activation_checkpoint_ratio") or ()
+    words: tuple[str, ...] = values.get("args.activation_checkpoint_ratio") or ()
     share = float(words[0]) if len(words) == 1 else None
     return {
         "recompute.granularity": "full",
@@ -434,7 +453,11 @@ def other_rules() -> tuple[Rule, ...]:
 
 
 KEPT: tuple[tuple[str, Effect, tuple[str, ...]], ...] = (
-    ("how the traced graph is cut into shards is Merak's own", Effect.COST, ("split_method", "custom_split_points", "shard_count")),
+    (
+        "how the traced graph is cut into shards is Merak's own",
+        Effect.COST,
+        ("split_method", "custom_split_points", "shard_count"),
+    ),
     (
         "how the model is traced is Merak's own",
         Effect.NONE,
@@ -445,11 +468,14 @@ KEPT: tuple[tuple[str, Effect, tuple[str, ...]], ...] = (
     ("weights that Merak starts anew for tensor parallelism", Effect.NUMBERS, ("init_method_std",)),
     ("whether weights are tied is up to the model elsewhere", Effect.NUMBERS, ("no_tie_modules",)),
     ("the order of scaling and summing gradients", Effect.ROUNDING, ("prescale_gradients", "gradient_predivide_factor")),
-    ("a switch inside Merak's ZeRO", Effect.NONE, ("zero_allow_untested_optimizer",)),
     ("a switch of the device's kernels", Effect.ROUNDING, ("tf32",)),
     ("the length of the run in epochs, which depends on the data", Effect.NUMBERS, ("num_train_epochs",)),
     ("random numbers are drawn in each stack's own order", Effect.NUMBERS, ("seed",)),
-    ("loading data is up to the training script", Effect.NONE, ("dataloader_num_workers", "dataloader_pin_memory", "split_inputs")),
+    (
+        "loading data is up to the training script",
+        Effect.NONE,
+        ("dataloader_num_workers", "dataloader_pin_memory", "split_inputs"),
+    ),
     (
         "evaluation and logs are up to each trainer",
         Effect.NONE,

@@ -120,7 +120,7 @@ class Arguments(Section):
     seq_length: Count | None = field(None, description="Tokens in a sequence; unset: as the model's config says.")
     hidden_size: Count | None = field(None, description="Width of the model; unset: as the model's config says.")
     num_heads: Count | None = field(None, description="Attention heads; unset: as the model's config says.")
-    init_method_std: NonNegative | None = field(None, description="Deviation of the normal that tensor-parallel weights start from.")
+    init_method_std: NonNegative | None = field(None, description="Deviation of the weights that tensor parallelism starts anew.")
     no_tie_modules: bool | None = field(None, description="Weights of equal shape are not tied.")
     parallel_vocab: bool | None = field(None, description="Embedding, output head and loss are split by vocabulary.")
     # Tensor and sequence parallelism
@@ -144,7 +144,9 @@ class Arguments(Section):
     zero_allgather_bucket_size: Count | None = field(None, description="Elements gathered in one collective.")
     zero_reduce_bucket_size: Count | None = field(None, description="Elements reduced in one collective.")
     prescale_gradients: bool | None = field(None, description="ZeRO divides gradients before it sums them.")
-    gradient_predivide_factor: Positive | None = field(None, description="ZeRO divides gradients by it first, and corrects later.")
+    gradient_predivide_factor: Positive | None = field(
+        None, description="ZeRO divides gradients by it before summing, and corrects after."
+    )
     # Precision
     fp16: bool | None = field(None, description="Train in fp16, with an fp32 copy of the weights and a dynamic loss scale.")
     bf16: bool | None = field(None, description="Train in bf16 throughout, without an fp32 copy; from 2.2.2 on.")
@@ -155,7 +157,7 @@ class Arguments(Section):
     loss_scale: NonNegative | None = field(None, description="Constant loss scale; the scale is dynamic whatever it says.")
     initial_scale_power: Power | None = field(None, description="The first loss scale is 2 to this power.")
     loss_scale_window: Count | None = field(None, description="Good steps before the scale doubles.")
-    hysteresis: Count | None = field(None, description="Overflows before the scale halves; 2 from release 2.0.0 on, whatever it says.")
+    hysteresis: Count | None = field(None, description="Overflows before the scale halves; always 2 from 2.0.0 on.")
     min_loss_scale: Size | None = field(None, description="Smallest loss scale.")
     tf32: bool | None = field(None, description="TF32 matrix products; set when the arguments are built.")
     # Batch, optimizer, learning rate
@@ -194,7 +196,7 @@ class Arguments(Section):
     save: bool | None = field(None, description="Checkpoints are written at all.")
     save_steps: Positive | None = field(None, description="Steps between checkpoints.")
     save_total_limit: Whole | None = field(None, description="Checkpoints kept; 0 or less: all.")
-    finetune: bool | None = field(None, description="Weights are loaded, optimizer and random state are not; counting starts at 0.")
+    finetune: bool | None = field(None, description="Only weights are loaded, and counting starts at 0.")
     no_save_rng: bool | None = field(None, description="Random state is not saved.")
     no_save_optim: bool | None = field(None, description="Optimizer state is not saved.")
     no_load_rng: bool | None = field(None, description="Random state is not loaded.")
@@ -223,7 +225,7 @@ class Arguments(Section):
     logging_strategy: Strategy | None = field(None, description="When the Hugging Face trainer logs.")
     logging_first_step: bool | None = field(None, description="The first step is logged.")
     logging_nan_inf_filter: bool | None = field(None, description="Losses that are NaN or infinite are left out of the log.")
-    save_strategy: Literal["no", "steps", "epoch", "best"] | None = field(None, description="When the Hugging Face trainer saves.")
+    save_strategy: Literal["no", "steps", "epoch", "best"] | None = field(None, description="When that trainer saves.")
     save_safetensors: bool | None = field(None, description="Checkpoints as safetensors.")
     save_only_model: bool | None = field(None, description="Checkpoints without optimizer state.")
     save_on_each_node: bool | None = field(None, description="Each node writes checkpoints.")

@@ -100,7 +100,8 @@ SHAPES: Mapping[str, Groups] = {
     "inverse_sqrt": st.fixed_dictionaries({}, optional={"timescale": SMALL}),
     "cosine_with_min_lr": st.fixed_dictionaries({"min_lr": RATE}) | st.fixed_dictionaries({"min_lr_rate": st.floats(0, 1)}),
     "warmup_stable_decay": st.fixed_dictionaries(
-        {"num_stable_steps": st.integers(0, 99), "num_decay_steps": st.integers(0, 99)}, optional={"min_lr_ratio": st.floats(0, 1)}
+        {"num_stable_steps": st.integers(0, 99), "num_decay_steps": st.integers(0, 99)},
+        optional={"min_lr_ratio": st.floats(0, 1)},
     ),
 }
 

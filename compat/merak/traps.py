@@ -14,6 +14,8 @@ from compat.merak.releases import KNOWN, REWRITTEN, ULYSSES, Release, release
 from compat.merak.rules import BF16, INHERITED, automatic, compute, sharded, table, unclipped
 
 MAIN = KNOWN[-1]
+ZERO_ONLY = "only ZeRO looks at it; set zero_stage 1 or drop it"
+ZERO_OFF = "ZeRO is off; set zero_stage 1 or drop it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,10 @@ def _checkpoints(seen: Seen) -> bool:
     return bool(seen["activation_checkpointing"])
 
 
+def _odd_chunks(seen: Seen) -> bool:
+    return seen["tp_overlapping_level"] == 1 and seen.size("tp") > 1 and seen["per_device_train_batch_size"] % 2 == 1
+
+
 TRAPS: tuple[Trap, ...] = (
     # Nothing reads them
     _dead("split_inputs", "nothing in Merak reads it", "merak_args/args.py", since=REWRITTEN),
@@ -101,11 +107,11 @@ TRAPS: tuple[Trap, ...] = (
         "core/fx/graph_shard/split_graph.py",
         REWRITTEN,
     ),
-    _unused("prescale_gradients", _on, "only ZeRO looks at it; set zero_stage 1 or drop it", "core/zero/stage1.py", "1.1.1"),
-    _unused("gradient_predivide_factor", _on, "only ZeRO looks at it; set zero_stage 1 or drop it", "core/zero/stage1.py", "1.1.1"),
-    _unused("zero_reduce_bucket_size", _on, "ZeRO is off; set zero_stage 1 or drop it", "core/zero/stage1.py"),
-    _unused("zero_allgather_bucket_size", _on, "ZeRO is off; set zero_stage 1 or drop it", "core/zero/stage1.py"),
-    _unused("zero_allow_untested_optimizer", _on, "ZeRO is off; set zero_stage 1 or drop it", "core/zero/stage1.py"),
+    _unused("prescale_gradients", _on, ZERO_ONLY, "core/zero/stage1.py", "1.1.1"),
+    _unused("gradient_predivide_factor", _on, ZERO_ONLY, "core/zero/stage1.py", "1.1.1"),
+    _unused("zero_reduce_bucket_size", _on, ZERO_OFF, "core/zero/stage1.py"),
+    _unused("zero_allgather_bucket_size", _on, ZERO_OFF, "core/zero/stage1.py"),
+    _unused("zero_allow_untested_optimizer", _on, ZERO_OFF, "core/zero/stage1.py"),
     _unused(
         "custom_partition",
         lambda seen: seen["partition_method"] == "custom",
@@ -134,7 +140,7 @@ TRAPS: tuple[Trap, ...] = (
     Trap(
         "args.sequence_parallel",
         lambda seen: bool(seen["sequence_parallel"]) and seen.size("sp") == 1,
-        "no effect with sp = 1: on main it is Ulysses over the ranks of init(sp=), not Megatron's, whatever the documentation says",
+        "no effect with sp = 1: on main it is Ulysses over the ranks of init(sp=), not Megatron's",
         Effect.NONE,
         "core/pipeline/module.py: sequence_parallel",
         since=ULYSSES,
@@ -211,14 +217,6 @@ TRAPS: tuple[Trap, ...] = (
         "broken with max_grad_norm 0: the optimizer steps only where gradients are clipped, so nothing is trained",
         Effect.NUMBERS,
         "core/merak_engine.py: _exec_optimizer_step",
-    ),
-    Trap(
-        "args.half_precision_backend",
-        lambda seen: seen["half_precision_backend"] == "cuda_amp" and bool(seen["bf16"]),
-        "broken with bf16: weights stay in fp32, and the check that follows wants bf16 (ValueError); drop one of the two",
-        Effect.NUMBERS,
-        "core/amp/amp_engine.py: configure; core/pipeline/module.py: configure_distributed_model",
-        since=BF16,
     ),
     Trap(
         "args.lr_scheduler_type",
@@ -304,7 +302,9 @@ TRAPS: tuple[Trap, ...] = (
     ),
     Trap(
         "args.tp_overlapping_level",
-        lambda seen: seen["tp_overlapping_level"] == 1 and seen.size("tp") > 1 and (seen["per_device_train_batch_size"] or 0) % 2 == 1,
+        lambda seen: (
+            seen["tp_overlapping_level"] == 1 and seen.size("tp") > 1 and (seen["per_device_train_batch_size"] or 0) % 2 == 1
+        ),
         "level 1 cuts each microbatch in two; an odd one is a risk",
         Effect.NUMBERS,
         "core/tensor_parallel/mp_layers.py",
@@ -350,7 +350,6 @@ NEEDED = ("args.eval_strategy", "args.evaluation_strategy", "args.save_strategy"
 def _misdocumented(values: Mapping[str, Any], given: Mapping[str, Any], at: Release) -> Iterator[Finding]:
     """Defaults of the source that are not those of the documentation; the release's source decides."""
     for path, said in at.documented.items():
-        name = path.partition(".")[2]
         if path not in at.defaults:
             if path in DOCUMENTED_ONLY:
                 continue
@@ -358,7 +357,7 @@ def _misdocumented(values: Mapping[str, Any], given: Mapping[str, Any], at: Rele
             message = f"not given: Merak {at.version} takes num_layers * 2 + 4; its documentation says {said}"
             yield Finding(path, message, Effect.NONE, after=values[path])
         elif path != "args.shard_count" and path not in given and at.defaults[path] != said:
-            message = f"not given: Merak {at.version} takes {shown(at.defaults[path])}; its documentation says {shown(said)} for {name}"
+            message = f"not given: Merak {at.version} takes {shown(at.defaults[path])}; its documentation says {shown(said)}"
             yield Finding(path, message, Effect.COST, after=values.get(path))
 
 

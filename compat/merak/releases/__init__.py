@@ -16,14 +16,17 @@ KNOWN = ("0.1.0", "1.1.1", "2.0.0", "2.0.1", "2.1.0", "2.2.0", "2.2.1", "2.2.2",
 """Tags of the repository, oldest first, and its main branch (commit 1593043 of 2026-02-11), whose setup.py still says 2.2.2."""
 
 ULYSSES = "2.2.2+main"
-"""First release with the argument `sp` of `init` (commit 856746c of 2025-06-06), where `sequence_parallel` changed its meaning."""
+"""First release with `sp` in `init` (commit 856746c of 2025-06-06), where `sequence_parallel` changed its meaning."""
 REWRITTEN = "2.0.0"
 """First release with a trainer of its own: until then it was derived from the Hugging Face one, of transformers 4.15.0."""
 
 SCRIPT: Mapping[str, str] = {
     **{f"init.{name}": "0.1.0" for name in ("pp", "tp", "dp", "backend")},
     "init.sp": ULYSSES,
-    **{f"trainer.{name}": "0.1.0" for name in ("model", "train_dataset", "eval_dataset", "data_collator", "leaf_modules", "loss_fn")},
+    **{
+        f"trainer.{name}": "0.1.0"
+        for name in ("model", "train_dataset", "eval_dataset", "data_collator", "leaf_modules", "loss_fn")
+    },
     **{
         f"tp_lists.{name}": "0.1.0"
         for name in ("col_para_list", "row_para_list", "input_output_mapping", "weight_change_list", "tp_attr_list")
