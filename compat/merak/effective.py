@@ -90,7 +90,7 @@ def _precision(values: Flat, at: Release, world_size: int | None) -> Iterator[st
     if values.get("args.bf16") and backend == "apex":
         yield "args.half_precision_backend: apex has no bf16; drop one of the two"
     if values.get("args.bf16") and backend == "cuda_amp" and at.since("2.2.2"):
-        yield "args.half_precision_backend: cuda_amp keeps weights in fp32 where bf16 wants bf16 (ValueError); drop one of the two"
+        yield "args.half_precision_backend: cuda_amp keeps weights in fp32, and bf16 refuses that; drop one of the two"
 
 
 def _schedules(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:

@@ -40,7 +40,8 @@ def core(draw: DrawFn, case: Case) -> Sequence[Group]:
     """Degrees and batch first, then choices that each hold together."""
     degrees = draw(_degrees(case))
     batch = draw(st.fixed_dictionaries({}, optional={MICRO: SMALL, STEPS: SMALL}))
-    return [{**degrees, **batch}, *(draw(choice(case)) for choice in CHOICES), draw(_cut(degrees.get("init.pp")))]
+    stages = degrees.get("init.pp")
+    return [{**degrees, **batch}, *(draw(choice(case)) for choice in CHOICES), draw(_cut(stages)), draw(_model(stages or 1))]
 
 
 @st.composite
@@ -61,6 +62,18 @@ def _cut(stages: int | None) -> Groups:
     cuts = st.lists(st.integers(0, 40), min_size=(stages or 2) - 1, max_size=(stages or 2) - 1)
     whole = cuts.map(lambda inner: ",".join(map(str, (0, *sorted(inner), 48))))
     return st.just({}) | st.fixed_dictionaries({PARTITION[0]: st.just("custom"), PARTITION[1]: st.tuples(whole)})
+
+
+@st.composite
+def _model(draw: DrawFn, stages: int) -> Group:
+    """Facts about a model that other stacks can split as well."""
+    facts = {
+        "args.num_layers": SMALL.map(lambda count: count * stages),
+        "args.num_heads": st.sampled_from((8, 16, 32)),
+        "args.hidden_size": SMALL.map(lambda count: count * 128),
+        "args.seq_length": SMALL.map(lambda count: count * 256),
+    }
+    return draw(st.fixed_dictionaries({}, optional=facts))
 
 
 def _schedule(case: Case) -> Groups:
@@ -160,7 +173,9 @@ BESIDE: Mapping[str, Group] = {
     "args.lora_config": {"init.tp": 1},
 }
 """What a field cannot do without."""
-RESERVED = ("init.pp", "init.tp", "init.dp", "init.sp", MICRO, STEPS, KWARGS)
+FACTS = ("args.num_layers", "args.num_heads", "args.hidden_size", "args.seq_length")
+RESERVED = ("init.pp", "init.tp", "init.dp", "init.sp", MICRO, STEPS, KWARGS, *FACTS)
+"""What hangs on the number of ranks, or on another field."""
 
 PART = Part(core, paths, values, BESIDE, RESERVED, ("arguments",))
 """What Hypothesis needs to know about Merak beside its schema and table."""
