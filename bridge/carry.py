@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from bridge.dialect import Config
@@ -67,14 +68,29 @@ def _encoded(value: Any) -> Any:
 
 
 def _decoded(value: Any) -> Any:
+    if isinstance(value, dict) and value.keys() == {TUPLE}:
+        return tuple(map(_decoded, value[TUPLE]))
     if isinstance(value, dict):
-        return tuple(_decoded(value[TUPLE])) if value.keys() == {TUPLE} else {key: _decoded(inner) for key, inner in value.items()}
+        return {key: _decoded(inner) for key, inner in value.items()}
     return [_decoded(inner) for inner in value] if isinstance(value, list) else value
 
 
 def digest_of(text: str) -> str:
     """SHA-256 of a file's content."""
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def beside(path: Path) -> Path:
+    """Where the carry-over of the file at `path` lies."""
+    return path.with_name(path.name + ".carry.json")
+
+
+def find(path: Path) -> Carry | None:
+    """The carry-over beside the file at `path`, or None; `SourceError` if it is damaged."""
+    from bridge.files import read_text
+
+    place = beside(path)
+    return parse(read_text(place), str(place)) if place.exists() else None
 
 
 def parse(text: str, where: str) -> Carry:

@@ -4,6 +4,7 @@ recorded.
 
 from __future__ import annotations
 
+import atexit
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -131,7 +132,10 @@ class Comm:
 
 
 def connect(rank: int, world: int, address: str, backend: str, timeout: float = 600.0) -> None:
-    """Join the process group at `address` (host:port) unless this process has; `timeout` in seconds."""
+    """Join the process group at `address` (host:port) unless this process has; `timeout` in seconds.
+
+    The process leaves it when it ends; see `leave` for ending in good order.
+    """
     if world > 1 and not dist.is_initialized():
         dist.init_process_group(
             backend,
@@ -140,6 +144,20 @@ def connect(rank: int, world: int, address: str, backend: str, timeout: float = 
             world_size=world,
             timeout=timedelta(seconds=timeout),
         )
+        atexit.register(_abandon)
+
+
+def leave() -> None:
+    """Wait for all ranks and leave the process group, so that none ends while another still talks to it."""
+    if joined() is not None:
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def _abandon() -> None:
+    """Leave without waiting: at the end of a process, whatever its reason."""
+    if joined() is not None:
+        dist.destroy_process_group()
 
 
 def joined() -> tuple[int, int] | None:

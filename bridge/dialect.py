@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -204,11 +204,6 @@ class Dialect(ABC):
 def code_beside(path: Path) -> Path:
     """Where the code part of the config at `path` lies."""
     return path.with_suffix(".code.json")
-
-
-def with_given(config: Config, given: Mapping[str, Any]) -> Config:
-    """`config` with other given values, everything else kept."""
-    return replace(config, given=Values(given))
 
 
 def flags_of(source: Any) -> Sequence[str] | None:

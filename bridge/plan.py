@@ -25,6 +25,8 @@ class Model(Section):
     heads: Count | None = field(None, description="Number of attention heads.")
     kv_heads: Count | None = field(None, description="Number of key and value heads (grouped queries).")
     ffn: Count | None = field(None, description="Width of the feed-forward layer.")
+    experts: Count | None = field(None, description="Experts in a mixture-of-experts layer.")
+    tied: bool | None = field(None, description="Embedding and output layer share their weights.")
     vocab: Count | None = field(None, description="Vocabulary size, before padding.")
     sequence: Count | None = field(None, description="Tokens in a sequence.")
 
@@ -141,7 +143,7 @@ class LearningRate(Section):
 class Optimizer(Section):
     """The optimizer and its hyperparameters."""
 
-    name: Literal["adam", "adamw", "sgd", "lion", "muon", "lamb", "adagrad", "adafactor"] | None = field(
+    name: Literal["adam", "adamw", "sgd", "lion", "muon", "adaptive_muon", "soap", "lamb", "adagrad", "adafactor"] | None = field(
         None, description="Update rule; adamw decays weights apart."
     )
     lr: Annotated[Real, Ge(0)] | None = field(None, description="Peak learning rate.")

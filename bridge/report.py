@@ -48,6 +48,7 @@ def as_json(result: Result) -> dict[str, Any]:
                 "path": field.path,
                 "value": _plain(field.value),
                 "sources": list(field.sources),
+                "default_of": field.default_of,
                 "how": str(field.how),
                 "effect": str(field.effect),
                 "note": field.note,
@@ -140,7 +141,7 @@ def _table(title: str, *columns: str) -> Table:
 
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, highlight=False)
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(column, overflow="fold", min_width=26 if column == "setting" else None)
     return table
 
 
@@ -155,28 +156,39 @@ def _styled(effect: Effect) -> str:
 def _remarks(title: str, findings: Iterable[Finding]) -> Table:
     from rich.markup import escape
 
-    table = _table(title, "where", "effect", "what")
+    table = _table(title, "setting", "what")
     for finding in _by_effect(findings):
-        origin = replace(finding.origin, spelling="") if _spelt_alike(finding) else finding.origin
-        where = f"{finding.path} ({origin})" if str(origin or "") else finding.path
-        table.add_row(escape(where), _styled(finding.effect), escape(finding.message))
+        place = _place(finding)
+        where = f"{finding.path} ({place})" if place else finding.path
+        table.add_row(escape(where), f"{_styled(finding.effect)}: {escape(finding.message)}")
     return table
 
 
-def _spelt_alike(finding: Finding) -> bool:
+def _place(finding: Finding) -> str:
+    """Where the setting was written; a spelling that says no more than its path is left out."""
     origin = finding.origin
-    return origin is not None and origin.spelling.lstrip("-").replace("-", "_") == finding.path
+    if origin is None:
+        return ""
+    alike = origin.spelling.lstrip("-").replace("-", "_") == finding.path
+    return str(replace(origin, spelling="") if alike else origin)
 
 
 def _losses(findings: Iterable[Finding]) -> Table:
     from rich.markup import escape
 
-    table = _table("Lost or changed", "setting", "was", "now", "how", "effect", "why")
+    table = _table("Lost or changed", "setting", "change", "why")
     for (how, effect, message), group in _alike(findings):
-        paths, before = ", ".join(finding.path for finding in group), ", ".join(shown(finding.before) for finding in group)
-        after = ", ".join(shown(finding.after) for finding in group if finding.after is not None)
-        table.add_row(*map(escape, (paths, before, after, how)), _styled(effect), escape(message))
+        setting = ", ".join(finding.path for finding in group)
+        change = _change(group[0]) if len(group) == 1 else how
+        table.add_row(escape(setting), escape(change), f"{_styled(effect)}: {escape(message)}")
     return table
+
+
+def _change(finding: Finding) -> str:
+    """A change as `before -> after`, or what became of the value."""
+    if finding.how is How.DROPPED or (finding.how and finding.after is None):
+        return f"{shown(finding.before, 24)} dropped"
+    return f"{shown(finding.before, 24)} -> {shown(finding.after, 24)}" if finding.how else ""
 
 
 def _alike(findings: Iterable[Finding]) -> list[tuple[tuple[str, Effect, str], list[Finding]]]:
@@ -196,7 +208,7 @@ def _mapped(result: Result) -> Table:
         row = (
             field.path,
             shown(field.value),
-            ", ".join(field.sources) or f"{result.source.dialect.title}'s default",
+            ", ".join(field.sources) or f"default of {field.default_of}",
             str(field.how),
         )
         table.add_row(*map(escape, row))

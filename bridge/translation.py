@@ -17,14 +17,16 @@ from bridge.findings import Finding
 from bridge.plan import Plan
 from bridge.rules import Context, Effect, How, Rule
 
-
 CARRIED = "carry-over"
 """Source of a field that only a sidecar can have told."""
 
 
 @dataclass(frozen=True, slots=True)
 class FieldReport:
-    """One field of the target: its value, the source fields it came from, how, and what it does to the run."""
+    """One field of the target: its value, the source fields it came from, how, and what it does to the run.
+
+    Where no source field was given, `default_of` names the dialect whose default the value is.
+    """
 
     path: str
     value: Any
@@ -32,6 +34,7 @@ class FieldReport:
     how: How
     effect: Effect
     note: str = ""
+    default_of: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,8 @@ def lift(config: Config) -> Plan:
 
 def lower(plan: Plan, dialect: Dialect, version: str | None = None, world_size: int | None = None) -> Config:
     """`plan` as a config of `dialect`; raises `BridgeError` if the stack would refuse it."""
-    return _lower(plan.values(), dialect, dialect.release(version), world_size)
+    ours = plan.values()
+    return _lower(ours, dialect, dialect.release(version), world_size or _world(ours))
 
 
 def translate(
@@ -180,9 +184,17 @@ def plan_claims(dialect: Dialect) -> Mapping[str, Rule]:
 
 def _losses(config: Config, meant: Mapping[str, Any], kept: Mapping[str, Any], back: Values, target: Config) -> Iterator[Finding]:
     for rule, paths in _at_stake(config):
-        changed = [path for path in paths if config.effective.get(path) != back.get(path)]
+        lost = tuple(path for path in rule.ours if meant.get(path) != kept.get(path))
+        changed = [path for path in paths if _changed(config, path, back, bool(lost) if rule.ours else path not in target.given)]
         if changed:
-            yield from _lost(config, rule, changed, meant, kept, back, target)
+            yield from _lost(config, rule, changed, lost, kept, back, target)
+
+
+def _changed(config: Config, path: str, back: Values, lost: bool) -> bool:
+    """Whether a field comes back otherwise; one that its stack moves elsewhere fares as its group does."""
+    before = config.effective.get(path)
+    moved = before is None and config.given.get(path) is not None
+    return lost if moved else before != back.get(path)
 
 
 def _at_stake(config: Config) -> Iterator[tuple[Rule, Sequence[str]]]:
@@ -196,16 +208,15 @@ def _lost(
     config: Config,
     rule: Rule,
     changed: Sequence[str],
-    meant: Mapping[str, Any],
+    lost: tuple[str, ...],
     kept: Mapping[str, Any],
     back: Values,
     target: Config,
 ) -> Iterator[Finding]:
     values = _seen(rule, rule.theirs, config.effective)
-    lost = tuple(path for path in rule.ours if meant.get(path) != kept.get(path))
     effect, blurred = rule.effect_of(values), rule.blurs is not None and rule.blurs(values)
     for path in changed:
-        before, after, given = config.effective.get(path), back.get(path), path in config.given
+        before, after, given = config.effective.get(path, config.given.get(path)), back.get(path), path in config.given
         if given or (lost and effect is Effect.NUMBERS):
             mine = tuple(ours for ours in lost if ours in rule.carried(path))
             how = _fate(rule, path, mine, blurred, gone=all(kept.get(ours) is None for ours in mine))
@@ -261,7 +272,8 @@ def _reports(config: Config, meant: Mapping[str, Any], kept: Mapping[str, Any], 
         how = _came(rule, path, ours, origins, changed)
         origins = origins or (() if rule.ours else (CARRIED,))
         effect = rule.effect_of(_seen(rule, rule.theirs, target.effective))
-        yield FieldReport(path, value, origins, how, effect, rule.lossy if changed else rule.note)
+        note, default_of = rule.lossy if changed else rule.note, (config if ours else target).dialect.name
+        yield FieldReport(path, value, origins, how, effect, note, "" if origins else default_of)
 
 
 def _written(config: Config, rule: Rule | None, ours: str) -> tuple[str, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pkgutil
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.dialect import Dialect
@@ -45,7 +44,3 @@ def translate(
     config = load(theirs).read(source, from_version, world_size, lenient)
     return translate(config, load(to), to_version, world_size)
 
-
-def folder() -> Path:
-    """Where the dialects live."""
-    return Path(__file__).parent

@@ -60,7 +60,7 @@ def start(*arguments: str | Path, **options: object) -> subprocess.Popen[str]:
     """The real process, with pipes."""
     environment = {**os.environ, "PYTHONPATH": str(Path(bridge.__file__).parents[1])}
     command = [sys.executable, "-P", "-c", "from bridge.cli import main; main()", *map(str, arguments)]
-    pipes = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     return subprocess.Popen(command, text=True, env=environment, **{**pipes, **options})  # type: ignore[call-overload,no-any-return]
 
 
@@ -97,7 +97,13 @@ class TestConvert:
         assert "sequence_parallel" in done.out
         assert done.err == ""
         assert json.loads((tmp_path / "ds.json").read_text())["train_batch_size"] == 128
-        assert {path.name for path in tmp_path.iterdir()} == {"launch.args", "ds.json", "ds.json.carry.json"}
+        assert {path.name for path in tmp_path.iterdir()} == {
+            "launch.args",
+            "ds.json",
+            "ds.code.json",
+            "ds.code.py",
+            "ds.json.carry.json",
+        }
 
     def test_without_carry_over_there_is_no_sidecar(self, cli: Cli, megatron: Path, tmp_path: Path) -> None:
         assert cli("convert", megatron, "--to", "deepspeed", "-o", "ds.json", "--no-carry").code == 2
@@ -236,7 +242,8 @@ class TestDemo:
             "megatron.args",
             "ds_config.json",
             "ds_config.json.carry.json",
-            "train.py",
+            "ds_config.code.json",
+            "ds_config.code.py",
             "back.args",
             "report.json",
         }
@@ -244,7 +251,7 @@ class TestDemo:
         assert again.given == compat.load("megatron").read(folder / "megatron.args", world_size=8).given
         assert all(path.name in done.out for path in folder.iterdir())
         assert "came back equal" in done.out
-        compile((folder / "train.py").read_text(), "train.py", "exec")
+        compile((folder / "ds_config.code.py").read_text(), "ds_config.code.py", "exec")
         assert json.loads((folder / "report.json").read_text())["exit_code"] == 2
 
     def test_twice_is_fine(self, cli: Cli) -> None:

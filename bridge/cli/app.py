@@ -45,6 +45,17 @@ Exit codes:
   1  not valid, or another error
 """
 
+TRAIN = """Train the plan of FILE on the native engine: plain PyTorch, on the ranks that the launcher started.
+
+\b
+Examples:
+  stagebridge train ds_config.json --steps 50
+  torchrun --nproc-per-node 2 -m bridge.cli train ds_config.json --save run
+  deepspeed --num_accelerators 2 --module bridge.cli train ds_config.json --json
+
+Sizes that do not fit the ranks are refused with the command that would fit; --fit shrinks them and says so.
+"""
+
 DEMO = "Convert a bundled Megatron launch (8 ranks) to DeepSpeed and back, print the report and write the files."
 
 app = typer.Typer(
@@ -94,6 +105,9 @@ def options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
     ] = False,
+    local_rank: Annotated[
+        int, typer.Option("--local_rank", "--local-rank", hidden=True, help="Set by launchers, which also say it elsewhere.")
+    ] = 0,
 ) -> None:
     """Options of the command itself."""
 
@@ -152,3 +166,39 @@ def demo(
     from bridge.cli.demo import demo
 
     return demo(output)
+
+
+@app.command(help=TRAIN, short_help="Run a config's plan on the native engine.")
+def train(
+    file: File,
+    from_: From = None,
+    from_version: FromVersion = None,
+    world_size: WorldSize = None,
+    auto: Auto = None,
+    code: Code = None,
+    lenient: Lenient = False,
+    steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Steps in all, those before a resume counted.")] = 20,
+    model: Annotated[str, typer.Option("--model", metavar="NAME", help="tiny, or file: what FILE states.")] = "tiny",
+    data: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--data", metavar="TEXT", help="File to train on, byte by byte; a bundled text by default."),
+    ] = None,
+    fit: Annotated[bool, typer.Option("--fit", help="Shrink sizes that do not fit the ranks launched, and say which.")] = False,
+    engine: Annotated[str, typer.Option("--engine", metavar="NAME", help="What runs it: native.")] = "native",
+    save: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--save", metavar="DIR", help="Write a checkpoint at the end."),
+    ] = None,
+    resume: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--resume", metavar="DIR", help="Continue from the latest checkpoint there, of any layout."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a step.")] = False,
+) -> int:
+    """Train on one file."""
+    from bridge.cli.convert import Job
+    from bridge.cli.train import Options, checked, train
+
+    checked("--engine", engine, ("native",))
+    job = Job(file, from_, from_version, world_size, lenient, as_json, auto or (), code or ())
+    return train(job, Options(steps, checked("--model", model, ("tiny", "file")), data, fit, save, resume))

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import compat
+from bridge import carry as carry_over
 from bridge import report
-from bridge.cli import sidecar
-from bridge.cli.sidecar import Sidecar
 from bridge.dialect import Config, Dialect
 from bridge.errors import BridgeError, SourceError, TranslationError
-from bridge.files import Document, load, parse, read_stream, scalar, write_all
+from bridge.files import Document, load, parse, read_stream, read_text, scalar, write_all
 from bridge.translation import Result, translate
 
 if TYPE_CHECKING:
@@ -52,8 +51,8 @@ def convert(job: Job, to: str, to_version: str | None, output: Path | None, stri
     """Convert one file; the exit code."""
 
     def work() -> int:
-        if with_carry and job.file != STDIN and sidecar.beside(Path(job.file)).exists():
-            print(f"note: reads {sidecar.beside(Path(job.file))} as well; --no-carry leaves it out", file=sys.stderr)
+        if with_carry and (carry := _carry_of(job)):
+            print(_note(job, carry), file=sys.stderr)
         result = translated(job, compat.load(to), to_version, with_carry)
         if strict and not result.exact:
             _refuse(result, job)
@@ -93,14 +92,13 @@ def _answered(job: Job, work: Callable[[], int]) -> int:
 # Reading
 
 
-def read(job: Job, found: Sidecar | None = None) -> Config:
+def read(job: Job) -> Config:
     """The config in the job's file, as its stack and release would read it."""
     document = _document(job.file)
     dialect = compat.load(job.dialect) if job.dialect else recognised(document)
-    said = {**(found.code_for(dialect) if found else {}), **job.said}
     known = signature(dialect.read).parameters
-    BridgeError.raise_if(f"--{word}: {dialect.name} has nothing to say there; drop it" for word in said if word not in known)
-    return dialect.read(document, job.version, job.world_size, job.lenient, **said)
+    BridgeError.raise_if(f"--{word}: {dialect.name} has nothing to say there; drop it" for word in job.said if word not in known)
+    return dialect.read(document, job.version, job.world_size, job.lenient, **job.said)
 
 
 def _named(pairs: Sequence[str], option: str) -> dict[str, Any]:
@@ -128,19 +126,30 @@ def recognised(document: Document) -> Dialect:
 
 def translated(job: Job, target: Dialect, version: str | None, with_carry: bool) -> Result:
     """The job's file in another dialect, with what an earlier conversion left beside the file."""
-    found = sidecar.of(Path(job.file)) if with_carry and job.file != STDIN else None
-    carry = found.carry if found and found.carry.dialect == target.name else None
-    return translate(read(job, found), target, version, job.world_size, carry)
+    carry = _carry_of(job) if with_carry else None
+    fitting = carry if carry and carry.dialect == target.name else None
+    return translate(read(job), target, version, job.world_size, fitting)
+
+
+def _note(job: Job, carry: carry_over.Carry) -> str:
+    edited = carry.digest != carry_over.digest_of(read_text(job.file))
+    edits = f"; {job.file} was edited since, and edits win" if edited else ""
+    return f"note: reads {carry_over.beside(Path(job.file))} as well{edits}; --no-carry leaves it out"
+
+
+def _carry_of(job: Job) -> carry_over.Carry | None:
+    return carry_over.find(Path(job.file)) if job.file != STDIN else None
 
 
 # Writing
 
 
 def files(result: Result, output: Path, with_carry: bool) -> dict[Path, str]:
-    """What is written: the target in the format that the suffix of `output` stands for, and its sidecar."""
+    """What is written: the target in the format that the suffix of `output` stands for, and what lies beside it."""
     dialect = result.config.dialect
     written = dialect.render(result.config, dialect.format_of(output))
-    return {output: written.text, **({sidecar.beside(output): sidecar.text(result, written)} if with_carry else {})}
+    carried = {carry_over.beside(output): result.carry.text(written.text)} if with_carry else {}
+    return {**dialect.files(written, output), **carried}
 
 
 def _not_over_input(job: Job, texts: Mapping[Path, str]) -> None:

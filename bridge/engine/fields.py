@@ -1,53 +1,65 @@
-"""What the engine does with each field of a plan: fields it cannot honour are refused if numbers depend on
-them, else said.
+"""What the engine does with the fields of a plan that it does not fully honour: refuse them if numbers depend on them, else
+say so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from bridge.batch import solve
 from bridge.errors import ConfigError
 from bridge.findings import Finding
 from bridge.layout.mesh import Mesh
-from bridge.plan import Plan
+from bridge.plan import Plan, paths
 from bridge.rules import Effect
 
-REFUSED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "parallel.pipeline": (lambda value: value == 1, "the engine runs no pipelines yet; use 1"),
-    "parallel.context": (lambda value: value == 1, "the engine does not split attention by tokens; use 1"),
-    "parallel.expert": (lambda value: value == 1, "the engine has no experts; use 1"),
-    "parallel.expert_tensor": (lambda value: value == 1, "the engine has no experts; use 1"),
-    "optimizer.name": (lambda value: value in ("adam", "adamw", "sgd"), "use adam, adamw or sgd"),
-    "precision.fp8": (lambda value: False, "the engine has no 8-bit products; leave it unset"),
-}
-"""Fields that change the numbers: the values that the engine runs, and what to do about others."""
 
-COST_ONLY: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "schedule.name": (lambda value: False, "there is one pipeline rank, so microbatches run depth first"),
-    "schedule.virtual": (lambda value: value == 1, "there is one pipeline rank"),
-    "schedule.group": (lambda value: value == 1, "there is one pipeline rank"),
-    "schedule.depth_first": (lambda value: False, "microbatches always run depth first"),
-    "schedule.breadth_first": (lambda value: value == 1, "microbatches run depth first"),
-    "schedule.csv": (lambda value: False, "there is one pipeline rank, so microbatches run depth first"),
-    "schedule.overlap": (lambda value: False, "there is one pipeline rank, so there are no messages"),
-    "zero.replicas": (lambda value: value == 1, "shards are spread over all data ranks"),
-    "zero.bucket": (lambda value: False, "gradients are reduced stage by stage"),
-    "zero.overlap": (lambda value: value, "reductions always overlap backward"),
-    "zero.overlap_gather": (lambda value: value, "gathers overlap compute wherever a buffer is free"),
-    "zero.offload.optimizer": (lambda value: value == "none", "optimizer state stays on the device"),
-    "zero.offload.optimizer_ratio": (lambda value: value == 0, "optimizer state stays on the device"),
-    "zero.offload.parameters": (lambda value: value == "none", "parameters stay on the device"),
-    "recompute.granularity": (lambda value: value != "selective", "whole layers are computed again, or none"),
-    "recompute.partition": (lambda value: not value, "saved activations are kept whole"),
-    "recompute.offload": (lambda value: not value, "saved activations stay on the device"),
-}
-"""Fields that change memory or speed only: the values that the engine honours, and what it does instead of
-others.
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The values of a field that the engine runs, what becomes of others and what to do, and what they would change."""
+
+    runs: tuple[Any, ...]
+    reason: str
+    effect: Effect = Effect.COST
+
+
+LIMITS: Mapping[str, Limit] = {
+    "parallel.pipeline": Limit((1,), "the engine runs no pipelines yet; use 1", Effect.NUMBERS),
+    "parallel.context": Limit((1,), "the engine does not split attention by tokens; use 1", Effect.NUMBERS),
+    "parallel.expert": Limit((1,), "the engine has no experts; use 1", Effect.NUMBERS),
+    "parallel.expert_tensor": Limit((1,), "the engine has no experts; use 1", Effect.NUMBERS),
+    "model.experts": Limit((1,), "the engine has no experts; use 1", Effect.NUMBERS),
+    "optimizer.name": Limit(("adam", "adamw", "sgd"), "use adam, adamw or sgd", Effect.NUMBERS),
+    "precision.fp8": Limit((), "the engine has no 8-bit products; leave it unset", Effect.NUMBERS),
+    "schedule.name": Limit((), "there is one pipeline rank, so microbatches run depth first"),
+    "schedule.virtual": Limit((1,), "there is one pipeline rank"),
+    "schedule.group": Limit((1,), "there is one pipeline rank"),
+    "schedule.depth_first": Limit((), "microbatches always run depth first"),
+    "schedule.breadth_first": Limit((1,), "microbatches run depth first"),
+    "schedule.csv": Limit((), "there is one pipeline rank, so microbatches run depth first"),
+    "schedule.overlap": Limit((), "there is one pipeline rank, so there are no messages"),
+    "zero.replicas": Limit((1,), "shards are spread over all data ranks"),
+    "zero.bucket": Limit((), "gradients are reduced stage by stage"),
+    "zero.overlap": Limit((True,), "reductions always overlap backward"),
+    "zero.overlap_gather": Limit((True,), "gathers overlap compute wherever a buffer is free"),
+    "zero.offload.optimizer": Limit(("none",), "optimizer state stays on the device"),
+    "zero.offload.optimizer_ratio": Limit((0,), "optimizer state stays on the device"),
+    "zero.offload.parameters": Limit(("none",), "parameters stay on the device"),
+    "recompute.granularity": Limit(("none", "full"), "whole layers are computed again, or none"),
+    "recompute.partition": Limit((False,), "saved activations are kept whole"),
+    "recompute.offload": Limit((False,), "saved activations stay on the device"),
+    **{
+        path: Limit((0,), "the engine writes no layer logs yet", Effect.NONE)
+        for path in paths()
+        if path.startswith("debug.")
+    },
+}  # fmt: skip
+"""Every field that the engine does not honour for each of its values; all others it does as told.
+
+Other values of a field that changes the numbers are refused, those of the rest are findings.
 """
-
-NO_LOGS = "the engine writes no layer logs yet"
 
 
 def check(plan: Plan, world: int) -> tuple[Mesh, tuple[Finding, ...]]:
@@ -55,10 +67,11 @@ def check(plan: Plan, world: int) -> tuple[Mesh, tuple[Finding, ...]]:
     `ConfigError`.
     """
     values = plan.values()
-    ConfigError.raise_if(_refusals(values))
+    beyond = tuple(_beyond(values))
+    ConfigError.raise_if(f"{it.path}: found {it.before!r}; {it.message}" for it in beyond if it.effect is Effect.NUMBERS)
     mesh = Mesh.of(plan.parallel, world)
     accumulation_of(plan, mesh.sizes["data"])
-    return mesh, tuple(_findings(values))
+    return mesh, (*_idle(values), *beyond)
 
 
 def accumulation_of(plan: Plan, data: int) -> int:
@@ -67,18 +80,19 @@ def accumulation_of(plan: Plan, data: int) -> int:
     return solve(batch.micro, batch.accumulation, batch.global_, data).accumulation or 1
 
 
-def _refusals(values: Mapping[str, Any]) -> Iterator[str]:
-    for path, (runs, advice) in REFUSED.items():
-        if path in values and not runs(values[path]):
-            yield f"{path}: found {values[path]!r}; {advice}"
+def _beyond(values: Mapping[str, Any]) -> Iterator[Finding]:
+    """The fields whose value is beyond the engine's limits."""
+    for path, limit in LIMITS.items():
+        if path in values and values[path] not in limit.runs:
+            yield Finding(path, limit.reason, _effect(path, values), given=True, before=values[path])
 
 
-def _findings(values: Mapping[str, Any]) -> Iterator[Finding]:
+def _effect(path: str, values: Mapping[str, Any]) -> Effect:
+    """Sizes of expert axes say nothing about a model without experts."""
+    without = path.startswith("parallel.expert") and values.get("model.experts", 1) == 1
+    return Effect.NONE if without else LIMITS[path].effect
+
+
+def _idle(values: Mapping[str, Any]) -> Iterator[Finding]:
     if values.get("parallel.sequence") and values.get("parallel.tensor", 1) == 1:
         yield Finding("parallel.sequence", "there is one tensor rank, so tokens are not split", Effect.COST, given=True)
-    for path, (honoured, instead) in COST_ONLY.items():
-        if path in values and not honoured(values[path]):
-            yield Finding(path, instead, Effect.COST, given=True, before=values[path])
-    for path in values:
-        if path.startswith("debug.") and values[path]:
-            yield Finding(path, NO_LOGS, Effect.NONE, given=True, before=values[path])

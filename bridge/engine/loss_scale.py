@@ -4,7 +4,9 @@ steps.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from bridge.plan import Plan
 
@@ -56,3 +58,8 @@ class LossScaler:
     def state(self) -> dict[str, float | int | None]:
         """What a checkpoint keeps."""
         return asdict(self)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from another scaler's `state`; a constant scale stays what the plan says."""
+        if self.window is not None and state["window"] is not None:
+            self.scale, self.good, self.tolerated = state["scale"], state["good"], state["tolerated"]

@@ -64,6 +64,12 @@ class ShardOptimizer:
         state = self.torch.state[self.parameters[index]]
         return {name: state[name] for name in self.state_names}
 
+    def set_steps(self, steps: int) -> None:
+        """Set how many updates the state stands for."""
+        for parameter in self.parameters:
+            if self.torch is not None and "step" in self.torch.state[parameter]:
+                self.torch.state[parameter]["step"].fill_(steps)
+
     def tensors(self) -> Iterable[Tensor]:
         """Every tensor of optimizer state as large as its slice."""
         return (tensor for index in range(len(self.parameters)) for tensor in self.state(index).values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -193,6 +194,26 @@ class Engine:
                 local = whole[slot.start : slot.stop].view(slot.parameter.shape)
                 split = slot.parameter.split is not None
                 yield slot.parameter.name, joined(self.comm, EXPORT, local, slot.parameter) if split else local
+
+    def save_checkpoint(
+        self,
+        save_dir: str | Path,
+        tag: str | None = None,
+        client_state: Mapping[str, Any] | None = None,
+        save_latest: bool = True,
+    ) -> Path:
+        """Write everything that a resume needs into `save_dir`/`tag`; see `checkpoint.save`. All ranks must take part."""
+        from bridge.engine import checkpoint
+
+        return checkpoint.save(self, Path(save_dir), tag, client_state or {}, save_latest)
+
+    def load_checkpoint(
+        self, load_dir: str | Path, tag: str | None = None, load_optimizer_states: bool = True
+    ) -> tuple[Path, dict[str, Any]]:
+        """Continue from `load_dir`/`tag` (default: the latest), written on any layout; see `checkpoint.load`."""
+        from bridge.engine import checkpoint
+
+        return checkpoint.load(self, Path(load_dir), tag, load_optimizer_states)
 
     def bytes(self) -> dict[str, int]:
         """Bytes of the tensors that are kept on this rank, by kind."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from bridge.engine.layers import Layer
 from bridge.engine.randomness import reseed, scope, seed_of
@@ -43,7 +43,8 @@ class Stage:
         for layers, again in self._chunks:
             run = self._runner(layers, draw)
             if again and draw is not None:
-                inputs = checkpoint(run, inputs, use_reentrant=False, preserve_rng_state=False, early_stop=self.early_stop)
+                with set_checkpoint_early_stop(self.early_stop):
+                    inputs = checkpoint(run, inputs, use_reentrant=False, preserve_rng_state=False)
             else:
                 inputs = run(inputs)
         return inputs

@@ -53,17 +53,31 @@ class Weights:
         """After an update: shared buffers are out of date; flats with a buffer to themselves are gathered at
         once.
         """
-        trained = [index for index, flat in enumerate(self.layout.flats) if flat.trainable]
+        trained = self.trained()
         self.residency.drop(trained)
-        for index in trained:
+        self._renew(trained)
+
+    def _renew(self, indices: Iterable[int]) -> None:
+        for index in indices:
             if not self.layout.flats[index].weight_shared:
                 self.residency.hold(index)
                 self._gather(index)
+
+    def reload(self) -> None:
+        """After owned slices were set from outside: the same for every flat, frozen ones too."""
+        self.settle()
+        everything = range(len(self.layout.flats))
+        self.residency.drop(everything)
+        self._renew(everything)
 
     def settle(self) -> None:
         """Wait for every gather under way."""
         for index in tuple(self._pending):
             self._settle(index)
+
+    def trained(self) -> list[int]:
+        """Flats that the optimizer updates, in its order."""
+        return [index for index, flat in enumerate(self.layout.flats) if flat.trainable]
 
     def masters(self) -> list[Tensor]:
         """What the optimizer updates: the owned slice of each trainable flat, in the master format."""

@@ -71,6 +71,39 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
+class Box:
+    """A rectangular part of a tensor: where it begins and how far it reaches along each dimension."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+def boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
+    """Elements `start` to `stop` of a tensor in row-major order, as the boxes that cover them one after the other."""
+    if stop <= start:
+        return
+    if len(shape) < 2:
+        yield Box((start,) if shape else (), (stop - start,) if shape else ())
+        return
+    row = prod(shape[1:])
+    first, last = -(-start // row), stop // row
+    if first > last:
+        yield from _in_row(shape, last, start, stop)
+        return
+    yield from _in_row(shape, first - 1, start, first * row)
+    if last > first:
+        yield Box((first, *(0 for _ in shape[1:])), (last - first, *shape[1:]))
+    yield from _in_row(shape, last, last * row, stop)
+
+
+def _in_row(shape: tuple[int, ...], index: int, start: int, stop: int) -> Iterator[Box]:
+    """Boxes of elements `start` to `stop` that all lie in row `index` of the first dimension."""
+    row = prod(shape[1:])
+    for box in boxes(shape[1:], start - index * row, stop - index * row):
+        yield Box((index, *box.offsets), (1, *box.sizes))
+
+
+@dataclass(frozen=True, slots=True)
 class Format:
     """Number formats and optimizer of a run, defaults filled in; `compute` None keeps each parameter's own
     format.

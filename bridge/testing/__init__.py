@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from bridge.testing.strategies import Case, Part, configs, plans, values
+from bridge.testing.strategies import Case, Part, configs, entries, plans, values
 
-__all__ = ["Case", "Part", "configs", "plans", "values"]
+__all__ = ["Case", "Part", "configs", "entries", "plans", "values"]

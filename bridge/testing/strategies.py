@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -53,19 +53,24 @@ def _typed(case: Case, path: str) -> SearchStrategy[Any] | None:
     return None
 
 
+def _none(case: Case) -> tuple[str, ...]:
+    return ()
+
+
 @dataclass(frozen=True)
 class Part:
     """What a dialect adds to its schema, as `PART` in its module `strategies`.
 
     `core` draws groups of values: the first must be accepted, each further one stays if it is. `paths` names the fields of
     a case (None: all of the schema), `values` draws one field where its type says too little (None: the type is enough),
-    `beside` is what a field cannot do without (such fields are also tried first), `reserved` the beginnings of paths that
+    `opaque` names the fields of a case that hold live objects, which are carried as they are. `beside` is what a field cannot do without (such fields are also tried first), `reserved` the beginnings of paths that
     only the core draws, `entries` the entry points, likelier ones repeated.
     """
 
     core: Callable[[Case], SearchStrategy[Sequence[Group]]] = _empty
     paths: Callable[[Case], Iterable[str]] | None = None
     values: Callable[[Case, str], SearchStrategy[Any] | None] = _typed
+    opaque: Callable[[Case], tuple[str, ...]] = _none
     beside: Mapping[str, Group] = field(default_factory=dict)
     reserved: tuple[str, ...] = ()
     entries: tuple[str, ...] = ("",)
@@ -82,26 +87,38 @@ def part_of(dialect: Dialect) -> Part:
 # Configs
 
 
-def configs(dialect: Dialect, version: str | None = None, world_size: int | None = None) -> SearchStrategy[Config]:
-    """Configs that `dialect` accepts, of any release and world size unless given.
+def entries(dialect: Dialect) -> tuple[str, ...]:
+    """Entry points that configs are drawn for; the first is that of a file."""
+    return tuple(dict.fromkeys(part_of(dialect).entries))
+
+
+def configs(
+    dialect: Dialect, version: str | None = None, world_size: int | None = None, entry: str | None = None
+) -> SearchStrategy[Config]:
+    """Configs that `dialect` accepts, of any release, world size and entry point unless given.
 
     Every field of every release is off its default in some of them. What is given is explicit: no value is None.
     """
     if version is not None:
         dialect.release(version)
-    return _configs(dialect, version, world_size)
+    return _configs(dialect, version, world_size, entry)
 
 
 @st.composite
-def _configs(draw: DrawFn, dialect: Dialect, version: str | None, world_size: int | None) -> Config:
+def _configs(draw: DrawFn, dialect: Dialect, version: str | None, world_size: int | None, entry: str | None) -> Config:
     part = part_of(dialect)
     release = version or draw(st.sampled_from(dialect.versions[::-1]))
     world = world_size or draw(st.sampled_from(WORLDS))
-    case = Case(release, world, draw(st.sampled_from(part.entries)))
+    case = Case(release, world, entry or draw(st.sampled_from(part.entries)))
     first, *more = draw(part.core(case)) or [{}]
     config = dialect.config(_known(first, dialect, case), case.version, case.world_size, case.entry)
     needy, extras = draw(_fields(config, case, NEEDY)), draw(_fields(config, case, EXTRAS))
-    return grown(config, [_known(group, dialect, case) for group in (*needy, *more, *extras)])
+    config = grown(config, [_known(group, dialect, case) for group in (*needy, *more, *extras)])
+    return replace(config, opaque={path: stand_in for path in part.opaque(case) if not draw(KEPT)})
+
+
+def stand_in(*arguments: Any) -> None:
+    """Stands for any callable that a live config holds."""
 
 
 def _known(group: Group, dialect: Dialect, case: Case) -> Group:
@@ -280,8 +297,8 @@ SIZES: Mapping[str, SearchStrategy[Any]] = {
 @st.composite
 def plans(draw: DrawFn) -> Plan:
     """Plans with any fields set; batch triangle and stage boundaries agree with the rest."""
-    chosen = draw(st.sets(st.sampled_from(tuple(paths())), max_size=len(paths())))
-    flat = {path: draw(SIZES.get(path, values(paths()[path].annotation))) for path in paths() if path in chosen}
+    chosen = [path for path in paths() if draw(KEPT)]
+    flat = {path: draw(SIZES.get(path, values(paths()[path].annotation))) for path in chosen}
     return Plan.of({**flat, **_batch(flat), **_boundaries(draw, flat)})
 
 

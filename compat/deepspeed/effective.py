@@ -332,6 +332,8 @@ def _twice(given: Flat) -> Iterator[str]:
     for old, section in ((ZERO + "cpu_offload", OFFLOAD), (ZERO + "cpu_offload_param", PARAM)):
         if old in given and any(path.startswith(section + ".") for path in given):
             yield f"{old}: given beside {section}, which replaces it; drop {old}"
+    if any(path.startswith("bfloat16.") for path in given) and any(path.startswith("bf16.") for path in given):
+        yield "bfloat16: given beside bf16, which hides it; keep one"
     if OLD_GATHER in given and GATHER in given:
         yield f"{OLD_GATHER}: given beside {GATHER}, which replaces it; drop the old one"
 

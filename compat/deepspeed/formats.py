@@ -118,10 +118,11 @@ def _loaded(source: Any) -> tuple[Mapping[str, Any], Document | None, str]:
 
 def _beside(source: str | Path | Document) -> dict[str, Any]:
     """The code part that was written beside the file `source`, if there is one."""
-    if isinstance(source, Document) or (isinstance(source, str) and is_text(source)):
+    if isinstance(source, str) and is_text(source):
         return {}
-    path = code_beside(Path(source))
-    return {"code": _mapping(load(path))} if os.path.isfile(path) else {}
+    path = Path(source.name if isinstance(source, Document) else source)
+    beside = code_beside(path)
+    return {"code": _mapping(load(beside))} if os.path.isfile(path) and os.path.isfile(beside) else {}
 
 
 def _limit(data: Mapping[str, Any]) -> None:

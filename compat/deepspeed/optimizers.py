@@ -38,11 +38,13 @@ def _name(values: Group) -> str | None:
 
 def _read(values: Group, context: Context) -> Group:
     name = _name(values)
-    defaults = dict(DEFAULTS.get(name or "", {}))
+    if name is None:
+        return {}
+    defaults = dict(DEFAULTS[name])
     if name == "adamw" and values.get(f"{PARAMS}.torch_adam"):
         defaults["weight_decay"] = 1e-2
     given = {key: values[f"{PARAMS}.{key}"] for key in HYPER if values.get(f"{PARAMS}.{key}") is not None}
-    hyper = {key: value for key, value in {**defaults, **given}.items() if name is None or key in TAKES[name]}
+    hyper = {key: value for key, value in {**defaults, **given}.items() if key in TAKES[name]}
     if (values.get("scheduler.type") or "") in ("WarmupLR", "WarmupDecayLR"):
         hyper["lr"] = _peak(values, hyper.get("lr"), context)
     return {"optimizer.name": name, **{f"optimizer.{key}": value for key, value in hyper.items()}}
@@ -128,8 +130,7 @@ def _ends(values: Group, shape: str) -> tuple[float | None, float | None]:
 
 
 def _write_schedule(values: Group, context: Context) -> Group:
-    given = {f"code.scheduler.{name}": values.get(f"optimizer.schedule.{name}") for name in SCHEDULE}
-    return given if values.get("optimizer.schedule.name") else {}
+    return {f"code.scheduler.{name}": values.get(f"optimizer.schedule.{name}") for name in SCHEDULE}
 
 
 SCHEDULER = convert(

@@ -39,6 +39,7 @@ def layout_rules() -> tuple[Rule, ...]:
             _read_context,
             lambda values, context: _above_one("code.context_parallel", values.get("parallel.context")),
             effect=Effect.ROUNDING,
+            lossy="sequence_parallel_size becomes groups of ranks that the script builds",
             note="Ulysses attention: all-to-all over heads, not a ring",
         ),
         convert(
@@ -116,7 +117,8 @@ def pipeline_rules() -> tuple[Rule, ...]:
 def _read_partition(values: Group, context: Context) -> Group:
     if (values.get("code.pipeline_stages") or 1) == 1:
         return {}
-    return {"stages.rule": PARTITIONS.get((values.get("code.partition_method") or "parameters").lower())}
+    method = (values.get("code.partition_method") or "parameters").lower()
+    return {"stages.rule": "even" if method.startswith("type:") else PARTITIONS.get(method)}
 
 
 def _write_partition(values: Group, context: Context) -> Group:
@@ -148,6 +150,7 @@ BATCH = convert(
         "gradient_accumulation_steps": "batch.accumulation",
         "train_batch_size": ("batch.global_", "parallel.data"),
     },
+    lossy="with AutoTP DeepSpeed counts all ranks as data ranks, so its total is not the true one; without a batch it has no ranks",
     source="runtime/config.py: _configure_train_batch_size; data ranks are what the mpu leaves",
 )
 
@@ -171,13 +174,15 @@ def _data_ranks(values: Group, context: Context) -> int | None:
     return context.world_size // axes or None
 
 
+ENABLED = ("fp16.enabled", "bf16.enabled")
+
 ZERO = convert(
     "zero_optimization.stage",
     "zero.stage",
-    lambda values, context: {"zero.stage": values.get("zero_optimization.stage") or 0},
+    lambda values, context: {"zero.stage": _read_stage(values)},
     lambda values, context: {"zero_optimization.stage": _stage(values)},
     effect=Effect.COST,
-    sees=("parallel.pipeline", "precision.compute", "optimizer.clip"),
+    sees=("code.pipeline_stages", *ENABLED, "gradient_clipping", "parallel.pipeline", "precision.compute", "optimizer.clip"),
     lossy=(
         "DeepSpeed's pipeline engine takes stage 0 and 1; in half precision its stage 0 takes a phantom optimizer step, and "
         "with a pipeline stage 0 clips by a wrong norm: stage 1 gives the same numbers"
@@ -186,12 +191,21 @@ ZERO = convert(
 )
 
 
+def _sound(stage: int, pipeline: int, half: bool, clip: float) -> int:
+    """The level, at or near `stage`, at which DeepSpeed does not get the numbers wrong."""
+    least = 1 if half or (pipeline > 1 and clip > 0) else 0
+    return max(least, min(stage, 1) if pipeline > 1 else stage)
+
+
 def _stage(values: Group) -> int:
-    stage, pipeline = values.get("zero.stage") or 0, (values.get("parallel.pipeline") or 1) > 1
-    wrong_norm = pipeline and (values.get("optimizer.clip") or 0) > 0
-    phantom_step = values.get("precision.compute") in HALF
-    least = 1 if wrong_norm or phantom_step else 0
-    return max(least, min(stage, 1) if pipeline else stage)
+    half = values.get("precision.compute") in HALF
+    return _sound(values.get("zero.stage") or 0, values.get("parallel.pipeline") or 1, half, values.get("optimizer.clip") or 0)
+
+
+def _read_stage(values: Group) -> int:
+    half = any(values.get(path) for path in ENABLED)
+    stage, pipeline = values.get("zero_optimization.stage") or 0, values.get("code.pipeline_stages") or 1
+    return _sound(stage, pipeline, half, values.get("gradient_clipping") or 0)
 
 
 def exchange_rules() -> tuple[Rule, ...]:
@@ -203,8 +217,8 @@ def exchange_rules() -> tuple[Rule, ...]:
             "zero.bucket",
             lambda values, context: {"zero.bucket": values.get(f"{section}.reduce_bucket_size")},
             lambda values, context: {
-                f"{section}.reduce_bucket_size": values.get("zero.bucket") or BUCKET,
-                f"{section}.allgather_bucket_size": values.get("zero.bucket") or BUCKET,
+                f"{section}.reduce_bucket_size": values.get("zero.bucket", BUCKET),
+                f"{section}.allgather_bucket_size": values.get("zero.bucket", BUCKET),
             },
             effect=Effect.COST,
             lossy="a Plan has one bucket size for reducing and gathering",
@@ -216,7 +230,7 @@ def exchange_rules() -> tuple[Rule, ...]:
             _read_overlap,
             _write_overlap,
             effect=Effect.COST,
-            sees=(f"{section}.stage", "code.pipeline_stages", "zero.stage", "parallel.pipeline", *STAGE_SEES),
+            sees=(f"{section}.stage", "zero.stage", "parallel.pipeline", *STAGE_SEES),
             lossy="DeepSpeed overlaps reductions at stage 1 and above, without a pipeline",
             source="runtime/engine.py: overlap_comm is off with pipelines; stage 0 reduces after the backward pass",
         ),
@@ -229,11 +243,11 @@ def exchange_rules() -> tuple[Rule, ...]:
     )
 
 
-STAGE_SEES = ("precision.compute", "optimizer.clip")
+STAGE_SEES = ("precision.compute", "optimizer.clip", *ENABLED, "gradient_clipping", "code.pipeline_stages")
 
 
 def _read_overlap(values: Group, context: Context) -> Group:
-    works = (values.get("zero_optimization.stage") or 0) >= 1 and (values.get("code.pipeline_stages") or 1) == 1
+    works = _read_stage(values) >= 1 and (values.get("code.pipeline_stages") or 1) == 1
     return {"zero.overlap": values.get("zero_optimization.overlap_comm")} if works else {}
 
 
@@ -285,7 +299,7 @@ def _write_offload(values: Group) -> Group:
     if stage >= 1 and (device := values.get("zero.offload.optimizer")) not in (None, "none"):
         given = {f"{OPTIMIZER_DEVICE}.device": device, f"{OPTIMIZER_DEVICE}.pin_memory": True}
         if stage == 3:
-            given[f"{OPTIMIZER_DEVICE}.ratio"] = values.get("zero.offload.optimizer_ratio") or 1.0
+            given[f"{OPTIMIZER_DEVICE}.ratio"] = values.get("zero.offload.optimizer_ratio", 1.0)
     if stage == 3 and (device := values.get("zero.offload.parameters")) not in (None, "none"):
         given |= {f"{PARAM_DEVICE}.device": device, f"{PARAM_DEVICE}.pin_memory": True}
     return given
@@ -303,6 +317,7 @@ PRECISION = convert(
     ("precision.compute", "precision.reduce", "precision.master"),
     lambda values, context: _read_precision(values),
     lambda values, context: _write_precision(values),
+    sees=("zero_optimization.stage", "zero.stage", "parallel.pipeline", "optimizer.clip", "gradient_clipping", "code.pipeline_stages"),
     carries={
         "fp16.enabled": "precision.compute",
         "bf16.enabled": "precision.compute",
@@ -319,10 +334,11 @@ PRECISION = convert(
 
 def _read_precision(values: Group) -> Group:
     compute = "bf16" if values.get("bf16.enabled") else "fp16" if values.get("fp16.enabled") else "fp32"
-    whole = values.get("bf16.bf16_master_weights_and_grads") or values.get("fp16.fp16_master_weights_and_grads")
+    whole = compute in HALF and values.get(f"{compute}.{compute}_master_weights_and_grads")
+    reduce = values.get("data_types.grad_accum_dtype") if _read_stage(values) else None
     return {
         "precision.compute": compute,
-        "precision.reduce": values.get("data_types.grad_accum_dtype") or compute,
+        "precision.reduce": reduce or compute,
         "precision.master": compute if whole else "fp32",
     }
 
@@ -335,7 +351,7 @@ def _two_formats(values: Group) -> bool:
 def _write_precision(values: Group) -> Group:
     compute, reduce = values.get("precision.compute") or "fp32", values.get("precision.reduce")
     given: dict[str, object] = {"fp16.enabled": compute == "fp16", "bf16.enabled": compute == "bf16"}
-    if compute in HALF and reduce in (*HALF, "fp32"):
+    if _stage(values) and reduce in (*HALF, "fp32"):
         given |= {"data_types.grad_accum_dtype": reduce, "communication_data_type": reduce}
     if compute in HALF and values.get("precision.master") == compute:
         given[f"{compute}.{compute}_master_weights_and_grads"] = True
@@ -348,7 +364,7 @@ LOSS_SCALE = convert(
     ("fp16.loss_scale", "fp16.initial_scale_power", "fp16.loss_scale_window", "fp16.hysteresis", "fp16.min_loss_scale"),
     tuple(f"precision.loss_scale.{name}" for name in SCALES),
     lambda values, context: _read_loss_scale(values),
-    lambda values, context: _write_loss_scale(values),
+    lambda values, context: _write_loss_scale(values, context),
     effect=lambda values: Effect.NUMBERS if values.get("fp16.enabled") else Effect.NONE,
     sees=("fp16.enabled", "precision.compute"),
     carries={
@@ -375,7 +391,7 @@ def _read_loss_scale(values: Group) -> Group:
     }
 
 
-def _write_loss_scale(values: Group) -> Group:
+def _write_loss_scale(values: Group, context: Context) -> Group:
     if values.get("precision.compute") != "fp16":
         return {}
     static, initial, window, hysteresis, minimum = (values.get(f"precision.loss_scale.{name}") for name in SCALES)
@@ -384,7 +400,7 @@ def _write_loss_scale(values: Group) -> Group:
         "fp16.initial_scale_power": None if initial is None else max(0, round(log2(initial))),
         "fp16.loss_scale_window": window,
         "fp16.hysteresis": hysteresis,
-        "fp16.min_loss_scale": None if minimum is None else max(1, round(minimum)),
+        "fp16.min_loss_scale": None if minimum is None else max(1 if context.since("0.19.3") else 0, round(minimum)),
     }
 
 

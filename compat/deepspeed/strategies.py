@@ -25,7 +25,7 @@ POWER = st.integers(1, 24).map(lambda power: 2.0**power)
 
 
 def _field(path: str) -> SearchStrategy[Any]:
-    return typed_values(fields(DeepSpeed)[path].annotation)
+    return OWN[path] if path in OWN else typed_values(fields(DeepSpeed)[path].annotation)
 
 
 def _group(must: Mapping[str, SearchStrategy[Any]], *may: str) -> Groups:
@@ -38,8 +38,8 @@ def _group(must: Mapping[str, SearchStrategy[Any]], *may: str) -> Groups:
 @st.composite
 def core(draw: DrawFn, case: Case) -> Sequence[Group]:
     """Axes and batch first, then choices that each hold together."""
-    axes = draw(st.sampled_from((_coded, _coded, _meshed)))(draw, case)
-    data = axes.get("data_parallel_size") or (case.world_size or 1) // prod(axes.values()) or 1
+    axes = draw(st.sampled_from((_coded, _coded, _automatic, _meshed)))(draw, case)
+    data = axes.get("data_parallel_size") or (case.world_size or 1) // prod(axes.get(axis, 1) for axis in AXES) or 1
     batch = draw(st.sampled_from(TRIANGLES))(draw(SMALL), draw(SMALL), data)
     return [{**axes, **batch}, *(draw(choice(case.version)) for choice in CHOICES)]
 
@@ -51,6 +51,13 @@ def _coded(draw: DrawFn, case: Case) -> dict[str, int]:
         sizes[axis] = draw(st.sampled_from([size for size in (1, 2, 3, 4, 8) if left % size == 0]))
         left //= sizes[axis]
     return {axis: size for axis, size in sizes.items() if size > 1}
+
+
+def _automatic(draw: DrawFn, case: Case) -> dict[str, int]:
+    """AutoTP, which the batch arithmetic does not count."""
+    sizes = [size for size in (1, 2, 3, 4, 8) if (case.world_size or 1) % size == 0]
+    nested = {"tensor_parallel.tp.tp_size": draw(st.sampled_from(sizes))} if draw(st.booleans()) else {}
+    return {"tensor_parallel.autotp_size": draw(st.sampled_from(sizes)), **nested}
 
 
 def _meshed(draw: DrawFn, case: Case) -> dict[str, int]:
@@ -147,7 +154,8 @@ CHOICES = (_precision, _sharding, _optimizer, _scheduler, _recompute)
 # Single fields
 
 ARGUMENTS = ("optimizer.type", "optimizer.params.", "scheduler.type", "scheduler.params.")
-RESERVED = (MICRO, STEPS, TOTAL, *AXES, "sequence_parallel_size", "data_parallel_size", *ARGUMENTS)
+SIZES = ("sequence_parallel_size", "data_parallel_size", "tensor_parallel.autotp_size", "tensor_parallel.tp.tp_size")
+RESERVED = (MICRO, STEPS, TOTAL, *AXES, *SIZES, *ARGUMENTS)
 """What hangs on the number of ranks, or on a type that takes some arguments and not others."""
 REFUSED = ("expert_parallel.load_balance_coeff",)
 """Keys that take nothing but null."""
@@ -167,10 +175,12 @@ def settable(version: str) -> tuple[str, ...]:
 
 SPECS = st.lists(st.fixed_dictionaries({"patterns": st.just([".*query"]), "partition_type": st.sampled_from(("row", "column"))}), max_size=2)
 OWN: Mapping[str, SearchStrategy[Any]] = {
+    **dict.fromkeys(("optimizer.params.lr", "scheduler.params.warmup_max_lr"), st.floats(1e-5, 1e-2)),
+    **dict.fromkeys(("code.scheduler.minimum", "code.scheduler.warmup_from", "scheduler.params.warmup_min_lr"), st.floats(0, 1e-6)),
     "code.partition_method": st.sampled_from(("uniform", "parameters", "type:block")),
     "tensor_parallel.partition_config": st.fixed_dictionaries({"layer_specs": SPECS}, optional={"tp_size": SMALL}),
 }
-"""Values that a key takes only in a form which its type does not tell."""
+"""Values that mean something, where the type of a key allows others too."""
 
 
 def values(case: Case, path: str) -> SearchStrategy[Any] | None:
@@ -184,4 +194,4 @@ BESIDE: Mapping[str, Group] = {
 }
 """What a key cannot do without."""
 
-PART = Part(core, paths, values, BESIDE, RESERVED, ("file",))
+PART = Part(core, paths, values, beside=BESIDE, reserved=RESERVED, entries=("file",))

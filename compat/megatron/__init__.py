@@ -9,6 +9,7 @@ from typing import Any
 
 from bridge.config import Section, Values, shown
 from bridge.dialect import Config, Dialect, Reading, Written
+from bridge.errors import ConfigError
 from bridge.findings import Finding
 from bridge.rules import Effect, Rule
 
@@ -110,6 +111,10 @@ class MegatronDialect(Dialect):
     def effective(self, config: Config) -> Values:
         """What the parser, its checks and the config classes leave; raises `ConfigError` with what they refuse."""
         assert isinstance(config, MegatronConfig)
+        from compat.megatron.options import clashes
+
+        if config.entry == "flags":
+            ConfigError.raise_if(clashes(config.given, config.version))
         _ = config.model_parallel
         return config.args
 
@@ -179,7 +184,8 @@ def _overruled(config: MegatronConfig) -> Iterator[Finding]:
     for path, value in config.given.items():
         now = config.args.get(path)
         if now != value:
-            message = f"Megatron {config.version} turns {shown(value)} into {shown(now)}"
+            turned = "takes it up into other settings" if now is None else f"turns {shown(value)} into {shown(now)}"
+            message = f"Megatron {config.version} {turned}"
             yield Finding(path, message, Effect.NONE, True, before=value, after=now, origin=config.origins.get(path))
 
 

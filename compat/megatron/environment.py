@@ -11,12 +11,12 @@ from bridge.errors import ConfigError
 from compat.megatron.arguments.steps import Namespace, Predicate, key
 
 DETERMINISTIC = ("Tree", "Ring", "CollnetDirect", "CollnetChain", "^NVLS")
-"""NCCL algorithms that deterministic mode accepts; since 0.19 Tree is not one of them, and a list may name several."""
+"""NCCL algorithms that deterministic mode accepts; since 0.19 without Tree, and a list may name several."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """One variable, in [since, until): needed `when`, with a value that `allowed` accepts; `value` is one such.
+    """One variable, in [since, until): needed `when`, with a value that `allowed` accepts; `value` is one.
 
     `checked` tells whether validate_args itself looks at it; otherwise something later in the run does.
     """
@@ -32,7 +32,7 @@ class Variable:
 
 
 def _connected(a: Namespace) -> bool:
-    """Tensor or context parallelism without FSDP, whose overlap needs kernels in launch order (before Blackwell)."""
+    """Tensor or context parallelism without FSDP, which needs kernels in launch order (before Blackwell)."""
     parallel = (a.tensor_model_parallel_size or 1) > 1 or (a.context_parallel_size or 1) > 1
     return parallel and not _sharded(a) and not a.overlap_moe_expert_parallel_comm
 

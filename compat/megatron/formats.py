@@ -184,27 +184,28 @@ def flags_text(given: Mapping[str, Any], version: str) -> str:
 def recipe_text(given: Mapping[str, Any], version: str, environment: Mapping[str, str]) -> str:
     """A recipe with `ENV_VARS` and `MODEL_ARGS`, as NVIDIA's own runner reads it."""
     lines = [f"{name}: {_scalar(value)}" for name, value in environment.items()]
-    args = [_yaml_line(*line) for line in flag_lines(given, version)]
+    args = [_yaml_line(*line, version=version) for line in flag_lines(given, version)]
     parts = (("ENV_VARS", lines), (RECIPE, args))
     return "".join(f"{name}:\n" + "".join(f"  {line}\n" for line in body) for name, body in parts if body)
 
 
-def _yaml_line(option: str, *values: str) -> str:
-    name, tied, value = option.partition("=")
-    return f"{name}: {_scalar(value) if tied else _yaml_value(values)}"
-
-
-def _yaml_value(values: Sequence[str]) -> str:
+def _yaml_line(option: str, *values: str, version: str) -> str:
+    """One entry; a value that a shell would not leave alone is tied to its option, odd ones of several stand in a list."""
     if not values:
-        return "true"
-    return _scalar(values[0]) if len(values) == 1 else _quoted("[" + " ".join(values) + "]")
+        return f"{_quoted(option) if '=' in option else option}: true"
+    if len(values) > 1:
+        plain = all(re.fullmatch(r"[\w./:-]+", value) for value in values)
+        return f"{option}: " + (_quoted(f"[{' '.join(values)}]") if plain else f"[{', '.join(map(_quoted, values))}]")
+    many = releases.flags(version)[option].nargs is not None
+    kept = _shell_words(values[0], many) == [values[0]]
+    return f"{option}: {_scalar(values[0])}" if kept else f"{_quoted(f'{option}={values[0]}')}: true"
 
 
 def _scalar(value: str) -> str:
-    number = re.fullmatch(r"-?\d+(\.\d*)?", value)
-    return (
-        value if number or (re.fullmatch(r"[A-Za-z_./][\w./-]*", value) and value.lower() not in YAML_WORDS) else _quoted(value)
-    )
+    """A number or a plain word as it is, quoted where a loader would make something else of it."""
+    number = re.fullmatch(r"-?(0|[1-9]\d*)(\.\d+)?", value) and value in (str(float(value)), value.partition(".")[0])
+    word = re.fullmatch(r"[A-Za-z_./][\w./-]*", value) and value.lower() not in YAML_WORDS
+    return value if number or word else _quoted(value)
 
 
 YAML_WORDS = ("true", "false", "yes", "no", "on", "off", "null", "y", "n")

@@ -12,7 +12,7 @@ from bridge.config import Values
 from bridge.dialect import Reading
 from bridge.errors import VersionError
 from compat.megatron import objects, options, releases
-from compat.megatron.arguments.steps import named
+from compat.megatron.arguments.steps import OPEN, named
 
 if TYPE_CHECKING:
     from compat.megatron import MegatronConfig
@@ -69,9 +69,10 @@ def _plain(value: Any) -> Any:
 
 
 def as_arguments(given: Mapping[str, Any], cls: str, version: str) -> dict[str, Any]:
-    """Effective fields of a live object under the names of their arguments; grouped queries count when they were given."""
+    """Effective fields of a live object under the names of their arguments; sizes of the model are open until they are given."""
     fields = objects.from_fields(fields_of(given, version, cls), version, cls)
     arguments = {options.RENAMED.get(name, name): value for name, value in fields.items()}
+    arguments.update({name: None for name in OPEN if name in arguments and name not in given})
     return {**arguments, "group_query_attention": "num_query_groups" in given}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from functools import cache
 from importlib import resources
@@ -78,6 +78,22 @@ def option_for(version: str, dest: str, value: Any) -> tuple[str, ...] | None:
     """Option and values that set `dest` to `value` at a release; None if nothing can."""
     lines = (_line(flag, value) for flag in by_dest(version).get(dest, ()))
     return next((line for line in lines if line is not None), None)
+
+
+def clashes(given: Mapping[str, Any], version: str) -> Iterator[str]:
+    """What is wrong with given arguments whose flags exclude each other."""
+    chosen = {dest: option_for(version, dest, given[dest]) for dest in excluding(version) & given.keys()}
+    options = {line[0].partition("=")[0] for line in chosen.values() if line}
+    for option in sorted(options):
+        for other in releases.flags(version)[option].excludes:
+            if other in options and option < other:
+                yield f"{option}: not allowed together with {other}; keep one of them"
+
+
+@cache
+def excluding(version: str) -> frozenset[str]:
+    """What flags of a release set that exclude others."""
+    return frozenset(dest for dest, flags in by_dest(version).items() if any(flag.excludes for flag in flags))
 
 
 def _line(flag: Flag, value: Any) -> tuple[str, ...] | None:

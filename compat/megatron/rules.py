@@ -23,6 +23,26 @@ def model_rules() -> tuple[Rule, ...]:
         rename("num_attention_heads", "model.heads", effect=Effect.NONE, note=note),
         rename("ffn_hidden_size", "model.ffn", effect=Effect.NONE, note=note),
         rename("vocab_size", "model.vocab", effect=Effect.NONE, note=note),
+        convert(
+            ("num_experts", "add_bias_linear"),
+            "model.experts",
+            lambda values, context: {"model.experts": values.get("num_experts")},
+            _write_experts,
+            effect=Effect.NONE,
+            sees=("parallel.expert_tensor", "parallel.tensor"),
+            carries={"add_bias_linear": ()},
+            lossy="whether layers have biases is up to the model's definition, but experts over tensor groups have none",
+            note=note,
+            source="transformer_config.py: experts over tensor groups have no biases",
+        ),
+        convert(
+            "untie_embeddings_and_output_weights",
+            "model.tied",
+            lambda values, context: _read_tied(values),
+            lambda values, context: {"untie_embeddings_and_output_weights": True} if values.get("model.tied") is False else {},
+            effect=Effect.NONE,
+            note=note,
+        ),
         rename("seq_length", "model.sequence", effect=Effect.NONE, note="the sequence length is set where the data is made"),
         convert(
             ("group_query_attention", "num_query_groups"),
@@ -30,10 +50,23 @@ def model_rules() -> tuple[Rule, ...]:
             _read_groups,
             _write_groups,
             effect=Effect.NONE,
+            lossy="num_query_groups counts only with --group-query-attention",
             note=note,
             source="arguments.py: num_query_groups counts only with --group-query-attention",
         ),
     )
+
+
+def _write_experts(values: Group, context: Context) -> Group:
+    experts, tensor = values.get("model.experts"), values.get("parallel.expert_tensor") or values.get("parallel.tensor") or 1
+    if experts is None:
+        return {}
+    return {"num_experts": experts, **({"add_bias_linear": False} if tensor > 1 and context.since("0.12.1") else {})}
+
+
+def _read_tied(values: Group) -> Group:
+    untied = values.get("untie_embeddings_and_output_weights")
+    return {} if untied is None else {"model.tied": not untied}
 
 
 def _read_groups(values: Group, context: Context) -> Group:
@@ -52,9 +85,27 @@ def parallel_rules() -> tuple[Rule, ...]:
         rename("tensor_model_parallel_size", "parallel.tensor", effect=Effect.ROUNDING, note=layout),
         rename("pipeline_model_parallel_size", "parallel.pipeline", effect=Effect.ROUNDING, note=layout),
         rename("context_parallel_size", "parallel.context", effect=Effect.ROUNDING, note=layout),
-        rename("expert_model_parallel_size", "parallel.expert", effect=Effect.ROUNDING, note=layout),
+        convert(
+            "expert_model_parallel_size",
+            "parallel.expert",
+            lambda values, context: {"parallel.expert": values.get("expert_model_parallel_size")},
+            _write_expert,
+            effect=Effect.ROUNDING,
+            sees=("model.experts", "model.layers"),
+            lossy="Megatron splits experts over ranks only where it knows their number",
+            source="arguments.py: expert_model_parallel_size needs num_experts",
+        ),
         rename("expert_tensor_parallel_size", "parallel.expert_tensor", effect=Effect.ROUNDING, note=layout),
-        rename("sequence_parallel", "parallel.sequence", effect=Effect.COST, note="activations of norms and dropout"),
+        convert(
+            "sequence_parallel",
+            "parallel.sequence",
+            lambda values, context: {"parallel.sequence": values.get("sequence_parallel")},
+            _write_sequence,
+            effect=Effect.COST,
+            sees=("parallel.tensor", "parallel.expert"),
+            lossy="before 0.16 Megatron splits experts over tensor groups only with sequence parallelism",
+            source="model_parallel_config.py: __post_init__, expert and tensor parallelism",
+        ),
         convert(
             "use_tp_pp_dp_mapping",
             "parallel.order",
@@ -65,6 +116,17 @@ def parallel_rules() -> tuple[Rule, ...]:
             source="initialize.py: order of initialize_model_parallel",
         ),
     )
+
+
+def _write_expert(values: Group, context: Context) -> Group:
+    legal = values.get("model.experts") or values.get("model.layers") is None
+    return {"expert_model_parallel_size": values.get("parallel.expert")} if legal else {}
+
+
+def _write_sequence(values: Group, context: Context) -> Group:
+    tensor, expert = values.get("parallel.tensor") or 1, values.get("parallel.expert") or 1
+    forced = tensor > 1 and expert > 1 and not context.since("0.16.0")
+    return {"sequence_parallel": True if forced else values.get("parallel.sequence")}
 
 
 def _write_order(values: Group, context: Context) -> Group:
@@ -108,40 +170,60 @@ def _batch_rests(values: Group) -> bool:
     return bool(micro and global_ and data and global_ % (micro * data))
 
 
+TORCH_NEEDS = ("parallel.pipeline", "parallel.expert", "model.tied", "precision.compute")
+SHARDABLE = (None, "adam", "adamw", "sgd")
+SHARDED = (
+    "use_distributed_optimizer",
+    "data_parallel_sharding_strategy",
+    "use_megatron_fsdp",
+    "use_custom_fsdp",
+    "use_torch_fsdp2",
+    "torch_fsdp2_reshard_after_forward",
+)
+
 ZERO = convert(
-    (
-        "use_distributed_optimizer",
-        "data_parallel_sharding_strategy",
-        "use_megatron_fsdp",
-        "use_custom_fsdp",
-        "use_torch_fsdp2",
-        "torch_fsdp2_reshard_after_forward",
-        "ckpt_format",
-        "gradient_accumulation_fusion",
-    ),
+    (*SHARDED, "ckpt_format", "gradient_accumulation_fusion"),
     "zero.stage",
     lambda values, context: {"zero.stage": _zero_stage(values)},
     lambda values, context: _write_zero(values, context),
     effect=Effect.COST,
+    sees=("optimizer.name", *TORCH_NEEDS),
     carries={"ckpt_format": (), "gradient_accumulation_fusion": ()},
     note="a kernel or checkpoint format of Megatron's, which its sharding may ask for",
-    lossy="Megatron shards gradients and weights only with its FSDP (0.12 and later); before, level 1 is the highest",
+    lossy="Megatron shards gradients and weights only with its FSDP (0.12 and later), and only adam and sgd",
     source="reference: distributed optimizer is level 1; data_parallel_sharding_strategy counts only with Megatron-FSDP",
 )
 
 
+def _torch_only(values: Group, context: Context) -> bool:
+    """Whether torch's FSDP, the only one of these releases, can do what is wanted."""
+    whole = all((values.get(f"parallel.{axis}") or 1) == 1 for axis in ("pipeline", "expert"))
+    fits = whole and values.get("model.tied") is False and values.get("precision.compute") != "fp16"
+    return fits and values.get("zero.stage") == 3 and context.since("0.10.0") and not context.since("0.12.0")
+
+
+def _megatron_fsdp(values: Group) -> bool:
+    return bool(values.get("use_megatron_fsdp") or values.get("use_custom_fsdp"))
+
+
+def _torch_fsdp(values: Group) -> bool:
+    return bool(values.get("use_torch_fsdp2")) and not _megatron_fsdp(values)
+
+
 def _zero_stage(values: Group) -> int:
-    if values.get("use_megatron_fsdp") or values.get("use_custom_fsdp"):
+    if _megatron_fsdp(values):
         return STRATEGIES.index(values.get("data_parallel_sharding_strategy") or "no_shard")
-    if values.get("use_torch_fsdp2"):
+    if _torch_fsdp(values):
         return 2 if values.get("torch_fsdp2_reshard_after_forward") is False else 3
     return 1 if values.get("use_distributed_optimizer") else 0
 
 
 def _write_zero(values: Group, context: Context) -> Group:
     stage = values.get("zero.stage") or 0
-    if stage == 0:
+    if stage == 0 or values.get("optimizer.name") not in SHARDABLE:
         return {}
+    if _torch_only(values, context):
+        return {"use_torch_fsdp2": True, "ckpt_format": "torch_dist", "gradient_accumulation_fusion": False}
     if stage == 1 or not context.since("0.12.0"):
         return {"use_distributed_optimizer": True}
     sharded = {"use_distributed_optimizer": True, "data_parallel_sharding_strategy": STRATEGIES[stage]}
@@ -158,13 +240,10 @@ def ddp_rules() -> tuple[Rule, ...]:
         convert(
             ("overlap_grad_reduce", "overlap_param_gather"),
             ("zero.overlap", "zero.overlap_gather"),
-            lambda values, context: {
-                "zero.overlap": values.get("overlap_grad_reduce"),
-                "zero.overlap_gather": values.get("overlap_param_gather"),
-            },
+            _read_overlap,
             _write_overlap,
             effect=Effect.COST,
-            sees=("zero.stage",),
+            sees=("zero.stage", *SHARDED, *TORCH_NEEDS),
             carries={"overlap_grad_reduce": "zero.overlap", "overlap_param_gather": "zero.overlap_gather"},
             lossy="Megatron gathers weights ahead only where they are sharded and gradients are reduced ahead",
             source="arguments.py: --overlap-param-gather needs --overlap-grad-reduce and a sharded optimizer",
@@ -172,7 +251,19 @@ def ddp_rules() -> tuple[Rule, ...]:
     )
 
 
+def _read_overlap(values: Group, context: Context) -> Group:
+    """What is overlapped: torch's FSDP always does, and nothing is gathered where nothing is sharded."""
+    if "overlap_grad_reduce" not in values:
+        return {}
+    if _torch_fsdp(values):
+        return {"zero.overlap": True, "zero.overlap_gather": True}
+    gather = bool(values.get("overlap_param_gather")) and _zero_stage(values) >= 1
+    return {"zero.overlap": values.get("overlap_grad_reduce"), "zero.overlap_gather": gather}
+
+
 def _write_overlap(values: Group, context: Context) -> Group:
+    if _torch_only(values, context):
+        return {}
     reduce, sharded = values.get("zero.overlap"), (values.get("zero.stage") or 0) >= 1
     gather = bool(values.get("zero.overlap_gather") and reduce and sharded)
     return {"overlap_grad_reduce": reduce, "overlap_param_gather": gather}
@@ -289,8 +380,9 @@ def _write_loss_scale(values: Group) -> Group:
     }
 
 
-OPTIMIZERS = {"adam": "adamw", "sgd": "sgd", "muon": "muon", "dist_muon": "muon", "lion": "lion"}
-OPTIMIZER_FLAGS = {"adamw": "adam", "adam": "adam", "sgd": "sgd", "muon": "muon", "lion": "lion"}
+SAME = {name: name for name in ("sgd", "muon", "adaptive_muon", "soap", "lion")}
+OPTIMIZERS = {"adam": "adamw", "dist_muon": "muon", **SAME}
+OPTIMIZER_FLAGS = {"adamw": "adam", "adam": "adam", **SAME}
 
 OPTIMIZER = convert(
     "optimizer",
@@ -358,17 +450,24 @@ def _write_moments(values: Group, context: Context) -> Group:
 RECOMPUTE = convert(
     ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_activations"),
     ("recompute.granularity", "recompute.method", "recompute.layers"),
-    lambda values, context: {
-        "recompute.granularity": values.get("recompute_granularity") or "none",
-        "recompute.method": values.get("recompute_method"),
-        "recompute.layers": values.get("recompute_num_layers"),
-    },
+    lambda values, context: _read_recompute(values),
     lambda values, context: _write_recompute(values),
     effect=Effect.COST,
     carries={"recompute_method": "recompute.method", "recompute_num_layers": "recompute.layers"},
     lossy="Megatron's selective recomputation takes neither method nor layers",
     source="arguments.py: --recompute-activations is granularity selective",
 )
+
+
+def _read_recompute(values: Group) -> Group:
+    granularity = values.get("recompute_granularity") or "none"
+    if granularity != "full":
+        return {"recompute.granularity": granularity}
+    return {
+        "recompute.granularity": granularity,
+        "recompute.method": values.get("recompute_method"),
+        "recompute.layers": values.get("recompute_num_layers"),
+    }
 
 
 def _write_recompute(values: Group) -> Group:
@@ -403,7 +502,7 @@ def other_rules() -> tuple[Rule, ...]:
             _read_offload,
             _write_offload,
             effect=Effect.COST,
-            sees=("zero.stage",),
+            sees=(*SHARDED, "zero.stage",),
             lossy="Megatron offloads to host memory only, from 0.12, and only with its precision-aware optimizer",
             source="arguments.py: optimizer_cpu_offload needs use_precision_aware_optimizer",
         ),
@@ -430,7 +529,7 @@ def _write_partition(values: Group, context: Context) -> Group:
 
 
 def _read_offload(values: Group, context: Context) -> Group:
-    if not values.get("optimizer_cpu_offload"):
+    if not values.get("optimizer_cpu_offload") or _zero_stage(values) == 0:
         return {"zero.offload.optimizer": "none"}
     return {"zero.offload.optimizer": "cpu", "zero.offload.optimizer_ratio": values.get("optimizer_offload_fraction")}
 

@@ -120,10 +120,10 @@ def _forms(counts: tuple[int, ...], ranks: int, virtual: int | None, context: Co
 
 def _flag_forms(counts: tuple[int, ...], ranks: int, chunks: int, context: Context) -> Iterator[Group]:
     first, last = counts[0] * chunks, counts[ranks - 1] * chunks
+    yield {"decoder_first_pipeline_num_layers": first}
+    yield {"decoder_last_pipeline_num_layers": last}
     if ranks > 2:
-        yield {"decoder_first_pipeline_num_layers": first}
-        yield {"decoder_last_pipeline_num_layers": last}
-    yield {"decoder_first_pipeline_num_layers": first, "decoder_last_pipeline_num_layers": last}
+        yield {"decoder_first_pipeline_num_layers": first, "decoder_last_pipeline_num_layers": last}
     if context.since("0.11.0"):
         embedding, loss = "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"
         yield from ({embedding: True}, {loss: True}, {embedding: True, loss: True})

@@ -69,6 +69,8 @@ def _sizes(draw: DrawFn, case: Case) -> dict[str, int]:
 def _fields(group: Group, case: Case) -> Group:
     """What a config class has of a group; a class with a pipeline wants to know its dtype."""
     own = {path: value for path, value in group.items() if path in _named(case.version, case.entry)}
+    if "num_virtual_stages_per_pipeline_rank" in group:
+        own["virtual_pipeline_model_parallel_size"] = group["num_virtual_stages_per_pipeline_rank"]
     piped = own.get(PIPELINE, 1) > 1
     return {**own, "pipeline_dtype": "torch.bfloat16"} if piped else own
 
@@ -101,8 +103,8 @@ def _layers(draw: DrawFn, case: Case, ranks: int) -> Group:
 
 @cache
 def _forms(version: str, piped: bool) -> tuple[str, ...]:
-    forms = ["open", "open", "even", "virtual", "per_stage", *(form for form, dest in SINCE.items() if _has(version, dest))]
-    return tuple(form for form in forms if piped or form in ("open", "even", "ends"))
+    forms = ["open", "encoder", "even", "virtual", "per_stage", *(form for form, dest in SINCE.items() if _has(version, dest))]
+    return tuple(form for form in forms if piped or form in ("open", "encoder", "even", "ends"))
 
 
 SINCE = {
@@ -115,6 +117,10 @@ SINCE = {
 
 def _open(ranks: int, virtual: int, each: int, first: int, last: int) -> Group:
     return {}
+
+
+def _encoder(ranks: int, virtual: int, each: int, first: int, last: int) -> Group:
+    return {"encoder_num_layers": ranks * virtual * each}
 
 
 def _even(ranks: int, virtual: int, each: int, first: int, last: int) -> Group:
@@ -150,7 +156,7 @@ def _layout(ranks: int, virtual: int, each: int, first: int, last: int) -> Group
     return {"num_layers": sum(counts), "pipeline_model_parallel_layout": stages.layout_of(counts)}
 
 
-FORMS = {"open": _open, "even": _even, "virtual": _virtual, "per_stage": _per_stage, "ends": _ends, "uneven": _uneven, "layout": _layout}
+FORMS = {"open": _open, "encoder": _encoder, "even": _even, "virtual": _virtual, "per_stage": _per_stage, "ends": _ends, "uneven": _uneven, "layout": _layout}
 
 
 # Choices
@@ -280,7 +286,12 @@ def settable(version: str, entry: str) -> tuple[str, ...]:
     """Fields that a config of that entry point can set to a plain value."""
     if entry == FLAGS:
         return tuple(dest for dest in options.by_dest(version) if dest not in REFUSED and dest != "help")
-    return tuple(path for path, name in _named(version, entry).items() if _of_field(version, name) is not None)
+    return tuple(path for path, name in _named(version, entry).items() if path in OWN or _of_field(version, name) is not None)
+
+
+def opaque(case: Case) -> tuple[str, ...]:
+    """Fields that hold live objects."""
+    return () if case.entry == FLAGS else tuple(_named(case.version, case.entry).keys() - set(paths(case)))
 
 
 @cache
@@ -288,6 +299,18 @@ def _named(version: str, cls: str) -> Mapping[str, str]:
     """Names of a class's fields by those of their arguments."""
     return {options.RENAMED.get(name, name): name for name in defaults(version, cls)}
 
+
+RESERVED = (
+    "num_layers",
+    "encoder_num_layers",
+    "num_virtual_stages_per_pipeline_rank",
+    "virtual_pipeline_model_parallel_size",
+    "pipeline_model_parallel_layout",
+    "decoder_first_pipeline_num_layers",
+    "decoder_last_pipeline_num_layers",
+    "account_for_",
+)
+"""How layers are spread over stages, which has to fit the number of layers."""
 
 REFUSED = ("batch_size", "warmup", "model_parallel_size", "checkpoint_activations", "init_method_xavier_uniform")
 """Flags that are still parsed and then always refused (arguments.py: removed flags; a field that no class has)."""
@@ -302,20 +325,39 @@ def values(case: Case, path: str) -> SearchStrategy[Any] | None:
     return st.one_of([_of_flag(flag) for flag in options.by_dest(case.version)[path]])
 
 
+COUNT = SMALL | st.integers(1, 10**6)
+SHARE = st.floats(0, 1)
+AMOUNT = st.floats(0, 1e3)
 OWN: Mapping[str, SearchStrategy[Any]] = {
+    **dict.fromkeys(("vocab_size", "num_query_groups", "num_distributed_optimizer_instances", "hysteresis"), COUNT),
+    "microbatch_group_size_per_vp_stage": SMALL,
+    "encoder_seq_length": st.integers(1, 16).map(lambda count: 48 * count),
+    **dict.fromkeys(("train_iters", "train_samples", "lr_decay_iters", "lr_decay_samples", "ddp_bucket_size"), COUNT),
+    **dict.fromkeys(("lr_warmup_iters", "lr_warmup_samples"), st.integers(0, 10**6)),
+    **dict.fromkeys(("lr", "min_lr", "lr_warmup_init"), st.floats(0, 1e-2)),
+    **dict.fromkeys(("adam_beta1", "adam_beta2", "sgd_momentum"), st.floats(0, 1, exclude_max=True)),
+    **dict.fromkeys(("adam_eps", "weight_decay", "clip_grad", "min_loss_scale"), AMOUNT),
+    **dict.fromkeys(("loss_scale", "initial_loss_scale"), st.floats(0, 1e6, exclude_min=True)),
+    **dict.fromkeys(("optimizer_offload_fraction", "lr_warmup_fraction"), SHARE),
+    "loss_scale_window": COUNT.map(float),
+    "fp8": st.sampled_from(("e4m3", "hybrid")),
+    "recompute_granularity": st.sampled_from(("selective", "full")),
+    "recompute_method": st.sampled_from(("uniform", "block")),
+    "attention_backend": st.sampled_from(("flash", "fused", "unfused")),
+    "activation_func": st.sampled_from(("silu", "quick_gelu", "relu")),
     "phase_transition_iterations": st.lists(st.integers(0, 10**6).map(str), min_size=1, max_size=3).map(",".join),
     "hybrid_layer_pattern": st.sampled_from(("M*-M", "M-*-" * 2, "MMM*" * 6)),
     "log_memory_interval": st.integers(1, 9).map(lambda count: 100 * count),
     "eval_micro_batch_size": SMALL,
 }
-"""Values that a flag takes only in a form which its type does not tell."""
+"""Values that mean something, where the type of a flag or field allows others too."""
 
 SWITCHES = {"true": TRUE, "false": st.just(False), "switch": st.booleans()}
 TEXTS: Mapping[str, SearchStrategy[Any]] = {
     "int": st.integers(0, 64) | st.integers(-8, 10**6),
     "float": st.floats(0, 1, allow_subnormal=False) | st.floats(-8, 1e6, allow_subnormal=False),
     "bool": TRUE,
-    "integers": st.lists(SMALL, min_size=2, max_size=2).map(tuple),
+    "integers": st.lists(SMALL, min_size=2, max_size=2),
     "layers": SMALL | st.lists(st.integers(0, 1), min_size=2, max_size=8),
     "layers_spaced": SMALL | st.lists(st.integers(0, 1), min_size=2, max_size=8),
 }
@@ -369,12 +411,11 @@ LOCAL = {"non_persistent_ckpt_type": "local", "non_persistent_local_ckpt_dir": "
 NARROW_FP4 = {"fp4": "e2m1", "use_distributed_optimizer": True}
 
 BESIDE: Mapping[str, Group] = {
-    "activation_func_fp8_input_store": {"swiglu": True, "add_bias_linear": False},
+    "activation_func_fp8_input_store": {"activation_func": "silu", "gated_linear_unit": True},
     "add_position_embedding": {"position_embedding_type": "rope"},
     "batch_invariant_mode": FLASH,
     "defer_embedding_wgrad_compute": {"gradient_accumulation_fusion": True},
     "delay_wgrad_compute": {"transformer_impl": "transformer_engine", **EXPERTS, "overlap_moe_expert_parallel_comm": True},
-    "encoder_num_layers": {},
     "end_weight_decay": DECAY,
     "eval_micro_batch_size": {"eval_global_batch_size": 840 * 192},
     "experimental_attention_variant": {"linear_attention_freq": 2, **LINEAR},
@@ -417,4 +458,4 @@ BESIDE: Mapping[str, Group] = {
 }
 """What a field cannot do without, at least in some releases."""
 
-PART = Part(core, paths, values, BESIDE, entries=ENTRIES)
+PART = Part(core, paths, values, opaque, BESIDE, RESERVED, ENTRIES)

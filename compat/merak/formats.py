@@ -84,10 +84,13 @@ def _beside(source: Any) -> Mapping[str, Any]:
     """What the script says, from the file that was written beside a command line."""
     if isinstance(source, Written):
         return source.code
-    if not isinstance(source, str | Path) or (isinstance(source, str) and (is_text(source) or LAUNCHER.match(source))):
+    if isinstance(source, str) and (is_text(source) or LAUNCHER.match(source)):
         return {}
-    path = code_beside(Path(source))
-    if Path(source).suffix == ".json" or not os.path.isfile(path):
+    file = source.name if isinstance(source, Document) else source
+    if not isinstance(file, str | Path) or Path(file).suffix == ".json" or not os.path.isfile(file):
+        return {}
+    path = code_beside(Path(file))
+    if not os.path.isfile(path):
         return {}
     data = load(path).data
     if not isinstance(data, Mapping):

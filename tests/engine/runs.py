@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bridge.engine import initialize
+from bridge.engine.data import BYTES, Text
 from bridge.engine.models.gpt import GPT, IGNORED, Architecture, mean_cross_entropy, summed_cross_entropy
 from bridge.engine.runner import Engine
 from bridge.layout.tensor import TensorPlan
@@ -33,6 +35,7 @@ class Case:
     padded: bool = False
     dtype: torch.dtype = torch.float64
     tokens: int = SEQUENCE
+    seed: int = 7
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class Outcome:
 
 def model_of(case: Case) -> GPT:
     """The case's model, the same in every process."""
-    model = GPT(case.shape, seed=7).to(case.dtype)
+    model = GPT(case.shape, seed=case.seed).to(case.dtype)
     for name, weight in model.named_parameters():
         weight.requires_grad_(not any(part in name for part in case.frozen))
     return model
@@ -289,3 +292,67 @@ def whole_logits(rank: int, world: int, case: Case) -> tuple[Tensor, Tensor]:
     engine = initialize(model_of(case), Plan.of(case.plan))
     engine.eval()
     return engine(tokens).whole(), model_of(case)(tokens).detach()
+
+
+def save(rank: int, world: int, case: Case, folder: Path) -> list[float]:
+    """Two steps, a checkpoint, and the losses of two more steps."""
+    engine = _engine(case)
+    for step in range(2):
+        engine.train_batch(microbatches(case, engine, step))
+    engine.save_checkpoint(folder, client_state={"epoch": 3})
+    return [engine.train_batch(microbatches(case, engine, step)) for step in (2, 3)]
+
+
+def resume(rank: int, world: int, case: Case, folder: Path) -> tuple[list[float], dict[str, Any], int, str]:
+    """Losses of two more steps after loading; client state, samples consumed, and the name of what was loaded."""
+    engine = _engine(replace(case, seed=99))
+    path, client = engine.load_checkpoint(folder)
+    samples = engine.progress.samples
+    return [engine.train_batch(microbatches(case, engine, step)) for step in (2, 3)], client, samples, path.name
+
+
+def resume_without_optimizer(rank: int, world: int, case: Case, folder: Path) -> float:
+    """Distance between the loaded weights and those of a model that made the same two steps."""
+    engine, other = _engine(replace(case, seed=99)), _engine(case)
+    engine.load_checkpoint(folder, load_optimizer_states=False)
+    for step in range(2):
+        other.train_batch(microbatches(case, other, step))
+    return distance(dict(engine.state_dict()), dict(other.state_dict()))
+
+
+def _engine(case: Case) -> Engine:
+    plan = Plan.of(case.plan)
+    loss = summed_cross_entropy if plan.loss == "per_token" else mean_cross_entropy
+    return initialize(model_of(case), plan, loss, seed=11 if case.seed == 7 else 12)
+
+
+def largest_tensor(rank: int, world: int, case: Case, folder: Path) -> tuple[int, int]:
+    """Elements of the largest tensor handed out for saving, and of the largest slice that this rank owns."""
+    from bridge.engine import checkpoint
+
+    engine = _engine(case)
+    parts = [part.tensor.numel() for part in checkpoint._unique(engine) if not part.name.startswith("generators")]
+    return max(parts), max(flat.shard for flat in engine.layout.flats)
+
+
+def save_until_killed(folder: Path, case: Case) -> None:
+    """Train and save for ever, under two tags in turn."""
+    torch.set_num_threads(1)
+    engine = _engine(case)
+    step = 0
+    while True:
+        engine.train_batch(microbatches(case, engine, step))
+        step += 1
+        engine.save_checkpoint(folder, f"turn{step % 2}")
+
+
+def data_order(rank: int, world: int, case: Case) -> list[list[list[int]]]:
+    """Samples that this rank sees in each of two steps."""
+    text = Text.of(None, SEQUENCE)
+    engine = initialize(GPT(replace(SHAPE, vocab=BYTES)), Plan.of(case.plan), mean_cross_entropy)
+    seen = []
+    for _ in range(2):
+        batches = list(text.microbatches(engine, 2))
+        seen.append([row.tolist() for inputs, _ in batches for row in inputs])
+        engine.train_batch(batches)
+    return seen

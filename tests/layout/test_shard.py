@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import product
+from math import prod
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.layout.shard import Flat, Layout, Parameter
+from bridge.layout.shard import Flat, Layout, Parameter, boxes
 from bridge.plan import Plan
 
 DTYPES = st.sampled_from(["fp64", "fp32", "bf16", "fp16"])
@@ -100,6 +102,19 @@ def test_split_parameters_come_first_and_partial_ones_last(layout: Layout) -> No
     for flat in layout.flats:
         assert all((slot.stop <= flat.split.stop) == (slot.parameter.split is not None) for slot in flat.slots)
         assert all((slot.start >= flat.partial.start) == slot.parameter.partial for slot in flat.slots)
+
+
+@given(st.lists(st.integers(1, 5), max_size=4), st.data())
+def test_boxes_cover_a_range_in_order(shape: list[int], data: st.DataObject) -> None:
+    size = prod(shape)
+    start = data.draw(st.integers(0, size))
+    stop = data.draw(st.integers(start, size))
+    places = {point: number for number, point in enumerate(product(*map(range, shape)))}
+    found = []
+    for box in boxes(tuple(shape), start, stop):
+        sides = (range(offset, offset + length) for offset, length in zip(box.offsets, box.sizes, strict=True))
+        found += [places[point] for point in product(*sides)]
+    assert found == list(range(start, stop))
 
 
 @given(layouts())

@@ -24,8 +24,9 @@ LAUNCH, TARGET, BACK = "megatron.args", "ds_config.json", "back.args"
 CONTENTS = {
     LAUNCH: "the launch that was converted",
     TARGET: "the DeepSpeed config",
+    "ds_config.code.json": "what DeepSpeed keeps in the training script, as data",
+    "ds_config.code.py": "the same as Python, to paste into the script",
     f"{TARGET}.carry.json": "what DeepSpeed cannot say; the way back reads it",
-    "train.py": "what belongs into the training script",
     BACK: "the launch again, converted back",
     "report.json": "the report, for programs",
 }
@@ -38,7 +39,6 @@ def demo(folder: Path) -> int:
     result = convert.translated(_job(folder / LAUNCH), compat.load("deepspeed"), None, with_carry=False)
     texts = {
         **convert.files(result, folder / TARGET, with_carry=True),
-        folder / "train.py": result.written.snippet,
         folder / "report.json": json.dumps(report.as_json(result), indent=2, allow_nan=False) + "\n",
     }
     write_all(texts)

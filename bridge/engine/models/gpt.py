@@ -56,6 +56,7 @@ class Architecture:
             ffn=model.ffn or 4 * hidden,
             vocab=model.vocab or cls().vocab,
             sequence=model.sequence or cls().sequence,
+            tied=cls().tied if model.tied is None else model.tied,
         )
 
     def problems(self) -> Iterator[str]:

@@ -26,7 +26,7 @@ from compat.megatron.arguments.sharding import (
     STEP_STEPS,
     TORCH_STEPS,
 )
-from compat.megatron.arguments.sizes import AFTER_SIZES, MSC, SIZE_STEPS, least, widen
+from compat.megatron.arguments.sizes import AFTER_SIZES, MSC, SIZE_STEPS, WORLD_STEPS, least
 from compat.megatron.arguments.stages import STAGE_STEPS
 from compat.megatron.arguments.steps import OPEN, Namespace, Step, run, select
 from compat.megatron.arguments.training import PRECISION_STEPS, TRAINING_STEPS
@@ -75,9 +75,10 @@ def steps(version: str) -> tuple[Step, ...]:
 def effective(
     given: Mapping[str, Any], version: str, world_size: int, environment: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """The argument namespace (dest -> value, dtypes by name) that the release makes of `given` on `world_size` ranks.
+    """The arguments (dest -> value, dtypes by name) that the release makes of `given` on `world_size` ranks.
 
-    With `environment`, the variables that the release looks at are checked too; without, they are taken to be right.
+    With `environment`, the variables that the release looks at are checked too; without, they are taken to be
+    right.
     Values that a partial config may leave open (`OPEN`) stay None, and what needs them is not checked.
     Raises `ConfigError` with every problem found.
     """
@@ -93,7 +94,15 @@ def effective(
 
 
 def smallest_world_size(given: Mapping[str, Any], version: str) -> int:
-    """The least number of ranks that the parallel sizes allow: tensor x pipeline x context, and the expert grid."""
+    """The least number of ranks that the sizes allow: tensor x pipeline x context, and the expert grid.
+
+    Raises `ConfigError` for sizes that allow no number of ranks.
+    """
     values = Namespace(releases.defaults(version), given)
-    widen(values, version)
+    run(_world_steps(version), values)
     return least(values)
+
+
+@cache
+def _world_steps(version: str) -> tuple[Step, ...]:
+    return select(WORLD_STEPS, version)

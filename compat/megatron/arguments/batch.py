@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from compat.megatron.arguments.steps import Namespace, Step, check, derive, drop, given, inherit, named, when
+from compat.megatron.arguments.steps import (
+    Namespace,
+    Step,
+    check,
+    derive,
+    drop,
+    follow,
+    given,
+    inherit,
+    named,
+    when,
+)
 
 GRAPHS = "validate_args: CUDA graph flags"
 SPLIT_PATHS = ("train_data_path", "valid_data_path", "test_data_path")
@@ -88,14 +99,7 @@ GRAPH_STEPS: tuple[Step, ...] = (
         "cuda_graph_modules: found with cuda_graph_scope, its former name; keep --cuda-graph-modules",
         since="0.18.0",
     ),
-    derive(
-        GRAPHS,
-        lambda a: (
-            a.cuda_graph_scope_deprecated is not None
-            and a.__dict__.update(cuda_graph_modules=a.cuda_graph_scope_deprecated)
-        ),
-        since="0.18.0",
-    ),
+    derive(GRAPHS, follow("cuda_graph_modules", "cuda_graph_scope_deprecated"), since="0.18.0"),
     derive(GRAPHS, drop("cuda_graph_scope_deprecated"), since="0.18.0"),
     check(
         GRAPHS,

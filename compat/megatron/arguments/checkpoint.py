@@ -1,8 +1,8 @@
-"""Steps for the optimizers' kinds, checkpoints, inference, offloading and what stands at the end of `validate_args`."""
+"""Steps for kinds of optimizers, checkpoints, inference, offloading, and the end of `validate_args`."""
 
 from __future__ import annotations
 
-from compat.megatron.arguments.steps import Namespace, Predicate, Step, check, derive, named, when
+from compat.megatron.arguments.steps import Namespace, Predicate, Step, check, derive, inherit, named, when
 
 OPTIMIZER = "validate_args: optimizer kinds"
 GLOO = "validate_args: gloo process groups"
@@ -477,11 +477,7 @@ END_STEPS: tuple[Step, ...] = (
     ),
     derive(
         "validate_args: special tokens",
-        lambda a: (
-            a.tiktoken_special_tokens
-            and not a.tokenizer_special_tokens
-            and a.__dict__.update(tokenizer_special_tokens=a.tiktoken_special_tokens)
-        ),
+        inherit("tokenizer_special_tokens", "tiktoken_special_tokens"),
         since="0.16.0",
         until="0.18.0",
     ),

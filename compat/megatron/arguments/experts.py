@@ -59,6 +59,8 @@ EXPERT_STEPS: tuple[Step, ...] = (
         EXPERTS,
         lambda a: a.expert_model_parallel_size > 1 and a.num_experts is None,
         "expert_model_parallel_size: found {expert_model_parallel_size} without experts; add --num-experts",
+        # experts are a size of the model, and open where the model is
+        needs=("num_layers",),
     ),
     check(
         EXPERTS,

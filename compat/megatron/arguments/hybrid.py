@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compat.megatron.arguments.steps import Namespace, Predicate, Step, check, derive, when
+from compat.megatron.arguments.steps import Namespace, Predicate, Step, check, derive, follow, when
 
 HYBRID = "validate_args: hybrid layer pattern"
 MTP = "validate_args: multi-token prediction"
@@ -68,8 +68,8 @@ def _beside(name: str, piped: bool = False) -> Step:
         replaced = a.hybrid_layer_pattern is not None and (STAGE in _main(a) or not piped)
         return replaced and getattr(a, name) is not None and getattr(a, name) is not False
 
-    problem = "found {%s} with hybrid_layer_pattern, whose | separators define the stages; drop it" % name
-    return check(HYBRID, fails, f"{name}: {problem}", since="0.17.0")
+    problem = "with hybrid_layer_pattern, whose | separators define the stages; drop it"
+    return check(HYBRID, fails, f"{name}: found {{{name}}} {problem}", since="0.17.0")
 
 
 HYBRID_STEPS: tuple[Step, ...] = (
@@ -81,10 +81,7 @@ HYBRID_STEPS: tuple[Step, ...] = (
     ),
     derive(
         HYBRID,
-        lambda a: (
-            a.hybrid_override_pattern is not None
-            and a.__dict__.update(hybrid_layer_pattern=a.hybrid_override_pattern)
-        ),
+        follow("hybrid_layer_pattern", "hybrid_override_pattern"),
         since="0.17.0",
     ),
     derive(HYBRID, _repeats, since="0.17.0"),

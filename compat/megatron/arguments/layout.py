@@ -1,4 +1,4 @@
-"""Megatron's layout strings: stages of E (embedding), t (decoder), m (prediction) and L (loss) layers, split by |."""
+"""Layout strings: stages of E (embedding), t (decoder), m (prediction) and L (loss) layers, split by |."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ def written(layout: str | list[list[str]]) -> tuple[str, ...]:
 def problems(
     parts: tuple[str, ...], ranks: int, layers: int | None, predictions: int | None, release: tuple[int, ...]
 ) -> Iterator[str]:
-    """What is wrong with the stages of a layout on `ranks` pipeline ranks (validate_layer_layout); layers None: unknown."""
+    """What is wrong with the stages of a layout on `ranks` pipeline ranks (validate_layer_layout).
+
+    `layers` None: not known, and not checked.
+    """
     flat = "".join(parts)
     if "?" in flat:
         yield "expected layers embedding, decoder, mtp and loss"

@@ -1,4 +1,4 @@
-"""Steps for reinforcement learning (`--perform-rl-step`, since 0.15): generation, KV cache and sample counts."""
+"""Steps for reinforcement learning (`--perform-rl-step`, since 0.15): generation, KV cache, sample counts."""
 
 from __future__ import annotations
 

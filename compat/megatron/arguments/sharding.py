@@ -1,4 +1,4 @@
-"""Steps for data parallelism: overlap, FSDP in its three kinds, the dtypes of the optimizer, 8 and 4 bit parameters."""
+"""Steps for data parallelism: overlap, FSDP in its three kinds, optimizer dtypes, fp8 and fp4 parameters."""
 
 from __future__ import annotations
 

@@ -12,7 +12,6 @@ from compat.megatron.arguments.steps import (
     drop,
     given,
     inherit,
-    key,
     named,
     when,
 )
@@ -70,8 +69,11 @@ def _split(a: Namespace) -> None:
         a.pipeline_model_parallel_size -= a.pipeline_model_parallel_split_rank
 
 
+_expert_tensor = inherit("expert_tensor_parallel_size", "tensor_model_parallel_size")
+
+
 def shards(a: Namespace, wanted: str, size: str, extra: str) -> None:
-    """Set `extra` (and `wanted`) so that `wanted` = `size` x `extra`, as resolve_tensor_parallel_weight_shards does."""
+    """Make `wanted` = `size` x `extra`, as resolve_tensor_parallel_weight_shards does."""
     if getattr(a, wanted) is None:
         setattr(a, wanted, getattr(a, size) * (getattr(a, extra) or 1))
     setattr(a, extra, getattr(a, wanted) // getattr(a, size))
@@ -86,16 +88,6 @@ def expert_shards(a: Namespace) -> None:
     """The weight shards of the expert layers."""
     wanted, extra = "expert_tensor_parallel_num_weight_shards", "expert_gtp_weight_remat_size"
     shards(a, wanted, "expert_tensor_parallel_size", extra)
-
-
-def widen(a: Namespace, version: str) -> None:
-    """Fill in the sizes that follow from others, where they are sound, without checking anything else."""
-    if a.encoder_pipeline_model_parallel_size is not None:
-        _encoder(a)
-    if key(version) >= key("0.19.0"):
-        inherit("expert_tensor_parallel_size", "tensor_model_parallel_size")(a)
-        dense_shards(a)
-        expert_shards(a)
 
 
 def _uneven(wanted: str, size: str) -> Step:
@@ -130,6 +122,17 @@ POSITIVE = (
     *(_at_least(name, 1, "a positive number") for name in SIZES + OTHER_SIZES),
     *(_at_least(name, 0, "0 (no separate encoder) or a positive number") for name in ENCODER_SIZES),
 )
+
+WORLD_STEPS: tuple[Step, ...] = (
+    *POSITIVE,
+    derive("validate_args: encoder tensor size", _encoder, until="0.14.0"),
+    derive("validate_args: expert tensor size", _expert_tensor, since="0.10.0"),
+    DENSE_SHARDS,
+    EXPERT_SHARDS,
+    derive("validate_args: weight shards", dense_shards, since="0.19.0"),
+    derive("validate_args: weight shards", expert_shards, since="0.19.0"),
+)
+"""What the least world size hangs on, and nothing else."""
 
 SIZE_STEPS: tuple[Step, ...] = (
     *POSITIVE,
@@ -259,11 +262,7 @@ AFTER_SIZES: tuple[Step, ...] = (
         " --hierarchical-context-parallel-sizes",
         since="0.10.0",
     ),
-    derive(
-        "validate_args: expert tensor size",
-        inherit("expert_tensor_parallel_size", "tensor_model_parallel_size"),
-        since="0.10.0",
-    ),
+    derive("validate_args: expert tensor size", _expert_tensor, since="0.10.0"),
     *(
         check(
             "validate_args: removed flags",

@@ -15,7 +15,7 @@ UNEVEN = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers
 
 
 def _layers(a: Namespace) -> int | None:
-    """Layers to spread over the pipeline, with embedding and loss where they count as one; None where unknown."""
+    """Layers to spread, with embedding and loss where they count as one; None where not known."""
     layers = a.decoder_num_layers if a.num_layers is None else a.num_layers
     if layers is None:
         return None

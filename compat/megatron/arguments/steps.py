@@ -20,11 +20,11 @@ OPEN = frozenset(
         "world_size",
     )
 )
-"""Values that a partial config may leave open: steps that need one of them are skipped while it is missing."""
+"""Values that a partial config may leave open: steps that need one are skipped while it is missing."""
 
 
 class Namespace:
-    """Values by attribute, as the stack's own code sees them; a name that the release does not have reads as None."""
+    """Values by attribute, as the stack's own code sees them; a name that the release lacks reads as None."""
 
     def __init__(self, *values: Mapping[str, Any]) -> None:
         for more in values:
@@ -44,10 +44,10 @@ Change = Callable[[Namespace], object]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One statement of the stack, in [since, until): a check (`fails`, `problem`), several (`finds`) or a `change`.
+    """One statement of the stack, in [since, until): one check (`fails`), several (`finds`), or a `change`.
 
-    `place` names the upstream function and statement that the row stands for, `needs` the values without which it says
-    nothing, `last` a check after whose failure the later steps would only repeat the same problem.
+    `place` names the upstream function and statement that the row stands for, `needs` the values without
+    which it says nothing, `last` a check after whose failure later steps would only repeat the same problem.
     """
 
     place: str
@@ -77,7 +77,7 @@ def check(
     needs: tuple[str, ...] = (),
     last: bool = False,
 ) -> Step:
-    """A refusal: when `fails` is true of the values, `problem` (a format string over them) says what is wrong."""
+    """A refusal: when `fails` is true of the values, `problem`, a format string over them, says why."""
     return Step(place, since, until, needs, fails, problem, last)
 
 
@@ -177,6 +177,16 @@ def when(condition: Predicate, **fixed: Any) -> Change:
     def change(values: Namespace) -> None:
         if condition(values):
             values.__dict__.update(fixed)
+
+    return change
+
+
+def follow(name: str, source: str) -> Change:
+    """A change that gives `name` the value of `source` where that has one."""
+
+    def change(values: Namespace) -> None:
+        if getattr(values, source) is not None:
+            setattr(values, name, getattr(values, source))
 
     return change
 

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from compat.megatron.arguments.steps import Namespace, Predicate, Step, assign, check, derive, named, when
+from compat.megatron.arguments.steps import (
+    Namespace,
+    Predicate,
+    Step,
+    assign,
+    check,
+    derive,
+    given,
+    named,
+    when,
+)
 
 PRECISION = "validate_args: parameters dtype"
 GRAPHS = "validate_args: full-iteration CUDA graphs"
@@ -37,7 +47,10 @@ def _whole_inference(a: Namespace) -> bool:
     return old or named(a.inference_cuda_graph_scope) == "block"
 
 
-NAN_CHECK = "check_for_nan_in_loss_and_grad: found with CUDA graphs of the whole iteration; add --no-check-for-nan-in-loss-and-grad"
+NAN_CHECK = (
+    "check_for_nan_in_loss_and_grad: found with CUDA graphs of the whole iteration; add"
+    " --no-check-for-nan-in-loss-and-grad"
+)
 
 PRECISION_STEPS: tuple[Step, ...] = (
     check(PRECISION, lambda a: a.fp16 and a.bf16, "fp16: found with bf16; keep one of them"),
@@ -116,24 +129,34 @@ PRECISION_STEPS: tuple[Step, ...] = (
 )
 
 
-def _training(unit: str, place: str, other: str) -> tuple[Step, ...]:
+def _training(unit: str, other: str, place: str) -> tuple[Step, ...]:
     """What training counted in `unit` excludes: the same settings counted in `other`."""
 
-    def on(fails: Predicate) -> Predicate:
-        return lambda a: getattr(a, f"train_{unit}") and not (a.skip_train and a.lax_schedule) and fails(a)
-
     def kept(name: str) -> str:
-        return f"{name}: found {{{name}}} with train_{unit}; count everything in {unit}, or everything in {other}"
+        return f"{name}: found {{{name}}} with train_{unit}; count everything in {unit}, or all in {other}"
 
     return (
-        check(place, on(lambda a: getattr(a, f"train_{other}") is not None), kept(f"train_{other}")),
-        check(place, on(lambda a: getattr(a, f"lr_decay_{other}") is not None), kept(f"lr_decay_{other}")),
-        check(place, on(lambda a: getattr(a, f"lr_warmup_{other}") != 0), kept(f"lr_warmup_{other}")),
-        check(
+        *_counted(unit, place, given(f"train_{other}"), kept(f"train_{other}")),
+        *_counted(unit, place, given(f"lr_decay_{other}"), kept(f"lr_decay_{other}")),
+        *_counted(unit, place, lambda a: getattr(a, f"lr_warmup_{other}") != 0, kept(f"lr_warmup_{other}")),
+        *_counted(
+            unit,
             place,
-            on(lambda a: a.lr_warmup_fraction is not None and getattr(a, f"lr_warmup_{unit}") != 0),
+            lambda a: a.lr_warmup_fraction is not None and getattr(a, f"lr_warmup_{unit}") != 0,
             f"lr_warmup_fraction: found with lr_warmup_{unit} {{lr_warmup_{unit}}}; keep one of them",
         ),
+    )
+
+
+def _counted(unit: str, place: str, fails: Predicate, problem: str, until: str = "") -> tuple[Step, Step]:
+    """A check for training counted in `unit`; since 0.17 not where training is skipped."""
+
+    def before(a: Namespace) -> object:
+        return getattr(a, f"train_{unit}") and fails(a)
+
+    return (
+        check(place, before, problem, until="0.17.0"),
+        check(place, lambda a: not a.skip_train and before(a), problem, since="0.17.0", until=until),
     )
 
 
@@ -195,17 +218,15 @@ TRAINING_STEPS: tuple[Step, ...] = (
     derive(
         "validate_args: consumed samples", when(lambda a: a.rl_use_sequence_packing, consumed_train_bins=0)
     ),
-    derive(ITERATIONS, assign(lax_schedule=True), since="0.17.0"),
-    *_training("iters", ITERATIONS, "samples"),
-    check(
+    *_training("iters", "samples", ITERATIONS),
+    *_counted(
+        "iters",
         ITERATIONS,
-        lambda a: a.train_iters and not (a.skip_train and a.lax_schedule) and a.rampup_batch_size is not None,
-        "rampup_batch_size: found {rampup_batch_size} with train_iters; this release expects train_samples"
-        " instead",
+        given("rampup_batch_size"),
+        "rampup_batch_size: found {rampup_batch_size} with train_iters; this release expects train_samples",
         until="0.18.0",
     ),
-    *_training("samples", SAMPLES, "iters"),
-    derive(ITERATIONS, lambda a: a.__dict__.pop("lax_schedule"), since="0.17.0"),
+    *_training("samples", "iters", SAMPLES),
     check(
         SIZES,
         lambda a: a.num_layers is not None and a.encoder_num_layers is not None,

@@ -1,4 +1,4 @@
-"""Megatron's config objects as values: the fields that each release leaves in them, and what it refuses to build."""
+"""Megatron's config objects as values: what each release leaves in them, and what it refuses to build."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from compat.megatron.objects.fields import (
     PARALLEL,
     TRANSFORMER,
     TRANSFORMER_FEEDS,
+    defaults,
+    fed,
 )
-from compat.megatron.objects.fields import defaults, fed
 from compat.megatron.objects.graphs import GRAPH_STEPS
 from compat.megatron.objects.model_parallel import MODEL_PARALLEL_STEPS
 from compat.megatron.objects.pipeline import PIPELINE_STEPS
@@ -65,7 +66,7 @@ TABLES: Mapping[str, tuple[Step, ...]] = {
 
 @cache
 def steps(version: str, cls: str, checked: bool = True) -> tuple[Step, ...]:
-    """The statements of a class that the release has, in order; with `checked` false, its derivations alone."""
+    """The statements of a class in that release, in order; with `checked` false, its derivations alone."""
     return tuple(step for step in select(TABLES[cls], version) if checked or step.change is not None)
 
 
@@ -79,9 +80,9 @@ def _built(
 
 
 def transformer(args: Mapping[str, Any], version: str) -> dict[str, Any]:
-    """Fields of the TransformerConfig object (of MLATransformerConfig with latent attention) that the release makes of args.
+    """Fields of the TransformerConfig (MLATransformerConfig for latent attention) of effective `args`.
 
-    `args` are effective arguments. The activation function is given by name, other callables are None.
+    The activation function is given by name, other callables are None.
     Raises `ConfigError` with everything that the class refuses.
     """
     cls = LATENT if args.get("multi_latent_attention") else TRANSFORMER
@@ -115,7 +116,7 @@ def _unmatched(a: Namespace) -> tuple[str, ...]:
 
 
 def model_parallel(args: Mapping[str, Any], version: str) -> dict[str, Any]:
-    """Fields of the ModelParallelConfig object that the release makes of effective `args`; callables are None.
+    """Fields of the ModelParallelConfig object of effective `args`; callables are None.
 
     Raises `ConfigError` with everything that it, and the TransformerConfig that it is part of, refuses.
     """
@@ -124,9 +125,9 @@ def model_parallel(args: Mapping[str, Any], version: str) -> dict[str, Any]:
 
 
 def ddp(args: Mapping[str, Any], version: str) -> dict[str, Any]:
-    """Fields of the DistributedDataParallelConfig object of effective `args`, as the training script leaves them.
+    """Fields of the DistributedDataParallelConfig object of effective `args`, as training has them.
 
-    `bucket_size` counts elements and is None for one bucket, or where `ddp_num_buckets` asks for a count of buckets.
+    `bucket_size` counts elements; None is one bucket, or unknown where `ddp_num_buckets` asks for a count.
     Raises `ConfigError` with what the class refuses.
     """
     values = fed(args, version, DDP, DDP_FEEDS)
@@ -137,15 +138,15 @@ def ddp(args: Mapping[str, Any], version: str) -> dict[str, Any]:
 
 
 def optimizer(args: Mapping[str, Any], version: str) -> dict[str, Any]:
-    """Fields of the OptimizerConfig object of effective `args`; raises `ConfigError` with what the class refuses."""
+    """Fields of the OptimizerConfig object of effective `args`; `ConfigError` with what the class refuses."""
     return _built(fed(args, version, OPTIMIZER, ()), version, OPTIMIZER)
 
 
 def from_fields(given: Mapping[str, Any], version: str, cls: str, check: bool = True) -> dict[str, Any]:
     """Fields of a config object made of `given` by its own names: the class's defaults, then `__post_init__`.
 
-    Sizes of the model that were not given keep their default, and what needs them is not checked. With `check` false,
-    nothing is refused. Raises `ConfigError` with everything that the class refuses.
+    Model sizes that were not given keep their default, and what needs them is not checked. With `check`
+    false, nothing is refused. Raises `ConfigError` with everything that the class refuses.
     """
     own = defaults(version, cls)
     missing = {name: None for name in OPEN if name in own and name not in given}

@@ -1,4 +1,4 @@
-"""Steps of `TransformerConfig.__post_init__` for experts, their dispatchers and the overlap of their communication."""
+"""Steps of `TransformerConfig.__post_init__` for experts, their dispatchers and overlapped communication."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OVERLAP = "TransformerConfig: overlap of expert communication"
 OPTIMIZED = "TransformerConfig: inference-optimized experts"
 GROUPED = "TransformerConfig: grouped expert parameters"
 BALANCED = ("aux_loss", "none")
-"""Kinds of load balancing that work with a capacity; seq_aux_loss came with 0.11, global_aux_loss with 0.15."""
+"""Load balancing that works with a capacity; seq_aux_loss came with 0.11, global_aux_loss with 0.15."""
 
 
 def _expert_ffn(c: Namespace) -> None:
@@ -68,6 +68,7 @@ EXPERT_STEPS: tuple[Step, ...] = (
         lambda c: (c.expert_model_parallel_size or 1) > 1 and c.num_moe_experts is None,
         "expert_model_parallel_size: found {expert_model_parallel_size} without experts; set num_moe_experts"
         " (--num-experts)",
+        needs=("num_layers",),
     ),
     _optimized(
         lambda c: (c.expert_tensor_parallel_size or 1) > 1,

@@ -137,9 +137,7 @@ def feeds(table: tuple[Feed, ...], version: str, cls: str) -> tuple[Feed, ...]:
 
 def fed(args: Mapping[str, Any], version: str, cls: str, table: tuple[Feed, ...]) -> dict[str, Any]:
     """Fields of `cls` from the arguments: those of the same name, then what `table` says."""
-    values = {
-        name: args[name] if name in args else default for name, default in defaults(version, cls).items()
-    }
+    values = {name: args.get(name, default) for name, default in defaults(version, cls).items()}
     for name in OWN_DEFAULT:
         if name in values and values[name] is None:
             values[name] = defaults(version, cls)[name]

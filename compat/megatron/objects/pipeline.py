@@ -1,4 +1,4 @@
-"""Steps of `TransformerConfig.__post_init__` for layouts, uneven stages, and embedding and loss that count as layers."""
+"""Steps of `TransformerConfig.__post_init__` for layouts, uneven stages, and counted embedding and loss."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def _unfit(parts: tuple[str, ...], c: Namespace) -> Iterator[str]:
     if len(parts) % ranks:
         yield f"found {len(parts)} stages; expected a multiple of pipeline_model_parallel_size ({ranks})"
     elif virtual is not None and virtual != len(parts) // ranks:
-        yield f"found {len(parts) // ranks} stages per rank; expected virtual_pipeline_model_parallel_size ({virtual})"
+        stages = f"{len(parts) // ranks} stages per rank"
+        yield f"found {stages}; expected virtual_pipeline_model_parallel_size ({virtual})"
     else:
         yield from layout.problems(parts, ranks, c.num_layers, c.mtp_num_layers, key(c.release))
 
@@ -85,7 +86,7 @@ def _end(name: str, where: str) -> tuple[Step, ...]:
 
 
 def _counted(c: Namespace) -> bool:
-    """Whether embedding or loss count as layers, and nothing else lays the stages out (since 0.13 the others win)."""
+    """Whether embedding or loss count as layers; since 0.13, only where nothing else lays out the stages."""
     others = _uneven(c) or c.pipeline_model_parallel_layout is not None
     return bool(_accounts(c) and c.num_layers is not None and not (others and key(c.release) >= (0, 13)))
 

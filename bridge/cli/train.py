@@ -1,0 +1,168 @@
+"""What `train` does: read a config of any stack, and run its plan on the native engine."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bridge.cli.convert import Job, read
+from bridge.errors import BridgeError, ConfigError, nearest
+from bridge.findings import Finding
+from bridge.plan import Plan
+from bridge.translation import lift
+
+if TYPE_CHECKING:
+    from bridge.engine.environment import Environment
+    from bridge.engine.models.gpt import Architecture
+    from bridge.engine.training import Report, Training
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to train, for how long, and where to keep it. `model` file: the architecture that the config states."""
+
+    steps: int
+    model: str = "tiny"
+    data: Path | None = None
+    fit: bool = False
+    save: Path | None = None
+    resume: Path | None = None
+
+
+def checked(option: str, value: str, known: tuple[str, ...]) -> str:
+    """`value`, if it is one of `known`."""
+    if value not in known:
+        raise BridgeError(f"{option}: found {value}, expected {' or '.join(known)}{nearest(value, known)}")
+    return value
+
+
+def train(job: Job, options: Options) -> int:
+    """Train; the exit code."""
+    if find_spec("torch") is None:
+        raise BridgeError("train: torch is not installed; pip install 'stagebridge[engine]'")
+    from bridge.engine.environment import detect
+
+    here = detect()
+    plan = _read(job, here.world, options.fit)
+    architecture = _architecture(plan, options.model)
+    plan, changes = _fitted(plan, here, architecture, options.fit, job.file)
+    training = _training(plan, architecture, options)
+    if here.rank == 0:
+        _say((*changes, *training.engine.findings))
+    _run(training, options, here.rank == 0, job.json)
+    return 0
+
+
+def _read(job: Job, world: int, fit: bool) -> Plan:
+    """The plan of the job's file, for the ranks at hand; if it is for others, as it stands, so that one can say for which."""
+    if job.world_size is not None or fit:
+        return lift(read(job))
+    try:
+        return lift(read(replace(job, world_size=world)))
+    except BridgeError as error:
+        try:
+            return lift(read(job))
+        except BridgeError:
+            raise error from None
+
+
+def _architecture(plan: Plan, model: str) -> Architecture:
+    from bridge.engine.data import BYTES
+    from bridge.engine.models.gpt import Architecture
+    from bridge.engine.training import TINY
+
+    if model == "tiny":
+        return TINY
+    missing = [name for name in ("layers", "hidden", "heads") if getattr(plan.model, name) is None]
+    ConfigError.raise_if(f"model.{name}: the file does not state it; use --model tiny" for name in missing)
+    stated = plan.model.model_copy(update={"vocab": max(plan.model.vocab or BYTES, BYTES)})
+    return Architecture.of(stated)
+
+
+def _fitted(
+    plan: Plan, here: Environment, architecture: Architecture, wanted: bool, file: str
+) -> tuple[Plan, tuple[Finding, ...]]:
+    from bridge.engine.fields import check
+    from bridge.engine.fit import fit
+
+    if wanted:
+        return fit(plan, here.world, architecture.heads)
+    try:
+        check(plan, here.world)
+    except ConfigError as error:
+        raise ConfigError(*error.problems, _advice(plan, file)) from None
+    return plan, ()
+
+
+def _advice(plan: Plan, file: str) -> str:
+    """The command that would run the plan as it is, where there is one, and the one that makes it fit."""
+    from bridge.engine.fields import check
+
+    command = f"-m bridge.cli train {shlex.quote(file)}"
+    parallel = plan.parallel
+    ranks = (parallel.data or 1) * (parallel.tensor or 1)
+    try:
+        check(plan, ranks)
+    except ConfigError:
+        return f"to run it here: stagebridge train {shlex.quote(file)} --fit shrinks sizes until they fit, and says which"
+    return f"to run it as it is: torchrun --nproc-per-node {ranks} {command}; or add --fit to shrink it"
+
+
+def _training(plan: Plan, architecture: Architecture, options: Options) -> Training:
+    from bridge.engine.training import Training
+
+    training = Training.of(plan, architecture, options.data)
+    if options.resume:
+        training.engine.load_checkpoint(options.resume)
+    return training
+
+
+def _say(findings: Iterable[Finding]) -> None:
+    for finding in findings:
+        print(f"note: {finding.path}: {finding.message} ({finding.effect.value})", file=sys.stderr)
+
+
+def _run(training: Training, options: Options, first: bool, as_json: bool) -> None:
+    from bridge.comm import leave
+
+    bar = first and not as_json and sys.stdout.isatty()
+    show = _Bar(options.steps) if bar else _line if not as_json else _object
+    for report in training.steps(options.steps):
+        if first:
+            show(report)
+    if options.save:
+        path = training.engine.save_checkpoint(options.save)
+        if first and not as_json:
+            print(f"saved {path}")
+    leave()
+
+
+def _line(report: Report) -> None:
+    print(report, flush=True)
+
+
+def _object(report: Report) -> None:
+    print(json.dumps(report.fields()), flush=True)
+
+
+class _Bar:
+    """A progress bar on a terminal."""
+
+    def __init__(self, steps: int) -> None:
+        from rich.progress import Progress
+
+        self.progress = Progress()
+        self.task = self.progress.add_task("", total=steps)
+        self.progress.start()
+
+    def __call__(self, report: Report) -> None:
+        """Move on by one step."""
+        self.progress.update(self.task, completed=report.step, description=str(report))
+        if self.progress.finished:
+            self.progress.stop()

@@ -1,0 +1,59 @@
+"""Data: samples of a text as functions of their number, so that what a step sees depends on samples consumed only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bridge.engine.randomness import seed_of
+from bridge.engine.runner import Engine
+from bridge.errors import SourceError
+
+BYTES = 256
+"""Vocabulary of byte-level text."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """Byte-level samples of `sequence` tokens, each from a place that its number and `seed` decide."""
+
+    content: Tensor
+    sequence: int
+    seed: int = 1234
+
+    @classmethod
+    def of(cls, path: Path | None, sequence: int, seed: int = 1234) -> Text:
+        """Samples of the file at `path`, or of the bundled text. Raises `SourceError` if it is too short."""
+        from bridge.engine.text import sonnets
+
+        content = _read(path) if path else sonnets()
+        if len(content) <= sequence:
+            raise SourceError(
+                f"{path or 'bundled text'}: has {len(content)} bytes, expected more than the {sequence} of a sequence;"
+                " give a longer text, or shorten model.sequence"
+            )
+        return cls(torch.frombuffer(bytearray(content), dtype=torch.uint8), sequence, seed)
+
+    def sample(self, number: int) -> Tensor:
+        """`sequence` + 1 tokens of sample `number`."""
+        start = seed_of(self.seed, "sample", number) % (len(self.content) - self.sequence)
+        return self.content[start : start + self.sequence + 1].long()
+
+    def microbatches(self, engine: Engine, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs and targets (rows, sequence) of this rank's microbatches of the next step."""
+        ranks, rank = engine.data.size, engine.data.index
+        for index in range(engine.accumulation):
+            first = engine.progress.samples + (index * ranks + rank) * rows
+            tokens = torch.stack([self.sample(first + row) for row in range(rows)])
+            yield tokens[:, :-1], tokens[:, 1:]
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise SourceError(f"{path}: {error.strerror}; give a file of text") from None

@@ -1,0 +1,95 @@
+"""Training: a plan run for some steps on text, with one report a step."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from bridge.engine import initialize
+from bridge.engine.data import BYTES, Text
+from bridge.engine.models.gpt import GPT, Architecture, mean_cross_entropy, summed_cross_entropy
+from bridge.engine.runner import Engine
+from bridge.plan import Plan
+
+TINY = Architecture(layers=4, hidden=128, heads=4, kv_heads=4, ffn=512, vocab=BYTES, sequence=64)
+"""The model that needs nothing but time: under a million parameters."""
+
+MICRO = 4
+"""Sequences in a microbatch where a plan does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One step: mean loss over all ranks, gradient norm before clipping, tokens a second over all ranks, MiB on this rank."""
+
+    step: int
+    loss: float
+    grad_norm: float
+    lr: float
+    loss_scale: float
+    tokens_per_second: float
+    memory: float
+    skipped: int
+
+    def __str__(self) -> str:
+        return (
+            f"step {self.step}  loss {self.loss:.4f}  grad norm {self.grad_norm:.4f}  lr {self.lr:.3g}"
+            f"  loss scale {self.loss_scale:g}  {self.tokens_per_second:.0f} tokens/s  {self.memory:.0f} MiB"
+            f"  skipped {self.skipped}"
+        )
+
+    def fields(self) -> dict[str, float | int]:
+        """As plain values."""
+        return asdict(self)
+
+
+@dataclass
+class Training:
+    """An engine with its data."""
+
+    engine: Engine
+    text: Text
+    rows: int
+
+    @classmethod
+    def of(cls, plan: Plan, architecture: Architecture = TINY, data: Path | None = None, seed: int = 1234) -> Training:
+        """Build model, data and engine; raises `BridgeError` before any process group exists if something does not fit."""
+        text = Text.of(data, architecture.sequence, seed)
+        loss = summed_cross_entropy if plan.loss == "per_token" else mean_cross_entropy
+        engine = initialize(GPT(architecture, seed), plan, loss, seed=seed)
+        return cls(engine, text, plan.batch.micro or MICRO)
+
+    def steps(self, number: int) -> Iterator[Report]:
+        """Train until `number` steps are done in all, those before a resume counted."""
+        while self.engine.progress.steps + self.engine.progress.skipped < number:
+            start = time.perf_counter()
+            self.engine.train_batch(self.text.microbatches(self.engine, self.rows))
+            yield self._report(time.perf_counter() - start)
+
+    def _report(self, seconds: float) -> Report:
+        engine, progress = self.engine, self.engine.progress
+        tokens = self.rows * self.text.sequence * engine.accumulation * engine.data.size
+        return Report(
+            step=progress.steps + progress.skipped,
+            loss=progress.loss,
+            grad_norm=progress.grad_norm,
+            lr=progress.lr,
+            loss_scale=engine.scaler.scale,
+            tokens_per_second=tokens / seconds,
+            memory=_memory(engine.device),
+            skipped=progress.skipped,
+        )
+
+
+def _memory(device: torch.device) -> float:
+    """The most that this process has held so far, in MiB: on the accelerator, or of the whole process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    unit = 2**20 if sys.platform == "darwin" else 2**10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit

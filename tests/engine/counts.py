@@ -1,0 +1,80 @@
+"""What can be counted in a run: its sizes, calls, bytes and numbers, for a plan that states everything, the model too."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from bridge.engine.models.gpt import Architecture
+from bridge.engine.training import Training
+from bridge.plan import Plan
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Counted on one rank, calls and tokens in the last step.
+
+    `norm_tokens` are those that the last norm sees, `moved` is the norm of what all steps changed in the weights.
+    """
+
+    parameters: int
+    stages: int
+    data: tuple[int, ...]
+    tensor: tuple[int, ...]
+    bytes: dict[str, int]
+    traffic: dict[str, int]
+    microbatches: int
+    tokens: int
+    layer_calls: int
+    norm_tokens: int
+    lrs: tuple[float, ...]
+    scales: tuple[float, ...]
+    moved: float
+
+
+def counted(rank: int, world: int, values: Mapping[str, Any], steps: int) -> Counts:
+    """Train the plan `values` for `steps` steps and count."""
+    plan = Plan.of(values)
+    training = Training.of(plan, Architecture.of(plan.model))
+    engine, calls = training.engine, Counter[str]()
+    before = {name: weight.clone() for name, weight in engine.state_dict()}
+    _count_calls(engine.module, calls)
+    reports = []
+    for step in range(steps):
+        calls.clear()
+        engine.comm.ledger.clear()
+        reports += training.steps(step + 1)
+    traffic = {name: found.count for name, found in engine.comm.ledger.totals.items()}
+    return Counts(
+        parameters=engine.layout.parameters,
+        stages=len(engine.stages),
+        data=engine.data.ranks,
+        tensor=engine.tensor.ranks,
+        bytes=engine.bytes(),
+        traffic=traffic,
+        microbatches=engine.accumulation,
+        tokens=calls["tokens"],
+        layer_calls=calls["layers"],
+        norm_tokens=calls["norm tokens"],
+        lrs=tuple(report.lr for report in reports),
+        scales=tuple(report.loss_scale for report in reports),
+        moved=_norm({name: weight - before[name] for name, weight in engine.state_dict()}),
+    )
+
+
+def _norm(tensors: Mapping[str, torch.Tensor]) -> float:
+    return float(torch.stack([tensor.norm() for tensor in tensors.values()]).norm())
+
+
+def _count_calls(model: nn.Module, calls: Counter[str]) -> None:
+    """Count what layers, the embedding and the last norm are called with. A layer that is computed again counts again."""
+    for layer in model.children():
+        layer.register_forward_pre_hook(lambda module, inputs: calls.update({"layers": 1}))
+    first, last = model.get_submodule("embedding"), model.get_submodule("head.norm")
+    first.register_forward_pre_hook(lambda module, inputs: calls.update({"tokens": inputs[0].numel()}))
+    last.register_forward_pre_hook(lambda module, inputs: calls.update({"norm tokens": inputs[0][..., 0].numel()}))

@@ -1,0 +1,196 @@
+"""Every field of a plan is honoured, which a run shows by something that it changes, or stands in the table of limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from counts import counted
+from runs import Case, plain, trained
+
+import bridge.plan
+from bridge.engine.fields import LIMITS, check
+from bridge.errors import ConfigError
+from bridge.plan import Plan
+from bridge.rules import Effect
+
+BASE = {
+    "model.layers": 2,
+    "model.hidden": 16,
+    "model.heads": 4,
+    "model.kv_heads": 2,
+    "model.ffn": 24,
+    "model.vocab": 256,
+    "model.sequence": 8,
+    "model.tied": False,
+    "batch.micro": 2,
+    "optimizer.lr": 0.01,
+}
+"""A model with four layers: embedding, two blocks, head."""
+WEIGHTS = 11_600
+"""Parameters of that model: embedding and logits 256 x 16 each, two blocks of 1,688, the last norm 32."""
+FP16 = {"precision.compute": "fp16"}
+OVERFLOW = {**FP16, "precision.loss_scale.initial": 2.0**40, "precision.loss_scale.hysteresis": 1}
+WARMUP = {"optimizer.schedule.warmup_steps": 2}
+SGD = {"optimizer.name": "sgd"}
+FULL = {"recompute.granularity": "full"}
+TWO_STAGES = {"stages.layers_per_stage": 2}
+BF16 = {"precision.compute": "bf16"}
+REPLICATED = {"reduce gradients": 4, "agree": 1}
+SHARDED = {**REPLICATED, "gather weights": 4}
+
+
+@dataclass(frozen=True)
+class Change:
+    """Two values of a field, and what is counted with each; without `counts`, it is only known to differ.
+
+    Both runs have `given` beside the base, and the second also `second`.
+    """
+
+    what: str
+    values: tuple[Any, Any]
+    counts: tuple[Any, Any] | None = None
+    given: Mapping[str, Any] = field(default_factory=dict)
+    world: int = 1
+    steps: int = 1
+    second: Mapping[str, Any] = field(default_factory=dict)
+
+
+CHANGES = {
+    "model.layers": Change("parameters", (2, 3), (WEIGHTS, WEIGHTS + 1_688)),
+    "model.hidden": Change("parameters", (16, 32), (WEIGHTS, 26_224)),
+    "model.heads": Change("parameters", (4, 8), (WEIGHTS, WEIGHTS - 2 * 2 * 4 * 17)),
+    "model.kv_heads": Change("parameters", (2, 4), (WEIGHTS, WEIGHTS + 2 * 2 * 8 * 17)),
+    "model.ffn": Change("parameters", (24, 25), (WEIGHTS, WEIGHTS + 2 * 33)),
+    "model.vocab": Change("parameters", (256, 257), (WEIGHTS, WEIGHTS + 32)),
+    "model.tied": Change("parameters", (False, True), (WEIGHTS, WEIGHTS - 256 * 16)),
+    "model.sequence": Change("tokens", (8, 9), (16, 18)),
+    "parallel.data": Change("data", (2, 1), ((0, 1), (0,)), world=2, second={"parallel.tensor": 2}),
+    "parallel.tensor": Change("tensor", (1, 2), ((0,), (0, 1)), world=2),
+    "parallel.sequence": Change("norm_tokens", (False, True), (16, 8), {"parallel.tensor": 2}, world=2),
+    "parallel.order": Change("tensor", ("tensor-data", "data-tensor"), ((0, 1), (0, 2)), {"parallel.tensor": 2}, world=4),
+    "stages.rule": Change("stages", ("carry", "even"), (3, 2), {"stages.layers_per_stage": 1.5}),
+    "stages.layers_per_stage": Change("stages", (1, 3), (4, 2)),
+    "stages.boundaries": Change("stages", ((0, 4), (0, 1, 4)), (1, 2)),
+    "batch.micro": Change("tokens", (2, 3), (16, 24)),
+    "batch.accumulation": Change("layer_calls", (1, 3), (4, 12)),
+    "batch.global_": Change("microbatches", (2, 6), (1, 3)),
+    "zero.stage": Change("traffic", (0, 1), (REPLICATED, SHARDED), world=2),
+    "zero.weight_buffers": Change("bytes", (1, 2), world=2),
+    "zero.grad_buffers": Change("bytes", (1, 2), world=2),
+    "precision.compute": Change("bytes", ("fp32", "bf16")),
+    "precision.master": Change("bytes", ("fp32", "bf16"), given=BF16),
+    "precision.reduce": Change("bytes", ("fp32", "bf16"), given=BF16),
+    "precision.loss_scale.static": Change("scales", (8.0, 32.0), ((8.0,), (32.0,)), FP16),
+    "precision.loss_scale.initial": Change("scales", (8.0, 32.0), ((8.0,), (32.0,)), FP16),
+    "precision.loss_scale.window": Change(
+        "scales", (1, 2), ((16.0, 32.0), (8.0, 16.0)), {**FP16, "precision.loss_scale.initial": 8.0}, steps=2
+    ),
+    "precision.loss_scale.hysteresis": Change("scales", (1, 2), ((2.0**39, 2.0**38), (2.0**40, 2.0**39)), OVERFLOW, steps=2),
+    "precision.loss_scale.minimum": Change("scales", (1.0, 2.0**39), ((2.0**39, 2.0**38), (2.0**39, 2.0**39)), OVERFLOW, steps=2),
+    "optimizer.name": Change("bytes", ("adamw", "sgd")),
+    "optimizer.lr": Change("lrs", (0.01, 0.02), ((0.01,), (0.02,))),
+    "optimizer.betas": Change("moved", ((0.9, 0.99), (0.5, 0.99)), steps=2),
+    "optimizer.eps": Change("moved", (1e-8, 1.0)),
+    "optimizer.momentum": Change("bytes", (0.0, 0.9), given=SGD),
+    "optimizer.weight_decay": Change("moved", (0.0, 0.5)),
+    "optimizer.clip": Change("moved", (0.0, 0.01), given=SGD),
+    "optimizer.schedule.name": Change(
+        "lrs", ("constant", "linear"), ((0.01, 0.01), (0.01, 0.005)), {"optimizer.schedule.total_steps": 2}, steps=2
+    ),
+    "optimizer.schedule.warmup_steps": Change("lrs", (0, 2), ((0.01, 0.01), (0.0, 0.005)), steps=2),
+    "optimizer.schedule.warmup_from": Change("lrs", (0.0, 0.002), ((0.0, 0.005), (0.002, 0.006)), WARMUP, steps=2),
+    "optimizer.schedule.total_steps": Change(
+        "lrs", (2, 4), ((0.01, 0.005), (0.01, 0.0075)), {"optimizer.schedule.name": "linear"}, steps=2
+    ),
+    "optimizer.schedule.minimum": Change(
+        "lrs",
+        (0.0, 0.004),
+        ((0.01, 0.005), (0.01, 0.007)),
+        {"optimizer.schedule.name": "linear", "optimizer.schedule.total_steps": 2},
+        steps=2,
+    ),
+    "recompute.granularity": Change("layer_calls", ("none", "full"), (4, 8)),
+    "recompute.method": Change("layer_calls", ("uniform", "block"), (8, 6), {**FULL, **TWO_STAGES}),
+    "recompute.layers": Change("layer_calls", (1, 2), (6, 8), {**FULL, **TWO_STAGES, "recompute.method": "block"}),
+    "recompute.ratio": Change("layer_calls", (0.25, 0.75), (5, 7)),
+}
+
+
+@pytest.mark.parametrize("path", CHANGES)
+def test_an_honoured_field_changes_something_that_counts(run: Any, path: str) -> None:
+    change = CHANGES[path]
+    plans = [{**BASE, **change.given, path: value} for value in change.values]
+    plans[1] |= change.second
+    first, second = (getattr(run(change.world, counted, plan, change.steps)[0], change.what) for plan in plans)
+    assert first != second
+    assert change.counts is None or (first, second) == change.counts
+
+
+def test_loss_counts_tokens_or_microbatches_alike() -> None:
+    base = {"precision.compute": "fp64", **SGD, "optimizer.lr": 0.1, "batch.accumulation": 4}
+    tokens, microbatches = (
+        trained(0, 1, Case({**base, "loss": loss}, padded=True)).losses for loss in ("per_token", "mean_of_microbatches")
+    )
+    assert tokens[0] == pytest.approx(plain(Case(base, padded=True)).losses[0], rel=1e-12)
+    assert abs(tokens[0] - microbatches[0]) > 1e-4
+
+
+BEYOND = {
+    "parallel.pipeline": 2,
+    "parallel.context": 2,
+    "parallel.expert": 2,
+    "parallel.expert_tensor": 2,
+    "model.experts": 4,
+    "optimizer.name": "lion",
+    "precision.fp8": "hybrid",
+    "schedule.name": "1f1b",
+    "schedule.virtual": 2,
+    "schedule.group": 2,
+    "schedule.depth_first": 2,
+    "schedule.breadth_first": 2,
+    "schedule.csv": "schedule.csv",
+    "schedule.overlap": True,
+    "zero.replicas": 2,
+    "zero.bucket": 1000,
+    "zero.overlap": False,
+    "zero.overlap_gather": False,
+    "zero.offload.optimizer": "cpu",
+    "zero.offload.optimizer_ratio": 0.5,
+    "zero.offload.parameters": "cpu",
+    "recompute.granularity": "selective",
+    "recompute.partition": True,
+    "recompute.offload": True,
+    **{path: True if path.endswith(("tensors", "memory", "parallel")) else 1 for path in LIMITS if path.startswith("debug.")},
+}
+"""A value beyond each limit."""
+EXPERTS = {"model.experts": 4}
+
+
+def test_every_field_is_honoured_or_limited() -> None:
+    assert {*CHANGES, "loss", *LIMITS} == set(bridge.plan.paths())
+    assert set(BEYOND) == set(LIMITS)
+    assert all(limit.reason for limit in LIMITS.values())
+
+
+@pytest.mark.parametrize("path", LIMITS)
+def test_beyond_a_limit_a_field_is_refused_or_said(path: str) -> None:
+    limit, given = LIMITS[path], Plan.of({**(EXPERTS if path.startswith("parallel.expert") else {}), path: BEYOND[path]})
+    if limit.effect is Effect.NUMBERS:
+        with pytest.raises(ConfigError, match=f"{path}: found {BEYOND[path]!r}; {limit.reason}"):
+            check(given, 1)
+    else:
+        (finding,) = check(given, 1)[1]
+        assert (finding.path, finding.message, finding.effect) == (path, limit.reason, limit.effect)
+
+
+@pytest.mark.parametrize(("path", "value"), [(path, value) for path, limit in LIMITS.items() for value in limit.runs])
+def test_within_its_limit_a_field_runs_without_a_word(path: str, value: Any) -> None:
+    assert check(Plan.of({path: value}), 1)[1] == ()
+
+
+def test_axes_of_experts_are_idle_in_a_model_without_them() -> None:
+    (finding,) = check(Plan.of({"parallel.expert": 2}), 1)[1]
+    assert (finding.path, finding.effect) == ("parallel.expert", Effect.NONE)

@@ -1,0 +1,109 @@
+"""Launchers: torchrun and the deepspeed launcher run the same command to the same losses, and a dead rank ends the job."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CONFIG = {
+    "train_micro_batch_size_per_gpu": 2,
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+    "zero_optimization": {"stage": 3},
+    "gradient_clipping": 1.0,
+}
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+DEEPSPEED = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_accelerators", "2", "--master_port", "29631", "--module"]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A DeepSpeed config on disk."""
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps(CONFIG))
+    return path
+
+
+def environment() -> dict[str, str]:
+    """One thread a rank; the DeepSpeed launcher looks for accelerators unless told that there are none."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+
+
+def losses(launcher: list[str], *arguments: str) -> list[float]:
+    """Losses that a launched training prints."""
+    module = ["bridge.cli"] if "--module" in launcher else ["-m", "bridge.cli"]
+    command = [*launcher, *module, "train", *arguments, "--json"]
+    with started(command, stderr=subprocess.PIPE) as job:
+        output, errors = job.communicate(timeout=90)
+    assert job.returncode == 0, errors[-2000:]
+    return [json.loads(line)["loss"] for line in output.splitlines() if line.startswith("{")]
+
+
+@contextmanager
+def started(command: list[str], stderr: int) -> Iterator[subprocess.Popen[str]]:
+    """A job in a session of its own, of which nothing is left in the end."""
+    job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment(), start_new_session=True)
+    try:
+        yield job
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
+        job.wait()
+
+
+@pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs the deepspeed launcher")
+def test_both_launchers_give_the_same_losses(config: Path) -> None:
+    found = losses(TORCHRUN, str(config), "--steps", "3")
+    assert len(found) == 3 and losses(DEEPSPEED, str(config), "--steps", "3") == found
+
+
+def test_a_dead_rank_ends_the_job_and_a_resume_goes_on(config: Path, tmp_path: Path) -> None:
+    expected = losses(TORCHRUN, str(config), "--steps", "4")
+    folder = str(tmp_path / "run")
+    assert losses(TORCHRUN, str(config), "--steps", "2", "--save", folder) == expected[:2]
+    command = [*TORCHRUN, "-m", "bridge.cli", "train", str(config), "--steps", "100000", "--resume", folder]
+    with started(command, subprocess.STDOUT) as job:
+        line = _line_with("step 5", job)
+        workers = _children(job.pid)
+        os.kill(_rank(workers, "1"), signal.SIGKILL)
+        killed = time.monotonic()
+        output, _ = job.communicate(timeout=60)
+        assert job.returncode != 0 and time.monotonic() - killed < 60, line
+    assert any("1" in part and "rank" in part for part in output.splitlines()), output[-2000:]
+    assert not any(_alive(worker) for worker in workers)
+    assert losses(TORCHRUN, str(config), "--steps", "4", "--resume", folder) == pytest.approx(expected[2:], rel=1e-6)
+
+
+def _line_with(text: str, job: Any) -> str:
+    for line in job.stdout:
+        if text in line:
+            return str(line)
+    raise AssertionError(f"the job ended before it printed {text!r}")
+
+
+def _children(parent: int) -> list[int]:
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(parent)], capture_output=True, text=True, check=True)
+    return [int(word) for word in found.stdout.split() if _alive(int(word))]
+
+
+def _rank(workers: list[int], rank: str) -> int:
+    for worker in workers:
+        variables = Path(f"/proc/{worker}/environ")
+        if variables.exists() and f"\0RANK={rank}\0" in variables.read_text():
+            return worker
+    raise AssertionError(f"no worker has rank {rank}")
+
+
+def _alive(worker: int) -> bool:
+    status = Path(f"/proc/{worker}/stat")
+    return status.exists() and status.read_text().rsplit(")", 1)[1].split()[0] != "Z"

@@ -1,0 +1,137 @@
+"""Training from a config: data by number, sizes that fit, the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from runs import Case, data_order
+
+from bridge.cli import run as cli
+from bridge.engine.data import Text
+from bridge.engine.fields import check
+from bridge.engine.fit import fit
+from bridge.engine.models.gpt import Architecture
+from bridge.engine.training import Training
+from bridge.errors import SourceError
+from bridge.plan import Plan
+
+CONFIG = {
+    "train_micro_batch_size_per_gpu": 4,
+    "gradient_accumulation_steps": 2,
+    "optimizer": {"type": "AdamW", "params": {"lr": 2e-3}},
+    "zero_optimization": {"stage": 2},
+    "gradient_clipping": 1.0,
+}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A DeepSpeed config on disk."""
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps(CONFIG))
+    return path
+
+
+def test_data_depends_on_samples_consumed_only(run: Any) -> None:
+    values = {"optimizer.lr": 0.01, "batch.micro": 2}
+    alone = run(1, data_order, Case({**values, "batch.accumulation": 4}))[0]
+    for world, accumulation in ((2, 2), (4, 1)):
+        ranks = run(world, data_order, Case({**values, "batch.accumulation": accumulation}))
+        for step, expected in enumerate(alone):
+            assert sorted(row for rank in ranks for row in rank[step]) == sorted(expected)
+    assert alone[0] != alone[1]
+
+
+def test_samples_are_shifted_by_one_token() -> None:
+    text = Text.of(None, 16)
+    sample = text.sample(5)
+    assert len(sample) == 17 and bytes(sample.tolist()).decode("ascii")
+    assert torch.equal(sample, Text.of(None, 16).sample(5)) and not torch.equal(sample, text.sample(6))
+
+
+def test_texts_too_short_or_missing_are_said(tmp_path: Path) -> None:
+    short = tmp_path / "short.txt"
+    short.write_text("abc")
+    with pytest.raises(SourceError, match=r"short.txt: has 3 bytes, expected more than the 16 of a sequence"):
+        Text.of(short, 16)
+    with pytest.raises(SourceError, match=r"none.txt: No such file or directory; give a file of text"):
+        Text.of(tmp_path / "none.txt", 16)
+
+
+sizes = st.none() | st.integers(1, 9)
+plans = st.builds(
+    lambda data, tensor, pipeline, micro, global_, sequence: Plan.model_validate(
+        {
+            "parallel": {"data": data, "tensor": tensor, "pipeline": pipeline, "sequence": sequence},
+            "batch": {"micro": micro, "global_": global_},
+        }
+    ),
+    sizes, sizes, sizes, sizes, sizes, st.none() | st.booleans(),
+)  # fmt: skip
+
+
+@given(plans, st.sampled_from([1, 2, 3, 4, 6, 8]), st.sampled_from([1, 4, 12]))
+def test_a_fitted_plan_runs_and_every_change_is_said(plan: Plan, world: int, heads: int) -> None:
+    fitted, findings = fit(plan, world, heads)
+    mesh, _ = check(fitted, world)
+    assert mesh.world == world and heads % mesh.sizes["tensor"] == 0
+    before, after = dict(plan.values()), dict(fitted.values())
+    changed = {path for path in before if before[path] != after.get(path)}
+    assert changed <= {finding.path for finding in findings}
+    assert fit(fitted, world, heads)[0] == fitted
+
+
+def test_the_loss_falls_by_a_fifth() -> None:
+    plan = Plan.of({"optimizer.lr": 2e-3, "batch.micro": 8})
+    reports = list(Training.of(plan, Architecture(2, 64, 4, 4, 128, 256, 32)).steps(20))
+    assert reports[-1].loss < 0.8 * reports[0].loss
+    assert [report.step for report in reports] == list(range(1, 21))
+
+
+def test_train_on_a_file(config: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert cli(["train", str(config), "--steps", "2", "--json", "--save", str(tmp_path / "run")]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["step"] for row in rows] == [1, 2] and rows[1]["loss"] < rows[0]["loss"]
+    assert cli(["train", str(config), "--steps", "3", "--json", "--resume", str(tmp_path / "run")]) == 0
+    (row,) = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert row["step"] == 3 and row["loss"] < rows[1]["loss"]
+    assert cli(["train", str(config), "--steps", "1"]) == 0
+    assert capsys.readouterr().out.startswith("step 1  loss ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--engine", "natve"], "--engine: found natve, expected native; did you mean native?"),
+        (["--model", "big"], "--model: found big, expected tiny or file"),
+        (["--model", "file"], "model.heads: the file does not state it; use --model tiny"),
+        (["--data", "nowhere.txt"], "nowhere.txt: No such file or directory; give a file of text"),
+        (["--resume", "nowhere"], "nowhere: no file 'latest' that names a checkpoint; give a tag, or save first"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(
+    config: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert cli(["train", str(config), *arguments]) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == f"error: {message}"
+
+
+MEGATRON = "--tensor-model-parallel-size {} --micro-batch-size 2 --global-batch-size 8 --num-layers 4 --hidden-size 64"
+
+
+def test_sizes_that_do_not_fit_come_with_the_command_that_would(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "launch.args"
+    rest = " --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 --lr 1e-3 --train-iters 20"
+    path.write_text(MEGATRON.format(2) + rest)
+    assert cli(["train", str(path), "--steps", "2"]) == 1
+    assert f"torchrun --nproc-per-node 2 -m bridge.cli train {path}; or add --fit" in capsys.readouterr().err
+    assert cli(["train", str(path), "--steps", "2", "--fit", "--model", "file"]) == 0
+    streams = capsys.readouterr()
+    assert "note: parallel.tensor: changed from 2 to 1, to fit 1 ranks (memory or speed)" in streams.err
+    assert streams.out.splitlines()[1].startswith("step 2  loss ")
