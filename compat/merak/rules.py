@@ -24,8 +24,24 @@ def model_rules() -> tuple[Rule, ...]:
     source = "merak_args/args.py: mergeargs"
     return (
         *(rename(f"args.{theirs}", f"model.{ours}", effect=Effect.NONE, note=note, source=source) for theirs, ours in pairs),
-        only_ours("model.kv_heads", "model.ffn", "model.vocab", note="stands in the model's own config", effect=Effect.NONE),
+        convert(
+            "args.no_tie_modules",
+            "model.tied",
+            lambda values, context: {"model.tied": False} if values.get("args.no_tie_modules") else {},
+            _write_tied,
+            lossy="Merak ties weights of equal shape where the model does, unless it is told not to",
+            source="core/merak_engine.py: tie_modules",
+        ),
+        only_ours(*OWN_FACTS, note="stands in the model's own config", effect=Effect.NONE),
     )
+
+
+OWN_FACTS = ("model.kv_heads", "model.ffn", "model.vocab", "model.experts")
+
+
+def _write_tied(values: Group, context: Context) -> Group:
+    tied = values.get("model.tied")
+    return {} if tied is None else {"args.no_tie_modules": not tied}
 
 
 SEQUENCE = convert(
@@ -466,7 +482,6 @@ KEPT: tuple[tuple[str, Effect, tuple[str, ...]], ...] = (
     ("memory of sent activations is up to Merak's engine", Effect.COST, ("dealloc_pipeoutput",)),
     ("tensor-parallel messages inside Merak's layers", Effect.COST, ("tp_overlapping_level", "sequence_dim", "parallel_vocab")),
     ("weights that Merak starts anew for tensor parallelism", Effect.NUMBERS, ("init_method_std",)),
-    ("whether weights are tied is up to the model elsewhere", Effect.NUMBERS, ("no_tie_modules",)),
     ("the order of scaling and summing gradients", Effect.ROUNDING, ("prescale_gradients", "gradient_predivide_factor")),
     ("a switch of the device's kernels", Effect.ROUNDING, ("tf32",)),
     ("the length of the run in epochs, which depends on the data", Effect.NUMBERS, ("num_train_epochs",)),

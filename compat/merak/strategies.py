@@ -19,6 +19,7 @@ from compat.merak.schema import Merak
 
 Groups = SearchStrategy[Group]
 AXES = ("pp", "tp", "sp")
+DEGREES = ("init.pp", "init.tp", "init.dp", "init.sp")
 SMALL = st.integers(1, 8)
 SHARE = st.floats(0, 1).map(repr)
 NAMES = st.sampled_from(("model", "data.train", "collate", "LlamaAttention"))
@@ -40,14 +41,15 @@ def core(draw: DrawFn, case: Case) -> Sequence[Group]:
     """Degrees and batch first, then choices that each hold together."""
     degrees = draw(_degrees(case))
     batch = draw(st.fixed_dictionaries({}, optional={MICRO: SMALL, STEPS: SMALL}))
-    stages = degrees.get("init.pp")
-    return [{**degrees, **batch}, *(draw(choice(case)) for choice in CHOICES), draw(_cut(stages)), draw(_model(stages or 1))]
+    script = draw(_script(case)) if degrees else ()
+    model, cut = draw(_model(degrees)), draw(_cut(degrees.get("init.pp")))
+    return [{**degrees, **batch}, *(draw(choice(case)) for choice in CHOICES), model, cut, *script]
 
 
 @st.composite
 def _degrees(draw: DrawFn, case: Case) -> Group:
     """What `init` is told; nothing at all for a bare command line."""
-    if draw(st.sampled_from((True, False, False, False))):
+    if draw(st.sampled_from((True, False, False))):
         return {}
     left, sizes = case.world_size or draw(st.sampled_from((1, 2, 4, 8))), {}
     for axis in AXES:
@@ -65,15 +67,17 @@ def _cut(stages: int | None) -> Groups:
 
 
 @st.composite
-def _model(draw: DrawFn, stages: int) -> Group:
+def _model(draw: DrawFn, degrees: Group) -> Group:
     """Facts about a model that other stacks can split as well."""
+    heads = draw(st.sampled_from((1, 2, 8))) * (degrees.get("init.tp") or 1)
+    layers, width, tokens = draw(SMALL), draw(SMALL), draw(SMALL)
     facts = {
-        "args.num_layers": SMALL.map(lambda count: count * stages),
-        "args.num_heads": st.sampled_from((8, 16, 32)),
-        "args.hidden_size": SMALL.map(lambda count: count * 128),
-        "args.seq_length": SMALL.map(lambda count: count * 256),
+        "args.num_layers": layers * (degrees.get("init.pp") or 1),
+        "args.num_heads": heads,
+        "args.hidden_size": heads * 16 * width,
+        "args.seq_length": 256 * tokens,
     }
-    return draw(st.fixed_dictionaries({}, optional=facts))
+    return {path: value for path, value in facts.items() if draw(st.booleans())}
 
 
 def _schedule(case: Case) -> Groups:
@@ -130,12 +134,21 @@ def _learning_rate(draw: DrawFn, case: Case) -> Group:
     return {**steps, **plateau, TYPE: name, **({KWARGS: kwargs} if kwargs else {})}
 
 
-def _lists(case: Case) -> Groups:
-    enough = {f"tp_lists.{name}": _field(f"tp_lists.{name}") for name in ("col_para_list", "row_para_list")}
-    return st.just({}) | _group(enough, "tp_lists.tp_attr_list", "tp_lists.weight_change_list", "tp_lists.input_output_mapping")
+@st.composite
+def _script(draw: DrawFn, case: Case) -> Sequence[Group]:
+    """What the script says beside the degrees."""
+    known = [path for path in release(case.version).defaults if not path.startswith("args.") and path not in DEGREES]
+    lists = [path for path in known if path.startswith("tp_lists.")]
+    objects = {path: values(case, path) or _field(path) for path in known if path not in lists}
+    enough = {path: _field(path) for path in ("tp_lists.col_para_list", "tp_lists.row_para_list")}
+    more = [path for path in lists if path not in enough]
+    chosen = (
+        st.just({}) | _group(enough, *more) | _group({"tp_lists.input_output_mapping": _field("tp_lists.input_output_mapping")})
+    )
+    return [draw(st.fixed_dictionaries({}, optional=objects)), draw(chosen)]
 
 
-CHOICES = (_schedule, _precision, _sharding, _learning_rate, _lists)
+CHOICES = (_schedule, _precision, _sharding, _learning_rate)
 
 
 def paths(case: Case) -> Iterable[str]:
@@ -167,15 +180,11 @@ OWN: Mapping[str, SearchStrategy[Any]] = {
 
 BESIDE: Mapping[str, Group] = {
     "args.load_best_model_at_end": {"args.eval_strategy": "steps", "args.save_strategy": "steps"},
-    "tp_lists.col_para_list": {"tp_lists.row_para_list": ("o_proj",)},
-    "tp_lists.row_para_list": {"tp_lists.col_para_list": ("q_proj",)},
-    "tp_lists.tp_attr_list": {"tp_lists.row_para_list": ("o_proj",), "tp_lists.col_para_list": ("q_proj",)},
-    "args.lora_config": {"init.tp": 1},
 }
 """What a field cannot do without."""
 FACTS = ("args.num_layers", "args.num_heads", "args.hidden_size", "args.seq_length")
-RESERVED = ("init.pp", "init.tp", "init.dp", "init.sp", MICRO, STEPS, KWARGS, *FACTS)
-"""What hangs on the number of ranks, or on another field."""
+RESERVED = ("init.", "trainer.", "tp_lists.", MICRO, STEPS, KWARGS, *FACTS)
+"""What hangs on the number of ranks or on another field, and what a bare command line does not have."""
 
-PART = Part(core, paths, values, BESIDE, RESERVED, ("arguments",))
+PART = Part(core, paths, values, beside=BESIDE, reserved=RESERVED, entries=("arguments",))
 """What Hypothesis needs to know about Merak beside its schema and table."""

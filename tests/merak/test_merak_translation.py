@@ -72,6 +72,8 @@ def from_megatron(flags: str, world_size: int = 8, version: str | None = None) -
         ({"pp": 2}, "schedule.name", "1f1b"),
         ({}, "parallel.pipeline", None),
         ({"num_heads": 8}, "model.heads", 8),
+        ({"no_tie_modules": True}, "model.tied", False),
+        ({}, "model.tied", None),
     ],
 )
 def test_meanings(said: dict[str, Any], path: str, value: Any) -> None:
@@ -115,9 +117,8 @@ def test_to_deepspeed() -> None:
 
 def test_from_megatron() -> None:
     result = from_megatron(
-        "--micro-batch-size 2 "
-        "--global-batch-size 16 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --bf16 --lr 1e-3 --train-iters 100 "
-        "--lr-decay-style cosine --min-lr 1e-4 --lr-warmup-iters 10 --clip-grad 0.5 --use-distributed-optimizer"
+        "--micro-batch-size 2 --global-batch-size 16 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 "
+        "--bf16 --lr 1e-3 --train-iters 100 --lr-decay-style cosine --min-lr 1e-4 --lr-warmup-iters 10 --clip-grad 0.5 --use-distributed-optimizer"
     )
     expected = {
         "init.pp": 2,
