@@ -109,16 +109,18 @@ def _sharding(case: Case) -> Groups:
     return st.just({}) | _group({**on, **old}, *buckets, "args.prescale_gradients", "args.gradient_predivide_factor")
 
 
-RATE = st.floats(1e-6, 1.0)
+SHARES = st.floats(0, 1)
+RATES = ("min_lr", "lr_end")
+"""Arguments that are rates; they are drawn as shares of the peak."""
 SHAPES: Mapping[str, Groups] = {
-    "polynomial": st.fixed_dictionaries({}, optional={"lr_end": st.floats(0, 1e-3), "power": st.sampled_from((1.0, 2.0))}),
+    "polynomial": st.fixed_dictionaries({}, optional={"lr_end": SHARES, "power": st.sampled_from((1.0, 2.0))}),
     "cosine": st.fixed_dictionaries({}, optional={"num_cycles": st.sampled_from((0.5, 1.5))}),
     "cosine_with_restarts": st.fixed_dictionaries({}, optional={"num_cycles": SMALL}),
     "inverse_sqrt": st.fixed_dictionaries({}, optional={"timescale": SMALL}),
-    "cosine_with_min_lr": st.fixed_dictionaries({"min_lr": RATE}) | st.fixed_dictionaries({"min_lr_rate": st.floats(0, 1)}),
+    "cosine_with_min_lr": st.fixed_dictionaries({"min_lr": SHARES}) | st.fixed_dictionaries({"min_lr_rate": SHARES}),
     "warmup_stable_decay": st.fixed_dictionaries(
         {"num_stable_steps": st.integers(0, 99), "num_decay_steps": st.integers(0, 99)},
-        optional={"min_lr_ratio": st.floats(0, 1)},
+        optional={"min_lr_ratio": SHARES},
     ),
 }
 
@@ -129,9 +131,16 @@ def _learning_rate(draw: DrawFn, case: Case) -> Group:
     if not release(case.version).since(REWRITTEN):
         return {**steps, TYPE: draw(st.sampled_from(OLD_SCHEDULES))}
     name = draw(_field(TYPE))
-    kwargs = draw(SHAPES[name]) if name in SHAPES else {}
+    peak = steps.get("args.learning_rate", 5e-5)
+    said = draw(SHAPES[name]) if name in SHAPES else {}
+    kwargs = {key: value * peak if key in RATES else value for key, value in said.items()}
     plateau = {"args.eval_strategy": "steps"} if name == "reduce_lr_on_plateau" else {}
     return {**steps, **plateau, TYPE: name, **({KWARGS: kwargs} if kwargs else {})}
+
+
+def _own(case: Case, path: str) -> SearchStrategy[Any]:
+    own = values(case, path)
+    return _field(path) if own is None else own
 
 
 @st.composite
@@ -139,12 +148,11 @@ def _script(draw: DrawFn, case: Case) -> Sequence[Group]:
     """What the script says beside the degrees."""
     known = [path for path in release(case.version).defaults if not path.startswith("args.") and path not in DEGREES]
     lists = [path for path in known if path.startswith("tp_lists.")]
-    objects = {path: values(case, path) or _field(path) for path in known if path not in lists}
+    objects = {path: _own(case, path) for path in known if path not in lists}
     enough = {path: _field(path) for path in ("tp_lists.col_para_list", "tp_lists.row_para_list")}
     more = [path for path in lists if path not in enough]
-    chosen = (
-        st.just({}) | _group(enough, *more) | _group({"tp_lists.input_output_mapping": _field("tp_lists.input_output_mapping")})
-    )
+    ratios = "tp_lists.input_output_mapping"
+    chosen: Groups = st.just({}) | _group(enough, *more) | _group({ratios: _field(ratios)})
     return [draw(st.fixed_dictionaries({}, optional=objects)), draw(chosen)]
 
 

@@ -118,7 +118,8 @@ def test_to_deepspeed() -> None:
 def test_from_megatron() -> None:
     result = from_megatron(
         "--micro-batch-size 2 --global-batch-size 16 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 "
-        "--bf16 --lr 1e-3 --train-iters 100 --lr-decay-style cosine --min-lr 1e-4 --lr-warmup-iters 10 --clip-grad 0.5 --use-distributed-optimizer"
+        "--bf16 --lr 1e-3 --train-iters 100 --lr-decay-style cosine --min-lr 1e-4 --lr-warmup-iters 10 --clip-grad 0.5 "
+        "--use-distributed-optimizer"
     )
     expected = {
         "init.pp": 2,
