@@ -8,7 +8,7 @@ from typing import Any
 
 from bridge.config import shown
 from bridge.errors import ConfigError, nearest
-from compat.merak.releases import KNOWN, REWRITTEN, Release, histories, lifetime, release
+from compat.merak.releases import REWRITTEN, Release, lifetime, release
 
 AXES = ("init.pp", "init.tp", "init.dp", "init.sp")
 PLAIN = ("1f1b", "ds_default")
@@ -251,7 +251,3 @@ CHECKS: tuple[Check, ...] = (
     _lists,
 )
 """What Merak refuses, in the order in which it would find out; each names the place it stands for."""
-
-ARGUMENTS = tuple(histories())
-"""Paths of all arguments of the command line, in any release."""
-NEWEST = KNOWN[-1]

@@ -131,14 +131,16 @@ class _Reader:
                 self.entry(key, value, Origin(line) if line else None)
 
     def script(self, data: Mapping[str, Any]) -> None:
-        """Read what stands in the training script."""
+        """Read what stands in the training script: sections, or single parameters such as `init.pp` or `pp`."""
         for name, value in data.items():
-            if name not in SCRIPT_SECTIONS:
-                self.problems.append(
-                    f"code.{name}: unknown{nearest(str(name), SCRIPT_SECTIONS)}; known are {', '.join(SCRIPT_SECTIONS)}"
-                )
-            else:
+            path = name if name in fields(Merak) else _home(name, SCRIPT_SECTIONS)
+            if name in SCRIPT_SECTIONS:
                 self.section(name, value)
+            elif path is None or path.startswith("args."):
+                known = ", ".join(SCRIPT_SECTIONS)
+                self.problems.append(f"code.{name}: unknown; known are {known}{nearest(name, SCRIPT_SECTIONS)}")
+            else:
+                self.put(path, value, f"code.{name}")
 
     def section(self, name: str, value: Any) -> None:
         if name == "init" and isinstance(value, list | tuple):
@@ -285,9 +287,9 @@ def _names() -> tuple[str, ...]:
     return tuple(path.partition(".")[2] for path in fields(Merak))
 
 
-def _home(name: str) -> str | None:
+def _home(name: str, sections: Sequence[str] = ("args", *SCRIPT_SECTIONS)) -> str | None:
     """The path of a parameter that is named without its section."""
-    return next((f"{section}.{name}" for section in ("args", *SCRIPT_SECTIONS) if f"{section}.{name}" in fields(Merak)), None)
+    return next((f"{section}.{name}" for section in sections if f"{section}.{name}" in fields(Merak)), None)
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -50,10 +51,9 @@ class Trap:
     since: str = KNOWN[0]
     until: str = KNOWN[-1]
 
-    def applies(self, seen: Seen) -> bool:
-        """Whether it bites for this config."""
-        at = KNOWN.index(seen.context.version)
-        return KNOWN.index(self.since) <= at <= KNOWN.index(self.until) and self.when(seen)
+    def holds(self, version: str) -> bool:
+        """Whether it is about that release."""
+        return KNOWN.index(self.since) <= KNOWN.index(version) <= KNOWN.index(self.until)
 
 
 def _dead(name: str, message: str, place: str, since: str = KNOWN[0], until: str = KNOWN[-1]) -> Trap:
@@ -324,21 +324,31 @@ def inspect(
 ) -> Iterator[Finding]:
     """Findings for a config: rows that apply, dead settings, defaults that the documentation gets wrong, and what is open."""
     seen, at = Seen(values, given, context), release(context.version)
-    for trap in TRAPS:
-        if trap.applies(seen):
+    for trap in _traps(context.version):
+        if trap.when(seen):
             yield Finding(trap.path, trap.message, trap.effect, trap.path in given, origin=origins.get(trap.path))
     yield from _inherited(given, at, origins)
     yield from _misdocumented(values, given, at)
     yield from _open(values)
 
 
+@cache
+def _traps(version: str) -> tuple[Trap, ...]:
+    return tuple(trap for trap in TRAPS if trap.holds(version))
+
+
+@cache
+def _unread() -> frozenset[str]:
+    """Arguments that only the Hugging Face trainer reads."""
+    return frozenset(next(rule.theirs for rule in table() if rule.note == INHERITED[0])) - set(NEEDED)
+
+
 def _inherited(given: Mapping[str, Any], at: Release, origins: Mapping[str, Origin]) -> Iterator[Finding]:
     """Arguments of the Hugging Face trainer, from which Merak's own is not derived any more."""
     if not at.since(REWRITTEN):
         return
-    dead = next(rule.theirs for rule in table() if rule.note == INHERITED[0])
     for path in given:
-        if path in dead and path not in NEEDED:
+        if path in _unread():
             message = "no effect: nothing in Merak reads it, it is there for the Hugging Face trainer only"
             yield Finding(path, message, Effect.NONE, True, origin=origins.get(path))
 

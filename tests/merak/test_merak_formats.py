@@ -123,6 +123,12 @@ def test_positions_of_init_are_those_of_the_source() -> None:
     assert "found 2 positions" in problems({"init": [1, 2]})[0]
 
 
+@pytest.mark.parametrize("code", [{"init": {"pp": 2}}, {"init.pp": 2}, {"pp": 2}])
+def test_what_the_script_says_can_be_given_beside(code: dict[str, Any]) -> None:
+    assert given(["--seed", "1"], code=code) == {"args.seed": 1, "init.pp": 2}
+    assert "unknown" in problems(["--seed", "1"], code={"seed": 2})[0]
+
+
 def test_tensor_lists_are_typed() -> None:
     lists = {"input_output_mapping": [[1, 3, "col"], [4, 1, "row"]], "weight_change_list": [["bias", 1]]}
     config = MERAK.read({"tp_lists": lists})
