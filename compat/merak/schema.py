@@ -23,7 +23,7 @@ def _stage(value: Any) -> Any:
 
 
 def _word(value: Any) -> Any:
-    if isinstance(value, str) and value.startswith("-"):
+    if isinstance(value, str) and value.startswith("-") and not re.fullmatch(r"-\d+|-\d*\.\d+", value):
         raise ValueError("expected a word that does not begin with a dash, which a command line takes for an option")
     return value
 

@@ -50,6 +50,7 @@ def test_examples(case: dict[str, Any]) -> None:
         ("--activation_checkpointing no", {"args.activation_checkpointing": False}),
         ("--zero_stage 1.0 --zero_reduce_bucket_size 5e8", {"args.zero_stage": 1, "args.zero_reduce_bucket_size": 500_000_000}),
         ("--max_steps -1", {"args.max_steps": -1}),
+        ("--activation_checkpoint_ratio 0.5 -1", {"args.activation_checkpoint_ratio": ("0.5", "-1")}),
         (
             '--lr_scheduler_type cosine_with_min_lr --lr_scheduler_kwargs {"min_lr":0.1}',
             {"args.lr_scheduler_type": "cosine_with_min_lr", "args.lr_scheduler_kwargs": {"min_lr": 0.1}},
