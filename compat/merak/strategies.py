@@ -191,7 +191,7 @@ BESIDE: Mapping[str, Group] = {
 }
 """What a field cannot do without."""
 FACTS = ("args.num_layers", "args.num_heads", "args.hidden_size", "args.seq_length")
-RESERVED = ("init.", "trainer.", "tp_lists.", MICRO, STEPS, KWARGS, *FACTS)
+RESERVED = ("init.", "trainer.", "tp_lists.", MICRO, STEPS, KWARGS, "args.learning_rate", *FACTS)
 """What hangs on the number of ranks or on another field, and what a bare command line does not have."""
 
 PART = Part(core, paths, values, beside=BESIDE, reserved=RESERVED, entries=("arguments",))
