@@ -143,7 +143,7 @@ class LearningRate(Section):
 class Optimizer(Section):
     """The optimizer and its hyperparameters."""
 
-    name: Literal["adam", "adamw", "sgd", "lion", "muon", "adaptive_muon", "soap", "lamb", "adagrad"] | None = field(
+    name: Literal["adam", "adamw", "sgd", "lion", "muon", "adaptive_muon", "soap", "lamb", "adagrad", "adafactor"] | None = field(
         None, description="Update rule; adamw decays weights apart."
     )
     lr: Annotated[Real, Ge(0)] | None = field(None, description="Peak learning rate.")

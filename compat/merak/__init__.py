@@ -1,0 +1,139 @@
+"""The Merak dialect: command lines and keyword mappings of Merak 0.1.0 to 2.2.2 and main, and the script beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+from bridge.config import Section, Values
+from bridge.dialect import Config, Dialect, Reading, Written
+from bridge.errors import VersionError
+from bridge.findings import Finding
+from bridge.rules import Rule
+
+
+class MerakConfig(Config):
+    """A Merak run; `script` is the training script that goes with its command line."""
+
+    @cached_property
+    def flags(self) -> list[str]:
+        """The command line's arguments, word by word."""
+        from compat.merak.formats import flags
+
+        return [word for line in flags(self.given) for word in line]
+
+    @cached_property
+    def script(self) -> str:
+        """Python text with `init` by name, the tensor-parallel lists and the trainer."""
+        from compat.merak.code import script
+
+        return script(self.given, self.effective, self.version)
+
+
+class MerakDialect(Dialect):
+    """Merak, 0.1.0 to 2.2.2 and main."""
+
+    name: ClassVar[str] = "merak"
+    title: ClassVar[str] = "Merak"
+    formats: ClassVar[tuple[str, ...]] = ("flags", "json")
+    config_type: ClassVar[type[Config]] = MerakConfig
+    default_entry: ClassVar[str] = "arguments"
+
+    @cached_property
+    def schema(self) -> type[Section]:
+        """Every parameter and argument, typed."""
+        from compat.merak.schema import Merak
+
+        return Merak
+
+    @cached_property
+    def rules(self) -> tuple[Rule, ...]:
+        """The table to and from `Plan`."""
+        from compat.merak.rules import table
+
+        return table()
+
+    @cached_property
+    def versions(self) -> tuple[str, ...]:
+        """Tags and the main branch, oldest first."""
+        from compat.merak.releases import KNOWN
+
+        return KNOWN
+
+    def read(
+        self,
+        source: Any,
+        version: str | None = None,
+        world_size: int | None = None,
+        lenient: bool = False,
+        *,
+        code: Mapping[str, Any] | None = None,
+    ) -> Config:
+        """Read a command line, a file of flags, or a keyword mapping, and check it as that release would.
+
+        A mapping is flat, or has the keys `init`, `args`, `trainer` and `tp_lists`. `code` says what stands in the training
+        script, such as `{"init": {"pp": 2, "tp": 2, "dp": 2}}`. Raises `BridgeError` with every problem.
+        """
+        from compat.merak.formats import read
+
+        release = self.release(version)
+        config = self.build(read(source, release, lenient, code), release, world_size)
+        _ = config.effective
+        return config
+
+    def parse(self, source: Any, version: str, lenient: bool) -> Reading:
+        """Typed values, spellings and remarks from a source."""
+        from compat.merak.formats import read
+
+        return read(source, version, lenient)
+
+    def effective(self, config: Config) -> Values:
+        """Defaults of the release, and what Merak derives; raises `ConfigError` with everything that it refuses."""
+        from compat.merak.effective import effective
+
+        return Values(effective(config.given, config.version, config.world_size))
+
+    def inspect(self, config: Config) -> tuple[Finding, ...]:
+        """What Merak ignores, breaks on or gets wrong, and where its documentation differs from its source."""
+        from compat.merak.traps import inspect
+
+        return tuple(inspect(config.effective, config.given, config.context, config.origins))
+
+    def knows(self, path: str, value: Any, version: str, entry: str) -> bool:
+        """Whether that release has the parameter or argument."""
+        from compat.merak.releases import release
+
+        return path in release(version).defaults
+
+    def render(self, config: Config, format: str | None = None) -> Written:
+        """The command line's arguments with the code part beside them, or everything as one keyword mapping."""
+        from compat.merak import code, formats
+
+        chosen = format or "flags"
+        if chosen not in self.formats:
+            raise VersionError(f"{self.name}: cannot write {format}; it writes {', '.join(self.formats)}")
+        return Written(
+            self.name,
+            formats.flags_text(config.given) if chosen == "flags" else formats.json_text(config.given),
+            chosen,
+            code=formats.script_part(config.given) if chosen == "flags" else {},
+            snippet=code.script(config.given, config.effective, config.version),
+            launch=code.launch(config.given, config.world_size),
+        )
+
+    def format_of(self, path: str | Path | None) -> str | None:
+        """Flags for `.txt` and `.args`, a keyword mapping for `.json`."""
+        suffix = Path(path).suffix.lower() if path is not None else ""
+        return {".txt": "flags", ".args": "flags", ".json": "json"}.get(suffix)
+
+    def recognises(self, data: Any) -> int:
+        """How many of its names are Merak's; names that other stacks have too count only beside one that is Merak's alone."""
+        from compat.merak.recognition import score
+
+        return score(data)
+
+
+DIALECT = MerakDialect()
+"""The one instance."""

@@ -1,0 +1,253 @@
+"""What Merak's own code makes of a run before it starts: defaults of the release, what it derives, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from math import prod
+from typing import Any
+
+from bridge.config import shown
+from bridge.errors import ConfigError, nearest
+from compat.merak.releases import REWRITTEN, Release, lifetime, release
+
+AXES = ("init.pp", "init.tp", "init.dp", "init.sp")
+PLAIN = ("1f1b", "ds_default")
+"""Schedules that take any number of microbatches."""
+OLD_SCHEDULES = ("linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup")
+SPLITS = ("farthest_min_deps", "nearest_min_deps", "layer_split")
+TESTED = "Adam, AdamW, SGD, ASGD, Adadelta or Adamax"
+
+Flat = Mapping[str, Any]
+
+
+def effective(given: Flat, version: str, world_size: int | None) -> dict[str, Any]:
+    """Every value that the release would work with, by schema path; what stays None is left out.
+
+    Raises one `ConfigError` that lists everything that Merak, or the arguments it inherits, refuses.
+    """
+    at = release(version)
+    ConfigError.raise_if(f"{path}: not in Merak {version}{_instead(path, at)}" for path in given if path not in at.defaults)
+    values = {path: value for path, value in {**at.defaults, **given}.items() if value is not None}
+    _merge(values, at)
+    _axes(values, world_size)
+    ConfigError.raise_if(problem for check in CHECKS for problem in check(values, at, world_size))
+    return values
+
+
+def _instead(path: str, at: Release) -> str:
+    found = lifetime(path)
+    return f"; it is there in {found}" if found != "none" else nearest(path, at.defaults)
+
+
+def _merge(values: dict[str, Any], at: Release) -> None:
+    """What `mergeargs` of Merak and `__post_init__` of TrainingArguments change."""
+    if values.get("args.train_schedule") == "shifted_critical_path":
+        values["args.train_schedule"] = "full_critical_path_1f1b"
+    if values.get("args.activation_checkpointing") is False:
+        values["args.checkpoint_num_layers"] = 0
+    if "args.shard_count" not in values and "args.num_layers" in values:
+        values["args.shard_count"] = 2 * values["args.num_layers"] + 4
+    if "args.evaluation_strategy" in values and at.since(REWRITTEN):
+        values["args.eval_strategy"] = values["args.evaluation_strategy"]
+    if _evaluates(values) != "no":
+        values["args.do_eval"] = True
+    if _evaluates(values) == "steps":
+        values.setdefault("args.eval_steps", values.get("args.logging_steps"))
+    if values.get("args.no_cuda") and "args.use_cpu" in at.defaults:
+        values["args.use_cpu"] = True
+
+
+def _evaluates(values: Flat) -> str:
+    return str(values.get("args.eval_strategy") or values.get("args.evaluation_strategy") or "no")
+
+
+def _axes(values: dict[str, Any], world_size: int | None) -> None:
+    """Data-parallel replicas: what is left of the ranks, where `init` does not say."""
+    others = prod(values.get(axis) or 1 for axis in AXES if axis != "init.dp")
+    if world_size and "init.dp" not in values and world_size % others == 0:
+        values["init.dp"] = world_size // others
+
+
+Check = Callable[[Flat, Release, int | None], Iterator[str]]
+
+
+def _mesh(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
+    """core/mpu/topology.py: the product of the degrees is the number of ranks ("Invalid Grid")."""
+    ranks = prod(values.get(axis) or 1 for axis in AXES)
+    if world_size and ranks != world_size:
+        sizes = " x ".join(f"{axis.partition('.')[2]} ({values.get(axis) or 1})" for axis in AXES if axis in values)
+        yield f"init: {sizes} is {ranks}, which is not the world size ({world_size}); make the product {world_size}"
+
+
+def _precision(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
+    """transformers, training_args.py; merak_args/args.py; core/pipeline/module.py: configure_distributed_model."""
+    backend = values.get("args.half_precision_backend")
+    known = ("cuda_amp", "apex", "cpu_amp") if at.since(REWRITTEN) else ("auto", "amp", "apex")
+    if backend is not None and backend not in known:
+        yield f"args.half_precision_backend: found {shown(backend)}, Merak {at.version} takes {', '.join(known)}"
+    if values.get("args.fp16") and values.get("args.bf16"):
+        yield "args.bf16: fp16 and bf16 are both set; keep one"
+    if values.get("args.bf16") and backend == "apex":
+        yield "args.half_precision_backend: apex has no bf16; drop one of the two"
+    if values.get("args.bf16") and backend == "cuda_amp" and at.since("2.2.2"):
+        yield "args.half_precision_backend: cuda_amp keeps weights in fp32, and bf16 refuses that; drop one of the two"
+
+
+def _schedules(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
+    """core/merak_engine.py: scheduler_method."""
+    name, steps, ranks = values["args.train_schedule"], values["args.gradient_accumulation_steps"], values.get("init.pp") or 1
+    if name not in PLAIN and steps < ranks:
+        yield (
+            f"args.train_schedule: {name} needs as many microbatches as pipeline ranks; "
+            f"found gradient_accumulation_steps ({steps}) < pp ({ranks})"
+        )
+    if name == "full_critical_path_1f1b":
+        if "args.activation_checkpoint_ratio" not in values:
+            yield "args.activation_checkpoint_ratio: not set, but train_schedule shifted_critical_path needs it; give one number"
+        if steps < 4:
+            yield f"args.gradient_accumulation_steps: found {steps}; train_schedule shifted_critical_path needs 4 or more"
+
+
+def _partition(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
+    """core/pipeline/layers_partition.py: custom_layer_idx reads the first word only."""
+    method, words = values["args.partition_method"], values.get("args.custom_partition")
+    if method == "custom" and not words:
+        yield "args.custom_partition: not set, but partition_method custom needs it, such as 0,6,16"
+    if method == "custom" and words:
+        cuts, stages = _cuts(words[0]), values.get("init.pp")
+        if cuts is None:
+            yield f"args.custom_partition: found {shown(words[0])}, expected whole numbers in one word, such as 0,6,16"
+        elif stages and len(cuts) != stages + 1:
+            yield (
+                f"args.custom_partition: found {len(cuts)} numbers for pp ({stages}), expected {stages + 1}: "
+                "the first shard of each stage, then their number, with commas in one word"
+            )
+
+
+def _cuts(word: str) -> tuple[int, ...] | None:
+    try:
+        return tuple(int(part) for part in word.split(","))
+    except ValueError:
+        return None
+
+
+def _graph(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
+    """core/fx/graph_shard/split_graph.py; merak_trainer.py: create_pipeline_module; core/fx/tracer."""
+    split, trace = values.get("args.split_method"), values.get("args.trace_method", "fx")
+    pipeline, tensor = values.get("init.pp") or 1, values.get("init.tp") or 1
+    if split == "min_deps" and at.version != REWRITTEN:
+        yield f"args.split_method: found 'min_deps', Merak {at.version} takes {', '.join(SPLITS)}"
+    if trace not in ("fx", "dynamo") and pipeline * tensor > 1:
+        yield f"args.trace_method: {shown(trace)} means no tracing, which takes pp x tp = 1; found {pipeline} x {tensor}; use fx"
+    if trace == "dynamo" and tensor > 1:
+        yield f"args.trace_method: dynamo takes tp = 1, found {tensor}; use fx"
+    if "args.lora_config" in values and tensor > 1:
+        yield f"args.lora_config: LoRA takes tp = 1, found {tensor}"
+
+
+def _recompute(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
+    """core/pipeline/module.py: the words become numbers."""
+    for word in values.get("args.activation_checkpoint_ratio", ()):
+        if number(word) is None:
+            yield f"args.activation_checkpoint_ratio: found {shown(word)}, expected a number"
+
+
+def number(word: str) -> float | None:
+    """The number that a word stands for, if it does."""
+    try:
+        return float(word)
+    except ValueError:
+        return None
+
+
+def _zero(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
+    """core/merak_engine.py: any stage but None asks the optimizer to reduce gradients, which only that of stage 1 can."""
+    on = at.since(REWRITTEN) or values.get("args.zero_optimization")
+    stage = values.get("args.zero_stage")
+    if on and stage not in (None, 1):
+        yield f"args.zero_stage: found {shown(stage)}; the first step fails, as only stage 1 is there; use 1 or leave it out"
+    allowed = values.get("args.zero_allow_untested_optimizer")
+    if on and stage == 1 and values.get("args.adafactor") and not allowed:
+        yield f"args.zero_allow_untested_optimizer: ZeRO takes {TESTED} unless it is set; set it, or drop adafactor"
+
+
+def _learning_rate(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
+    """transformers, optimization.py: get_scheduler and the functions behind it."""
+    name, kwargs = values["args.lr_scheduler_type"], values.get("args.lr_scheduler_kwargs") or {}
+    if not at.since(REWRITTEN) and name not in OLD_SCHEDULES:
+        yield f"args.lr_scheduler_type: found {shown(name)}, Merak {at.version} takes {', '.join(OLD_SCHEDULES)}"
+        return
+    for key, value in kwargs.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            yield f"args.lr_scheduler_kwargs.{key}: found {shown(value)}, expected a number"
+            return
+    yield from _shape(name, kwargs, values["args.learning_rate"])
+
+
+SHAPE_KEYS: Mapping[str, tuple[str, ...]] = {
+    "cosine": ("num_cycles",),
+    "cosine_with_restarts": ("num_cycles",),
+    "polynomial": ("lr_end", "power"),
+    "inverse_sqrt": ("timescale",),
+    "cosine_with_min_lr": ("num_cycles", "min_lr", "min_lr_rate"),
+    "warmup_stable_decay": ("num_stable_steps", "num_decay_steps", "min_lr_ratio", "num_cycles"),
+}
+"""What each shape takes beside warmup and total steps (transformers 4.47)."""
+FREE = ("reduce_lr_on_plateau",)
+
+
+def _shape(name: str, kwargs: Flat, peak: float) -> Iterator[str]:
+    for key in kwargs:
+        if name not in FREE and key not in SHAPE_KEYS.get(name, ()):
+            yield f"args.lr_scheduler_kwargs.{key}: {name} does not take it{nearest(key, SHAPE_KEYS.get(name, ()))}"
+        elif kwargs[key] < 0:
+            yield f"args.lr_scheduler_kwargs.{key}: found {shown(kwargs[key])}, expected 0 or more"
+    if name == "cosine_with_min_lr" and ("min_lr" in kwargs) == ("min_lr_rate" in kwargs):
+        yield "args.lr_scheduler_kwargs: cosine_with_min_lr takes one of min_lr and min_lr_rate"
+    end = kwargs.get("lr_end", POLYNOMIAL_END)
+    if name == "polynomial" and not end < peak:
+        yield f"args.lr_scheduler_kwargs.lr_end: found {end}, expected less than learning_rate ({peak})"
+    for key in ("num_stable_steps", "num_decay_steps") if name == "warmup_stable_decay" else ():
+        if not isinstance(kwargs.get(key), int):
+            yield f"args.lr_scheduler_kwargs.{key}: found {shown(kwargs.get(key))}, expected a whole number; {name} needs it"
+
+
+POLYNOMIAL_END = 1e-7
+
+
+def _evaluation(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
+    """transformers, training_args.py: `__post_init__`."""
+    when = _evaluates(values)
+    if values["args.load_best_model_at_end"] and when != values["args.save_strategy"]:
+        saves = values["args.save_strategy"]
+        yield f"args.load_best_model_at_end: found eval_strategy ({when}) and save_strategy ({saves}); make them the same"
+    if values["args.lr_scheduler_type"] == "reduce_lr_on_plateau" and when == "no":
+        yield "args.lr_scheduler_type: reduce_lr_on_plateau needs an eval_strategy other than no"
+    if values.get("args.fp16_full_eval") and values.get("args.bf16_full_eval"):
+        yield "args.bf16_full_eval: fp16_full_eval and bf16_full_eval are both set; keep one"
+
+
+def _lists(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
+    """core/tensor_parallel/mp_attrs.py: set_tp_layer_lists."""
+    said = {path.partition(".")[2] for path in values if path.startswith("tp_lists.") and values[path]}
+    enough = {"col_para_list", "row_para_list"} <= said or said & {"conv_para_list", "weight_change_list", "input_output_mapping"}
+    if any(path.startswith("tp_lists.") for path in values) and not enough:
+        yield (
+            "tp_lists: set_tp_layer_lists needs col_para_list and row_para_list together, or input_output_mapping, "
+            f"weight_change_list or conv_para_list; found {', '.join(sorted(said)) or 'empty lists'}"
+        )
+
+
+CHECKS: tuple[Check, ...] = (
+    _mesh,
+    _precision,
+    _schedules,
+    _partition,
+    _graph,
+    _recompute,
+    _zero,
+    _learning_rate,
+    _evaluation,
+    _lists,
+)
+"""What Merak refuses, in the order in which it would find out; each names the place it stands for."""

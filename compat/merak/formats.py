@@ -1,0 +1,386 @@
+"""Command lines and keyword mappings to typed values by path, and back."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from bridge.config import Values, fields, flatten, nest, shown, validate
+from bridge.dialect import Reading, Written, code_beside, flags_of
+from bridge.errors import ConfigError, SourceError, nearest
+from bridge.files import Document, is_text, load, load_words, read_text
+from bridge.findings import Finding, Origin
+from bridge.rules import Effect
+from compat.merak.releases import lifetime, release
+from compat.merak.schema import Merak
+
+ENTRY = "arguments"
+SECTIONS = ("init", "args", "trainer", "tp_lists")
+SCRIPT_SECTIONS = ("init", "trainer", "tp_lists")
+POSITIONS = ("pp", "tp", "dp", "sp", "backend")
+"""Order of `init`'s parameters in the source; its documentation and README say dp, tp, pp."""
+YES, NO = ("yes", "true", "t", "y", "1"), ("no", "false", "f", "n", "0")
+FLOATS = ("args.zero_stage", "args.zero_allgather_bucket_size", "args.zero_reduce_bucket_size")
+"""Whole numbers that the parser reads as floats."""
+LAUNCHER = re.compile(r"\s*(\w+=\S*\s+)*(\S*/)?(python[\d.]*|torchrun|srun|mpirun|deepspeed)\s")
+NEGATIVE = re.compile(r"-\d+$|-\d*\.\d+$")
+
+
+# Reading
+
+
+def read(source: Any, version: str, lenient: bool, code: Mapping[str, Any] | None = None) -> Reading:
+    """Read a path, text, mapping, list of words or `Written`; raises every problem at once.
+
+    `code` is what the script says to `init`, the trainer and `set_tp_layer_lists`, over what the source says of it.
+    """
+    reader = _Reader(version, lenient)
+    reader.script(_beside(source))
+    reader.take(_content(source))
+    reader.script(code or {})
+    ConfigError.raise_if(reader.problems)
+    typed = flatten(validate(Merak, nest(reader.raw)))
+    given = {path: typed[path] for path in reader.raw}
+    return Reading(Values(given), ENTRY, reader.origins, tuple(reader.findings))
+
+
+def _content(source: Any) -> Document:
+    if isinstance(source, Written):
+        return _content(source.text)
+    if isinstance(source, Mapping):
+        return Document(dict(source), {}, "mapping", name="mapping")
+    words = flags_of(source)
+    if words is not None:
+        return Document(list(words), {}, "flags", name="flags")
+    if not isinstance(source, str | Path | Document):
+        raise SourceError(f"source: found {shown(source)}, expected a path, text, mapping or list of flags")
+    if isinstance(source, str) and LAUNCHER.match(source) and not os.path.exists(source):
+        return load_words(source, "command line")
+    return _empty(source) or load(source)
+
+
+def _empty(source: str | Path | Document) -> Document | None:
+    """A command line without arguments, which the general reader takes for a mistake."""
+    if isinstance(source, Document):
+        return None
+    if isinstance(source, Path) or not is_text(source):
+        return _empty(read_text(source) or "#") if Path(source).suffix in (".txt", ".args") and os.path.isfile(source) else None
+    return Document([], {}, "flags") if source.startswith("#") and not _bare(source) else None
+
+
+def _bare(text: str) -> str:
+    return "".join(line for line in text.splitlines() if not line.lstrip().startswith("#")).strip()
+
+
+def _beside(source: Any) -> Mapping[str, Any]:
+    """What the script says, from the file that was written beside a command line."""
+    if isinstance(source, Written):
+        return source.code
+    if isinstance(source, str) and (is_text(source) or LAUNCHER.match(source)):
+        return {}
+    file = source.name if isinstance(source, Document) else source
+    if not isinstance(file, str | Path) or Path(file).suffix == ".json" or not os.path.isfile(file):
+        return {}
+    path = code_beside(Path(file))
+    if not os.path.isfile(path):
+        return {}
+    data = load(path).data
+    if not isinstance(data, Mapping):
+        raise SourceError(f"{path}: found {shown(data)}, expected a mapping of {', '.join(SCRIPT_SECTIONS)}")
+    return data
+
+
+@dataclass
+class _Reader:
+    """Collects raw values by path, with spellings, findings and problems."""
+
+    version: str
+    lenient: bool
+    raw: dict[str, Any] = field(default_factory=dict)
+    origins: dict[str, Origin] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def take(self, document: Document) -> None:
+        """Read a whole document."""
+        if isinstance(document.data, list):
+            self.words(document)
+        else:
+            self.mapping(document)
+
+    # Mappings
+
+    def mapping(self, document: Document) -> None:
+        data: Mapping[Any, Any] = document.data
+        sections = [name for name in SECTIONS if name in data and isinstance(data[name], Mapping | list | tuple)]
+        for key, value in data.items():
+            line = document.line(key)
+            if key in sections:
+                self.section(key, value)
+            elif not isinstance(key, str):
+                self.problems.append(f"{document.name}: found the key {shown(key)}, expected the name of an argument")
+            else:
+                self.entry(key, value, Origin(line) if line else None)
+
+    def script(self, data: Mapping[str, Any]) -> None:
+        """Read what stands in the training script: sections, or single parameters such as `init.pp` or `pp`."""
+        for name, value in data.items():
+            path = name if name in fields(Merak) else _home(name, SCRIPT_SECTIONS)
+            if name in SCRIPT_SECTIONS:
+                self.section(name, value)
+            elif path is None or path.startswith("args."):
+                known = ", ".join(SCRIPT_SECTIONS)
+                self.problems.append(f"code.{name}: unknown; known are {known}{nearest(name, SCRIPT_SECTIONS)}")
+            else:
+                self.put(path, value, f"code.{name}")
+
+    def section(self, name: str, value: Any) -> None:
+        if name == "init" and isinstance(value, list | tuple):
+            value = self.positional(value)
+        if not isinstance(value, Mapping):
+            self.problems.append(f"{name}: found {shown(value)}, expected a mapping")
+            return
+        for key, inner in value.items():
+            self.put(f"{name}.{key}", inner, f"{name}.{key}")
+
+    def positional(self, sizes: Sequence[Any]) -> Mapping[str, Any]:
+        """`Merak.init(4, 1, 2)`: the order in the source, which is not that of the documentation."""
+        named = dict(zip(POSITIONS, sizes, strict=False))
+        if not 3 <= len(sizes) <= len(POSITIONS):
+            self.problems.append(f"init: found {len(sizes)} positions, expected pp, tp, dp; better give them by name")
+        same = named.get("pp") == named.get("dp")
+        message = (
+            "given by position: read as pp, tp, dp, as the source takes them; Merak's documentation and README say "
+            "dp, tp, pp. Give them by name"
+        )
+        self.findings.append(Finding("init", message, Effect.NONE if same else Effect.NUMBERS, True))
+        return named
+
+    def entry(self, key: str, value: Any, origin: Origin | None) -> None:
+        """A key of a flat mapping: an argument, or a parameter of the script by its own name or dotted."""
+        path = key if key in fields(Merak) else _home(key)
+        if path is None:
+            self.unknown(key, key, _names())
+        else:
+            self.put(path, value, key)
+            if origin and path in self.raw:
+                self.origins[path] = origin
+
+    def put(self, path: str, value: Any, written: str) -> None:
+        """Take one value, if the release has its path."""
+        if path not in fields(Merak):
+            section = path.partition(".")[0]
+            known = [other.partition(".")[2] for other in fields(Merak) if other.startswith(section + ".")]
+            self.unknown(written, path.partition(".")[2], known)
+        elif path not in release(self.version).defaults:
+            self.absent(written, path)
+        elif value is not None:
+            self.raw[path] = value
+        elif release(self.version).defaults[path] is not None:
+            self.problems.append(f"{written}: found nothing, expected a value; or leave it out")
+
+    def unknown(self, written: str, name: str, known: Sequence[str]) -> None:
+        if self.lenient:
+            self.findings.append(Finding(written, f"Merak {self.version} does not know it; left out", Effect.NONE, True))
+        else:
+            self.problems.append(f"{written}: unknown argument of Merak{nearest(name, known)}")
+
+    def absent(self, written: str, path: str) -> None:
+        message = f"not in Merak {self.version}; it is there in {lifetime(path)}"
+        if self.lenient:
+            self.findings.append(Finding(written, message + "; left out", Effect.NONE, True))
+        else:
+            self.problems.append(f"{written}: {message}")
+
+    # Command lines
+
+    def words(self, document: Document) -> None:
+        words = [word if isinstance(word, str) else repr(word) for word in document.data]
+        index = _start(words)
+        while index < len(words):
+            index = self.option(words, index, document.line(index))
+
+    def option(self, words: Sequence[str], index: int, line: int | None) -> int:
+        """Read the option at `index` and its values; gives the place of the next one."""
+        word, end = words[index], index + 1
+        while end < len(words) and _is_value(words[end]):
+            end += 1
+        if _is_value(word):
+            self.problems.append(f"{word} (word {index + 1}): belongs to no option; drop it")
+            return index + 1
+        name, tied, attached = word.partition("=")
+        path, negated = self.find(name)
+        if path is None:
+            self.unknown(name, name.lstrip("-"), _names())
+            return end
+        texts = [attached] if tied else list(words[index + 1 : end])
+        self.store(path, name, texts, negated, line)
+        return index + 1 if tied else end
+
+    def find(self, name: str) -> tuple[str | None, bool]:
+        """The path that an option stands for, and whether it is the `--no_` form of a switch."""
+        known = _options(self.version)
+        spelled = name.replace("-", "_") if name.startswith("--") and "_" not in name else name.removeprefix("--")
+        spelled = spelled.lstrip("_")
+        if not name.startswith("--"):
+            return None, False
+        if spelled in known:
+            return known[spelled]
+        longer = {known[option] for option in known if option.startswith(spelled)}
+        if len(longer) == 1:
+            path, negated = longer.pop()
+            self.findings.append(
+                Finding(path, f"{name} is short for --{path.partition('.')[2]}; write it out", Effect.NONE, True)
+            )
+            return path, negated
+        elsewhere = f"args.{spelled}"
+        return (elsewhere, False) if elsewhere in fields(Merak) else (None, False)
+
+    def store(self, path: str, name: str, texts: list[str], negated: bool, line: int | None) -> None:
+        try:
+            value = False if negated and not texts else _parsed(path, texts)
+        except ValueError as error:
+            self.problems.append(f"{name}{f' (line {line})' if line else ''}: {error}")
+            return
+        if path in self.raw and path in self.origins:
+            message = "given more than once; the parser keeps the last value, and this one is lost"
+            self.findings.append(Finding(path, message, Effect.NONE, True, origin=self.origins[path]))
+        self.put(path, value, name)
+        self.origins[path] = Origin(line, name)
+
+
+def _start(words: Sequence[str]) -> int:
+    """Where the script's own arguments begin: after `python train.py`, or at once."""
+    scripts = (index for index, word in enumerate(words) if word.endswith(".py") and not word.startswith("-"))
+    first = next(scripts, None)
+    launched = first is not None and bool(LAUNCHER.match(" ".join(words[: first + 1])) or first == 0)
+    return first + 1 if launched and first is not None else 0
+
+
+def _is_value(word: str) -> bool:
+    return not word.startswith("-") or word == "-" or " " in word.partition("=")[0] or bool(NEGATIVE.match(word))
+
+
+@cache
+def _options(version: str) -> Mapping[str, tuple[str, bool]]:
+    """Options of a release without their dashes: the path, and whether it is the `--no_` form of a switch that is on."""
+    defaults = release(version).defaults
+    own = {path.removeprefix("args."): (path, False) for path in defaults if path.startswith("args.")}
+    off = {
+        f"no_{path.removeprefix('args.')}": (path, True)
+        for path in defaults
+        if path.startswith("args.") and defaults[path] is True
+    }
+    return {**off, **own}
+
+
+@cache
+def _names() -> tuple[str, ...]:
+    return tuple(path.partition(".")[2] for path in fields(Merak))
+
+
+def _home(name: str, sections: Sequence[str] = ("args", *SCRIPT_SECTIONS)) -> str | None:
+    """The path of a parameter that is named without its section."""
+    return next((f"{section}.{name}" for section in sections if f"{section}.{name}" in fields(Merak)), None)
+
+
+@cache
+def kind(path: str) -> type:
+    """What a value of `path` is made of: bool, int, float, str, tuple or dict."""
+    return _kind(fields(Merak)[path].annotation)
+
+
+def _kind(annotation: Any) -> type:
+    origin, inside = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _kind(inside[0])
+    if origin in (Union, UnionType):
+        return _kind(next(part for part in inside if part is not NoneType))
+    if origin is Literal:
+        return type(inside[0])
+    found: type = origin or annotation
+    return found
+
+
+def _parsed(path: str, texts: list[str]) -> Any:
+    """The value of an option, as the parser of the Hugging Face arguments reads it."""
+    made = kind(path)
+    if made is bool and len(texts) <= 1:
+        return _switch(texts[0]) if texts else True
+    if made is tuple and texts:
+        return tuple(texts)
+    if len(texts) != 1:
+        raise ValueError(f"found {len(texts) or 'no'} values, expected {'one or more' if made is tuple else 'one'}")
+    return _mapping(texts[0]) if made is dict else _single(path, made, texts[0])
+
+
+def _single(path: str, made: type, text: str) -> Any:
+    try:
+        return (float if path in FLOATS else made)(text)
+    except ValueError:
+        raise ValueError(f"found {text!r}, expected a {'number' if made is float else 'whole number'}") from None
+
+
+def _switch(text: str) -> bool:
+    if text.lower() not in (*YES, *NO):
+        raise ValueError(f"found {text!r}, expected true or false")
+    return text.lower() in YES
+
+
+def _mapping(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise ValueError(f'found {text!r}, expected JSON, such as {{"min_lr": 1e-5}}') from None
+
+
+# Writing
+
+
+def flags(given: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """One tuple for each argument: the option and its values."""
+    arguments = ((path.partition(".")[2], value) for path, value in given.items() if path.startswith("args."))
+    return [_line(name, list(_texts(value))) for name, value in arguments]
+
+
+def _line(name: str, texts: list[str]) -> tuple[str, ...]:
+    if len(texts) == 1 and texts[0].startswith("-") and not NEGATIVE.match(texts[0]):
+        return (f"--{name}={texts[0]}",)
+    return (f"--{name}", *texts)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, bool):
+        yield str(value).lower()
+    elif isinstance(value, tuple | list):
+        yield from value
+    elif isinstance(value, Mapping):
+        yield json.dumps(value)
+    else:
+        yield value if isinstance(value, str) else repr(value)
+
+
+def flags_text(given: Mapping[str, Any]) -> str:
+    """The arguments of the command line, one to a line, quoted as a shell needs it."""
+    text = "".join(" ".join(map(shlex.quote, line)) + "\n" for line in flags(given))
+    return text or "# no arguments\n"
+
+
+def json_text(given: Mapping[str, Any]) -> str:
+    """Everything as one keyword mapping."""
+    return json.dumps(nest(given), indent=2) + "\n"
+
+
+def script_part(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What belongs into the training script, nested."""
+    found: dict[str, Any] = nest({path: value for path, value in given.items() if not path.startswith("args.")})
+    listed: dict[str, Any] = json.loads(json.dumps(found))
+    return listed

@@ -1,0 +1,143 @@
+"""The learning-rate shapes of Hugging Face that Merak's trainer builds <-> the plan's schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil
+from typing import Any
+
+from bridge.rules import Context, Group, convert
+from compat.merak.effective import POLYNOMIAL_END
+from compat.merak.releases import REWRITTEN
+
+TYPE, KWARGS = "args.lr_scheduler_type", "args.lr_scheduler_kwargs"
+RATIO, WARMUP, TOTAL, PEAK = "args.warmup_ratio", "args.warmup_steps", "args.max_steps", "args.learning_rate"
+SCHEDULE = "optimizer.schedule."
+
+SHAPES: Mapping[str, str] = {
+    "linear": "linear",
+    "polynomial": "linear",
+    "cosine": "cosine",
+    "cosine_with_restarts": "cosine",
+    "cosine_with_min_lr": "cosine",
+    "constant": "constant",
+    "constant_with_warmup": "constant",
+    "reduce_lr_on_plateau": "constant",
+    "inverse_sqrt": "inverse_sqrt",
+    "warmup_stable_decay": "wsd",
+}
+"""The plan's shape that each of theirs is, or is nearest to."""
+UNWARMED = ("constant", "reduce_lr_on_plateau")
+USUAL: Mapping[str, Mapping[str, float]] = {
+    "polynomial": {"power": 1.0},
+    "cosine": {"num_cycles": 0.5},
+    "cosine_with_restarts": {"num_cycles": 1},
+    "cosine_with_min_lr": {"num_cycles": 0.5},
+    "warmup_stable_decay": {"min_lr_ratio": 0},
+}
+"""Further arguments with which a shape is the plan's."""
+
+
+def _said(values: Group) -> Mapping[str, Any]:
+    return values.get(KWARGS) or {}
+
+
+def _blurred(values: Group) -> bool:
+    """Whether the plan's shape is only near to theirs, or warmup depends on the length of the data."""
+    name, said = values[TYPE], _said(values)
+    unusual = any(said.get(key, usual) != usual for key, usual in USUAL.get(name, {}).items())
+    slow = name == "inverse_sqrt" and (not _warmup(values) or "timescale" in said)
+    open_ = values[RATIO] > 0 and values[WARMUP] == 0 and values[TOTAL] <= 0
+    return unusual or slow or open_ or name in ("reduce_lr_on_plateau", "warmup_stable_decay")
+
+
+def _warmup(values: Group) -> int:
+    """Steps of warmup: a share counts where no steps are given and the length of the run is."""
+    if values[TYPE] in UNWARMED:
+        return 0
+    share = ceil(values[TOTAL] * values[RATIO]) if values[TOTAL] > 0 else 0
+    return int(values[WARMUP] or share)
+
+
+def _minimum(values: Group) -> float | None:
+    said = _said(values)
+    match values[TYPE]:
+        case "linear" | "cosine" | "cosine_with_restarts":
+            return 0.0
+        case "polynomial":
+            return float(said.get("lr_end", POLYNOMIAL_END))
+        case "cosine_with_min_lr":
+            return float(said["min_lr"]) if "min_lr" in said else float(said["min_lr_rate"] * values[PEAK])
+    return None
+
+
+def _total(values: Group) -> int | None:
+    if values[TYPE] == "warmup_stable_decay":
+        said = _said(values)
+        return max(1, int(_warmup(values) + said["num_stable_steps"] + said["num_decay_steps"]))
+    return values[TOTAL] if values[TOTAL] > 0 else None
+
+
+def _read(values: Group, context: Context) -> Group:
+    warmup = _warmup(values)
+    return {
+        SCHEDULE + "name": SHAPES[values[TYPE]],
+        SCHEDULE + "warmup_steps": warmup,
+        SCHEDULE + "warmup_from": 0.0,
+        SCHEDULE + "total_steps": _total(values),
+        SCHEDULE + "minimum": _minimum(values),
+    }
+
+
+def _write(values: Group, context: Context) -> Group:
+    name, total = values.get(SCHEDULE + "name"), values.get(SCHEDULE + "total_steps")
+    warmup = values.get(SCHEDULE + "warmup_steps")
+    shape, said = _shape(values, context) if name else (None, {})
+    return {TYPE: shape, KWARGS: said or None, WARMUP: warmup, TOTAL: total}
+
+
+def _shape(values: Group, context: Context) -> tuple[str, Mapping[str, Any]]:
+    """Their shape and its further arguments; old releases take none."""
+    name, minimum = values[SCHEDULE + "name"], values.get(SCHEDULE + "minimum") or 0.0
+    warmup, total = values.get(SCHEDULE + "warmup_steps") or 0, values.get(SCHEDULE + "total_steps")
+    below = minimum < _peak(values)
+    if name in ("linear", "cosine"):
+        if not context.since(REWRITTEN):
+            return ("polynomial" if minimum == POLYNOMIAL_END and name == "linear" and below else name), {}
+        if not minimum:
+            return name, {}
+        if name == "cosine":
+            return "cosine_with_min_lr", {"min_lr": minimum}
+        return ("polynomial", {"lr_end": minimum, "power": 1.0}) if below else ("linear", {})
+    if name == "inverse_sqrt" and context.since(REWRITTEN):
+        return "inverse_sqrt", {}
+    if name == "wsd" and context.since(REWRITTEN) and total and total >= warmup:
+        return "warmup_stable_decay", {"num_stable_steps": total - warmup, "num_decay_steps": 0}
+    return ("constant_with_warmup" if warmup else "constant"), {}
+
+
+def _peak(values: Group) -> float:
+    peak: float | None = values.get("optimizer.lr")
+    return 5e-5 if peak is None else peak
+
+
+RULE = convert(
+    (TYPE, KWARGS, RATIO, WARMUP, TOTAL),
+    tuple(SCHEDULE + name for name in ("name", "warmup_steps", "warmup_from", "total_steps", "minimum")),
+    _read,
+    _write,
+    sees=(PEAK, "optimizer.lr"),
+    carries={
+        TYPE: (SCHEDULE + "name", SCHEDULE + "minimum"),
+        KWARGS: (SCHEDULE + "minimum", SCHEDULE + "total_steps"),
+        RATIO: SCHEDULE + "warmup_steps",
+        WARMUP: SCHEDULE + "warmup_steps",
+        TOTAL: SCHEDULE + "total_steps",
+    },
+    blurs=_blurred,
+    lossy=(
+        "Merak warms up from 0 in steps; a share of steps that only the data set tells, powers, restarts, plateaus and "
+        "the decay of warmup_stable_decay have no place in a Plan"
+    ),
+    source="merak_trainer.py: create_lr_scheduler; transformers, optimization.py: get_scheduler",
+)

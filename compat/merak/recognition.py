@@ -1,0 +1,68 @@
+"""How to tell a source of Merak from those of other stacks, whose arguments share many of its names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from bridge.config import fields
+from compat.merak.schema import Merak
+
+ALONE = frozenset(
+    {
+        "train_schedule",
+        "partition_method",
+        "split_method",
+        "custom_split_points",
+        "custom_partition",
+        "trace_method",
+        "trace_model",
+        "checkpoint_num_layers",
+        "shard_count",
+        "cache_sharding",
+        "parallel_vocab",
+        "sequence_dim",
+        "dealloc_pipeoutput",
+        "activation_checkpoint_ratio",
+        "tp_overlapping_level",
+        "zero_stage",
+        "zero_allgather_bucket_size",
+        "zero_reduce_bucket_size",
+        "no_tie_modules",
+        "per_device_train_batch_size",
+        "per_device_eval_batch_size",
+        "lora_config",
+        "split_inputs",
+        "input_names",
+    }
+)
+"""Names that no other stack has at the top level."""
+
+
+@cache
+def _names() -> frozenset[str]:
+    return frozenset(path.partition(".")[2] for path in fields(Merak))
+
+
+def score(data: Any) -> int:
+    """0 for a source of another stack, else how many names speak for Merak."""
+    if isinstance(data, Mapping):
+        return _sections(data) or _count([str(key) for key in data])
+    if isinstance(data, Sequence) and not isinstance(data, str):
+        options = (str(word).partition("=")[0] for word in data)
+        return _count([option[2:] for option in options if option.startswith("--")])
+    return 0
+
+
+def _sections(data: Mapping[Any, Any]) -> int:
+    sections = [name for name in ("init", "args", "trainer", "tp_lists") if name in data]
+    nested = data.get("args") if "args" in data else data.get("init")
+    if not set(data) <= {"init", "args", "trainer", "tp_lists"} or not isinstance(nested, Mapping | list | tuple):
+        return 0
+    return len(sections) + sum(str(key) in _names() for key in nested)
+
+
+def _count(names: Sequence[str]) -> int:
+    own = any(name in ALONE for name in names)
+    return 1 + sum(name in _names() for name in names) if own else 0

@@ -1,0 +1,96 @@
+"""Facts about Merak by release: which arguments it has, their defaults in the source, and what its documentation says of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from types import MappingProxyType
+from typing import Any
+
+from packaging.version import Version
+
+KNOWN = ("0.1.0", "1.1.1", "2.0.0", "2.0.1", "2.1.0", "2.2.0", "2.2.1", "2.2.2", "2.2.2+main")
+"""Tags of the repository, oldest first, and its main branch (commit 1593043 of 2026-02-11), whose setup.py still says 2.2.2."""
+
+ULYSSES = "2.2.2+main"
+"""First release with `sp` in `init` (commit 856746c of 2025-06-06), where `sequence_parallel` changed its meaning."""
+REWRITTEN = "2.0.0"
+"""First release with a trainer of its own: until then it was derived from the Hugging Face one, of transformers 4.15.0."""
+
+SCRIPT: Mapping[str, str] = {
+    **{f"init.{name}": "0.1.0" for name in ("pp", "tp", "dp", "backend")},
+    "init.sp": ULYSSES,
+    **{
+        f"trainer.{name}": "0.1.0"
+        for name in ("model", "train_dataset", "eval_dataset", "data_collator", "leaf_modules", "loss_fn")
+    },
+    **{
+        f"tp_lists.{name}": "0.1.0"
+        for name in ("col_para_list", "row_para_list", "input_output_mapping", "weight_change_list", "tp_attr_list")
+    },
+    "tp_lists.conv_para_list": "2.1.0",
+}
+"""Parameters of `init`, of the trainer and of `set_tp_layer_lists`, with the first release that takes them."""
+
+DOCUMENTED: Mapping[str, Mapping[str, Any]] = {
+    "0.1.0": {"args.shard_count": "num_layers * 2"},
+    "1.1.1": {"args.shard_count": "num_layers * 2"},
+    "2.0.0": {
+        "args.partition_method": "uniform",
+        "args.split_method": "farthest_min_deps",
+        "args.wall_clock_breakdown": False,
+        "args.zero_stage": 1,
+        "args.shard_count": "num_layers * 2",
+        "args.eval_iters": None,
+        "args.text_generation": False,
+    },
+}
+"""Defaults that `docs/api_doc.md` gives where the source has others; each row holds from its release on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """One release: the default of each schema path that it has."""
+
+    version: str
+    defaults: Mapping[str, Any]
+    documented: Mapping[str, Any]
+
+    def since(self, version: str) -> bool:
+        """Whether this is `version` or a later one."""
+        return KNOWN.index(self.version) >= KNOWN.index(version)
+
+
+@cache
+def histories() -> Mapping[str, list[list[Any]]]:
+    """For each argument, `[release, default]` where its default changes and `[release]` where it goes."""
+    record = json.loads(files(__package__).joinpath("arguments.json").read_text(encoding="utf-8"))
+    return MappingProxyType({f"args.{name}": history for part in ("own", "inherited") for name, history in record[part].items()})
+
+
+@cache
+def release(version: str) -> Release:
+    """The facts of one known release."""
+    found = {path: _at(history, version) for path, history in histories().items()}
+    arguments = {path: step[1] for path, step in found.items() if step is not None and len(step) == 2}
+    script = {path: None for path, first in SCRIPT.items() if _not_after(first, version)}
+    documented = [row for first, row in DOCUMENTED.items() if _not_after(first, version)][-1]
+    return Release(version, MappingProxyType({**script, **arguments}), documented)
+
+
+def _at(history: list[list[Any]], version: str) -> list[Any] | None:
+    return next((step for step in reversed(history) if _not_after(step[0], version)), None)
+
+
+def _not_after(first: str, version: str) -> bool:
+    return Version(first) <= Version(version)
+
+
+@cache
+def lifetime(path: str) -> str:
+    """In which releases `path` is there, in words."""
+    having = [version for version in KNOWN if path in release(version).defaults]
+    return f"{having[0]} to {having[-1]}" if having else "none"

@@ -1,0 +1,574 @@
+"""The table between Merak's settings and `Plan`, one row for each group of fields."""
+
+from __future__ import annotations
+
+from functools import cache
+from math import log2
+
+from bridge.config import fields
+from bridge.rules import Context, Effect, Group, Rule, always, convert, lacks, only_ours, only_theirs, rename
+from compat.merak.learning_rate import RULE as LEARNING_RATE
+from compat.merak.releases import REWRITTEN, ULYSSES
+from compat.merak.schema import Merak
+
+BF16 = "2.2.2"
+"""First release that reads bf16; before, it is taken from the command line and nothing looks at it."""
+LAYOUT = "the same sums in another layout"
+SHARDS = "Merak spreads shards of a traced graph over stages, not layers; it has no names for layer boundaries"
+
+
+def model_rules() -> tuple[Rule, ...]:
+    """Facts about the model."""
+    note = "Merak takes it from the model's own config unless it is given"
+    pairs = (("num_layers", "layers"), ("hidden_size", "hidden"), ("num_heads", "heads"), ("seq_length", "sequence"))
+    source = "merak_args/args.py: mergeargs"
+    return (
+        *(rename(f"args.{theirs}", f"model.{ours}", effect=Effect.NONE, note=note, source=source) for theirs, ours in pairs),
+        convert(
+            "args.no_tie_modules",
+            "model.tied",
+            lambda values, context: {"model.tied": False} if values.get("args.no_tie_modules") else {},
+            _write_tied,
+            lossy="Merak ties weights of equal shape where the model does, unless it is told not to",
+            source="core/merak_engine.py: tie_modules",
+        ),
+        only_ours(*OWN_FACTS, note="stands in the model's own config", effect=Effect.NONE),
+    )
+
+
+OWN_FACTS = ("model.kv_heads", "model.ffn", "model.vocab", "model.experts")
+
+
+def _write_tied(values: Group, context: Context) -> Group:
+    tied = values.get("model.tied")
+    return {} if tied is None else {"args.no_tie_modules": not tied}
+
+
+SEQUENCE = convert(
+    ("init.sp", "args.sequence_parallel"),
+    ("parallel.context", "parallel.sequence"),
+    lambda values, context: _read_sequence(values, context),
+    lambda values, context: _write_sequence(values, context),
+    effect=Effect.ROUNDING,
+    sees=("init.tp", "parallel.tensor"),
+    carries={"init.sp": "parallel.context", "args.sequence_parallel": ("parallel.context", "parallel.sequence")},
+    lossy=(
+        "Merak's main branch splits sequences over the ranks of init(sp=) by all-to-all (Ulysses) and not over tensor ranks; "
+        "its releases up to 2.2.2 do the opposite"
+    ),
+    source="initialize.py: init; core/pipeline/module.py: sequence_parallel; up to 2.2.2 core/tensor_parallel/mp_layers.py",
+)
+
+
+def _read_sequence(values: Group, context: Context) -> Group:
+    if context.since(ULYSSES):
+        return {"parallel.context": values.get("init.sp"), "parallel.sequence": False}
+    split = bool(values.get("args.sequence_parallel")) and (values.get("init.tp") or 1) > 1
+    return {"parallel.context": 1, "parallel.sequence": split}
+
+
+def _write_sequence(values: Group, context: Context) -> Group:
+    ranks = values.get("parallel.context")
+    if context.since(ULYSSES):
+        return {"init.sp": ranks, "args.sequence_parallel": ranks > 1} if ranks else {}
+    split = bool(values.get("parallel.sequence")) and (values.get("parallel.tensor") or 1) > 1
+    return {"args.sequence_parallel": split} if values.get("parallel.sequence") is not None else {}
+
+
+def parallel_rules() -> tuple[Rule, ...]:
+    """Sizes of the mesh axes."""
+    return (
+        rename("init.tp", "parallel.tensor", effect=Effect.ROUNDING, note=LAYOUT),
+        rename("init.pp", "parallel.pipeline", effect=Effect.ROUNDING, note=LAYOUT),
+        SEQUENCE,
+        only_ours("parallel.expert", "parallel.expert_tensor", note="Merak does not split experts", effect=Effect.ROUNDING),
+        only_ours(
+            "parallel.order",
+            note="Merak has one order: tensor ranks fastest, then sequence, data and pipeline",
+            effect=Effect.COST,
+        ),
+    )
+
+
+MICRO, STEPS, DATA = "args.per_device_train_batch_size", "args.gradient_accumulation_steps", "init.dp"
+
+BATCH = convert(
+    (MICRO, STEPS, DATA),
+    ("batch.micro", "batch.accumulation", "batch.global_", "parallel.data"),
+    lambda values, context: _read_batch(values),
+    lambda values, context: {
+        MICRO: values.get("batch.micro"),
+        STEPS: values.get("batch.accumulation"),
+        DATA: values.get("parallel.data"),
+    },
+    carries={MICRO: "batch.micro", STEPS: "batch.accumulation", DATA: ("batch.global_", "parallel.data")},
+    source="utils/parameters.py: total_batch_size = micro x accumulation x data",
+)
+
+
+def _read_batch(values: Group) -> Group:
+    micro, steps, data = values.get(MICRO), values.get(STEPS), values.get(DATA)
+    return {
+        "batch.micro": micro,
+        "batch.accumulation": steps,
+        "batch.global_": micro * steps * data if micro and steps and data else None,
+        "parallel.data": data,
+    }
+
+
+PARTITIONS = {"uniform": "even", "uniform_floor": "even", "parameters": "parameters", "autopipe": "parameters", "custom": "even"}
+OWN_PARTITIONS = ("autopipe", "custom")
+PAIRED = ("1f1b", "ds_default")
+
+
+def stage_rules() -> tuple[Rule, ...]:
+    """Stages and the pipeline schedule."""
+    one = "Merak runs 1F1B with one stage on each rank"
+    return (
+        convert(
+            ("args.partition_method", "args.custom_partition"),
+            ("stages.rule", "stages.boundaries", "stages.layers_per_stage"),
+            lambda values, context: _read_partition(values),
+            lambda values, context: _write_partition(values),
+            effect=Effect.COST,
+            sees=("init.pp", "parallel.pipeline"),
+            carries={"args.partition_method": "stages.rule", "args.custom_partition": "stages.boundaries"},
+            lossy=SHARDS,
+            blurs=lambda values: values.get("args.partition_method") in OWN_PARTITIONS,
+            source="core/pipeline/layers_partition.py",
+        ),
+        convert(
+            "args.train_schedule",
+            "schedule.name",
+            lambda values, context: {"schedule.name": "1f1b"} if _piped(values.get("init.pp")) else {},
+            lambda values, context: (
+                {"args.train_schedule": "1f1b"} if values.get("schedule.name") and _piped(values.get("parallel.pipeline")) else {}
+            ),
+            effect=Effect.COST,
+            sees=("init.pp", "parallel.pipeline"),
+            lossy="Merak's schedules are all 1F1B; they differ in how messages are paired and in when recomputation runs",
+            blurs=lambda values: values.get("args.train_schedule") not in PAIRED,
+            source="core/merak_engine.py: scheduler_method; core/pipeline/schedule.py",
+        ),
+        only_ours(
+            "schedule.virtual",
+            "schedule.group",
+            "schedule.depth_first",
+            "schedule.breadth_first",
+            "schedule.csv",
+            "schedule.overlap",
+            note=one,
+            effect=Effect.COST,
+        ),
+    )
+
+
+def _piped(ranks: int | None) -> bool:
+    return (ranks or 1) > 1
+
+
+def _read_partition(values: Group) -> Group:
+    return {"stages.rule": PARTITIONS[values["args.partition_method"]]} if _piped(values.get("init.pp")) else {}
+
+
+def _write_partition(values: Group) -> Group:
+    rule = values.get("stages.rule")
+    if rule is None or not _piped(values.get("parallel.pipeline")):
+        return {}
+    return {"args.partition_method": "parameters" if rule == "parameters" else "uniform_floor"}
+
+
+ZERO_FIELDS = ("args.zero_stage", "args.zero_optimization")
+REDUCE_BUCKET, GATHER_BUCKET = "args.zero_reduce_bucket_size", "args.zero_allgather_bucket_size"
+
+
+def sharded(values: Group, context: Context) -> bool:
+    """Whether ZeRO is on."""
+    return values.get("args.zero_stage") == 1 and (context.since(REWRITTEN) or bool(values.get("args.zero_optimization")))
+
+
+def zero_rules() -> tuple[Rule, ...]:
+    """Sharding over data ranks."""
+    return (
+        convert(
+            ZERO_FIELDS,
+            "zero.stage",
+            lambda values, context: {"zero.stage": int(sharded(values, context))},
+            _write_zero,
+            effect=Effect.COST,
+            carries={"args.zero_optimization": "zero.stage"},
+            lossy="Merak shards optimizer state only (stage 1)",
+            source="core/zero/stage1.py; release 1.1.1: merak_trainer.py, zero_config",
+        ),
+        convert(
+            (REDUCE_BUCKET, GATHER_BUCKET),
+            "zero.bucket",
+            lambda values, context: {"zero.bucket": values.get(REDUCE_BUCKET)} if sharded(values, context) else {},
+            lambda values, context: _write_bucket(values),
+            effect=Effect.COST,
+            sees=(*ZERO_FIELDS, "zero.stage"),
+            lossy="a Plan has one bucket size for reducing and gathering, and Merak reads them with ZeRO only",
+            blurs=lambda values: values.get(REDUCE_BUCKET) != values.get(GATHER_BUCKET),
+            source="core/zero/stage1.py: configure_zero_optimizer; sizes are counted in elements",
+        ),
+        always("zero.overlap", False, "Merak reduces gradients after the backward pass", Effect.COST),
+        always("zero.overlap_gather", False, "Merak gathers weights after the update", Effect.COST),
+        always("zero.offload.optimizer", "none", "Merak keeps optimizer state on the device", Effect.COST),
+        always("zero.offload.parameters", "none", "Merak keeps weights on the device", Effect.COST),
+        only_ours("zero.offload.optimizer_ratio", note="Merak keeps optimizer state on the device", effect=Effect.COST),
+        only_ours("zero.weight_buffers", "zero.grad_buffers", note="Merak has no counted buffers", effect=Effect.COST),
+        only_ours("zero.replicas", note="Merak shards over all data ranks", effect=Effect.COST),
+    )
+
+
+def _write_zero(values: Group, context: Context) -> Group:
+    on = (values.get("zero.stage") or 0) > 0
+    if context.since(REWRITTEN):
+        return {"args.zero_stage": 1} if on else {}
+    return {"args.zero_optimization": on, **({"args.zero_stage": 1} if on else {})}
+
+
+def _write_bucket(values: Group) -> Group:
+    bucket = values.get("zero.bucket")
+    return {REDUCE_BUCKET: bucket, GATHER_BUCKET: bucket} if bucket and values.get("zero.stage") else {}
+
+
+HALF_PRECISION = ("args.fp16", "args.bf16", "args.half_precision_backend", "args.fp16_opt_level")
+AUTOCAST = ("cuda_amp", "amp", "apex")
+
+PRECISION = convert(
+    HALF_PRECISION,
+    ("precision.compute", "precision.master", "precision.reduce"),
+    lambda values, context: _read_precision(values, context),
+    lambda values, context: _write_precision(values, context),
+    sees=ZERO_FIELDS,
+    carries={"args.half_precision_backend": "precision.compute", "args.fp16_opt_level": ()},
+    lossy=(
+        "Merak trains in fp16 with an fp32 copy of the weights, in bf16 (from 2.2.2 on) without one, or in fp32; it reduces "
+        "gradients in the format of training, and with ZeRO in fp16; automatic mixed precision becomes fp16"
+    ),
+    blurs=lambda values: automatic(values),
+    note="a level of Apex mixed precision",
+    source="core/amp/amp_engine.py; core/merak_engine.py: communication_data_type; core/zero/stage1.py: communication_data_type",
+)
+
+
+def automatic(values: Group) -> bool:
+    """Whether automatic mixed precision decides about the formats."""
+    return not values.get("args.fp16") and values.get("args.half_precision_backend") in AUTOCAST
+
+
+def compute(values: Group, context: Context) -> str:
+    """The format that the release trains in."""
+    if values.get("args.fp16"):
+        return "fp16"
+    if values.get("args.bf16") and context.since(BF16):
+        return "bf16"
+    return "fp16" if automatic(values) else "fp32"
+
+
+def _read_precision(values: Group, context: Context) -> Group:
+    format = compute(values, context)
+    in_half = sharded(values, context) and context.since(REWRITTEN)
+    return {
+        "precision.compute": format,
+        "precision.master": "bf16" if format == "bf16" else "fp32",
+        "precision.reduce": "fp16" if in_half else format,
+    }
+
+
+def _write_precision(values: Group, context: Context) -> Group:
+    format = values.get("precision.compute")
+    if format is None:
+        return {}
+    return {"args.fp16": format == "fp16", "args.bf16": format == "bf16" and context.since(BF16)}
+
+
+SCALES = ("static", "initial", "window", "hysteresis", "minimum")
+FIXED_HYSTERESIS = 2
+TORCH_SCALER = {
+    "precision.loss_scale.initial": 65536.0,
+    "precision.loss_scale.window": 2000,
+    "precision.loss_scale.hysteresis": FIXED_HYSTERESIS,
+    "precision.loss_scale.minimum": 1.0,
+}
+"""The scaler of automatic mixed precision, as near as Merak's fp16 comes to it."""
+
+LOSS_SCALE = convert(
+    ("args.loss_scale", "args.initial_scale_power", "args.loss_scale_window", "args.hysteresis", "args.min_loss_scale"),
+    tuple(f"precision.loss_scale.{name}" for name in SCALES),
+    lambda values, context: _read_loss_scale(values, context),
+    lambda values, context: _write_loss_scale(values, context),
+    effect=lambda values: Effect.NUMBERS if values.get("args.fp16") or automatic(values) else Effect.NONE,
+    sees=("args.fp16", "args.half_precision_backend", "precision.compute"),
+    carries={
+        "args.loss_scale": "precision.loss_scale.static",
+        "args.initial_scale_power": "precision.loss_scale.initial",
+        "args.loss_scale_window": "precision.loss_scale.window",
+        "args.hysteresis": "precision.loss_scale.hysteresis",
+        "args.min_loss_scale": "precision.loss_scale.minimum",
+    },
+    lossy=(
+        "Merak scales the loss in fp16 only, always dynamically, from a power of two down to a whole number, "
+        "and from 2.0.0 on with a hysteresis of 2"
+    ),
+    source="core/amp/amp_engine.py: configure_fp16_optimizer, dynamic_loss_args",
+)
+
+
+def _read_loss_scale(values: Group, context: Context) -> Group:
+    if not values.get("args.fp16"):
+        return TORCH_SCALER if automatic(values) else {}
+    return {
+        "precision.loss_scale.initial": 2.0 ** values["args.initial_scale_power"],
+        "precision.loss_scale.window": values["args.loss_scale_window"],
+        "precision.loss_scale.hysteresis": FIXED_HYSTERESIS if context.since(REWRITTEN) else values["args.hysteresis"],
+        "precision.loss_scale.minimum": float(values["args.min_loss_scale"]),
+    }
+
+
+def _write_loss_scale(values: Group, context: Context) -> Group:
+    if values.get("precision.compute") != "fp16":
+        return {}
+    _, initial, window, hysteresis, minimum = (values.get(f"precision.loss_scale.{name}") for name in SCALES)
+    return {
+        "args.initial_scale_power": None if initial is None else min(127, max(0, round(log2(initial)))),
+        "args.loss_scale_window": window,
+        "args.min_loss_scale": None if minimum is None else round(minimum),
+        "args.hysteresis": None if context.since(REWRITTEN) else hysteresis,
+    }
+
+
+OPTIMIZER = convert(
+    (
+        "args.adafactor",
+        "args.learning_rate",
+        "args.adam_beta1",
+        "args.adam_beta2",
+        "args.adam_epsilon",
+        "args.weight_decay",
+        "args.zero_allow_untested_optimizer",
+    ),
+    ("optimizer.name", "optimizer.lr", "optimizer.betas", "optimizer.eps", "optimizer.weight_decay"),
+    lambda values, context: _read_optimizer(values),
+    lambda values, context: _write_optimizer(values),
+    carries={
+        "args.adafactor": "optimizer.name",
+        "args.learning_rate": "optimizer.lr",
+        "args.adam_beta1": "optimizer.betas",
+        "args.adam_beta2": "optimizer.betas",
+        "args.adam_epsilon": "optimizer.eps",
+        "args.weight_decay": "optimizer.weight_decay",
+        "args.zero_allow_untested_optimizer": (),
+    },
+    sees=("zero.stage",),
+    note="ZeRO asks for a switch where the optimizer is Adafactor",
+    lossy="Merak has AdamW and Adafactor; neither decays biases and layer norms",
+    source="merak_trainer.py: create_optimizer",
+)
+
+
+def _read_optimizer(values: Group) -> Group:
+    factored = bool(values.get("args.adafactor"))
+    moments = {
+        "optimizer.betas": (values["args.adam_beta1"], values["args.adam_beta2"]),
+        "optimizer.eps": values["args.adam_epsilon"],
+    }
+    return {
+        "optimizer.name": "adafactor" if factored else "adamw",
+        "optimizer.lr": values["args.learning_rate"],
+        "optimizer.weight_decay": values["args.weight_decay"],
+        **({} if factored else moments),
+    }
+
+
+def _write_optimizer(values: Group) -> Group:
+    first, second = values.get("optimizer.betas") or (None, None)
+    name = values.get("optimizer.name")
+    return {
+        "args.adafactor": None if name is None else name == "adafactor",
+        "args.learning_rate": values.get("optimizer.lr"),
+        "args.adam_beta1": first,
+        "args.adam_beta2": second,
+        "args.adam_epsilon": values.get("optimizer.eps"),
+        "args.weight_decay": values.get("optimizer.weight_decay"),
+        "args.zero_allow_untested_optimizer": True if name == "adafactor" and values.get("zero.stage") else None,
+    }
+
+
+CLIP = convert(
+    "args.max_grad_norm",
+    "optimizer.clip",
+    lambda values, context: {"optimizer.clip": 0.0 if unclipped(values) else max(0.0, values["args.max_grad_norm"])},
+    lambda values, context: {"args.max_grad_norm": values.get("optimizer.clip")},
+    sees=("args.half_precision_backend", "args.fp16"),
+    note="Merak bounds the norm of each rank's own weights, not the global one, outside of fp16",
+    source="core/merak_engine.py: _exec_optimizer_step",
+)
+
+
+def unclipped(values: Group) -> bool:
+    """Whether the backend keeps the engine from clipping at all: it is named, and no branch clips for it."""
+    return values.get("args.half_precision_backend") == "cpu_amp" and not values.get("args.fp16")
+
+
+RECOMPUTE = convert(
+    ("args.activation_checkpointing", "args.checkpoint_num_layers", "args.activation_checkpoint_ratio"),
+    ("recompute.granularity", "recompute.method", "recompute.layers", "recompute.ratio"),
+    lambda values, context: _read_recompute(values),
+    lambda values, context: _write_recompute(values),
+    effect=Effect.COST,
+    carries={
+        "args.activation_checkpointing": "recompute.granularity",
+        "args.checkpoint_num_layers": ("recompute.granularity", "recompute.method", "recompute.layers"),
+        "args.activation_checkpoint_ratio": "recompute.ratio",
+    },
+    lossy="Merak recomputes groups of shards, not layers: nothing selective, and one ratio for the first stage or one for each",
+    blurs=lambda values: len(values.get("args.activation_checkpoint_ratio") or ()) > 1,
+    source="core/pipeline/module.py: act_ckpt_interval, act_ckpt_ratio; merak_args/args.py: mergeargs",
+)
+
+
+def _read_recompute(values: Group) -> Group:
+    size = values["args.checkpoint_num_layers"]
+    if not size:
+        return {"recompute.granularity": "none"}
+    words: tuple[str, ...] = values.get("args.activation_checkpoint_ratio") or ()
+    share = float(words[0]) if len(words) == 1 else None
+    return {
+        "recompute.granularity": "full",
+        "recompute.method": "uniform",
+        "recompute.layers": size,
+        "recompute.ratio": None if share is None else min(1.0, max(0.0, share)),
+    }
+
+
+def _write_recompute(values: Group) -> Group:
+    granularity, ratio = values.get("recompute.granularity"), values.get("recompute.ratio")
+    if granularity is None:
+        return {}
+    if granularity != "full":
+        return {"args.activation_checkpointing": False}
+    size = (values.get("recompute.layers") or 1) if values.get("recompute.method") != "block" else 1
+    return {
+        "args.activation_checkpointing": True,
+        "args.checkpoint_num_layers": size,
+        "args.activation_checkpoint_ratio": None if ratio is None else (repr(float(ratio)),),
+    }
+
+
+def other_rules() -> tuple[Rule, ...]:
+    """What a Plan can say and Merak cannot."""
+    return (
+        always("loss", "mean_of_microbatches", "Merak averages over microbatches; the script's loss decides about tokens"),
+        only_ours("optimizer.momentum", note="AdamW and Adafactor have no momentum of that kind"),
+        only_ours("recompute.partition", "recompute.offload", note="Merak keeps saved activations whole", effect=Effect.COST),
+        only_ours("precision.fp8", note="Merak has no 8-bit products"),
+        lacks("debug", "Merak has no per-layer logs", effect=Effect.NONE),
+    )
+
+
+KEPT: tuple[tuple[str, Effect, tuple[str, ...]], ...] = (
+    (
+        "how the traced graph is cut into shards is Merak's own",
+        Effect.COST,
+        ("split_method", "custom_split_points", "shard_count"),
+    ),
+    (
+        "how the model is traced is Merak's own",
+        Effect.NONE,
+        ("trace_method", "trace_model", "input_names", "cache_sharding", "cache_name"),
+    ),
+    ("memory of sent activations is up to Merak's engine", Effect.COST, ("dealloc_pipeoutput",)),
+    ("tensor-parallel messages inside Merak's layers", Effect.COST, ("tp_overlapping_level", "sequence_dim", "parallel_vocab")),
+    ("weights that Merak starts anew for tensor parallelism", Effect.NUMBERS, ("init_method_std",)),
+    ("the order of scaling and summing gradients", Effect.ROUNDING, ("prescale_gradients", "gradient_predivide_factor")),
+    ("a switch of the device's kernels", Effect.ROUNDING, ("tf32",)),
+    ("the length of the run in epochs, which depends on the data", Effect.NUMBERS, ("num_train_epochs",)),
+    ("random numbers are drawn in each stack's own order", Effect.NUMBERS, ("seed",)),
+    (
+        "loading data is up to the training script",
+        Effect.NONE,
+        ("dataloader_num_workers", "dataloader_pin_memory", "split_inputs"),
+    ),
+    (
+        "evaluation and logs are up to each trainer",
+        Effect.NONE,
+        (
+            "per_device_eval_batch_size",
+            "do_train",
+            "do_eval",
+            "do_predict",
+            "eval_steps",
+            "eval_iters",
+            "return_logits",
+            "wall_clock_breakdown",
+            "logging_steps",
+        ),
+    ),
+    (
+        "checkpoints are written by Merak's trainer",
+        Effect.NONE,
+        (
+            "output_dir",
+            "save",
+            "save_steps",
+            "save_total_limit",
+            "no_save_rng",
+            "no_save_optim",
+            "load_best_model_at_end",
+        ),
+    ),
+    (
+        "where a run starts from; checkpoints do not move between stacks",
+        Effect.NUMBERS,
+        ("finetune", "no_load_rng", "no_load_optim", "resume_from_checkpoint"),
+    ),
+    ("generation by Merak's engine", Effect.NONE, ("text_generation", "out_seq_length", "temperature")),
+    ("a LoRA adapter put in by Merak", Effect.NUMBERS, ("lora_config", "adapter_name")),
+    ("which device a rank runs on", Effect.NONE, ("local_rank", "no_cuda", "use_cpu")),
+)
+"""Arguments that stay behind: why, and what that does to the run."""
+INHERITED = ("a setting of the Hugging Face trainer, which nothing in Merak reads from 2.0.0 on", Effect.NONE)
+
+
+def kept_rules(claimed: frozenset[str]) -> tuple[Rule, ...]:
+    """Rows for everything that no Plan field stands for."""
+    named = tuple(only_theirs(*(f"args.{name}" for name in names), note=note, effect=effect) for note, effect, names in KEPT)
+    taken = claimed | {path for rule in named for path in rule.theirs}
+    left = [path for path in fields(Merak) if path.startswith("args.") and path not in taken]
+    return (
+        *named,
+        only_theirs(*left, note=INHERITED[0], effect=INHERITED[1]),
+        only_theirs("init.backend", note="Merak overwrites it: NCCL where torch has it, else MPI", effect=Effect.NONE),
+        only_theirs(*_section("trainer"), note="objects of the training script", effect=Effect.NONE),
+        only_theirs(
+            *_section("tp_lists"),
+            note="how each module is split over tensor ranks stands in the model's code elsewhere",
+            effect=Effect.COST,
+        ),
+    )
+
+
+def _section(name: str) -> tuple[str, ...]:
+    return tuple(path for path in fields(Merak) if path.startswith(name + "."))
+
+
+@cache
+def table() -> tuple[Rule, ...]:
+    """Every row; each path of Merak, and each Plan path, is in exactly one."""
+    mapped = (
+        *model_rules(),
+        *parallel_rules(),
+        BATCH,
+        *stage_rules(),
+        *zero_rules(),
+        PRECISION,
+        LOSS_SCALE,
+        OPTIMIZER,
+        CLIP,
+        LEARNING_RATE,
+        RECOMPUTE,
+        *other_rules(),
+    )
+    return (*mapped, *kept_rules(frozenset(path for rule in mapped for path in rule.theirs)))

@@ -1,0 +1,198 @@
+"""Generated Merak configs: degrees, batches and schedules that hold together, and every argument of each release."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from bridge.config import fields
+from bridge.testing.strategies import Case, Group, Part, words
+from bridge.testing.strategies import values as typed_values
+from compat.merak.effective import OLD_SCHEDULES, SPLITS
+from compat.merak.formats import kind
+from compat.merak.learning_rate import KWARGS, TYPE
+from compat.merak.releases import REWRITTEN, release
+from compat.merak.schema import Merak
+
+Groups = SearchStrategy[Group]
+AXES = ("pp", "tp", "sp")
+DEGREES = ("init.pp", "init.tp", "init.dp", "init.sp")
+SMALL = st.integers(1, 8)
+SHARE = st.floats(0, 1).map(repr)
+NAMES = st.sampled_from(("model", "data.train", "collate", "LlamaAttention"))
+PLAIN_WORDS = words().filter(lambda word: not word.startswith("-"))
+MICRO, STEPS = "args.per_device_train_batch_size", "args.gradient_accumulation_steps"
+PARTITION = ("args.partition_method", "args.custom_partition")
+
+
+def _field(path: str) -> SearchStrategy[Any]:
+    return typed_values(fields(Merak)[path].annotation)
+
+
+def _group(must: Mapping[str, SearchStrategy[Any]], *may: str) -> Groups:
+    return st.fixed_dictionaries(dict(must), optional={path: _field(path) for path in may})
+
+
+@st.composite
+def core(draw: DrawFn, case: Case) -> Sequence[Group]:
+    """Degrees and batch first, then choices that each hold together."""
+    degrees = draw(_degrees(case))
+    batch = draw(st.fixed_dictionaries({}, optional={MICRO: SMALL, STEPS: SMALL}))
+    script = draw(_script(case)) if degrees else ()
+    model, cut = draw(_model(degrees)), draw(_cut(degrees.get("init.pp")))
+    return [{**degrees, **batch}, *(draw(choice(case)) for choice in CHOICES), model, cut, *script]
+
+
+@st.composite
+def _degrees(draw: DrawFn, case: Case) -> Group:
+    """What `init` is told; nothing at all for a bare command line."""
+    if draw(st.sampled_from((True, False, False))):
+        return {}
+    left, sizes = case.world_size or draw(st.sampled_from((1, 2, 4, 8))), {}
+    for axis in AXES:
+        if f"init.{axis}" in release(case.version).defaults:
+            sizes[f"init.{axis}"] = draw(st.sampled_from([size for size in (1, 2, 3, 4, 8) if left % size == 0]))
+            left //= sizes[f"init.{axis}"]
+    return {**sizes, "init.dp": left}
+
+
+def _cut(stages: int | None) -> Groups:
+    """A partition by hand."""
+    cuts = st.lists(st.integers(0, 40), min_size=(stages or 2) - 1, max_size=(stages or 2) - 1)
+    whole = cuts.map(lambda inner: ",".join(map(str, (0, *sorted(inner), 48))))
+    return st.just({}) | st.fixed_dictionaries({PARTITION[0]: st.just("custom"), PARTITION[1]: st.tuples(whole)})
+
+
+@st.composite
+def _model(draw: DrawFn, degrees: Group) -> Group:
+    """Facts about a model that other stacks can split as well."""
+    heads = draw(st.sampled_from((1, 2, 8))) * (degrees.get("init.tp") or 1)
+    layers, width, tokens = draw(SMALL), draw(SMALL), draw(SMALL)
+    facts = {
+        "args.num_layers": layers * (degrees.get("init.pp") or 1),
+        "args.num_heads": heads,
+        "args.hidden_size": heads * 16 * width,
+        "args.seq_length": 256 * tokens,
+    }
+    return {path: value for path, value in facts.items() if draw(st.booleans())}
+
+
+def _schedule(case: Case) -> Groups:
+    critical = {
+        "args.train_schedule": st.sampled_from(("shifted_critical_path", "full_critical_path_1f1b")),
+        "args.activation_checkpoint_ratio": st.tuples(SHARE),
+    }
+    return st.just({}) | _group({}, "args.train_schedule") | st.fixed_dictionaries(critical)
+
+
+def _precision(case: Case) -> Groups:
+    scales = ("initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale", "loss_scale")
+    return st.one_of(
+        st.just({}),
+        _group({"args.fp16": st.just(True)}, *(f"args.{name}" for name in scales)),
+        _group({"args.bf16": st.just(True)}),
+        _group({"args.half_precision_backend": st.sampled_from(_backends(case))}, "args.fp16_opt_level"),
+    )
+
+
+def _backends(case: Case) -> tuple[str, ...]:
+    return ("cuda_amp", "apex", "cpu_amp") if release(case.version).since(REWRITTEN) else ("auto", "amp", "apex")
+
+
+def _sharding(case: Case) -> Groups:
+    buckets = ("args.zero_reduce_bucket_size", "args.zero_allgather_bucket_size")
+    on = {"args.zero_stage": st.just(1)}
+    old = {} if release(case.version).since(REWRITTEN) else {"args.zero_optimization": st.booleans()}
+    return st.just({}) | _group({**on, **old}, *buckets, "args.prescale_gradients", "args.gradient_predivide_factor")
+
+
+SHARES = st.floats(0, 1)
+RATES = ("min_lr", "lr_end")
+"""Arguments that are rates; they are drawn as shares of the peak."""
+SHAPES: Mapping[str, Groups] = {
+    "polynomial": st.fixed_dictionaries({}, optional={"lr_end": SHARES, "power": st.sampled_from((1.0, 2.0))}),
+    "cosine": st.fixed_dictionaries({}, optional={"num_cycles": st.sampled_from((0.5, 1.5))}),
+    "cosine_with_restarts": st.fixed_dictionaries({}, optional={"num_cycles": SMALL}),
+    "inverse_sqrt": st.fixed_dictionaries({}, optional={"timescale": SMALL}),
+    "cosine_with_min_lr": st.fixed_dictionaries({"min_lr": SHARES}) | st.fixed_dictionaries({"min_lr_rate": SHARES}),
+    "warmup_stable_decay": st.fixed_dictionaries(
+        {"num_stable_steps": st.integers(0, 99), "num_decay_steps": st.integers(0, 99)},
+        optional={"min_lr_ratio": SHARES},
+    ),
+}
+
+
+@st.composite
+def _learning_rate(draw: DrawFn, case: Case) -> Group:
+    steps = draw(_group({}, "args.warmup_steps", "args.warmup_ratio", "args.max_steps", "args.learning_rate"))
+    if not release(case.version).since(REWRITTEN):
+        return {**steps, TYPE: draw(st.sampled_from(OLD_SCHEDULES))}
+    name = draw(_field(TYPE))
+    peak = steps.get("args.learning_rate", 5e-5)
+    said = draw(SHAPES[name]) if name in SHAPES else {}
+    kwargs = {key: value * peak if key in RATES else value for key, value in said.items()}
+    plateau = {"args.eval_strategy": "steps"} if name == "reduce_lr_on_plateau" else {}
+    return {**steps, **plateau, TYPE: name, **({KWARGS: kwargs} if kwargs else {})}
+
+
+def _own(case: Case, path: str) -> SearchStrategy[Any]:
+    own = values(case, path)
+    return _field(path) if own is None else own
+
+
+@st.composite
+def _script(draw: DrawFn, case: Case) -> Sequence[Group]:
+    """What the script says beside the degrees."""
+    known = [path for path in release(case.version).defaults if not path.startswith("args.") and path not in DEGREES]
+    lists = [path for path in known if path.startswith("tp_lists.")]
+    objects = {path: _own(case, path) for path in known if path not in lists}
+    enough = {path: _field(path) for path in ("tp_lists.col_para_list", "tp_lists.row_para_list")}
+    more = [path for path in lists if path not in enough]
+    ratios = "tp_lists.input_output_mapping"
+    chosen: Groups = st.just({}) | _group(enough, *more) | _group({ratios: _field(ratios)})
+    return [draw(st.fixed_dictionaries({}, optional=objects)), draw(chosen)]
+
+
+CHOICES = (_schedule, _precision, _sharding, _learning_rate)
+
+
+def paths(case: Case) -> Iterable[str]:
+    """What the release has."""
+    return tuple(release(case.version).defaults)
+
+
+def values(case: Case, path: str) -> SearchStrategy[Any] | None:
+    """Values of one field where its type is not enough."""
+    if path.startswith("trainer."):
+        return st.lists(NAMES, min_size=1, max_size=2).map(tuple) if kind(path) is tuple else NAMES
+    if path == "args.split_method":
+        return st.sampled_from(("min_deps", *SPLITS) if case.version == REWRITTEN else SPLITS)
+    if path == "args.half_precision_backend":
+        return st.sampled_from(_backends(case))
+    if path == "args.trace_method":
+        return st.sampled_from(("fx", "dynamo", "None"))
+    if path == "args.activation_checkpoint_ratio":
+        return st.lists(SHARE, min_size=1, max_size=3).map(tuple)
+    if path.startswith("args.") and kind(path) is tuple:
+        return st.lists(PLAIN_WORDS, min_size=1, max_size=3).map(tuple)
+    return OWN.get(path)
+
+
+OWN: Mapping[str, SearchStrategy[Any]] = {
+    "args.zero_stage": st.just(1),
+    "args.partition_method": st.sampled_from(("uniform", "uniform_floor", "parameters", "autopipe")),
+}
+
+BESIDE: Mapping[str, Group] = {
+    "args.load_best_model_at_end": {"args.eval_strategy": "steps", "args.save_strategy": "steps"},
+}
+"""What a field cannot do without."""
+FACTS = ("args.num_layers", "args.num_heads", "args.hidden_size", "args.seq_length")
+RESERVED = ("init.", "trainer.", "tp_lists.", MICRO, STEPS, KWARGS, "args.learning_rate", *FACTS)
+"""What hangs on the number of ranks or on another field, and what a bare command line does not have."""
+
+PART = Part(core, paths, values, beside=BESIDE, reserved=RESERVED, entries=("arguments",))
+"""What Hypothesis needs to know about Merak beside its schema and table."""

@@ -1,0 +1,384 @@
+"""What Merak accepts and then ignores, breaks on or gets wrong: one row for each, with its effect and the place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+from bridge.config import shown
+from bridge.findings import Finding, Origin
+from bridge.rules import Context, Effect
+from compat.merak.releases import KNOWN, REWRITTEN, ULYSSES, Release, release
+from compat.merak.rules import BF16, INHERITED, automatic, compute, sharded, table, unclipped
+
+MAIN = KNOWN[-1]
+ZERO_ONLY = "only ZeRO looks at it; set zero_stage 1 or drop it"
+ZERO_OFF = "ZeRO is off; set zero_stage 1 or drop it"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a row looks at: effective values, what was given, and the release."""
+
+    values: Mapping[str, Any]
+    given: Mapping[str, Any]
+    context: Context
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values.get(name if "." in name else f"args.{name}")
+
+    def size(self, axis: str) -> int:
+        """Ranks on an axis of `init`, 1 where it does not say."""
+        return int(self.values.get(f"init.{axis}") or 1)
+
+    def wrote(self, path: str) -> bool:
+        """Whether the user set it."""
+        return path in self.given
+
+
+@dataclass(frozen=True, slots=True)
+class Trap:
+    """One row: the path it is about, when it applies, what to say, what it does to the run, and where it happens."""
+
+    path: str
+    when: Callable[[Seen], bool]
+    message: str
+    effect: Effect
+    place: str
+    since: str = KNOWN[0]
+    until: str = KNOWN[-1]
+
+    def holds(self, version: str) -> bool:
+        """Whether it is about that release."""
+        return KNOWN.index(self.since) <= KNOWN.index(version) <= KNOWN.index(self.until)
+
+
+def _dead(name: str, message: str, place: str, since: str = KNOWN[0], until: str = KNOWN[-1]) -> Trap:
+    path = name if "." in name else f"args.{name}"
+    return Trap(path, lambda seen: seen.wrote(path), f"no effect: {message}", Effect.NONE, place, since, until)
+
+
+def _unused(name: str, used: Callable[[Seen], bool], message: str, place: str, since: str = KNOWN[0]) -> Trap:
+    path = f"args.{name}"
+    return Trap(path, lambda seen: seen.wrote(path) and not used(seen), f"no effect: {message}", Effect.NONE, place, since)
+
+
+def _on(seen: Seen) -> bool:
+    return sharded(seen.values, seen.context)
+
+
+def _wrong_norm(seen: Seen) -> bool:
+    """Clipping by `torch.nn.utils.clip_grad_norm_` over the rank's own parameters."""
+    own = not seen["fp16"] and not unclipped(seen.values) and seen["half_precision_backend"] != "apex"
+    return (seen["max_grad_norm"] or 0) > 0 and own and seen.size("pp") * seen.size("tp") > 1
+
+
+def _odd_cuts(seen: Seen) -> bool:
+    words = seen["custom_partition"]
+    if seen["partition_method"] != "custom" or not words:
+        return False
+    cuts = [int(part) for part in words[0].split(",")]
+    return cuts[0] != 0 or any(second < first for first, second in pairwise(cuts))
+
+
+def _checkpoints(seen: Seen) -> bool:
+    return bool(seen["activation_checkpointing"])
+
+
+def _odd_chunks(seen: Seen) -> bool:
+    return seen["tp_overlapping_level"] == 1 and seen.size("tp") > 1 and seen["per_device_train_batch_size"] % 2 == 1
+
+
+TRAPS: tuple[Trap, ...] = (
+    # Nothing reads them
+    _dead("split_inputs", "nothing in Merak reads it", "merak_args/args.py", since=REWRITTEN),
+    _dead("hysteresis", "the scaler takes 2 whatever it says", "core/amp/amp_engine.py: dynamic_loss_args", since=REWRITTEN),
+    _dead("loss_scale", "the scale is dynamic whatever it says", "core/amp/amp_engine.py", since=REWRITTEN),
+    _dead("init.backend", "init takes NCCL where torch has it, else MPI", "initialize.py: init"),
+    _dead("bf16", f"Merak reads it from {BF16} on; this release trains in fp32", "core/amp/amp_engine.py", until="2.2.1"),
+    _dead("fp16_opt_level", "only Apex mixed precision looks at it", "core/amp/amp_engine.py"),
+    _unused(
+        "shard_count",
+        lambda seen: seen["split_method"] in (None, "farthest_min_deps"),
+        "only split_method farthest_min_deps looks at it",
+        "core/fx/graph_shard/split_graph.py",
+        REWRITTEN,
+    ),
+    _unused("prescale_gradients", _on, ZERO_ONLY, "core/zero/stage1.py", "1.1.1"),
+    _unused("gradient_predivide_factor", _on, ZERO_ONLY, "core/zero/stage1.py", "1.1.1"),
+    _unused("zero_reduce_bucket_size", _on, ZERO_OFF, "core/zero/stage1.py"),
+    _unused("zero_allgather_bucket_size", _on, ZERO_OFF, "core/zero/stage1.py"),
+    _unused("zero_allow_untested_optimizer", _on, ZERO_OFF, "core/zero/stage1.py"),
+    _unused(
+        "custom_partition",
+        lambda seen: seen["partition_method"] == "custom",
+        "only partition_method custom looks at it",
+        "core/pipeline/layers_partition.py",
+    ),
+    _unused(
+        "custom_split_points",
+        lambda seen: seen["split_method"] == "layer_split",
+        "only split_method layer_split looks at it",
+        "core/fx/graph_shard/layer_config.py",
+    ),
+    _unused("parallel_vocab", lambda seen: seen.size("tp") > 1, "it needs tp > 1", "core/tensor_parallel/model_parallel.py"),
+    _unused("cache_name", lambda seen: bool(seen["cache_sharding"]), "cache_sharding is off", "core/pipeline/module.py"),
+    _unused(
+        "checkpoint_num_layers",
+        lambda seen: _checkpoints(seen) and seen["split_method"] != "nearest_min_deps",
+        "split_method nearest_min_deps puts chunks of like size in its place, and activation_checkpointing false switches it off",
+        "core/pipeline/module.py: act_ckpt_interval",
+        "2.2.1",
+    ),
+    _unused("warmup_ratio", lambda seen: not seen["warmup_steps"], "warmup_steps wins", "transformers: get_warmup_steps"),
+    _unused("num_train_epochs", lambda seen: seen["max_steps"] <= 0, "max_steps decides", "utils/parameters.py"),
+    _unused("save_steps", lambda seen: bool(seen["save"]), "save is off", "merak_trainer.py: train"),
+    # Names that mean something else
+    Trap(
+        "args.sequence_parallel",
+        lambda seen: bool(seen["sequence_parallel"]) and seen.size("sp") == 1,
+        "no effect with sp = 1: on main it is Ulysses over the ranks of init(sp=), not Megatron's",
+        Effect.NONE,
+        "core/pipeline/module.py: sequence_parallel",
+        since=ULYSSES,
+    ),
+    Trap(
+        "args.sequence_parallel",
+        lambda seen: bool(seen["sequence_parallel"]) and seen.size("sp") > 1,
+        "Ulysses over the ranks of init(sp=): Llama models only; the documentation's 'when TMP > 1' is of older releases",
+        Effect.NONE,
+        "core/sequence_parallel/operation.py",
+        since=ULYSSES,
+    ),
+    Trap(
+        "args.sequence_parallel",
+        lambda seen: bool(seen["sequence_parallel"]) and seen.size("tp") == 1,
+        "no effect: it needs tp > 1",
+        Effect.NONE,
+        "core/tensor_parallel/mp_layers.py",
+        until="2.2.2",
+    ),
+    Trap(
+        "init.sp",
+        lambda seen: seen.size("sp") > 1 and not seen["sequence_parallel"],
+        "sequence_parallel is off, so these ranks repeat each other's work; set it",
+        Effect.COST,
+        "core/pipeline/module.py: sequence_parallel",
+        since=ULYSSES,
+    ),
+    Trap(
+        "trainer.loss_fn",
+        lambda seen: seen.wrote("trainer.loss_fn"),
+        "MerakTrainer does not take it, though its documentation says so; override get_loss_fn",
+        Effect.NUMBERS,
+        "merak_trainer.py: __init__",
+        since=REWRITTEN,
+    ),
+    # Broken
+    Trap(
+        "args.split_method",
+        lambda seen: seen["split_method"] == "farthest_min_deps",
+        "broken: training ends with 'too many values to unpack'; use nearest_min_deps",
+        Effect.NUMBERS,
+        "core/fx/graph_shard/farthest_deps.py, as run at the newest commit",
+        since=MAIN,
+    ),
+    Trap(
+        "args.split_method",
+        lambda seen: seen["split_method"] == "min_deps",
+        "broken: the default of this release is no name that its splitter knows; give nearest_min_deps",
+        Effect.NUMBERS,
+        "core/fx/graph_shard/split_graph.py",
+        since=REWRITTEN,
+        until=REWRITTEN,
+    ),
+    Trap(
+        "args.tp_overlapping_level",
+        lambda seen: (seen["tp_overlapping_level"] or 0) > 1 and seen.size("tp") > 1,
+        "broken: levels 2 and 3 are for GPT-2 and end in an AttributeError there; other models get level 1. Use 0 or 1",
+        Effect.NUMBERS,
+        "core/tensor_parallel/model_parallel.py, as run at the newest commit",
+        since=MAIN,
+    ),
+    Trap(
+        "args.trace_method",
+        lambda seen: seen["trace_method"] == "dynamo",
+        "broken with torch 2.13, which has no torch.export.export_for_training any more; use fx",
+        Effect.NUMBERS,
+        "core/fx/tracer/_dynamo_trace.py, as run at the newest commit",
+        since=MAIN,
+    ),
+    Trap(
+        "args.half_precision_backend",
+        lambda seen: seen["half_precision_backend"] in ("cuda_amp", "amp") and not (seen["max_grad_norm"] or 0) > 0,
+        "broken with max_grad_norm 0: the optimizer steps only where gradients are clipped, so nothing is trained",
+        Effect.NUMBERS,
+        "core/merak_engine.py: _exec_optimizer_step",
+    ),
+    Trap(
+        "args.lr_scheduler_type",
+        lambda seen: seen["lr_scheduler_type"] == "reduce_lr_on_plateau",
+        "broken: the engine steps it without a metric, which it needs; use another shape",
+        Effect.NUMBERS,
+        "core/merak_engine.py: _exec_optimizer_step",
+    ),
+    Trap(
+        "args.loss_scale",
+        lambda seen: bool(seen["fp16"]) and (seen["loss_scale"] or 0) > 0,
+        "broken: with a constant scale no fp16 optimizer is built, and gradients are not unscaled; leave it out",
+        Effect.NUMBERS,
+        "runtime/engine.py: _configure_fp16_optimizer",
+        until="1.1.1",
+    ),
+    # Wrong numbers
+    Trap(
+        "args.max_grad_norm",
+        _wrong_norm,
+        "each rank clips by the norm of its own weights, not by the global one; results depend on pp and tp. 0 switches it off",
+        Effect.NUMBERS,
+        "core/merak_engine.py: clip_fp32_gradients",
+    ),
+    Trap(
+        "args.half_precision_backend",
+        lambda seen: unclipped(seen.values) and (seen["max_grad_norm"] or 0) > 0,
+        "cpu_amp is read nowhere, but naming it switches gradient clipping off; drop it",
+        Effect.NUMBERS,
+        "core/merak_engine.py: _exec_optimizer_step",
+        since=REWRITTEN,
+    ),
+    Trap(
+        "args.zero_stage",
+        lambda seen: _on(seen) and compute(seen.values, seen.context) != "fp16" and seen.size("dp") > 1,
+        "ZeRO reduces gradients in fp16 whatever the format of training, so the numbers are not those without it",
+        Effect.NUMBERS,
+        "core/zero/stage1.py: communication_data_type",
+        since=REWRITTEN,
+    ),
+    Trap(
+        "args.bf16",
+        lambda seen: bool(seen["bf16"]) and not automatic(seen.values),
+        "weights, optimizer state and sums are all bf16: there is no fp32 copy to update",
+        Effect.NUMBERS,
+        "core/amp/amp_engine.py: _configure_bf16_model",
+        since=BF16,
+    ),
+    Trap(
+        "args.initial_scale_power",
+        lambda seen: bool(seen["fp16"]) and (seen["initial_scale_power"] or 0) > 24,
+        "the loss scale starts so high that the first steps overflow and are skipped; 16 is usual",
+        Effect.NUMBERS,
+        "core/amp/amp_engine.py: dynamic_loss_args",
+    ),
+    Trap(
+        "args.custom_partition",
+        _odd_cuts,
+        "boundaries that do not start at 0 or that fall drop shards or run them twice; nothing checks them",
+        Effect.NUMBERS,
+        "core/pipeline/layers_partition.py: custom_layer_idx",
+    ),
+    Trap(
+        "args.custom_partition",
+        lambda seen: seen["partition_method"] == "custom" and len(seen["custom_partition"] or ()) > 1,
+        "only the first word is read; write the boundaries in one word, with commas",
+        Effect.NUMBERS,
+        "core/pipeline/layers_partition.py: custom_layer_idx",
+    ),
+    Trap(
+        "args.partition_method",
+        lambda seen: seen["partition_method"] == "uniform" and seen.size("pp") > 1,
+        "wrong unless pp divides the number of shards: boundaries then run past the end; use uniform_floor",
+        Effect.NUMBERS,
+        "core/pipeline/module_utils.py: partition_uniform",
+    ),
+    Trap(
+        "args.activation_checkpoint_ratio",
+        lambda seen: seen["activation_checkpoint_ratio"] is not None and _checkpoints(seen),
+        "this path computes the forward pass twice and throws the first away",
+        Effect.COST,
+        "core/pipeline/module.py: forward",
+    ),
+    Trap(
+        "args.tp_overlapping_level",
+        lambda seen: (
+            seen["tp_overlapping_level"] == 1 and seen.size("tp") > 1 and (seen["per_device_train_batch_size"] or 0) % 2 == 1
+        ),
+        "level 1 cuts each microbatch in two; an odd one is a risk",
+        Effect.NUMBERS,
+        "core/tensor_parallel/mp_layers.py",
+    ),
+    Trap(
+        "tp_lists.weight_change_list",
+        lambda seen: bool(seen["tp_lists.weight_change_list"]) and seen.size("tp") > 1,
+        "every tensor rank takes the first part of such a weight; load or start the right values afterwards",
+        Effect.NUMBERS,
+        "core/tensor_parallel/mp_attrs.py: set_mp_attr",
+    ),
+)
+
+
+def inspect(
+    values: Mapping[str, Any], given: Mapping[str, Any], context: Context, origins: Mapping[str, Origin]
+) -> Iterator[Finding]:
+    """Findings for a config: rows that apply, dead settings, defaults that the documentation gets wrong, and what is open."""
+    seen, at = Seen(values, given, context), release(context.version)
+    for trap in _traps(context.version):
+        if trap.when(seen):
+            yield Finding(trap.path, trap.message, trap.effect, trap.path in given, origin=origins.get(trap.path))
+    yield from _inherited(given, at, origins)
+    yield from _misdocumented(values, given, at)
+    yield from _open(values)
+
+
+@cache
+def _traps(version: str) -> tuple[Trap, ...]:
+    return tuple(trap for trap in TRAPS if trap.holds(version))
+
+
+@cache
+def _unread() -> frozenset[str]:
+    """Arguments that only the Hugging Face trainer reads."""
+    return frozenset(next(rule.theirs for rule in table() if rule.note == INHERITED[0])) - set(NEEDED)
+
+
+def _inherited(given: Mapping[str, Any], at: Release, origins: Mapping[str, Origin]) -> Iterator[Finding]:
+    """Arguments of the Hugging Face trainer, from which Merak's own is not derived any more."""
+    if not at.since(REWRITTEN):
+        return
+    for path in given:
+        if path in _unread():
+            message = "no effect: nothing in Merak reads it, it is there for the Hugging Face trainer only"
+            yield Finding(path, message, Effect.NONE, True, origin=origins.get(path))
+
+
+NEEDED = ("args.eval_strategy", "args.evaluation_strategy", "args.save_strategy", "args.metric_for_best_model")
+"""Those that the checks of the arguments look at."""
+
+
+def _misdocumented(values: Mapping[str, Any], given: Mapping[str, Any], at: Release) -> Iterator[Finding]:
+    """Defaults of the source that are not those of the documentation; the release's source decides."""
+    for path, said in at.documented.items():
+        if path not in at.defaults:
+            if path in DOCUMENTED_ONLY:
+                continue
+        elif path == "args.shard_count" and path not in given and path in values:
+            message = f"not given: Merak {at.version} takes num_layers * 2 + 4; its documentation says {said}"
+            yield Finding(path, message, Effect.NONE, after=values[path])
+        elif path != "args.shard_count" and path not in given and at.defaults[path] != said:
+            message = f"not given: Merak {at.version} takes {shown(at.defaults[path])}; its documentation says {shown(said)}"
+            yield Finding(path, message, Effect.COST, after=values.get(path))
+
+
+DOCUMENTED_ONLY = ("args.eval_iters", "args.text_generation")
+"""Described by the documentation of releases that do not have them; naming them is an error."""
+
+
+def _open(values: Mapping[str, Any]) -> Iterator[Finding]:
+    """What the script, or the command line, must say and the source does not."""
+    for axis in ("pp", "tp", "dp"):
+        if f"init.{axis}" not in values:
+            yield Finding(f"init.{axis}", "open in the source; Merak.init takes it, by name", Effect.NONE)
+    if "args.output_dir" not in values:
+        yield Finding("args.output_dir", "open in the source; the command line cannot do without --output_dir", Effect.NONE)
