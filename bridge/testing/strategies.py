@@ -63,8 +63,9 @@ class Part:
 
     `core` draws groups of values: the first must be accepted, each further one stays if it is. `paths` names the fields of
     a case (None: all of the schema), `values` draws one field where its type says too little (None: the type is enough),
-    `opaque` names the fields of a case that hold live objects, which are carried as they are. `beside` is what a field cannot do without (such fields are also tried first), `reserved` the beginnings of paths that
-    only the core draws, `entries` the entry points, likelier ones repeated.
+    `opaque` names the fields of a case that hold live objects, which are carried as they are. `beside` is what a field
+    cannot do without (such fields are also tried first), `reserved` the beginnings of paths that only the core draws,
+    `entries` the entry points, likelier ones repeated.
     """
 
     core: Callable[[Case], SearchStrategy[Sequence[Group]]] = _empty
@@ -256,11 +257,13 @@ def _free() -> SearchStrategy[Any]:
 
 
 def _least(bounds: tuple[Any, ...]) -> float | None:
-    return max((bound.ge if isinstance(bound, Ge) else bound.gt for bound in bounds if isinstance(bound, Ge | Gt)), default=None)
+    limits: list[Any] = [bound.ge if isinstance(bound, Ge) else bound.gt for bound in bounds if isinstance(bound, Ge | Gt)]
+    return max(limits, default=None)
 
 
 def _most(bounds: tuple[Any, ...]) -> float | None:
-    return min((bound.le if isinstance(bound, Le) else bound.lt for bound in bounds if isinstance(bound, Le | Lt)), default=None)
+    limits: list[Any] = [bound.le if isinstance(bound, Le) else bound.lt for bound in bounds if isinstance(bound, Le | Lt)]
+    return min(limits, default=None)
 
 
 def _whole(bounds: tuple[Any, ...]) -> SearchStrategy[int]:

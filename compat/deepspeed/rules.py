@@ -150,7 +150,10 @@ BATCH = convert(
         "gradient_accumulation_steps": "batch.accumulation",
         "train_batch_size": ("batch.global_", "parallel.data"),
     },
-    lossy="with AutoTP DeepSpeed counts all ranks as data ranks, so its total is not the true one; without a batch it has no ranks",
+    lossy=(
+        "with AutoTP DeepSpeed counts all ranks as data ranks, so its total is not the true one; "
+        "without a batch it has no ranks"
+    ),
     source="runtime/config.py: _configure_train_batch_size; data ranks are what the mpu leaves",
 )
 
@@ -317,7 +320,14 @@ PRECISION = convert(
     ("precision.compute", "precision.reduce", "precision.master"),
     lambda values, context: _read_precision(values),
     lambda values, context: _write_precision(values),
-    sees=("zero_optimization.stage", "zero.stage", "parallel.pipeline", "optimizer.clip", "gradient_clipping", "code.pipeline_stages"),
+    sees=(
+        "zero_optimization.stage",
+        "zero.stage",
+        "parallel.pipeline",
+        "optimizer.clip",
+        "gradient_clipping",
+        "code.pipeline_stages",
+    ),
     carries={
         "fp16.enabled": "precision.compute",
         "bf16.enabled": "precision.compute",

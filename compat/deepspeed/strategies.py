@@ -100,7 +100,7 @@ def _sharding(version: str) -> Groups:
     return st.one_of(
         _group({ZERO + "stage": st.sampled_from((0, 1, 2, 3))}, *buckets),
         _group(optimizer, *buckets, OFFLOAD + ".pin_memory", OFFLOAD + ".ratio"),
-        _group({**parameters, **{OFFLOAD + ".device": device}}, PARAM + ".pin_memory", OFFLOAD + ".ratio"),
+        _group({**parameters, OFFLOAD + ".device": device}, PARAM + ".pin_memory", OFFLOAD + ".ratio"),
         st.just({}),
     )
 
@@ -173,10 +173,14 @@ def settable(version: str) -> tuple[str, ...]:
     return tuple(path for path in fields(DeepSpeed) if path not in REFUSED and (path in own or path.startswith("code.")))
 
 
-SPECS = st.lists(st.fixed_dictionaries({"patterns": st.just([".*query"]), "partition_type": st.sampled_from(("row", "column"))}), max_size=2)
+SPECS = st.lists(
+    st.fixed_dictionaries({"patterns": st.just([".*query"]), "partition_type": st.sampled_from(("row", "column"))}), max_size=2
+)
 OWN: Mapping[str, SearchStrategy[Any]] = {
     **dict.fromkeys(("optimizer.params.lr", "scheduler.params.warmup_max_lr"), st.floats(1e-5, 1e-2)),
-    **dict.fromkeys(("code.scheduler.minimum", "code.scheduler.warmup_from", "scheduler.params.warmup_min_lr"), st.floats(0, 1e-6)),
+    **dict.fromkeys(
+        ("code.scheduler.minimum", "code.scheduler.warmup_from", "scheduler.params.warmup_min_lr"), st.floats(0, 1e-6)
+    ),
     "code.partition_method": st.sampled_from(("uniform", "parameters", "type:block")),
     "tensor_parallel.partition_config": st.fixed_dictionaries({"layer_specs": SPECS}, optional={"tp_size": SMALL}),
 }

@@ -156,7 +156,16 @@ def _layout(ranks: int, virtual: int, each: int, first: int, last: int) -> Group
     return {"num_layers": sum(counts), "pipeline_model_parallel_layout": stages.layout_of(counts)}
 
 
-FORMS = {"open": _open, "encoder": _encoder, "even": _even, "virtual": _virtual, "per_stage": _per_stage, "ends": _ends, "uneven": _uneven, "layout": _layout}
+FORMS = {
+    "open": _open,
+    "encoder": _encoder,
+    "even": _even,
+    "virtual": _virtual,
+    "per_stage": _per_stage,
+    "ends": _ends,
+    "uneven": _uneven,
+    "layout": _layout,
+}
 
 
 # Choices
@@ -225,7 +234,8 @@ def _experts(draw: DrawFn, case: Case, sizes: Mapping[str, int]) -> Group:
     size = draw(st.sampled_from([0, 0, *divisors((case.world_size or 8) // sizes[PIPELINE])[:4]]))
     together = {"sequence_parallel": True} if sizes[TENSOR] > 1 else {}
     experts = {**together, "num_experts": size * draw(SMALL), "expert_model_parallel_size": size} if size else {}
-    return {**experts, "add_bias_linear": False} if experts and draw(st.booleans()) else experts
+    unbiased: bool = draw(st.booleans())
+    return {**experts, "add_bias_linear": False} if experts and unbiased else experts
 
 
 @cache
