@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 import bridge
@@ -29,6 +29,7 @@ EDITS = {
 QUIET = settings(
     max_examples=10,
     derandomize=True,
+    phases=[Phase.generate],
     database=None,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
@@ -75,12 +76,12 @@ def test_an_edit_survives_the_way_back(ours: Dialect, theirs: Dialect) -> None:
         edited = edit(result.config, path, EDITS[path][which])
         try:
             back = returned(result, config, edited)
+            after = translate(edited, ours, config.version, config.world_size).config.given
         except bridge.BridgeError:
             return  # the edit and the rest do not go together there, which is said
         meant = bridge.lift(edited).values()
         assert bridge.lift(back).values().get(path) == meant.get(path)
         touched = {name for rule in ours.rules if path in rule.ours for name in (*rule.theirs, *rule.sees)}
-        after = translate(edited, ours, config.version, config.world_size).config.given
         for name in config.given.keys() - touched:
             assert back.given.get(name) in (config.given[name], after.get(name)), name
 

@@ -154,7 +154,7 @@ def _fields(draw: DrawFn, config: Config, case: Case, count: int) -> Sequence[Gr
     part, dialect = part_of(config.dialect), config.dialect
     weights = _weights(dialect, case, count < EXTRAS)
     chosen = [path for path in _chosen(draw, weights, count) if path not in config.given]
-    drawn = {path: _off(draw(_values(dialect, case, path)), config.effective.get(path)) for path in chosen}
+    drawn = {path: _off(draw, _values(dialect, case, path), config.effective.get(path)) for path in chosen}
     return [{path: value, **part.beside.get(path, {})} for path, value in drawn.items()]
 
 
@@ -165,9 +165,12 @@ def _chosen(draw: DrawFn, weights: Mapping[str, float], count: int) -> list[str]
     return [path for path in dict.fromkeys(chosen) if draw(KEPT)]
 
 
-def _off(value: Any, default: Any) -> Any:
-    """The other value of a switch if this one says nothing new."""
-    return not value if isinstance(value, bool) and value is default else value
+def _off(draw: DrawFn, drawn: SearchStrategy[Any], default: Any) -> Any:
+    """A value that says something new: the other way for a switch, a second try for anything else."""
+    value = draw(drawn)
+    if value != default:
+        return value
+    return not value if isinstance(value, bool) else draw(drawn)
 
 
 @cache

@@ -124,7 +124,7 @@ def _built(section: str, version: str) -> list[Groups]:
     at = release(version)
     forms = {name: at.forms(section + "s", name) for name in at.types[section + "s"]}
     built = [(_type(section, name, known), known[0].args is not None) for name, known in forms.items() if known]
-    return [groups for groups, own in built for _ in range(4 if own else 1)]
+    return [groups for groups, own in built for _ in range(10 if own else 1)]
 
 
 def _type(section: str, name: str, forms: Sequence[Type]) -> Groups:
@@ -193,6 +193,7 @@ def values(case: Case, path: str) -> SearchStrategy[Any] | None:
 
 
 BESIDE: Mapping[str, Group] = {
+    "bf16.bf16_optimizer_states": {"bf16.bf16_master_weights_and_grads": True, "bf16.enabled": True, ZERO + "stage": 2},
     "aio.use_gds": {"code.accelerator": "cuda"},
     "zero_optimization.compute_grad_norm": {ZERO + "stage": 1, "gradient_clipping": 0.0},
 }

@@ -31,7 +31,7 @@ def model_rules() -> tuple[Rule, ...]:
             effect=Effect.NONE,
             sees=("parallel.expert_tensor", "parallel.tensor"),
             carries={"add_bias_linear": ()},
-            lossy="whether layers have biases is up to the model's definition, but experts have none before 0.15, or over tensor groups",
+            lossy="biases are up to the model's definition, but experts have none before 0.15, or over tensor groups",
             note=note,
             source="transformer_config.py: biases of experts",
         ),
