@@ -111,20 +111,24 @@ def parse(text: str, where: str) -> Carry:
 def restored(carry: Carry, dialect: Dialect, lowered: Mapping[str, Any], meant: Mapping[str, Any]) -> dict[str, Any]:
     """Given values of `dialect`: every group that means what it meant is put back as written, the others are `lowered`."""
     given: dict[str, Any] = {}
-    changed = {path for path in {*carry.meant, *meant} if carry.meant.get(path) != meant.get(path)}
-    overruled = _overruled(dialect, changed)
+    changed, overruling = edits(carry, meant), overrulers(carry, dialect, meant)
     for rule in dialect.rules:
-        edited = not changed.isdisjoint(rule.ours) or (rule.ours and not overruled.isdisjoint(rule.theirs))
+        edited = not changed.isdisjoint(rule.ours) or (rule.ours and not overruling.isdisjoint(rule.theirs))
         given.update(_part(rule.theirs, lowered if edited else carry.given))
     return given
 
 
-def _overruled(dialect: Dialect, changed: set[str]) -> set[str]:
-    """Paths that would overrule an edit if they came back: seen by an edited group as saying what it says."""
+def edits(carry: Carry, meant: Mapping[str, Any]) -> set[str]:
+    """Plan paths that mean something else than when the sidecar was written."""
+    return {path for path in {*carry.meant, *meant} if carry.meant.get(path) != meant.get(path)}
+
+
+def overrulers(carry: Carry, dialect: Dialect, meant: Mapping[str, Any]) -> set[str]:
+    """Paths that may overrule an edit if they come back: seen by an edited group as saying what it says."""
+    changed = edits(carry, meant)
     rules = (rule for rule in dialect.rules if not changed.isdisjoint(rule.ours))
     return {path for rule in rules for path in rule.sees if path in rule.carries and not changed.isdisjoint(rule.carried(path))}
 
 
 def _part(paths: tuple[str, ...], values: Mapping[str, Any]) -> dict[str, Any]:
     return {path: values[path] for path in paths if path in values}
-

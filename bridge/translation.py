@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from bridge.batch import solve
-from bridge.carry import Carry, restored
+from bridge.carry import Carry, edits, overrulers, restored
 from bridge.config import Values
 from bridge.dialect import Config, Dialect, Written
 from bridge.errors import BridgeError
@@ -120,13 +120,23 @@ def _lower(ours: Mapping[str, Any], dialect: Dialect, version: str, world_size: 
     return _target(ours, dialect, version, world_size, None)
 
 
-def _target(
-    ours: Mapping[str, Any], dialect: Dialect, version: str, world_size: int | None, carry: Carry | None
-) -> Config:
+def _target(ours: Mapping[str, Any], dialect: Dialect, version: str, world_size: int | None, carry: Carry | None) -> Config:
     given, entry = _written_by(ours, dialect, version, world_size), dialect.default_entry
-    if carry is not None and carry.dialect == dialect.name:
-        given, entry = restored(carry, dialect, given, ours), carry.entry
-    return dialect.config(_settable(given, dialect, version, entry), version, world_size, entry)
+    if carry is None or carry.dialect != dialect.name:
+        return dialect.config(_settable(given, dialect, version, entry), version, world_size, entry)
+    put_back = _settable(restored(carry, dialect, given, ours), dialect, version, carry.entry)
+    config = dialect.config(put_back, version, world_size, carry.entry)
+    if not _undone(config, ours, carry):
+        return config
+    overruling = overrulers(carry, dialect, ours)
+    rest = {path: value for path, value in put_back.items() if path not in overruling}
+    return dialect.config(rest, version, world_size, carry.entry)
+
+
+def _undone(config: Config, ours: Mapping[str, Any], carry: Carry) -> bool:
+    """Whether something that was put back takes an edit back."""
+    now = _lift(config)
+    return any(now.get(path) == carry.meant.get(path) for path in edits(carry, ours))
 
 
 def _written_by(ours: Mapping[str, Any], dialect: Dialect, version: str, world_size: int | None) -> dict[str, Any]:
