@@ -107,13 +107,13 @@ def _sharding(version: str) -> Groups:
 
 @cache
 def _optimizer(version: str) -> Groups:
-    return st.just({}) | st.one_of(_built("optimizer", version))
+    return st.just({}) | st.sampled_from(_built("optimizer", version)).flatmap(lambda groups: groups)
 
 
 @cache
 def _scheduler(version: str) -> Groups:
     coded = _group({"code.scheduler.name": _field("code.scheduler.name")}, *(f"code.scheduler.{name}" for name in CODED))
-    return st.just({}) | coded | st.one_of(_built("scheduler", version))
+    return st.just({}) | coded | st.sampled_from(_built("scheduler", version)).flatmap(lambda groups: groups)
 
 
 CODED = ("warmup_steps", "warmup_from", "total_steps", "minimum")
