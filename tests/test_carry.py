@@ -13,7 +13,7 @@ import compat
 from bridge import carry
 from bridge.dialect import Config, Dialect
 from bridge.errors import SourceError
-from bridge.testing import configs
+from bridge.testing import configs, entries
 from bridge.translation import Result, translate
 
 DIALECTS = tuple(compat.load(name) for name in compat.names())
@@ -38,7 +38,8 @@ pair = pytest.mark.parametrize("ours, theirs", PAIRS, ids=lambda dialect: dialec
 
 
 def files(dialect: Dialect) -> st.SearchStrategy[Config]:
-    return configs(dialect).filter(lambda config: not config.opaque)
+    """Configs as they come from files."""
+    return configs(dialect, entry=entries(dialect)[0])
 
 
 def translated(config: Config, theirs: Dialect) -> Result:
@@ -93,6 +94,7 @@ def edit(config: Config, path: str, value: Any) -> Config:
     assume(plan.get(path) not in (None, value))
     changes = {path: value}
     if path == "batch.micro":
+        assume("batch.accumulation" in plan and "parallel.data" in plan)
         changes["batch.global_"] = value * plan["batch.accumulation"] * plan["parallel.data"]
     given = dict(config.given)
     for rule in config.dialect.rules:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 from hypothesis import strategies as st
@@ -18,6 +19,8 @@ from compat.deepspeed.releases import Type, release
 from compat.deepspeed.schema import DeepSpeed
 
 Groups = SearchStrategy[Group]
+Drawn = Mapping[str, SearchStrategy[Any]]
+EMPTY: Groups = st.just({})
 AXES = ("code.tensor_parallel", "code.pipeline_stages", "code.context_parallel")
 SMALL = st.integers(1, 8)
 TRUE = st.just(True)
@@ -28,8 +31,11 @@ def _field(path: str) -> SearchStrategy[Any]:
     return OWN[path] if path in OWN else typed_values(fields(DeepSpeed)[path].annotation)
 
 
-def _group(must: Mapping[str, SearchStrategy[Any]], *may: str) -> Groups:
-    return st.fixed_dictionaries(dict(must), optional={path: _field(path) for path in may})
+@st.composite
+def _group(draw: DrawFn, must: Drawn, *may: str, own: Drawn = MappingProxyType({})) -> Group:
+    """All of `must`, and each of `may` as likely as not; `own` has values that are not drawn by their type."""
+    chosen = {path: own.get(path) or _field(path) for path in may if draw(st.booleans())}
+    return {path: draw(value) for path, value in {**must, **chosen}.items()}
 
 
 # Core
@@ -107,13 +113,13 @@ def _sharding(version: str) -> Groups:
 
 @cache
 def _optimizer(version: str) -> Groups:
-    return st.just({}) | st.sampled_from(_built("optimizer", version)).flatmap(lambda groups: groups)
+    return st.sampled_from([*[EMPTY] * 40, *_built("optimizer", version)]).flatmap(lambda groups: groups)
 
 
 @cache
 def _scheduler(version: str) -> Groups:
     coded = _group({"code.scheduler.name": _field("code.scheduler.name")}, *(f"code.scheduler.{name}" for name in CODED))
-    return st.just({}) | coded | st.sampled_from(_built("scheduler", version)).flatmap(lambda groups: groups)
+    return st.sampled_from([*[EMPTY, coded] * 20, *_built("scheduler", version)]).flatmap(lambda groups: groups)
 
 
 CODED = ("warmup_steps", "warmup_from", "total_steps", "minimum")
@@ -134,7 +140,9 @@ def _type(section: str, name: str, forms: Sequence[Type]) -> Groups:
     taken = {f"{section}.params.{argument}" for form in forms for argument in (*(form.args or ()), *form.ignored)}
     must = {f"{section}.type": st.sampled_from(spellings), **{path: _field(path) for path in sorted(required)}}
     unused = {"optimizer.params.max_grad_norm"} if section == "optimizer" and own else set()
-    return _group(must, *sorted(((taken | unused) - required) & fields(DeepSpeed).keys()))
+    defaults = {f"{section}.params.{name}": value for form in forms for name, value in (form.args or {}).items()}
+    switches = {path: st.just(not value) for path, value in defaults.items() if isinstance(value, bool)}
+    return _group(must, *sorted(((taken | unused) - required) & fields(DeepSpeed).keys()), own=switches)
 
 
 @cache
