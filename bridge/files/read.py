@@ -58,8 +58,9 @@ def parse(text: str, name: str = TEXT, suffix: str = "") -> Document:
 
 def _sniffed(text: str) -> Loader:
     blank = BLANK.match(text)
-    start = text[blank.end() if blank else 0 :][:3]
-    if re.match(r"--?[a-zA-Z]", start):
+    start = text[blank.end() if blank else 0 :].partition("\n")[0]
+    # a quoted flag, unless a colon makes it a quoted key
+    if re.match(r"--?[a-zA-Z]", start) or re.match(r"([\'\"])--?[a-zA-Z](?!.*\1\s*:)", start):
         return load_words
     return load_json_or_hjson if start[:1] in ("{", "[", "/") else load_yaml
 

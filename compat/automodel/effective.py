@@ -290,7 +290,9 @@ def learning_rate(given: Given) -> dict[str, Any]:
 
     Where no decay is given, it ends with the run; how long that is, only `max_steps` tells without the data.
     """
-    base = given.get("optimizer.lr", argument_defaults(given.get("optimizer._target_")).get("optimizer.lr"))
+    # a recipe that leaves the optimizer open says its rate by the peak alone
+    default = argument_defaults(given.get("optimizer._target_")).get("optimizer.lr", given.get("lr_scheduler.max_lr"))
+    base = given.get("optimizer.lr", default)
     total = given.get("lr_scheduler.lr_decay_steps") or given.get("step_scheduler.max_steps")
     run = given.get("step_scheduler.max_steps")
     filled = {
