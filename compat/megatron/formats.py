@@ -204,7 +204,7 @@ def _yaml_line(option: str, *values: str, version: str) -> str:
 def _scalar(value: str) -> str:
     """A number or a plain word as it is, quoted where a loader would make something else of it."""
     number = re.fullmatch(r"-?(0|[1-9]\d*)(\.\d+)?", value) and value in (str(float(value)), value.partition(".")[0])
-    word = re.fullmatch(r"[A-Za-z_./][\w./-]*", value) and value.lower() not in YAML_WORDS
+    word = re.fullmatch(r"[A-Za-z_/][\w./-]*", value) and value.lower() not in YAML_WORDS
     return value if number or word else _quoted(value)
 
 

@@ -108,6 +108,8 @@ def _line(flag: Flag, value: Any) -> tuple[str, ...] | None:
 
 def _joined(option: str, words: list[str]) -> tuple[str, ...] | None:
     """Option and words; one that the parser would take for an option is tied to it, which works for a single one only."""
+    if "--" in words:
+        return None
     if not any(word.startswith("-") and not NEGATIVE.fullmatch(word) for word in words):
         return (option, *words)
     return (f"{option}={words[0]}",) if len(words) == 1 else None
