@@ -33,7 +33,7 @@ LAW = settings(
     database=None,
     deadline=None,
     phases=[Phase.explicit, Phase.generate, Phase.shrink],
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
+    suppress_health_check=list(HealthCheck),
 )
 
 each = pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
