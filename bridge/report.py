@@ -55,7 +55,7 @@ def as_json(result: Result) -> dict[str, Any]:
             }
             for field in result.fields
         ],
-        "findings": [*map(_finding, result.findings), *map(_finding, result.source.findings)],
+        "findings": [*map(finding_json, result.findings), *map(finding_json, result.source.findings)],
         "exit_code": exit_code(result),
     }
 
@@ -65,7 +65,7 @@ def check_json(config: Config) -> dict[str, Any]:
     return {
         "source": _side(config),
         "effective": _plain(config.effective),
-        "findings": [_finding(finding) for finding in config.findings],
+        "findings": [finding_json(finding) for finding in config.findings],
         "exit_code": check_code(config),
     }
 
@@ -79,7 +79,8 @@ def _side(config: Config) -> dict[str, Any]:
     }
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
+def finding_json(finding: Finding) -> dict[str, Any]:
+    """One finding as a JSON object."""
     return {
         "path": finding.path,
         "how": str(finding.how) if finding.how else None,
@@ -135,7 +136,8 @@ def _name(config: Config) -> str:
     return f"{config.dialect.title} {config.version}"
 
 
-def _table(title: str, *columns: str) -> Table:
+def table_of(title: str, *columns: str) -> Table:
+    """An empty table in the style of every report."""
     from rich import box
     from rich.table import Table
 
@@ -156,7 +158,7 @@ def _styled(effect: Effect) -> str:
 def _remarks(title: str, findings: Iterable[Finding]) -> Table:
     from rich.markup import escape
 
-    table = _table(title, "setting", "what")
+    table = table_of(title, "setting", "what")
     for finding in _by_effect(findings):
         place = _place(finding)
         where = f"{finding.path} ({place})" if place else finding.path
@@ -176,7 +178,7 @@ def _place(finding: Finding) -> str:
 def _losses(findings: Iterable[Finding]) -> Table:
     from rich.markup import escape
 
-    table = _table("Lost or changed", "setting", "change", "why")
+    table = table_of("Lost or changed", "setting", "change", "why")
     for (how, effect, message), group in _alike(findings):
         setting = ", ".join(finding.path for finding in group)
         change = _change(group[0]) if len(group) == 1 else how
@@ -203,7 +205,7 @@ def _alike(findings: Iterable[Finding]) -> list[tuple[tuple[str, Effect, str], l
 def _mapped(result: Result) -> Table:
     from rich.markup import escape
 
-    table = _table(f"Written for {result.config.dialect.title}", "setting", "value", "from", "how")
+    table = table_of(f"Written for {result.config.dialect.title}", "setting", "value", "from", "how")
     for field in result.fields:
         row = (
             field.path,

@@ -56,6 +56,23 @@ Examples:
 Sizes that do not fit the ranks are refused with the command that would fit; --fit shrinks them and says so.
 """
 
+LAYOUT = """Show where a plan puts its model: ranks and groups, stages, bytes on each rank, collectives in a step.
+
+FILE is a config of any stack; nothing is started and torch is not needed. What FILE does not state of the model is given by
+--model NAME (a known shape instead of FILE's) or size by size. The figures are those of the native engine, to the byte.
+
+\b
+Examples:
+  stagebridge layout launch.args --ranks 8 --vocab 32000
+  stagebridge layout ds_config.json --ranks 4 --model gpt2
+  stagebridge layout zero3.json --layers 24 --hidden 1024 --heads 16 --vocab 50304 --sequence 1024 --json
+
+\b
+Exit codes:
+  0  shown
+  1  an error: wrong usage, a size that is missing, sizes that do not fit the ranks (the message says which would)
+"""
+
 DEMO = "Convert a bundled Megatron launch (8 ranks) to DeepSpeed and back, print the report and write the files."
 
 app = typer.Typer(
@@ -87,6 +104,10 @@ Auto = Annotated[
 Code = Annotated[
     Optional[list[str]],  # noqa: UP045
     typer.Option("--code", metavar="NAME=VALUE", help="What the training script says beside FILE."),
+]
+ModelSize = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option(metavar="N", min=1, help="Size of the model, over what FILE or --model says.", show_default=False),
 ]
 Lenient = Annotated[bool, typer.Option("--lenient", help="Leave out unknown keys and flags instead of refusing them.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the report (docs/json.md).")]
@@ -156,6 +177,49 @@ def check(
     from bridge.cli.convert import Job, check
 
     return check(Job(file, from_, from_version, world_size, lenient, as_json, auto or (), code or ()))
+
+
+@app.command(help=LAYOUT, short_help="Show stages, bytes and collectives of a config's plan.")
+def layout(
+    file: File,
+    from_: From = None,
+    from_version: FromVersion = None,
+    ranks: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--ranks", "--world-size", metavar="N", min=1, help="Ranks of the run; by default what FILE's sizes need."),
+    ] = None,
+    model: Annotated[
+        str, typer.Option("--model", metavar="NAME", help="file, or a known shape: tiny, gpt2, llama-7b, ...")
+    ] = "file",
+    layers: ModelSize = None,
+    hidden: ModelSize = None,
+    heads: ModelSize = None,
+    kv_heads: ModelSize = None,
+    ffn: ModelSize = None,
+    vocab: ModelSize = None,
+    sequence: ModelSize = None,
+    tied: Annotated[
+        Optional[bool],  # noqa: UP045
+        typer.Option("--tied/--untied", help="Whether embedding and output layer share their weights.", show_default=False),
+    ] = None,
+    micro_batch: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--micro-batch", metavar="N", min=1, help="Sequences in a microbatch, where FILE does not say."),
+    ] = None,
+    auto: Auto = None,
+    code: Code = None,
+    lenient: Lenient = False,
+    as_json: Json = False,
+) -> int:
+    """Show the layout of one file."""
+    from bridge.cli.convert import Job
+    from bridge.cli.layout import MODELS, Sizes, layout
+    from bridge.cli.train import checked
+
+    sizes = {"layers": layers, "hidden": hidden, "heads": heads, "kv_heads": kv_heads, "ffn": ffn, "vocab": vocab}
+    given = {**sizes, "sequence": sequence, "tied": tied}
+    job = Job(file, from_, from_version, ranks, lenient, as_json, auto or (), code or ())
+    return layout(job, Sizes(checked("--model", model, MODELS), given, micro_batch))
 
 
 @app.command(help=DEMO, short_help="Convert a bundled Megatron launch to DeepSpeed and back.")

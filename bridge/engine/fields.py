@@ -67,11 +67,17 @@ def check(plan: Plan, world: int) -> tuple[Mesh, tuple[Finding, ...]]:
     `ConfigError`.
     """
     values = plan.values()
-    beyond = tuple(_beyond(values))
-    ConfigError.raise_if(f"{it.path}: found {it.before!r}; {it.message}" for it in beyond if it.effect is Effect.NUMBERS)
+    findings = remarks(values)
     mesh = Mesh.of(plan.parallel, world)
     accumulation_of(plan, mesh.sizes["data"])
-    return mesh, (*_idle(values), *beyond)
+    return mesh, (*_idle(values), *findings)
+
+
+def remarks(values: Mapping[str, Any]) -> tuple[Finding, ...]:
+    """Where `values`, by path, are beyond the engine's limits. Raises `ConfigError` if that changes the numbers."""
+    beyond = tuple(_beyond(values))
+    ConfigError.raise_if(f"{it.path}: found {it.before!r}; {it.message}" for it in beyond if it.effect is Effect.NUMBERS)
+    return beyond
 
 
 def accumulation_of(plan: Plan, data: int) -> int:

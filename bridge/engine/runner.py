@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from bridge.comm import Comm, leave
 from bridge.engine.fields import accumulation_of
 from bridge.engine.formats import TORCH
 from bridge.engine.gradients import Gradients
-from bridge.engine.layers import Layer, facts, layers_of, parameter_facts
+from bridge.engine.layers import facts, layers_of, parameter_facts
 from bridge.engine.learning_rate import learning_rate
 from bridge.engine.loss_scale import LossScaler
 from bridge.engine.optimizer import ShardOptimizer, clip_factor, setting, squared_norm
@@ -26,11 +26,11 @@ from bridge.engine.weights import EXPORT, Weights
 from bridge.errors import BridgeError, ConfigError
 from bridge.findings import Finding
 from bridge.layout.partition import partition
-from bridge.layout.recompute import Chunk, chunks
+from bridge.layout.recompute import chunks
 from bridge.layout.residency import visits
 from bridge.layout.shard import Flat, Layout
 from bridge.layout.tensor import Site, TensorPlan
-from bridge.layout.traffic import AGREE, Traffic, activation_traffic, step_traffic
+from bridge.layout.traffic import AGREE, Traffic, computed_again, whole_traffic
 from bridge.plan import Plan
 
 Loss = Callable[[Any, Any], Tensor | tuple[Tensor, Tensor | int]]
@@ -88,12 +88,12 @@ class Engine:
         self.data = comm.group("data")
         self.accumulation = accumulation_of(plan, self.data.size)
         self.tensor = comm.group("tensor")
+        ranges = partition(plan.stages, facts(model, layers_of(model)))
         marks, self.sites = _split(model, plan, comm, tensor_plan)
         layers = layers_of(model)
-        ranges = partition(plan.stages, facts(model, layers))
         parts, early_stop = chunks(plan.recompute, ranges), self.tensor.size == 1
         self.stages = [Stage(layers, part, device, early_stop) for part in parts]
-        self._again = _again(self.sites, layers, parts)
+        self._again = computed_again(self.sites, [layer.name for layer in layers], parts)
         parameters = dict(model.named_parameters())
         self.layout = Layout.of(plan, parameter_facts(parameters, layers, ranges, marks), len(ranges), self.data.size)
         self.weights = Weights(self.layout, parameters, comm, device)
@@ -232,14 +232,8 @@ class Engine:
 
     def traffic(self, tokens: int) -> dict[str, Traffic]:
         """The collectives that a step should make on this rank, with `tokens` tokens in each of its microbatches."""
-        found = dict(step_traffic(self.layout, self.accumulation, self.comm.world.size, self.data.index))
-        compute = self.layout.flats[0].dtype
-        activations = activation_traffic(
-            self.sites, self._again, bool(self.plan.parallel.sequence), tokens * self.accumulation, compute
-        )
-        for name, part in activations.items():
-            found[name] = found.get(name, Traffic()) + Traffic(part.count * self.accumulation, part.bytes)
-        return found
+        sequence, world = bool(self.plan.parallel.sequence), self.comm.world.size
+        return whole_traffic(self.layout, self.sites, self._again, sequence, self.accumulation, tokens, world, self.data.index)
 
     def _next(self, source: Iterator[Any]) -> tuple[Any, ...]:
         try:
@@ -399,13 +393,6 @@ def _split(model: nn.Module, plan: Plan, comm: Comm, names: TensorPlan | None) -
     names = names or _own_plan(model, group.size)
     found = Conversion(model, names, Split(comm, group, bool(plan.parallel.sequence)))
     return found.marks, found.sites
-
-
-def _again(sites: Iterable[Site], layers: Sequence[Layer], stages: Iterable[Iterable[Chunk]]) -> set[str]:
-    """Names of the sites in layers that are computed again."""
-    indices = [index for stage in stages for chunk in stage if chunk.again for index in chunk.layers]
-    names = tuple(layers[index].name + "." for index in indices)
-    return {site.name for site in sites if f"{site.name}.".startswith(names)}
 
 
 def _own_plan(model: nn.Module, ranks: int) -> TensorPlan:

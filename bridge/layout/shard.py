@@ -298,29 +298,26 @@ class Layout:
 
     def bytes(self) -> dict[str, int]:
         """Bytes on one rank by kind: weights, gradients, master, moments."""
-        return {
-            "weights": self._weights(),
-            "gradients": self._gradients(),
-            "master": self._master(),
-            "moments": self._moments(),
+        found = {"weights": _buffers(self.homes("weight")), "gradients": _buffers(self.homes("grad")), "master": 0, "moments": 0}
+        for flat in self.flats:
+            for kind, size in self.slices(flat).items():
+                found[kind] += size
+        return found
+
+    def slices(self, flat: Flat) -> dict[str, int]:
+        """Bytes that one rank keeps of `flat` beside whole buffers, by kind; a master that is part of the weights takes none."""
+        trained = flat.trainable
+        elements = {
+            "weights": BYTES[flat.dtype] * (flat.weight_shared and not trained),
+            "gradients": BYTES[flat.reduce] * (flat.grad_shared and trained),
+            "master": BYTES[flat.master] * (trained and not flat.master_is_weight),
+            "moments": BYTES[flat.master] * self.format.moments * trained,
         }
+        return {kind: flat.shard * size for kind, size in elements.items()}
 
-    def _weights(self) -> int:
-        whole = sum(size * BYTES[home.dtype] for home, size in self.homes("weight").items())
-        return whole + sum(flat.shard * BYTES[flat.dtype] for flat in self.flats if flat.weight_shared and not flat.trainable)
 
-    def _gradients(self) -> int:
-        whole = sum(size * BYTES[home.dtype] for home, size in self.homes("grad").items())
-        return whole + sum(flat.shard * BYTES[flat.reduce] for flat in self._trained() if flat.grad_shared)
-
-    def _master(self) -> int:
-        return sum(flat.shard * BYTES[flat.master] for flat in self._trained() if not flat.master_is_weight)
-
-    def _moments(self) -> int:
-        return self.format.moments * sum(flat.shard * BYTES[flat.master] for flat in self._trained())
-
-    def _trained(self) -> Iterable[Flat]:
-        return (flat for flat in self.flats if flat.trainable)
+def _buffers(homes: Mapping[Home, int]) -> int:
+    return sum(size * BYTES[home.dtype] for home, size in homes.items())
 
 
 Kind = tuple[bool, bool, Dtype]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from bridge.layout.recompute import Chunk
 from bridge.layout.residency import Residency, visits
 from bridge.layout.shard import BYTES, Flat, Layout
 from bridge.layout.tensor import Site
@@ -28,6 +29,9 @@ over.
 AGREED = 3
 """Numbers that ranks agree on, in fp64."""
 
+FOLLOWED = 4
+"""Microbatches of a step whose gathers are followed one by one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
@@ -49,26 +53,59 @@ def step_traffic(layout: Layout, accumulation: int, world: int, index: int = 0) 
     Recompute adds none: a stage's weights are whole while it runs backward, and that is where it computes
     again. A step that an overflow skips makes the same calls, less the gathers that follow an update.
     """
-    traffic = {
-        GATHER: _gathers(layout, accumulation),
-        REDUCE: _reductions(layout, accumulation),
-        REPLICAS: _replicas(layout, index),
-    }
+    traffic = {GATHER: _gathers(layout, accumulation), REDUCE: _reductions(layout, accumulation)}
     if world > 1:
         traffic[AGREE] = Traffic(1, AGREED * BYTES["fp64"])
-    return {name: total for name, total in traffic.items() if total.count}
+    return {name: total for name, total in traffic.items() if total.count} | replica_traffic(layout, index)
+
+
+def whole_traffic(
+    layout: Layout,
+    sites: Iterable[Site],
+    again: Collection[str],
+    sequence: bool,
+    accumulation: int,
+    tokens: int,
+    world: int,
+    index: int = 0,
+) -> dict[str, Traffic]:
+    """All collectives of data rank `index` in a step of microbatches of `tokens` tokens each; see the two functions that it
+    adds up.
+    """
+    found = dict(step_traffic(layout, accumulation, world, index))
+    for name, part in activation_traffic(sites, again, sequence, tokens, layout.flats[0].dtype).items():
+        found[name] = found.get(name, Traffic()) + Traffic(part.count * accumulation, part.bytes * accumulation)
+    return found
+
+
+def computed_again(sites: Iterable[Site], names: Sequence[str], stages: Iterable[Iterable[Chunk]]) -> set[str]:
+    """Names of the sites in layers, called `names`, that are computed again."""
+    prefixes = tuple(f"{names[index]}." for stage in stages for chunk in stage if chunk.again for index in chunk.layers)
+    return {site.name for site in sites if f"{site.name}.".startswith(prefixes)}
 
 
 def _gathers(layout: Layout, accumulation: int) -> Traffic:
-    """Steady state: the second of two steps, so that frozen stages start where the first step left them."""
-    residency = Residency(layout)
-    _gathered(layout, residency, accumulation)
-    times = Counter(_gathered(layout, residency, accumulation))
+    """Microbatches after the second gather what the third does, so that no more need be followed."""
+    followed = min(accumulation, FOLLOWED)
+    times = _times(layout, followed)
+    if accumulation > followed:
+        more = accumulation - followed
+        before = _times(layout, followed - 1)
+        times = Counter({index: number + more * (number - before[index]) for index, number in times.items()})
     flats = ((layout.flats[index], number) for index, number in times.items())
     return sum(
         (Traffic(number, number * flat.padded * BYTES[flat.dtype]) for flat, number in flats if flat.sharded),
         Traffic(),
     )
+
+
+def _times(layout: Layout, accumulation: int) -> Counter[int]:
+    """Steady state: the second of two steps, so that frozen stages start where the first step left them."""
+    if not any(flat.weight_shared for flat in layout.flats):
+        return Counter(index for index, flat in enumerate(layout.flats) if flat.trainable)
+    residency = Residency(layout)
+    _gathered(layout, residency, accumulation)
+    return Counter(_gathered(layout, residency, accumulation))
 
 
 def _gathered(layout: Layout, residency: Residency, accumulation: int) -> list[int]:
@@ -95,12 +132,14 @@ def reductions(flat: Flat, accumulation: int) -> int:
     return accumulation if flat.grad_shared else 1
 
 
-def _replicas(layout: Layout, index: int) -> Traffic:
+def replica_traffic(layout: Layout, index: int) -> dict[str, Traffic]:
+    """What of a step's collectives differs by data rank: how much it owns of the partial replicas that tensor ranks sum."""
     sizes: Counter[str] = Counter()
     for flat in layout.flats:
         if flat.trainable:
             sizes[flat.reduce] += len(flat.own(flat.partial, index))
-    return Traffic(sum(size > 0 for size in sizes.values()), sum(size * BYTES[dtype] for dtype, size in sizes.items()))
+    found = Traffic(sum(size > 0 for size in sizes.values()), sum(size * BYTES[dtype] for dtype, size in sizes.items()))
+    return {REPLICAS: found} if found.count else {}
 
 
 def activation_traffic(

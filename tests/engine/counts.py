@@ -12,6 +12,9 @@ from torch import nn
 
 from bridge.engine.models.gpt import Architecture
 from bridge.engine.training import Training
+from bridge.layout.shard import Layout
+from bridge.layout.tensor import Site
+from bridge.layout.traffic import Traffic
 from bridge.plan import Plan
 
 
@@ -78,3 +81,25 @@ def _count_calls(model: nn.Module, calls: Counter[str]) -> None:
     first, last = model.get_submodule("embedding"), model.get_submodule("head.norm")
     first.register_forward_pre_hook(lambda module, inputs: calls.update({"tokens": inputs[0].numel()}))
     last.register_forward_pre_hook(lambda module, inputs: calls.update({"norm tokens": inputs[0][..., 0].numel()}))
+
+
+@dataclass(frozen=True)
+class Live:
+    """What one rank holds and sends: its layout and sites of activations, and the bytes and calls counted in the last of two
+    steps.
+    """
+
+    layout: Layout
+    sites: list[Site]
+    bytes: dict[str, int]
+    traffic: dict[str, Traffic]
+
+
+def live(rank: int, world: int, values: Mapping[str, Any], shape: Architecture) -> Live:
+    """Two steps of the plan `values` on a model of `shape`."""
+    training = Training.of(Plan.of(values), shape)
+    engine = training.engine
+    for step in range(2):
+        engine.comm.ledger.clear()
+        list(training.steps(step + 1))
+    return Live(engine.layout, engine.sites, engine.bytes(), dict(engine.comm.ledger.totals))

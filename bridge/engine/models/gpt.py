@@ -5,10 +5,7 @@ gated MLP.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
-from dataclasses import dataclass
 from math import sqrt
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,56 +14,13 @@ from torch.nn import functional as F
 from bridge.engine.randomness import seed_of
 from bridge.engine.tensor_parallel import SplitLogits
 from bridge.errors import ConfigError
+from bridge.layout.architecture import Architecture as Architecture
 from bridge.layout.tensor import TensorPlan
-from bridge.plan import Model
 
 SPREAD = 0.02
 """Standard deviation of initial weights."""
 IGNORED = -100
 """Target of a token that does not count, such as padding."""
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """Shape of a GPT. Sizes as in a plan's model section; `sequence` bounds learned positions only."""
-
-    layers: int = 4
-    hidden: int = 128
-    heads: int = 4
-    kv_heads: int = 4
-    ffn: int = 512
-    vocab: int = 256
-    sequence: int = 128
-    norm: Literal["layer", "rms"] = "layer"
-    gated: bool = False
-    rotary: bool = True
-    tied: bool = True
-    bias: bool = True
-    dropout: float = 0.0
-
-    @classmethod
-    def of(cls, model: Model) -> Architecture:
-        """The shape that a plan states; what it leaves open follows from the rest."""
-        hidden, heads = model.hidden or cls().hidden, model.heads or cls().heads
-        return cls(
-            layers=model.layers or cls().layers,
-            hidden=hidden,
-            heads=heads,
-            kv_heads=model.kv_heads or heads,
-            ffn=model.ffn or 4 * hidden,
-            vocab=model.vocab or cls().vocab,
-            sequence=model.sequence or cls().sequence,
-            tied=cls().tied if model.tied is None else model.tied,
-        )
-
-    def problems(self) -> Iterator[str]:
-        """What does not fit together."""
-        if self.hidden % self.heads:
-            yield f"model.heads: {self.heads} does not divide hidden ({self.hidden}); use a divisor"
-        if self.heads % self.kv_heads:
-            yield f"model.kv_heads: {self.kv_heads} does not divide heads ({self.heads}); use a divisor"
-        if self.rotary and self.hidden // self.heads % 2:
-            yield f"model.heads: {self.hidden // self.heads} wide heads cannot rotate; make the width even"
 
 
 class GPT(nn.Sequential):
@@ -91,18 +45,7 @@ class GPT(nn.Sequential):
 
     def tensor_plan(self, ranks: int) -> TensorPlan:
         """How `ranks` tensor ranks split this model. Raises `ConfigError` if its heads do not divide."""
-        heads, kv_heads = self.architecture.heads, self.architecture.kv_heads
-        if heads % ranks:
-            raise ConfigError(f"parallel.tensor: {ranks} ranks do not divide heads ({heads}); use a divisor")
-        keys = ("attention.key", "attention.value")
-        divides = kv_heads % ranks == 0
-        return TensorPlan(
-            columns=("attention.query", "mlp.up", *(["mlp.gate"] if self.architecture.gated else []), *(keys if divides else ())),
-            rows=("attention.out", "mlp.down"),
-            shared=() if divides else keys,
-            vocabulary=("embedding.tokens", "head.logits"),
-            scattered=("embedding",),
-        )
+        return self.architecture.tensor_plan(ranks)
 
 
 @torch.no_grad()

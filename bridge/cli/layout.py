@@ -1,0 +1,306 @@
+"""What `layout` does: show where a plan puts its model on its ranks, what each rank keeps, and what it sends in a step."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from bridge import report
+from bridge.cli.convert import Job, answered, console, print_json, read
+from bridge.engine.fields import remarks
+from bridge.errors import BridgeError, ConfigError
+from bridge.findings import Finding
+from bridge.layout.architecture import PRESETS, Architecture
+from bridge.layout.mesh import AXES, Mesh
+from bridge.layout.outline import Outline
+from bridge.layout.shard import BYTES, Flat, Layout
+from bridge.plan import Plan
+from bridge.translation import lift
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+FILE = "file"
+"""The model that the config itself states."""
+MODELS = (FILE, *PRESETS)
+NEEDED = ("layers", "hidden", "heads", "vocab", "sequence")
+"""Sizes without which nothing can be said; the others follow from them."""
+KINDS = ("weights", "gradients", "master", "moments")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Where the model's sizes come from, and those given on the command line, by name in a plan's model section."""
+
+    model: str
+    given: Mapping[str, int | bool | None]
+    micro: int | None
+
+
+def layout(job: Job, sizes: Sizes) -> int:
+    """Show the layout of one file; the exit code."""
+
+    def work() -> int:
+        plan = _plan(job)
+        findings = _remarks(plan)
+        outline = Outline.of(_sized(plan, sizes), _shape(plan, sizes), job.world_size or _world(plan))
+        if job.json:
+            print_json(as_json(outline, findings))
+        else:
+            _show(outline, findings, console(sys.stdout))
+        return report.CLEAN
+
+    return answered(job, work)
+
+
+# What is laid out
+
+
+def _plan(job: Job) -> Plan:
+    """The plan on the ranks asked for. If the stack refuses that number, what the file's own sizes need is said."""
+    try:
+        return lift(read(job))
+    except BridgeError as error:
+        if job.world_size is None:
+            raise
+        try:
+            plan = lift(read(replace(job, world_size=None)))
+        except BridgeError:
+            raise error from None
+        Mesh.of(plan.parallel, job.world_size)
+        raise
+
+
+def _world(plan: Plan) -> int:
+    return prod(getattr(plan.parallel, axis) or 1 for axis in AXES)
+
+
+def _remarks(plan: Plan) -> tuple[Finding, ...]:
+    """What the engine would do otherwise than asked; a pipeline's stages can be shown all the same."""
+    pipeline = "parallel.pipeline"
+    values = {path: value for path, value in plan.values().items() if path != pipeline}
+    staged = plan.values().get(pipeline, 1) > 1
+    return tuple(finding for finding in remarks(values) if not (staged and finding.path.startswith("schedule.")))
+
+
+def _sized(plan: Plan, sizes: Sizes) -> Plan:
+    if sizes.micro is None:
+        return plan
+    return Plan.of({**plan.values(), "batch.micro": sizes.micro, "batch.global_": None})
+
+
+def _shape(plan: Plan, sizes: Sizes) -> Architecture:
+    """The model's shape: a preset or what the file states, and above it what was given."""
+    given = {name: value for name, value in sizes.given.items() if value is not None}
+    if sizes.model != FILE:
+        return _changed(PRESETS[sizes.model], given)
+    model = plan.model.model_copy(update=given)
+    missing = [name for name in NEEDED if getattr(model, name) is None]
+    if missing:
+        options = ", ".join(f"--{name}" for name in missing)
+        raise ConfigError(f"model: FILE does not state its {', '.join(missing)}; give {options}, or --model {'|'.join(PRESETS)}")
+    return Architecture.of(model)
+
+
+def _changed(shape: Architecture, given: Mapping[str, Any]) -> Architecture:
+    follow = {"kv_heads": given["heads"]} if "heads" in given else {}
+    return replace(shape, **{**follow, **given})
+
+
+# For programs
+
+
+def as_json(outline: Outline, findings: Iterable[Finding]) -> dict[str, Any]:
+    """A layout as one JSON object; the form is stable and described in docs/json.md."""
+    mesh, shape = outline.mesh, outline.shape
+    sizes = {name: getattr(shape, name) for name in (*NEEDED, "kv_heads", "ffn", "tied", "norm", "gated", "rotary", "bias")}
+    return {
+        "model": {**sizes, "parameters": shape.size()},
+        "batch": {"micro": outline.micro, "accumulation": outline.accumulation, "tokens": outline.tokens},
+        "mesh": {
+            "ranks": mesh.world,
+            "axes": [{"axis": axis, "size": size, "groups": mesh.groups(axis)} for axis, size in mesh.sizes.items()],
+        },
+        "stages": [
+            {"stage": stage, "pipeline_rank": outline.pipeline_rank(stage), "layers": _names(outline, stage)}
+            for stage in range(len(outline.stages))
+        ],
+        "ranks": [{"ranks": ranks, **content} for ranks, content in _alike(outline)],
+        "findings": list(map(report.finding_json, findings)),
+        "exit_code": report.CLEAN,
+    }
+
+
+def _names(outline: Outline, stage: int) -> list[str]:
+    return [outline.shape.names[layer] for layer in outline.stages[stage]]
+
+
+def _alike(outline: Outline) -> list[tuple[list[int], dict[str, Any]]]:
+    """Ranks that keep and send the same, with what that is."""
+    found: dict[str, tuple[list[int], dict[str, Any]]] = {}
+    for rank in range(outline.mesh.world):
+        content = _content(outline, rank)
+        found.setdefault(json.dumps(content), ([], content))[0].append(rank)
+    return list(found.values())
+
+
+def _content(outline: Outline, rank: int) -> dict[str, Any]:
+    place, pipeline = outline.place(rank).layout, outline.mesh.coordinate(rank, "pipeline")
+    held, traffic = outline.held(pipeline), outline.traffic(rank)
+    calls = [{"name": name, "count": total.count, "bytes": total.bytes} for name, total in (traffic or {}).items()]
+    sizes = place.bytes()
+    return {
+        "pipeline_rank": pipeline,
+        "stages": list(held),
+        "parameters": place.parameters,
+        "bytes": {**sizes, "total": sum(sizes.values())},
+        "flats": [_flat(place, flat, held[flat.stage]) for flat in place.flats],
+        "collectives": None if traffic is None else calls,
+    }
+
+
+def _flat(place: Layout, flat: Flat, stage: int) -> dict[str, Any]:
+    weights = {"format": flat.dtype, "buffer": flat.weight_home.place, "bytes": flat.padded * BYTES[flat.dtype]}
+    gradients = {"format": flat.reduce, "buffer": flat.grad_home.place, "bytes": flat.padded * BYTES[flat.reduce]}
+    return {
+        "stage": stage,
+        "tied": flat.tied,
+        "trainable": flat.trainable,
+        "parameters": flat.size,
+        "padding": flat.padded - flat.size,
+        "data_ranks": flat.shards,
+        "weights": weights,
+        "gradients": gradients if flat.trainable else None,
+        "slices": place.slices(flat),
+    }
+
+
+# For people
+
+
+def _show(outline: Outline, findings: Sequence[Finding], out: Console) -> None:
+    shape, plan = outline.shape, outline.plan
+    sizes = " x ".join(f"{axis} {size}" for axis, size in outline.mesh.sizes.items() if size > 1) or "one"
+    out.print(f"[bold]{outline.mesh.world} ranks[/]: {sizes}")
+    out.print(
+        f"[bold]{shape.size() / 1e6:,.1f} M parameters[/]: {shape.layers} layers, hidden {shape.hidden}, heads {shape.heads}"
+        f" (keys {shape.kv_heads}), ffn {shape.ffn}, vocab {shape.vocab}{', tied' * shape.tied}, sequence {shape.sequence}"
+    )
+    optimizer = plan.optimizer.name or "adamw"
+    out.print(
+        f"[bold]A step[/]: {outline.accumulation} x {outline.micro} sequences on each data rank, {optimizer},"
+        f" ZeRO {outline.place(0).layout.level}"
+    )
+    if outline.mesh.world > 1:
+        out.print(_mesh(outline.mesh))
+    for pipeline in range(outline.mesh.sizes["pipeline"]):
+        _show_ranks(outline, pipeline, out)
+    for finding in findings:
+        out.print(f"note: {finding.path}: {finding.message} ({finding.effect})", markup=False)
+    out.print("Activations, buffers of the allocator and of collectives come on top.")
+
+
+def _mesh(mesh: Mesh) -> Table:
+    table = report.table_of("Groups", "axis", "ranks", "apart", "groups")
+    for name, axis in mesh.axes.items():
+        if axis.size > 1:
+            table.add_row(name, str(axis.size), str(axis.stride), _groups(mesh.groups(name)))
+    return table
+
+
+def _groups(groups: Sequence[Sequence[int]], shown: int = 4) -> str:
+    """The first few groups, each with its first few ranks."""
+    parts = [_short([str(rank) for rank in group], 8, " ") for group in groups[:shown]]
+    return "; ".join(parts) + (f"; ... ({len(groups)} in all)" if len(groups) > shown else "")
+
+
+def _short(words: Sequence[str], shown: int, joint: str) -> str:
+    return joint.join(words if len(words) <= shown else [*words[: shown - 2], "...", words[-1]])
+
+
+def _show_ranks(outline: Outline, pipeline: int, out: Console) -> None:
+    """One pipeline rank: its stages, and the collectives of the rank that keeps and sends most."""
+    ranks = [rank for rank in range(outline.mesh.world) if outline.mesh.coordinate(rank, "pipeline") == pipeline]
+    contents = {rank: _content(outline, rank) for rank in ranks}
+    most = max(ranks, key=lambda rank: (_weight(contents[rank]), -rank))
+    alike = all(_weight(content) == _weight(contents[most]) for content in contents.values())
+    who = f"rank {most}, which keeps and sends most" if not alike else "each rank" if len(ranks) > 1 else f"rank {most}"
+    staged = f" of pipeline rank {pipeline}" if outline.mesh.sizes["pipeline"] > 1 else ""
+    out.print(_stages(outline, contents[most], f"Kept by {who}{staged}"))
+    calls = contents[most]["collectives"]
+    if calls is None:
+        out.print("Collectives follow from the pipeline's schedule and are not shown.")
+    elif calls:
+        out.print(_collectives(calls, f"Collectives of {who} in a step"))
+
+
+def _weight(content: Mapping[str, Any]) -> tuple[int, int]:
+    return content["bytes"]["total"], sum(call["bytes"] for call in content["collectives"] or ())
+
+
+def _stages(outline: Outline, content: Mapping[str, Any], title: str) -> Table:
+    columns = ("layers", "stages", "parameters", "weights", "gradients", "their slice", "master", "moments", "in all")
+    table = report.table_of(title, *columns)
+    _right(table)
+    for row in _rows(outline, content["flats"]):
+        table.add_row(*row)
+    sizes = content["bytes"]
+    table.add_section()
+    kept = [_size(sizes[kind]) for kind in KINDS]
+    table.add_row("kept", "", f"{content['parameters']:,}", *kept[:2], "", *kept[2:], _size(sizes["total"]), style="bold")
+    table.caption = "; ".join(_buffers(content["flats"], kind) for kind in ("weights", "gradients"))
+    table.caption_justify = "left"
+    return table
+
+
+def _rows(outline: Outline, flats: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """Consecutive stages that are alike share a row."""
+
+    def figures(flat: Mapping[str, Any]) -> tuple[str, ...]:
+        slices, gradients = flat["slices"], flat["gradients"]
+        whole = (_size(flat["weights"]["bytes"]), _size(gradients["bytes"] if gradients else 0))
+        own = tuple(_size(slices[kind]) for kind in ("gradients", "master", "moments"))
+        return (str(flat["tied"]), f"{flat['parameters']:,}", *whole, *own)
+
+    for (tied, *numbers), alike in groupby(flats, figures):
+        group = list(alike)
+        names = [name for flat in group for name in _names(outline, flat["stage"])]
+        label = "tied weights" if tied == "True" else names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+        yield label, str(len(group)), *numbers, ""
+
+
+def _buffers(flats: Iterable[Mapping[str, Any]], kind: str) -> str:
+    """How many stages of a kind are whole at once."""
+    parts = [flat[kind] for flat in flats if flat[kind] and not flat["tied"]]
+    places, formats = {(part["format"], part["buffer"]) for part in parts}, sorted({part["format"] for part in parts})
+    number = "all" if len(places) == len(parts) else str(len(places))
+    return f"{kind}: {number} of {len(parts)} whole at once ({', '.join(formats)})"
+
+
+def _collectives(calls: Iterable[Mapping[str, Any]], title: str) -> Table:
+    table = report.table_of(title, "collective", "calls", "moved", "a call")
+    _right(table)
+    for call in calls:
+        table.add_row(call["name"], f"{call['count']:,}", _size(call["bytes"]), _size(call["bytes"] / call["count"]))
+    return table
+
+
+def _right(table: Table) -> None:
+    """Numbers stand on the right, and names on one line."""
+    table.columns[0].no_wrap = True
+    for column in table.columns[1:]:
+        column.justify, column.no_wrap = "right", True
+
+
+def _size(number: float) -> str:
+    """Bytes in the unit that suits them."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if number >= size:
+            return f"{number / size:,.1f} {unit}"
+    return f"{number:,.0f} B" if number else "-"
