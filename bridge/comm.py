@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -117,8 +119,16 @@ class Comm:
         return self._start(name, whole, group, lambda: _all_gather(whole, shard, group=group.handle, async_op=True))
 
     def reduce_scatter(self, name: str, shard: Tensor, whole: Tensor, group: Group) -> Wait:
-        """Sum `whole` over ranks, this rank's slice into `shard`, which may be that slice of `whole`."""
-        return self._start(name, whole, group, lambda: _reduce_scatter(shard, whole, group=group.handle, async_op=True))
+        """Sum `whole` over ranks, this rank's slice into `shard`, which may be that slice of `whole`.
+
+        Over gloo, ranks swap slices and each adds up what it got: the same bytes move, in a fraction of the time that gloo's
+        own call takes, and as much memory as `whole` has is needed until the wait is over.
+        """
+        if group.size == 1 or dist.get_backend(group.handle) != "gloo":
+            return self._start(name, whole, group, lambda: _reduce_scatter(shard, whole, group=group.handle, async_op=True))
+        parts = torch.empty_like(whole)
+        wait = self._start(name, whole, group, lambda: dist.all_to_all_single(parts, whole, group=group.handle, async_op=True))
+        return partial(_add_up, wait, parts, shard)
 
     def all_reduce(self, name: str, tensor: Tensor, group: Group, op: str = "sum") -> Wait:
         """Sum (or "max", "min") of `tensor` over ranks, in place."""
@@ -142,6 +152,12 @@ class Comm:
         work = start()
         assert work is not None, "an asynchronous collective always returns its handle"
         return _waiting(work)
+
+
+def _add_up(wait: Wait, parts: Tensor, total: Tensor) -> None:
+    """Once `parts` are there, their sum."""
+    wait()
+    torch.sum(parts.view(-1, *total.shape), 0, out=total)
 
 
 def connect(rank: int, world: int, address: str, backend: str, timeout: float = 600.0) -> None:

@@ -29,8 +29,8 @@ class Split:
     sequence: bool
 
     def sum(self, name: str, tensor: Tensor) -> Tensor:
-        """Sum of `tensor` over the group, in a new tensor."""
-        total = tensor.contiguous().clone()
+        """Sum of `tensor` over the group, in its own memory where it is contiguous: what it held before is gone."""
+        total = tensor.contiguous()
         self.comm.all_reduce(name, total, self.group)()
         return total
 
@@ -74,12 +74,15 @@ class _Enter(torch.autograd.Function):
 
 
 class _Leave(torch.autograd.Function):
-    """Out of a split layer: the sum of what ranks hold."""
+    """Out of a split layer: the sum of what ranks hold, in the memory of what nobody else reads."""
 
     @staticmethod
     def forward(context: Any, outputs: Tensor, split: Split) -> Tensor:
         context.split = split
-        return split.scatter_sum(outputs) if split.sequence else split.sum(SUM, outputs)
+        if split.sequence:
+            return split.scatter_sum(outputs)
+        context.mark_dirty(outputs)
+        return split.sum(SUM, outputs)
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
@@ -168,7 +171,9 @@ class RowLinear(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """(..., in / ranks) to (..., out)."""
         total = _leave(F.linear(inputs, self.weight), self._split)
-        return total if self.bias is None else total + self.bias
+        if self.bias is None:
+            return total
+        return total + self.bias if self._split.sequence else total.add_(self.bias)
 
 
 @dataclass(frozen=True)
