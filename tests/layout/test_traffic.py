@@ -63,6 +63,29 @@ def test_frozen_stages_are_gathered_only_where_they_are_shared() -> None:
     assert shared[GATHER].count == 3 + (3 + 2) and shared[REDUCE].count == 3
 
 
+@st.composite
+def layouts(draw: st.DrawFn) -> Layout:
+    """Stages of which some are frozen and some share a tied parameter."""
+    stages, weights = draw(st.integers(1, 7)), draw(st.integers(1, 5))
+    plan = Plan.model_validate({"zero": {"weight_buffers": weights}})
+    trained = draw(st.lists(st.booleans(), min_size=stages, max_size=stages))
+    parameters = [Parameter(f"{stage}.w", (SIZE,), "fp32", (stage,), trainable=trained[stage]) for stage in range(stages)]
+    if draw(st.booleans()):
+        parameters.append(Parameter("tied", (SIZE,), "fp32", tuple(sorted({draw(st.integers(0, stages - 1)), stages - 1}))))
+    return Layout.of(plan, parameters, stages, 2)
+
+
+@given(layouts(), st.integers(1, 12))
+def test_gathers_of_many_microbatches_are_those_followed_one_by_one(shape: Layout, accumulation: int) -> None:
+    residency = Residency(shape)
+    for _ in range(2):
+        residency.drop(index for index, flat in enumerate(shape.flats) if flat.trainable)
+        path = visits(shape) * accumulation
+        followed = [index for place in range(len(path)) for index in residency.due(path[place:])]
+    size = sum(shape.flats[index].padded * 4 for index in followed)
+    assert step_traffic(shape, accumulation, 2).get(GATHER, Traffic()) == Traffic(len(followed), size)
+
+
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 3))
 def test_every_visit_finds_its_weights_and_two_buffers_suffice_to_prefetch(stages: int, weights: int, accumulation: int) -> None:
     shape = layout(stages, weights)
