@@ -4,11 +4,12 @@ say so.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from bridge.batch import solve
+from bridge.engine.learning_rate import learning_rate
 from bridge.errors import ConfigError
 from bridge.findings import Finding
 from bridge.layout.mesh import Mesh
@@ -47,7 +48,6 @@ LIMITS: Mapping[str, Limit] = {
     "zero.offload.optimizer": Limit(("none",), "optimizer state stays on the device"),
     "zero.offload.optimizer_ratio": Limit((0,), "optimizer state stays on the device"),
     "zero.offload.parameters": Limit(("none",), "parameters stay on the device"),
-    "recompute.granularity": Limit(("none", "full"), "whole layers are computed again, or none"),
     "recompute.partition": Limit((False,), "saved activations are kept whole"),
     "recompute.offload": Limit((False,), "saved activations stay on the device"),
     **{
@@ -70,6 +70,7 @@ def check(plan: Plan, world: int) -> tuple[Mesh, tuple[Finding, ...]]:
     findings = remarks(values)
     mesh = Mesh.of(plan.parallel, world)
     accumulation_of(plan, mesh.sizes["data"])
+    learning_rate(0.0, plan.optimizer.schedule, plan.optimizer.schedule.warmup_steps or 0)
     return mesh, (*_idle(values), *findings)
 
 
@@ -100,5 +101,61 @@ def _effect(path: str, values: Mapping[str, Any]) -> Effect:
 
 
 def _idle(values: Mapping[str, Any]) -> Iterator[Finding]:
-    if values.get("parallel.sequence") and values.get("parallel.tensor", 1) == 1:
-        yield Finding("parallel.sequence", "there is one tensor rank, so tokens are not split", Effect.COST, given=True)
+    """Fields that say nothing beside the others."""
+    for paths_, (speaks, reason) in _SILENT.items():
+        for path in paths_:
+            if values.get(path) and not speaks(values):
+                yield Finding(
+                    path, reason, Effect.COST if path == "parallel.sequence" else Effect.NONE, True, before=values[path]
+                )
+
+
+_ADAM, _DECAY = ("adam", "adamw"), ("linear", "cosine", "wsd")
+_SILENT: Mapping[tuple[str, ...], tuple[Callable[[Mapping[str, Any]], bool], str]] = {
+    ("parallel.sequence",): (
+        lambda values: values.get("parallel.tensor", 1) > 1,
+        "there is one tensor rank, so tokens are not split",
+    ),
+    ("optimizer.momentum",): (lambda values: values.get("optimizer.name") == "sgd", "only sgd has momentum"),
+    ("optimizer.betas", "optimizer.eps"): (
+        lambda values: values.get("optimizer.name", "adamw") in _ADAM,
+        "sgd has no moments",
+    ),
+    ("optimizer.schedule.total_steps",): (
+        lambda values: values.get("optimizer.schedule.name") in _DECAY,
+        "this schedule does not end",
+    ),
+    ("optimizer.schedule.minimum",): (
+        lambda values: values.get("optimizer.schedule.name") in (*_DECAY, "inverse_sqrt"),
+        "a constant rate does not fall",
+    ),
+    ("optimizer.schedule.warmup_from",): (
+        lambda values: bool(values.get("optimizer.schedule.warmup_steps")),
+        "there is no warmup",
+    ),
+    tuple(path for path in paths() if path.startswith("precision.loss_scale.")): (
+        lambda values: values.get("precision.compute") == "fp16",
+        "only fp16 needs a loss scale",
+    ),
+    tuple(f"precision.loss_scale.{name}" for name in ("initial", "window", "hysteresis", "minimum")): (
+        lambda values: "precision.loss_scale.static" not in values,
+        "the loss scale is constant",
+    ),
+    ("recompute.method", "recompute.layers"): (
+        lambda values: values.get("recompute.granularity", "full" if "recompute.ratio" in values else "none") == "full",
+        "whole layers are not computed again",
+    ),
+    ("recompute.ratio",): (
+        lambda values: values.get("recompute.granularity") not in ("none", "selective"),
+        "whole layers are not computed again",
+    ),
+    ("stages.boundaries",): (
+        lambda values: values.get("stages.rule", "explicit") == "explicit",
+        "only the rule explicit takes boundaries",
+    ),
+    ("stages.layers_per_stage",): (
+        lambda values: values.get("stages.rule") != "explicit" and ("stages.rule" in values or "stages.boundaries" not in values),
+        "boundaries say where stages begin",
+    ),
+}
+"""Fields that only speak where others have certain values, and why not elsewhere; what is off or unset is silent anyway."""

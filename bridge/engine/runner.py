@@ -20,7 +20,7 @@ from bridge.engine.layers import facts, layers_of, parameter_facts
 from bridge.engine.learning_rate import learning_rate
 from bridge.engine.loss_scale import LossScaler
 from bridge.engine.optimizer import ShardOptimizer, clip_factor, setting, squared_norm
-from bridge.engine.stage import Draw, Stage, detached, differentiable
+from bridge.engine.stage import Draw, Stage, detached, differentiable, recompute_parts
 from bridge.engine.tensor_parallel import Conversion, Mark, Split, joined
 from bridge.engine.weights import EXPORT, Weights
 from bridge.errors import BridgeError, ConfigError
@@ -84,7 +84,8 @@ class Engine:
         tensor_plan: TensorPlan | None = None,
     ) -> None:
         self._module, self.plan, self.comm, self.device = model, plan, comm, device
-        self.loss_fn, self.seed, self.findings = loss_fn, seed, tuple(findings)
+        self.loss_fn, self.seed = loss_fn, seed
+        self.findings = (*findings, *recompute_parts(model, plan.recompute))
         self.data = comm.group("data")
         self.accumulation = accumulation_of(plan, self.data.size)
         self.tensor = comm.group("tensor")

@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from bridge.engine.layers import Layer
 from bridge.engine.randomness import reseed, scope, seed_of
+from bridge.findings import Finding
 from bridge.layout.recompute import Chunk
+from bridge.plan import Recompute
+from bridge.rules import Effect
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,19 @@ class Stage:
         with scope(self.device):
             reseed(seed_of(draw.seed, draw.step, draw.microbatch, layer.name), self.device)
             return layer(inputs)
+
+
+def recompute_parts(model: nn.Module, recompute: Recompute) -> tuple[Finding, ...]:
+    """Selective recompute: have those modules of `model` computed again that can be, by a method `compute_again`."""
+    parts = [module for module in model.modules() if hasattr(module, "compute_again")]
+    if recompute.granularity != "selective":
+        return ()
+    for part in parts:
+        part.compute_again()  # type: ignore[operator]
+    return () if parts else (Finding("recompute.granularity", _NO_PARTS, Effect.COST, True, before="selective"),)
+
+
+_NO_PARTS = "no module of the model has a method `compute_again`, so nothing is computed again"
 
 
 def detached(values: Any) -> Any:

@@ -34,6 +34,7 @@ class Counts:
     microbatches: int
     tokens: int
     layer_calls: int
+    core_calls: int
     norm_tokens: int
     lrs: tuple[float, ...]
     scales: tuple[float, ...]
@@ -63,6 +64,7 @@ def counted(rank: int, world: int, values: Mapping[str, Any], steps: int) -> Cou
         microbatches=engine.accumulation,
         tokens=calls["tokens"],
         layer_calls=calls["layers"],
+        core_calls=calls["cores"],
         norm_tokens=calls["norm tokens"],
         lrs=tuple(report.lr for report in reports),
         scales=tuple(report.loss_scale for report in reports),
@@ -75,9 +77,13 @@ def _norm(tensors: Mapping[str, torch.Tensor]) -> float:
 
 
 def _count_calls(model: nn.Module, calls: Counter[str]) -> None:
-    """Count what layers, the embedding and the last norm are called with. A layer that is computed again counts again."""
+    """Count what layers, the embedding and the last norm are called with. What is computed again counts
+    again."""
     for layer in model.children():
         layer.register_forward_pre_hook(lambda module, inputs: calls.update({"layers": 1}))
+    for name, module in model.named_modules():
+        if name.endswith("attention.core"):
+            module.register_forward_pre_hook(lambda module, inputs: calls.update({"cores": 1}))
     first, last = model.get_submodule("embedding"), model.get_submodule("head.norm")
     first.register_forward_pre_hook(lambda module, inputs: calls.update({"tokens": inputs[0].numel()}))
     last.register_forward_pre_hook(lambda module, inputs: calls.update({"norm tokens": inputs[0][..., 0].numel()}))

@@ -213,7 +213,7 @@ class Attention(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.num_heads, self.num_key_value_heads, self.inner = 4, 2, 16
+        self.num_heads, self.num_key_value_heads, self.inner, self.odd = 4, 2, 16, 3
         self.query, self.key, self.value = nn.Linear(16, 16), nn.Linear(16, 8), nn.Linear(16, 8)
         self.out = nn.Linear(16, 16)
 

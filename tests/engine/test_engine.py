@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -74,21 +75,58 @@ def test_every_live_byte_is_predicted(run: Any, world: int, level: int, compute:
         assert found == sum(predicted.values())
 
 
-def test_gathers_overlap_forward_and_a_buffer_waits_for_its_reduction(run: Any) -> None:
-    case = Case({**SGD, "zero.stage": 3, "zero.weight_buffers": 2, "zero.grad_buffers": 2}, replace(SHAPE, tied=False))
-    for found in run(2, events, case):
-        place = {event: index for index, event in reversed(list(enumerate(found)))}
-        for stage in range(4):
-            assert place[f"gather {stage + 1} starts"] < place[f"forward {stage} ends"]
-        for stage in range(4, 1, -1):
-            assert place[f"reduce {stage} starts"] < place[f"backward {stage - 1} starts"] < place[f"reduce {stage} ends"]
-            assert place[f"reduce {stage} ends"] < place[f"backward {stage - 2} starts"]
+STAGES = 5
+"""Of the model whose events are recorded: embedding, three blocks, head."""
 
 
-def test_one_buffer_cannot_overlap(run: Any) -> None:
-    case = Case({**SGD, "zero.stage": 3, "zero.weight_buffers": 1, "zero.grad_buffers": 1}, replace(SHAPE, tied=False))
-    for found in run(2, events, case):
-        assert all(found.index(f"forward {stage} ends") < found.index(f"gather {stage + 1} starts") for stage in range(4))
+def places(run: Any, **zero: int) -> Iterator[dict[str, list[int]]]:
+    """For each rank, where each event stands in what the second step recorded."""
+    values = {f"zero.{name}": value for name, value in zero.items()}
+    for found in run(2, events, Case({**SGD, **values}, replace(SHAPE, tied=False))):
+        order: dict[str, list[int]] = {}
+        for index, event in enumerate(found):
+            order.setdefault(event, []).append(index)
+        yield order
+
+
+@pytest.mark.parametrize("buffers", [1, 2, 3, 4])
+def test_a_gather_starts_as_soon_as_its_buffer_is_free(run: Any, buffers: int) -> None:
+    for found in places(run, stage=3, weight_buffers=buffers):
+        for stage in range(buffers, STAGES):
+            gathered, left = found[f"gather {stage} starts"][0], stage - buffers
+            assert found[f"forward {left} ends"][0] < gathered < found[f"forward {stage} starts"][0]
+            if buffers > 1:
+                assert gathered < found[f"forward {left + 1} starts"][0]
+                assert found[f"gather {stage} ends"][0] > found[f"forward {stage - 1} ends"][0]
+        for stage in range(STAGES - buffers):
+            gathered, left = found[f"gather {stage} starts"][-1], stage + buffers
+            assert found[f"backward {left} ends"][0] < gathered < found[f"backward {stage} starts"][0]
+            if buffers > 1:
+                assert gathered < found[f"backward {left - 1} starts"][0]
+
+
+def test_with_a_buffer_for_each_stage_all_gathers_follow_the_update(run: Any) -> None:
+    for found in places(run, stage=1):
+        assert found["gather 0 ends"][0] < found["forward 0 starts"][0]
+        for stage in range(1, STAGES):
+            assert found[f"forward {stage - 1} ends"][0] < found[f"gather {stage} ends"][0] < found[f"forward {stage} starts"][0]
+        starts = [found[f"gather {stage} starts"] for stage in range(STAGES)]
+        assert all(len(places) == 1 and places[0] > found["backward 0 ends"][0] for places in starts)
+
+
+@pytest.mark.parametrize("buffers", [1, 2, 3, 5])
+def test_a_reduction_is_waited_for_only_by_the_next_writer_of_its_buffer(run: Any, buffers: int) -> None:
+    for found in places(run, stage=2, grad_buffers=buffers):
+        for stage in range(STAGES):
+            (started,), (ended,) = found[f"reduce {stage} starts"], found[f"reduce {stage} ends"]
+            assert found[f"backward {stage} ends"][0] < started
+            if stage:
+                assert started < found[f"backward {stage - 1} starts"][0]
+            if stage >= buffers:
+                assert ended < found[f"backward {stage - buffers} starts"][0]
+                assert buffers == 1 or ended > found[f"backward {stage - buffers + 1} ends"][0]
+            else:
+                assert ended > found["backward 0 ends"][0]
 
 
 @pytest.mark.parametrize("level", [0, 3])

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from counts import counted
 from runs import Case, plain, trained
+from torch import nn
 
+import bridge.engine
 import bridge.plan
-from bridge.engine.fields import LIMITS, check
+from bridge.engine.fields import _SILENT, LIMITS, check
 from bridge.errors import ConfigError
 from bridge.plan import Plan
 from bridge.rules import Effect
@@ -129,6 +131,135 @@ def test_an_honoured_field_changes_something_that_counts(run: Any, path: str) ->
     assert change.counts is None or (first, second) == change.counts
 
 
+def test_selective_recompute_runs_the_core_of_attention_again_and_nothing_else(run: Any) -> None:
+    kept, selective, full = (
+        run(1, counted, {**BASE, "recompute.granularity": granularity}, 1)[0] for granularity in ("none", "selective", "full")
+    )
+    assert (kept.core_calls, kept.layer_calls) == (2, 4)
+    assert (selective.core_calls, selective.layer_calls) == (4, 4)
+    assert (full.core_calls, full.layer_calls) == (4, 8)
+    assert kept.moved == selective.moved
+
+
+def test_a_model_without_parts_to_compute_again_is_said() -> None:
+    layers = [nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)]
+    engine = bridge.engine.initialize(layers, Plan.of({"recompute.granularity": "selective"}), nn.functional.mse_loss)
+    (finding,) = engine.findings
+    assert (finding.path, finding.effect) == ("recompute.granularity", Effect.COST)
+    assert "no module of the model has a method `compute_again`" in finding.message
+
+
+REDUCED = {"gather weights": 4, "reduce gradients": 12, "agree": 1}
+MEET = {
+    "counts win over a lower level": (2, {"zero.stage": 0, "zero.grad_buffers": 4, "zero.weight_buffers": 4}, "traffic", SHARDED),
+    "counts win over a higher level": (
+        2,
+        {"zero.stage": 3, "zero.grad_buffers": 4, "zero.weight_buffers": 4},
+        "traffic",
+        SHARDED,
+    ),
+    "shared gradients, microbatches": (2, {"zero.stage": 2, "batch.accumulation": 3}, "traffic", REDUCED),
+    "fewer stages, level": (
+        2,
+        {"zero.stage": 3, "stages.layers_per_stage": 2},
+        "traffic",
+        {**REPLICATED, "gather weights": 2, "reduce gradients": 2},
+    ),
+    "global batch, tensor ranks": (2, {"batch.micro": 1, "batch.global_": 8, "parallel.tensor": 2}, "microbatches", 8),
+    "global batch, data ranks": (2, {"batch.micro": 1, "batch.global_": 8}, "microbatches", 4),
+    "tokens, more tensor ranks": (4, {"parallel.tensor": 4, "parallel.sequence": True}, "norm_tokens", 4),
+    "a constant scale and a first one": (
+        1,
+        {**FP16, "precision.loss_scale.static": 4.0, "precision.loss_scale.initial": 8.0},
+        "scales",
+        (4.0,),
+    ),
+    "every format": (
+        1,
+        {**BF16, "precision.master": "bf16", "precision.reduce": "bf16"},
+        "bytes",
+        {"weights": 2 * WEIGHTS, "gradients": 2 * WEIGHTS, "master": 0, "moments": 4 * WEIGHTS},
+    ),
+    "formats, optimizer": (
+        1,
+        {**BF16, **SGD, "optimizer.momentum": 0.9},
+        "bytes",
+        {"weights": 2 * WEIGHTS, "gradients": 4 * WEIGHTS, "master": 4 * WEIGHTS, "moments": 4 * WEIGHTS},
+    ),
+    "warmup, decay": (
+        1,
+        {**WARMUP, "optimizer.schedule.name": "linear", "optimizer.schedule.total_steps": 4},
+        "lrs",
+        (0.0, 0.005, 0.01, 0.005),
+    ),
+    "block, layers beyond a stage": (
+        1,
+        {**FULL, **TWO_STAGES, "recompute.method": "block", "recompute.layers": 9},
+        "layer_calls",
+        8,
+    ),
+    "ratio, granularity none": (1, {"recompute.granularity": "none", "recompute.ratio": 1.0}, "layer_calls", 4),
+    "no rate, decay": (1, {"optimizer.lr": 0.0, "optimizer.weight_decay": 0.5}, "moved", 0.0),
+}
+"""Ranks, fields that meet, and what is then counted."""
+
+
+@pytest.mark.parametrize("name", MEET)
+def test_where_fields_meet(run: Any, name: str) -> None:
+    world, values, what, expected = MEET[name]
+    steps = len(expected) if isinstance(expected, tuple) else 1
+    for found in run(world, counted, {**BASE, **values}, steps):
+        assert getattr(found, what) == expected
+
+
+def test_clipping_sees_gradients_without_their_scale(run: Any) -> None:
+    given = {**BASE, **FP16, **SGD, "optimizer.clip": 0.01}
+    small, large = (run(1, counted, {**given, "precision.loss_scale.static": scale}, 1)[0].moved for scale in (8.0, 512.0))
+    assert small == pytest.approx(large, rel=1e-2) and small == pytest.approx(0.01 * 0.01, rel=1e-2)
+
+
+CONSTANT = {"optimizer.schedule.name": "constant"}
+SILENT: dict[str, tuple[Any, Mapping[str, Any], Mapping[str, Any]]] = {
+    "parallel.sequence": (True, {}, {"parallel.tensor": 2}),
+    "optimizer.momentum": (0.9, {}, SGD),
+    "optimizer.betas": ((0.5, 0.6), SGD, {}),
+    "optimizer.eps": (1.0, SGD, {}),
+    "optimizer.schedule.total_steps": (3, CONSTANT, {"optimizer.schedule.name": "linear"}),
+    "optimizer.schedule.minimum": (0.005, CONSTANT, {"optimizer.schedule.name": "inverse_sqrt"}),
+    "optimizer.schedule.warmup_from": (0.005, {}, WARMUP),
+    "precision.loss_scale.static": (4.0, BF16, FP16),
+    "precision.loss_scale.initial": (4.0, {**FP16, "precision.loss_scale.static": 8.0}, FP16),
+    "precision.loss_scale.window": (1, BF16, FP16),
+    "precision.loss_scale.hysteresis": (3, {**FP16, "precision.loss_scale.static": 8.0}, FP16),
+    "precision.loss_scale.minimum": (2.0**20, {**FP16, "precision.loss_scale.static": 8.0}, FP16),
+    "recompute.method": ("block", {}, FULL),
+    "recompute.layers": (2, {"recompute.granularity": "none"}, {"recompute.ratio": 0.5}),
+    "recompute.ratio": (0.5, {"recompute.granularity": "none"}, FULL),
+    "stages.boundaries": ((0, 1, 4), {"stages.rule": "even"}, {}),
+    "stages.layers_per_stage": (3, {"stages.boundaries": (0, 4)}, {"stages.rule": "carry"}),
+}
+"""A value of a field, the others beside which it says nothing, and those beside which it does."""
+
+
+@pytest.mark.parametrize("path", SILENT)
+def test_a_field_that_says_nothing_beside_the_others_is_said_and_changes_nothing(run: Any, path: str) -> None:
+    value, silent, speaking = SILENT[path]
+    (finding,) = check(Plan.of({**silent, path: value}), 1)[1]
+    assert finding.path == path and finding.effect is not Effect.NUMBERS
+    assert check(Plan.of({**speaking, path: value}), 2)[1] == ()
+    without, with_it = (run(1, counted, {**BASE, **silent, **given}, 2)[0] for given in ({}, {path: value}))
+    assert without == with_it
+
+
+def test_a_schedule_without_its_length_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"optimizer.schedule.total_steps: unset, but cosine decays over it; set it"):
+        check(Plan.of({"optimizer.schedule.name": "cosine"}), 1)
+
+
+def test_every_field_that_can_be_silent_is_tested() -> None:
+    assert {path for paths in _SILENT for path in paths} == set(SILENT)
+
+
 def test_loss_counts_tokens_or_microbatches_alike() -> None:
     base = {"precision.compute": "fp64", **SGD, "optimizer.lr": 0.1, "batch.accumulation": 4}
     tokens, microbatches = (
@@ -160,7 +291,6 @@ BEYOND = {
     "zero.offload.optimizer": "cpu",
     "zero.offload.optimizer_ratio": 0.5,
     "zero.offload.parameters": "cpu",
-    "recompute.granularity": "selective",
     "recompute.partition": True,
     "recompute.offload": True,
     **{path: True if path.endswith(("tensors", "memory", "parallel")) else 1 for path in LIMITS if path.startswith("debug.")},

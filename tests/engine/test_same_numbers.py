@@ -132,8 +132,9 @@ def test_any_number_of_layers_in_a_stage(run: Any, size: float, zero: tuple[int,
         {"recompute.granularity": "full", "recompute.method": "uniform", "recompute.layers": 3},
         {"recompute.granularity": "full", "recompute.method": "block", "recompute.layers": 1},
         {"recompute.ratio": 0.5},
+        {"recompute.granularity": "selective"},
     ],
-    ids=["uniform", "block", "ratio"],
+    ids=["uniform", "block", "ratio", "selective"],
 )
 def test_ways_to_recompute(run: Any, recompute: dict[str, Any]) -> None:
     values = {**plan(SGD, (3, None, None), 2), **recompute, "stages.layers_per_stage": 2}

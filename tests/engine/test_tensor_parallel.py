@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from typing import Any
 
 import pytest
@@ -39,12 +40,24 @@ def agree(found: Outcome, expected: Outcome) -> None:
     assert found.bytes == found.predicted_bytes
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(
-    ("world", "tensor", "sequence"),
-    [(2, 2, False), (2, 2, True), (4, 2, False), (4, 2, True), (4, 4, False)],
-)
-def test_gpt(run: Any, shape: str, world: int, tensor: int, sequence: bool) -> None:
+MESHES = ((2, 2, False), (2, 2, True), (4, 2, False), (4, 2, True), (4, 4, False))
+"""Ranks, tensor ranks, and whether tokens are split."""
+
+
+@pytest.mark.parametrize(("world", "tensor", "sequence"), MESHES)
+@pytest.mark.parametrize("level", [0, 1, 2, 3])
+def test_every_layout(run: Any, world: int, tensor: int, sequence: bool, level: int) -> None:
+    base = {**SGD, "parallel.tensor": tensor, "parallel.sequence": sequence, "zero.stage": level}
+    ways = product((1, 4 if world == tensor else 2), ({}, FULL))
+    cases = [Case({**base, "batch.accumulation": number, **recompute}) for number, recompute in ways]
+    for outcomes in run(world, trained_all, cases):
+        for outcome in outcomes:
+            agree(outcome, reference("grouped, tied"))
+
+
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != "grouped, tied"])
+@pytest.mark.parametrize(("world", "tensor", "sequence"), MESHES)
+def test_other_shapes(run: Any, shape: str, world: int, tensor: int, sequence: bool) -> None:
     base = {**SGD, "parallel.tensor": tensor, "parallel.sequence": sequence}
     cases = [
         Case({**base, "zero.stage": 0, "batch.accumulation": 4}, SHAPES[shape]),
@@ -56,10 +69,14 @@ def test_gpt(run: Any, shape: str, world: int, tensor: int, sequence: bool) -> N
             agree(outcome, reference(shape))
 
 
-def test_four_ranks_split_by_tokens(run: Any) -> None:
-    case = Case({**SGD, "parallel.tensor": 4, "parallel.sequence": True}, tokens=8)
-    for outcome in run(4, trained, case):
-        agree(outcome, plain(case))
+@pytest.mark.parametrize("shape", SHAPES)
+def test_four_ranks_split_by_tokens(run: Any, shape: str) -> None:
+    base = {**SGD, "parallel.tensor": 4, "parallel.sequence": True}
+    long = replace(SHAPES[shape], sequence=8)
+    cases = [Case({**base, **more}, long, tokens=8) for more in ({}, {"batch.accumulation": 4, "zero.stage": 3, **FULL})]
+    for outcomes in run(4, trained_all, cases):
+        for outcome in outcomes:
+            agree(outcome, plain(cases[0]))
 
 
 @pytest.mark.parametrize("order", ["tensor-data", "data-tensor"])
@@ -157,6 +174,7 @@ def test_names_that_fit_nothing_are_refused(run: Any) -> None:
         (TensorPlan(columns=("upp",)), "no module of the model has 'upp' in its name; correct or remove it"),
         (TensorPlan(weights=(("scala", 0),)), "no parameter of the model has 'scala' in its name"),
         (TensorPlan(rows=("out",), attributes=("inner", "widths")), "no module of the model has an integer 'widths'"),
+        (TensorPlan(rows=("out",), attributes=("odd",)), r"1.odd \(3\) does not divide into 2 ranks; use a divisor of it"),
     ):
         with pytest.raises(Exception, match=message):
             run(2, split_by_names, names)

@@ -132,31 +132,36 @@ def test_tied_parameters_never_share_a_buffer_with_whole_stages(layout: Layout) 
     assert all(not flat.weight_shared and not flat.grad_shared for flat in layout.flats if flat.tied)
 
 
-@given(st.integers(1, 8), st.integers(2, 8), st.integers(1, 3), COUNTS, COUNTS)
-def test_bytes_stay_within_the_bound_of_counted_buffers(
-    stages: int, data: int, level: int, nw: int | None, ng: int | None
-) -> None:
-    layout = equal(stages, data, 840, stage=level, weight_buffers=nw, grad_buffers=ng)
-    weights = min(stages, nw or (2 if level == 3 else stages))
-    grads = min(stages, ng or (2 if level >= 2 else stages))
-    bound = 16 / data + 2 * weights / stages + 4 * grads / stages
-    assert sum(layout.bytes().values()) <= bound * layout.parameters + 1e-6
-    shared = sum(flat.weight_shared for flat in layout.flats), sum(flat.grad_shared for flat in layout.flats)
-    if shared == (stages, stages):
-        assert sum(layout.bytes().values()) == pytest.approx(bound * layout.parameters)
+BUFFERS = (None, 1, 2, 3, 5, 8)
 
 
-@given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 100))
-def test_replication_takes_eighteen_bytes(stages: int, data: int, size: int) -> None:
-    layout = equal(stages, data, size, stage=0)
-    assert sum(layout.bytes().values()) == 18 * layout.parameters
-    assert layout.level == 0
+@pytest.mark.parametrize("stages", range(1, 9))
+@pytest.mark.parametrize("data", [2, 3, 4, 8])
+def test_bytes_stay_within_the_bound_of_counted_buffers(stages: int, data: int) -> None:
+    for level, nw, ng in product((1, 2, 3), BUFFERS, BUFFERS):
+        layout = equal(stages, data, 840, stage=level, weight_buffers=nw, grad_buffers=ng)
+        weights = min(stages, nw or (2 if level == 3 else stages))
+        grads = min(stages, ng or (2 if level >= 2 else stages))
+        bound = 16 / data + 2 * weights / stages + 4 * grads / stages
+        assert sum(layout.bytes().values()) <= bound * layout.parameters + 1e-6
+        shared = sum(flat.weight_shared for flat in layout.flats), sum(flat.grad_shared for flat in layout.flats)
+        if shared == (stages, stages):
+            assert sum(layout.bytes().values()) == pytest.approx(bound * layout.parameters)
 
 
-@given(st.integers(1, 8), st.integers(0, 3), COUNTS, COUNTS)
-def test_one_data_rank_takes_at_most_eighteen_bytes(stages: int, level: int, weights: int | None, grads: int | None) -> None:
-    layout = equal(stages, 1, 17, stage=level, weight_buffers=weights, grad_buffers=grads)
-    assert sum(layout.bytes().values()) <= 18 * layout.parameters
+@pytest.mark.parametrize("stages", range(1, 9))
+def test_replication_takes_eighteen_bytes(stages: int) -> None:
+    for data, size in product(range(1, 9), (1, 17, 100)):
+        layout = equal(stages, data, size, stage=0)
+        assert sum(layout.bytes().values()) == 18 * layout.parameters
+        assert layout.level == 0
+
+
+@pytest.mark.parametrize("stages", range(1, 9))
+def test_one_data_rank_takes_at_most_eighteen_bytes(stages: int) -> None:
+    for level, nw, ng in product(range(4), BUFFERS, BUFFERS):
+        layout = equal(stages, 1, 17, stage=level, weight_buffers=nw, grad_buffers=ng)
+        assert sum(layout.bytes().values()) <= 18 * layout.parameters
 
 
 def test_full_precision_on_one_rank_stores_weights_and_gradients_once() -> None:

@@ -10,6 +10,7 @@ from math import sqrt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from bridge.engine.randomness import seed_of
 from bridge.engine.tensor_parallel import SplitLogits
@@ -93,6 +94,14 @@ class Block(nn.Module):
         return joined
 
 
+class Core(nn.Module):
+    """Softmax of scores times values: what selective recompute computes again, as it is cheap and keeps much."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Each (batch, heads, sequence, width)."""
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
 class Attention(nn.Module):
     """Causal attention in which groups of heads share keys and values. `heads` and `kv_heads` are
     those of this rank.
@@ -113,6 +122,7 @@ class Attention(nn.Module):
         self.key = nn.Linear(architecture.hidden, inner, architecture.bias)
         self.value = nn.Linear(architecture.hidden, inner, architecture.bias)
         self.out = nn.Linear(architecture.hidden, architecture.hidden, architecture.bias)
+        self.core, self.again = Core(), False
 
     def forward(self, stream: Tensor) -> Tensor:
         """See the class."""
@@ -122,7 +132,8 @@ class Attention(nn.Module):
             query, key = rotated(query), rotated(key)
         if self.group > 1:
             key, value = self._spread(key), self._spread(value)
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        again = self.again and torch.is_grad_enabled()
+        mixed = checkpoint(self.core, query, key, value, use_reentrant=False) if again else self.core(query, key, value)
         joined: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return joined
 
@@ -133,6 +144,10 @@ class Attention(nn.Module):
         if self.kv_heads % ranks == 0:
             self.kv_heads //= ranks
             self.first_kv_head = rank * self.kv_heads
+
+    def compute_again(self) -> None:
+        """Compute the core again in backward instead of keeping its scores."""
+        self.again = True
 
     def _spread(self, vectors: Tensor) -> Tensor:
         """For each of this rank's heads, the key or value head of its group."""
