@@ -198,15 +198,15 @@ def _how(source: Dialect, path: str, target: Dialect, found: tuple[str, ...], lo
 
 
 def _limits(rule: Rule, meant: tuple[str, ...], target: Dialect) -> tuple[str, ...]:
-    """What some values do not survive: being read, where the rule blurs, and being written to the target."""
-    mine = (rule.lossy,) if rule.blurs else ()
+    """Why some values do not survive: being read, where a rule blurs or takes a field for several things, or being written."""
+    mine = (rule.lossy,) if rule.blurs or len(meant) > 1 else ()
     return tuple(reason for reason in dict.fromkeys((*mine, *(plan_claims(target)[ours].lossy for ours in meant))) if reason)
 
 
 def _reasons(rule: Rule, meant: tuple[str, ...], lost: tuple[str, ...], target: Dialect, how: How) -> tuple[str, ...]:
     if not meant:
         return (rule.note or rule.lossy,)
-    missing = [plan_claims(target)[ours].note for ours in lost]
+    missing = [plan_claims(target)[ours].lossy or plan_claims(target)[ours].note for ours in lost]
     limits = _limits(rule, meant, target) if how is How.APPROXIMATE else ()
     return tuple(reason for reason in dict.fromkeys((*missing, *limits)) if reason)
 
@@ -251,14 +251,16 @@ class Pair:
     openings: tuple[Opening, ...]
     own: int
 
-    def count(self, how: How) -> int:
-        """Number of fields that fare so; `defaulted` counts fields of the target."""
-        return len(self.openings) if how is How.DEFAULTED else sum(passage.how is how for passage in self.passages)
+    @property
+    def meant(self) -> tuple[Passage, ...]:
+        """Fields that stand for something other stacks know; the rest is the source stack's own."""
+        return tuple(passage for passage in self.passages if passage.kept)
 
-    def losses(self, effect: Effect | None) -> int:
-        """Number of fields whose values do not all survive, by what losing them does; openings of the target count too."""
-        gone = [passage.effect for passage in self.passages if not passage.lossless]
-        return (*gone, *(opening.effect for opening in self.openings)).count(effect)
+    def fare(self, how: How) -> tuple[Effect | None, ...]:
+        """What losing them does, for all fields that stand for something and fare so; `defaulted` ones are the target's."""
+        if how is How.DEFAULTED:
+            return tuple(opening.effect for opening in self.openings)
+        return tuple(passage.effect for passage in self.meant if passage.how is how)
 
 
 @cache
