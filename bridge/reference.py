@@ -93,7 +93,7 @@ def entry(dialect: Dialect, path: str, others: Sequence[Dialect] = ()) -> Entry:
         leaf.doc,
         dialect.spellings(path),
         spans(dialect, path),
-        rule.carried(path),
+        meanings(dialect).get(path, ()),
         _effect(rule),
         rule.note,
         rule.lossy,
@@ -124,6 +124,16 @@ def unknown(dialect: Dialect, path: str) -> str:
 
 def _effect(rule: Rule) -> Effect | None:
     return rule.effect if isinstance(rule.effect, Effect) else None
+
+
+@cache
+def meanings(dialect: Dialect) -> Mapping[str, tuple[str, ...]]:
+    """Plan paths that each field stands for, in rules of its own and in those that look at it."""
+    found: dict[str, list[str]] = {}
+    for ours, rule in plan_claims(dialect).items():
+        for path in rule.carriers(ours):
+            found.setdefault(path, []).append(ours)
+    return MappingProxyType({path: tuple(group) for path, group in found.items()})
 
 
 # Releases
@@ -164,14 +174,17 @@ def current(dialect: Dialect) -> frozenset[str]:
 
 def arrival(source: Dialect, path: str, target: Dialect) -> Arrival:
     """What becomes of the field at `path` of `source` in `target`."""
-    rule = claims(source)[path]
-    meant = rule.carried(path)
+    meant = meanings(source).get(path, ())
     there = {ours: _carriers(target, ours) for ours in meant}
     found = tuple(dict.fromkeys(name for names in there.values() for name in names))
     lost = tuple(ours for ours, names in there.items() if not names)
     fixed = tuple((ours, value) for ours, value in _always(target).items() if ours in lost)
-    how = _how(source, path, target, found, lost)
-    return Arrival(target.name, target.title, found, how, lost, fixed, _reasons(rule, meant, lost, target, how))
+    limits = _limits(source, path, target) if found else ()
+    how = _how(source, path, found, bool(lost or limits))
+    missing = [plan_claims(target)[ours].lossy or plan_claims(target)[ours].note for ours in lost]
+    own = claims(source)[path]
+    reasons = dict.fromkeys((*missing, *limits) if meant else (own.note or own.lossy,))
+    return Arrival(target.name, target.title, found, how, lost, fixed, tuple(reason for reason in reasons if reason))
 
 
 def _carriers(dialect: Dialect, ours: str) -> tuple[str, ...]:
@@ -187,28 +200,23 @@ def _always(dialect: Dialect) -> Mapping[str, Any]:
     return MappingProxyType(found)
 
 
-def _how(source: Dialect, path: str, target: Dialect, found: tuple[str, ...], lost: tuple[str, ...]) -> How:
-    meant = claims(source)[path].carried(path)
+def _how(source: Dialect, path: str, found: tuple[str, ...], limited: bool) -> How:
     if not found:
         return How.DROPPED
-    if lost or _limits(claims(source)[path], meant, target):
+    if limited:
         return How.APPROXIMATE
+    meant = meanings(source)[path]
     alone = len(meant) == len(found) == 1 and _carriers(source, meant[0]) == (path,)
     return How.EXACT if alone else How.DERIVED
 
 
-def _limits(rule: Rule, meant: tuple[str, ...], target: Dialect) -> tuple[str, ...]:
+def _limits(source: Dialect, path: str, target: Dialect) -> tuple[str, ...]:
     """Why some values do not survive: being read, where a rule blurs or takes a field for several things, or being written."""
-    mine = (rule.lossy,) if rule.blurs or len(meant) > 1 else ()
-    return tuple(reason for reason in dict.fromkeys((*mine, *(plan_claims(target)[ours].lossy for ours in meant))) if reason)
-
-
-def _reasons(rule: Rule, meant: tuple[str, ...], lost: tuple[str, ...], target: Dialect, how: How) -> tuple[str, ...]:
-    if not meant:
-        return (rule.note or rule.lossy,)
-    missing = [plan_claims(target)[ours].lossy or plan_claims(target)[ours].note for ours in lost]
-    limits = _limits(rule, meant, target) if how is How.APPROXIMATE else ()
-    return tuple(reason for reason in dict.fromkeys((*missing, *limits)) if reason)
+    meant = meanings(source)[path]
+    mine = [plan_claims(source)[ours] for ours in meant]
+    read = [rule.lossy for rule in mine if rule.blurs or len(meant) > 1]
+    written = [plan_claims(target)[ours].lossy for ours in meant]
+    return tuple(reason for reason in dict.fromkeys((*read, *written)) if reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,13 +275,13 @@ class Pair:
 def pair(source: Dialect, target: Dialect) -> Pair:
     """What is certain about every translation from `source` to `target`."""
     mine = [path for path in fields(source.schema) if path in current(source)]
-    other = [path for path in fields(target.schema) if path in current(target) and not claims(target)[path].carried(path)]
+    other = [path for path in fields(target.schema) if path in current(target) and path not in meanings(target)]
     return Pair(source, target, tuple(_passage(source, path, target) for path in mine), tuple(_open(source, target)), len(other))
 
 
 def _passage(source: Dialect, path: str, target: Dialect) -> Passage:
-    rule, found = claims(source)[path], arrival(source, path, target)
-    return Passage(path, found.how, _effect(rule), found, bool(rule.carried(path)))
+    found = arrival(source, path, target)
+    return Passage(path, found.how, _effect(claims(source)[path]), found, path in meanings(source))
 
 
 def _open(source: Dialect, target: Dialect) -> Iterator[Opening]:
@@ -281,7 +289,7 @@ def _open(source: Dialect, target: Dialect) -> Iterator[Opening]:
     for ours in paths():
         unsaid = not _carriers(source, ours) and ours not in _always(source)
         for path in _carriers(target, ours) if unsaid else ():
-            spoken = any(_carriers(source, more) for more in claims(target)[path].carried(path))
+            spoken = any(_carriers(source, more) for more in meanings(target)[path])
             if path not in seen and not spoken:
                 seen.add(path)
                 yield Opening(path, ours, _effect(claims(target)[path]), defaults.get(path))
