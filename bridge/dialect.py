@@ -10,9 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from bridge.config import Section, Values
+from bridge.config import Section, Values, fields
 from bridge.errors import VersionError, nearest
-from bridge.findings import Finding, Origin
+from bridge.findings import Disagreement, Finding, Origin
+from bridge.kinds import kind
 from bridge.rules import Context, Rule
 
 
@@ -132,6 +133,28 @@ class Dialect(ABC):
     def knows(self, path: str, value: Any, version: str, entry: str) -> bool:
         """Whether a source of kind `entry` can tell that release to set `path` to `value`."""
         return True
+
+    def defaults(self, version: str) -> Mapping[str, Any]:
+        """Every path that a release has, with what it takes where nothing is given; None: open, or worked out."""
+        known = fields(self.schema).items()
+        return {path: leaf.default for path, leaf in known if self.knows(path, leaf.default, version, self.default_entry)}
+
+    def accepts(self, path: str) -> str:
+        """What the field at `path` may be, in words."""
+        return kind(fields(self.schema)[path].annotation)
+
+    def spellings(self, path: str) -> tuple[str, ...]:
+        """How sources spell the field at `path`, where that is not its path."""
+        return ()
+
+    def section(self, path: str) -> str:
+        """The heading that the field at `path` stands under in a list of all fields."""
+        return path.rpartition(".")[0] or "top level"
+
+    @property
+    def disagreements(self) -> tuple[Disagreement, ...]:
+        """Where the stack's documentation and its code disagree."""
+        return ()
 
     def inspect(self, config: Config) -> tuple[Finding, ...]:
         """What the stack accepts and then ignores or gets wrong."""

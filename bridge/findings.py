@@ -40,3 +40,20 @@ class Finding:
     def matters(self) -> bool:
         """Whether it counts for the exit code: a set field that was lost, or anything that changes the numbers."""
         return self.given or self.effect is Effect.NUMBERS
+
+
+@dataclass(frozen=True, slots=True)
+class Disagreement:
+    """Where a stack's documentation says one thing of a field and its code does another, and which releases do.
+
+    `said` is what the documentation says, `place` where; `done` what the code does, `source` where. `since` and `until` are
+    the first and the last release known to disagree; empty: the first and the newest one covered.
+    """
+
+    path: str
+    said: str
+    done: str
+    place: str
+    source: str
+    since: str = ""
+    until: str = ""

@@ -73,6 +73,18 @@ Exit codes:
   1  an error: wrong usage, a size that is missing, sizes that do not fit the ranks (the message says which would)
 """
 
+SHOW = """Show what a field of a stack means: type, bounds, default by release, and where it goes in the other stacks.
+
+FIELD is a path as the stack spells it, or a flag; a section shows its fields, and without FIELD all fields are listed.
+
+\b
+Examples:
+  stagebridge show deepspeed gradient_clipping
+  stagebridge show megatron --json params_dtype
+  stagebridge show automodel distributed.pipeline
+  stagebridge show fast_llm
+"""
+
 DEMO = "Convert a bundled Megatron launch (8 ranks) to DeepSpeed and back, print the report and write the files."
 
 app = typer.Typer(
@@ -220,6 +232,25 @@ def layout(
     given = {**sizes, "sequence": sequence, "tied": tied}
     job = Job(file, from_, from_version, ranks, lenient, as_json, auto or (), code or ())
     return layout(job, Sizes(checked("--model", model, MODELS), given, micro_batch))
+
+
+@app.command(
+    help=SHOW,
+    short_help="Say what a field means, and where it goes in the other stacks.",
+    context_settings={"ignore_unknown_options": True},
+)
+def show(
+    dialect: Annotated[str, typer.Argument(metavar="DIALECT", help="Stack whose fields to show.", show_default=False)],
+    field: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(metavar="[FIELD]", help="Path, flag or section; all fields by default.", show_default=False),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Show one field, a section, or a list of all."""
+    from bridge.cli.show import show
+
+    return show(dialect, field, as_json)
 
 
 @app.command(help=DEMO, short_help="Convert a bundled Megatron launch to DeepSpeed and back.")

@@ -7,10 +7,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from bridge.config import Section, Values
+from bridge.config import Section, Values, fields
 from bridge.dialect import Config, Dialect, Reading, Written
 from bridge.errors import VersionError
-from bridge.findings import Finding
+from bridge.findings import Disagreement, Finding
 from bridge.rules import Rule
 
 if TYPE_CHECKING:
@@ -135,6 +135,22 @@ class AutoModelDialect(Dialect):
         from compat.automodel.releases import release
 
         return release(version).reads(path)
+
+    def defaults(self, version: str) -> Mapping[str, Any]:
+        """What a release takes for each setting that it has; options of a strategy have those of their strategy."""
+        from compat.automodel.releases import release
+
+        at = release(version)
+        parts = [at.defaults(part) for part in ("", "pipeline", *at.strategies)]
+        taken = {path: value for part in parts for path, value in part.items()} | self.config({}, version).effective.flat()
+        return {path: taken.get(path) for path in fields(self.schema) if at.reads(path)}
+
+    @property
+    def disagreements(self) -> tuple[Disagreement, ...]:
+        """Where AutoModel's docstrings and its code disagree."""
+        from compat.automodel.documentation import DISAGREEMENTS
+
+        return DISAGREEMENTS
 
     def config(
         self, given: Mapping[str, Any], version: str | None = None, world_size: int | None = None, entry: str = ""

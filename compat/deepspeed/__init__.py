@@ -7,10 +7,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from bridge.config import Section, Values
+from bridge.config import Section, Values, fields
 from bridge.dialect import Config, Dialect, Reading, Written
 from bridge.errors import VersionError
-from bridge.findings import Finding
+from bridge.findings import Disagreement, Finding
 from bridge.rules import Effect, Rule
 
 if TYPE_CHECKING:
@@ -161,6 +161,20 @@ class DeepSpeedDialect(Dialect):
     def knows(self, path: str, value: Any, version: str, entry: str) -> bool:
         """Whether that release reads `path`; the code part belongs to none."""
         return path.startswith("code.") or path in self._at(version).keys
+
+    def defaults(self, version: str) -> Mapping[str, Any]:
+        """What a release takes for each key that it reads; the script's part has no defaults."""
+        from compat.deepspeed.releases import KEYS
+
+        known = (path for path in fields(self.schema) if self.knows(path, None, version, PARTIAL))
+        return {path: KEYS[path].at(version) if path in KEYS else None for path in known}
+
+    @property
+    def disagreements(self) -> tuple[Disagreement, ...]:
+        """Where DeepSpeed's pages and its code disagree."""
+        from compat.deepspeed.documentation import DISAGREEMENTS
+
+        return DISAGREEMENTS
 
     def config(
         self, given: Mapping[str, Any], version: str | None = None, world_size: int | None = None, entry: str = ""

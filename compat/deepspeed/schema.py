@@ -212,7 +212,7 @@ class TensorParallel(Section):
     partition_config: Opaque | None = field(None, description="Rules that say how each parameter is split.")
     preset_model: str | None = field(None, description="Built-in rules for a model family.")
     keep_module_on_host: bool | None = field(None, description="Weights stay in host memory while loading.")
-    kernel_inject: bool | None = field(None, description="Inference kernels.")
+    kernel_inject: bool | None = field(None, description="Layers are replaced by kernels for inference.")
 
 
 class CommsLogger(Section):
@@ -315,7 +315,7 @@ class Timers(Section):
 class WeightQuantization(Section):
     """Quantized weights for inference."""
 
-    enabled: bool | None = field(None, description="Quantize weights.")
+    enabled: bool | None = field(None, description="Weights are quantized, as the other keys of the section say.")
     num_bits: Whole | None = field(None, description="Bits of a weight.")
     q_type: Literal["symmetric", "asymmetric"] | None = field(None, description="Kind of quantization.")
     q_groups: Whole | None = field(None, description="Groups with a scale of their own.")
@@ -326,10 +326,10 @@ class WeightQuantization(Section):
 class OptimizerParams(Section):
     """Arguments of the optimizer. Each type takes its own; see `OPTIMIZERS`."""
 
-    lr: NonNegative | None = field(None, description="Learning rate.")
+    lr: NonNegative | None = field(None, description="Peak learning rate, unless a scheduler sets it.")
     betas: Betas | None = field(None, description="Decay of the two moments.")
     eps: NonNegative | None = field(None, description="Term added to the root of the second moment.")
-    weight_decay: NonNegative | None = field(None, description="Weight decay.")
+    weight_decay: NonNegative | None = field(None, description="Weight decay, by the rule of the optimizer's type.")
     momentum: NonNegative | None = field(None, description="Momentum (SGD, Muon).")
     dampening: Real | None = field(None, description="Dampening of the momentum (SGD).")
     nesterov: bool | None = field(None, description="Nesterov momentum (SGD).")
@@ -430,7 +430,7 @@ class Pipeline(Section):
     activation_checkpoint_interval: Size | None = field(None, description="Layers between checkpoints; 0: PipelineModule's.")
     pipe_partitioned: bool | None = field(None, description="Activations between stages are split over the tensor group.")
     grad_partitioned: bool | None = field(None, description="Gradients between stages are split over the tensor group.")
-    use_reentrant: bool | None = field(None, description="Reentrant checkpointing.")
+    use_reentrant: bool | None = field(None, description="The reentrant form of torch's activation checkpointing.")
 
 
 class ParallelWrite(Section):
@@ -442,10 +442,12 @@ class ParallelWrite(Section):
 class Writer(Section):
     """How a checkpoint is written."""
 
-    type: Annotated[Literal["MOCK", "PYTHON", "FAST"], BeforeValidator(_upper)] | None = field(None, description="Writer.")
+    type: Annotated[Literal["MOCK", "PYTHON", "FAST"], BeforeValidator(_upper)] | None = field(
+        None, description="Implementation that writes checkpoints."
+    )
     io_buffer_size: Whole | None = field(None, description="Bytes in the buffer.")
-    io_buffer_double: bool | None = field(None, description="Two buffers.")
-    show_statistics: bool | None = field(None, description="Print statistics.")
+    io_buffer_double: bool | None = field(None, description="Two buffers, so that one fills while the other is written.")
+    show_statistics: bool | None = field(None, description="Statistics of the writer are printed.")
     data_parallel: Annotated[Literal["REPLICA", "SOCKET", "MACHINE"], BeforeValidator(_upper)] | None = field(
         None, description="Ranks that share the writing."
     )
@@ -523,13 +525,13 @@ class Autotuning(Section):
     end_profile_step: Whole | None = field(None, description="Last step that is timed.")
     metric: str | None = field(None, description="What is maximised.")
     metric_path: str | None = field(None, description="File for the metric.")
-    tuner_type: str | None = field(None, description="Search strategy.")
+    tuner_type: str | None = field(None, description="How the tuner searches: through a grid, at random or by a model.")
     tuner_early_stopping: Whole | None = field(None, description="Experiments without gain before the search ends.")
     tuner_num_trials: Whole | None = field(None, description="Experiments at most.")
     arg_mappings: Opaque | None = field(None, description="Keys and the script arguments that set them.")
     model_info: Opaque | None = field(None, description="Facts about the model.")
     model_info_path: str | None = field(None, description="File for facts about the model.")
-    mp_size: Count | None = field(None, description="Model-parallel ranks.")
+    mp_size: Count | None = field(None, description="Model-parallel ranks of the runs that are tuned.")
     max_train_batch_size: Count | None = field(None, description="Largest batch to try.")
     min_train_batch_size: Count | None = field(None, description="Smallest batch to try.")
     max_train_micro_batch_size_per_gpu: Count | None = field(None, description="Largest micro batch to try.")
@@ -544,7 +546,7 @@ class DataSampling(Section):
     num_epochs: Count | None = field(None, description="Epochs that the sampler prepares.")
     num_workers: Size | None = field(None, description="Loader processes.")
     pin_memory: bool | None = field(None, description="Batches in pinned memory.")
-    curriculum_learning: Opaque | None = field(None, description="Curriculum metrics.")
+    curriculum_learning: Opaque | None = field(None, description="Curriculum learning by metrics and their difficulties.")
     dynamic_batching: Opaque | None = field(None, description="Batches of varying size.")
 
 
@@ -567,7 +569,7 @@ class DataEfficiency(Section):
 class ExpertParallel(Section):
     """AutoEP: experts of a model split over ranks."""
 
-    enabled: bool | None = field(None, description="Split experts.")
+    enabled: bool | None = field(None, description="Experts are split over ranks.")
     autoep_size: Count | None = field(None, description="Ranks that split the experts.")
     expert_tensor_parallel_size: Count | None = field(None, description="Ranks that split each expert's matrices.")
     validate_folding_routing: bool | None = field(None, description="Check that tensor ranks route alike.")
@@ -708,13 +710,15 @@ class DeepSpeed(Section):
     nebula: Opaque | None = field(None, description="Nebula checkpoint service.")
     aio: Aio | None = field(None, description="Asynchronous file access.")
     autotuning: Autotuning | None = field(None, description="Autotuning.")
-    elasticity: Opaque | None = field(None, description="Elastic training.")
+    elasticity: Opaque | None = field(None, description="Elastic training: batch sizes that fit several numbers of ranks.")
     data_efficiency: DataEfficiency | None = field(None, description="Data efficiency library.")
     curriculum_learning: Opaque | None = field(None, description="Old form of curriculum learning.")
     progressive_layer_drop: Opaque | None = field(None, description="Layers are dropped with rising probability.")
     eigenvalue: Opaque | None = field(None, description="Eigenvalues for mixed quantization.")
     quantize_training: Opaque | None = field(None, description="Mixed quantization during training.")
-    compression_training: Opaque | None = field(None, description="Compression library.")
-    sparse_attention: Opaque | None = field(None, description="Sparse attention.")
+    compression_training: Opaque | None = field(
+        None, description="Settings of the compression library: quantization, pruning, fewer layers."
+    )
+    sparse_attention: Opaque | None = field(None, description="Layout of blocks for sparse attention.")
     weight_quantization: WeightQuantization | None = field(None, description="Quantized weights.")
     code: Code | None = field(None, description="What stands in the training script.")

@@ -8,10 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from bridge.config import Section, Values
+from bridge.config import Section, Values, fields
 from bridge.dialect import Config, Dialect, Reading, Written
 from bridge.errors import VersionError
-from bridge.findings import Finding
+from bridge.findings import Disagreement, Finding
 from bridge.rules import Rule
 
 SETTING = re.compile(r"(model|training|schedule|batch|optimizer|data|run)\.[\w.]+=")
@@ -130,6 +130,20 @@ class FastLLMDialect(Dialect):
         from compat.fast_llm.releases import release
 
         return path in release(version).keys
+
+    def defaults(self, version: str) -> Mapping[str, Any]:
+        """What a release takes for each key that it has."""
+        from compat.fast_llm.releases import release
+
+        at = release(version)
+        return {path: at.defaults.get(path) for path in fields(self.schema) if path in at.keys}
+
+    @property
+    def disagreements(self) -> tuple[Disagreement, ...]:
+        """Where Fast-LLM's guides and its code disagree."""
+        from compat.fast_llm.documentation import DISAGREEMENTS
+
+        return DISAGREEMENTS
 
     def config(
         self, given: Mapping[str, Any], version: str | None = None, world_size: int | None = None, entry: str = ""

@@ -10,7 +10,7 @@ from typing import Any
 from bridge.config import Section, Values, shown
 from bridge.dialect import Config, Dialect, Reading, Written
 from bridge.errors import ConfigError
-from bridge.findings import Finding
+from bridge.findings import Disagreement, Finding
 from bridge.rules import Effect, Rule
 
 
@@ -132,6 +132,37 @@ class MegatronDialect(Dialect):
         if entry != "flags":
             return live.has_field(path, entry, version)
         return options.option_for(version, path, value) is not None
+
+    def defaults(self, version: str) -> Mapping[str, Any]:
+        """What the parser of a release leaves, and what its config classes take where no flag sets a field."""
+        from compat.megatron.options import defaults
+
+        return defaults(version)
+
+    def accepts(self, path: str) -> str:
+        """What the newest flag for the argument takes."""
+        from compat.megatron.options import accepts
+
+        return accepts(path) or super().accepts(path)
+
+    def spellings(self, path: str) -> tuple[str, ...]:
+        """The newest options that set the argument."""
+        from compat.megatron.options import spellings
+
+        return spellings(path)
+
+    def section(self, path: str) -> str:
+        """The group of the argument in the help of Megatron's parser."""
+        from compat.megatron.options import groups
+
+        return groups()[path]
+
+    @property
+    def disagreements(self) -> tuple[Disagreement, ...]:
+        """Where Megatron's pages and its code disagree."""
+        from compat.megatron.documentation import DISAGREEMENTS
+
+        return DISAGREEMENTS
 
     def render(self, config: Config, format: str | None = None) -> Written:
         """Flags (one to a line) or a recipe, with the environment variables and the launch command."""

@@ -64,6 +64,45 @@ def by_dest(version: str) -> Mapping[str, tuple[Flag, ...]]:
 
 
 @cache
+def defaults(version: str) -> Mapping[str, Any]:
+    """What a release takes for each argument that it has; a field without a flag has the default of its config class."""
+    from compat.megatron.objects import fields
+
+    classes = {RENAMED.get(name, name): value for name, value in fields.defaults(version, "TransformerConfig").items()}
+    return MappingProxyType({**dict.fromkeys(WORKED_OUT), **classes, **releases.defaults(version)})
+
+
+@cache
+def newest(dest: str) -> tuple[Flag, ...]:
+    """The flags that set an argument in the newest release that has any."""
+    return next((flags for version in reversed(releases.KNOWN) if (flags := by_dest(version).get(dest))), ())
+
+
+TAKES = {"text": "str", "integers": "list of int", "name": "name", "layers": "int or pattern of layers"}
+TAKES["layers_spaced"] = TAKES["layers"]
+
+
+def accepts(dest: str) -> str:
+    """What the newest flags of an argument take, in words; empty where no flag sets it, or its schema bounds say more."""
+    words = (_takes(flag) for flag in newest(dest))
+    return " or ".join(dict.fromkeys(word for word in words if word))
+
+
+def _takes(flag: Flag) -> str:
+    if flag.action != "store":
+        return "bool"
+    if flag.choices:
+        return f"one of {', '.join(map(str, flag.choices))}"
+    taken = TAKES.get(flag.type, "")
+    return f"list of {taken or flag.type}" if flag.nargs is not None else taken
+
+
+def spellings(dest: str) -> tuple[str, ...]:
+    """The newest options that set an argument, negations included."""
+    return tuple(dict.fromkeys(option for flag in newest(dest) for option in flag.options))
+
+
+@cache
 def type_of(dest: str) -> str:
     """Type name of an argument: that of the newest release that has it; `any` where no flag sets it, or several values do."""
     for version in reversed(releases.KNOWN):

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from bridge.config import Section, Values
 from bridge.dialect import Config, Dialect, Reading, Written
 from bridge.errors import VersionError
-from bridge.findings import Finding
+from bridge.findings import Disagreement, Finding
 from bridge.rules import Rule
 
 
@@ -106,6 +106,24 @@ class MerakDialect(Dialect):
         from compat.merak.releases import release
 
         return path in release(version).defaults
+
+    def defaults(self, version: str) -> Mapping[str, Any]:
+        """What a release takes for each parameter that it has."""
+        from compat.merak.releases import release
+
+        return release(version).defaults
+
+    def spellings(self, path: str) -> tuple[str, ...]:
+        """The flag of an argument."""
+        section, _, name = path.partition(".")
+        return (f"--{name}",) if section == "args" else ()
+
+    @property
+    def disagreements(self) -> tuple[Disagreement, ...]:
+        """Where Merak's pages and its source disagree."""
+        from compat.merak.documentation import DISAGREEMENTS
+
+        return DISAGREEMENTS
 
     def render(self, config: Config, format: str | None = None) -> Written:
         """The command line's arguments with the code part beside them, or everything as one keyword mapping."""

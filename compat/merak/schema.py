@@ -75,7 +75,7 @@ Schedule = Literal[
 class Init(Section):
     """`Merak.init`: sizes of the mesh axes. Pass them by name."""
 
-    pp: Count | None = field(None, description="Pipeline ranks.")
+    pp: Count | None = field(None, description="Ranks that split the layers.")
     tp: Count | None = field(None, description="Ranks that split each weight matrix.")
     dp: Count | None = field(None, description="Data-parallel replicas.")
     sp: Count | None = field(None, description="Ranks that split the sequence in attention (Ulysses, Llama models only).")
@@ -183,9 +183,9 @@ class Arguments(Section):
     split_inputs: bool | None = field(None, description="Input data is split; no effect from release 2.0.0 on.")
     # Evaluation, logs
     per_device_eval_batch_size: Count | None = field(None, description="Sequences in a microbatch of the evaluation.")
-    do_train: bool | None = field(None, description="Meant for the training script.")
+    do_train: bool | None = field(None, description="Meant for the training script, which decides what it does.")
     do_eval: bool | None = field(None, description="Evaluate at the end of each epoch.")
-    do_predict: bool | None = field(None, description="Meant for the training script.")
+    do_predict: bool | None = field(None, description="Meant for the training script, which decides what it does.")
     eval_steps: Positive | None = field(None, description="Batches of an evaluation; unset: all.")
     eval_iters: Steps | None = field(None, description="Batches of an evaluation in old releases.")
     return_logits: bool | None = field(None, description="Evaluation returns logits and labels.")
@@ -243,7 +243,7 @@ class Arguments(Section):
     metric_for_best_model: str | None = field(None, description="Metric that compares checkpoints.")
     greater_is_better: bool | None = field(None, description="Whether more of that metric is better.")
     ignore_data_skip: bool | None = field(None, description="Data is not skipped when a run continues.")
-    label_smoothing_factor: Fraction | None = field(None, description="Label smoothing.")
+    label_smoothing_factor: Fraction | None = field(None, description="Share of each label that is spread over the others.")
     group_by_length: bool | None = field(None, description="Samples of like length share a batch.")
     report_to: Words | None = field(None, description="Loggers to report to.")
     ddp_find_unused_parameters: bool | None = field(None, description="Switch of torch's DDP.")
@@ -260,9 +260,9 @@ class Arguments(Section):
 class Trainer(Section):
     """`MerakTrainer`, by the names of the objects in the script."""
 
-    model: Name | None = field(None, description="The model.")
-    train_dataset: Name | None = field(None, description="Training data.")
-    eval_dataset: Name | None = field(None, description="Evaluation data.")
+    model: Name | None = field(None, description="Model to train, an object of the script.")
+    train_dataset: Name | None = field(None, description="Data set to train on, an object of the script.")
+    eval_dataset: Name | None = field(None, description="Data set to evaluate on, an object of the script.")
     data_collator: Name | None = field(None, description="Function that makes a batch of samples.")
     leaf_modules: Names | None = field(None, description="Module classes that are not traced into.")
     loss_fn: Name | None = field(None, description="Loss; from release 2.0.0 on a method get_loss_fn to override.")

@@ -1,0 +1,221 @@
+"""What `show` does: print what is known about the fields of a stack, for people and as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import compat
+from bridge import reference, report
+from bridge.cli.convert import console
+from bridge.config import fields, shown
+from bridge.dialect import Dialect
+from bridge.errors import BridgeError, ConfigError
+from bridge.findings import Disagreement
+from bridge.reference import Arrival, Entry, Span
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+
+def show(name: str, field: str | None, as_json: bool) -> int:
+    """Show one field, a section, or all fields of a dialect; the exit code."""
+    try:
+        content = _content(compat.load(name), field)
+    except BridgeError as error:
+        if as_json:
+            _print({"problems": list(error.problems), "exit_code": report.ERROR})
+        raise
+    if as_json:
+        _print(_entry(content) if isinstance(content, Entry) else _listing(compat.load(name), content))
+    elif isinstance(content, Entry):
+        _field(content, console(sys.stdout))
+    else:
+        _list(compat.load(name), content, console(sys.stdout))
+    return report.CLEAN
+
+
+Sections = Mapping[str, tuple[Entry, ...]]
+
+
+def _content(dialect: Dialect, field: str | None) -> Entry | Sections:
+    if field is None:
+        return reference.entries(dialect)
+    path = resolved(dialect, field)
+    if path is not None:
+        return reference.entry(dialect, path, [compat.load(other) for other in compat.names()])
+    inside = {
+        section: group
+        for section, group in reference.entries(dialect).items()
+        if f"{section}.".lower().startswith(f"{field}.".lower())
+    }
+    if not inside:
+        raise ConfigError(reference.unknown(dialect, field))
+    return inside
+
+
+def resolved(dialect: Dialect, field: str) -> str | None:
+    """The path that `field` names: the path itself, or a spelling of it such as a flag."""
+    if field in fields(dialect.schema):
+        return field
+    return next((path for path in fields(dialect.schema) if field in dialect.spellings(path)), None)
+
+
+# For people
+
+
+def _field(entry: Entry, console: Console) -> None:
+    from rich.markup import escape
+
+    console.print(f"[bold]{escape(entry.path)}[/]  ({entry.title}, {escape(entry.section)})")
+    console.print(escape(entry.doc))
+    console.print(_facts(entry))
+    console.print(_elsewhere(entry))
+
+
+def _facts(entry: Entry) -> Table:
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
+    for name, value in _rows(entry):
+        if value:
+            table.add_row(name, escape(value))
+    return table
+
+
+def _rows(entry: Entry) -> Iterator[tuple[str, str]]:
+    yield "written as", ", ".join(entry.spellings)
+    yield "type", entry.kind
+    yield "default", "\n".join(default_of(span, len(entry.spans) > 1) for span in entry.spans)
+    yield "releases", releases_of(entry.spans)
+    yield "plan", ", ".join(entry.plan) or "no plan field stands for it"
+    yield "if lost", effect_of(entry)
+    yield "remark", entry.note
+    yield "what may be lost", entry.lossy
+    yield "stands on", entry.source
+    for row in entry.disagreements:
+        yield "documented", f"{row.said} ({row.place})"
+        yield "but in the code", f"{row.done} ({row.source}{_releases(row)})"
+
+
+def _releases(row: Disagreement) -> str:
+    return (f"; since {row.since}" if row.since else "") + (f"; until {row.until}" if row.until else "")
+
+
+def default_of(span: Span, with_release: bool) -> str:
+    """A default, and for which releases it holds."""
+    value = "unset" if span.default is None else shown(span.default)
+    return f"{value}  ({span.since} to {span.until})" if with_release else value
+
+
+def releases_of(spans: tuple[Span, ...]) -> str:
+    """First and last release that has a field; gaps are left out."""
+    return f"{spans[0].since} to {spans[-1].until}" if spans else "none"
+
+
+def effect_of(entry: Entry) -> str:
+    """What losing a field does to a run, in words."""
+    return str(entry.effect) if entry.effect else reference.DEPENDS
+
+
+def _elsewhere(entry: Entry) -> Table:
+    from rich.markup import escape
+
+    table = _table("In the other stacks", "stack", "there", "how", "why")
+    for arrival in entry.arrivals:
+        table.add_row(*map(escape, (arrival.title, place_of(arrival), str(arrival.how), "; ".join(arrival.reasons))))
+    return table
+
+
+def place_of(arrival: Arrival) -> str:
+    """Where a field goes in another stack, and what that stack always does instead."""
+    always = [f"always {value}" for _, value in arrival.fixed]
+    return ", ".join((*arrival.paths, *always)) or "-"
+
+
+def _table(title: str, *columns: str) -> Table:
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold", ratio=2 if column == "there" else None)
+    return table
+
+
+def _list(dialect: Dialect, sections: Sections, console: Console) -> None:
+    from rich.markup import escape
+
+    for section, group in sections.items():
+        table = _table(section, "field", "meaning")
+        for entry in group:
+            table.add_row(escape(entry.path), escape(entry.doc))
+        console.print(table)
+    total = sum(map(len, sections.values()))
+    console.print(f"{total} fields; for one of them: stagebridge show {dialect.name} FIELD")
+
+
+# For programs
+
+
+def _entry(entry: Entry) -> dict[str, Any]:
+    return {
+        "dialect": entry.dialect,
+        "path": entry.path,
+        "section": entry.section,
+        "type": entry.kind,
+        "description": entry.doc,
+        "spellings": list(entry.spellings),
+        "releases": [asdict(span) for span in entry.spans],
+        "plan": list(entry.plan),
+        "effect": effect_of(entry),
+        "note": entry.note,
+        "lossy": entry.lossy,
+        "source": entry.source,
+        "elsewhere": [_arrival(arrival) for arrival in entry.arrivals],
+        "disagreements": [
+            {
+                "documented": row.said,
+                "place": row.place,
+                "code": row.done,
+                "source": row.source,
+                "since": row.since,
+                "until": row.until,
+            }
+            for row in entry.disagreements
+        ],
+    }
+
+
+def _arrival(arrival: Arrival) -> dict[str, Any]:
+    return {
+        "dialect": arrival.dialect,
+        "fields": list(arrival.paths),
+        "how": str(arrival.how),
+        "lost": list(arrival.lost),
+        "always": dict(arrival.fixed),
+        "reasons": list(arrival.reasons),
+    }
+
+
+def _listing(dialect: Dialect, sections: Sections) -> dict[str, Any]:
+    return {
+        "dialect": dialect.name,
+        "versions": list(dialect.versions),
+        "sections": [{"section": section, "fields": [_line(entry) for entry in group]} for section, group in sections.items()],
+    }
+
+
+def _line(entry: Entry) -> dict[str, Any]:
+    return {"path": entry.path, "type": entry.kind, "description": entry.doc}
+
+
+def _print(content: dict[str, Any]) -> None:
+    print(json.dumps(content, indent=2, allow_nan=False))

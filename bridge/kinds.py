@@ -1,0 +1,46 @@
+"""Types in words: what a schema annotation accepts, with its bounds."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt, MinLen
+
+NAMES: Mapping[Any, str] = {int: "int", float: "float", bool: "bool", str: "str", dict: "mapping", list: "list", Any: "any"}
+SIGNS: Mapping[type, tuple[str, str]] = {Gt: (">", "gt"), Ge: (">=", "ge"), Lt: ("<", "lt"), Le: ("<=", "le")}
+
+
+def kind(annotation: Any) -> str:
+    """What `annotation` accepts, such as `int > 0`, `one of uniform, block` or `list of (str, 0 or 1)`; None is left out."""
+    origin, inside = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _bounded(inside[0], inside[1:])
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(kind(part) for part in inside if part is not types.NoneType))
+    if origin is Literal:
+        return _choices(inside)
+    if origin is tuple:
+        return _tuple(inside)
+    if origin in (list, dict):
+        return f"list of {kind(inside[0])}" if origin is list else "mapping"
+    return NAMES.get(annotation, getattr(annotation, "__name__", str(annotation)))
+
+
+def _bounded(inner: Any, limits: Iterable[Any]) -> str:
+    known = [limit for limit in limits if type(limit) in SIGNS]
+    signs = [f"{SIGNS[type(limit)][0]} {getattr(limit, SIGNS[type(limit)][1])}" for limit in known]
+    filled = ", not empty" if any(isinstance(limit, MinLen) for limit in limits) else ""
+    return " ".join((kind(inner), " and ".join(signs))).strip() + filled
+
+
+def _choices(values: tuple[Any, ...]) -> str:
+    words = [str(value) for value in values]
+    return words[0] if len(words) == 1 else f"one of {', '.join(words)}"
+
+
+def _tuple(inside: tuple[Any, ...]) -> str:
+    if len(inside) == 2 and inside[1] is Ellipsis:
+        return f"list of {kind(inside[0])}"
+    return f"({', '.join(map(kind, inside))})" if inside else "list"

@@ -1,0 +1,295 @@
+"""Reference: everything there is to know about a field and about a pair of dialects, gathered once for pages and commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from types import MappingProxyType
+from typing import Any
+
+from bridge.config import fields
+from bridge.dialect import Dialect
+from bridge.errors import ConfigError, nearest
+from bridge.findings import Disagreement
+from bridge.plan import paths
+from bridge.rules import Context, Effect, How, Rule
+from bridge.translation import claims, plan_claims
+
+DEPENDS = "depends on the values"
+"""Effect of losing a field whose rule looks at the values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A run of releases that have a field with one default: the first, the last, and the default (None: open or worked out)."""
+
+    since: str
+    until: str
+    default: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What becomes of a field in another dialect, going by the newest release of both.
+
+    `paths` are the fields that stand for it there, `how` is the most that is certain: `approximate` means that some values
+    do not survive. `lost` are the plan paths that no field stands for, `fixed` what the stack always does instead, `reasons`
+    what may be lost, or why it is.
+    """
+
+    dialect: str
+    title: str
+    paths: tuple[str, ...]
+    how: How
+    lost: tuple[str, ...] = ()
+    fixed: tuple[tuple[str, Any], ...] = ()
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One field of a dialect.
+
+    `kind` is what it accepts, in words; `spans` its releases and defaults; `plan` the plan paths it stands for; `effect` what
+    losing it does to a run, None where that depends on the values; `note`, `lossy` and `source` are its rule's.
+    """
+
+    dialect: str
+    title: str
+    path: str
+    section: str
+    kind: str
+    doc: str
+    spellings: tuple[str, ...]
+    spans: tuple[Span, ...]
+    plan: tuple[str, ...]
+    effect: Effect | None
+    note: str
+    lossy: str
+    source: str
+    arrivals: tuple[Arrival, ...]
+    disagreements: tuple[Disagreement, ...]
+
+    @property
+    def numbers(self) -> bool:
+        """Whether losing it changes the numbers of some run."""
+        return self.effect in (None, Effect.NUMBERS)
+
+
+def entry(dialect: Dialect, path: str, others: Sequence[Dialect] = ()) -> Entry:
+    """Everything about the field at `path`; `ConfigError` with the nearest names if there is none."""
+    leaf = fields(dialect.schema).get(path)
+    if leaf is None:
+        raise ConfigError(unknown(dialect, path))
+    rule = claims(dialect)[path]
+    return Entry(
+        dialect.name,
+        dialect.title,
+        path,
+        dialect.section(path),
+        dialect.accepts(path),
+        leaf.doc,
+        dialect.spellings(path),
+        spans(dialect, path),
+        meanings(dialect).get(path, ()),
+        _effect(rule),
+        rule.note,
+        rule.lossy,
+        rule.source,
+        tuple(arrival(dialect, path, other) for other in others if other is not dialect),
+        tuple(row for row in dialect.disagreements if row.path == path),
+    )
+
+
+def entries(dialect: Dialect, others: Sequence[Dialect] = ()) -> Mapping[str, tuple[Entry, ...]]:
+    """All fields of a dialect by section, in the order of its schema."""
+    found: dict[str, list[Entry]] = {}
+    for path in fields(dialect.schema):
+        found.setdefault(dialect.section(path), []).append(entry(dialect, path, others))
+    return MappingProxyType({section: tuple(group) for section, group in found.items()})
+
+
+def unknown(dialect: Dialect, path: str) -> str:
+    """The line for a field that a dialect does not have: fields that end in the same word, else the nearest names."""
+    known = tuple(fields(dialect.schema))
+    last = path.rpartition(".")[2].lstrip("-").replace("-", "_")
+    alike = [name for name in known if name.rpartition(".")[2] == last]
+    close = get_close_matches(last, {name.rpartition(".")[2]: name for name in known}, n=1)
+    named = alike or [name for name in known if close and name.rpartition(".")[2] == close[0]]
+    hint = f"; did you mean {' or '.join(named[:3])}?" if named else nearest(path, known)
+    return f"{path}: no such field in {dialect.title}{hint or f'; stagebridge show {dialect.name} lists them'}"
+
+
+def _effect(rule: Rule) -> Effect | None:
+    return rule.effect if isinstance(rule.effect, Effect) else None
+
+
+@cache
+def meanings(dialect: Dialect) -> Mapping[str, tuple[str, ...]]:
+    """Plan paths that each field stands for, in rules of its own and in those that look at it."""
+    found: dict[str, list[str]] = {}
+    for ours, rule in plan_claims(dialect).items():
+        for path in rule.carriers(ours):
+            found.setdefault(path, []).append(ours)
+    return MappingProxyType({path: tuple(group) for path, group in found.items()})
+
+
+# Releases
+
+
+@cache
+def spans(dialect: Dialect, path: str) -> tuple[Span, ...]:
+    """The releases that have a field, in runs of the same default, oldest first."""
+    found: list[Span] = []
+    last = None
+    for version in dialect.versions:
+        known = _defaults(dialect, version)
+        if path in known:
+            alike = last is not None and found and found[-1].until == last and _same(found[-1].default, known[path])
+            since = found.pop().since if alike else version
+            found.append(Span(since, version, known[path]))
+        last = version
+    return tuple(found)
+
+
+@cache
+def _defaults(dialect: Dialect, version: str) -> Mapping[str, Any]:
+    return dialect.defaults(version)
+
+
+def _same(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and bool(one == other)
+
+
+@cache
+def current(dialect: Dialect) -> frozenset[str]:
+    """Paths that the newest release has."""
+    return frozenset(_defaults(dialect, dialect.versions[-1]))
+
+
+# Pairs
+
+
+def arrival(source: Dialect, path: str, target: Dialect) -> Arrival:
+    """What becomes of the field at `path` of `source` in `target`."""
+    meant = meanings(source).get(path, ())
+    there = {ours: _carriers(target, ours) for ours in meant}
+    found = tuple(dict.fromkeys(name for names in there.values() for name in names))
+    lost = tuple(ours for ours, names in there.items() if not names)
+    fixed = tuple((ours, value) for ours, value in _always(target).items() if ours in lost)
+    limits = _limits(source, path, target) if found else ()
+    how = _how(source, path, found, bool(lost or limits))
+    missing = [plan_claims(target)[ours].lossy or plan_claims(target)[ours].note for ours in lost]
+    own = claims(source)[path]
+    reasons = dict.fromkeys((*missing, *limits) if meant else (own.note or own.lossy,))
+    return Arrival(target.name, target.title, found, how, lost, fixed, tuple(reason for reason in reasons if reason))
+
+
+def _carriers(dialect: Dialect, ours: str) -> tuple[str, ...]:
+    """Fields of the newest release that stand for a plan path."""
+    return tuple(path for path in plan_claims(dialect)[ours].carriers(ours) if path in current(dialect))
+
+
+@cache
+def _always(dialect: Dialect) -> Mapping[str, Any]:
+    """What a stack always does, where it leaves no choice, by plan path."""
+    context = Context(dialect.versions[-1])
+    found = {ours: value for rule in dialect.rules if not rule.theirs for ours, value in rule.read({}, context).items()}
+    return MappingProxyType(found)
+
+
+def _how(source: Dialect, path: str, found: tuple[str, ...], limited: bool) -> How:
+    if not found:
+        return How.DROPPED
+    if limited:
+        return How.APPROXIMATE
+    meant = meanings(source)[path]
+    alone = len(meant) == len(found) == 1 and _carriers(source, meant[0]) == (path,)
+    return How.EXACT if alone else How.DERIVED
+
+
+def _limits(source: Dialect, path: str, target: Dialect) -> tuple[str, ...]:
+    """Why some values do not survive: being read, where a rule blurs or takes a field for several things, or being written."""
+    meant = meanings(source)[path]
+    mine = [plan_claims(source)[ours] for ours in meant]
+    read = [rule.lossy for rule in mine if rule.blurs or len(meant) > 1]
+    written = [plan_claims(target)[ours].lossy for ours in meant]
+    return tuple(reason for reason in dict.fromkeys((*read, *written)) if reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """One field of the source of a pair: what becomes of it, and what losing it does to a run (None: depends on its values)."""
+
+    path: str
+    how: How
+    effect: Effect | None
+    arrival: Arrival
+    kept: bool
+
+    @property
+    def lossless(self) -> bool:
+        """Whether every value survives."""
+        return self.how in (How.EXACT, How.DERIVED)
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A field of the target that no field of the source stands for: the target's own default decides."""
+
+    path: str
+    ours: str
+    effect: Effect | None
+    default: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The way from one dialect to another, by their newest releases: each field of the source, and what the target leaves open.
+
+    `passages` with `kept` are fields that some plan path stands for; the others are the source stack's own, and stay behind
+    wherever they go. `own` counts fields of the target that no other stack can set: they keep the target's defaults.
+    """
+
+    source: Dialect
+    target: Dialect
+    passages: tuple[Passage, ...]
+    openings: tuple[Opening, ...]
+    own: int
+
+    @property
+    def meant(self) -> tuple[Passage, ...]:
+        """Fields that stand for something other stacks know; the rest is the source stack's own."""
+        return tuple(passage for passage in self.passages if passage.kept)
+
+    def fare(self, how: How) -> tuple[Effect | None, ...]:
+        """What losing them does, for all fields that stand for something and fare so; `defaulted` ones are the target's."""
+        if how is How.DEFAULTED:
+            return tuple(opening.effect for opening in self.openings)
+        return tuple(passage.effect for passage in self.meant if passage.how is how)
+
+
+@cache
+def pair(source: Dialect, target: Dialect) -> Pair:
+    """What is certain about every translation from `source` to `target`."""
+    mine = [path for path in fields(source.schema) if path in current(source)]
+    other = [path for path in fields(target.schema) if path in current(target) and path not in meanings(target)]
+    return Pair(source, target, tuple(_passage(source, path, target) for path in mine), tuple(_open(source, target)), len(other))
+
+
+def _passage(source: Dialect, path: str, target: Dialect) -> Passage:
+    found = arrival(source, path, target)
+    return Passage(path, found.how, _effect(claims(source)[path]), found, path in meanings(source))
+
+
+def _open(source: Dialect, target: Dialect) -> Iterator[Opening]:
+    defaults, seen = _defaults(target, target.versions[-1]), set[str]()
+    for ours in paths():
+        unsaid = not _carriers(source, ours) and ours not in _always(source)
+        for path in _carriers(target, ours) if unsaid else ():
+            spoken = any(_carriers(source, more) for more in meanings(target)[path])
+            if path not in seen and not spoken:
+                seen.add(path)
+                yield Opening(path, ours, _effect(claims(target)[path]), defaults.get(path))

@@ -1,0 +1,70 @@
+"""Where DeepSpeed's pages and docstrings say one thing and its code does another."""
+
+from __future__ import annotations
+
+from bridge.findings import Disagreement
+
+PAGE = "docs/_pages/config-json.md"
+ZERO = "deepspeed/runtime/zero/config.py"
+
+DISAGREEMENTS: tuple[Disagreement, ...] = (
+    Disagreement(
+        "zero_optimization.overlap_comm",
+        "the default is false",
+        "unset, it is on at stage 3 and off below",
+        PAGE,
+        f"{ZERO}: overlap_comm_valid",
+    ),
+    Disagreement(
+        "zero_optimization.stage3_prefetch_bucket_size",
+        "the default is 5e8",
+        "the default is 5e7",
+        PAGE,
+        f"{ZERO}: prefetch_bucket_size",
+    ),
+    Disagreement(
+        "zero_optimization.allgather_partitions",
+        "it chooses between an all-gather and broadcasts for updated parameters",
+        "it is stored and no optimizer looks at it",
+        PAGE,
+        "deepspeed/runtime/engine.py: zero_allgather_partitions has no caller",
+    ),
+    *(
+        Disagreement(
+            f"zero_optimization.{section}.device",
+            "the default is cpu",
+            "the default is none, in a section that is given too: name the device",
+            PAGE,
+            "deepspeed/runtime/zero/offload_config.py",
+        )
+        for section in ("offload_param", "offload_optimizer")
+    ),
+    Disagreement(
+        "activation_checkpointing.partition_activations",
+        "spelled partitioned_activations in the docstring",
+        "only partition_activations is read; the other name is ignored without a word",
+        "docstring of deepspeed/runtime/activation_checkpointing/config.py",
+        "deepspeed/runtime/activation_checkpointing/config.py: get_scalar_param",
+    ),
+    Disagreement(
+        "steps_per_print",
+        "the default is 10",
+        "unset, nothing is printed",
+        PAGE,
+        "deepspeed/runtime/constants.py: STEPS_PER_PRINT_DEFAULT",
+    ),
+    Disagreement(
+        "autotuning.overwrite",
+        "the default is false",
+        "the default is true",
+        PAGE,
+        "deepspeed/autotuning/constants.py: AUTOTUNING_OVERWRITE_DEFAULT",
+    ),
+    Disagreement(
+        "autotuning.tuner_type",
+        "the default is model_based",
+        "the default is gridsearch",
+        PAGE,
+        "deepspeed/autotuning/constants.py: AUTOTUNING_TUNER_TYPE_DEFAULT",
+    ),
+)

@@ -1,0 +1,103 @@
+"""Where Merak's pages say one thing and its source does another; defaults that differ are taken from the release's facts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bridge.config import shown
+from bridge.findings import Disagreement
+from compat.merak.releases import DOCUMENTED, KNOWN, REWRITTEN, release
+
+PAGE = "docs/api_doc.md"
+ORDER = "degrees in the order dp, tp, pp, which the readme passes by position"
+
+STATED: tuple[Disagreement, ...] = (
+    *(
+        Disagreement(
+            f"init.{axis}",
+            ORDER,
+            "the order is pp, tp, dp, and every example passes them so; pass them by name",
+            f"{PAGE}, README.md",
+            "Merak/initialize.py: init",
+        )
+        for axis in ("pp", "tp", "dp")
+    ),
+    Disagreement(
+        "args.sequence_parallel",
+        "it works where tensor parallelism does (Megatron's kind)",
+        "on main it is Ulysses attention over the ranks of init(sp=), for Llama models only",
+        PAGE,
+        "Merak/core/sequence_parallel, commit 856746c",
+        since=KNOWN[-1],
+    ),
+    Disagreement(
+        "args.no_load_rng",
+        "the optimizer is not loaded",
+        "the state of the random numbers is not loaded",
+        PAGE,
+        "Merak/core/checkpoint",
+    ),
+    Disagreement(
+        "args.loss_scale",
+        "a value other than 0 is a constant scale",
+        "the scale is dynamic whatever it says",
+        PAGE,
+        "Merak/core/amp/amp_engine.py: dynamic_loss_scale=True",
+        since=REWRITTEN,
+    ),
+    Disagreement(
+        "args.hysteresis",
+        "overflows that are tolerated",
+        "nothing reads it: 2 are",
+        PAGE,
+        "Merak/core/amp/amp_engine.py: dynamic_loss_args",
+        since=REWRITTEN,
+    ),
+    Disagreement(
+        "args.partition_method",
+        "uniform, uniform_floor and parameters are there, and uniform cuts evenly",
+        "custom and autopipe are there too, and uniform runs past the end unless the stages divide the shards",
+        PAGE,
+        "Merak/core/pipeline/module_utils.py: partition_uniform",
+        since=REWRITTEN,
+    ),
+    Disagreement(
+        "args.activation_checkpoint_ratio",
+        "one number",
+        "a list of words, one for the first stage or one for each",
+        PAGE,
+        "Merak/merak_args/args.py",
+        since=REWRITTEN,
+    ),
+    Disagreement(
+        "trainer.loss_fn",
+        "a parameter of MerakTrainer",
+        "MerakTrainer has no such parameter: override get_loss_fn",
+        PAGE,
+        "Merak/merak_trainer.py",
+        since=REWRITTEN,
+    ),
+    Disagreement(
+        "tp_lists.col_para_list",
+        "set_tp_layer_lists is found at Merak.set_tp_layer_lists",
+        "it is found at Merak.core.tensor_parallel.mp_attrs.set_tp_layer_lists",
+        PAGE,
+        "Merak/__init__.py",
+        since=REWRITTEN,
+    ),
+)
+
+
+def _defaults() -> Iterator[Disagreement]:
+    """One row for each documented default that the newest release's source does not have."""
+    at = release(KNOWN[-1])
+    for path, said in at.documented.items():
+        found = shown(at.defaults[path]) if path in at.defaults else "no such argument in the newest release"
+        done = "num_layers * 2 + 4" if path == "args.shard_count" else found
+        if path not in at.defaults or at.defaults[path] != said:
+            first = next(version for version, row in DOCUMENTED.items() if row.get(path) == said)
+            taken = done if path not in at.defaults else f"the default is {done}"
+            yield Disagreement(path, f"the default is {shown(said)}", taken, PAGE, "Merak/merak_args/args.py", since=first)
+
+
+DISAGREEMENTS: tuple[Disagreement, ...] = (*STATED, *_defaults())

@@ -1,0 +1,158 @@
+"""Pages of dialects: every field, where it goes, and where documentation and code disagree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+
+from markdown_text import Row, between, code, codes, named, page, prose, sentence, slug, table, value
+
+import compat
+from bridge import reference
+from bridge.dialect import Dialect
+from bridge.reference import Arrival, Entry, Span
+from bridge.rules import How
+
+
+@cache
+def dialects() -> tuple[Dialect, ...]:
+    """All dialects, by name."""
+    return tuple(compat.load(name) for name in compat.names())
+
+
+def dialect_page(dialect: Dialect) -> str:
+    """Every field of a dialect, by section."""
+    sections = reference.entries(dialect, dialects())
+    every = [entry for group in sections.values() for entry in group]
+    notes = _notes(every)
+    return page(
+        f"{dialect.title}: every field",
+        prose(_opening(dialect, every)),
+        _contents(sections),
+        "## Where fields go",
+        prose(MAPPED),
+        _mapped(dialect, [entry for entry in every if entry.plan]),
+        *_disagreements(dialect),
+        *(part for section, group in sections.items() for part in _section(section, group, notes, dialect)),
+        "## Notes",
+        "\n".join(f"{number}. {note}" for note, number in notes.items()),
+    )
+
+
+def _opening(dialect: Dialect, every: Sequence[Entry]) -> str:
+    mapped, first, last = sum(bool(entry.plan) for entry in every), dialect.versions[0], dialect.versions[-1]
+    return (
+        f"{len(every)} fields in {len(dialect.versions)} releases, {first} to {last}. {mapped} of them stand for something that "
+        f"other stacks know too; the others stay behind in a translation, and travel in its sidecar. Sources: "
+        f"{', '.join(dialect.formats)}. The same facts for one field: `stagebridge show {dialect.name} FIELD`. "
+        f"What is lost on the way to another stack: [{dialect.title} to the others](../fidelity/{dialect.name}.md)."
+    )
+
+
+def _contents(sections: Mapping[str, Sequence[Entry]]) -> str:
+    lines = [f"- [{section}](#{slug(section)}) ({len(group)})" for section, group in sections.items()]
+    head = ["- [Where fields go](#where-fields-go)", "- [Notes](#notes)"]
+    return "\n".join([head[0], *lines, head[1]])
+
+
+MAPPED = (
+    "What each field stands for in a plan, and which fields stand for the same in the newest release of the other stacks. "
+    "Where several are named, they share the meaning. `~`: not every value survives; "
+    "`always`: the stack offers no choice; empty: nothing there stands for it."
+)
+
+
+def _mapped(dialect: Dialect, entries: Sequence[Entry]) -> str:
+    others = [other for other in dialects() if other is not dialect]
+    rows = [(code(entry.path), codes(entry.plan), *map(_place, entry.arrivals)) for entry in entries]
+    return table(("field", "plan", *(other.title for other in others)), rows)
+
+
+def _place(arrival: Arrival) -> str:
+    always = [f"always {code(str(value))}" for _, value in arrival.fixed]
+    limited = "~ " if arrival.how is How.APPROXIMATE else ""
+    return limited + "\n".join((*map(code, arrival.paths), *always))
+
+
+def _disagreements(dialect: Dialect) -> tuple[str, ...]:
+    rows = [
+        (code(row.path), f"{row.said} ({row.place})", f"{row.done} ({row.source})", between(row.since, row.until))
+        for row in dialect.disagreements
+    ]
+    if not rows:
+        return ()
+    return ("## Documentation and code disagree", table(("field", "documentation", "code", "releases"), rows))
+
+
+def _notes(entries: Iterable[Entry]) -> dict[str, int]:
+    """Remarks on rules, numbered in the order of their first field."""
+    found = dict.fromkeys(note for entry in entries if (note := _note(entry)))
+    return {note: number for number, note in enumerate(found, 1)}
+
+
+def _note(entry: Entry) -> str:
+    lossy = f"What may be lost: {entry.lossy}" if entry.lossy else ""
+    source = f"Stands on: {entry.source}" if entry.source else ""
+    return " ".join(sentence(part) for part in (entry.note, lossy, source) if part)
+
+
+def _section(section: str, group: Sequence[Entry], notes: Mapping[str, int], dialect: Dialect) -> tuple[str, ...]:
+    rows = [
+        (
+            _named(entry),
+            entry.kind,
+            _default(entry.spans),
+            _lifetime(entry.spans, dialect),
+            entry.doc,
+            codes(entry.plan) or "stays behind",
+            " ".join((named(entry.effect), f"[{notes[_note(entry)]}](#notes)" if _note(entry) else "")).strip(),
+        )
+        for entry in group
+    ]
+    return f"## {section}", table(("field", "type", "default", "releases", "meaning", "plan", "if lost"), rows)
+
+
+def _named(entry: Entry) -> str:
+    usual = f"--{entry.path.rpartition('.')[2].replace('_', '-')}", f"--{entry.path.rpartition('.')[2]}"
+    others = [spelling for spelling in entry.spellings if spelling not in usual]
+    return codes((entry.path, *others))
+
+
+def _default(spans: Sequence[Span]) -> str:
+    values = list(dict.fromkeys(value(span.default) for span in spans))
+    if len(values) == 1:
+        return values[0]
+    return "\n".join(f"{value(span.default) or 'unset'} ({_run(span)})" for span in spans)
+
+
+def _run(span: Span) -> str:
+    return span.since if span.since == span.until else f"{span.since} to {span.until}"
+
+
+def _lifetime(spans: Sequence[Span], dialect: Dialect) -> str:
+    if not spans:
+        return "none"
+    since = spans[0].since if spans[0].since != dialect.versions[0] else ""
+    until = spans[-1].until if spans[-1].until != dialect.versions[-1] else ""
+    return between(since, until)
+
+
+def dialects_table() -> str:
+    """The stacks, with their releases and sizes."""
+    return table(("stack", "releases", "fields", "what is lost from here"), map(_dialect_row, dialects()))
+
+
+def _dialect_row(dialect: Dialect) -> Row:
+    fields, first, last = reference.entries(dialect), dialect.versions[0], dialect.versions[-1]
+    count = sum(map(len, fields.values()))
+    return (
+        f"[{dialect.title}](dialects/{dialect.name}.md)",
+        f"{len(dialect.versions)}: {first} to {last}",
+        str(count),
+        f"[to the others](fidelity/{dialect.name}.md)",
+    )
+
+
+def pages() -> dict[str, str]:
+    """One page for each dialect."""
+    return {f"dialects/{dialect.name}.md": dialect_page(dialect) for dialect in dialects()}
