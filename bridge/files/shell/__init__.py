@@ -1,0 +1,7 @@
+"""Shell scripts as data: parsed, never run; the runs that they start, with the line of every word."""
+
+from __future__ import annotations
+
+from bridge.files.shell.script import Launch, Script, load_script, stray_flag
+
+__all__ = ["Launch", "Script", "load_script", "stray_flag"]
