@@ -22,7 +22,7 @@ class Reading:
     """What a reader found in a source, before its meaning is worked out.
 
     `given` holds typed values by schema path, exactly those that the user wrote; `entry` names the entry point that such a
-    source goes through (it decides which defaults and derivations apply).
+    source goes through (it decides which defaults and derivations apply). `world_size` is there where the source says it.
     """
 
     given: Values
@@ -30,6 +30,7 @@ class Reading:
     origins: Mapping[str, Origin] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     opaque: Mapping[str, Any] = field(default_factory=dict)
+    world_size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -186,6 +187,7 @@ class Dialect(ABC):
 
     def build(self, reading: Reading, version: str, world_size: int | None) -> Config:
         """A config from a reading, without checking it."""
+        world_size = world_size or reading.world_size
         return self.config_type(
             self, reading.given, version, world_size, reading.entry, reading.origins, reading.findings, reading.opaque
         )

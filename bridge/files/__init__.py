@@ -1,10 +1,11 @@
-"""Files as data: JSON, HJSON, YAML and plain flags with the line of every value, and files written whole or not at all."""
+"""Files as data: JSON, HJSON, YAML, plain flags and shell scripts with the line of every value, and files written whole or not at all."""
 
 from __future__ import annotations
 
 from bridge.files.document import MAX_DEPTH, MAX_NODES, Document, Duplicate, Key, dotted
 from bridge.files.json import load_hjson, load_json, load_json_or_hjson
 from bridge.files.read import MAX_BYTES, is_text, load, parse, read_stream, read_text
+from bridge.files.shell import Launch, Script, load_script
 from bridge.files.words import load_words
 from bridge.files.write import write_all, write_text
 from bridge.files.yaml import load_yaml, scalar
@@ -16,12 +17,15 @@ __all__ = [
     "Document",
     "Duplicate",
     "Key",
+    "Launch",
+    "Script",
     "dotted",
     "is_text",
     "load",
     "load_hjson",
     "load_json",
     "load_json_or_hjson",
+    "load_script",
     "load_words",
     "load_yaml",
     "parse",

@@ -12,6 +12,7 @@ from bridge.config import shown
 from bridge.errors import SourceError
 from bridge.files.document import TEXT, Document
 from bridge.files.json import load_hjson, load_json_or_hjson
+from bridge.files.shell import Script, load_script
 from bridge.files.words import BLANK, load_words
 from bridge.files.yaml import load_yaml
 
@@ -25,6 +26,7 @@ LOADERS: Mapping[str, Loader] = {
     ".yml": load_yaml,
     ".txt": load_words,
     ".args": load_words,
+    **dict.fromkeys((".sh", ".bash", ".slurm", ".sbatch"), load_script),
 }
 
 
@@ -49,18 +51,34 @@ def parse(text: str, name: str = TEXT, suffix: str = "") -> Document:
     """Parse `text` in the format that `suffix` (`.json`, ...) or else the content stands for."""
     if not text.strip():
         raise SourceError(f"{name}: empty; expected a config")
-    document = (LOADERS.get(suffix) or _sniffed(text))(text, name)
-    if not isinstance(document.data, dict | list):
+    document = _loader(text, suffix)(text, name)
+    if not isinstance(document.data, dict | list | Script):
         found = shown(document.data, 30)
         raise SourceError(f"{name}: found only {found}; expected a mapping of settings or a list of flags")
     return document
 
 
-def _sniffed(text: str) -> Loader:
+def _loader(text: str, suffix: str) -> Loader:
+    """The loader for a suffix, or for the content; a script that opens with a flag is a list of flags."""
+    known = LOADERS.get(suffix)
+    if known is load_script or (known is None and re.match(r"#!.*sh\b", text)):
+        return load_words if _opens_with_flag(_start(text)) else load_script
+    return known or _sniffed(text)
+
+
+def _start(text: str) -> str:
     blank = BLANK.match(text)
-    start = text[blank.end() if blank else 0 :].partition("\n")[0]
-    # a quoted flag, unless a colon makes it a quoted key
-    if re.match(r"--?[a-zA-Z]", start) or re.match(r"([\'\"])--?[a-zA-Z](?!.*\1\s*:)", start):
+    return text[blank.end() if blank else 0 :].partition("\n")[0]
+
+
+def _opens_with_flag(start: str) -> bool:
+    """A flag, also a quoted one, unless a colon makes it a quoted key."""
+    return bool(re.match(r"--?[a-zA-Z]", start) or re.match(r"([\'\"])--?[a-zA-Z](?!.*\1\s*:)", start))
+
+
+def _sniffed(text: str) -> Loader:
+    start = _start(text)
+    if _opens_with_flag(start):
         return load_words
     return load_json_or_hjson if start[:1] in ("{", "[", "/") else load_yaml
 

@@ -10,6 +10,7 @@ from typing import Any
 from bridge.config import Section, Values, shown
 from bridge.dialect import Config, Dialect, Reading, Written
 from bridge.errors import ConfigError
+from bridge.files import Script
 from bridge.findings import Disagreement, Finding
 from bridge.rules import Effect, Rule
 
@@ -199,7 +200,11 @@ class MegatronDialect(Dialect):
         return format_of(path)
 
     def recognises(self, data: Any) -> int:
-        """2 for a recipe, 1 for a list or mapping of flags that Megatron knows."""
+        """2 for a recipe, 1 for a list or mapping of flags that Megatron knows, and for a script that launches it."""
+        if isinstance(data, Script):
+            from compat.megatron.formats import is_launch
+
+            return int(any(map(is_launch, data.launches)))
         if isinstance(data, Mapping):
             return 2 if "MODEL_ARGS" in data else int(any(str(key).startswith("--") for key in data))
         return int(isinstance(data, list) and any(str(word).startswith("--") for word in data))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from bridge.errors import ConfigError, nearest
@@ -33,7 +34,8 @@ class Parsed:
 
     Values are plain: numbers, text, booleans, lists, names of enum members. `repeated` holds the mentions
     that a later one overrides; `unknown` is every word that the parser leaves over; `misread` lists
-    destinations whose text says no, but which the parser takes for yes, as it takes any text.
+    destinations whose text says no, but which the parser takes for yes, as it takes any text. `opaque` lists what cannot be
+    known, by destination or as spelled, with its place in the list.
     """
 
     given: Mapping[str, Any]
@@ -41,23 +43,35 @@ class Parsed:
     repeated: list[tuple[str, Spot]]
     unknown: list[str]
     misread: list[str]
+    opaque: list[tuple[str, int]] = field(default_factory=list)
 
 
-def parse(flags: Sequence[str], version: str, lenient: bool = False) -> Parsed:
+def parse(
+    flags: Sequence[str],
+    version: str,
+    lenient: bool = False,
+    lines: Sequence[int | None] = (),
+    opaque: Mapping[int, str] = MappingProxyType({}),
+    needed: Container[str] = (),
+) -> Parsed:
     """Read a list of command-line words as Megatron `version` does.
+
+    `lines` are those of the words. `opaque` says why a word is not known, by its place: as text it is kept as it is spelled,
+    as a value of an argument in `needed` it is a problem, and any other is left out and listed.
 
     Abbreviations are not allowed, the last mention of a flag wins, and nothing is filled in. Raises one
     `ConfigError` with every problem: wrong, missing or surplus values, and flags which that release does not
     have; `lenient` reports surplus values and such flags in `unknown` instead.
     """
-    reader = _Reader(list(flags), version)
+    reader = _Reader(list(flags), version, list(lines), opaque, needed)
     reader.read()
     if not lenient:
         reader.problems += _leftovers(reader)
     reader.problems.sort()
     ConfigError.raise_if(message for _, message in reader.problems)
-    unknown = [reader.words[index] for index in reader.extras]
-    return Parsed(reader.given, reader.spots, reader.repeated, unknown, reader.misread)
+    unknown = [reader.words[index] for index in reader.extras if index not in opaque]
+    loose = [(reader.words[index], index) for index in reader.extras if index in opaque]
+    return Parsed(reader.given, reader.spots, reader.repeated, unknown, reader.misread, [*reader.left_out, *loose])
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +91,10 @@ _DASHES = _Mark("dashes")
 class _Reader:
     words: list[str]
     version: str
+    lines: list[int | None] = field(default_factory=list)
+    opaque: Mapping[int, str] = field(default_factory=dict)
+    needed: Container[str] = ()
+    left_out: list[tuple[str, int]] = field(default_factory=list)
     given: dict[str, Any] = field(default_factory=dict)
     spots: dict[str, Spot] = field(default_factory=dict)
     repeated: list[tuple[str, Spot]] = field(default_factory=list)
@@ -100,14 +118,30 @@ class _Reader:
         available = self.values_after(index) if attached is None else [attached]
         texts = available[: _limits(flag)[1]]
         problem = _wrong_number(flag, attached, len(texts))
+        used = 1 if attached is not None else 1 + len(texts)
+        unknown = next((self.opaque[at] for at in range(index, index + used) if at in self.opaque), None)
         try:
+            if unknown is not None and not _is_free_text(flag):
+                return self.leave_out(index, flag, unknown, used)
             if problem:
                 raise ValueError(problem)
             self.store(index, flag, _value(flag, self.option(index), texts))
             self.misread += [flag.dest] if flag.type == "bool" and texts[0].lower() in _NO else []
         except ValueError as error:
-            self.problems.append((index, f"{self.option(index)} (word {index + 1}): {error}"))
-        return 1 if attached is not None else 1 + len(texts)
+            self.problems.append((index, f"{self.place(index, self.option(index))}: {error}"))
+        return used
+
+    def leave_out(self, index: int, flag: Flag, reason: str, used: int) -> int:
+        """Pass over a value that is not known; a problem where it is needed."""
+        if flag.dest in self.needed:
+            raise ValueError(reason)
+        self.left_out.append((flag.dest, index))
+        return used
+
+    def place(self, index: int, what: str) -> str:
+        """Where a word stands, for messages: its line, else its place in the list."""
+        line = self.lines[index] if index < len(self.lines) else None
+        return f"line {line}: {what}" if line else f"{what} (word {index + 1})"
 
     def values_after(self, index: int) -> list[str]:
         end = index + 1
@@ -153,6 +187,10 @@ def _mark(word: str, table: Mapping[str, Flag]) -> _Mark:
         return _Mark("option", table["-h"])
     value = word == "-" or " " in word or _NEGATIVE.match(word)
     return _VALUE if value else _Mark("option")
+
+
+def _is_free_text(flag: Flag) -> bool:
+    return flag.action == "store" and flag.type in ("text", "name") and not flag.choices
 
 
 def _limits(flag: Flag) -> tuple[int, int | None]:
@@ -278,10 +316,14 @@ def _leftovers(reader: _Reader) -> Iterator[tuple[int, str]]:
     """A problem for each unknown flag (its values go with it), and for each value that nothing takes."""
     for index in reader.extras:
         mark = reader.marks[index]
+        if index in reader.opaque:
+            continue
         if mark.role == "option":
-            yield index, _unknown(reader.words[index].partition("=")[0], reader.version)
+            line = reader.lines[index] if index < len(reader.lines) else None
+            message = _unknown(reader.words[index].partition("=")[0], reader.version)
+            yield index, f"line {line}: {message}" if line else message
         elif not _follows_unknown(reader, index):
-            yield index, f"{reader.words[index]!r} (word {index + 1}): expected a flag; nothing takes it"
+            yield index, f"{reader.place(index, repr(reader.words[index]))}: expected a flag; nothing takes it"
 
 
 def _follows_unknown(reader: _Reader, index: int) -> bool:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from bridge.config import Values, shown
 from bridge.dialect import Reading, flags_of
 from bridge.errors import ConfigError, SourceError
-from bridge.files import Document, load
+from bridge.files import Document, Launch, Script, load
 from bridge.findings import Finding, Origin
 from bridge.rules import Effect
 from compat.megatron import flags, live, options, releases
@@ -30,6 +31,8 @@ class Words:
     words: list[str]
     lines: list[int | None]
     findings: tuple[Finding, ...] = ()
+    opaque: Mapping[int, str] = field(default_factory=dict)
+    ranks: int | None = None
 
 
 def read(source: Any, version: str, lenient: bool) -> Reading:
@@ -45,12 +48,30 @@ def read(source: Any, version: str, lenient: bool) -> Reading:
 
 def reading_of(words: Words, version: str, lenient: bool) -> Reading:
     """Words through the parser of that release."""
-    parsed = flags.parse(words.words, version, lenient)
+    needed = _needed() if words.opaque else ()
+    parsed = flags.parse(words.words, version, lenient, words.lines, words.opaque, needed)
     origins = {dest: _origin(spot, words) for dest, spot in parsed.flags.items()}
     repeated = (_repeated(dest, _origin(spot, words)) for dest, spot in parsed.repeated)
     misread = (_misread(dest, origins[dest]) for dest in parsed.misread)
     unknown = (_unknown(word) for word in parsed.unknown)
-    return Reading(Values(parsed.given), FLAGS, origins, (*words.findings, *repeated, *misread, *unknown))
+    opaque = (_opaque(path, words.opaque, index, words) for path, index in parsed.opaque)
+    findings = (*words.findings, *repeated, *misread, *unknown, *opaque)
+    return Reading(Values(parsed.given), FLAGS, origins, findings, world_size=words.ranks)
+
+
+@cache
+def _needed() -> frozenset[str]:
+    """Arguments that a plan is made of."""
+    from compat.megatron.rules import table
+
+    return frozenset(path for rule in table() if rule.ours for path in rule.theirs)
+
+
+def _opaque(path: str, reasons: Mapping[int, str], index: int, words: Words) -> Finding:
+    reason = next((reasons[place] for place in range(index, len(words.words)) if place in reasons), "")
+    loose = path.startswith(("$", "`"))
+    message = f"{reason}; {'flags that it may hold are' if loose else 'this value is'} left out"
+    return Finding(path, message, Effect.NUMBERS if loose else Effect.NONE, True, origin=Origin(words.lines[index]))
 
 
 def _origin(spot: flags.Spot, words: Words) -> Origin:
@@ -72,6 +93,8 @@ def _unknown(word: str) -> Finding:
 
 def words_of(document: Document, version: str, lenient: bool) -> Words:
     """Command-line words of a file: plain flags, a JSON list of words, or a recipe."""
+    if isinstance(document.data, Script):
+        return _launched(document.data)
     if isinstance(document.data, list):
         return _listed(document)
     args = document.data.get(RECIPE)
@@ -80,6 +103,21 @@ def words_of(document: Document, version: str, lenient: bool) -> Words:
     if not isinstance(args, Mapping):
         raise SourceError(f"{document.name}: {RECIPE}: found {shown(args)}, expected a mapping of flags to values")
     return _recipe(document, args, (RECIPE,), version)
+
+
+TELLING = frozenset({"--micro-batch-size", "--num-layers", "--tensor-model-parallel-size", "--yaml-cfg"})
+"""Flags of which every launch of Megatron has one."""
+
+
+def is_launch(launch: Launch) -> bool:
+    """Whether a run of a script is one of Megatron's."""
+    return any(word.partition("=")[0] in TELLING for word in launch.texts)
+
+
+def _launched(script: Script) -> Words:
+    launch = script.launch(is_launch, "flags of Megatron")
+    findings = (Finding(word, message, Effect.NUMBERS, True, origin=Origin(line)) for line, word, message in script.strays())
+    return Words(launch.texts, list(launch.lines), tuple(findings), launch.opaque, launch.ranks)
 
 
 def _listed(document: Document) -> Words:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from bridge.files.shell.script import Launch, Script, load_script, stray_flag
+from bridge.files.shell.script import Launch, Script, load_script
 
-__all__ = ["Launch", "Script", "load_script", "stray_flag"]
+__all__ = ["Launch", "Script", "load_script"]

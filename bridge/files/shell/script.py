@@ -66,10 +66,10 @@ class Launch:
         return [spelled(word) for word in self.words]
 
     @property
-    def opaque(self) -> dict[int, Unknown]:
-        """The first unknown part of each word that has one."""
+    def opaque(self) -> dict[int, str]:
+        """Why a word is not known, by its place: the first part of it that only a run would tell."""
         firsts = ((index, next(unknowns(word), None)) for index, word in enumerate(self.words))
-        return {index: part for index, part in firsts if part is not None}
+        return {index: f"{part.spelling} (line {part.line}) is not known: {part.why}" for index, part in firsts if part}
 
     @cached_property
     def ranks(self) -> int | None:
@@ -133,13 +133,12 @@ class Script:
         found = (_launch(command, self.text) for command in self.reader.commands)
         return tuple(launch for launch in found if launch is not None)
 
-    @property
-    def stray(self) -> Iterator[tuple[int, str]]:
-        """Flags that the shell would take for a command, because the line before does not continue."""
+    def strays(self) -> Iterator[tuple[int, str, str]]:
+        """Flags that the shell would take for a command, because the line before does not continue: line, flag, reason."""
         for command in self.reader.commands:
             first = spelled(command.words[0])
             if re.match(r"--?[a-zA-Z]", first):
-                yield command.line, first
+                yield command.line, first, _stray(self.text, command.line)
 
     def launch(self, fits: Callable[[Launch], bool], what: str) -> Launch:
         """The one run that `fits`; `SourceError` if there is none, or more than one and none is chosen."""
@@ -148,7 +147,7 @@ class Script:
         fitting = [launch for launch in self.launches if fits(launch)]
         if not fitting:
             seen = "; ".join(map(str, self.launches)) or "none"
-            raise SourceError(f"{self.name}: found no run with {what}; the runs that it starts: {seen}", *self._strays())
+            raise SourceError(f"{self.name}: found no run with {what}; the runs that it starts: {seen}", *self._lost())
         if len(fitting) > 1:
             listed = (f"{self.name}: --launch {self.launches.index(launch) + 1}: {launch}" for launch in fitting)
             raise SourceError(f"{self.name}: starts {len(fitting)} runs with {what}; name one with --launch", *listed)
@@ -160,23 +159,23 @@ class Script:
             raise SourceError(f"{self.name}: there is no run {number}; it starts {len(self.launches)}", *listed)
         return self.launches[number - 1]
 
-    def _strays(self) -> list[str]:
-        return [f"{self.name}: line {line}: {stray_flag(word, self.text, line)}" for line, word in self.stray]
+    def _lost(self) -> list[str]:
+        return [f"{self.name}: line {line}: {word}: {reason}" for line, word, reason in self.strays()]
 
     def file(self, path: Pieces) -> Pieces | None:
         """What the script writes to `path`, if it does."""
         return self.reader.scope.files.get(file_key(path))
 
 
-def stray_flag(word: str, text: str, line: int) -> str:
-    """What is wrong with a flag that begins a command."""
+def _stray(text: str, line: int) -> str:
+    """Why a flag begins a command."""
     before = text.split("\n")[max(line - 2, 0)] if line > 1 else ""
-    reason = f"line {line - 1} does not continue"
+    reason = f"line {line - 1} does not end in a backslash"
     if before.rstrip().endswith("\\") and before != before.rstrip():
         reason = f"a blank follows the backslash of line {line - 1}"
     elif before.lstrip().startswith("#"):
-        reason = f"the comment of line {line - 1} ends the command"
-    return f"{word} is no part of the run, since {reason}; the shell would take it for a command"
+        reason = f"the comment on line {line - 1} ends the command"
+    return f"no part of the run: {reason}, so that the shell takes this for a command"
 
 
 def _slurm(text: str) -> dict[str, str]:
