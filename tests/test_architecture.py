@@ -21,7 +21,10 @@ import compat
 ROOTS = {"bridge": Path(bridge.__file__).parent, "compat": Path(compat.__file__).parent}
 LAYERS = ("plan", "layout", "comm", "trace", "engine")
 """Each may import those before it, never those after it."""
-HEAVY = ("torch", "numpy", "deepspeed", "megatron", "transformers", "rich", "typer", "ruamel", "yaml", "hjson", "hypothesis")
+HEAVY = (
+    *("torch", "numpy", "deepspeed", "megatron", "transformers", "rich", "typer", "hypothesis"),
+    *("ruamel", "yaml", "hjson", "tree_sitter", "tree_sitter_bash"),
+)
 """What a config is read, checked and converted without, until the function that needs it runs."""
 
 

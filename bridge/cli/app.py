@@ -24,11 +24,13 @@ Beside OUT lies OUT.carry.json with what the other stack cannot say; the way bac
 Examples:
   stagebridge convert launch.args --to deepspeed --world-size 8 -o ds_config.json
   stagebridge convert model_config.yaml --to deepspeed --from-version 0.16.1 --world-size 8 --json
+  stagebridge convert pretrain_gpt.sh --to deepspeed --env DATA=/data/text -o ds_config.json
   stagebridge convert ds_config.json --to megatron --world-size 8 > launch.args
   stagebridge convert zero3.json --to megatron --auto micro_batch=4 --auto mixed_precision=bf16
   stagebridge convert old.json --to deepspeed --from-version 0.16.0 --to-version 0.19.8 -o new.json
 
-FILE is JSON, HJSON, YAML (a recipe with MODEL_ARGS too), or plain command-line flags with # comments; - reads stdin.
+FILE is JSON, HJSON, YAML (a recipe with MODEL_ARGS too), a launch script (.sh; read, never run), or plain command-line flags
+with # comments; - reads stdin.
 {EXIT_CODES}"""
 
 CHECK = """Read a config as its stack would, and say what is wrong, ignored or surprising in it.
@@ -121,6 +123,14 @@ ModelSize = Annotated[
     Optional[int],  # noqa: UP045
     typer.Option(metavar="N", min=1, help="Size of the model, over what FILE or --model says.", show_default=False),
 ]
+Env = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option("--env", metavar="NAME=VALUE", help="A variable that a launch script is started with; 1=VALUE: an argument."),
+]
+Launch = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option("--launch", metavar="N", min=1, help="Which run of a launch script is meant, where it starts several."),
+]
 Lenient = Annotated[bool, typer.Option("--lenient", help="Leave out unknown keys and flags instead of refusing them.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the report (docs/json.md).")]
 
@@ -158,6 +168,8 @@ def convert(
     world_size: WorldSize = None,
     auto: Auto = None,
     code: Code = None,
+    env: Env = None,
+    launch: Launch = None,
     output: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option("-o", "--output", metavar="OUT", help="File to write; its suffix picks the format."),
@@ -170,7 +182,7 @@ def convert(
     """Convert one file."""
     from bridge.cli.convert import Job, convert
 
-    job = Job(file, from_, from_version, world_size, lenient, as_json, auto or (), code or ())
+    job = Job(file, from_, from_version, world_size, lenient, as_json, auto or (), code or (), env or (), launch)
     return convert(job, to, to_version, output, strict, carry)
 
 
@@ -182,13 +194,15 @@ def check(
     world_size: WorldSize = None,
     auto: Auto = None,
     code: Code = None,
+    env: Env = None,
+    launch: Launch = None,
     as_json: Json = False,
     lenient: Lenient = False,
 ) -> int:
     """Check one file."""
     from bridge.cli.convert import Job, check
 
-    return check(Job(file, from_, from_version, world_size, lenient, as_json, auto or (), code or ()))
+    return check(Job(file, from_, from_version, world_size, lenient, as_json, auto or (), code or (), env or (), launch))
 
 
 @app.command(help=LAYOUT, short_help="Show stages, bytes and collectives of a config's plan.")
@@ -220,6 +234,8 @@ def layout(
     ] = None,
     auto: Auto = None,
     code: Code = None,
+    env: Env = None,
+    launch: Launch = None,
     lenient: Lenient = False,
     as_json: Json = False,
 ) -> int:
@@ -230,7 +246,7 @@ def layout(
 
     sizes = {"layers": layers, "hidden": hidden, "heads": heads, "kv_heads": kv_heads, "ffn": ffn, "vocab": vocab}
     given = {**sizes, "sequence": sequence, "tied": tied}
-    job = Job(file, from_, from_version, ranks, lenient, as_json, auto or (), code or ())
+    job = Job(file, from_, from_version, ranks, lenient, as_json, auto or (), code or (), env or (), launch)
     return layout(job, Sizes(checked("--model", model, MODELS), given, micro_batch))
 
 
@@ -271,6 +287,8 @@ def train(
     world_size: WorldSize = None,
     auto: Auto = None,
     code: Code = None,
+    env: Env = None,
+    launch: Launch = None,
     lenient: Lenient = False,
     steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Steps in all, those before a resume counted.")] = 20,
     model: Annotated[str, typer.Option("--model", metavar="NAME", help="tiny, or file: what FILE states.")] = "tiny",
@@ -295,5 +313,5 @@ def train(
     from bridge.cli.train import Options, checked, train
 
     checked("--engine", engine, ("native",))
-    job = Job(file, from_, from_version, world_size, lenient, as_json, auto or (), code or ())
+    job = Job(file, from_, from_version, world_size, lenient, as_json, auto or (), code or (), env or (), launch)
     return train(job, Options(steps, checked("--model", model, ("tiny", "file")), data, fit, save, resume))

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from bridge import carry as carry_over
 from bridge import report
 from bridge.dialect import Config, Dialect
 from bridge.errors import BridgeError, SourceError, TranslationError
-from bridge.files import Document, load, parse, read_stream, read_text, scalar, write_all
+from bridge.files import Document, Script, load, parse, read_stream, read_text, scalar, write_all
 from bridge.translation import Result, translate
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ class Job:
     json: bool
     auto: Sequence[str] = ()
     code: Sequence[str] = ()
+    env: Sequence[str] = ()
+    launch: int | None = None
 
     @property
     def said(self) -> dict[str, dict[str, Any]]:
@@ -94,16 +96,31 @@ def answered(job: Job, work: Callable[[], int]) -> int:
 
 def read(job: Job) -> Config:
     """The config in the job's file, as its stack and release would read it."""
-    document = _document(job.file)
+    document = _started(_document(job.file), job)
     dialect = compat.load(job.dialect) if job.dialect else recognised(document)
     known = signature(dialect.read).parameters
     BridgeError.raise_if(f"--{word}: {dialect.name} has nothing to say there; drop it" for word in job.said if word not in known)
     return dialect.read(document, job.version, job.world_size, job.lenient, **job.said)
 
 
+def _started(document: Document, job: Job) -> Document:
+    """A script as the user starts it; nothing else has an environment."""
+    if isinstance(document.data, Script):
+        outside = dict(_pair(pair, "--env") for pair in job.env)
+        return replace(document, data=document.data.told(outside, job.launch))
+    if job.env or job.launch:
+        raise BridgeError(f"{document.name}: --env and --launch are for shell scripts; drop them")
+    return document
+
+
+def _pair(pair: str, option: str) -> tuple[str, str]:
+    name, equals, value = pair.partition("=")
+    BridgeError.raise_if([f"{option} {pair}: expected NAME=VALUE"] if not equals else [])
+    return name, value
+
+
 def _named(pairs: Sequence[str], option: str) -> dict[str, Any]:
-    BridgeError.raise_if(f"{option} {pair}: expected NAME=VALUE" for pair in pairs if "=" not in pair)
-    return {name: scalar(value) for name, _, value in (pair.partition("=") for pair in pairs)}
+    return {name: scalar(value) for name, value in (_pair(pair, option) for pair in pairs)}
 
 
 def _document(file: str) -> Document:

@@ -1,4 +1,4 @@
-"""Files as data: JSON, HJSON, YAML, plain flags and shell scripts with the line of every value, and files written whole or not at all."""
+"""Files as data: JSON, HJSON, YAML, flags and shell scripts with the line of every value; files written whole or not at all."""
 
 from __future__ import annotations
 

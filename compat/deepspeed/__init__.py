@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from bridge.config import Section, Values, fields
 from bridge.dialect import Config, Dialect, Reading, Written
 from bridge.errors import VersionError
+from bridge.files import Script
 from bridge.findings import Disagreement, Finding
 from bridge.rules import Effect, Rule
 
@@ -150,9 +151,12 @@ class DeepSpeedDialect(Dialect):
         return "json" if path is not None and Path(path).suffix in (".json", ".hjson") else None
 
     def recognises(self, data: Any) -> int:
-        """How many of the top-level keys are DeepSpeed's own."""
+        """How many of the top-level keys are DeepSpeed's own; 1 for a script with a run that is given a config."""
         from compat.deepspeed.releases import KEYS
+        from compat.deepspeed.scripts import is_launch
 
+        if isinstance(data, Script):
+            return int(any(map(is_launch, data.launches)))
         if not isinstance(data, Mapping):
             return 0
         own = {key.partition(".")[0] for key in KEYS}

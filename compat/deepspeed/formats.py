@@ -16,10 +16,10 @@ from typing import Any
 from bridge.config import Values, fields, nest, shown
 from bridge.dialect import Reading, Written, code_beside
 from bridge.errors import ConfigError, SourceError, nearest
-from bridge.files import MAX_DEPTH, MAX_NODES, Document, is_text, load, parse
+from bridge.files import MAX_DEPTH, MAX_NODES, Document, Script, is_text, load, parse
 from bridge.findings import Finding, Origin
 from bridge.rules import Effect
-from compat.deepspeed import auto
+from compat.deepspeed import auto, scripts
 from compat.deepspeed.leaves import expected, typed
 from compat.deepspeed.releases import ALIASES, KEYS, PARTS, Release, Type
 from compat.deepspeed.schema import DeepSpeed
@@ -93,13 +93,25 @@ def read(
 
     `values` resolve "auto" (an empty mapping: by rule alone); `code` is the code part, over what the source says of it.
     """
-    data, document, entry = _loaded(source)
+    script = _script(source)
+    if script is not None:
+        values = {**script.auto, **(values or {})} if script.auto else values
+        code = {**script.code, **(code or {})}
+    data, document, entry = _loaded(script.document if script else source)
     reader = _Reader(release, lenient, document)
     reader.section(data, "", _tree(release))
     reader.section(code or {}, "code", _tree(release)["code"])
     reader.resolve(values)
     ConfigError.raise_if(reader.problems)
-    return Reading(Values(reader.given), entry, reader.origins, tuple(reader.findings), reader.opaque)
+    ranks = script.ranks if script else None
+    return Reading(Values(reader.given), entry, reader.origins, tuple(reader.findings), reader.opaque, ranks)
+
+
+def _script(source: Any) -> scripts.Found | None:
+    """The config that a launch script gives to its run, if `source` is one."""
+    if isinstance(source, str | Path) and _decoded(str(source)) is None:
+        source = load(source)
+    return scripts.read(source.data) if isinstance(source, Document) and isinstance(source.data, Script) else None
 
 
 def _loaded(source: Any) -> tuple[Mapping[str, Any], Document | None, str]:

@@ -16,9 +16,10 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from bridge.config import Values, fields, flatten, nest, shown, validate
 from bridge.dialect import Reading, Written, code_beside, flags_of
 from bridge.errors import ConfigError, SourceError, nearest
-from bridge.files import Document, is_text, load, load_words, read_text
+from bridge.files import Document, Key, Launch, Script, is_text, load, load_words, read_text
 from bridge.findings import Finding, Origin
 from bridge.rules import Effect
+from compat.merak.recognition import is_launch
 from compat.merak.releases import lifetime, release
 from compat.merak.schema import Merak
 
@@ -44,12 +45,19 @@ def read(source: Any, version: str, lenient: bool, code: Mapping[str, Any] | Non
     """
     reader = _Reader(version, lenient)
     reader.script(_beside(source))
-    reader.take(_content(source))
+    content = _content(source)
+    launch = _launch(content)
+    if launch is not None:
+        reader.opaque = launch.opaque
+        lines: dict[Key, int] = {(index,): line for index, line in enumerate(launch.lines)}
+        content = Document(launch.texts, lines, "flags", name=content.name)
+    reader.take(content)
     reader.script(code or {})
     ConfigError.raise_if(reader.problems)
     typed = flatten(validate(Merak, nest(reader.raw)))
     given = {path: typed[path] for path in reader.raw}
-    return Reading(Values(given), ENTRY, reader.origins, tuple(reader.findings))
+    ranks = launch.ranks if launch else None
+    return Reading(Values(given), ENTRY, reader.origins, tuple(reader.findings), world_size=ranks)
 
 
 def _content(source: Any) -> Document:
@@ -65,6 +73,12 @@ def _content(source: Any) -> Document:
     if isinstance(source, str) and LAUNCHER.match(source) and not os.path.exists(source):
         return load_words(source, "command line")
     return _empty(source) or load(source)
+
+
+def _launch(document: Document) -> Launch | None:
+    """The run of Merak that a launch script starts; None for any other document."""
+    script = document.data
+    return script.launch(is_launch, "arguments of Merak") if isinstance(script, Script) else None
 
 
 def _empty(source: str | Path | Document) -> Document | None:
@@ -108,6 +122,7 @@ class _Reader:
     origins: dict[str, Origin] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    opaque: Mapping[int, str] = field(default_factory=dict)
 
     def take(self, document: Document) -> None:
         """Read a whole document."""
@@ -213,6 +228,10 @@ class _Reader:
         word, end = words[index], index + 1
         while end < len(words) and _is_value(words[end]):
             end += 1
+        if index in self.opaque and not word.startswith("--"):
+            message = f"{self.opaque[index]}; arguments that it may hold are left out"
+            self.findings.append(Finding(word, message, Effect.NUMBERS, True, origin=Origin(line)))
+            return index + 1
         if _is_value(word):
             self.problems.append(f"{word} (word {index + 1}): belongs to no option; drop it")
             return index + 1
@@ -222,8 +241,19 @@ class _Reader:
             self.unknown(name, name.lstrip("-"), _names())
             return end
         texts = [attached] if tied else list(words[index + 1 : end])
+        reason = next((self.opaque[at] for at in range(index, end) if at in self.opaque), None)
+        if reason and kind(path) is not str:
+            self.leave_out(path, name, reason, line)
+            return index + 1 if tied else end
         self.store(path, name, texts, negated, line)
         return index + 1 if tied else end
+
+    def leave_out(self, path: str, name: str, reason: str, line: int | None) -> None:
+        """Pass over a value that is not known; a problem where a plan is made of it."""
+        if path in _needed():
+            self.problems.append(f"line {line}: {name}: {reason}")
+        else:
+            self.findings.append(Finding(path, f"{reason}; this value is left out", Effect.NONE, True, origin=Origin(line, name)))
 
     def find(self, name: str) -> tuple[str | None, bool]:
         """The path that an option stands for, and whether it is the `--no_` form of a switch."""
@@ -280,6 +310,14 @@ def _options(version: str) -> Mapping[str, tuple[str, bool]]:
         if path.startswith("args.") and defaults[path] is True
     }
     return {**off, **own}
+
+
+@cache
+def _needed() -> frozenset[str]:
+    """Arguments that a plan is made of."""
+    from compat.merak.rules import table
+
+    return frozenset(path for rule in table() if rule.ours for path in rule.theirs)
 
 
 @cache

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 from bridge.config import fields
+from bridge.files import Launch, Script
 from compat.merak.schema import Merak
 
 ALONE = frozenset(
@@ -47,12 +48,20 @@ def _names() -> frozenset[str]:
 
 def score(data: Any) -> int:
     """0 for a source of another stack, else how many names speak for Merak."""
+    if isinstance(data, Script):
+        return int(any(map(is_launch, data.launches)))
     if isinstance(data, Mapping):
         return _sections(data) or _count([str(key) for key in data])
     if isinstance(data, Sequence) and not isinstance(data, str):
         options = (str(word).partition("=")[0] for word in data)
         return _count([option[2:] for option in options if option.startswith("--")])
     return 0
+
+
+def is_launch(launch: Launch) -> bool:
+    """Whether a run of a script is one of Merak's; Hugging Face's trainer with DeepSpeed shares many of its names."""
+    words = launch.texts
+    return not any(word.startswith("--deepspeed") for word in words) and bool(score(words))
 
 
 def _sections(data: Mapping[Any, Any]) -> int:

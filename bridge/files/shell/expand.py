@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from bridge.errors import nearest
 from bridge.files.shell import arithmetic
-from bridge.files.shell.pieces import BREAK, Break, Piece, Pieces, Span, Text, Unknown, known, spelled, words
+from bridge.files.shell.pieces import BREAK, Break, Piece, Pieces, Span, Text, Unknown, known, spelled, unknowns, words
 from bridge.files.shell.scope import Scope, Value, number
 from bridge.files.shell.source import EXPANSIONS, Source
 
@@ -140,10 +140,10 @@ class Expander:
 
     def _unset(self, name: str) -> str:
         if name.isdigit():
-            return "the script is started with it"
+            return f"the script is started with it; say it with --env {name}=..."
         if not name.isidentifier():
             return "only a run tells"
-        return f"the script sets it nowhere{nearest(name, self.scope.variables)}"
+        return f"the script sets it nowhere{nearest(name, self.scope.variables) or f'; say it with --env {name}=...'}"
 
     def _counted(self, node: Node, name: str, index: str | None, quoted: bool) -> Expanded:
         if name in (*ALL, "#"):
@@ -184,7 +184,11 @@ class Expander:
         if text is None or operand is None:
             return values
         changed = _changed(text, operator, operand, self._number)
-        return [self.unknown(node, "this form of expansion is not read", quoted) if changed is None else self._made(node, changed, quoted)]
+        return [
+            self.unknown(node, "this form of expansion is not read", quoted)
+            if changed is None
+            else self._made(node, changed, quoted)
+        ]
 
     def _operand(self, node: Node, start: int, quoted: bool) -> Expanded:
         flat = _Flat([leaf for child in node.children if child.start_byte >= start for leaf in _leaves(child)])
@@ -201,23 +205,29 @@ class Expander:
             return values or []
         if operator == "?":
             return [self.unknown(node, self._unset(name), quoted)]
-        default = [replace(piece, uses=(self._place(node), *piece.uses)) if not isinstance(piece, Break) else piece
-                   for piece in self._operand(node, start, quoted)]  # fmt: skip
+        default = [piece for piece in self._operand(node, start, quoted) if not isinstance(piece, Break)]
         if operator == "=":
-            self.scope.set(name, Value((tuple(piece for piece in default if not isinstance(piece, Break)),)))
-        return default
+            self.scope.set(name, Value((tuple(default),)))
+        return [replace(piece, uses=(self._place(node), *piece.uses)) for piece in default]
 
     # Arithmetic and commands
 
     def arithmetic(self, node: Node, quoted: bool) -> Piece:
         """`$((...))`: its value, where all that it needs is known."""
         result = self.calculated(node)
-        return self.unknown(node, "it counts with what is not known", quoted) if result is None else self._made(node, str(result), quoted)
+        if result is not None:
+            return self._made(node, str(result), quoted)
+        part = next(unknowns(self._inside(node)), None)
+        return self.unknown(node, part.why if part else "it is no arithmetic over known whole numbers", quoted)
 
     def calculated(self, node: Node) -> int | None:
         """The value of an arithmetic node; None if it is not known."""
-        text = known(self.between(_Flat(list(_descendants(node))), self.source.start(node), node.end_byte, "raw", True))
+        text = known(self._inside(node))
         return None if text is None else arithmetic.value(_bare(text), self._number)
+
+    def _inside(self, node: Node) -> Expanded:
+        flat = _Flat(list(_descendants(node)))
+        return list(self.between(flat, self.source.start(node), node.end_byte, "raw", True))
 
     def _number(self, name: str) -> int | None:
         return number(self.scope.get(name))
@@ -226,7 +236,9 @@ class Expander:
         """`$(...)`: known only for `echo` and `expr` of what is known."""
         commands = [child for child in node.children if child.is_named]
         if len(commands) == 1 and commands[0].type == "command":
-            called = [spelled(word) if known(word) is not None else None for child in commands[0].children for word in self.words(child)]
+            called = [
+                spelled(word) if known(word) is not None else None for child in commands[0].children for word in self.words(child)
+            ]
             result = self._echoed(called)
             if result is not None:
                 return self._made(node, result, quoted)
@@ -293,7 +305,9 @@ def _changed(text: str, operator: str, operand: str, numbers: arithmetic.Number)
     if operator in ("/", "//"):
         pattern, _, put = operand.partition("/")
         return re.sub(_pattern(pattern), lambda _: put, text, count=int(operator == "/")) if pattern else text
-    return {"^^": text.upper(), ",,": text.lower(), "^": text[:1].upper() + text[1:], ",": text[:1].lower() + text[1:]}.get(operator)
+    return {"^^": text.upper(), ",,": text.lower(), "^": text[:1].upper() + text[1:], ",": text[:1].lower() + text[1:]}.get(
+        operator
+    )
 
 
 def _pattern(pattern: str) -> str:

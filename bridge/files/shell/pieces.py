@@ -120,3 +120,21 @@ def shared(left: Pieces, right: Pieces) -> Pieces:
     pairs = zip(left, right, strict=False)
     length = next((index for index, (one, other) in enumerate(pairs) if one.key != other.key), min(len(left), len(right)))
     return left[:length]
+
+
+def cut(word: Pieces, length: int) -> Pieces:
+    """`word` without its first `length` known characters."""
+    found: list[Piece] = []
+    for piece in word:
+        taken = min(length, len(piece.text)) if isinstance(piece, Text) else 0
+        length -= taken
+        if not isinstance(piece, Text) or taken < len(piece.text):
+            found.append(piece.part(taken, len(piece.text)) if isinstance(piece, Text) else piece)
+    return tuple(found)
+
+
+def line_of(pieces: Pieces, text: str) -> int | None:
+    """The line of `text` on which `pieces` begin."""
+    spans = (piece.span for piece in pieces if piece.span != (0, 0))
+    first = next(spans, None)
+    return text.count("\n", 0, first[0]) + 1 if first else None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from bridge.errors import SourceError
 from bridge.files.shell.decide import holds, outright
 from bridge.files.shell.expand import OUTPUT, Expander
-from bridge.files.shell.pieces import Piece, Pieces, Text, Unknown, known, spelled, words
+from bridge.files.shell.pieces import Piece, Pieces, Text, Unknown, known, spelled
 from bridge.files.shell.scope import Scope, Value
 from bridge.files.shell.source import Source, check_syntax
 
@@ -294,7 +294,9 @@ class Reader:
                 names = [part for part in child.children if part.type in ("variable_name", "word")]
                 if names and ("=" in self.source.said(child) or child.type != "binary_expression"):
                     name = self.source.said(names[0])
-                    unknown = Unknown(f"${name}", self.source.place(child.start_byte, child.end_byte), self.line(child), "it is counted")
+                    unknown = Unknown(
+                        f"${name}", self.source.place(child.start_byte, child.end_byte), self.line(child), "it is counted"
+                    )
                     self.scope.set(name, Value(((unknown,),)))
 
     def unset(self, node: Node) -> None:
@@ -445,7 +447,7 @@ def _added(before: Value | None, more: Value) -> Value:
 
 def _continues(word: Pieces) -> bool:
     """A stray backslash at the end of a line of an array."""
-    return known(word) in ("\\", "")  and not any(piece.quoted for piece in word)
+    return known(word) in ("\\", "") and not any(piece.quoted for piece in word)
 
 
 def _blank(index: int, word: Pieces) -> Iterator[Piece]:
@@ -522,5 +524,7 @@ BUILTINS: Mapping[str, Callable[[Reader, Node, Sequence[Pieces]], None]] = {
     **dict.fromkeys(("read", "mapfile", "readarray"), Reader.ask),
     **dict.fromkeys(("exec", "time", "nohup", "command"), Reader.run_in_place),
     "shift": Reader.shift,
-    **dict.fromkeys(("echo", "printf", "set", "cd", "mkdir", "let", "test", ":", "true", "false", "trap", "ulimit", "wait"), Reader.silent),
+    **dict.fromkeys(
+        ("echo", "printf", "set", "cd", "mkdir", "let", "test", ":", "true", "false", "trap", "ulimit", "wait"), Reader.silent
+    ),
 }

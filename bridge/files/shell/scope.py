@@ -1,4 +1,4 @@
-"""What a shell knows at one point of a script: variables, functions, files that the script wrote; and what branches leave of it."""
+"""What a shell knows at one point of a script: variables, functions, files written; and what branches leave of it."""
 
 from __future__ import annotations
 
@@ -86,12 +86,15 @@ class Scope:
             return
         names = dict.fromkeys(name for branch in running for name in branch.variables)
         found = {name: [branch.variables.get(name) for branch in running] for name in names}
-        self.variables = {name: reduce(lambda one, other: _merged(one, other, line, name), values) or Value(()) 
-                          for name, values in found.items()}  # fmt: skip
+        self.variables = {name: _agreed_on(values, line, name) for name, values in found.items()}
         for branch in running:
             self.functions |= branch.functions
             self.exported |= branch.exported
             self.files |= branch.files
+
+
+def _agreed_on(values: Sequence[Value | None], line: int, name: str) -> Value:
+    return reduce(lambda one, other: _merged(one, other, line, name), values) or Value(())
 
 
 def _told(text: str) -> Value:

@@ -1,4 +1,4 @@
-"""A launch script as data: the training runs that it starts, each with its words, ranks and variables, and the files it writes."""
+"""A launch script as data: the training runs that it starts, with words, ranks and variables, and the files that it writes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cached_property
 
 from bridge.errors import SourceError
 from bridge.files.document import TEXT, Document
-from bridge.files.shell.pieces import Pieces, Text, Unknown, known, spelled, unknowns
+from bridge.files.shell.pieces import Pieces, known, line_of, spelled, unknowns
 from bridge.files.shell.read import Command, Reader, file_key
 from bridge.files.shell.scope import Scope
 
@@ -190,7 +190,7 @@ def _launch(command: Command, text: str) -> Launch | None:
     if place is None:
         return None
     words = command.words[place + 1 :]
-    lines = tuple(_line(word, text, command.line) for word in words)
+    lines = tuple(line_of(word, text) or command.line for word in words)
     program = spelled(command.words[place])
     return Launch(program, words, tuple(texts[:place]), command.environment, command.line, lines, command.branch)
 
@@ -212,12 +212,6 @@ def _program(texts: Sequence[str | None], spellings: Sequence[str]) -> int | Non
 def _is_value(spellings: Sequence[str], index: int) -> bool:
     """Whether a word follows an option, so that it may be its value."""
     return index == 0 or (spellings[index - 1].startswith("-") and "=" not in spellings[index - 1])
-
-
-def _line(word: Pieces, text: str, default: int) -> int:
-    """The line on which a word is written: where its characters stand."""
-    spans = [piece.span for piece in word if isinstance(piece, Text | Unknown) and piece.span != (0, 0)]
-    return text.count("\n", 0, spans[0][0]) + 1 if spans else default
 
 
 def load_script(text: str, name: str = TEXT) -> Document:

@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from bridge.errors import SourceError
-from bridge.files.shell.pieces import Pieces, Piece, Text, Unknown
+from bridge.files.shell.pieces import Piece, Pieces, Text, Unknown
 
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser

@@ -1,0 +1,142 @@
+"""Launch scripts: the DeepSpeed config that a run is given, from a here-document or a file, and what its words say beside it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from bridge.errors import ConfigError, SourceError
+from bridge.files import Document, Launch, Script, load, parse, scalar
+from bridge.files.shell import Pieces, cut, known, line_of, spelled, unknowns
+
+OPTIONS = ("--deepspeed_config", "--deepspeed-config")
+TRAINER = "--deepspeed"
+"""Names a file where the script uses Hugging Face's trainer; elsewhere it is a switch."""
+
+FACTS: Mapping[str, str] = {
+    "per_device_train_batch_size": "micro_batch",
+    "gradient_accumulation_steps": "accumulation",
+    "learning_rate": "lr",
+    "adam_epsilon": "eps",
+    "weight_decay": "weight_decay",
+    "max_grad_norm": "clip",
+    "warmup_steps": "warmup_steps",
+    "max_steps": "total_steps",
+}
+"""Arguments of Hugging Face's trainer, and the facts that they tell (transformers/training_args.py)."""
+DEFAULTS: Mapping[str, Any] = {
+    "micro_batch": 8,
+    "accumulation": 1,
+    "lr": 5e-5,
+    "betas": (0.9, 0.999),
+    "eps": 1e-8,
+    "weight_decay": 0.0,
+    "clip": 1.0,
+}
+"""What that trainer takes where its command line is silent."""
+CODE: Mapping[str, str] = {
+    "tensor-model-parallel-size": "tensor_parallel",
+    "pipeline-model-parallel-size": "pipeline_stages",
+    "ds-sequence-parallel-size": "context_parallel",
+}
+"""Flags of Megatron-DeepSpeed that say what DeepSpeed keeps in code (its megatron/arguments.py)."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The config of a run: the document, what is known for its "auto", what the code says, and the ranks."""
+
+    document: Document
+    auto: Mapping[str, Any] = field(default_factory=dict)
+    code: Mapping[str, Any] = field(default_factory=dict)
+    ranks: int | None = None
+
+
+def is_launch(launch: Launch) -> bool:
+    """Whether a run of a script is given a DeepSpeed config."""
+    return _config(launch) is not None
+
+
+def read(script: Script) -> Found:
+    """The config of the one run of `script` that is given one; raises `BridgeError` with the line of every problem."""
+    launch = script.launch(is_launch, "--deepspeed_config")
+    path, line = _config(launch) or ((), launch.line)
+    content = script.file(path)
+    document = _beside(script, path, line) if content is None else _here(script, content)
+    said = dict(_arguments(launch))
+    auto = _facts(said) if _trainer(launch) else {}
+    return Found(document, auto, _code(said), launch.ranks)
+
+
+def _config(launch: Launch) -> tuple[Pieces, int] | None:
+    """The word that names the config, and its line."""
+    for index, (word, text) in enumerate(zip(launch.words, launch.texts, strict=True)):
+        option, tied, _ = text.partition("=")
+        if option in OPTIONS and tied:
+            return cut(word, len(option) + 1), launch.lines[index]
+        after = launch.words[index + 1] if index + 1 < len(launch.words) else ()
+        if after and (option in OPTIONS or (option == TRAINER and _names_file(after))):
+            return after, launch.lines[index + 1]
+    return None
+
+
+def _names_file(word: Pieces) -> bool:
+    return spelled(word).endswith((".json", ".hjson"))
+
+
+def _trainer(launch: Launch) -> bool:
+    pairs = zip(launch.texts, launch.words[1:], strict=False)
+    return any(text == TRAINER and _names_file(after) for text, after in pairs)
+
+
+def _here(script: Script, content: Pieces) -> Document:
+    """What the script itself writes to the file."""
+    ConfigError.raise_if(
+        f"{script.name}: line {part.line}: {part.spelling} is not known: {part.why}" for part in unknowns(content)
+    )
+    document = parse(spelled(content), script.name, ".hjson")
+    first = (line_of(content, script.text) or 1) - 1
+    return replace(document, lines={key: line + first for key, line in document.lines.items()})
+
+
+def _beside(script: Script, path: Pieces, line: int) -> Document:
+    """The file that the script names, looked for from where it may be started."""
+    name = known(path)
+    if name is None:
+        part = next(unknowns(path))
+        raise SourceError(f"{script.name}: line {line}: {part.spelling} in the name of the config is not known: {part.why}")
+    folders = [*Path(script.name).absolute().parents, Path.cwd()]
+    found = next((folder / name for folder in folders if os.path.isfile(folder / name)), None)
+    if found is None:
+        raise SourceError(f"{script.name}: line {line}: {name}: no such file from the script's folder upwards; put it there")
+    return load(found)
+
+
+def _arguments(launch: Launch) -> Iterator[tuple[str, str]]:
+    """Options with one known value, without their dashes; switches are `true`."""
+    words: Sequence[str | None] = [known(word) for word in launch.words]
+    for index, word in enumerate(words):
+        if word is None or not word.startswith("--"):
+            continue
+        name, tied, attached = word.removeprefix("--").partition("=")
+        after = words[index + 1] if index + 1 < len(words) else "--"
+        if tied or after is not None:
+            yield name, attached if tied else "true" if after is None or after.startswith("--") else after
+
+
+def _facts(said: Mapping[str, str]) -> dict[str, Any]:
+    told = {fact: scalar(said[name]) for name, fact in FACTS.items() if name in said}
+    betas = tuple(scalar(said.get(f"adam_beta{index}", str(beta))) for index, beta in enumerate(DEFAULTS["betas"], 1))
+    precision = next((name for name in ("bf16", "fp16") if said.get(name, "false").lower() == "true"), "no")
+    return {**DEFAULTS, **told, "betas": betas, "mixed_precision": precision}
+
+
+def _code(said: Mapping[str, str]) -> dict[str, Any]:
+    sizes = {name: scalar(said[flag]) for flag, name in CODE.items() if flag in said}
+    if "no-pipeline-parallel" in said:
+        sizes.pop("pipeline_stages", None)
+    checkpointing = {"checkpointing": True} if "deepspeed-activation-checkpointing" in said else {}
+    return {name: size for name, size in sizes.items() if size != 1} | checkpointing
