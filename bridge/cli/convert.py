@@ -135,7 +135,8 @@ def recognised(document: Document) -> Dialect:
     best = max(scores.values(), default=0)
     found = [name for name, score in scores.items() if score == best]
     if best == 0:
-        raise SourceError(f"{document.name}: no stack recognises it; name it with --from {' or '.join(scores)}")
+        seen = f" (the runs that it starts: {document.data.seen})" if isinstance(document.data, Script) else ""
+        raise SourceError(f"{document.name}: no stack recognises it{seen}; name it with --from {' or '.join(scores)}")
     if len(found) > 1:
         raise SourceError(f"{document.name}: could be for {' or '.join(found)}; name it with --from")
     return compat.load(found[0])

@@ -12,6 +12,7 @@ from bridge.errors import ConfigError, SourceError
 from bridge.files import Document, Launch, Script, load, parse, scalar
 from bridge.files.shell import Pieces, cut, known, line_of, spelled, unknowns
 
+WORKING_FOLDER = ("`pwd`", "$(pwd)", "$PWD", "${PWD}")
 OPTIONS = ("--deepspeed_config", "--deepspeed-config")
 TRAINER = "--deepspeed"
 """Names a file where the script uses Hugging Face's trainer; elsewhere it is a switch."""
@@ -104,6 +105,7 @@ def _here(script: Script, content: Pieces) -> Document:
 
 def _beside(script: Script, path: Pieces, line: int) -> Document:
     """The file that the script names, looked for from where it may be started."""
+    path = cut_folder(path)
     name = known(path)
     if name is None:
         part = next(unknowns(path))
@@ -113,6 +115,12 @@ def _beside(script: Script, path: Pieces, line: int) -> Document:
     if found is None:
         raise SourceError(f"{script.name}: line {line}: {name}: no such file from the script's folder upwards; put it there")
     return load(found)
+
+
+def cut_folder(path: Pieces) -> Pieces:
+    """A path below the folder that the script is started in, as one relative to it."""
+    first = spelled(path[:1])
+    return cut(path[1:], 1) if first in WORKING_FOLDER and spelled(path[1:]).startswith("/") else path
 
 
 def _arguments(launch: Launch) -> Iterator[tuple[str, str]]:

@@ -49,13 +49,21 @@ def _names() -> frozenset[str]:
 def score(data: Any) -> int:
     """0 for a source of another stack, else how many names speak for Merak."""
     if isinstance(data, Script):
-        return int(any(map(is_launch, data.launches)))
+        return int(any(is_launch(launch) and _is_merak(launch.texts) for launch in data.launches))
     if isinstance(data, Mapping):
         return _sections(data) or _count([str(key) for key in data])
     if isinstance(data, Sequence) and not isinstance(data, str):
         options = (str(word).partition("=")[0] for word in data)
         return _count([option[2:] for option in options if option.startswith("--")])
     return 0
+
+
+SHARED = ("per_device_train_batch_size", "per_device_eval_batch_size", "zero_stage")
+"""Names that other scripts with Hugging Face's arguments have as well."""
+
+
+def _is_merak(words: Sequence[str]) -> bool:
+    return any(word.removeprefix("--").partition("=")[0] in ALONE.difference(SHARED) for word in words)
 
 
 def is_launch(launch: Launch) -> bool:

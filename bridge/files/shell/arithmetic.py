@@ -47,10 +47,26 @@ def value(text: str, number: Number) -> int | None:
     if len(text) > LONGEST or "=" in re.sub(r"[=!<>]=", "", text):
         return None
     try:
-        python = re.sub(r"!(?!=)", " not ", text.replace("&&", " and ").replace("||", " or ")).strip()
-        return _value(ast.parse(re.sub(r"\$(?=\w)", "", python) or "0", mode="eval").body, number)
+        return _value(ast.parse(_python(text) or "0", mode="eval").body, number)
     except (SyntaxError, ValueError, TypeError, ZeroDivisionError, KeyError, RecursionError, MemoryError):
         return None
+
+
+def _python(text: str) -> str:
+    """The expression as Python writes it."""
+    for shell, python in SPELLINGS:
+        text = shell.sub(python, text)
+    return text.strip()
+
+
+SPELLINGS = (
+    (re.compile(r"&&"), " and "),
+    (re.compile(r"\|\|"), " or "),
+    (re.compile(r"!(?!=)"), " not "),
+    (re.compile(r"\$(?=\w)"), ""),
+    (re.compile(r"([^?:]*)\?([^?:]*):([^?:]*)"), r"((\2) if (\1) else (\3))"),
+)
+"""What shells and Python write differently; `condition ? one : other` where it is not nested."""
 
 
 def _value(node: ast.expr, number: Number) -> int:
@@ -67,6 +83,8 @@ def _value(node: ast.expr, number: Number) -> int:
             return -_value(operand, number)
         case ast.UnaryOp(op=ast.UAdd(), operand=operand):
             return _value(operand, number)
+        case ast.IfExp(test=test, body=body, orelse=other):
+            return _value(body if _value(test, number) else other, number)
         case ast.BoolOp(op=op, values=values):
             results = [bool(_value(item, number)) for item in values]
             return int(all(results) if isinstance(op, ast.And) else any(results))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from bridge.errors import nearest
 from bridge.files.shell import arithmetic
-from bridge.files.shell.pieces import BREAK, Break, Piece, Pieces, Span, Text, Unknown, known, spelled, unknowns, words
+from bridge.files.shell.pieces import BREAK, NOWHERE, Break, Piece, Pieces, Span, Text, Unknown, known, spelled, unknowns, words
 from bridge.files.shell.scope import Scope, Value, number
 from bridge.files.shell.source import EXPANSIONS, Source
 
@@ -28,12 +28,8 @@ Expanded = list[Piece | Break]
 class Expander:
     """Expands the words of one source in a scope."""
 
-    def __init__(self, source: Source, scope: Scope, first_line: int = 1) -> None:
-        self.source, self.scope, self.first_line = source, scope, first_line
-
-    def line(self, node: Node) -> int:
-        """The line of a node, from 1."""
-        return self.source.text.count("\n", 0, self.source.start(node)) + self.first_line
+    def __init__(self, source: Source, scope: Scope) -> None:
+        self.source, self.scope = source, scope
 
     def words(self, node: Node) -> list[Pieces]:
         """The words that a node becomes, after splitting."""
@@ -90,7 +86,7 @@ class Expander:
     def unknown(self, node: Node, why: str, quoted: bool) -> Unknown:
         """An expansion that cannot be known."""
         start, end = self.source.start(node), node.end_byte
-        return Unknown(self.source.said(node), self.source.place(start, end), self.line(node), why, quoted)
+        return Unknown(self.source.said(node), self.source.place(start, end), self.source.line(node), why, quoted)
 
     # Parameters
 
@@ -116,7 +112,7 @@ class Expander:
             return None
         if index in ALL:
             return self._listed(value.words, node, index == "@" or not quoted, quoted)
-        position = number(Value(((Text(index, (0, 0)),),))) if index and not index.isidentifier() else 0
+        position = number(Value(((Text(index, NOWHERE),),))) if index and not index.isidentifier() else 0
         picked = value.words[position] if position is not None and -len(value.words) <= position < len(value.words) else ()
         return self._used(picked, node, quoted)
 

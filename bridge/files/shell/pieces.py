@@ -48,7 +48,7 @@ class Unknown:
     @property
     def key(self) -> str:
         """What makes it the same as another."""
-        return f"\0{self.spelling}\0{self.span}"
+        return f"\0{self.spelling}\0{self.span}\0{self.line}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,8 @@ class Break:
 Piece = Text | Unknown
 Pieces = tuple[Piece, ...]
 BREAK = Break()
+NOWHERE: Span = (0, 0)
+"""The place of what stands nowhere in the script: given from outside, or left open by a branch."""
 BLANK = re.compile(r"[ \t\n]+")
 
 
@@ -135,6 +137,6 @@ def cut(word: Pieces, length: int) -> Pieces:
 
 def line_of(pieces: Pieces, text: str) -> int | None:
     """The line of `text` on which `pieces` begin."""
-    spans = (piece.span for piece in pieces if piece.span != (0, 0))
-    first = next(spans, None)
+    spans = (span for piece in pieces for span in (piece.span, *piece.uses[::-1]))
+    first = next((span for span in spans if span != NOWHERE), None)
     return text.count("\n", 0, first[0]) + 1 if first else None

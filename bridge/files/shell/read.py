@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from bridge.errors import SourceError
 from bridge.files.shell.decide import holds, outright
 from bridge.files.shell.expand import OUTPUT, Expander
-from bridge.files.shell.pieces import Piece, Pieces, Text, Unknown, known, spelled
+from bridge.files.shell.pieces import NOWHERE, Piece, Pieces, Text, Unknown, known, spelled
 from bridge.files.shell.scope import Scope, Value
 from bridge.files.shell.source import Source, check_syntax
 
@@ -49,29 +49,27 @@ class Reader:
     depth: int = 0
     steps: int = 0
     source: Source = field(init=False)
-    first_line: int = 1
 
     def read(self, text: str) -> None:
         """Read the whole script."""
         source = Source(text, self.name)
         check_syntax(source)
-        self.run(source, 1)
+        self.run(source)
 
-    def run(self, source: Source, line: int) -> None:
-        """Read a source in the present scope; its first line is `line` of the script."""
-        before = getattr(self, "source", source), self.first_line
-        self.source, self.first_line = source, line
+    def run(self, source: Source) -> None:
+        """Read a source in the present scope."""
+        before, self.source = getattr(self, "source", source), source
         self.statements(source.root.children)
-        self.source, self.first_line = before
+        self.source = before
 
     @property
     def expander(self) -> Expander:
         """The expander of what is being read."""
-        return Expander(self.source, self.scope, self.first_line)
+        return Expander(self.source, self.scope)
 
     def line(self, node: Node) -> int:
         """The line of a node in the script, from 1."""
-        return int(node.start_point[0]) + self.first_line
+        return self.source.line(node)
 
     def refuse(self, node: Node, problem: str) -> SourceError:
         """An error at a node."""
@@ -89,7 +87,10 @@ class Reader:
         self.steps += 1
         if self.steps > MOST_STEPS:
             raise self.refuse(node, f"found more than {MOST_STEPS:,} steps; a launch script does less, is this the right file?")
-        STATEMENTS.get(node.type, Reader.passed)(self, node)
+        try:
+            STATEMENTS.get(node.type, Reader.passed)(self, node)
+        except OverflowError as error:
+            raise self.refuse(node, str(error)) from None
 
     def passed(self, node: Node) -> None:
         """Comments, separators, conditions that stand alone."""
@@ -225,12 +226,12 @@ class Reader:
         source, body = self.scope.functions[name]
         if self.depth >= DEEPEST:
             raise self.refuse(node, f"{name} calls itself without end; is this the right file?")
-        before = self.scope.arguments, self.source, self.first_line
-        self.scope.arguments, self.source, self.first_line = tuple(arguments), source, 1
+        before = self.scope.arguments, self.source
+        self.scope.arguments, self.source = tuple(arguments), source
         self.depth += 1
         self.statements([body])
         self.depth -= 1
-        self.scope.arguments, self.source, self.first_line = before
+        self.scope.arguments, self.source = before
         if self.scope.ended == "return":
             self.scope.ended = ""
 
@@ -395,14 +396,14 @@ class Reader:
         """Read text as shell; what it starts is started by the words `before`."""
         if self.depth >= DEEPEST:
             raise self.refuse(node, "a shell starts itself without end; is this the right file?")
-        source = Source.of(text, self.name)
+        source = Source.of(text, self.source)
         first = len(self.commands)
-        check_syntax(source, self.line(node) - 1)
+        check_syntax(source)
         self.depth += 1
-        self.run(source, self.line(node))
+        self.run(source)
         self.depth -= 1
-        started = self.commands[first:]
-        self.commands[first:] = [_after(command, before) for command in started]
+        line = self.line(node)
+        self.commands[first:] = [replace(found, words=(*before, *found.words), line=line) for found in self.commands[first:]]
 
     def eval(self, node: Node, called: Sequence[Pieces]) -> None:
         """`eval TEXT`."""
@@ -421,7 +422,7 @@ class Reader:
         for word in called[1:]:
             name = spelled(word)
             if name.isidentifier():
-                self.scope.set(name, Value(((Unknown(f"${name}", (self.line(node),) * 2, self.line(node), OUTPUT),),)))
+                self.scope.set(name, Value(((Unknown(f"${name}", NOWHERE, self.line(node), OUTPUT),),)))
 
     def shift(self, node: Node, called: Sequence[Pieces]) -> None:
         """`shift`."""
@@ -452,11 +453,7 @@ def _continues(word: Pieces) -> bool:
 
 def _blank(index: int, word: Pieces) -> Iterator[Piece]:
     if index:
-        yield Text(" ", word[0].span if word else (0, 0), True, plain=False)
-
-
-def _after(command: Command, before: Sequence[Pieces]) -> Command:
-    return Command((*before, *command.words), command.environment, command.line, command.branch)
+        yield Text(" ", word[0].span if word else NOWHERE, True, plain=False)
 
 
 def _all(node: Node) -> Iterator[Node]:

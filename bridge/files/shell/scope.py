@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from bridge.errors import SourceError
-from bridge.files.shell.pieces import Pieces, Text, Unknown, known, same, shared
+from bridge.files.shell.pieces import NOWHERE, Pieces, Text, Unknown, known, same, shared
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -63,7 +62,7 @@ class Scope:
     def set(self, name: str, value: Value) -> None:
         """Give a variable its value."""
         if sum(len(piece.text) for word in value.words for piece in word if isinstance(piece, Text)) > LONGEST:
-            raise SourceError(f"{name} grows beyond {LONGEST:,} characters; is this the right file?")
+            raise OverflowError(f"{name} grows beyond {LONGEST:,} characters; is this the right file?")
         self.variables[name] = value
 
     def copy(self) -> Scope:
@@ -98,13 +97,13 @@ def _agreed_on(values: Sequence[Value | None], line: int, name: str) -> Value:
 
 
 def _told(text: str) -> Value:
-    return Value(((Text(text, (0, 0), plain=False),),))
+    return Value(((Text(text, NOWHERE, plain=False),),))
 
 
 def _merged(one: Value | None, other: Value | None, line: int, name: str) -> Value | None:
     """What two branches agree on: where they part, it is not known."""
     first, second = one or Value(()), other or Value(())
-    undecided = Unknown(f"${name}", (line, line), line, f"a branch decides it (line {line})")
+    undecided = Unknown(f"${name}", NOWHERE, line, f"a branch decides it (line {line})")
     if first.array or second.array:
         words = _agreed(first.words, second.words)
         rest = () if len(words) == len(first.words) == len(second.words) else ((undecided,),)

@@ -146,12 +146,16 @@ class Script:
             return self._numbered(self.chosen)
         fitting = [launch for launch in self.launches if fits(launch)]
         if not fitting:
-            seen = "; ".join(map(str, self.launches)) or "none"
-            raise SourceError(f"{self.name}: found no run with {what}; the runs that it starts: {seen}", *self._lost())
+            raise SourceError(f"{self.name}: found no run with {what}; the runs that it starts: {self.seen}", *self._lost())
         if len(fitting) > 1:
             listed = (f"{self.name}: --launch {self.launches.index(launch) + 1}: {launch}" for launch in fitting)
             raise SourceError(f"{self.name}: starts {len(fitting)} runs with {what}; name one with --launch", *listed)
         return fitting[0]
+
+    @property
+    def seen(self) -> str:
+        """The runs that it starts, for messages."""
+        return "; ".join(map(str, self.launches)) or "none"
 
     def _numbered(self, number: int) -> Launch:
         if not 1 <= number <= len(self.launches):

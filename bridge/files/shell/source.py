@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import accumulate
@@ -24,6 +24,7 @@ ESCAPES = {
 """Backslashes that a shell takes away, by the quotes around them."""
 EXPANSIONS = ("simple_expansion", "expansion", "arithmetic_expansion", "command_substitution", "process_substitution")
 LEADING = re.compile(r"(?:\s|\\\n)*")
+PLACEHOLDER = re.compile(r"<[A-Za-z][^<>\n|&;]*>")
 HOLE = "x"
 """What stands for a character beyond ASCII while the tree is built, so that its places count characters."""
 
@@ -39,17 +40,23 @@ def _parser() -> Parser:
 class Source:
     """Shell text and its tree: the script itself, or text that the script hands to another shell."""
 
-    def __init__(self, text: str, name: str, segments: Sequence[Piece] | None = None) -> None:
-        """`segments` are the pieces that `text` is made of, for text that does not stand in the script as it is."""
-        self.text, self.name = text, name
-        self.segments = segments
+    def __init__(self, text: str, name: str, segments: Sequence[Piece] | None = None, script: Source | None = None) -> None:
+        """`segments` are the pieces that `text` is made of, for text that does not stand in `script` as it is."""
+        self.text, self.name, self.segments = text, name, segments
         self.starts = [0, *accumulate(_length(piece) for piece in segments or ())]
+        self.breaks: list[int] = script.breaks if script else [match.start() for match in re.finditer("\n", text)]
         self.root: Node = _parser().parse(re.sub(r"[^\x00-\x7f]", HOLE, text).encode("ascii")).root_node
 
     @classmethod
-    def of(cls, pieces: Pieces, name: str) -> Source:
+    def of(cls, pieces: Pieces, script: Source) -> Source:
         """The text of `pieces`, for a second reading (`eval`, `bash -c`)."""
-        return cls("".join(piece.text if isinstance(piece, Text) else HOLE for piece in pieces), name, pieces)
+        text = "".join(piece.text if isinstance(piece, Text) else HOLE for piece in pieces)
+        return cls(text, script.name, pieces, script)
+
+    def line(self, node: Node) -> int:
+        """The line of the script, from 1, on which a node begins."""
+        start = self.start(node)
+        return bisect_left(self.breaks, self.place(start, max(node.end_byte, start + 1))[0]) + 1
 
     def literal(self, start: int, end: int, mode: str, quoted: bool) -> Iterator[Piece]:
         """Characters `start` to `end` without the backslashes that belong to `mode`."""
@@ -103,23 +110,27 @@ def _requoted(piece: Piece, quoted: bool) -> Piece:
     return replace(piece, quoted=quoted)
 
 
-def check_syntax(source: Source, line: int = 0) -> None:
+def check_syntax(source: Source) -> None:
     """Raise `SourceError` with the line of everything that is not shell syntax."""
-    problems = (f"{source.name}: line {node.start_point[0] + 1 + line}: {_fault(node)}" for node in _faults(source.root))
-    SourceError.raise_if(problems)
+    SourceError.raise_if(f"{source.name}: line {source.line(node)}: {_fault(node, source)}" for node in _faults(source))
 
 
-def _faults(root: Node) -> Iterator[Node]:
-    waiting = [root]
+def _faults(source: Source) -> Iterator[Node]:
+    waiting = [source.root]
     while waiting:
         node = waiting.pop()
-        if node.is_missing or (node.type == "ERROR" and node.start_byte < node.end_byte):
+        broken = node.is_missing or (node.type == "ERROR" and node.start_byte < node.end_byte)
+        if broken or (node.type == "file_redirect" and PLACEHOLDER.match(source.text, node.start_byte)):
             yield node
-        elif node.has_error:
+        else:
             waiting += reversed(node.children)
 
 
-def _fault(node: Node) -> str:
+def _fault(node: Node, source: Source) -> str:
+    line = source.text[: node.start_byte].rpartition("\n")[2] + source.text[node.start_byte :].partition("\n")[0]
+    placeholder = PLACEHOLDER.search(line)
+    if placeholder:
+        return f"{placeholder[0]} is a placeholder, which a shell takes for redirections; put a value there"
     if node.is_missing:
         return f"found no {node.type} that closes what is open; expected one before the end"
     found = (node.text or b"").decode().split("\n")[0][:40].strip()
