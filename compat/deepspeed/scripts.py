@@ -85,7 +85,7 @@ def _config(launch: Launch) -> tuple[Pieces, int] | None:
 
 
 def _names_file(word: Pieces) -> bool:
-    return spelled(word).endswith((".json", ".hjson"))
+    return spelled(word).endswith((".json", ".hjson")) and not spelled(word).startswith("-")
 
 
 def _trainer(launch: Launch) -> bool:

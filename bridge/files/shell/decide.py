@@ -86,8 +86,10 @@ def _binary(node: Node, expander: Expander) -> bool | None:
     word = expander.source.said(sign)
     if word in ("&&", "-a", "||", "-o"):
         return _joined(holds(left, expander), holds(right, expander), both=word in ("&&", "-a"))
-    texts = outright(left, expander), outright(right, expander)
-    return None if texts[0] is None or texts[1] is None else _compared(texts[0], word, texts[1])
+    denied = left.type == "unary_expression" and expander.source.said(left.children[0]) == "!"
+    texts = outright(left.children[-1] if denied else left, expander), outright(right, expander)
+    result = None if texts[0] is None or texts[1] is None else _compared(texts[0], word, texts[1])
+    return _not(result) if denied else result
 
 
 def _joined(left: bool | None, right: bool | None, both: bool) -> bool | None:

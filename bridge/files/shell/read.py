@@ -12,7 +12,7 @@ from bridge.files.shell.decide import holds, outright
 from bridge.files.shell.expand import OUTPUT, Expander
 from bridge.files.shell.pieces import NOWHERE, Piece, Pieces, Text, Unknown, known, spelled
 from bridge.files.shell.scope import Scope, Value
-from bridge.files.shell.source import Source, check_syntax
+from bridge.files.shell.source import Source, check_redirects, check_syntax
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -310,6 +310,8 @@ class Reader:
     def redirected(self, node: Node) -> None:
         """A command with redirections: here-documents and `echo` may write a file that is used later."""
         body = node.child_by_field_name("body")
+        if not self.branch:
+            check_redirects(self.source, (part for part in node.children if part.type == "file_redirect"))
         if body is not None:
             self.statement(body)
         target, content = self._target(node), self._content(node, body)

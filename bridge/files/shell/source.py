@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -112,25 +112,34 @@ def _requoted(piece: Piece, quoted: bool) -> Piece:
 
 def check_syntax(source: Source) -> None:
     """Raise `SourceError` with the line of everything that is not shell syntax."""
-    SourceError.raise_if(f"{source.name}: line {source.line(node)}: {_fault(node, source)}" for node in _faults(source))
+    SourceError.raise_if(f"{source.name}: line {source.line(node)}: {_fault(node, source)}" for node in _faults(source.root))
 
 
-def _faults(source: Source) -> Iterator[Node]:
-    waiting = [source.root]
+def _faults(root: Node) -> Iterator[Node]:
+    waiting = [root]
     while waiting:
         node = waiting.pop()
-        broken = node.is_missing or (node.type == "ERROR" and node.start_byte < node.end_byte)
-        if broken or (node.type == "file_redirect" and PLACEHOLDER.match(source.text, node.start_byte)):
+        if node.is_missing or (node.type == "ERROR" and node.start_byte < node.end_byte):
             yield node
-        else:
+        elif node.has_error:
             waiting += reversed(node.children)
+
+
+def check_redirects(source: Source, redirects: Iterable[Node]) -> None:
+    """Raise `SourceError` for text in angle brackets that was to be filled in, and that a shell takes for redirections."""
+    found = ((source.line(node), PLACEHOLDER.match(source.text, node.start_byte)) for node in redirects)
+    SourceError.raise_if(f"{source.name}: line {line}: {_unfilled(match[0])}" for line, match in found if match)
+
+
+def _unfilled(placeholder: str) -> str:
+    return f"{placeholder} is a placeholder, which a shell takes for redirections; put a value there"
 
 
 def _fault(node: Node, source: Source) -> str:
     line = source.text[: node.start_byte].rpartition("\n")[2] + source.text[node.start_byte :].partition("\n")[0]
     placeholder = PLACEHOLDER.search(line)
     if placeholder:
-        return f"{placeholder[0]} is a placeholder, which a shell takes for redirections; put a value there"
+        return _unfilled(placeholder[0])
     if node.is_missing:
         return f"found no {node.type} that closes what is open; expected one before the end"
     found = (node.text or b"").decode().split("\n")[0][:40].strip()

@@ -1,0 +1,130 @@
+"""Launch scripts: what a human reads off them is what is read, and every mistake is listed with its line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import compat
+from bridge.dialect import Config
+from bridge.errors import BridgeError
+from bridge.files import Document, Script, load
+
+HERE = Path(__file__).parent / "scripts"
+CLONES = os.environ.get("STAGEBRIDGE_SCRIPTS")
+"""A folder with a git directory `OWNER+NAME/repo` for each repository of the table (see tests/scripts/README.md)."""
+
+PATHS: Mapping[str, Mapping[str, str]] = {
+    "megatron": {
+        "tensor": "tensor_model_parallel_size",
+        "pipeline": "pipeline_model_parallel_size",
+        "micro": "micro_batch_size",
+        "global": "global_batch_size",
+        "layers": "num_layers",
+        "hidden": "hidden_size",
+        "sequence": "seq_length",
+    },
+    "deepspeed": {
+        "tensor": "code.tensor_parallel",
+        "pipeline": "code.pipeline_stages",
+        "micro": "train_micro_batch_size_per_gpu",
+        "global": "train_batch_size",
+        "zero": "zero_optimization.stage",
+    },
+    "merak": {
+        "micro": "args.per_device_train_batch_size",
+        "accumulation": "args.gradient_accumulation_steps",
+        "zero": "args.zero_stage",
+    },
+}
+"""Where each dialect keeps what a human reads off a script."""
+LEFT_OUT = {"tensor": 1, "pipeline": 1}
+"""Sizes that DeepSpeed's code part does not name."""
+
+
+def rows(file: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (HERE / file).read_text("utf-8").splitlines()]
+
+
+REAL, OWN = rows("real.jsonl"), rows("own.jsonl")
+
+
+def named(row: Mapping[str, Any]) -> str:
+    return str(row["path"])
+
+
+def sizes(config: Config, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """What `config` says of the sizes in `wanted`."""
+    paths = PATHS[config.dialect.name]
+    found = {name: config.given.get(paths[name], LEFT_OUT.get(name)) for name in wanted if name in paths}
+    return {
+        **found,
+        **{name: value for name, value in (("precision", precision(config)), ("ranks", config.world_size)) if name in wanted},
+    }
+
+
+def precision(config: Config) -> str | None:
+    spelled = {"megatron": "{}", "deepspeed": "{}.enabled", "merak": "args.{}"}[config.dialect.name]
+    return next((name for name in ("bf16", "fp16") if config.given.get(spelled.format(name))), None)
+
+
+def read(document: Document, row: Mapping[str, Any], name: str) -> Config:
+    """The script as the row starts it, read leniently and not yet checked."""
+    dialect = compat.load(name)
+    assert isinstance(document.data, Script)
+    outside = {**row.get("environment", {}), **{str(place): word for place, word in enumerate(row.get("arguments", ()), 1)}}
+    script = Document(document.data.told(outside, row.get("launch")), {}, "script", name=document.name)
+    if "auto" in row and name == "deepspeed":
+        facts = {**row["auto"], "world_size": row["world_size"]}
+        return dialect.read(script, world_size=row["world_size"], lenient=True, auto=facts)  # type: ignore[call-arg]
+    version = row.get("version", dialect.versions[-1])
+    return dialect.build(dialect.parse(script, version, lenient=True), version, row.get("world_size"))
+
+
+def check(document: Document, row: Mapping[str, Any]) -> None:
+    """Every reading of the row is what a human reads, and every mistake is named with its line."""
+    for name, wanted in row.get("readings", {}).items():
+        assert sizes(read(document, row, name), wanted) == wanted
+    for name, wrong in row.get("mistakes", {}).items():
+        with pytest.raises(BridgeError) as caught:
+            read(document, row, name)
+        for line, what in wrong:
+            assert any(f"line {line}: " in problem and what in problem for problem in caught.value.problems), caught.value
+        assert len(caught.value.problems) >= len(wrong)
+
+
+@cache
+def shown(repository: str, commit: str, path: str) -> str | None:
+    """A file of a repository at a commit; None if it is not there."""
+    folder = Path(CLONES or "") / repository.replace("/", "+") / "repo"
+    done = subprocess.run(["git", f"--git-dir={folder}", "show", f"{commit}:{path}"], capture_output=True, check=False)
+    return done.stdout.decode("utf-8") if done.returncode == 0 else None
+
+
+def test_the_table_is_as_large_as_promised() -> None:
+    assert len([row for row in REAL if row["readings"]]) >= 40
+    assert len({row["repository"] for row in REAL}) >= 6
+
+
+@pytest.mark.skipif(CLONES is None, reason="STAGEBRIDGE_SCRIPTS names no folder of clones")
+@pytest.mark.parametrize("row", REAL, ids=named)
+def test_real_scripts_say_what_a_human_reads(row: dict[str, Any], tmp_path: Path) -> None:
+    for path in (row["path"], *row.get("beside", ())):
+        text = shown(row["repository"], row["commit"], path)
+        if text is None:
+            pytest.skip(f"{row['repository']} at {row['commit']} is not there")
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text, "utf-8")
+    check(load(tmp_path / row["path"]), row)
+
+
+@pytest.mark.parametrize("row", OWN, ids=lambda row: f"{row['path']}{'-' + row['case'] if 'case' in row else ''}")
+def test_own_scripts_say_what_a_human_reads(row: dict[str, Any]) -> None:
+    check(load(HERE / row["path"]), row)
