@@ -11,7 +11,8 @@ from typing import BinaryIO
 from bridge.config import shown
 from bridge.errors import SourceError
 from bridge.files.document import TEXT, Document
-from bridge.files.json import load_hjson, load_json_or_hjson
+from bridge.files.json import MalformedError, load_hjson, load_json, load_json_or_hjson
+from bridge.files.python import ASSIGNED, NotPythonError, load_python
 from bridge.files.shell import Script, load_script
 from bridge.files.words import BLANK, load_words
 from bridge.files.yaml import load_yaml
@@ -80,7 +81,31 @@ def _sniffed(text: str) -> Loader:
     start = _start(text)
     if _opens_with_flag(start):
         return load_words
-    return load_json_or_hjson if start[:1] in ("{", "[", "/") else load_yaml
+    if ASSIGNED.match(start):
+        return load_python
+    return _bracketed if start[:1] in ("{", "[", "/") else load_yaml
+
+
+def _bracketed(text: str, name: str) -> Document:
+    """JSON, else a Python literal, else HJSON; what is wrong is said of the format that it is nearest to."""
+    try:
+        return load_json(text, name)
+    except MalformedError:
+        pass
+    try:
+        return load_python(text, name)
+    except NotPythonError as error:
+        python = error
+    try:
+        return load_json_or_hjson(text, name)
+    except MalformedError:
+        if PYTHONIC.search(text):
+            raise python from None
+        raise
+
+
+PYTHONIC = re.compile(r"'\s*:|:\s*(?:True|False|None)\b")
+"""What Python writes and JSON does not."""
 
 
 def read_text(path: str | Path) -> str:

@@ -47,7 +47,7 @@ TRAIN_ARGS=" \
     --global-batch-size=${GLOBAL} \
     --lr 3e-4 --min-lr 3e-5 \
     --clip-grad 1.0 --train-iters 1000 \
-    --save $CHECKPOINTS/$STAMP \
+    --save $CHECKPOINTS/$STAMP --save-interval 100 \
     --data-path $DATA \
 "
 if [ -f /etc/profile ]; then
@@ -62,6 +62,6 @@ launch() {
 
 launch $NNODES pretrain_gpt.py \
     --tensor-model-parallel-size ${TP} --pipeline-model-parallel-size ${PP} \
-    "${MODEL_ARGS[@]}" $TRAIN_ARGS \
+    ${MODEL_ARGS[@]} $TRAIN_ARGS \
     $EXTRA \
     --log-interval $LOG_INTERVAL

@@ -1,0 +1,66 @@
+"""A Python dictionary as data: the literal as printed, or as assigned to a name; parsed, never executed."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from bridge.errors import SourceError
+from bridge.files.document import TEXT, Builder, Document, Entry, Node, check_limits, dotted
+
+ASSIGNED = re.compile(r"\w+(?:\s*:\s*[\w.\[\], ]+)?\s*=\s*[{\[]")
+"""How text opens that gives a dictionary a name."""
+MAX_CHARACTERS = 2**20
+
+
+class NotPythonError(SourceError):
+    """Text that is no Python literal; it may be another format."""
+
+
+def load_python(text: str, name: str = TEXT) -> Document:
+    """Parse one dictionary or list of literals, bare or assigned to a name. Raises `SourceError`."""
+    builder = Builder(name)
+    document = builder.document(_node(_literal(text, name), name, 0), "python")
+    SourceError.raise_if(
+        f"{name}: lines {twin.lines[0]} and {twin.lines[1]}: {dotted(twin.key)} is given twice; keep one"
+        for twin in document.duplicates
+    )
+    return document
+
+
+def _literal(text: str, name: str) -> ast.expr:
+    if len(text) > MAX_CHARACTERS:
+        raise NotPythonError(f"{name}: found more than 1 MiB of Python; a config is smaller, is this the right file?")
+    try:
+        body = ast.parse(text.strip()).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        line = getattr(error, "lineno", None) or 1
+        raise NotPythonError(f"{name}: line {line}: not a Python dictionary; expected literals in balanced brackets") from None
+    if len(body) != 1 or not isinstance(body[0], ast.Expr | ast.Assign | ast.AnnAssign) or body[0].value is None:
+        line = body[1].lineno if len(body) > 1 else 1
+        raise NotPythonError(f"{name}: line {line}: found more than a dictionary; nothing is run, give the dictionary alone")
+    return body[0].value
+
+
+def _node(value: ast.expr, name: str, depth: int) -> Node:
+    """A literal as a node with its line; anything that would have to be run is refused."""
+    check_limits(0, depth, name, value.lineno)
+    match value:
+        case ast.Constant(value=str() | bool() | int() | float() | None as constant):
+            return Node(constant, value.lineno)
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)) if not isinstance(number, bool):
+            return Node(-number, value.lineno)
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return Node([_node(item, name, depth + 1) for item in items], value.lineno, "list")
+        case ast.Dict(keys=keys, values=values):
+            pairs = zip(keys, values, strict=True)
+            return Node([_entry(key, item, name, depth) for key, item in pairs], value.lineno, "mapping")
+    found = ast.unparse(value)[:40]
+    raise NotPythonError(f"{name}: line {value.lineno}: found {found}, expected a literal; nothing is run, write the value")
+
+
+def _entry(key: ast.expr | None, value: ast.expr, name: str, depth: int) -> Entry:
+    if not isinstance(key, ast.Constant) or not isinstance(key.value, str):
+        found = "**" if key is None else ast.unparse(key)[:40]
+        raise NotPythonError(f"{name}: line {value.lineno}: found the key {found}, expected text in quotes")
+    return key.value, _node(value, name, depth + 1), key.lineno
