@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bridge.errors import ConfigError
+from bridge.errors import ConfigError, nearest
 from compat.deepspeed.leaves import typed
 from compat.deepspeed.releases import KNOWN, Release, Type, optional_section, release
 
@@ -18,6 +18,7 @@ ZERO = "zero_optimization."
 OFFLOAD, PARAM = ZERO + "offload_optimizer", ZERO + "offload_param"
 GATHER = ZERO + "stage3_gather_16bit_weights_on_model_save"
 OLD_GATHER = ZERO + "stage3_gather_fp16_weights_on_model_save"
+LEAVES = frozenset(f"{ZERO}leaf_module.{name}" for name in ("classes", "names", "name_suffixes"))
 SCALE_KEYS = tuple(
     f"fp16.{name}"
     for name in ("initial_scale_power", "loss_scale_window", "min_loss_scale", "hysteresis", "consecutive_hysteresis")
@@ -134,15 +135,31 @@ def _derive(values: dict[str, Any], given: Flat, at: Release) -> None:
     stage = values[ZERO + "stage"]
     if values.get(ZERO + "overlap_comm") is None:  # runtime/zero/config.py, overlap_comm_valid
         values[ZERO + "overlap_comm"] = stage == 3
+    for name in LEAVES & values.keys():  # runtime/zero/leaf_module_config.py, _validate_entries
+        values[name] = tuple(dict.fromkeys(values[name] or ()))
+    if values.get("autotuning.model_info") is not None:  # autotuning/config.py, get_model_info_config
+        values["autotuning.model_info"] = {**MODEL_INFO, **values["autotuning.model_info"]}
     if values["flops_profiler.enabled"]:  # runtime/config.py, _initialize_params
         values["wall_clock_breakdown"] = True
     if values.get("optimizer.type") in ("adam", "adamw"):
         _adam(values, given)
+    _unhalved(values, given, at)
     if not at.since("0.17.1") and not any(path in given for path in SCALE_KEYS) and values["fp16.enabled"] and stage > 0:
         # runtime/fp16/loss_scaler.py, CreateLossScaler: no scaling key at all means the scaler's own defaults
         values.update({"fp16.initial_scale_power": 32, "fp16.hysteresis": 1})
     for size in ("tensor_parallel", "pipeline_stages", "context_parallel", "expert_parallel"):
         values.setdefault(f"code.{size}", 1)
+
+
+def _unhalved(values: dict[str, Any], given: Flat, at: Release) -> None:
+    """What only counts in half precision, or with a section of its own (runtime/config.py)."""
+    norm, master = "optimizer.params.max_grad_norm", "fp16.fp16_master_weights_and_grads"
+    if not values["fp16.enabled"] and not at.since("0.19.6") and values.get(norm, 0) > 0:  # _do_warning_check
+        values[norm] = 0.0
+    if not values["fp16.enabled"] and not at.since("0.17.1"):  # get_fp16_master_weights_and_grads_enabled
+        values[master] = False
+    if not at.since("0.17.1") and not any(path.startswith(("bf16.", "bfloat16.")) for path in given):
+        values["bf16.immediate_grad_update"] = False  # get_bfloat16_immediate_grad_update
 
 
 def _adam(values: dict[str, Any], given: Flat) -> None:
@@ -190,6 +207,15 @@ def _zenflow(values: Flat) -> bool:
 
 def _sum(values: Flat) -> bool:
     return values.get("gradient_allreduce_op") == "sum"
+
+
+def _switched(section: str) -> Refusal:
+    """A section that DeepSpeed looks for its switch in, which crashes where there is none (KeyError)."""
+    return Refusal(
+        lambda v: isinstance(v.get(section), Mapping) and "enabled" not in v[section],
+        f"{section}.enabled: missing, and DeepSpeed trips on a section without it; write it out, or drop the section",
+        "runtime/config.py, get_amp_params, get_pld_params and get_curriculum_params_legacy",
+    )
 
 
 REFUSALS: tuple[Refusal, ...] = (
@@ -299,6 +325,13 @@ REFUSALS: tuple[Refusal, ...] = (
         "data_efficiency.data_sampling.dynamic_batching: enabled without max_tokens; add it",
         "runtime/data_pipeline/config.py, get_dynamic_batching",
     ),
+    *(_switched(section) for section in ("amp", "progressive_layer_drop", "curriculum_learning")),
+    Refusal(
+        lambda v: "autotp" in (v.get("compile.passes") or ()),
+        "compile.passes: autotp is a pass since DeepSpeed 0.19.6; drop it",
+        "compile/config.py, PassName",
+        until="0.19.5",
+    ),
     Refusal(
         lambda v: bool((v.get("elasticity") or {}).get("enabled")),
         "elasticity: enabled, so the batch would be chosen at launch; write the batch keys it would choose and drop the section",
@@ -324,6 +357,7 @@ def _refused(values: Flat, given: Flat, at: Release) -> Iterator[str]:
         if at.since(row.since) and release(row.until).order >= at.order and row.when(values):
             yield row.message
     yield from _twice(given)
+    yield from _facts(given)
     yield from _arguments(values, given, at)
 
 
@@ -336,6 +370,16 @@ def _twice(given: Flat) -> Iterator[str]:
         yield "bfloat16: given beside bf16, which hides it; keep one"
     if OLD_GATHER in given and GATHER in given:
         yield f"{OLD_GATHER}: given beside {GATHER}, which replaces it; drop the old one"
+
+
+MODEL_INFO = {"profile": False, "num_params": None, "hidden_size": None, "num_layers": None}
+
+
+def _facts(given: Flat) -> Iterator[str]:
+    """Names that nobody reads (autotuning/config.py, get_model_info_config)."""
+    for name in given.get("autotuning.model_info") or ():
+        if name not in MODEL_INFO:
+            yield f"autotuning.model_info.{name}: unknown key{nearest(str(name), MODEL_INFO)}"
 
 
 def _arguments(values: Flat, given: Flat, at: Release) -> Iterator[str]:

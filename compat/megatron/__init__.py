@@ -117,6 +117,8 @@ class MegatronDialect(Dialect):
         if config.entry == "flags":
             ConfigError.raise_if(clashes(config.given, config.version))
         _ = config.model_parallel
+        if config.entry == "flags":
+            _ = config.ddp, config.optimizer
         return config.args
 
     def inspect(self, config: Config) -> tuple[Finding, ...]:

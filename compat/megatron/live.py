@@ -33,7 +33,7 @@ def class_of(source: Any) -> str | None:
 def read(source: Any, cls: str, version: str) -> Reading:
     """Given values of a live config object: the fewest fields from which its class would make the same object."""
     held = dict(vars(source))
-    opaque = {name: value for name, value in held.items() if not _is_plain(value)}
+    opaque = {name: value for name, value in held.items() if not is_plain(value)}
     known = objects.from_fields({}, version, cls, check=False)
     plain = {name: _plain(value) for name, value in held.items() if name in known and (name not in opaque or name == ACTIVATION)}
     if plain.get(ACTIVATION) == named(known.get(ACTIVATION)):
@@ -54,18 +54,18 @@ def _said(plain: Mapping[str, Any], cls: str, version: str) -> dict[str, Any]:
     return {**said, **{name: value for name, value in plain.items() if value != made[name]}}
 
 
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, bool | int | float | str | list | tuple | dict | Enum) or _is_dtype(value)
+def is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str | list | tuple | dict | Enum) or is_dtype(value)
 
 
-def _is_dtype(value: Any) -> bool:
+def is_dtype(value: Any) -> bool:
     return type(value).__module__ == "torch" and type(value).__name__ == "dtype"
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.name
-    return str(value) if _is_dtype(value) else getattr(value, "__name__", value)
+    return str(value) if is_dtype(value) else getattr(value, "__name__", value)
 
 
 def as_arguments(given: Mapping[str, Any], cls: str, version: str) -> dict[str, Any]:

@@ -68,6 +68,8 @@ VALUES: Mapping[str, Any] = {
     "comms_logger.prof_ops": ["all_reduce"],
     "train_batch_size": 8,
     "data_parallel_size": 4,
+    "autotuning.model_info": {"num_layers": 4},
+    **dict.fromkeys(("amp", "progressive_layer_drop", "curriculum_learning"), {"enabled": True}),
 }
 REFUSED = ("expert_parallel.load_balance_coeff",)
 """Keys that no value but null may have."""

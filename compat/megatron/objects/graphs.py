@@ -19,6 +19,29 @@ def _modules(c: Namespace) -> set[str]:
     return captured | paired if c.cuda_graph_impl == "local" and captured & paired else captured
 
 
+SCOPES = ("full_iteration", "attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba")
+"""Members of CudaGraphScope (transformer/enums.py, 0.16 and 0.17)."""
+
+
+def _listed(c: Namespace) -> list[str]:
+    """The scopes as they were given, by name, in order."""
+    given: Any = c.cuda_graph_scope
+    return [named(scope) for scope in (given.split(",") if isinstance(given, str) else given or ())]
+
+
+def _odd_scope(c: Namespace) -> bool:
+    """Whether a scope is none that the release knows; `full` stands alone."""
+    return _listed(c) != ["full"] and not set(_listed(c)) <= {*SCOPES}
+
+
+def _list_scopes(c: Namespace) -> None:
+    """Scopes become a list, with `full` as the empty one; local graphs capture the router whole."""
+    scopes = [scope for scope in _listed(c) if scope != "full"]
+    paired = [scope for scope in ("moe_router", "moe_preprocess") if scope not in scopes]
+    local = c.cuda_graph_impl == "local" and len(paired) == 1
+    c.cuda_graph_scope = [*scopes, *paired] if local else scopes
+
+
 def _whole(c: Namespace) -> bool:
     """Whether whole layers or iterations are captured."""
     return c.cuda_graph_impl == "full_iteration" or not _modules(c) or "full_iteration" in _modules(c)
@@ -117,6 +140,25 @@ GRAPH_STEPS: tuple[Step, ...] = (
     derive(
         GRAPHS, when(lambda c: c.external_cuda_graph, cuda_graph_impl="transformer_engine"), since="0.15.0"
     ),
+    _on(
+        lambda c: c.cuda_graph_impl not in ("transformer_engine", "local"),
+        "cuda_graph_impl: found {cuda_graph_impl}; expected none, transformer_engine or local",
+        since="0.15.0",
+        until="0.18.0",
+    ),
+    _on(
+        lambda c: c.cuda_graph_impl not in ("transformer_engine", "local", "full_iteration"),
+        "cuda_graph_impl: found {cuda_graph_impl}; expected none, transformer_engine, local or full_iteration",
+        since="0.18.0",
+    ),
+    check(
+        GRAPHS,
+        _odd_scope,
+        "cuda_graph_scope: found {cuda_graph_scope}; expected names of " + ", ".join(SCOPES),
+        since="0.16.0",
+        until="0.18.0",
+    ),
+    derive(GRAPHS, _list_scopes, since="0.16.0", until="0.18.0"),
     check(
         GRAPHS,
         lambda c: c.cuda_graph_impl == "full_iteration" and _modules(c),

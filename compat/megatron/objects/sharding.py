@@ -39,7 +39,7 @@ DDP_STEPS: tuple[Step, ...] = (
         lambda d: d.reuse_grad_buf_for_mxfp8_param_ag and not d.fp8_param_gather,
         "reuse_grad_buf_for_mxfp8_param_ag: found without fp8_param_gather; add --fp8-param-gather, or drop"
         " it",
-        since="0.14.0",
+        since="0.13.0",
     ),
     check(
         CLASS,

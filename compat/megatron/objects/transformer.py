@@ -12,6 +12,7 @@ from compat.megatron.arguments.steps import (
     absent,
     check,
     derive,
+    inherit,
     named,
     when,
 )
@@ -113,6 +114,7 @@ SIZE_STEPS: tuple[Step, ...] = (
         needs=("num_layers",),
         last=True,
     ),
+    derive(CLASS, inherit("embedding_init_method_std", "init_method_std"), since="0.14.0"),
     derive(CLASS, default("ffn_hidden_size", _feed_forward), needs=("hidden_size",)),
     derive(CLASS, default("kv_channels", _channels), needs=("hidden_size", "num_attention_heads")),
     derive(CLASS, default("num_query_groups", _groups), needs=("num_attention_heads",)),
@@ -536,6 +538,12 @@ def _positions(c: Namespace) -> bool:
     return bool(len(c.no_rope_freq) == c.num_layers)
 
 
+def _spread_positions(c: Namespace) -> None:
+    """Every so many layers one without rotary positions becomes one entry for each layer."""
+    if c.no_rope_freq and isinstance(c.no_rope_freq, int) and _positions(c):
+        c.no_rope_freq = [*[0] * (c.no_rope_freq - 1), 1] * (c.num_layers // c.no_rope_freq)
+
+
 ATTENTION_STEPS: tuple[Step, ...] = (
     check(
         ATTENTION,
@@ -580,7 +588,27 @@ def _gathers(c: Namespace) -> bool:
     return all(kind is not None and kind.replace("_", "").lower() == "allgather" for kind in types)
 
 
+SERVED = {
+    "normalization": "RMSNorm",
+    "layernorm_zero_centered_gamma": False,
+    "add_bias_linear": False,
+    "add_qkv_bias": False,
+    "use_kitchen": False,
+}
+"""What transformer_impl inference_optimized wants of a model."""
+
+
+def _served(name: str, wanted: Any) -> Step:
+    return check(
+        CLASS,
+        lambda c: _optimized(c) and (getattr(c, name) or False) != wanted,
+        f"{name}: found {{{name}}} with transformer_impl inference_optimized; expected {wanted}",
+        since="0.16.0",
+    )
+
+
 LAST_STEPS: tuple[Step, ...] = (
+    *(_served(name, wanted) for name, wanted in SERVED.items()),
     check(
         ATTENTION,
         lambda c: isinstance(c.cp_comm_type, list) and len(c.cp_comm_type) != c.num_layers,
@@ -614,6 +642,7 @@ LAST_STEPS: tuple[Step, ...] = (
         since="0.13.0",
         needs=("num_layers",),
     ),
+    derive(ATTENTION, _spread_positions, since="0.13.0", needs=("num_layers",)),
     check(
         SPARSE,
         lambda c: c.experimental_attention_variant == "dsa" and c.context_parallel_size != 1,

@@ -1,0 +1,188 @@
+"""What the installed DeepSpeed makes of a config: posed as plain data, answered in values by the dialect's paths."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from bridge.dialect import Config
+from compat.deepspeed import live
+from compat.deepspeed.effective import ranks
+from compat.deepspeed.formats import plain
+
+TOP = (
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "managed_gradient_accumulation",
+    "steps_per_print",
+    "dump_state",
+    "disable_python_gc",
+    "disable_allgather",
+    "communication_data_type",
+    "seq_parallel_communication_data_type",
+    "prescale_gradients",
+    "gradient_predivide_factor",
+    "gradient_allreduce_op",
+    "gradient_clipping",
+    "zero_allow_untested_optimizer",
+    "zero_force_ds_cpu_optimizer",
+    "wall_clock_breakdown",
+    "memory_breakdown",
+    "dataloader_drop_last",
+    "log_level",
+    "graph_harvesting",
+)
+MODELS = {
+    "zero_config": "zero_optimization",
+    "float16_config": "fp16",
+    "bfloat16_config": "bf16",
+    "hybrid_engine": "hybrid_engine",
+    "compile_config": "compile",
+    "timers_config": "timers.throughput",
+    "tensor_parallel_config": "tensor_parallel",
+    "weight_quantization_config": "weight_quantization",
+}
+OBJECTS = {
+    "activation_checkpointing_config": "activation_checkpointing",
+    "flops_profiler_config": "flops_profiler",
+    "autotuning_config": "autotuning",
+    "expert_parallel_config": "expert_parallel",
+}
+DICTS = {"pipeline": "pipeline", "aio_config": "aio", "checkpoint_config": "checkpoint"}
+SINGLE = {
+    "use_data_before_expert_parallelism": "use_data_before_expert_parallel_",
+    "optimizer.type": "optimizer_name",
+    "optimizer.legacy_fusion": "optimizer_legacy_fusion",
+    "scheduler.type": "scheduler_name",
+    "checkpoint.load_universal": "load_universal_checkpoint",
+    "checkpoint.use_node_local_storage": "use_node_local_storage",
+    "checkpoint.parallel_write.pipeline_stage": "checkpoint_parallel_write_pipeline",
+    "torch_autocast.enabled": "torch_autocast_enabled",
+    "torch_autocast.dtype": "torch_autocast_dtype",
+    "torch_autocast.lower_precision_safe_modules": "torch_autocast_lower_precision_safe_modules",
+    "data_efficiency.enabled": "data_efficiency_enabled",
+    "data_types.grad_accum_dtype": "grad_accum_dtype",
+    "data_types.param_dtype": "param_dtype",
+    "data_types.buffer_dtype": "buffer_dtype",
+    "data_types.keep_in_fp32_modules": "keep_in_fp32_modules",
+    "fp16.enabled": "fp16_enabled",
+    "fp16.fp16_master_weights_and_grads": "fp16_master_weights_and_gradients",
+    "bf16.enabled": "bfloat16_enabled",
+    "bf16.immediate_grad_update": "bfloat16_immediate_grad_update",
+}
+"""Attributes by path; those of the precisions are of releases before 0.17.1, where they have no object of their own."""
+SCALING = {
+    "fp16.loss_scale_window": "scale_window",
+    "fp16.min_loss_scale": "min_scale",
+    "fp16.hysteresis": "delayed_shift",
+    "fp16.consecutive_hysteresis": "consecutive_hysteresis",
+}
+"""Arguments of the loss scaler by path, in releases before 0.17.1."""
+MONITORS = ("tensorboard", "wandb", "csv_monitor", "comet")
+FREE = ("arg_mappings", "model_info", "partition_config", "quantized_initialization", "post_init_quant")
+"""Names of values that are mappings themselves."""
+DTYPES = {"torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16"}
+
+
+ENGINE = ("optimizer.params.adam_w_mode", "optimizer.params.weight_decay")
+"""Values that the engine overrides when it builds the optimizer; the config object holds what was given."""
+
+
+def posed(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What to ask DeepSpeed about a config, and the values that it should hold then."""
+    counted = ranks(config.effective, config.version, config.world_size)
+    question = {
+        "data": plain(config.given, {}),
+        "ranks": counted.dividing,
+        "accelerator": config.effective.get("code.accelerator", "cpu"),
+    }
+    return question, {path: _spelled(path, value) for path, value in config.effective.items() if path not in ENGINE}
+
+
+def _spelled(path: str, value: Any) -> Any:
+    """A folder as the config object spells it, which keeps paths rather than text."""
+    return str(Path(value)) if path.endswith(".nvme_path") and value is not None else value
+
+
+def answer(question: Mapping[str, Any]) -> dict[str, Any]:
+    """What the installed DeepSpeedConfig holds, by path; `ConfigError` with its reason if it refuses."""
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    logging.disable(logging.CRITICAL)
+    with _accelerator(question["accelerator"]):
+        return held(live.real(dict(question["data"]), int(question["ranks"])))
+
+
+@contextmanager
+def _accelerator(name: str) -> Iterator[None]:
+    """DeepSpeed takes its accelerator for one of this name while inside."""
+    from deepspeed.accelerator import get_accelerator
+
+    with patch.object(type(get_accelerator()), "device_name", lambda self, index=None: name):
+        yield
+
+
+def held(config: Any) -> dict[str, Any]:
+    """What a real DeepSpeedConfig of any release covered holds, by path; what it does not store is left out."""
+    found = _attributes(config, dict(zip(TOP, TOP, strict=True)) | SINGLE)
+    for attribute, section in MODELS.items():
+        model = getattr(config, attribute, None)
+        found.update(_flat(model.model_dump(by_alias=True) if model is not None else {}, section))
+    for attribute, section in OBJECTS.items():
+        found.update(_flat(vars(getattr(config, attribute, _Nothing)), section))
+    for attribute, section in DICTS.items():
+        found.update(_flat(getattr(config, attribute, {}), section))
+    for name in MONITORS:
+        found.update(_flat(getattr(config.monitor_config, name).model_dump(), name))
+    return found | _arguments(config) | _scaling(config) | _rest(config)
+
+
+class _Nothing:
+    __slots__ = ()
+
+
+def _attributes(config: Any, names: Mapping[str, str]) -> dict[str, Any]:
+    return {path: _plain(getattr(config, name)) for path, name in names.items() if hasattr(config, name)}
+
+
+def _arguments(config: Any) -> dict[str, Any]:
+    found = _flat(config.optimizer_params or {}, "optimizer.params")
+    return found | _flat(config.scheduler_params or {}, "scheduler.params")
+
+
+def _scaling(config: Any) -> dict[str, Any]:
+    """Loss scaling as releases before 0.17.1 hold it: only where fp16 is on, the dynamic part only if any of it was given."""
+    if not getattr(config, "fp16_enabled", False):
+        return {}
+    dynamic = config.dynamic_loss_scale_args or {}
+    found = {path: dynamic[name] for path, name in SCALING.items() if name in dynamic}
+    power = {"fp16.initial_scale_power": dynamic["init_scale"].bit_length() - 1} if "init_scale" in dynamic else {}
+    return found | power | {"fp16.loss_scale": config.loss_scale, "fp16.auto_cast": config.fp16_auto_cast}
+
+
+def _rest(config: Any) -> dict[str, Any]:
+    found = {"data_efficiency.seed": config.data_efficiency_config["seed"]}
+    if config.comms_config.comms_logger_enabled:
+        logger = config.comms_config.comms_logger
+        found |= _flat(logger.model_dump() if hasattr(logger, "model_dump") else vars(logger), "comms_logger")
+    return found
+
+
+def _flat(data: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in data.items():
+        path = f"{prefix}.{name}"
+        inner = isinstance(value, Mapping) and not path.endswith(FREE)
+        found.update(_flat(value, path) if inner else {path: _plain(value)})
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if str(value) in DTYPES:
+        return DTYPES[str(value)]
+    return list(value) if isinstance(value, tuple) else value

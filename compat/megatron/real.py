@@ -1,0 +1,206 @@
+"""What the installed Megatron-Core makes of a config: its classes' fields as plain data, before and after `__post_init__`."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from enum import Enum
+from importlib import import_module
+from math import lcm
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+from bridge.config import Values
+from bridge.dialect import Config
+from bridge.errors import BridgeError, ConfigError
+from compat.megatron import live, objects
+from compat.megatron.arguments.steps import named
+from compat.megatron.objects.fields import (
+    DDP,
+    DDP_FEEDS,
+    LATENT,
+    OPTIMIZER,
+    PARALLEL,
+    TRANSFORMER,
+    TRANSFORMER_FEEDS,
+    defaults,
+    fed,
+)
+
+PLACES = {
+    PARALLEL: "megatron.core",
+    TRANSFORMER: "megatron.core.transformer",
+    LATENT: "megatron.core.transformer",
+    DDP: "megatron.core.distributed",
+    OPTIMIZER: "megatron.core.optimizer",
+}
+"""Where each class is imported from."""
+ACTIVATION = "activation_func"
+NAMES = (f".{ACTIVATION}", ".attention_backend")
+"""Fields that hold a function or a member of an enumeration, which are compared by name."""
+SIZES = ("num_layers", "hidden_size", "num_attention_heads")
+"""Sizes that the class of a model wants, and a config may leave open."""
+
+Group = dict[str, Any]
+Parts = dict[str, Group]
+
+
+def posed(config: Config) -> tuple[Parts, Group]:
+    """Fields to build each class with, and what these should hold then, by `Class.field`.
+
+    A config that leaves sizes of the model open is asked about with sizes that fit, or as a `ModelParallelConfig` alone.
+    """
+    whole = _completed(config)
+    asking = _of_flags if config.entry == "flags" else _of_object
+    question, parts = asking(whole or config, TRANSFORMER if whole else PARALLEL)
+    return question, {path: named(value) if path.endswith(NAMES) and value else value for path, value in _joined(parts).items()}
+
+
+def _joined(parts: Mapping[str, Mapping[str, Any]]) -> Group:
+    return {f"{cls}.{name}": value for cls, fields in parts.items() for name, value in fields.items()}
+
+
+def _completed(config: Config) -> Config | None:
+    missing = [name for name in SIZES if config.effective.get(name) is None]
+    for sizes in _sizes(config.effective) if missing else ({},):
+        try:
+            more = {name: sizes[name] for name in missing}
+            return config.dialect.config({**config.given, **more}, config.version, config.world_size, config.entry)
+        except BridgeError:
+            continue
+    return None
+
+
+def _sizes(values: Values) -> Iterator[Group]:
+    """Sizes that fit what is given, more and more layers."""
+    tensor, stages = values.get("tensor_model_parallel_size") or 1, values.get("pipeline_model_parallel_size") or 1
+    virtual = values.get("virtual_pipeline_model_parallel_size") or values.get("num_virtual_stages_per_pipeline_rank") or 1
+    heads = values.get("num_attention_heads") or lcm(tensor, values.get("num_query_groups") or 1)
+    for layers in (1, 2, 12, 120):
+        yield {"num_layers": layers * stages * virtual, "hidden_size": 64 * heads, "num_attention_heads": heads}
+
+
+def _of_object(config: Config, model: str) -> tuple[Parts, Parts]:
+    if model != TRANSFORMER and config.entry == TRANSFORMER:
+        return {}, {}
+    cls, version = config.entry, config.version
+    given = live.fields_of(config.given, version, cls)
+    return {cls: given}, {cls: objects.from_fields(given, version, cls)}
+
+
+def _of_flags(config: Any, model: str) -> tuple[Parts, Parts]:
+    args, version = config.args.flat(), config.version
+    cls = LATENT if model == TRANSFORMER and args.get("multi_latent_attention") else model
+    whole = objects.transformer(args, version)
+    own = defaults(version, cls)
+    asked = {cls: fed(args, version, cls, TRANSFORMER_FEEDS), OPTIMIZER: fed(args, version, OPTIMIZER, ())}
+    held = {cls: {name: whole[name] for name in own}, OPTIMIZER: objects.optimizer(args, version)}
+    if not args.get("use_torch_fsdp2"):
+        asked[DDP], held[DDP] = fed(args, version, DDP, DDP_FEEDS), objects.ddp(args, version)
+        asked[DDP]["bucket_size"] = held[DDP]["bucket_size"]  # training.py works it out before it builds the class
+    return {cls: _said(fields, version, cls) for cls, fields in asked.items()}, held
+
+
+def _said(fields: Mapping[str, Any], version: str, cls: str) -> Group:
+    """What differs from the class's own defaults."""
+    own = defaults(version, cls)
+    return {name: value for name, value in fields.items() if value != own[name] or type(value) is not type(own[name])}
+
+
+def answer(question: Mapping[str, Any]) -> Group:
+    """What the installed classes hold, by `Class.field`; `ConfigError` with the reason of the first that refuses."""
+    with _transformer_engine():
+        return _joined({cls: held(_built(cls, fields)) for cls, fields in question.items()})
+
+
+FUSED = {
+    "megatron.core.models.common.embeddings.rope_utils": ("fused_apply_rotary_pos_emb", "fused_apply_rotary_pos_emb_thd"),
+    "megatron.core.transformer.moe.moe_utils": (
+        "fused_permute",
+        "fused_permute_with_probs",
+        "fused_sort_chunks_by_index",
+        "fused_sort_chunks_by_index_with_probs",
+        "fused_unpermute",
+    ),
+}
+"""What the classes ask Transformer Engine for, by the module that they ask."""
+NEWEST = "99.0"
+
+
+def _adam(master_weight_dtype: Any, exp_avg_dtype: Any, exp_avg_sq_dtype: Any, use_decoupled_grad: Any) -> None:
+    """The arguments that OptimizerConfig looks for in Transformer Engine's Adam."""
+
+
+@contextmanager
+def _transformer_engine() -> Iterator[None]:
+    """Checks that ask for Transformer Engine find a new one while inside; no kernel of it is run by a config class."""
+    from packaging.version import Version
+
+    names = ("transformer_engine", "transformer_engine.pytorch", "transformer_engine.pytorch.optimizers")
+    modules = {name: ModuleType(name) for name in names}
+    modules[names[-1]].FusedAdam = _adam  # type: ignore[attr-defined]
+    with ExitStack() as stack:
+        for module, functions in FUSED.items():
+            for name in functions:
+                stack.enter_context(patch.object(import_module(module), name, object(), create=True))
+        stack.enter_context(patch.object(import_module("megatron.core.utils"), "get_te_version", lambda: Version(NEWEST)))
+        stack.enter_context(patch.dict(sys.modules, modules))
+        yield
+
+
+def _built(name: str, fields: Mapping[str, Any]) -> Any:
+    cls = getattr(import_module(PLACES[name]), name)
+    known = {field.name: field for field in dataclasses.fields(cls) if field.init}
+    try:
+        return cls(**{name: _live(known[name], value) for name, value in fields.items() if name in known})
+    except Exception as error:
+        raise ConfigError(f"{name}: refused by Megatron itself: {type(error).__name__}: {error}") from error
+
+
+def _live(field: Any, value: Any) -> Any:
+    """A value as the class takes it: dtypes, members of enumerations and activation functions by their names."""
+    import torch
+
+    if isinstance(value, str) and value.startswith("torch."):
+        return getattr(torch, value.removeprefix("torch."))
+    if isinstance(value, str) and isinstance(field.default, Enum):
+        return type(field.default)[named(value)]
+    return _function(value) if field.name == ACTIVATION and isinstance(value, str) else value
+
+
+def _function(name: str) -> Any:
+    """The function that the classes compare with: torch's, or Megatron's from a place that moved with the releases."""
+    from torch.nn import functional
+
+    for place in ("megatron.core.fusions.fused_bias_geglu", "megatron.core.activations"):
+        with suppress(ModuleNotFoundError):
+            if hasattr(import_module(place), name):
+                return getattr(import_module(place), name)
+    return getattr(functional, name, None) or _stand_in(name)
+
+
+def _stand_in(name: str) -> Any:
+    """A function of that name, for those that older releases define inside of arguments.py."""
+
+    def stand_in(x: Any) -> Any:
+        raise NotImplementedError(name)
+
+    stand_in.__name__ = name
+    return stand_in
+
+
+def held(built: Any) -> Group:
+    """The plain fields of a real config object; dtypes, members of enumerations and the activation by name."""
+    found = {field.name: getattr(built, field.name) for field in dataclasses.fields(built)}
+    return {name: _named(value) for name, value in found.items() if name == ACTIVATION or live.is_plain(value)}
+
+
+def _named(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_named(item) for item in value]
+    if isinstance(value, Enum):
+        return value.name
+    return getattr(value, "__name__", value) if callable(value) else str(value) if live.is_dtype(value) else value

@@ -1,0 +1,34 @@
+"""A process with one release of a stack: questions in, answers out, one JSON value to a line."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from importlib import import_module
+from typing import Any
+
+from bridge.errors import ConfigError
+
+
+def replied(real: Any, question: Any) -> dict[str, Any]:
+    """What the release makes of a question."""
+    try:
+        return {"held": real.answer(question)}
+    except ConfigError as error:
+        return {"refused": str(error)}
+
+
+def main(dialect: str) -> None:
+    """Answer until there are no more questions; what the stack itself prints goes nowhere."""
+    warnings.simplefilter("ignore")
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    real = import_module(f"compat.{dialect}.real")
+    for line in sys.stdin:
+        print(json.dumps(replied(real, json.loads(line)), default=str), file=answers)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
