@@ -168,6 +168,11 @@ class Engine:
         self._begin(updated)
         return updated
 
+    @property
+    def microbatch(self) -> int:
+        """How many microbatches of the step have run backward."""
+        return self._micro
+
     def is_gradient_accumulation_boundary(self) -> bool:
         """Whether all microbatches of the step have run backward."""
         return self._micro == self.accumulation
