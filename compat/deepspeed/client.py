@@ -86,7 +86,7 @@ def freeze_others(model: nn.Module, groups: Iterable[Group]) -> Iterator[Finding
     for name in others:
         model.get_parameter(name).requires_grad_(False)
     if others:
-        message = f"{others[0]} and {len(others) - 1} more are not among them, so they are frozen"
+        message = f"{others[0]} is not among them, so it is frozen" + (f" (and {len(others) - 1} more)" if others[1:] else "")
         yield Finding("model_parameters", message, Effect.NONE, given=True)
 
 

@@ -119,3 +119,102 @@ def script(rank: int, world: int, name: str, config: Mapping[str, Any], way: str
         evaluated = engine(*batch_of(TASK, 0, rank, world))["loss"].item()
     assert optimizer is engine.optimizer and (scheduler is None) == (engine.lr_scheduler is None)
     return losses, lrs, norms, (boundaries, applied, counts, flags), evaluated
+
+
+class Numbers(torch.utils.data.Dataset[tuple[Tensor, int]]):
+    """Nineteen samples, each of which is its number."""
+
+    def __len__(self) -> int:
+        return 19
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.tensor([float(index)]), index
+
+
+def _collated(samples: list[tuple[Tensor, int]]) -> list[int]:
+    return [-number for _, number in samples]
+
+
+def loaded(rank: int, world: int, name: str, collate: bool, **config: Any) -> tuple[int, list[list[Any]]]:
+    """Length of the training data loader, and its batches of two epochs."""
+    deepspeed, model = module(name), nn.Linear(1, 1)
+    given: dict[str, Any] = {"collate_fn": _collated} if collate else {}
+    config = {**config_of(1, gradient_accumulation_steps=1), **config}
+    _, _, loader, _ = deepspeed.initialize(model=model, config=config, training_data=Numbers(), **given)
+    if name == "deepspeed":
+        loader.num_local_io_workers = 0
+    epochs = [[batch if collate else [part.tolist() for part in batch] for batch in loader] for _ in range(2)]
+    return len(loader), epochs
+
+
+def resumed(rank: int, world: int, folder: Path) -> tuple[Any, ...]:
+    """Steps with the drop-in, a checkpoint, more steps; then the same ones by another engine from the checkpoint."""
+    import compat.deepspeed
+
+    def started(level: int) -> Any:
+        scheduler = {"type": "WarmupLR", "params": {"warmup_num_steps": 6, "warmup_max_lr": 0.01}}
+        config = config_of(level, scheduler=scheduler, gradient_accumulation_steps=1)
+        return compat.deepspeed.initialize(model=Model(), config=config)[0]
+
+    def train(engine: Any, first: int, last: int) -> list[float]:
+        found = []
+        for step in range(first, last):
+            loss = engine(*batch_of(TASK, step, rank, world))["loss"]
+            engine.backward(loss)
+            engine.step()
+            found.append(loss.item())
+        return found
+
+    engine, other = started(2), started(3)
+    nothing = engine.load_checkpoint(folder)
+    train(engine, 0, 3)
+    engine.save_checkpoint(folder, client_state={"epoch": 4})
+    expected = train(engine, 3, 6)
+    path, client = other.load_checkpoint(folder)
+    rates = (other.get_lr(), other.global_steps, other.lr_scheduler.last_batch_iteration)
+    found = train(other, 3, 6)
+    weights_only = started(1)
+    weights_only.load_checkpoint(folder, load_module_only=True)
+    other.save_16bit_model(folder)
+    return nothing, Path(path).name, client, rates, expected, found, weights_only.global_steps
+
+
+class Classifier(nn.Sequential):
+    """Layers with a loss function, as DeepSpeed's PipelineModule holds them."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(3)
+        super().__init__(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    @staticmethod
+    def loss_fn(output: Tensor, number: Tensor) -> Tensor:
+        """Squared distance to a twentieth of the number."""
+        return nn.functional.mse_loss(output[:, 0], number / 20)
+
+
+def by_batches(rank: int, world: int, level: int) -> tuple[list[float], list[float], float, float]:
+    """Losses of `train_batch`, of the same steps by hand, and of evaluation in both ways."""
+    import compat.deepspeed
+
+    def started() -> Any:
+        config = config_of(level)
+        return compat.deepspeed.initialize(model=Classifier(), config=config, training_data=Numbers())[0]
+
+    engine, other = started(), started()
+    losses = [float(engine.train_batch()) for _ in range(3)]
+    batches, by_hand = other._batches(), []
+    for _ in range(3):
+        total = torch.zeros(())
+        for _ in range(2):
+            inputs, number = next(batches)
+            loss = other.module.loss_fn(other(inputs), number)
+            other.backward(loss)
+            other.step()
+            total += loss.detach() / 2 / world
+        torch.distributed.all_reduce(total)
+        by_hand.append(float(total))
+    held = [Numbers()[3], Numbers()[4]]
+    batch = (torch.stack([inputs for inputs, _ in held]), torch.tensor([number for _, number in held]))
+    mean = float(engine.eval_batch(iter([batch]), num_micro_batches=1))
+    other.eval()
+    return losses, by_hand, mean, float(other.module.loss_fn(other(batch[0]), batch[1]))
