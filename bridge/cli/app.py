@@ -85,7 +85,10 @@ Examples:
   stagebridge show fast_llm
 """
 
-DEMO = "Convert a bundled Megatron launch (8 ranks) to DeepSpeed and back, print the report and write the files."
+DEMO = """Convert a bundled Megatron launch (8 ranks) to DeepSpeed and back, print the report and write the files.
+
+Where torch is installed, the converted plan is then trained on two local ranks with a small model, saved and resumed.
+"""
 
 app = typer.Typer(
     add_completion=False,
@@ -253,14 +256,15 @@ def show(
     return show(dialect, field, as_json)
 
 
-@app.command(help=DEMO, short_help="Convert a bundled Megatron launch to DeepSpeed and back.")
+@app.command(help=DEMO, short_help="Convert a bundled Megatron launch to DeepSpeed and back, and train it.")
 def demo(
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Folder to write to.")] = Path("stagebridge-demo"),
+    train: Annotated[bool, typer.Option(help="Train the plan on two local ranks, where torch is installed.")] = True,
 ) -> int:
     """Run the bundled example."""
     from bridge.cli.demo import demo
 
-    return demo(output)
+    return demo(output, train)
 
 
 @app.command(help=TRAIN, short_help="Run a config's plan on the native engine.")
