@@ -292,6 +292,7 @@ def train(
         Optional[Path],  # noqa: UP045
         typer.Option("--resume", metavar="DIR", help="Continue from the latest checkpoint there, of any layout."),
     ] = None,
+    deterministic: Annotated[bool, typer.Option("--deterministic", help="Two runs give the same bits, at some speed.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a step.")] = False,
 ) -> int:
     """Train on one file."""
@@ -300,4 +301,5 @@ def train(
 
     checked("--engine", engine, ("native",))
     job = Job(file, from_, from_version, world_size, lenient, as_json, auto or (), code or ())
-    return train(job, Options(steps, checked("--model", model, ("tiny", "file")), data, fit, save, resume))
+    known = checked("--model", model, ("tiny", "file"))
+    return train(job, Options(steps, known, data, fit, save, resume, deterministic))

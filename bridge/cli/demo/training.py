@@ -22,8 +22,8 @@ RANKS = 2
 HEADS = 4
 """Attention heads of the model that is trained."""
 STEPS, MORE = 20, 3
-MICROBATCHES = 4
-LR = 3e-3
+MICROBATCHES = 2
+LR = 1e-3
 """A rate for the demo's model; that of the launch, with 500 steps of warmup, is for one a thousand times larger."""
 RUN = "run"
 FALL = 0.8
@@ -99,6 +99,8 @@ def _bar(what: str, rows: Iterable[Row], steps: int, out: Console) -> Iterator[R
 def _check(first: list[Row], again: list[Row]) -> None:
     losses = [row["loss"] for row in first]
     if not losses[STEPS - 1] < FALL * losses[0]:
-        raise BridgeError(f"demo: the loss went from {losses[0]} to {losses[STEPS - 1]}, which is no clear fall; please report it")
+        raise BridgeError(
+            f"demo: the loss went from {losses[0]} to {losses[STEPS - 1]}, which is no clear fall; please report it"
+        )
     if [row["loss"] for row in again] != losses[STEPS:]:
         raise BridgeError("demo: the resumed run did not give the same losses; this is a defect, please report it")
