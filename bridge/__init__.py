@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import BridgeError, ConfigError, SourceError, TranslationError, VersionError
 
 if TYPE_CHECKING:
+    from bridge.engine import initialize
     from bridge.plan import Plan
     from bridge.translation import Result, lift, lower, translate
 
@@ -19,12 +20,20 @@ __all__ = [
     "SourceError",
     "TranslationError",
     "VersionError",
+    "initialize",
     "lift",
     "lower",
     "translate",
 ]
 
-_LAZY = {"Plan": "plan", "Result": "translation", "lift": "translation", "lower": "translation", "translate": "translation"}
+_LAZY = {
+    "Plan": "plan",
+    "Result": "translation",
+    "initialize": "engine",
+    "lift": "translation",
+    "lower": "translation",
+    "translate": "translation",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -155,5 +155,5 @@ def test_help_loads_no_stack() -> None:
 
 
 def test_converting_needs_no_torch() -> None:
-    code = "from bridge.cli import run\nimport tempfile\nassert run(['demo', '-o', tempfile.mkdtemp()]) == 0"
+    code = "from bridge.cli import run\nimport tempfile\nassert run(['demo', '--no-train', '-o', tempfile.mkdtemp()]) == 0"
     assert not loaded(code) & {"torch", "deepspeed", "megatron", "numpy", "transformers"}

@@ -235,7 +235,7 @@ class TestCheck:
 
 class TestDemo:
     def test_writes_what_it_lists(self, cli: Cli, tmp_path: Path) -> None:
-        done = cli("demo")
+        done = cli("demo", "--no-train")
         assert (done.code, done.err) == (0, "")
         folder = tmp_path / "stagebridge-demo"
         assert {path.name for path in folder.iterdir()} == {
@@ -255,7 +255,13 @@ class TestDemo:
         assert json.loads((folder / "report.json").read_text())["exit_code"] == 2
 
     def test_twice_is_fine(self, cli: Cli) -> None:
-        assert [cli("demo", "-o", "x").code for _ in range(2)] == [0, 0]
+        assert [cli("demo", "--no-train", "-o", "x").code for _ in range(2)] == [0, 0]
+
+    def test_without_torch_it_says_how_to_train(self, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("bridge.cli.demo.training.find_spec", lambda name: None)
+        done = cli("demo")
+        assert (done.code, done.err) == (0, "")
+        assert done.out.splitlines()[-1] == "To train it here as well: pip install '.[engine]' and run the demo again."
 
     def test_no_folder(self, cli: Cli, tmp_path: Path) -> None:
         (tmp_path / "x").write_text("")

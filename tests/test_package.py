@@ -19,7 +19,7 @@ HOME = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((HOME / "pyproject.toml").read_text())["project"]
 README = (HOME / "README.md").read_text()
 TESTS = "pip install -c constraints.txt tox && tox"
-DEMO = "pip install -c constraints.txt . && stagebridge demo"
+DEMO = "pip install -c constraints.txt '.[engine]' && stagebridge demo"
 
 
 def test_version_is_said_once() -> None:

@@ -87,7 +87,10 @@ Examples:
   stagebridge show fast_llm
 """
 
-DEMO = "Convert a bundled Megatron launch (8 ranks) to DeepSpeed and back, print the report and write the files."
+DEMO = """Convert a bundled Megatron launch (8 ranks) to DeepSpeed and back, print the report and write the files.
+
+Where torch is installed, the converted plan is then trained on two local ranks with a small model, saved and resumed.
+"""
 
 app = typer.Typer(
     add_completion=False,
@@ -269,14 +272,15 @@ def show(
     return show(dialect, field, as_json)
 
 
-@app.command(help=DEMO, short_help="Convert a bundled Megatron launch to DeepSpeed and back.")
+@app.command(help=DEMO, short_help="Convert a bundled Megatron launch to DeepSpeed and back, and train it.")
 def demo(
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Folder to write to.")] = Path("stagebridge-demo"),
+    train: Annotated[bool, typer.Option(help="Train the plan on two local ranks, where torch is installed.")] = True,
 ) -> int:
     """Run the bundled example."""
     from bridge.cli.demo import demo
 
-    return demo(output)
+    return demo(output, train)
 
 
 @app.command(help=TRAIN, short_help="Run a config's plan on the native engine.")
@@ -306,6 +310,7 @@ def train(
         Optional[Path],  # noqa: UP045
         typer.Option("--resume", metavar="DIR", help="Continue from the latest checkpoint there, of any layout."),
     ] = None,
+    deterministic: Annotated[bool, typer.Option("--deterministic", help="Two runs give the same bits, at some speed.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a step.")] = False,
 ) -> int:
     """Train on one file."""
@@ -314,4 +319,5 @@ def train(
 
     checked("--engine", engine, ("native",))
     job = Job(file, from_, from_version, world_size, lenient, as_json, auto or (), code or (), env or (), launch)
-    return train(job, Options(steps, checked("--model", model, ("tiny", "file")), data, fit, save, resume))
+    known = checked("--model", model, ("tiny", "file"))
+    return train(job, Options(steps, known, data, fit, save, resume, deterministic))

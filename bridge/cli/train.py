@@ -33,6 +33,7 @@ class Options:
     fit: bool = False
     save: Path | None = None
     resume: Path | None = None
+    deterministic: bool = False
 
 
 def checked(option: str, value: str, known: tuple[str, ...]) -> str:
@@ -117,7 +118,7 @@ def _advice(plan: Plan, file: str) -> str:
 def _training(plan: Plan, architecture: Architecture, options: Options) -> Training:
     from bridge.engine.training import Training
 
-    training = Training.of(plan, architecture, options.data)
+    training = Training.of(plan, architecture, options.data, deterministic=options.deterministic)
     if options.resume:
         training.engine.load_checkpoint(options.resume)
     return training

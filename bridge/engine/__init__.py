@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from bridge.engine.environment import Environment
+    from bridge.engine.optimizer import Group
     from bridge.engine.runner import Engine, Loss
     from bridge.layout.tensor import TensorPlan
     from bridge.plan import Plan
@@ -24,6 +25,8 @@ def initialize(
     seed: int = 1234,
     device: str | torch.device | None = None,
     environment: Environment | None = None,
+    groups: Sequence[Group] = (),
+    deterministic: bool = False,
 ) -> Engine:
     """An engine that trains `model` as `plan` says, on the ranks that the launcher started (`environment`:
     found out).
@@ -31,7 +34,9 @@ def initialize(
     `model` is an `nn.Sequential` or a list of layers, each of which takes the output of the one before; any other module
     counts as one layer. `loss_fn(output, targets)` returns the mean loss of a microbatch, or its sum and a count.
     `tensor_plan` names what tensor ranks split (default: the answer of the model's own method of that name). `device` is
-    the accelerator where there is one. Raises `BridgeError` before any process group exists if the plan cannot run.
+    the accelerator where there is one. `groups` of parameters have hyperparameters of their own. `deterministic`: two runs
+    give the same bits (see `randomness.determine`). Raises `BridgeError` before any process group exists if the plan cannot
+    run.
     """
     import torch
 
@@ -39,12 +44,15 @@ def initialize(
     from bridge.engine.environment import Environment, detect
     from bridge.engine.fields import check
     from bridge.engine.layers import as_module
+    from bridge.engine.randomness import determine
     from bridge.engine.runner import Engine
 
     here = comm.joined()
     found = environment or (Environment(*here) if here else detect())
     mesh, findings = check(plan, found.world)
     place = torch.device(device or (f"cuda:{found.local_rank}" if torch.cuda.is_available() else "cpu"))
+    if deterministic:
+        determine()
     comm.connect(found.rank, found.world, found.address, "nccl" if place.type == "cuda" else "gloo")
     module = as_module(model).to(place)
-    return Engine(module, plan, comm.Comm(mesh, found.rank), place, loss_fn, seed, findings, tensor_plan)
+    return Engine(module, plan, comm.Comm(mesh, found.rank), place, loss_fn, seed, findings, tensor_plan, groups)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -17,11 +17,18 @@ from bridge.layout.partition import Layers
 from bridge.layout.shard import Parameter
 
 
+class Arguments(NamedTuple):
+    """What a model that is one layer is called with."""
+
+    given: tuple[Any, ...]
+    named: dict[str, Any]
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
     """One layer: its global name and its module, which takes the output of the layer before.
 
-    A model that is one layer (`only`) takes several inputs one by one.
+    A model that is one layer (`only`) takes `Arguments`.
     """
 
     name: str
@@ -30,7 +37,7 @@ class Layer:
 
     def __call__(self, inputs: Any) -> Any:
         """Run the module."""
-        return self.module(*inputs) if self.only and isinstance(inputs, tuple) else self.module(inputs)
+        return self.module(*inputs.given, **inputs.named) if self.only else self.module(inputs)
 
 
 def as_module(model: nn.Module | Sequence[nn.Module]) -> nn.Module:

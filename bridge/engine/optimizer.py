@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bridge.errors import ConfigError
+from bridge.layout.shard import Piece
 from bridge.plan import Optimizer as Settings
 
 DEFAULTS: Mapping[str, Any] = {
@@ -21,6 +24,8 @@ DEFAULTS: Mapping[str, Any] = {
     "clip": 0.0,
 }
 """What an unset field of the optimizer means to the engine."""
+HYPER = ("lr", "betas", "eps", "momentum", "weight_decay")
+"""What groups of parameters may have of their own."""
 
 
 def setting(settings: Settings, name: str) -> Any:
@@ -29,40 +34,67 @@ def setting(settings: Settings, name: str) -> Any:
     return DEFAULTS[name] if value is None else value
 
 
+@dataclass(frozen=True)
+class Group:
+    """Parameters, by global name, with hyperparameters that win over the plan's; `settings` is read anew at every step."""
+
+    names: frozenset[str]
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Elements of one slice that are updated alike: with the plan's settings (`group` None) or those of a group."""
+
+    slice: int
+    group: int | None
+    start: int
+    stop: int
+
+
 class ShardOptimizer:
     """Updates master slices in place; its state exists from the start, so that bytes and checkpoints do not
     depend on time.
+
+    `pieces` are the parameters in each slice, which `groups` name.
     """
 
-    def __init__(self, settings: Settings, masters: Sequence[Tensor]) -> None:
-        self.parameters = [nn.Parameter(master) for master in masters]
+    def __init__(
+        self, settings: Settings, masters: Sequence[Tensor], pieces: Sequence[Iterable[Piece]], groups: Sequence[Group] = ()
+    ) -> None:
         name = setting(settings, "name")
         if name not in _MAKE:
             raise ConfigError(f"optimizer.name: the engine has no {name}; use one of {', '.join(_MAKE)}")
-        self.torch = _MAKE[name](self.parameters, settings) if masters else None
+        self.groups = groups
         self.state_names = _STATE[name] if name != "sgd" or settings.momentum else ()
-        for parameter in self.parameters:
-            self._prepare(parameter)
+        self._state = [{name: torch.zeros_like(master) for name in self.state_names} for master in masters]
+        numbers = {name: number for number, group in enumerate(groups) for name in group.names}
+        self.runs = [run for index, parts in enumerate(pieces) for run in _runs(index, parts, numbers)]
+        self.parameters = [nn.Parameter(masters[run.slice][run.start : run.stop]) for run in self.runs]
+        self.torch = _MAKE[name](self._torch_groups(), settings) if self.runs else None
+        for run, parameter in zip(self.runs, self.parameters, strict=True):
+            self._prepare(run, parameter)
+
+    def lr(self, planned: float) -> float:
+        """The learning rate of the next step: that of the first group, where there are any, else as planned."""
+        return float(self.groups[0].settings["lr"]) if self.groups else planned
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor], lr: float) -> None:
-        """One update with `gradients`, slice by slice, at learning rate `lr`."""
+        """One update with `gradients`, slice by slice, at learning rate `lr` where no group has its own."""
         if self.torch is None:
             return
         for group in self.torch.param_groups:
-            group["lr"] = lr
-        for parameter, gradient in zip(self.parameters, gradients, strict=True):
-            parameter.grad = gradient.to(parameter.dtype)
+            group.update({"lr": lr, **self._own(group)})
+        for run, parameter in zip(self.runs, self.parameters, strict=True):
+            parameter.grad = gradients[run.slice][run.start : run.stop].to(parameter.dtype)
         self.torch.step()
         for parameter in self.parameters:
             parameter.grad = None
 
     def state(self, index: int) -> dict[str, Tensor]:
         """The tensors of optimizer state of slice `index`, by name."""
-        if self.torch is None:
-            return {}
-        state = self.torch.state[self.parameters[index]]
-        return {name: state[name] for name in self.state_names}
+        return self._state[index]
 
     def set_steps(self, steps: int) -> None:
         """Set how many updates the state stands for."""
@@ -72,15 +104,35 @@ class ShardOptimizer:
 
     def tensors(self) -> Iterable[Tensor]:
         """Every tensor of optimizer state as large as its slice."""
-        return (tensor for index in range(len(self.parameters)) for tensor in self.state(index).values())
+        return (tensor for state in self._state for tensor in state.values())
 
-    def _prepare(self, parameter: nn.Parameter) -> None:
+    def _torch_groups(self) -> list[dict[str, Any]]:
+        """Runs as torch wants them; `number` is that of their group."""
+        found: dict[int | None, list[nn.Parameter]] = {}
+        for run, parameter in zip(self.runs, self.parameters, strict=True):
+            found.setdefault(run.group, []).append(parameter)
+        return [{"params": parameters, "number": number} for number, parameters in found.items()]
+
+    def _own(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        """What a group says of the hyperparameters that this optimizer has."""
+        settings = {} if group["number"] is None else self.groups[group["number"]].settings
+        return {name: settings[name] for name in HYPER if name in settings and name in group}
+
+    def _prepare(self, run: Run, parameter: nn.Parameter) -> None:
         assert self.torch is not None
         state = self.torch.state[parameter]
         if "exp_avg" in self.state_names:
             state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-        for name in self.state_names:
-            state[name] = torch.zeros_like(parameter, requires_grad=False)
+        for name, whole in self._state[run.slice].items():
+            state[name] = whole[run.start : run.stop]
+
+
+def _runs(index: int, pieces: Iterable[Piece], numbers: Mapping[str, int]) -> Iterator[Run]:
+    """The longest runs of neighbours in slice `index` that belong to one group."""
+    for number, members in groupby(pieces, lambda piece: numbers.get(piece.parameter.name)):
+        parts = list(members)
+        first, last = parts[0], parts[-1]
+        yield Run(index, number, first.offset, last.offset + last.stop - last.start)
 
 
 def squared_norm(parts: Iterable[Tensor]) -> Tensor:
@@ -94,11 +146,14 @@ def clip_factor(norm: float, clip: float) -> float:
     return min(1.0, clip / (norm + 1e-6)) if clip else 1.0
 
 
-def _adamw(parameters: list[nn.Parameter], settings: Settings) -> torch.optim.Optimizer:
+Groups = list[dict[str, Any]]
+
+
+def _adamw(parameters: Groups, settings: Settings) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, fused=True, **_adam_settings(settings))
 
 
-def _adam(parameters: list[nn.Parameter], settings: Settings) -> torch.optim.Optimizer:
+def _adam(parameters: Groups, settings: Settings) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, fused=True, **_adam_settings(settings))
 
 
@@ -106,12 +161,12 @@ def _adam_settings(settings: Settings) -> dict[str, Any]:
     return {name: setting(settings, name) for name in ("lr", "betas", "eps", "weight_decay")}
 
 
-def _sgd(parameters: list[nn.Parameter], settings: Settings) -> torch.optim.Optimizer:
+def _sgd(parameters: Groups, settings: Settings) -> torch.optim.Optimizer:
     found = {name: setting(settings, name) for name in ("lr", "momentum", "weight_decay")}
     return torch.optim.SGD(parameters, fused=True, **found)
 
 
-_MAKE: Mapping[str, Callable[[list[nn.Parameter], Settings], torch.optim.Optimizer]] = {
+_MAKE: Mapping[str, Callable[[Groups, Settings], torch.optim.Optimizer]] = {
     "adamw": _adamw,
     "adam": _adam,
     "sgd": _sgd,

@@ -4,7 +4,8 @@ alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import blake2b
 
@@ -15,6 +16,22 @@ def seed_of(*parts: int | str) -> int:
     """A seed below 2**63 that depends on every part and its place, the same on every machine."""
     digest = blake2b("\0".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+FIXED: Mapping[str, str] = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring"}
+"""What libraries read when they start, so that products and reductions are made in one order."""
+
+
+def determine() -> None:
+    """From now on this process computes the same bits from the same inputs, or raises where torch has no such operation.
+
+    Torch takes deterministic algorithms and times none to choose by; reductions over ranks go around one ring. Gradients of
+    microbatches are added in order in any case. It holds for the whole process, and has to come before its first collective.
+    """
+    for name, value in FIXED.items():
+        os.environ.setdefault(name, value)
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,10 @@ from bridge.comm import Comm, leave
 from bridge.engine.fields import accumulation_of
 from bridge.engine.formats import TORCH
 from bridge.engine.gradients import Gradients
-from bridge.engine.layers import facts, layers_of, parameter_facts
+from bridge.engine.layers import Arguments, facts, layers_of, parameter_facts
 from bridge.engine.learning_rate import learning_rate
 from bridge.engine.loss_scale import LossScaler
-from bridge.engine.optimizer import ShardOptimizer, clip_factor, setting, squared_norm
+from bridge.engine.optimizer import Group, ShardOptimizer, clip_factor, setting, squared_norm
 from bridge.engine.stage import Draw, Stage, detached, differentiable, recompute_parts
 from bridge.engine.tensor_parallel import Conversion, Mark, Split, joined
 from bridge.engine.weights import EXPORT, Weights
@@ -42,15 +42,24 @@ by.
 INITIAL = "initial weights"
 
 
-@dataclass
+@dataclass(eq=False)
 class Pass:
-    """One microbatch between forward and backward: its samples, how much its loss counts among the others, and for each
-    stage the tensors by which gradients leave and enter it.
+    """A forward pass that waits for backward: its samples, how much its loss counts among the others, for each stage the
+    tensors by which gradients leave and enter it, and whether any came back yet.
     """
 
     rows: int
     weight: Tensor | float = 1.0
     ends: list[tuple[list[Tensor], list[Tensor]]] = field(default_factory=list)
+    reached: bool = False
+
+    def watch(self, output: Any) -> None:
+        """Take note when a gradient of `output` comes back."""
+        for tensor in differentiable(output):
+            tensor.register_hook(self._reach)  # type: ignore[no-untyped-call]
+
+    def _reach(self, gradient: Tensor) -> None:
+        self.reached = True
 
 
 @dataclass
@@ -82,6 +91,7 @@ class Engine:
         seed: int = 1234,
         findings: Iterable[Finding] = (),
         tensor_plan: TensorPlan | None = None,
+        groups: Sequence[Group] = (),
     ) -> None:
         self._module, self.plan, self.comm, self.device = model, plan, comm, device
         self.loss_fn, self.seed = loss_fn, seed
@@ -92,6 +102,7 @@ class Engine:
         ranges = partition(plan.stages, facts(model, layers_of(model)))
         marks, self.sites = _split(model, plan, comm, tensor_plan)
         layers = layers_of(model)
+        self._whole = layers[0].only
         parts, early_stop = chunks(plan.recompute, ranges), self.tensor.size == 1
         self.stages = [Stage(layers, part, device, early_stop) for part in parts]
         self._again = computed_again(self.sites, [layer.name for layer in layers], parts)
@@ -99,10 +110,10 @@ class Engine:
         self.layout = Layout.of(plan, parameter_facts(parameters, layers, ranges, marks), len(ranges), self.data.size)
         self.weights = Weights(self.layout, parameters, comm, device)
         self.gradients = Gradients(self.layout, parameters, comm, device)
-        self.optimizer = ShardOptimizer(plan.optimizer, self.weights.masters())
+        self.optimizer = ShardOptimizer(plan.optimizer, self.weights.masters(), self.weights.pieces(), groups)
         self.scaler, self.progress = LossScaler.of(plan), Progress()
         self._micro = self._rows = 0
-        self._pass: Pass | None = None
+        self._passes: list[Pass] = []
         self._totals = torch.zeros(2, dtype=torch.float64, device=device)
 
     @property
@@ -122,24 +133,23 @@ class Engine:
         """Set evaluation mode: `engine(...)` then keeps nothing for backward."""
         return self.train(False)
 
-    def __call__(self, *inputs: Any) -> Any:
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
         """Run one microbatch: its loss if the engine has a loss function (the last input is then the
-        targets), else the output.
+        targets), else the output. `named` are for a model that is one layer.
         """
-        return self._train_pass(inputs) if self._module.training else self._eval_pass(inputs)
+        return self._train_pass(inputs, named) if self._module.training else self._eval_pass(inputs, named)
 
     def backward(self, loss: Tensor) -> Tensor:
-        """Accumulate the gradients of `loss`, which came from the last `engine(...)`, and reduce
+        """Accumulate the gradients of `loss`, which comes from one or several `engine(...)`, as one microbatch, and reduce
         what is due.
         """
-        if self._pass is None:
-            raise BridgeError("backward: no forward pass is open; call engine(...) in training mode first")
         self._refuse_more()
-        current, self._pass = self._pass, None
-        self._count(loss, current.weight)
-        self._backward(loss * current.weight * self.scaler.scale, current)
+        weight = self._weight()
+        self._count(loss, weight)
+        done = self._backward(loss * weight * self.scaler.scale)
+        self._passes = [other for other in self._passes if other not in done]
         self._micro += 1
-        self._rows += current.rows
+        self._rows += sum(current.rows for current in done)
         return loss
 
     def step(self) -> bool:
@@ -157,6 +167,11 @@ class Engine:
         self.scaler.update(overflow=not updated)
         self._begin(updated)
         return updated
+
+    @property
+    def microbatch(self) -> int:
+        """How many microbatches of the step have run backward."""
+        return self._micro
 
     def is_gradient_accumulation_boundary(self) -> bool:
         """Whether all microbatches of the step have run backward."""
@@ -181,7 +196,7 @@ class Engine:
         training = self._module.training
         self.eval()
         try:
-            return self._eval_pass(tuple(batch))
+            return self._eval_pass(tuple(batch), {})
         finally:
             self.train(training)
 
@@ -252,25 +267,38 @@ class Engine:
                 " or set batch.accumulation to the number wanted"
             )
 
-    def _train_pass(self, inputs: tuple[Any, ...]) -> Any:
-        draw = Draw(self.seed, self.progress.steps + self.progress.skipped, self._place())
+    def _weight(self) -> Tensor | float:
+        """How much the loss of the open passes counts among the others."""
+        if not self._passes:
+            raise BridgeError("backward: no forward pass is open; call engine(...) in training mode first")
+        if len(self._passes) > 1 and self.plan.loss == "per_token":
+            raise BridgeError(
+                f"backward: {len(self._passes)} forward passes are open, and plan.loss is per_token, so that each counts by"
+                " its tokens; call backward after each, and eval_batch for losses that are not trained on"
+            )
+        return self._passes[0].weight
+
+    def _train_pass(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        draw = Draw(self.seed, self.progress.steps + self.progress.skipped, self._place(), len(self._passes))
         path = visits(self.layout)
-        output = self._cast(self._inputs(inputs))
+        output = self._cast(self._inputs(inputs, named))
         current = Pass(_rows(output))
         for place, stage in enumerate(self.stages):
             self.weights.require(place, path[place + 1 :])
             entered = detached(output)
             output = self._run(place, stage, entered, draw)
             current.ends.append((differentiable(entered), differentiable(output)))
-        self._pass = current
+        if torch.is_grad_enabled():
+            current.watch(output)
+            self._passes.append(current)
         if self.loss_fn is None:
             return output
         loss, current.weight = self._loss(output, inputs[-1])
         return loss
 
-    def _eval_pass(self, inputs: tuple[Any, ...]) -> Any:
+    def _eval_pass(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
         path = visits(self.layout, training=False)
-        output = self._cast(self._inputs(inputs))
+        output = self._cast(self._inputs(inputs, named))
         with torch.no_grad():
             for place, stage in enumerate(self.stages):
                 self.weights.require(place, path[place + 1 :])
@@ -283,11 +311,16 @@ class Engine:
         self.comm.ledger.note(f"forward {place} ends")
         return output
 
-    def _inputs(self, inputs: tuple[Any, ...]) -> Any:
-        """What the first layer takes: everything but the targets; one input goes in bare."""
+    def _inputs(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """What the first layer takes: everything but the targets; into one of several layers, one input goes in bare."""
         given = inputs[:-1] if self.loss_fn is not None else inputs
-        if not given:
+        if not (given or named):
             raise BridgeError("engine(...): found no inputs beside the targets, expected inputs and targets; pass both")
+        if self._whole:
+            return Arguments(given, named)
+        BridgeError.raise_if(
+            f"engine({name}=...): a model that is a list of layers takes no named inputs; pass them in order" for name in named
+        )
         return given[0] if len(given) == 1 else given
 
     def _cast(self, inputs: Any) -> Any:
@@ -311,9 +344,9 @@ class Engine:
             raise BridgeError("loss_fn: found a mean, but plan.loss is per_token; return a sum and its count")
         return found, 1.0
 
-    def _backward(self, loss: Tensor, current: Pass) -> None:
-        """Backward through the last stage from `loss`, then stage by stage; `current` is emptied on
-        the way.
+    def _backward(self, loss: Tensor) -> list[Pass]:
+        """Backward through the last stage from `loss`, then stage by stage, of the passes that it comes from; returns these,
+        emptied on the way.
         """
         last = self._micro == self.accumulation - 1
         path = range(len(self.stages) - 1, self.layout.first_trained - 1, -1)
@@ -327,7 +360,14 @@ class Engine:
             torch.autograd.backward(roots, gradients)
             self.comm.ledger.note(f"backward {place} ends")
             self.gradients.reduce(place, last)
-            roots, gradients = _handed_down(current)
+            pairs = [pair for current in self._reached() for pair in _handed_down(current)]
+            roots = [output for output, _ in pairs]
+            gradients = [gradient for _, gradient in pairs]
+        return self._reached()
+
+    def _reached(self) -> list[Pass]:
+        """The passes that the loss in backward comes from: all, where their outputs do not show it."""
+        return [current for current in self._passes if current.reached] or list(self._passes)
 
     def _count(self, loss: Tensor, weight: Tensor | float) -> None:
         self._totals[0] += loss.detach().double() * weight
@@ -356,7 +396,8 @@ class Engine:
         progress, divisor = self.progress, max(weight, 1.0)
         progress.loss = loss / divisor
         progress.grad_norm = math.sqrt(squares) / (divisor * self.scaler.scale) if updated else math.inf
-        progress.lr = learning_rate(setting(self.plan.optimizer, "lr"), self.plan.optimizer.schedule, progress.steps)
+        lr = learning_rate(setting(self.plan.optimizer, "lr"), self.plan.optimizer.schedule, progress.steps)
+        progress.lr = self.optimizer.lr(lr)
 
     def _update(self, weight: float) -> None:
         clip = clip_factor(self.progress.grad_norm, setting(self.plan.optimizer, "clip"))
@@ -375,6 +416,7 @@ class Engine:
         self.gradients.clear()
         self._totals.zero_()
         self._micro = self._rows = 0
+        self._passes = []
 
     def _place(self) -> int:
         """The open microbatch's place among those of all data ranks in this step."""
@@ -408,9 +450,8 @@ def _rows(inputs: Any) -> int:
     return next((len(leaf) for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.dim()), 0)
 
 
-def _handed_down(current: Pass) -> tuple[list[Tensor], list[Tensor | None]]:
+def _handed_down(current: Pass) -> list[tuple[Tensor, Tensor]]:
     """The outputs of the stage before, with the gradients that the stage after them left at its inputs."""
     entered, _ = current.ends.pop()
     outputs = current.ends[-1][1] if current.ends else []
-    pairs = [(output, leaf.grad) for output, leaf in zip(outputs, entered, strict=True) if leaf.grad is not None]
-    return [output for output, _ in pairs], [gradient for _, gradient in pairs]
+    return [(output, leaf.grad) for output, leaf in zip(outputs, entered, strict=True) if leaf.grad is not None]

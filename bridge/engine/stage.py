@@ -21,13 +21,14 @@ from bridge.rules import Effect
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What random numbers of one microbatch depend on: the run's seed, the step, and its place among all
-    ranks'.
+    """What random numbers of one microbatch depend on: the run's seed, the step, its place among all ranks', and which
+    forward pass of it this is.
     """
 
     seed: int
     step: int
     microbatch: int
+    turn: int = 0
 
 
 class Stage:
@@ -64,7 +65,7 @@ class Stage:
 
     def _drawn(self, layer: Layer, inputs: Any, draw: Draw) -> Any:
         with scope(self.device):
-            reseed(seed_of(draw.seed, draw.step, draw.microbatch, layer.name), self.device)
+            reseed(seed_of(draw.seed, draw.step, draw.microbatch, draw.turn, layer.name), self.device)
             return layer(inputs)
 
 

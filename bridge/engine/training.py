@@ -58,11 +58,18 @@ class Training:
     rows: int
 
     @classmethod
-    def of(cls, plan: Plan, architecture: Architecture = TINY, data: Path | None = None, seed: int = 1234) -> Training:
+    def of(
+        cls,
+        plan: Plan,
+        architecture: Architecture = TINY,
+        data: Path | None = None,
+        seed: int = 1234,
+        deterministic: bool = False,
+    ) -> Training:
         """Build model, data and engine; raises `BridgeError` before any process group exists if something does not fit."""
         text = Text.of(data, architecture.sequence, seed)
         loss = summed_cross_entropy if plan.loss == "per_token" else mean_cross_entropy
-        engine = initialize(GPT(architecture, seed), plan, loss, seed=seed)
+        engine = initialize(GPT(architecture, seed), plan, loss, seed=seed, deterministic=deterministic)
         return cls(engine, text, plan.batch.micro or MICRO)
 
     def steps(self, number: int) -> Iterator[Report]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bridge.comm import Comm, Wait
 from bridge.engine.formats import TORCH
 from bridge.layout.residency import Residency
-from bridge.layout.shard import Flat, Layout
+from bridge.layout.shard import Flat, Layout, Piece
 from bridge.layout.traffic import GATHER
 
 EXPORT = "export weights"
@@ -82,6 +82,10 @@ class Weights:
     def masters(self) -> list[Tensor]:
         """What the optimizer updates: the owned slice of each trainable flat, in the master format."""
         return [shard for flat, shard in self._each() if flat.trainable]
+
+    def pieces(self) -> list[list[Piece]]:
+        """What each of the masters holds, parameter by parameter."""
+        return [list(flat.pieces(self.group.index)) for flat in self.layout.flats if flat.trainable]
 
     def masters_apart(self) -> Iterable[Tensor]:
         """Masters that are stored beside the weights that they are cast to."""

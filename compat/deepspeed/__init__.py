@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bridge.config import Section, Values, fields
 from bridge.dialect import Config, Dialect, Reading, Written
-from bridge.errors import VersionError
+from bridge.errors import BridgeError, VersionError
 from bridge.files import Script
 from bridge.findings import Disagreement, Finding
 from bridge.rules import Effect, Rule
@@ -197,3 +199,15 @@ class DeepSpeedDialect(Dialect):
 
 
 DIALECT = DeepSpeedDialect()
+
+ENTRIES = ("initialize", "init_distributed", "add_config_arguments", "DeepSpeedEngine")
+"""DeepSpeed's own names, with the native engine behind them: `import compat.deepspeed as deepspeed` is the migration."""
+
+
+def __getattr__(name: str) -> Any:
+    """Load the engine when a script first asks for it, so that reading configs needs no torch."""
+    if name not in ENTRIES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if find_spec("torch") is None:
+        raise BridgeError(f"deepspeed.{name}: torch is not installed; pip install 'stagebridge[engine]'")
+    return getattr(import_module("compat.deepspeed.dropin"), name)

@@ -168,7 +168,7 @@ def _adamw(task: Task, groups: Iterable[list[nn.Parameter]]) -> torch.optim.Opti
 
 def deepspeed(task: Task, level: int, **adam: Any) -> Step:
     """Real DeepSpeed with ZeRO at `level`; `adam` adds to the optimizer's parameters."""
-    ds = _deepspeed()
+    ds = real_deepspeed()
     ranks = dist.get_world_size()
     settings = {name: value for name, value in asdict(task).items() if name in ("lr", "betas", "eps", "weight_decay")}
     config = {
@@ -191,7 +191,7 @@ def deepspeed(task: Task, level: int, **adam: Any) -> Step:
     return step
 
 
-def _deepspeed() -> Any:
+def real_deepspeed() -> Any:
     """DeepSpeed on CPU, without compiling its shared-memory collectives, which only inference calls."""
     os.environ.update(DS_ACCELERATOR="cpu", LOCAL_RANK=str(dist.get_rank()))
     import deepspeed

@@ -178,6 +178,19 @@ def events(rank: int, world: int, case: Case) -> list[str]:
     return found
 
 
+def determined(rank: int, world: int, case: Case) -> tuple[list[dict[str, Tensor]], list[list[float]], bool]:
+    """Weights and losses of two deterministic runs in one process, and whether torch was told."""
+    weights, losses = [], []
+    try:
+        for _ in range(2):
+            engine = initialize(model_of(case), Plan.of(case.plan), mean_cross_entropy, seed=11, deterministic=True)
+            losses.append([engine.train_batch(microbatches(case, engine, step)) for step in range(case.steps)])
+            weights.append({name: weight.clone() for name, weight in engine.state_dict()})
+        return weights, losses, torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def overflowing(rank: int, world: int, case: Case) -> tuple[list[bool], list[bool], float, int]:
     """Three steps; in the second, the last rank's loss is infinite. Which steps updated, by report and by weights."""
     engine = initialize(model_of(case), Plan.of(case.plan), mean_cross_entropy)

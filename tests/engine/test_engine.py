@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from runs import SHAPE, Case, distance, events, fed, live_bytes, model_of, overflowing, plain, trained
+from runs import SHAPE, Case, determined, distance, events, fed, live_bytes, model_of, overflowing, plain, trained
 from torch import nn
 
 import bridge.engine
@@ -73,6 +73,14 @@ def test_every_live_byte_is_predicted(run: Any, world: int, level: int, compute:
     case = Case({**ADAMW, "precision.compute": compute, "zero.stage": level}, dtype=torch.float32)
     for found, predicted in run(world, live_bytes, case):
         assert found == sum(predicted.values())
+
+
+@pytest.mark.parametrize("level", [0, 3])
+def test_deterministic_runs_give_the_same_bits(run: Any, level: int) -> None:
+    values = {**ADAMW, "precision.compute": "bf16", "zero.stage": level, "batch.accumulation": 2, "optimizer.clip": 0.5}
+    for weights, losses, told in run(2, determined, Case(values, replace(SHAPE, dropout=0.2), dtype=torch.float32)):
+        assert told and losses[0] == losses[1] and weights[0].keys() == weights[1].keys()
+        assert all(torch.equal(weight, weights[1][name]) for name, weight in weights[0].items())
 
 
 STAGES = 5

@@ -1,4 +1,4 @@
-"""The main job on a bundled launch: Megatron to DeepSpeed and back, with the report and the files."""
+"""The main job on a bundled launch: Megatron to DeepSpeed and back, with the report and the files, then the plan trained."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from bridge.cli.convert import Job, console
 from bridge.dialect import Config
 from bridge.errors import SourceError, TranslationError
 from bridge.files import write_all
+from bridge.translation import lift
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,8 +33,8 @@ CONTENTS = {
 }
 
 
-def demo(folder: Path) -> int:
-    """Convert the bundled launch to DeepSpeed and back, write all files into `folder`; the exit code."""
+def demo(folder: Path, train: bool = True) -> int:
+    """Convert the bundled launch to DeepSpeed and back, write all files into `folder`, and train it; the exit code."""
     _make(folder)
     write_all({folder / LAUNCH: launch()})
     result = convert.translated(_job(folder / LAUNCH), compat.load("deepspeed"), None, with_carry=False)
@@ -47,6 +48,10 @@ def demo(folder: Path) -> int:
     back = convert.translated(_job(folder / TARGET), result.source.dialect, result.source.version, with_carry=True)
     write_all(convert.files(back, folder / BACK, with_carry=False))
     _tell(folder, result.source, back.config, out)
+    if train:
+        from bridge.cli.demo import training
+
+        training.train(lift(result.config), folder, out)
     return report.CLEAN
 
 

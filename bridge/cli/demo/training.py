@@ -1,0 +1,106 @@
+"""The demo's second half: the converted plan trained on two local ranks, saved, and resumed by new processes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from bridge.cli.local import ranks
+from bridge.engine.fit import fit
+from bridge.errors import BridgeError
+from bridge.plan import Plan
+
+RANKS = 2
+HEADS = 4
+"""Attention heads of the model that is trained."""
+STEPS, MORE = 20, 3
+MICROBATCHES = 2
+LR = 1e-3
+"""A rate for the demo's model; that of the launch, with 500 steps of warmup, is for one a thousand times larger."""
+RUN = "run"
+FALL = 0.8
+"""The loss has to fall below this share of the first one."""
+
+Row = dict[str, Any]
+
+
+def train(plan: Plan, folder: Path, out: Console) -> None:
+    """Train `plan` as far as two ranks and a small model go. Raises `BridgeError` if a rank fails or the numbers do."""
+    if find_spec("torch") is None:
+        out.print("\nTo train it here as well: pip install '.[engine]' and run the demo again.", markup=False)
+        return
+    small, changes = _small(plan)
+    parallel = f"data {small.parallel.data} x tensor {small.parallel.tensor}"
+    out.print(f"\nTraining it on {RANKS} local ranks ({parallel}), a small GPT on bundled text. Changed for that:", markup=False)
+    for change in changes:
+        out.print(f"  {change}", markup=False)
+    shutil.rmtree(folder / RUN, ignore_errors=True)
+    first = _run("train", small, folder / RUN, STEPS + MORE, out)
+    again = _run("resume", small, folder / RUN, MORE, out)
+    _check(first, again)
+    before, after = first[0]["loss"], first[STEPS - 1]["loss"]
+    out.print(f"\nLoss {before:.3f} -> {after:.3f} in {STEPS} steps, saved to {folder / RUN}.", markup=False)
+    out.print(
+        f"Resumed by new processes: steps {STEPS + 1} to {STEPS + MORE} gave the same losses"
+        f" ({', '.join(format(row['loss'], '.6f') for row in again)}).",
+        markup=False,
+    )
+    out.print(f"Train yourself: stagebridge train {folder / 'ds_config.json'} --fit", markup=False)
+
+
+def _small(plan: Plan) -> tuple[Plan, list[str]]:
+    """The plan for two ranks and a small model, and what was changed."""
+    fitted, findings = fit(plan, RANKS, HEADS)
+    values = {path: value for path, value in fitted.values().items() if not path.startswith("optimizer.schedule.")}
+    batch = (fitted.batch.micro or 1) * MICROBATCHES * (fitted.parallel.data or 1)
+    values |= {"optimizer.lr": LR, "batch.accumulation": MICROBATCHES, "batch.global_": batch}
+    shrunk = [f"{it.path}: {it.before} -> {it.after}" for it in findings if it.path != "batch.global_"]
+    return Plan.of(values), [
+        *shrunk,
+        f"batch.global_: {plan.batch.global_} -> {batch}",
+        f"optimizer.lr: {plan.optimizer.lr} -> {LR}, constant",
+    ]
+
+
+def _run(what: str, plan: Plan, folder: Path, steps: int, out: Console) -> list[Row]:
+    """The steps of one start of the ranks, shown as they come."""
+    text = plan.model_dump_json(exclude_none=True)
+    lines = ranks(RANKS, "bridge.cli.demo.rank", text, str(folder), str(STEPS), str(MORE))
+    rows = (json.loads(line) for line in lines if line.startswith("{"))
+    shown = list(_bar(what, rows, steps, out) if sys.stdout.isatty() else _lines(rows, out))
+    if len(shown) != steps:
+        raise BridgeError(f"demo: {what} made {len(shown)} steps, expected {steps}; this is a defect, please report it")
+    return shown
+
+
+def _lines(rows: Iterable[Row], out: Console) -> Iterator[Row]:
+    for row in rows:
+        out.print(f"  {row['line']}", markup=False)
+        yield row
+
+
+def _bar(what: str, rows: Iterable[Row], steps: int, out: Console) -> Iterator[Row]:
+    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"), TimeElapsedColumn()
+    with Progress(*columns, console=out) as progress:
+        task = progress.add_task(f"  {what:6}", total=steps, said="starting")
+        for row in rows:
+            progress.update(task, advance=1, said=f"step {row['step']}  loss {row['loss']:.3f}")
+            yield row
+
+
+def _check(first: list[Row], again: list[Row]) -> None:
+    losses = [row["loss"] for row in first]
+    if not losses[STEPS - 1] < FALL * losses[0]:
+        raise BridgeError(
+            f"demo: the loss went from {losses[0]} to {losses[STEPS - 1]}, which is no clear fall; please report it"
+        )
+    if [row["loss"] for row in again] != losses[STEPS:]:
+        raise BridgeError("demo: the resumed run did not give the same losses; this is a defect, please report it")

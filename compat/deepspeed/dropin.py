@@ -1,0 +1,221 @@
+"""DeepSpeed's own entry points with the native engine behind them: `import compat.deepspeed as deepspeed` is the migration."""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import bridge.engine
+from bridge import comm
+from bridge.dialect import Config
+from bridge.engine.environment import Environment, detect
+from bridge.engine.fields import check
+from bridge.engine.formats import TORCH
+from bridge.engine.layers import as_module
+from bridge.engine.runner import Engine
+from bridge.errors import BridgeError, ConfigError
+from bridge.findings import Finding
+from bridge.plan import Plan
+from bridge.rules import Effect
+from bridge.translation import claims, lift, lower, plan_claims
+from compat.deepspeed import DIALECT, client, schedulers
+from compat.deepspeed.engine import DeepSpeedEngine
+
+Launch = tuple[DeepSpeedEngine, torch.optim.Optimizer | None, Any, Any]
+PORT = 29500
+SCHEDULER = "scheduler."
+SIZES = tuple(f"get_{kind}_parallel_world_size" for kind in ("model", "tensor_model", "pipeline_model", "pipe"))
+MANAGED = "managed_gradient_accumulation"
+
+
+def initialize(
+    args: Any = None,
+    model: nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | Callable[..., torch.optim.Optimizer] | None = None,
+    model_parameters: Iterable[Any] | None = None,
+    training_data: Any = None,
+    lr_scheduler: Any = None,
+    distributed_port: int = PORT,
+    mpu: Any = None,
+    dist_init_required: bool | None = None,
+    collate_fn: Callable[..., Any] | None = None,
+    config: str | Path | dict[str, Any] | None = None,
+    mesh_param: Any = None,
+    config_params: str | Path | dict[str, Any] | None = None,
+) -> Launch:
+    """`deepspeed.initialize` of DeepSpeed 0.19.8: engine, optimizer, training data loader and scheduler (None where there is
+    none).
+
+    The optimizer is a torch optimizer whose groups (learning rates and all) the engine reads at every step. An
+    `nn.Sequential` is cut into stages; any other model is one stage, which ZeRO 3 cannot shard. Settings that would change
+    the numbers and cannot run are refused, others are in `engine.findings`. Raises `BridgeError`.
+    """
+    if model is None:
+        raise ConfigError("model: none given; deepspeed.initialize requires a model")
+    here = _environment(distributed_port, dist_init_required)
+    read = _read(args, config, config_params, here.world)
+    ConfigError.raise_if((*_beyond(read), *_meshes(mpu, mesh_param)))
+    plan, module = _open(lift(read), optimizer is not None), as_module(model)
+    check(plan, here.world)
+    face = _face(plan, optimizer, model_parameters, module)
+    scheduler = _scheduler(lr_scheduler, face, read)
+    native = _native(module, plan, face, here, [*_left(read), *_whole(module, plan)])
+    _warn(native, read)
+    loss_fn = getattr(model, "loss_fn", None)
+    engine = DeepSpeedEngine(native, read, face, scheduler, collate_fn, loss_fn, here.local_rank)
+    if training_data is not None:
+        engine.training_dataloader = engine.deepspeed_io(training_data)
+    return engine, face, engine.training_dataloader, scheduler
+
+
+def init_distributed(
+    dist_backend: str | None = None,
+    auto_mpi_discovery: bool = True,
+    distributed_port: int = PORT,
+    verbose: bool = True,
+    timeout: timedelta | None = None,
+    init_method: str | None = None,
+    dist_init_required: bool | None = None,
+    config: Any = None,
+    rank: int = -1,
+    world_size: int = -1,
+) -> None:
+    """Join the process group that the launcher's environment describes, as `deepspeed.init_distributed` does, unless done."""
+    if comm.joined() is not None or dist_init_required is False:
+        return
+    found = detect()
+    address = (init_method or f"tcp://{found.address}").removeprefix("tcp://")
+    found = replace(found, address=address, rank=max(rank, found.rank), world=max(world_size, found.world))
+    backend = dist_backend or ("nccl" if torch.cuda.is_available() else "gloo")
+    comm.connect(found.rank, found.world, found.address, backend, *([timeout.total_seconds()] if timeout else []))
+
+
+def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Give `parser` the arguments that DeepSpeed's scripts take."""
+    group = parser.add_argument_group("DeepSpeed")
+    group.add_argument("--deepspeed", action="store_true", help="Use DeepSpeed (for the script; nothing else reads it).")
+    group.add_argument("--deepspeed_config", metavar="FILE", help="DeepSpeed's configuration in JSON.")
+    return parser
+
+
+def _environment(port: int, required: bool | None) -> Environment:
+    """This process among those started, as `deepspeed.init_distributed` finds it."""
+    here = comm.joined()
+    if here is not None:
+        return replace(detect(), rank=here[0], world=here[1])
+    found = detect()
+    if required is False and found.world > 1:
+        raise BridgeError("dist_init_required: False, but no process group is there; call init_distributed() first, or leave it")
+    return found
+
+
+def _read(args: Any, config: Any, params: Any, world: int) -> Config:
+    """The one config among those that may be given."""
+    named = [getattr(args, name, None) for name in ("deepspeed_config", "deepscale_config")]
+    given = [one for one in (config if config is not None else params, *named) if one is not None]
+    if len(given) != 1:
+        found = "none" if not given else f"{len(given)} of them"
+        raise ConfigError(f"config: found {found}, expected one: config=, config_params=, or args.deepspeed_config")
+    return DIALECT.read(given[0], None, world)
+
+
+def _open(plan: Plan, own: bool) -> Plan:
+    """The plan without what others decide: a scheduler sets learning rates, and the script may have its `own` optimizer."""
+    left = ("optimizer.schedule.", "optimizer.name") if own else "optimizer.schedule."
+    return Plan.of({path: value for path, value in plan.values().items() if not path.startswith(left)})
+
+
+def _lost(config: Config) -> Iterator[Finding]:
+    """What the config sets and no plan holds."""
+    table, values = claims(config.dialect), config.effective.flat()
+    kept = lower(lift(config), config.dialect, config.version, config.world_size).effective
+    for path in config.given:
+        rule = table.get(path)
+        if rule is None or rule.ours or values.get(path) == kept.get(path) or path.startswith(SCHEDULER):
+            continue
+        yield Finding(path, rule.note, rule.effect_of(values), given=True, before=values.get(path))
+
+
+def _beyond(config: Config) -> Iterator[str]:
+    """Settings of which the numbers depend and that the engine cannot run."""
+    for finding in _lost(config):
+        if finding.effect is Effect.NUMBERS:
+            yield f"{finding.path}: found {finding.before!r}; {finding.message}, and the engine does not run it; leave it out"
+    kind = config.effective.get("optimizer.type")
+    if kind is not None and lift(config).optimizer.name is None:
+        yield f"optimizer.type: found {kind}, which the engine does not run; use AdamW, Adam or SGD"
+    if config.effective.get(MANAGED) is False:
+        yield (
+            f"{MANAGED}: found false; the engine counts microbatches itself: set gradient_accumulation_steps to the number of"
+            " backward() calls in a step, and leave it out"
+        )
+
+
+def _left(config: Config) -> Iterator[Finding]:
+    """Settings that are left behind and change no numbers."""
+    return (finding for finding in _lost(config) if finding.effect is not Effect.NUMBERS)
+
+
+def _meshes(mpu: Any, mesh_param: Any) -> Iterator[str]:
+    """A script that splits its model by itself brings groups of its own, which the engine does not take."""
+    for name in SIZES:
+        size = getattr(mpu, name, lambda: 1)()
+        if size > 1:
+            yield (
+                f"mpu: {name}() is {size}; the engine splits models itself: give it the whole model with a method tensor_plan,"
+                " tensor_parallel.autotp_size in the config, and no mpu"
+            )
+    if mesh_param:
+        yield f"mesh_param: found {mesh_param}; the engine has no sequence axis; leave it out"
+
+
+def _whole(model: nn.Module, plan: Plan) -> Iterator[Finding]:
+    if plan.zero.effective_stage == 3 and not isinstance(model, nn.Sequential):
+        message = "this model is one stage, so its weights stay whole; make it an nn.Sequential to shard them"
+        yield Finding("zero_optimization.stage", message, Effect.COST, given=True)
+
+
+def _face(plan: Plan, optimizer: Any, parameters: Iterable[Any] | None, model: nn.Module) -> torch.optim.Optimizer | None:
+    """The optimizer that the script sees: its own, or one made from the config; None where neither names one."""
+    trained = list(model.parameters() if parameters is None else parameters)
+    if optimizer is not None:
+        return client.given(optimizer, trained)
+    return client.made(plan.optimizer, trained) if plan.optimizer.name else None
+
+
+def _scheduler(given: Any, face: torch.optim.Optimizer | None, config: Config) -> Any:
+    section = config.ds_config.get("scheduler") or {}  # type: ignore[attr-defined]
+    if face is None or (given is None and section.get("type") is None):
+        return None
+    if given is not None:
+        return client.scheduled(given, face)
+    return schedulers.scheduler(section["type"], section.get("params") or {}, face)
+
+
+def _native(model: nn.Module, plan: Plan, face: torch.optim.Optimizer | None, here: Environment, left: list[Finding]) -> Engine:
+    """The native engine; like DeepSpeed, it rounds weights and buffers to the compute format before it copies masters."""
+    groups = client.groups_of(face, model) if face else ()
+    own = client.settings_of(face) if face else {"optimizer.name": "sgd"}
+    frozen = list(client.freeze_others(model, groups)) if face else []
+    if plan.precision.compute in ("bf16", "fp16"):
+        model.to(TORCH[plan.precision.compute])
+    engine = bridge.engine.initialize(model, Plan.of({**plan.values(), **own}), environment=here, groups=groups)
+    engine.findings += (*left, *frozen)
+    return engine
+
+
+def _warn(engine: Engine, config: Config) -> None:
+    """Say on the first rank what is done otherwise than the config itself says."""
+    rules = plan_claims(config.dialect)
+    for finding in engine.findings if engine.comm.rank == 0 else ():
+        rule = rules.get(finding.path)
+        if rule is None or any(path in config.given for path in rule.carriers(finding.path)):
+            warnings.warn(f"{finding.path}: {finding.message} ({finding.effect.value})", stacklevel=3)

@@ -1,0 +1,149 @@
+"""DeepSpeed's own learning-rate schedulers, step for step: the first two updates are made at the rate that warmup begins with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from bridge.errors import ConfigError
+
+Rate = Callable[[int, float], float]
+"""The learning rate after a number of steps (from -1: none yet, which DeepSpeed counts apart), for a group's first rate."""
+
+
+class Scheduler:
+    """Sets the learning rate of every group of `optimizer`, in DeepSpeed's count of steps: -1 at the start, 0 after the first."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, rate: Rate) -> None:
+        self.optimizer, self.rate = optimizer, rate
+        self.bases = [float(group["lr"]) for group in optimizer.param_groups]
+        self.last_batch_iteration = -1
+        self._set()
+
+    def step(self, last_batch_iteration: int | None = None) -> None:
+        """Go on by one step, or to a given one."""
+        self.last_batch_iteration = self.last_batch_iteration + 1 if last_batch_iteration is None else last_batch_iteration
+        self._set()
+
+    def get_lr(self) -> list[float]:
+        """The learning rate of each group."""
+        return [self.rate(self.last_batch_iteration, base) for base in self.bases]
+
+    get_last_lr = get_lr
+
+    def state_dict(self) -> dict[str, int]:
+        """What a checkpoint keeps."""
+        return {"last_batch_iteration": self.last_batch_iteration}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Continue from another scheduler's state."""
+        self.last_batch_iteration = state["last_batch_iteration"]
+
+    def _set(self) -> None:
+        for group, lr in zip(self.optimizer.param_groups, self.get_lr(), strict=True):
+            group["lr"] = lr
+
+
+def scheduler(kind: str, params: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> Any:
+    """The scheduler that a config's `scheduler` section names: DeepSpeed's, or one of torch's.
+
+    Source: DeepSpeed 0.19.8, runtime/engine.py (`_scheduler_from_config`) and runtime/lr_schedules.py.
+    """
+    torchs: Callable[..., Any] | None = getattr(torch.optim.lr_scheduler, kind, None)
+    if kind not in RATES and torchs is None:
+        raise ConfigError(f"scheduler.type: the engine has no {kind}; use one of {', '.join(RATES)}, or pass lr_scheduler")
+    try:
+        return Scheduler(optimizer, RATES[kind](**params)) if torchs is None else torchs(optimizer, **params)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"scheduler.params: {error}; correct them for {kind}") from None
+
+
+def _warmup(steps: int, kind: str) -> Callable[[int], float]:
+    """The share of warmup that is over, up to 1; it takes two steps at least."""
+    steps = max(2, steps)
+
+    def share(step: int) -> float:
+        if step >= steps:
+            return 1.0
+        return step / steps if kind == "linear" else math.log(step + 1) / math.log(steps)
+
+    return share
+
+
+def warmup_lr(
+    warmup_min_lr: float = 0.0, warmup_max_lr: float | None = None, warmup_num_steps: int = 1000, warmup_type: str = "log"
+) -> Rate:
+    """WarmupLR: from a low rate to a high one (that of each group), and on."""
+    share = _warmup(warmup_num_steps, warmup_type)
+
+    def rate(step: int, base: float) -> float:
+        top = base if warmup_max_lr is None else warmup_max_lr
+        return warmup_min_lr + (top - warmup_min_lr) * share(step) if step >= 0 else warmup_min_lr
+
+    return rate
+
+
+def warmup_decay_lr(
+    total_num_steps: int,
+    warmup_min_lr: float = 0.0,
+    warmup_max_lr: float = 0.001,
+    warmup_num_steps: int = 1000,
+    warmup_type: str = "log",
+) -> Rate:
+    """WarmupDecayLR: the same, and then down to the low rate in a line."""
+    warmup = max(2, warmup_num_steps)
+    share = _warmup(warmup, warmup_type)
+
+    def rate(step: int, base: float) -> float:
+        decayed = max(0.0, (total_num_steps - step) / max(1.0, total_num_steps - warmup))
+        gamma = share(step) if 0 <= step < warmup else decayed
+        return warmup_min_lr + (warmup_max_lr - warmup_min_lr) * gamma if step >= 0 else warmup_min_lr
+
+    return rate
+
+
+def warmup_cosine_lr(
+    total_num_steps: int,
+    warmup_min_ratio: float = 0.0,
+    warmup_num_steps: int = 1000,
+    cos_min_ratio: float = 0.0001,
+    warmup_type: str = "log",
+) -> Rate:
+    """WarmupCosineLR: shares of each group's rate, up from a low one and down along a cosine; the first update is at 0."""
+    warmup = max(2, warmup_num_steps)
+    share = _warmup(warmup, warmup_type)
+
+    def ratio(step: int) -> float:
+        if step < warmup:
+            return warmup_min_ratio + (1 - warmup_min_ratio) * share(step)
+        over = min(1.0, (step - warmup + 1) / max(1, total_num_steps - warmup))
+        return max(0.0, cos_min_ratio + (1 - cos_min_ratio) * (1 + math.cos(math.pi * over)) / 2)
+
+    return lambda step, base: base * ratio(step) if step >= 0 else 0.0
+
+
+def lr_range_test(
+    lr_range_test_min_lr: float = 1e-3,
+    lr_range_test_step_size: int = 2000,
+    lr_range_test_step_rate: float = 1.0,
+    lr_range_test_staircase: bool = False,
+) -> Rate:
+    """LRRangeTest: up from a low rate, in a line or in stairs."""
+
+    def rate(step: int, base: float) -> float:
+        over = (step + 1) / lr_range_test_step_size
+        return lr_range_test_min_lr * (1 + lr_range_test_step_rate * (math.floor(over) if lr_range_test_staircase else over))
+
+    return rate
+
+
+RATES: Mapping[str, Callable[..., Rate]] = {
+    "WarmupLR": warmup_lr,
+    "WarmupDecayLR": warmup_decay_lr,
+    "WarmupCosineLR": warmup_cosine_lr,
+    "LRRangeTest": lr_range_test,
+}
+"""DeepSpeed's schedulers that set the learning rate and nothing else, by name."""

@@ -1,0 +1,237 @@
+"""A script for DeepSpeed runs on the engine with another import: the same losses, learning rates, norms and answers."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from argparse import Namespace
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scripts import Model, by_batches, config_of, loaded, resumed, script
+from torch import nn
+
+import compat.deepspeed
+from bridge.errors import BridgeError
+from compat.deepspeed.schedulers import scheduler
+
+SIX_DIGITS = 1e-6
+needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+
+
+def compared(run: Any, config: dict[str, Any], way: str, folder: Path, **steps: int) -> None:
+    """Run the script with both and compare all that it saw."""
+    theirs, ours = (run(2, script, name, config, way, folder, *steps.values()) for name in ("deepspeed", "compat"))
+    for expected, found in zip(theirs, ours, strict=True):
+        assert found[0] == pytest.approx(expected[0], rel=SIX_DIGITS, abs=0.0)
+        assert found[1] == [pytest.approx(lrs, rel=1e-12) for lrs in expected[1]]
+        known = [(mine, norm) for mine, norm in zip(found[2], expected[2], strict=True) if norm is not None]
+        assert all(float(mine) == pytest.approx(float(norm), rel=1e-4) for mine, norm in known)
+        assert found[3] == expected[3]
+        assert found[4] == pytest.approx(expected[4], rel=SIX_DIGITS)
+    assert sum(theirs[0][0][-4:]) < 0.95 * sum(theirs[0][0][:4])
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("level", [0, 1, 2, 3])
+def test_the_same_script_with_another_import(run: Any, tmp_path: Path, level: int) -> None:
+    compared(run, config_of(level), "config", tmp_path)
+
+
+@needs_deepspeed
+@pytest.mark.parametrize(("way", "level"), [("arguments", 0), ("groups", 1), ("optimizer", 2), ("functions", 3), ("old name", 1)])
+def test_every_way_to_give_config_parameters_optimizer_and_scheduler(run: Any, tmp_path: Path, way: str, level: int) -> None:
+    compared(run, config_of(level), way, tmp_path, steps=6)
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("level", [1, 3])
+def test_bf16_stays_as_close_to_deepspeeds_as_rounding_allows(run: Any, tmp_path: Path, level: int) -> None:
+    config = config_of(level, bf16={"enabled": True}, data_types={"grad_accum_dtype": "fp32"}, communication_data_type="fp32")
+    theirs, ours = (run(2, script, name, config, "config", tmp_path, 10)[0] for name in ("deepspeed", "compat"))
+    assert ours[0] == pytest.approx(theirs[0], rel=2e-3)
+    assert ours[3] == theirs[3]
+
+
+SCHEDULES: list[tuple[str, dict[str, Any]]] = [
+    ("WarmupLR", {"warmup_num_steps": 7, "warmup_min_lr": 0.001, "warmup_max_lr": 0.02}),
+    ("WarmupLR", {"warmup_num_steps": 1, "warmup_type": "linear"}),
+    ("WarmupDecayLR", {"total_num_steps": 20, "warmup_num_steps": 5, "warmup_min_lr": 0.002, "warmup_max_lr": 0.02}),
+    ("WarmupDecayLR", {"total_num_steps": 9, "warmup_num_steps": 3, "warmup_type": "linear"}),
+    ("WarmupCosineLR", {"total_num_steps": 20, "warmup_num_steps": 5, "warmup_min_ratio": 0.1, "cos_min_ratio": 0.2}),
+    ("WarmupCosineLR", {"total_num_steps": 4, "warmup_num_steps": 6, "warmup_type": "linear"}),
+    ("LRRangeTest", {"lr_range_test_step_size": 4, "lr_range_test_staircase": True}),
+    ("LRRangeTest", {"lr_range_test_step_size": 4, "lr_range_test_step_rate": 0.5}),
+]
+
+
+@needs_deepspeed
+@pytest.mark.parametrize(("kind", "params"), SCHEDULES)
+def test_schedulers_follow_deepspeeds_step_for_step(kind: str, params: dict[str, Any]) -> None:
+    from deepspeed.runtime import lr_schedules
+
+    theirs, ours = (
+        torch.optim.SGD([{"params": [torch.zeros(1)]}, {"params": [torch.zeros(1)], "lr": 0.5}], lr=0.1) for _ in "ab"
+    )
+    expected, found = getattr(lr_schedules, kind)(theirs, **params), scheduler(kind, params, ours)
+    for _ in range(25):
+        assert rates(ours) == pytest.approx(rates(theirs), rel=1e-12)
+        expected.step()
+        found.step()
+        assert found.get_last_lr() == pytest.approx(expected.get_last_lr(), rel=1e-12)
+    assert found.state_dict() == expected.state_dict()
+
+
+def rates(optimizer: torch.optim.Optimizer) -> list[float]:
+    """Learning rates by group."""
+    return [group["lr"] for group in optimizer.param_groups]
+
+
+@needs_deepspeed
+@pytest.mark.parametrize(("collate", "config"), [(False, {}), (True, {"dataloader_drop_last": True})])
+def test_the_loader_gives_deepspeeds_batches_in_deepspeeds_order(run: Any, collate: bool, config: dict[str, Any]) -> None:
+    theirs, ours = (run(2, partial(loaded, **config), name, collate) for name in ("deepspeed", "compat"))
+    assert ours == theirs
+    assert ours[0][1] != ours[1][1]
+
+
+def test_a_resume_on_another_level_goes_on_with_scheduler_and_client_state(run: Any, tmp_path: Path) -> None:
+    for nothing, name, client, (lrs, steps, iteration), expected, found, fresh in run(2, resumed, tmp_path):
+        assert nothing == (None, None) and name == "global_step3" and client == {"epoch": 4}
+        assert (steps, iteration) == (3, 2) and lrs == pytest.approx([0.01 * math.log(3) / math.log(6)])
+        assert found == pytest.approx(expected, rel=SIX_DIGITS)
+        assert fresh == 0
+    weights = torch.load(tmp_path / "pytorch_model.bin")
+    assert weights.keys() == {name for name, _ in Model().named_parameters()}
+
+
+@pytest.mark.parametrize("level", [0, 3])
+def test_train_batch_and_eval_batch_are_the_loop_by_hand(run: Any, level: int) -> None:
+    for losses, by_hand, mean, whole in run(2, by_batches, level):
+        assert losses == pytest.approx(by_hand, rel=SIX_DIGITS) and losses[2] < losses[0]
+        assert mean == pytest.approx(whole, rel=SIX_DIGITS)
+
+
+def alone(**given: Any) -> Any:
+    """Everything that `initialize` returns, in this process."""
+    model = given.pop("model", None) or nn.Linear(2, 1)
+    config = {**config_of(0, gradient_accumulation_steps=1), **given.pop("config", {})}
+    return compat.deepspeed.initialize(
+        model=model, config={key: value for key, value in config.items() if value is not None}, **given
+    )
+
+
+class Grid:
+    """Groups of a script that splits its model itself."""
+
+    def get_model_parallel_world_size(self) -> int:
+        """Ranks that hold one model."""
+        return 2
+
+
+def adagrad(parameters: Any) -> Any:
+    """An update rule that the engine does not have."""
+    return torch.optim.Adagrad(parameters)
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"args": Namespace(deepspeed_config="x.json")}, "config: found 2 of them, expected one: config=, config_params=, or args"),
+    ({"optimizer": adagrad}, "optimizer: found Adagrad; the engine updates .* use torch.optim.AdamW, Adam or SGD"),
+    (
+        {"optimizer": partial(torch.optim.Adam, amsgrad=True)},
+        "optimizer: group 0 has amsgrad=True, which the engine does not run",
+    ),
+    ({"lr_scheduler": 3}, r"lr_scheduler: found int, expected an object with step\(\), or a function"),
+    ({"mpu": Grid()}, r"mpu: get_model_parallel_world_size\(\) is 2; the engine splits models itself"),
+    ({"mesh_param": (1, 1)}, "mesh_param: found .* the engine has no sequence axis; leave it out"),
+    ({"model_parameters": [nn.Parameter(torch.zeros(3))]}, r"model_parameters: 1 of the tensors are no parameters of the model"),
+    ({"config": {"optimizer": {"type": "Adagrad", "params": {}}}}, "optimizer.name: found 'adagrad'; use adam, adamw or sgd"),
+    ({"config": {"optimizer": {"type": "Rprop", "params": {}}}}, "optimizer.type: found Rprop, which the engine does not run"),
+    (
+        {"config": {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}},
+        "torch_autocast.enabled: found True; torch.autocast",
+    ),
+    ({"config": {"gradient_allreduce_op": "sum"}}, "gradient_allreduce_op: found 'sum'; gradients are summed"),
+    ({"config": {"managed_gradient_accumulation": False}}, "managed_gradient_accumulation: found false; the engine counts"),
+    ({"config": {"sequence_parallel_size": 2}}, r"parallel: sequence \(2\) does not divide world size"),
+    (
+        {"config": {"scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0.1, "cycle_max_lr": 0.2}}}},
+        "scheduler.type: the engine has no OneCycle; use one of",
+    ),
+    ({"config": {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_step": 1}}}}, "warmup_num_step"),
+    ({"config": {"zero_optimisation": {"stage": 1}}}, "zero_optimisation: unknown key; did you mean zero_optimization"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), REFUSED, ids=[message[:30] for _, message in REFUSED])
+def test_what_the_engine_cannot_run_is_refused_with_what_to_do(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(BridgeError, match=message):
+        alone(**given)
+
+
+def test_misuse_is_said() -> None:
+    with pytest.raises(BridgeError, match="model: none given"):
+        compat.deepspeed.initialize(config=config_of(0))
+    with pytest.raises(BridgeError, match="config: found none, expected one"):
+        compat.deepspeed.initialize(model=nn.Linear(1, 1))
+    engine, optimizer, loader, schedule = alone(config={"optimizer": None})
+    assert (optimizer, loader, schedule) == (None, None, None) and engine(torch.ones(3, 2)).shape == (3, 1)
+    with pytest.raises(BridgeError, match="backward: no optimizer: name one in the config"):
+        engine.backward(engine(torch.ones(3, 2)).sum())
+    engine = alone()[0]
+    loss = engine(torch.ones(3, 2)).sum()
+    with pytest.raises(BridgeError, match="backward: retain_graph is not there"):
+        engine.backward(loss, retain_graph=True)
+    with pytest.raises(BridgeError, match="found False at microbatch 1 of 1; set gradient_accumulation_steps"):
+        engine.set_gradient_accumulation_boundary(False)
+    with pytest.raises(BridgeError, match=r"the model returns no loss \(one number\)"):
+        engine.train_batch([torch.ones(3, 2)])
+    with pytest.raises(BridgeError, match="train_batch: no data; pass an iterator, or training_data"):
+        engine.train_batch()
+
+
+def test_what_is_left_out_is_said_and_defaults_are_not() -> None:
+    with pytest.warns(UserWarning, match="prescale_gradients: the order of scaling and summing gradients") as found:
+        engine = alone(
+            config={"prescale_gradients": True, "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}
+        )[0]
+    said = [str(warning.message) for warning in found]
+    assert any(line.startswith("zero.offload.parameters: parameters stay on the device") for line in said)
+    assert any(line.startswith("zero_optimization.stage: this model is one stage") for line in said)
+    assert not any("bucket" in line for line in said)
+    assert "zero.bucket" in {finding.path for finding in engine.findings}
+
+
+def test_parameters_that_are_not_given_stay_as_they_are() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    before = model[0].weight.detach().clone()
+    engine = alone(model=model, model_parameters=model[1].parameters())[0]
+    engine.backward(engine(torch.ones(3, 2)).sum())
+    engine.step()
+    moved = dict(engine.native.state_dict())
+    assert torch.equal(moved["0.weight"], before) and engine.was_step_applied()
+    assert engine.get_parameter("1.weight") is model[1].weight
+
+
+def test_a_scripts_own_changes_of_the_learning_rate_count() -> None:
+    engine, optimizer, _, _ = alone()
+    optimizer.param_groups[0]["lr"] = 0.0
+    before = {name: weight.clone() for name, weight in engine.native.state_dict()}
+    engine.backward(engine(torch.ones(3, 2)).sum())
+    engine.step()
+    assert all(torch.equal(weight, before[name]) for name, weight in engine.native.state_dict())
+
+
+def test_the_package_needs_no_torch_until_an_entry_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import sys, compat.deepspeed as d; assert 'torch' not in sys.modules; d.initialize; assert 'torch' in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    monkeypatch.setattr("compat.deepspeed.find_spec", lambda name: None)
+    with pytest.raises(BridgeError, match=r"deepspeed.initialize: torch is not installed; pip install 'stagebridge\[engine\]'"):
+        _ = compat.deepspeed.initialize
+    with pytest.raises(AttributeError, match="has no attribute 'initialise'"):
+        _ = compat.deepspeed.initialise
