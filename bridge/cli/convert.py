@@ -62,7 +62,7 @@ def convert(job: Job, to: str, to_version: str | None, output: Path | None, stri
         _say(result, job, output)
         return report.exit_code(result)
 
-    return _answered(job, work)
+    return answered(job, work)
 
 
 def check(job: Job) -> int:
@@ -71,21 +71,21 @@ def check(job: Job) -> int:
     def work() -> int:
         config = read(job)
         if job.json:
-            _print_json(report.check_json(config))
+            print_json(report.check_json(config))
         else:
             report.check_text(config, console(sys.stdout))
         return report.check_code(config)
 
-    return _answered(job, work)
+    return answered(job, work)
 
 
-def _answered(job: Job, work: Callable[[], int]) -> int:
+def answered(job: Job, work: Callable[[], int]) -> int:
     """Run `work`; with --json an error is an object on stdout as well."""
     try:
         return work()
     except BridgeError as error:
         if job.json:
-            _print_json({"problems": list(error.problems), "exit_code": report.ERROR})
+            print_json({"problems": list(error.problems), "exit_code": report.ERROR})
         raise
 
 
@@ -169,7 +169,7 @@ def _refuse(result: Result, job: Job) -> None:
 
 def _say(result: Result, job: Job, output: Path | None) -> None:
     if job.json:
-        _print_json(report.as_json(result))
+        print_json(report.as_json(result))
     elif output:
         report.text(result, console(sys.stdout))
     else:
@@ -178,7 +178,7 @@ def _say(result: Result, job: Job, output: Path | None) -> None:
         report.text(result, console(sys.stderr))
 
 
-def _print_json(content: dict[str, Any]) -> None:
+def print_json(content: dict[str, Any]) -> None:
     print(json.dumps(content, indent=2, allow_nan=False))
 
 
