@@ -87,6 +87,18 @@ Examples:
   stagebridge show fast_llm
 """
 
+SCHEDULE = """Show the pipeline schedule of a config: what each rank computes when, its bubble, and activations in flight.
+
+The schedule is proved first: every message is sent and received, no rank waits for ever, each microbatch goes once each way
+through each stage. Times are in units of one forward pass of a stage; backward takes two.
+
+\b
+Examples:
+  stagebridge schedule launch.args --world-size 8
+  stagebridge schedule recipe.yaml --microbatches 8 --png schedule.png
+  stagebridge schedule launch.args --csv schedule.csv     (torch.distributed.pipelining reads it)
+"""
+
 DEMO = """Convert a bundled Megatron launch (8 ranks) to DeepSpeed and back, print the report and write the files.
 
 Where torch is installed, the converted plan is then trained on two local ranks with a small model, saved and resumed.
@@ -321,3 +333,36 @@ def train(
     job = Job(file, from_, from_version, world_size, lenient, as_json, auto or (), code or (), env or (), launch)
     known = checked("--model", model, ("tiny", "file"))
     return train(job, Options(steps, known, data, fit, save, resume, deterministic))
+
+
+@app.command(help=SCHEDULE, short_help="Show, prove and draw a config's pipeline schedule.")
+def schedule(
+    file: File,
+    from_: From = None,
+    from_version: FromVersion = None,
+    world_size: WorldSize = None,
+    auto: Auto = None,
+    code: Code = None,
+    env: Env = None,
+    launch: Launch = None,
+    lenient: Lenient = False,
+    microbatches: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--microbatches", metavar="N", min=1, help="Microbatches in a step; by default what FILE says."),
+    ] = None,
+    png: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--png", metavar="OUT", help="Draw it: a row for each rank."),
+    ] = None,
+    csv: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--csv", metavar="OUT", help="Write it as a compute-only table of torch.distributed.pipelining."),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Show one file's schedule."""
+    from bridge.cli.convert import Job
+    from bridge.cli.schedule import Options, schedule
+
+    job = Job(file, from_, from_version, world_size, lenient, as_json, auto or (), code or (), env or (), launch)
+    return schedule(job, Options(microbatches, png, csv))

@@ -16,7 +16,7 @@ def write_text(path: str | Path, text: str) -> None:
     write_all({Path(path): text})
 
 
-def write_all(texts: Mapping[Path, str]) -> None:
+def write_all(texts: Mapping[Path, str] | Mapping[Path, str | bytes]) -> None:
     """Write several files, all of them or none. Raises `SourceError`."""
     targets = {Path(os.path.realpath(path)): text for path, text in texts.items()}
     SourceError.raise_if(problem for path in targets for problem in _obstacles(path))
@@ -47,11 +47,11 @@ def _beside(path: Path) -> Path:
     return path.parent / f".stagebridge-{os.getpid()}-{os.urandom(4).hex()}.tmp"
 
 
-def _stage(path: Path, beside: Path, text: str) -> None:
-    with open(beside, "x", encoding="utf-8", newline="\n") as stream:
+def _stage(path: Path, beside: Path, text: str | bytes) -> None:
+    with open(beside, "xb") as stream:
         if path.exists():
             os.chmod(beside, stat.S_IMODE(path.stat().st_mode))
-        stream.write(text)
+        stream.write(text.encode() if isinstance(text, str) else text)
         stream.flush()
         os.fsync(stream.fileno())
 

@@ -1,0 +1,21 @@
+"""Schedules of a pipeline as values: what each rank computes in which order, proved and timed before anything runs."""
+
+from bridge.layout.schedule.action import Action, Kind, Schedule
+from bridge.layout.schedule.check import prove
+from bridge.layout.schedule.generate import SCHEDULES, Shape, generate
+from bridge.layout.schedule.program import program
+from bridge.layout.schedule.timeline import Costs, Timeline, timeline
+
+__all__ = [
+    "SCHEDULES",
+    "Action",
+    "Costs",
+    "Kind",
+    "Schedule",
+    "Shape",
+    "Timeline",
+    "generate",
+    "program",
+    "prove",
+    "timeline",
+]

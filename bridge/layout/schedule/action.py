@@ -1,0 +1,99 @@
+"""Actions and schedules: what a rank does with one microbatch on one stage, and the whole of it for all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from itertools import accumulate
+from typing import NamedTuple
+
+
+class Kind(StrEnum):
+    """What an action is, in the letters of torch.distributed.pipelining where it has them."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    INPUT = "I"
+    """The half of a backward pass that yields the gradient of the stage's input."""
+    WEIGHT = "W"
+    """The other half, which yields the gradients of its weights."""
+    AGAIN = "R"
+    """The forward pass of a checkpointed stage once more, ahead of the gradient that backward waits for."""
+    SEND_FORWARD = "SEND_F"
+    RECEIVE_FORWARD = "RECV_F"
+    SEND_BACKWARD = "SEND_B"
+    RECEIVE_BACKWARD = "RECV_B"
+    REDUCE = "REDUCE_GRAD"
+    """The stage's gradients are complete on this rank: reduce them over data ranks."""
+
+
+COMPUTE = frozenset((Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT, Kind.AGAIN))
+WRITES = frozenset((Kind.BACKWARD, Kind.WEIGHT))
+"""Actions that write gradients of weights."""
+DOWN = frozenset((Kind.BACKWARD, Kind.INPUT))
+"""Actions that hand a gradient down to the stage before."""
+
+
+class Action(NamedTuple):
+    """One action; `microbatch` is -1 where it concerns all of them."""
+
+    stage: int
+    kind: Kind
+    microbatch: int = -1
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{self.microbatch if self.microbatch >= 0 else ''}"
+
+
+Row = tuple[Action, ...]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What each pipeline rank computes, in order; `homes` is the rank of each stage, in model order.
+
+    `kept` are the (stage, microbatch) pairs whose activations are kept where others are checkpointed.
+    """
+
+    name: str
+    homes: tuple[int, ...]
+    rows: tuple[Row, ...]
+    kept: frozenset[tuple[int, int]] = frozenset()
+
+    @property
+    def ranks(self) -> int:
+        """Number of pipeline ranks."""
+        return len(self.rows)
+
+    @property
+    def stages(self) -> int:
+        """Number of stages on all ranks."""
+        return len(self.homes)
+
+    @cached_property
+    def microbatches(self) -> int:
+        """Number of microbatches in a step."""
+        return 1 + max((action.microbatch for row in self.rows for action in row), default=-1)
+
+    def local(self, rank: int) -> tuple[int, ...]:
+        """The stages on `rank`, in model order."""
+        return tuple(stage for stage, home in enumerate(self.homes) if home == rank)
+
+    def expanded(self, parts: Sequence[int]) -> Schedule:
+        """The same schedule where stage i consists of `parts[i]` stages that run one after the other."""
+        starts = tuple(accumulate(parts, initial=0))
+        homes = tuple(home for home, number in zip(self.homes, parts, strict=True) for _ in range(number))
+        rows = tuple(tuple(_expanded(row, starts)) for row in self.rows)
+        kept = frozenset(
+            (part, microbatch) for stage, microbatch in self.kept for part in range(starts[stage], starts[stage + 1])
+        )
+        return Schedule(self.name, homes, rows, kept)
+
+
+def _expanded(row: Iterable[Action], starts: Sequence[int]) -> Iterator[Action]:
+    for stage, kind, microbatch in row:
+        inner = range(starts[stage], starts[stage + 1])
+        for part in inner if kind in (Kind.FORWARD, Kind.AGAIN) else reversed(inner):
+            yield Action(part, kind, microbatch)

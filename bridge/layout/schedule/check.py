@@ -1,0 +1,153 @@
+"""Proofs: what would go wrong if the ranks ran a schedule, found without running it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from bridge.layout.schedule.action import COMPUTE, DOWN, WRITES, Action, Kind, Row, Schedule
+from bridge.layout.schedule.program import MATCH, program
+from bridge.layout.schedule.timeline import needs
+
+SHOWN = 8
+"""Problems listed of each sort; a hole in a schedule shows in many places."""
+
+
+def prove(schedule: Schedule, rows: Sequence[Row] | None = None) -> tuple[str, ...]:
+    """What is wrong with `schedule`, or with the program `rows` made of it; nothing if every run of it ends well.
+
+    Then each stage has one rank, each microbatch goes once each way through each stage, each message that is sent is received
+    and the other way round, gradients are reduced once, after their last writer, and no rank waits for ever.
+    """
+    rows = program(schedule) if rows is None else rows
+    for check in (_misplaced, _counted, _recomputed, _messages, _reductions, _waiting):
+        found = tuple(check(schedule, rows))
+        if found:
+            return found[:SHOWN] + ((f"and {len(found) - SHOWN} more of this sort",) if len(found) > SHOWN else ())
+    return ()
+
+
+def _misplaced(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
+    if not rows or not schedule.homes or schedule.microbatches == 0:
+        yield "the schedule is empty; give each rank its actions"
+    for rank in sorted(set(range(len(rows))) - set(schedule.homes)):
+        yield f"rank {rank} has no stage; give it one, or leave it out"
+    for rank, row in enumerate(rows):
+        for action in row:
+            if action.kind not in COMPUTE:
+                continue
+            if not 0 <= action.stage < schedule.stages:
+                yield f"rank {rank}: {action} is of a stage beyond the {schedule.stages} there are; number stages from 0"
+            elif schedule.homes[action.stage] != rank:
+                yield f"rank {rank}: {action} is of a stage on rank {schedule.homes[action.stage]}; keep a stage on one rank"
+
+
+def _counted(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
+    done = Counter(action for row in rows for action in row)
+    for stage, home in enumerate(schedule.homes):
+        for microbatch in range(schedule.microbatches):
+            forward = done[Action(stage, Kind.FORWARD, microbatch)]
+            if forward != 1:
+                yield f"rank {home}: {stage}F{microbatch} occurs {forward} times, expected once; {_advice(forward)}"
+            backward = tuple(done[Action(stage, kind, microbatch)] for kind in (Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT))
+            if backward not in ((1, 0, 0), (0, 1, 1)):
+                yield (
+                    f"rank {home}: backward of microbatch {microbatch} on stage {stage} occurs as {_told(backward)}, expected"
+                    f" one B, or one I and one W; {_advice(sum(backward))}"
+                )
+
+
+def _advice(number: int) -> str:
+    return "remove what is too much" if number > 1 else "add it"
+
+
+def _told(numbers: Sequence[int]) -> str:
+    return ", ".join(f"{number} {kind}" for number, kind in zip(numbers, "BIW", strict=True) if number) or "nothing"
+
+
+def _recomputed(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
+    for rank, row in enumerate(rows):
+        place = {action: index for index, action in reversed(list(enumerate(row)))}
+        for action, number in Counter(action for action in row if action.kind is Kind.AGAIN).items():
+            stage, _, microbatch = action
+            ends = [place[found] for kind in DOWN if (found := Action(stage, kind, microbatch)) in place]
+            if number > 1:
+                yield f"rank {rank}: {action} occurs {number} times, expected once; remove the others"
+            if not place[Action(stage, Kind.FORWARD, microbatch)] < place[action] < min(ends):
+                yield f"rank {rank}: {action} lies outside its forward and backward; put it between the two"
+            if (stage, microbatch) in schedule.kept:
+                yield f"rank {rank}: {action} computes again what was kept; remove it"
+
+
+def _messages(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
+    sent = Counter(action for row in rows for action in row if action.kind in MATCH)
+    received = Counter(action for row in rows for action in row if action.kind in MATCH.values())
+    expected = Counter(action for row in program(schedule) for action in row if action.kind in MATCH)
+    for message in sorted({*sent, *expected}):
+        answer = Action(message.stage, MATCH[message.kind], message.microbatch)
+        if sent[message] != 1 or received.pop(answer, 0) != 1 or message not in expected:
+            yield f"message {message}: sent {sent[message]} times, expected one send with one receive; {_advice(sent[message])}"
+    for answer in sorted(received):
+        yield f"{answer} waits for a message that nobody sends; remove it"
+
+
+def _reductions(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
+    for rank, row in enumerate(rows):
+        done = Counter(action.stage for action in row if action.kind is Kind.REDUCE)
+        for stage in schedule.local(rank):
+            if done[stage] != 1:
+                yield f"rank {rank}: gradients of stage {stage} are reduced {done[stage]} times, expected once"
+        reduced: set[int] = set()
+        for action in row:
+            if action.kind is Kind.REDUCE:
+                reduced.add(action.stage)
+            elif action.kind in WRITES and action.stage in reduced:
+                yield f"rank {rank}: {action} writes gradients of stage {action.stage} after they were reduced; reduce later"
+
+
+def _waiting(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
+    """Run the program in the mind; who can never go on, and with what."""
+    places, done = [0] * len(rows), [set[Action]() for _ in rows]
+    sent: set[Action] = set()
+    moved = True
+    while moved:
+        moved = False
+        for rank, row in enumerate(rows):
+            while places[rank] < len(row) and not _missing(schedule, row[places[rank]], done[rank], sent):
+                action = row[places[rank]]
+                (sent if action.kind in MATCH else done[rank]).add(action)
+                places[rank] += 1
+                moved = True
+    for rank, row in enumerate(rows):
+        if places[rank] < len(row):
+            action = row[places[rank]]
+            missing = _missing(schedule, action, done[rank], sent)
+            yield f"rank {rank} waits for ever at {action}, which needs {missing}; let that come first"
+
+
+def _missing(schedule: Schedule, action: Action, done: set[Action], sent: set[Action]) -> str:
+    """What `action` still waits for on its rank; "" if nothing."""
+    stage, kind, microbatch = action
+    for send, receive in MATCH.items():
+        if kind is receive:
+            return "" if Action(stage, send, microbatch) in sent else f"{stage}{send}{microbatch}"
+        if kind is send:
+            source = stage - 1 if send is Kind.SEND_FORWARD else stage + 1
+            made = (Kind.FORWARD,) if send is Kind.SEND_FORWARD else tuple(DOWN)
+            return _none_of(tuple(Action(source, option, microbatch) for option in made), done)
+    if kind is Kind.REDUCE:
+        return ""
+    return next(filter(None, (_none_of(_here(schedule, stage, options), done) for options in needs(schedule, action))), "")
+
+
+def _here(schedule: Schedule, stage: int, options: tuple[Action, ...]) -> tuple[Action, ...]:
+    """What stands on this rank for a need: itself, or the receipt of its message."""
+    other = options[0].stage
+    if schedule.homes[other] == schedule.homes[stage]:
+        return options
+    kind = Kind.RECEIVE_FORWARD if other < stage else Kind.RECEIVE_BACKWARD
+    return (Action(stage, kind, options[0].microbatch),)
+
+
+def _none_of(options: tuple[Action, ...], done: set[Action]) -> str:
+    return "" if any(option in done for option in options) else str(options[0])

@@ -1,0 +1,46 @@
+"""Programs: a schedule with its messages and reductions spelled out, which is what a rank executes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bridge.layout.schedule.action import DOWN, WRITES, Action, Kind, Row, Schedule
+
+MATCH = {Kind.SEND_FORWARD: Kind.RECEIVE_FORWARD, Kind.SEND_BACKWARD: Kind.RECEIVE_BACKWARD}
+"""What receives each kind of message. A message is named by the stage that receives it."""
+
+
+def program(schedule: Schedule) -> tuple[Row, ...]:
+    """Every rank's actions with what it waits for before each, what it sends after, and reductions after the last writer."""
+    return tuple(tuple(_spelled(schedule, row)) for row in schedule.rows)
+
+
+def _spelled(schedule: Schedule, row: Row) -> Iterator[Action]:
+    last = {action.stage: place for place, action in enumerate(row) if action.kind in WRITES}
+    for place, action in enumerate(row):
+        yield from _received(schedule, action)
+        yield action
+        yield from _sent(schedule, action)
+        if last.get(action.stage) == place:
+            yield Action(action.stage, Kind.REDUCE)
+
+
+def _received(schedule: Schedule, action: Action) -> Iterator[Action]:
+    stage, kind, microbatch = action
+    if kind is Kind.FORWARD and stage > 0 and _apart(schedule, stage - 1):
+        yield Action(stage, Kind.RECEIVE_FORWARD, microbatch)
+    if kind in DOWN and stage + 1 < schedule.stages and _apart(schedule, stage):
+        yield Action(stage, Kind.RECEIVE_BACKWARD, microbatch)
+
+
+def _sent(schedule: Schedule, action: Action) -> Iterator[Action]:
+    stage, kind, microbatch = action
+    if kind is Kind.FORWARD and stage + 1 < schedule.stages and _apart(schedule, stage):
+        yield Action(stage + 1, Kind.SEND_FORWARD, microbatch)
+    if kind in DOWN and stage > 0 and _apart(schedule, stage - 1):
+        yield Action(stage - 1, Kind.SEND_BACKWARD, microbatch)
+
+
+def _apart(schedule: Schedule, stage: int) -> bool:
+    """Whether the stage after `stage` is on another rank."""
+    return schedule.homes[stage] != schedule.homes[stage + 1]

@@ -1,0 +1,148 @@
+"""Timelines: when each action of a schedule runs if all have unit costs, and what follows: bubble and activations in flight."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from bridge.layout.schedule.action import DOWN, WRITES, Action, Kind, Row, Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Time that each part of the work on a microbatch takes on one stage; `again` is recomputation (0: none)."""
+
+    forward: float = 1.0
+    input: float = 1.0
+    weight: float = 1.0
+    again: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """An action and when it runs."""
+
+    action: Action
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """When each rank does what. `stuck` names, for each rank that can never go on, the action that it waits with."""
+
+    schedule: Schedule
+    rows: tuple[tuple[Span, ...], ...]
+    stuck: Mapping[int, Action]
+
+    @cached_property
+    def length(self) -> float:
+        """Time until the last rank is done."""
+        return max((row[-1].end for row in self.rows if row), default=0.0)
+
+    @cached_property
+    def work(self) -> float:
+        """Time that the busiest rank works."""
+        return max(sum(span.end - span.start for span in row) for row in self.rows)
+
+    @property
+    def bubble(self) -> float:
+        """Share of all ranks' time that is idle: (p-1)/(m+p-1) for 1F1B."""
+        busy = sum(span.end - span.start for row in self.rows for span in row)
+        return 1.0 - busy / (self.length * len(self.rows)) if self.length else 0.0
+
+    @property
+    def overhead(self) -> float:
+        """Idle time over the time that the work alone takes: (p-1)/(v m) for interleaved 1F1B."""
+        return self.length / self.work - 1.0 if self.length else 0.0
+
+
+def timeline(schedule: Schedule, costs: Costs | None = None) -> Timeline:
+    """Run `schedule` in the mind: each action starts once its rank is free and what it needs is there."""
+    cost = _costs(schedule, costs or Costs())
+    ends: dict[Action, float] = {}
+    rows: list[list[Span]] = [[] for _ in schedule.rows]
+    moved = True
+    while moved:
+        moved = False
+        for row, spans in zip(schedule.rows, rows, strict=True):
+            while len(spans) < len(row) and (start := _start(schedule, row[len(spans)], ends)) is not None:
+                action = row[len(spans)]
+                begin = max(start, spans[-1].end if spans else 0.0)
+                spans.append(Span(action, begin, begin + cost(action)))
+                ends.setdefault(action, spans[-1].end)
+                moved = True
+    stuck = {
+        rank: row[len(spans)] for rank, (row, spans) in enumerate(zip(schedule.rows, rows, strict=True)) if len(spans) < len(row)
+    }
+    return Timeline(schedule, tuple(map(tuple, rows)), stuck)
+
+
+def needs(schedule: Schedule, action: Action) -> Iterator[tuple[Action, ...]]:
+    """What must have run before `action`: one of each tuple."""
+    stage, kind, microbatch = action
+    if kind is Kind.FORWARD:
+        if stage > 0:
+            yield (Action(stage - 1, Kind.FORWARD, microbatch),)
+        return
+    yield (Action(stage, Kind.FORWARD, microbatch),)
+    if kind is Kind.WEIGHT:
+        yield (Action(stage, Kind.INPUT, microbatch),)
+    if kind in DOWN and stage + 1 < schedule.stages:
+        yield (Action(stage + 1, Kind.BACKWARD, microbatch), Action(stage + 1, Kind.INPUT, microbatch))
+
+
+def _start(schedule: Schedule, action: Action, ends: Mapping[Action, float]) -> float | None:
+    """When all that `action` needs is there; None: not yet."""
+    found = 0.0
+    for options in needs(schedule, action):
+        there = [ends[option] for option in options if option in ends]
+        if not there:
+            return None
+        found = max(found, *there)
+    return found
+
+
+def _costs(schedule: Schedule, costs: Costs) -> _Cost:
+    ahead = {(action.stage, action.microbatch) for row in schedule.rows for action in row if action.kind is Kind.AGAIN}
+    return _Cost(costs, schedule.kept | ahead)
+
+
+@dataclass(frozen=True)
+class _Cost:
+    """Time of an action; backward computes again what was neither kept nor computed again ahead."""
+
+    costs: Costs
+    there: frozenset[tuple[int, int]]
+
+    def __call__(self, action: Action) -> float:
+        costs = self.costs
+        again = 0.0 if (action.stage, action.microbatch) in self.there else costs.again
+        return {
+            Kind.FORWARD: costs.forward,
+            Kind.BACKWARD: costs.input + costs.weight + again,
+            Kind.INPUT: costs.input + again,
+            Kind.WEIGHT: costs.weight,
+            Kind.AGAIN: costs.again or costs.forward,
+        }[action.kind]
+
+
+def in_flight(row: Row) -> int:
+    """The most microbatches, over all stages of a rank, between forward and the end of backward."""
+    now = peak = 0
+    for action in row:
+        now += (action.kind is Kind.FORWARD) - (action.kind in WRITES)
+        peak = max(peak, now)
+    return peak
+
+
+def in_flight_by_stage(row: Row) -> dict[int, int]:
+    """The most microbatches in flight on each stage of a rank."""
+    now: Counter[int] = Counter()
+    peak: Counter[int] = Counter()
+    for action in row:
+        now[action.stage] += (action.kind is Kind.FORWARD) - (action.kind in WRITES)
+        peak[action.stage] = max(peak[action.stage], now[action.stage])
+    return dict(peak)
