@@ -37,6 +37,7 @@ class Seen:
     """A record whose numbers are still on their way from the device."""
 
     record: Record
+    gradient: bool
     measured: Tensor | None
     tensors: Mapping[str, Tensor]
 
@@ -59,14 +60,14 @@ class Log:
         placement: Placement,
         level: int,
         microbatch: int | None = None,
-        factor: float = 1.0,
+        gradient: bool = False,
     ) -> None:
-        """Note `tensor` as it is now; below level 1 nothing is."""
+        """Note `tensor` as it is now; below level 1 nothing is. A `gradient` gets the factor that its step ends with."""
         if level < 1:
             return
-        record = Record(name, microbatch, _name(tensor.dtype), str(tensor.device), level, placement, factor, None)
+        record = Record(name, microbatch, _name(tensor.dtype), str(tensor.device), level, placement, 1.0, None)
         measured = measure(tensor) if level >= STATISTICS else None
-        self._seen.append(Seen(record, measured, self._kept(tensor, placement, level)))
+        self._seen.append(Seen(record, gradient, measured, self._kept(tensor, placement, level)))
 
     def _kept(self, tensor: Tensor, placement: Placement, level: int) -> dict[str, Tensor]:
         if level < SAMPLES:
@@ -77,7 +78,7 @@ class Log:
         return {"numbers": numbers, "samples": values} if len(numbers) else {}
 
     def write(self, step: int, factor: float = 1.0) -> None:
-        """End `step`: bring what was noted to the disk; `factor` multiplies the one of each record."""
+        """End `step`: bring what was noted to the disk. Gradients times `factor` are those of the step's mean loss."""
         seen, self._seen = self._seen, []
         tensors: dict[str, Tensor] = {}
         records = [_finished(index, part, tensors, factor) for index, part in enumerate(seen)]
@@ -94,7 +95,7 @@ def _finished(index: int, part: Seen, tensors: dict[str, Tensor], factor: float)
     tensors.update((keys[kind], tensor.cpu()) for kind, tensor in part.tensors.items())
     return replace(
         part.record,
-        factor=part.record.factor * factor,
+        factor=factor if part.gradient else 1.0,
         summary=None if part.measured is None else Summary.of(part.measured),
         samples=keys.get("samples"),
         full=keys.get("full"),

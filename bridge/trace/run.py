@@ -19,7 +19,7 @@ from torch import Tensor
 from bridge.errors import SourceError
 from bridge.trace.log import RUN, STEPS, lines_of
 from bridge.trace.placement import Placement
-from bridge.trace.record import Name, Record
+from bridge.trace.record import PHASES, Name, Record
 from bridge.trace.summary import Summary, sampled
 
 
@@ -128,11 +128,21 @@ class Run:
         return tuple(sorted(set.intersection(*written))) if written else ()
 
     def entries(self, step: int) -> tuple[Entry, ...]:
-        """The tensors of a step in order of execution: that of the first rank that logged them."""
+        """The tensors of a step, in the order in which a run on one rank would come across them."""
         found: dict[Name, dict[Any, Part]] = defaultdict(dict)
         for part in self._parts(step):
             found[part.record.name].setdefault(_place(part.record.placement), part)
-        return tuple(Entry(name, tuple(parts.values())) for name, parts in found.items())
+        return tuple(Entry(name, tuple(found[name].values())) for name in sorted(found, key=self._order))
+
+    def _order(self, name: Name) -> Any:
+        """Phase, microbatch, layer (in backward from the last to the first), and then by name."""
+        layers = self._layers
+        place = layers.get(name.layer, len(layers))
+        return PHASES.index(name.phase), name.microbatch or 0, -place if name.phase == "backward" else place, name.kind, name.tensor
+
+    @cached_property
+    def _layers(self) -> dict[str, int]:
+        return {layer: place for place, layer in enumerate(self.about.get("layers", ()))}
 
     def _parts(self, step: int) -> Iterator[Part]:
         for folder, steps in self.lines.items():
