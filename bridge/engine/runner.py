@@ -102,7 +102,7 @@ class Engine:
         self.optimizer = ShardOptimizer(plan.optimizer, self.weights.masters())
         self.scaler, self.progress = LossScaler.of(plan), Progress()
         self._micro = self._rows = 0
-        self.unit = 1.0
+        self.unit, self.batch = 1.0, ()
         self._pass: Pass | None = None
         self.watchers: dict[Moment, list[Callable[[], None]]] = {"reduced": [], "updated": [], "ended": []}
         self._totals = torch.zeros(2, dtype=torch.float64, device=device)
@@ -281,6 +281,7 @@ class Engine:
     def _train_pass(self, inputs: tuple[Any, ...]) -> Any:
         draw = Draw(self.seed, self.started - 1, self.place)
         path = visits(self.layout)
+        self.batch = inputs
         output = self._cast(self._inputs(inputs))
         current = Pass(_rows(output))
         for place, stage in enumerate(self.stages):

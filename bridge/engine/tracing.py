@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-from bridge.comm import Group
+from bridge.comm import Comm
 from bridge.engine.layers import Layer, layers_of
 from bridge.engine.tensor_parallel import TOKENS, VocabularyLinear
 from bridge.layout.shard import Flat, Parameter
@@ -31,9 +33,9 @@ class EngineSource:
         return {layer.name: layer.module for layer in self._layers()}
 
     @property
-    def rank(self) -> int:
+    def comm(self) -> Comm:
         """See `Source`."""
-        return self.engine.comm.rank
+        return self.engine.comm
 
     def now(self) -> Now:
         """See `Source`. Microbatches are known to be equal where the plan tells their size."""
@@ -44,10 +46,6 @@ class EngineSource:
     def factor(self) -> float:
         """See `Source`."""
         return self.engine.unit
-
-    def group(self, axes: tuple[str, ...]) -> Group:
-        """See `Source`."""
-        return self.engine.comm.along(axes)
 
     def on(self, moment: Moment, call: Callable[[], None]) -> None:
         """See `Source`."""
@@ -74,7 +72,37 @@ class EngineSource:
 
     def tensors(self, kind: Kind) -> Iterator[Held]:
         """See `Source`."""
-        return (held for flat, name, shard in self._shards(kind) for held in self._held(flat, kind, name, shard))
+        if kind == "state":
+            yield from self._state()
+        elif kind == "replica":
+            yield from self._buffers()
+        else:
+            yield from (held for flat, name, shard in self._shards(kind) for held in self._held(flat, kind, name, shard))
+
+    def batch(self) -> Iterator[Held]:
+        """See `Source`. Tensor ranks take the same microbatch."""
+        for index, tensor in enumerate(tensor for tensor in tree_leaves(self.engine.batch) if isinstance(tensor, Tensor)):
+            yield Held("", "input", str(index), tensor, Placement.full(tuple(tensor.shape), ("tensor",)))
+
+    def _state(self) -> Iterator[Held]:
+        """Counters, and torch's own generators, which every rank has and moves alike."""
+        engine = self.engine
+        progress = engine.progress
+        counters = [progress.steps, progress.skipped, progress.samples, engine.scaler.scale, progress.lr, engine.seed]
+        everywhere = tuple(axis for axis, size in engine.comm.mesh.sizes.items() if size > 1)
+        numbers = torch.tensor(counters, dtype=torch.float64)
+        yield Held("", "state", "counters", numbers, Placement.full(tuple(numbers.shape), everywhere))
+        generator = torch.get_rng_state()
+        yield Held("", "state", "generator", generator, Placement.full(tuple(generator.shape), ("tensor",)))
+
+    def _buffers(self) -> Iterator[Held]:
+        """Whole weights that data ranks gathered from each other's parts."""
+        weights = self.engine.weights
+        for flat in self.engine.layout.flats:
+            if flat.sharded and not flat.weight_shared:
+                whole = weights.whole(flat)
+                placement = Placement.full(tuple(whole.shape), ("data",))
+                yield Held(self._layer_of(flat.slots[0].parameter.name), "replica", f"stage {flat.stage}", whole, placement)
 
     def _shards(self, kind: Kind) -> Iterator[tuple[Flat, str, Tensor]]:
         """Owned slices of that kind, with the name that they add to the parameters'."""

@@ -136,9 +136,9 @@ class Run:
 
     def _order(self, name: Name) -> Any:
         """Phase, microbatch, layer (in backward from the last to the first), and then by name."""
-        layers = self._layers
-        place = layers.get(name.layer, len(layers))
-        return PHASES.index(name.phase), name.microbatch or 0, -place if name.phase == "backward" else place, name.kind, name.tensor
+        place = self._layers.get(name.layer, len(self._layers))
+        order = -place if name.phase == "backward" else place
+        return PHASES.index(name.phase), name.microbatch or 0, order, name.kind, name.tensor
 
     @cached_property
     def _layers(self) -> dict[str, int]:

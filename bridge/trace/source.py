@@ -8,10 +8,11 @@ from typing import Literal, Protocol
 
 from torch import Tensor, nn
 
-from bridge.comm import Group
+from bridge.comm import Comm
 from bridge.trace.placement import Placement
 
-Kind = Literal["weight", "gradient", "moment", "state"]
+Kind = Literal["weight", "gradient", "moment", "replica", "state"]
+"""Owned parts of weights, gradients and optimizer state; whole buffers that data ranks hold alike; counters and generators."""
 Moment = Literal["reduced", "updated", "ended"]
 """Points of a step that every rank reaches, also on a step that is skipped: gradients are whole and nothing was updated yet;
 weights are updated, or left; the step is over."""
@@ -46,8 +47,8 @@ class Source(Protocol):
         ...
 
     @property
-    def rank(self) -> int:
-        """Of this process in the world."""
+    def comm(self) -> Comm:
+        """The groups of this rank."""
         ...
 
     def now(self) -> Now:
@@ -63,11 +64,11 @@ class Source(Protocol):
         ...
 
     def tensors(self, kind: Kind) -> Iterator[Held]:
-        """What this rank holds of weights, gradients (once reduced), moments, or state (counters, generators)."""
+        """What this rank holds of that kind; gradients once they are reduced."""
         ...
 
-    def group(self, axes: tuple[str, ...]) -> Group:
-        """Ranks that differ from this one along these axes only."""
+    def batch(self) -> Iterator[Held]:
+        """Inputs and labels of the microbatch that runs."""
         ...
 
     def on(self, moment: Moment, call: Callable[[], None]) -> None:
