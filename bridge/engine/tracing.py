@@ -51,10 +51,13 @@ class EngineSource:
         """See `Source`."""
         self.engine.watchers[moment].append(call)
 
+    def settings(self) -> Mapping[str, object]:
+        """See `Source`."""
+        return {**self.engine.plan.values(), "seed": self.engine.seed}
+
     def about(self) -> Mapping[str, object]:
         """See `Source`."""
-        comm = self.engine.comm
-        return {"engine": "native", "mesh": dict(comm.mesh.sizes), "plan": dict(self.engine.plan.values())}
+        return {"engine": "native", "mesh": dict(self.engine.comm.mesh.sizes), "settings": dict(self.settings())}
 
     def activation(self, layer: str, tensor: Tensor, output: bool) -> Placement:
         """See `Source`. What a split vocabulary yields is split by its last dimension, streams by tokens under sequence
@@ -73,7 +76,10 @@ class EngineSource:
     def tensors(self, kind: Kind) -> Iterator[Held]:
         """See `Source`."""
         if kind == "state":
-            yield from self._state()
+            yield self._counters()
+        elif kind == "generator":
+            state = torch.get_rng_state()
+            yield Held("", kind, "", state, Placement.full(tuple(state.shape), ("tensor",)))
         elif kind == "replica":
             yield from self._buffers()
         else:
@@ -84,20 +90,16 @@ class EngineSource:
         for index, tensor in enumerate(tensor for tensor in tree_leaves(self.engine.batch) if isinstance(tensor, Tensor)):
             yield Held("", "input", str(index), tensor, Placement.full(tuple(tensor.shape), ("tensor",)))
 
-    def _state(self) -> Iterator[Held]:
-        """Counters, and torch's own generators, which every rank has and moves alike."""
-        engine = self.engine
-        progress = engine.progress
+    def _counters(self) -> Held:
+        engine, progress = self.engine, self.engine.progress
         counters = [progress.steps, progress.skipped, progress.samples, engine.scaler.scale, progress.lr, engine.seed]
-        everywhere = tuple(axis for axis, size in engine.comm.mesh.sizes.items() if size > 1)
         numbers = torch.tensor(counters, dtype=torch.float64)
-        yield Held("", "state", "counters", numbers, Placement.full(tuple(numbers.shape), everywhere))
-        generator = torch.get_rng_state()
-        yield Held("", "state", "generator", generator, Placement.full(tuple(generator.shape), ("tensor",)))
+        return Held("", "state", "counters", numbers, Placement.full(tuple(numbers.shape), tuple(engine.comm.mesh.sizes)))
 
     def _buffers(self) -> Iterator[Held]:
         """Whole weights that data ranks gathered from each other's parts."""
         weights = self.engine.weights
+        weights.settle()
         for flat in self.engine.layout.flats:
             if flat.sharded and not flat.weight_shared:
                 whole = weights.whole(flat)

@@ -89,6 +89,8 @@ class DesyncCheck:
     source: Source
     desync: Desync
     _microbatch: int | None = None
+    _seeded: bool = True
+    """Whether generators agreed at first. Where a script never seeded them, they need not."""
 
     def wants(self, kind: str) -> bool:
         """See `Observer`."""
@@ -107,13 +109,28 @@ class DesyncCheck:
     def reached(self, moment: Moment | None) -> None:
         """See `Observer`."""
         step = self.source.now().step
-        if moment == "reduced" and self.desync.due(step):
-            kinds: tuple[Kind, ...] = ("gradient", "weight", "replica", "moment", "state")
-            for kind in kinds:
-                for held in self.source.tensors(kind):
-                    name = Name(step, "reduce", held.layer, None, held.kind, held.tensor)
-                    self.desync.add(name, held.local, held.placement)
+        if moment is None:
+            self._add_held(step - 1, "init", ("generator",))
+            self._seeded = not self.desync.differing(step - 1)
+            self._add_config(step - 1)
+            self._add_held(step - 1, "init", ("weight", "replica", "state"))
+            self.desync.compare(step - 1)
+        elif moment == "reduced" and self.desync.due(step):
+            self._add_held(step, "reduce", ("gradient", "weight", "replica", "moment", "state"))
+            self._add_held(step, "reduce", ("generator",) if self._seeded else ())
             self.desync.compare(step)
+
+    def _add_config(self, step: int) -> None:
+        """Settings, which all ranks must have alike."""
+        axes = tuple(self.desync.comm.mesh.sizes)
+        for path, value in self.source.settings().items():
+            number = torch.tensor([_hash([repr(value)])])
+            self.desync.add(Name(step, "init", "", None, "config", path), number, Placement.full((1,), axes))
+
+    def _add_held(self, step: int, phase: str, kinds: tuple[Kind, ...]) -> None:
+        for kind in kinds:
+            for held in self.source.tensors(kind):
+                self.desync.add(Name(step, phase, held.layer, None, held.kind, held.tensor), held.local, held.placement)
 
     def _enter(self, microbatch: int) -> None:
         if microbatch != self._microbatch:
@@ -163,15 +180,19 @@ class Desync:
 
     def compare(self, step: int) -> tuple[Mismatch, ...]:
         """Compare everything queued; all ranks must take part. Raises `DesyncError` on every rank if the policy says so."""
-        found = [mismatch for axes, queue in self._queues.items() for mismatch in self._compared(self._groups[axes], queue, step)]
-        found += self._recomputed()
+        found = [*self.differing(step), *self._recomputed()]
         self._forwards.clear()
-        for queue in self._queues.values():
-            queue.clear()
         self.found += found
         if self.policy.action == "raise" and self._any(bool(found)):
             raise DesyncError(found or [_elsewhere(step, self.comm.world.ranks)])
         return tuple(found)
+
+    def differing(self, step: int) -> list[Mismatch]:
+        """What differs of all that is queued, and nothing more is; all ranks must take part, and none raises."""
+        found = [mismatch for axes, queue in self._queues.items() for mismatch in self._compared(self._groups[axes], queue, step)]
+        for queue in self._queues.values():
+            queue.clear()
+        return found
 
     def _recomputed(self) -> Iterator[Mismatch]:
         for name, (first, *again) in self._forwards.items():

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from bridge.comm import Comm
 from bridge.trace.placement import Placement
 
-Kind = Literal["weight", "gradient", "moment", "replica", "state"]
-"""Owned parts of weights, gradients and optimizer state; whole buffers that data ranks hold alike; counters and generators."""
+Kind = Literal["weight", "gradient", "moment", "replica", "state", "generator"]
+"""Owned parts of weights, gradients and optimizer state; whole buffers that data ranks hold alike; counters; generators."""
 Moment = Literal["reduced", "updated", "ended"]
 """Points of a step that every rank reaches, also on a step that is skipped: gradients are whole and nothing was updated yet;
 weights are updated, or left; the step is over."""
@@ -75,6 +75,10 @@ class Source(Protocol):
         """Call at that point of every step."""
         ...
 
+    def settings(self) -> Mapping[str, object]:
+        """The run's settings by dotted path, alike on all ranks."""
+        ...
+
     def about(self) -> Mapping[str, object]:
-        """Facts for the log's head: engine, mesh, plan."""
+        """Facts for the log's head: engine, mesh, settings."""
         ...

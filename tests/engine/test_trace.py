@@ -15,7 +15,8 @@ from bridge.trace.run import Run, named
 
 Ranks = Callable[..., list[Any]]
 
-LEVELS = {f"debug.{name}": 5 for name in ("layer_outputs", "layer_gradients", "param_init", "all_param_gradients", "param_update")}
+LOGS = ("layer_outputs", "layer_gradients", "param_init", "all_param_gradients", "param_update")
+LEVELS = {f"debug.{name}": 5 for name in LOGS}
 PLAIN = {"precision.compute": "fp64", "optimizer.name": "sgd", "optimizer.lr": 0.1, **LEVELS}
 ALONE = Case({**PLAIN, "batch.micro": 8}, steps=2)
 
