@@ -109,6 +109,12 @@ class Comm:
         """This rank's group along `axis`."""
         return self._groups[(axis,)]
 
+    def along(self, axes: tuple[str, ...]) -> Group:
+        """Ranks that differ from this one along `axes` only. The first time, all ranks of the world must take part."""
+        if axes not in self._groups:
+            self._groups[axes] = self._make(self.mesh.groups(*axes))
+        return self._groups[axes]
+
     @property
     def world(self) -> Group:
         """All ranks."""

@@ -32,6 +32,7 @@ from bridge.layout.shard import Flat, Layout
 from bridge.layout.tensor import Site, TensorPlan
 from bridge.layout.traffic import AGREE, Traffic, computed_again, whole_traffic
 from bridge.plan import Plan
+from bridge.trace.source import Moment
 
 Loss = Callable[[Any, Any], Tensor | tuple[Tensor, Tensor | int]]
 """Takes the model's output and targets; returns a microbatch's mean loss, or its sum and the count to divide
@@ -114,7 +115,25 @@ class Engine:
         self.scaler, self.progress = LossScaler.of(plan), Progress()
         self._micro = self._rows = 0
         self._passes: list[Pass] = []
+        self.unit = 1.0
+        self.batch: Any = ()
+        self.watchers: dict[Moment, list[Callable[[], None]]] = {"reduced": [], "updated": [], "ended": []}
         self._totals = torch.zeros(2, dtype=torch.float64, device=device)
+
+    @property
+    def model(self) -> nn.Module:
+        """The model as it is between steps: under ZeRO 3, parameters of other stages' buffers hold anything."""
+        return self._module
+
+    @property
+    def started(self) -> int:
+        """Number of the step that runs, from 1; skipped ones count."""
+        return self.progress.steps + self.progress.skipped + 1
+
+    @property
+    def place(self) -> int:
+        """The open microbatch's place among those of all data ranks in this step."""
+        return self._micro * self.data.size + self.data.index
 
     @property
     def module(self) -> nn.Module:
@@ -159,11 +178,14 @@ class Engine:
         if not self.is_gradient_accumulation_boundary():
             return False
         self.gradients.finish()
+        self._tell("reduced")
         squares, loss, weight = self._agree()
         updated = math.isfinite(squares)
         self._note(squares, loss, weight, updated)
         if updated:
             self._update(weight)
+        self._tell("updated")
+        self._tell("ended")
         self.scaler.update(overflow=not updated)
         self._begin(updated)
         return updated
@@ -279,8 +301,9 @@ class Engine:
         return self._passes[0].weight
 
     def _train_pass(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        draw = Draw(self.seed, self.progress.steps + self.progress.skipped, self._place(), len(self._passes))
+        draw = Draw(self.seed, self.started - 1, self.place, len(self._passes))
         path = visits(self.layout)
+        self.batch = (inputs, named)
         output = self._cast(self._inputs(inputs, named))
         current = Pass(_rows(output))
         for place, stage in enumerate(self.stages):
@@ -394,6 +417,7 @@ class Engine:
 
     def _note(self, squares: float, loss: float, weight: float, updated: bool) -> None:
         progress, divisor = self.progress, max(weight, 1.0)
+        self.unit = 1 / (divisor * self.scaler.scale)
         progress.loss = loss / divisor
         progress.grad_norm = math.sqrt(squares) / (divisor * self.scaler.scale) if updated else math.inf
         lr = learning_rate(setting(self.plan.optimizer, "lr"), self.plan.optimizer.schedule, progress.steps)
@@ -418,9 +442,9 @@ class Engine:
         self._micro = self._rows = 0
         self._passes = []
 
-    def _place(self) -> int:
-        """The open microbatch's place among those of all data ranks in this step."""
-        return self._micro * self.data.size + self.data.index
+    def _tell(self, moment: Moment) -> None:
+        for call in self.watchers[moment]:
+            call()
 
 
 def _split(model: nn.Module, plan: Plan, comm: Comm, names: TensorPlan | None) -> tuple[Mapping[int, Mark], list[Site]]:

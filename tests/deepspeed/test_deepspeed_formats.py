@@ -69,7 +69,7 @@ VALUES: Mapping[str, Any] = {
     "train_batch_size": 8,
     "data_parallel_size": 4,
     "autotuning.model_info": {"num_layers": 4},
-    **dict.fromkeys(("amp", "progressive_layer_drop", "curriculum_learning"), {"enabled": True}),
+    **{key: {"enabled": True} for key in ("amp", "progressive_layer_drop", "curriculum_learning")},
 }
 REFUSED = ("expert_parallel.load_balance_coeff",)
 """Keys that no value but null may have."""

@@ -1,0 +1,155 @@
+"""The engine as a source of traces: which part of each activation, weight and gradient this rank holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from bridge.comm import Comm
+from bridge.engine.layers import Layer, layers_of
+from bridge.engine.tensor_parallel import TOKENS, VocabularyLinear
+from bridge.layout.shard import Flat, Parameter
+from bridge.trace.placement import Placement
+from bridge.trace.source import Held, Kind, Moment, Now
+
+if TYPE_CHECKING:
+    from bridge.engine.runner import Engine
+
+
+@dataclass(frozen=True)
+class EngineSource:
+    """Tells traces of an engine."""
+
+    engine: Engine
+
+    @property
+    def layers(self) -> Mapping[str, nn.Module]:
+        """See `Source`."""
+        return {layer.name: layer.module for layer in self._layers()}
+
+    @property
+    def comm(self) -> Comm:
+        """See `Source`."""
+        return self.engine.comm
+
+    def now(self) -> Now:
+        """See `Source`. Microbatches are known to be equal where the plan tells their size."""
+        engine = self.engine
+        equal = engine.plan.batch.micro is not None
+        return Now(engine.started, engine.place, engine.accumulation * engine.data.size if equal else None)
+
+    def factor(self) -> float:
+        """See `Source`."""
+        return self.engine.unit
+
+    def on(self, moment: Moment, call: Callable[[], None]) -> None:
+        """See `Source`."""
+        self.engine.watchers[moment].append(call)
+
+    def settings(self) -> Mapping[str, object]:
+        """See `Source`."""
+        return {**self.engine.plan.values(), "seed": self.engine.seed}
+
+    def about(self) -> Mapping[str, object]:
+        """See `Source`."""
+        return {"engine": "native", "mesh": dict(self.engine.comm.mesh.sizes), "settings": dict(self.settings())}
+
+    def activation(self, layer: str, tensor: Tensor, output: bool) -> Placement:
+        """See `Source`. What a split vocabulary yields is split by its last dimension, streams by tokens under sequence
+        parallelism; all else is whole on every tensor rank.
+        """
+        shape, group = tuple(tensor.shape), self.engine.tensor
+        if group.size == 1:
+            return Placement.full(shape)
+        logits = self._logits(layer) if output else None
+        if logits is not None:
+            return Placement.box((*shape[:-1], logits.whole), (*(0 for _ in shape[:-1]), logits.start), shape)
+        if self._by_tokens(layer, output):
+            return Placement.full(shape).split(TOKENS, group.index, group.size)
+        return Placement.full(shape, ("tensor",))
+
+    def tensors(self, kind: Kind) -> Iterator[Held]:
+        """See `Source`."""
+        if kind == "state":
+            yield self._counters()
+        elif kind == "generator":
+            state = torch.get_rng_state()
+            yield Held("", kind, "", state, Placement.full(tuple(state.shape), ("tensor",)))
+        elif kind == "replica":
+            yield from self._buffers()
+        else:
+            yield from (held for flat, name, shard in self._shards(kind) for held in self._held(flat, kind, name, shard))
+
+    def batch(self) -> Iterator[Held]:
+        """See `Source`. Tensor ranks take the same microbatch."""
+        for index, tensor in enumerate(tensor for tensor in tree_leaves(self.engine.batch) if isinstance(tensor, Tensor)):
+            yield Held("", "input", str(index), tensor, Placement.full(tuple(tensor.shape), ("tensor",)))
+
+    def _counters(self) -> Held:
+        engine, progress = self.engine, self.engine.progress
+        counters = [progress.steps, progress.skipped, progress.samples, engine.scaler.scale, progress.lr, engine.seed]
+        numbers = torch.tensor(counters, dtype=torch.float64)
+        return Held("", "state", "counters", numbers, Placement.full(tuple(numbers.shape), tuple(engine.comm.mesh.sizes)))
+
+    def _buffers(self) -> Iterator[Held]:
+        """Whole weights that data ranks gathered from each other's parts."""
+        weights = self.engine.weights
+        weights.settle()
+        for flat in self.engine.layout.flats:
+            if flat.sharded and not flat.weight_shared:
+                whole = weights.whole(flat)
+                placement = Placement.full(tuple(whole.shape), ("data",))
+                yield Held(self._layer_of(flat.slots[0].parameter.name), "replica", f"stage {flat.stage}", whole, placement)
+
+    def _shards(self, kind: Kind) -> Iterator[tuple[Flat, str, Tensor]]:
+        """Owned slices of that kind, with the name that they add to the parameters'."""
+        engine, flats = self.engine, self.engine.layout.flats
+        if kind == "weight":
+            yield from ((flat, "", shard) for flat, shard in zip(flats, engine.weights.shards, strict=True))
+        elif kind == "gradient":
+            yield from ((flat, "", shard) for flat, shard in engine.gradients.parts())
+        else:
+            for place, index in enumerate(engine.weights.trained()):
+                yield from ((flats[index], name, state) for name, state in engine.optimizer.state(place).items())
+
+    def _held(self, flat: Flat, kind: Kind, name: str, shard: Tensor) -> Iterator[Held]:
+        for piece in flat.pieces(self.engine.data.index):
+            parameter = piece.parameter
+            replicas = (*(("tensor",) if parameter.split is None else ()), *(() if flat.sharded else ("data",)))
+            placement = _box(parameter, replicas).run(piece.start, piece.stop)
+            local = shard[piece.offset : piece.offset + placement.count]
+            layer = self._layer_of(parameter.name)
+            tensor = ".".join(part for part in (parameter.name.removeprefix(f"{layer}."), name) if part)
+            yield Held(layer, kind, tensor, local, placement)
+
+    def _layers(self) -> tuple[Layer, ...]:
+        return layers_of(self.engine.model)
+
+    def _layer_of(self, parameter: str) -> str:
+        return next((layer.name for layer in self._layers() if parameter.startswith(f"{layer.name}.")), "")
+
+    def _by_tokens(self, layer: str, output: bool) -> bool:
+        """Whether sequence parallelism splits the stream there: from the layer on that scatters it."""
+        places = {found.name: index for index, found in enumerate(self._layers())}
+        scattered = [places.get(site.name.partition(".")[0], 0) for site in self.engine.sites if site.kind == "scatter"]
+        return any(places[layer] >= place + (not output) for place in scattered)
+
+    def _logits(self, layer: str) -> Parameter | None:
+        """The weight whose vocabulary a layer's output is split by, if any."""
+        module = self.layers[layer]
+        names = {id(weight): name for name, weight in self.engine.model.named_parameters()}
+        weights = [names[id(part.weight)] for part in module.modules() if isinstance(part, VocabularyLinear)]
+        slots = (slot.parameter for flat in self.engine.layout.flats for slot in flat.slots)
+        return next((parameter for parameter in slots if parameter.name in weights), None)
+
+
+def _box(parameter: Parameter, replicas: tuple[str, ...]) -> Placement:
+    """What this rank's part of a parameter is of the whole."""
+    whole = tuple(parameter.whole if dim == parameter.split else size for dim, size in enumerate(parameter.shape))
+    offsets = tuple(parameter.start * (dim == parameter.split) for dim in range(len(parameter.shape)))
+    return Placement.box(whole, offsets, parameter.shape, replicas)

@@ -1,0 +1,340 @@
+"""Desync checks: digests of what ranks hold alike, queued where it arises and compared once a step, before the update.
+
+Hooks call no collectives. At a point that every rank reaches, ranks first compare how many digests they have and of what, so
+that different lists end in a report and not in a hang; then the digests; and all agree on the verdict before anything that
+differs is gathered.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from bridge.comm import Comm, Group
+from bridge.errors import BridgeError
+from bridge.trace.digest import digest
+from bridge.trace.placement import Placement
+from bridge.trace.record import Name
+from bridge.trace.source import Kind, Moment, Source
+from bridge.trace.tracer import OUTPUT, Sight
+
+HEADER = "desync header"
+DIGESTS = "desync digests"
+VERDICT = "desync verdict"
+CULPRIT = "desync values"
+
+Action = Literal["log", "raise"]
+
+
+class DesyncError(BridgeError):
+    """Ranks that must hold the same hold different things; `mismatches` tells which."""
+
+    def __init__(self, mismatches: Sequence[Mismatch]) -> None:
+        super().__init__(*(str(mismatch) for mismatch in mismatches))
+        self.mismatches = tuple(mismatches)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How often to compare, in steps; what to do then; and how many units in the last place apart values may be."""
+
+    every: int = 1
+    action: Action = "raise"
+    ulps: int = 0
+    reports: int = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """A tensor that differs within `ranks`; `culprits` are those in the minority, if there is a majority."""
+
+    name: Name
+    ranks: tuple[int, ...]
+    culprits: tuple[int, ...]
+    detail: str
+
+    def __str__(self) -> str:
+        return f"desync: {self.name}: {self.who}; {self.detail}"
+
+    @property
+    def who(self) -> str:
+        """Which ranks, in words."""
+        if len(self.ranks) == 1:
+            return f"rank {self.ranks[0]} differs from itself"
+        if not self.culprits:
+            return f"ranks {_listed(self.ranks)} disagree"
+        return f"of ranks {_listed(self.ranks)}, {_listed(self.culprits)} stand{'s' * (len(self.culprits) == 1)} alone"
+
+
+@dataclass
+class Queued:
+    """A digest with the tensor it was taken of, while that is kept."""
+
+    name: Name
+    facts: str
+    digest: Tensor
+    tensor: Tensor | None
+
+
+@dataclass
+class DesyncCheck:
+    """The observer that queues what ranks hold alike, and compares before the update."""
+
+    source: Source
+    desync: Desync
+    _microbatch: int | None = None
+    _seeded: bool = True
+    """Whether generators agreed at first. Where a script never seeded them, they need not."""
+
+    def wants(self, kind: str) -> bool:
+        """See `Observer`."""
+        return True
+
+    def saw(self, sight: Sight) -> None:
+        """See `Observer`."""
+        if not self.desync.due(sight.name.step):
+            return
+        if sight.name.kind == OUTPUT:
+            self.desync.computed(sight)
+        if not sight.again:
+            self._enter(sight.microbatch)
+            self.desync.add(_apart_by_microbatch(sight), sight.tensor, sight.placement)
+
+    def reached(self, moment: Moment | None) -> None:
+        """See `Observer`."""
+        step = self.source.now().step
+        if moment is None:
+            self._add_held(step - 1, "init", ("generator",))
+            self._seeded = not self.desync.differing(step - 1)
+            self._add_config(step - 1)
+            self._add_held(step - 1, "init", ("weight", "replica", "state"))
+            self.desync.compare(step - 1)
+        elif moment == "reduced" and self.desync.due(step):
+            self._add_held(step, "reduce", ("gradient", "weight", "replica", "moment", "state"))
+            self._add_held(step, "reduce", ("generator",) if self._seeded else ())
+            self.desync.compare(step)
+
+    def _add_config(self, step: int) -> None:
+        """Settings, which all ranks must have alike."""
+        axes = tuple(self.desync.comm.mesh.sizes)
+        for path, value in self.source.settings().items():
+            number = torch.tensor([_hash([repr(value)])])
+            self.desync.add(Name(step, "init", "", None, "config", path), number, Placement.full((1,), axes))
+
+    def _add_held(self, step: int, phase: str, kinds: tuple[Kind, ...]) -> None:
+        for kind in kinds:
+            for held in self.source.tensors(kind):
+                self.desync.add(Name(step, phase, held.layer, None, held.kind, held.tensor), held.local, held.placement)
+
+    def _enter(self, microbatch: int) -> None:
+        if microbatch != self._microbatch:
+            self._microbatch = microbatch
+            self.desync.forget_activations()
+
+
+def _apart_by_microbatch(sight: Sight) -> Name:
+    return sight.name._replace(microbatch=sight.microbatch)
+
+
+@dataclass
+class Desync:
+    """The checks of one rank. `found` holds what was reported, step by step."""
+
+    comm: Comm
+    policy: Policy = field(default_factory=Policy)
+    found: list[Mismatch] = field(default_factory=list)
+    _queues: dict[tuple[str, ...], list[Queued]] = field(default_factory=dict)
+    _forwards: dict[Name, list[Tensor]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        axes = tuple(axis for axis, size in self.comm.mesh.sizes.items() if size > 1)
+        self._queues = {part: [] for part in _subsets(axes)}
+        self._groups = {part: self.comm.along(part) for part in self._queues}
+
+    def due(self, step: int) -> bool:
+        """Whether that step is compared."""
+        return step % self.policy.every == 0
+
+    def add(self, name: Name, tensor: Tensor, placement: Placement) -> None:
+        """Queue the digest of `tensor`, as it is now, for the ranks that hold it alike."""
+        axes = tuple(axis for axis in self.comm.mesh.sizes if axis in placement.replicas and self.comm.mesh.sizes[axis] > 1)
+        if axes:
+            facts = f"{name} {tuple(tensor.shape)} {tensor.dtype}"
+            self._queues[axes].append(Queued(name, facts, digest(tensor), tensor.detach()))
+
+    def computed(self, sight: Sight) -> None:
+        """Queue a forward's output for comparison with the same computed again in backward."""
+        self._forwards.setdefault(_apart_by_microbatch(sight), []).append(digest(sight.tensor))
+
+    def forget_activations(self) -> None:
+        """Let go of what belongs to earlier microbatches; their digests stay."""
+        for queue in self._queues.values():
+            for queued in queue:
+                queued.tensor = None
+
+    def compare(self, step: int) -> tuple[Mismatch, ...]:
+        """Compare everything queued; all ranks must take part. Raises `DesyncError` on every rank if the policy says so."""
+        found = [*self.differing(step), *self._recomputed()]
+        self._forwards.clear()
+        self.found += found
+        if self.policy.action == "raise" and self._any(bool(found)):
+            raise DesyncError(found or [_elsewhere(step, self.comm.world.ranks)])
+        return tuple(found)
+
+    def differing(self, step: int) -> list[Mismatch]:
+        """What differs of all that is queued, and nothing more is; all ranks must take part, and none raises."""
+        found = [mismatch for axes, queue in self._queues.items() for mismatch in self._compared(self._groups[axes], queue, step)]
+        for queue in self._queues.values():
+            queue.clear()
+        return found
+
+    def _recomputed(self) -> Iterator[Mismatch]:
+        for name, (first, *again) in self._forwards.items():
+            if any(not torch.equal(first, other) for other in again):
+                yield Mismatch(name, (self.comm.rank,), (), "computing it again in backward gave other bits")
+
+    def _any(self, here: bool) -> bool:
+        flag = torch.tensor([int(here)])
+        self.comm.all_reduce(VERDICT, flag, self.comm.world, "max")()
+        return bool(flag)
+
+    def _compared(self, group: Group, queue: list[Queued], step: int) -> Iterator[Mismatch]:
+        header = torch.tensor([len(queue), _hash(queued.facts for queued in queue), step, _hash([repr(self.policy)])])
+        headers = self._gathered(HEADER, header, group)
+        if (headers != headers[0]).any():
+            yield self._lists(group, queue, step, headers)
+            return
+        digests = torch.stack([queued.digest for queued in queue]) if queue else torch.empty(0, 2, dtype=torch.int64)
+        every = self._gathered(DIGESTS, digests, group) if queue else digests[None]
+        differ = (every != every[0]).any(0).any(-1).nonzero().view(-1).tolist()
+        for index in differ[: self.policy.reports]:
+            mismatch = self._examined(group, queue[index], every[:, index])
+            if mismatch:
+                yield mismatch
+
+    def _gathered(self, name: str, tensor: Tensor, group: Group) -> Tensor:
+        """(ranks, ...): that tensor of every rank in the group."""
+        whole = tensor.new_empty(group.size, *tensor.shape)
+        self.comm.all_gather(name, whole.view(-1), tensor.reshape(-1).contiguous(), group)()
+        return whole
+
+    def _lists(self, group: Group, queue: list[Queued], step: int, headers: Tensor) -> Mismatch:
+        """Ranks came with different lists: which is the first thing that only some have."""
+        texts = _gathered_texts(self, group, "\n".join(queued.facts for queued in queue))
+        lists = [text.splitlines() for text in texts]
+        place = next((at for at, facts in enumerate(zip(*lists, strict=False)) if len(set(facts)) > 1), min(map(len, lists)))
+        items = [facts[place] if place < len(facts) else "nothing more" for facts in lists]
+        told = "; ".join(f"rank {rank} has {item}" for rank, item in zip(group.ranks, items, strict=True))
+        policies = "" if len(set(headers[:, 3].tolist())) == 1 else "; their policies differ too"
+        counts = _listed(headers[:, 0].tolist())
+        name = Name(step, "reduce", "", None, "list")
+        return Mismatch(name, group.ranks, _minority(group, items), f"{counts} tensors; item {place + 1}: {told}{policies}")
+
+    def _examined(self, group: Group, queued: Queued, digests: Tensor) -> Mismatch | None:
+        """Gather the values and say where they part; None if they are within the tolerance."""
+        nans = digests[:, 1].tolist()
+        culprits = _minority(group, [tuple(row) for row in digests.tolist()])
+        told = f"; NaNs: {_listed(nans)}" if any(nans) else ""
+        tensor, kept = queued.tensor, torch.tensor([int(queued.tensor is not None)])
+        if not bool(self._gathered(CULPRIT, kept, group).all()) or tensor is None:
+            return Mismatch(queued.name, group.ranks, culprits, f"its values are gone{told}")
+        values = self._gathered(CULPRIT, tensor.contiguous(), group)
+        reference = values[_majority(group, digests, culprits)]
+        worst = max((_apart(other, reference) for other in values), key=lambda difference: difference.ulps)
+        if worst.ulps <= self.policy.ulps and len(set(nans)) == 1:
+            return None
+        return Mismatch(queued.name, group.ranks, culprits, f"{worst}{told}")
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How far two tensors are apart."""
+
+    elements: int
+    of: int
+    first: tuple[int, ...]
+    largest: float
+    ulps: int
+
+    def __str__(self) -> str:
+        if not self.elements:
+            return "equal now: it was overwritten since"
+        return (
+            f"{self.elements} of {self.of} elements, first at {list(self.first)},"
+            f" largest difference {self.largest:.3g} ({self.ulps} ulps)"
+        )
+
+
+def _apart(one: Tensor, other: Tensor) -> Difference:
+    words = [_ordered(tensor) for tensor in (one, other)]
+    differ = (words[0] != words[1]) & ~(_nan(one) & _nan(other))
+    places = differ.nonzero()
+    if not len(places):
+        return Difference(0, one.numel(), (), 0.0, 0)
+    gaps = (words[0] - words[1]).abs()[differ]
+    largest = (one.double() - other.double()).abs()[differ].max()
+    return Difference(len(places), one.numel(), tuple(places[0].tolist()), float(largest), int(gaps.max()))
+
+
+def _nan(tensor: Tensor) -> Tensor:
+    return tensor.isnan() if tensor.is_floating_point() else torch.zeros_like(tensor, dtype=torch.bool)
+
+
+def _ordered(tensor: Tensor) -> Tensor:
+    """int64 that grow with the values, one apart for neighbours; negative zero is one below zero."""
+    if not tensor.is_floating_point():
+        return tensor.long()
+    word = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    bits = tensor.contiguous().view(word).long()
+    lowest = torch.iinfo(word).min
+    return torch.where(bits < 0, lowest - bits - 1, bits)
+
+
+def _minority(group: Group, values: Sequence[object]) -> tuple[int, ...]:
+    """Ranks that stand against more than half of the group; none without such a majority of at least two."""
+    value, count = Counter(values).most_common(1)[0]
+    if count < 2 or count * 2 <= len(values):
+        return ()
+    return tuple(rank for rank, other in zip(group.ranks, values, strict=True) if other != value)
+
+
+def _majority(group: Group, digests: Tensor, culprits: Sequence[int]) -> int:
+    """Place in the group of a rank that holds what most hold."""
+    return next((place for place, rank in enumerate(group.ranks) if rank not in culprits), 0)
+
+
+def _gathered_texts(check: Desync, group: Group, text: str) -> list[str]:
+    raw = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
+    sizes = check._gathered(CULPRIT, torch.tensor([len(raw)]), group).view(-1).tolist()
+    padded = torch.zeros(max(sizes), dtype=torch.uint8)
+    padded[: len(raw)] = raw
+    rows = check._gathered(CULPRIT, padded, group)
+    return [bytes(row[:size].tolist()).decode().strip() for row, size in zip(rows, sizes, strict=True)]
+
+
+def _hash(texts: Iterable[str]) -> int:
+    """A signed 64-bit number of all of them in order."""
+    found = blake2b(digest_size=8)
+    for text in texts:
+        found.update(text.encode() + b"\0")
+    return int.from_bytes(found.digest(), "little", signed=True)
+
+
+def _subsets(axes: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Every choice of at least one axis, in the same order on all ranks."""
+    for mask in range(1, 1 << len(axes)):
+        yield tuple(axis for place, axis in enumerate(axes) if mask >> place & 1)
+
+
+def _elsewhere(step: int, ranks: tuple[int, ...]) -> Mismatch:
+    return Mismatch(Name(step, "reduce", "", None, "elsewhere"), ranks, (), "other ranks report what differs")
+
+
+def _listed(values: Iterable[object]) -> str:
+    return ", ".join(map(str, values))

@@ -1,0 +1,153 @@
+"""Logs: what hooks saw in a step, measured at once, written when the step ends, so that a kill loses one step at most.
+
+A run's folder has one folder a rank. A step's samples and whole tensors go to one safetensors file, renamed into place; then
+its line is added to `steps.jsonl`. A line that is not whole is not there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from bridge.errors import BridgeError
+from bridge.trace.placement import Placement
+from bridge.trace.record import Name, Record
+from bridge.trace.summary import SAMPLES, STATISTICS, Summary, measure, take
+
+FORMAT = 1
+RUN = "run.json"
+STEPS = "steps.jsonl"
+
+
+def rank_folder(run: Path, rank: int) -> Path:
+    """Where a rank writes."""
+    return run / f"rank-{rank:05d}"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A record whose numbers are still on their way from the device."""
+
+    record: Record
+    gradient: bool
+    measured: Tensor | None
+    tensors: Mapping[str, Tensor]
+
+
+class Log:
+    """The log of one rank. `full` keeps whole tensors beside the samples from level 3 on."""
+
+    def __init__(self, run: Path, rank: int, about: Mapping[str, Any] | None = None, full: bool = False) -> None:
+        self.run, self.folder, self.full = run, rank_folder(run, rank), full
+        self._seen: list[Seen] = []
+        _make(self.folder)
+        _cut_torn_line(self.folder / STEPS)
+        if rank == 0:
+            _publish(run / RUN, json.dumps({"format": FORMAT, **(about or {})}, indent=1))
+
+    def add(
+        self,
+        name: Name,
+        tensor: Tensor,
+        placement: Placement,
+        level: int,
+        microbatch: int | None = None,
+        gradient: bool = False,
+    ) -> None:
+        """Note `tensor` as it is now; below level 1 nothing is. A `gradient` gets the factor that its step ends with."""
+        if level < 1:
+            return
+        record = Record(name, microbatch, _name(tensor.dtype), str(tensor.device), level, placement, 1.0, None)
+        measured = measure(tensor) if level >= STATISTICS else None
+        self._seen.append(Seen(record, gradient, measured, self._kept(tensor, placement, level)))
+
+    def _kept(self, tensor: Tensor, placement: Placement, level: int) -> dict[str, Tensor]:
+        if level < SAMPLES:
+            return {}
+        if self.full:
+            return {"full": tensor.detach().reshape(-1).clone()}
+        numbers, values = take(tensor, placement, level)
+        return {"numbers": numbers, "samples": values} if len(numbers) else {}
+
+    def write(self, step: int, factor: float = 1.0) -> None:
+        """End `step`: bring what was noted to the disk. Gradients times `factor` are those of the step's mean loss."""
+        seen, self._seen = self._seen, []
+        tensors: dict[str, Tensor] = {}
+        records = [_finished(index, part, tensors, factor) for index, part in enumerate(seen)]
+        try:
+            if tensors:
+                _publish_tensors(self.folder / f"{step:08d}.safetensors", tensors)
+            _append(self.folder / STEPS, json.dumps({"step": step, "records": [record.fields() for record in records]}))
+        except OSError as error:
+            raise BridgeError(f"{self.folder}: {error.strerror}; the log ends before step {step}") from None
+
+
+def _finished(index: int, part: Seen, tensors: dict[str, Tensor], factor: float) -> Record:
+    keys = {kind: f"{index}.{kind}" for kind in part.tensors}
+    tensors.update((keys[kind], tensor.cpu()) for kind, tensor in part.tensors.items())
+    return replace(
+        part.record,
+        factor=factor if part.gradient else 1.0,
+        summary=None if part.measured is None else Summary.of(part.measured),
+        samples=keys.get("samples"),
+        full=keys.get("full"),
+    )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BridgeError(f"{folder}: {error.strerror}; name a folder that can be written to") from None
+
+
+def _publish_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    beside = path.with_suffix(".tmp")
+    save_file(tensors, beside)
+    _replace(beside, path)
+
+
+def _publish(path: Path, text: str) -> None:
+    beside = path.with_suffix(".tmp")
+    beside.write_text(text)
+    _replace(beside, path)
+
+
+def _replace(beside: Path, path: Path) -> None:
+    with beside.open("rb") as file:
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def _append(path: Path, line: str) -> None:
+    with path.open("a") as file:
+        file.write(line + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _cut_torn_line(path: Path) -> None:
+    """Leave only whole lines of a log that a kill ended, so that what is added next can be read."""
+    if path.exists() and not (content := path.read_bytes()).endswith(b"\n"):
+        os.truncate(path, content.rfind(b"\n") + 1)
+
+
+def lines_of(path: Path) -> Iterable[dict[str, Any]]:
+    """The whole lines of a rank's log; the last one is left out if a kill cut it."""
+    for line in path.read_text().splitlines():
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError:
+            return

@@ -1,0 +1,81 @@
+"""Placements: which part of a whole tensor one rank holds, so that parts of any layout can be put together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A box of a tensor of shape `whole`, from `offsets` on, `sizes` long; of its elements in row-major order those from
+    `start` to `stop`. Ranks along the axes `replicas` hold the same.
+    """
+
+    whole: Shape
+    offsets: Shape
+    sizes: Shape
+    start: int
+    stop: int
+    replicas: tuple[str, ...] = ()
+
+    @classmethod
+    def full(cls, shape: Shape, replicas: tuple[str, ...] = ()) -> Placement:
+        """All of it."""
+        return cls(shape, (0,) * len(shape), shape, 0, prod(shape), replicas)
+
+    @classmethod
+    def box(cls, whole: Shape, offsets: Shape, sizes: Shape, replicas: tuple[str, ...] = ()) -> Placement:
+        """A rectangular part."""
+        return cls(whole, offsets, sizes, 0, prod(sizes), replicas)
+
+    def split(self, dim: int, index: int, parts: int) -> Placement:
+        """The whole of which this is part `index` of equal `parts` along `dim`."""
+        size, change = self.sizes[dim], {dim: self.sizes[dim] * index}
+        whole = tuple(length * parts if at == dim else length for at, length in enumerate(self.whole))
+        offsets = tuple(offset + change.get(at, 0) for at, offset in enumerate(self.offsets))
+        assert size * parts == whole[dim], "parts along a dimension are equal"
+        return Placement(whole, offsets, self.sizes, self.start, self.stop, self.replicas)
+
+    def run(self, start: int, stop: int) -> Placement:
+        """Elements `start` to `stop` of the box in row-major order."""
+        return Placement(self.whole, self.offsets, self.sizes, start, stop, self.replicas)
+
+    @property
+    def count(self) -> int:
+        """Elements held."""
+        return self.stop - self.start
+
+    @property
+    def complete(self) -> bool:
+        """Whether the rank holds the whole tensor."""
+        return self.count == prod(self.whole)
+
+    def within(self, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        """Of elements of the whole (int64 places in row-major order): which are held here, and where, counted from the
+        first element held.
+        """
+        held = torch.ones_like(wanted, dtype=torch.bool)
+        place, rest = torch.zeros_like(wanted), wanted
+        for at, (offset, size) in enumerate(zip(self.offsets, self.sizes, strict=True)):
+            stride = prod(self.whole[at + 1 :])
+            index, rest = rest // stride - offset, rest % stride
+            held &= (index >= 0) & (index < size)
+            place = place * size + index
+        place = place - self.start
+        held &= (place >= 0) & (place < self.count)
+        return held, place[held]
+
+    def places(self) -> Tensor:
+        """Where in the whole, in row-major order, each element that is held lies."""
+        found = torch.arange(self.start, self.stop)
+        place = torch.zeros_like(found)
+        for at, (offset, size) in enumerate(zip(self.offsets, self.sizes, strict=True)):
+            index = found // prod(self.sizes[at + 1 :]) % size if size else found
+            place = place + (index + offset) * prod(self.whole[at + 1 :])
+        return place

@@ -1,0 +1,70 @@
+"""Records: one line of a log, named the same on every layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from bridge.trace.placement import Placement
+from bridge.trace.summary import Summary
+
+PHASES = ("init", "forward", "backward", "reduce", "update")
+"""What a step does, in order."""
+
+
+class Name(NamedTuple):
+    """What was logged: `kind` is what the tensor is to its layer (output, input gradient, weight, gradient, moment), `tensor`
+    which one of them. `microbatch` is None where the microbatches of a step make one tensor, one after the other.
+    """
+
+    step: int
+    phase: str
+    layer: str
+    microbatch: int | None
+    kind: str
+    tensor: str = ""
+
+    def __str__(self) -> str:
+        microbatch = "" if self.microbatch is None else f"microbatch {self.microbatch}"
+        parts = (str(self.step), self.phase, self.layer, microbatch, self.kind, self.tensor)
+        return "/".join(part for part in parts if part)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What one rank logged of one tensor at one place in a step.
+
+    `placement` tells which part of the named tensor it is, `microbatch` when it was seen. Logged values times `factor` are in
+    the unit that all layouts share: of the step's mean loss, unscaled.
+    """
+
+    name: Name
+    microbatch: int | None
+    dtype: str
+    device: str
+    level: int
+    placement: Placement
+    factor: float
+    summary: Summary | None
+    samples: str | None = None
+    full: str | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self) | {"name": list(self.name)}
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Record:
+        """From JSON values."""
+        parts = {
+            "name": Name(*fields["name"]),
+            "placement": _placement(fields["placement"]),
+            "summary": None if fields["summary"] is None else Summary(**fields["summary"]),
+        }
+        return cls(**{**fields, **parts})
+
+
+def _placement(fields: Mapping[str, Any]) -> Placement:
+    found: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+    return Placement(**found)

@@ -1,0 +1,84 @@
+"""Sources: what a traced engine tells of itself, whichever stack it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from torch import Tensor, nn
+
+from bridge.comm import Comm
+from bridge.trace.placement import Placement
+
+Kind = Literal["weight", "gradient", "moment", "replica", "state", "generator"]
+"""Owned parts of weights, gradients and optimizer state; whole buffers that data ranks hold alike; counters; generators."""
+Moment = Literal["reduced", "updated", "ended"]
+"""Points of a step that every rank reaches, also on a step that is skipped: gradients are whole and nothing was updated yet;
+weights are updated, or left; the step is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A tensor that lives between steps. `tensor` tells which one of a parameter's (its name, a moment's), `layer` where."""
+
+    layer: str
+    kind: str
+    tensor: str
+    local: Tensor
+    placement: Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """Where a run is: its step, the microbatch that runs, and how many the step has over all data ranks (None: unknown)."""
+
+    step: int
+    microbatch: int
+    microbatches: int | None
+
+
+class Source(Protocol):
+    """What `attach` needs to know of an engine."""
+
+    @property
+    def layers(self) -> Mapping[str, nn.Module]:
+        """Layers by global name, in order."""
+        ...
+
+    @property
+    def comm(self) -> Comm:
+        """The groups of this rank."""
+        ...
+
+    def now(self) -> Now:
+        """Where the run is."""
+        ...
+
+    def factor(self) -> float:
+        """What gradients of the step that ends are multiplied with to be those of its mean loss, unscaled."""
+        ...
+
+    def activation(self, layer: str, tensor: Tensor, output: bool) -> Placement:
+        """Which part of the microbatch's output (or input) of that layer `tensor` is."""
+        ...
+
+    def tensors(self, kind: Kind) -> Iterator[Held]:
+        """What this rank holds of that kind; gradients once they are reduced."""
+        ...
+
+    def batch(self) -> Iterator[Held]:
+        """Inputs and labels of the microbatch that runs."""
+        ...
+
+    def on(self, moment: Moment, call: Callable[[], None]) -> None:
+        """Call at that point of every step."""
+        ...
+
+    def settings(self) -> Mapping[str, object]:
+        """The run's settings by dotted path, alike on all ranks."""
+        ...
+
+    def about(self) -> Mapping[str, object]:
+        """Facts for the log's head: engine, mesh, settings."""
+        ...

@@ -1,0 +1,116 @@
+"""Summaries: what one log line says of a tensor, by level, mergeable over the ranks and microbatches that hold its parts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from bridge.trace.placement import Placement
+
+STATISTICS = 2
+"""Level from which a line has statistics; below it, down to 1, it has shape, dtype and device."""
+
+SAMPLES = 3
+"""Level from which 2^(level - 3) values are kept too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Statistics of some elements: NaNs and infinities are counted, and left out of the rest."""
+
+    count: int
+    nans: int
+    infs: int
+    total: float
+    squares: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, measured: Tensor) -> Summary:
+        """From what `measure` found; waits for it."""
+        count, nans, infs, total, squares, low, high = measured.tolist()
+        return cls(int(count), int(nans), int(infs), total, squares, low, high)
+
+    @classmethod
+    def merged(cls, parts: Iterable[Summary]) -> Summary:
+        """Of all elements of `parts`."""
+        found = list(parts)
+        return cls(
+            sum(part.count for part in found),
+            sum(part.nans for part in found),
+            sum(part.infs for part in found),
+            math.fsum(part.total for part in found),
+            math.fsum(part.squares for part in found),
+            min((part.low for part in found), default=math.inf),
+            max((part.high for part in found), default=-math.inf),
+        )
+
+    @property
+    def finite(self) -> int:
+        """Elements that are neither NaN nor infinite."""
+        return self.count - self.nans - self.infs
+
+    @property
+    def mean(self) -> float:
+        """Of the finite elements; NaN without any."""
+        return self.total / self.finite if self.finite else math.nan
+
+    @property
+    def std(self) -> float:
+        """Of the finite elements, as a population."""
+        return math.sqrt(max(0.0, self.squares / self.finite - self.mean**2)) if self.finite else math.nan
+
+    @property
+    def norm(self) -> float:
+        """Euclidean, of the finite elements."""
+        return math.sqrt(self.squares)
+
+
+@torch.no_grad()
+def measure(tensor: Tensor) -> Tensor:
+    """(7,) fp64 with a summary's values, on the tensor's device; on a GPU without waiting for it."""
+    values = tensor.detach() if tensor.is_floating_point() else tensor.detach().double()
+    if not values.numel():
+        return torch.tensor(EMPTY, dtype=torch.float64, device=values.device)
+    total = values.sum(dtype=torch.float64)
+    if values.device.type == "cpu" and total.isfinite():
+        return _measured(values, total, *torch.aminmax(values), torch.zeros(2, dtype=torch.float64))
+    finite = values.isfinite()
+    odd = torch.stack([values.isnan().sum(), values.isinf().sum()]).double()
+    low, high = values.where(finite, math.inf).amin(), values.where(finite, -math.inf).amax()
+    clean = values.where(finite, 0)
+    return _measured(clean, clean.sum(dtype=torch.float64), low, high, odd)
+
+
+EMPTY = (0.0, 0.0, 0.0, 0.0, 0.0, math.inf, -math.inf)
+"""What is measured of no elements."""
+
+
+def _measured(finite: Tensor, total: Tensor, low: Tensor, high: Tensor, odd: Tensor) -> Tensor:
+    squares = torch.linalg.vector_norm(finite, dtype=torch.promote_types(finite.dtype, torch.float32)).double().square()
+    count = total.new_full((1,), finite.numel())
+    return torch.cat([count, odd, torch.stack([total, squares, low.double(), high.double()])])
+
+
+def sampled(shape: tuple[int, ...], level: int) -> Tensor:
+    """Places of the samples of a whole tensor of that shape, in row-major order: 2^(level - 3) of them, as far apart as
+    they can be without falling into one column (Fast-LLM's rule, so that both logs show the same elements).
+    """
+    size, wanted = prod(shape), 2 ** (level - SAMPLES)
+    step = max(size // wanted, 1)
+    while step > 1 and any(length > 1 and step % length == 0 for length in shape):
+        step -= 1
+    return torch.arange(0, min(wanted * step, size), step)
+
+
+@torch.no_grad()
+def take(tensor: Tensor, placement: Placement, level: int) -> tuple[Tensor, Tensor]:
+    """The samples of the whole that this rank holds: their numbers among all samples, and their values."""
+    held, places = placement.within(sampled(placement.whole, level))
+    return held.nonzero().view(-1), tensor.detach().reshape(-1)[places.to(tensor.device)]

@@ -1,0 +1,151 @@
+"""The tracer: hooks on a source's layers and steps, and the observers that they serve. Without an observer none is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from bridge.trace.placement import Placement
+from bridge.trace.record import Name
+from bridge.trace.source import Moment, Now, Source
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """An activation, or the gradient of one, as a hook sees it. `placement` is its place in the named tensor; `again` tells a
+    forward that runs inside backward, to compute what was not kept.
+    """
+
+    name: Name
+    tensor: Tensor
+    placement: Placement
+    microbatch: int
+    again: bool = False
+
+
+class Observer(Protocol):
+    """What hooks serve."""
+
+    def wants(self, kind: str) -> bool:
+        """Whether it looks at sights of that kind: input, output, input gradient."""
+        ...
+
+    def saw(self, sight: Sight) -> None:
+        """Take note of the sight as it is now; call no collective."""
+        ...
+
+    def reached(self, moment: Moment | None) -> None:
+        """A point of a step that all ranks reach; None: before the first step."""
+        ...
+
+
+INPUT, OUTPUT, GRADIENT = "input", "output", "input gradient"
+
+
+@dataclass
+class Tracer:
+    """Hooks on `source` for `observers`; `remove` takes those on modules out again."""
+
+    source: Source
+    observers: Sequence[Observer]
+    _handles: list[Any] = field(default_factory=list)
+
+    def install(self) -> Tracer:
+        """Put in the hooks that some observer wants."""
+        layers = self.source.layers
+        if layers and self._wanted(INPUT):
+            self._handles.append(next(iter(layers.values())).register_forward_pre_hook(self._batch_hook))
+        for layer, module in layers.items():
+            if self._wanted(OUTPUT):
+                self._handles.append(module.register_forward_hook(self._output_hook(layer)))
+            if self._wanted(GRADIENT):
+                self._handles.append(module.register_forward_pre_hook(self._input_hook(layer)))
+        self._reached(None)
+        moments: tuple[Moment, ...] = ("reduced", "updated", "ended")
+        for moment in moments if self.observers else ():
+            self.source.on(moment, lambda moment=moment: self._reached(moment))  # type: ignore[misc]
+        return self
+
+    def remove(self) -> None:
+        """Take the hooks on modules out."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _wanted(self, kind: str) -> bool:
+        return any(observer.wants(kind) for observer in self.observers)
+
+    def _reached(self, moment: Moment | None) -> None:
+        for observer in self.observers:
+            observer.reached(moment)
+
+    def _batch_hook(self, module: nn.Module, inputs: Any) -> None:
+        if module.training and not recomputing():
+            now = self.source.now()
+            for held in self.source.batch():
+                self._saw(now, "forward", held.layer, held.kind, held.tensor, held.local, held.placement)
+
+    def _output_hook(self, layer: str) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            if module.training:
+                now, again = self.source.now(), recomputing()
+                for index, tensor in _tensors(output):
+                    self._saw(now, "forward", layer, OUTPUT, index, tensor, self.source.activation(layer, tensor, True), again)
+
+        return hook
+
+    def _input_hook(self, layer: str) -> Callable[[nn.Module, Any], None]:
+        def hook(module: nn.Module, inputs: Any) -> None:
+            if module.training and torch.is_grad_enabled() and not recomputing():
+                for index, tensor in _tensors(inputs):
+                    if tensor.requires_grad:
+                        tensor.register_hook(self._gradient_hook(layer, index, self.source.now()))  # type: ignore[no-untyped-call]
+
+        return hook
+
+    def _gradient_hook(self, layer: str, index: str, now: Now) -> Callable[[Tensor], None]:
+        def hook(gradient: Tensor) -> None:
+            placement = self.source.activation(layer, gradient, False)
+            self._saw(now, "backward", layer, GRADIENT, index, gradient, placement)
+
+        return hook
+
+    def _saw(
+        self,
+        now: Now,
+        phase: str,
+        layer: str,
+        kind: str,
+        tensor: str,
+        local: Tensor,
+        placement: Placement,
+        again: bool = False,
+    ) -> None:
+        name = Name(now.step, phase, layer, None if now.microbatches else now.microbatch, kind, tensor)
+        sight = Sight(name, local, _among(placement, now), now.microbatch, again)
+        for observer in self.observers:
+            if observer.wants(kind):
+                observer.saw(sight)
+
+
+def recomputing() -> bool:
+    """Whether a forward runs inside a backward, to compute again what was not kept."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def _tensors(values: Any) -> Iterator[tuple[str, Tensor]]:
+    """The tensors in `values`, with a number for all but the first."""
+    found = [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+    return ((str(index) if index else "", tensor) for index, tensor in enumerate(found))
+
+
+def _among(placement: Placement, now: Now) -> Placement:
+    """As a part of the whole step's tensor, whose microbatches lie one after the other."""
+    if not now.microbatches or not placement.sizes:
+        return placement
+    return placement.split(0, now.microbatch, now.microbatches)
