@@ -15,6 +15,7 @@ from pathlib import Path
 import dialect_pages
 import fidelity_pages
 import guide_tables
+import measuring
 
 HERE = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"<!-- table: (?P<name>[\w ]+) -->\n.*?<!-- end -->", re.DOTALL)
@@ -25,7 +26,16 @@ def main() -> int:
     """Write or check the pages; the exit code."""
     parser = argparse.ArgumentParser(prog="python docs/generate", description="Write generated pages and tables.")
     parser.add_argument("--check", action="store_true", help="write nothing; list what is out of date")
-    check = parser.parse_args().check
+    parser.add_argument(
+        "--measure",
+        type=int,
+        metavar="N",
+        help="first measure losses on N generated configs of each pair whose rules or releases moved",
+    )
+    options = parser.parse_args()
+    check = options.check
+    if options.measure:
+        measuring.measure(fidelity_pages.pairs(), options.measure)
     made = pages()
     changed = {path: text for path, text in made.items() if _current(HERE / path) != text}
     left = [path for path in _generated() if path not in made]

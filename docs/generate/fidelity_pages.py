@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
+import measuring
 from dialect_pages import dialects
 from markdown_text import Row, code, named, page, prose, sentence, slug, table, value
 
@@ -21,12 +22,13 @@ def pairs() -> list[Pair]:
 
 
 FIDELITY = """What survives a translation, for each ordered pair of stacks, by the newest release of both. Counted from the rules,
-not from samples: each field of the source by the most that is certain about it.
+each field of the source by the most that is certain about it.
 
 - **exact**: one field becomes one field, and every value survives.
 - **derived**: it is said in other words or by several fields together, and every value survives.
-- **approximate**: some values survive and some do not; the page of the source says which. Whether *yours* does is what
-  `stagebridge convert` measures: it goes there and back and compares.
+- **approximate**: some values survive and some do not; the page of the source says which. *Never lost* counts those among
+  them that no generated config lost, whatever the rule warns of. Whether *your* value survives is what `stagebridge convert`
+  measures: it goes there and back and compares.
 - **dropped**: nothing there stands for it.
 - **defaulted** counts fields of the *target*: the source has no word for them, and the target's default decides.
 
@@ -60,7 +62,8 @@ def matrix_page() -> str:
 
 def matrix_table() -> str:
     """One row for each ordered pair: fields by how."""
-    return table(("from", "to", "fields", *map(str, HOWS), "own", "of them numbers"), map(_matrix_row, pairs()))
+    hows = ("exact", "derived", "approximate", "never lost", "dropped", "defaulted")
+    return table(("from", "to", "fields", *hows, "own", "of them numbers"), map(_matrix_row, pairs()))
 
 
 HOWS = (How.EXACT, How.DERIVED, How.APPROXIMATE, How.DROPPED, How.DEFAULTED)
@@ -70,7 +73,8 @@ LOSING = (How.APPROXIMATE, How.DROPPED, How.DEFAULTED)
 def _matrix_row(pair: Pair) -> Row:
     own = [passage for passage in pair.passages if not passage.kept]
     changing = sum(_matters(passage.effect) for passage in own)
-    numbers = (len(pair.passages), *(len(pair.fare(how)) for how in HOWS), len(own), changing)
+    exact, derived, approximate, dropped, defaulted = (len(pair.fare(how)) for how in HOWS)
+    numbers = (len(pair.passages), exact, derived, approximate, _safe(pair), dropped, defaulted, len(own), changing)
     return (*_link(pair), *map(str, numbers))
 
 
@@ -97,7 +101,11 @@ def source_page(source: Dialect) -> str:
     there = [reference.pair(source, target) for target in dialects() if target is not source]
     return page(
         f"From {source.title} to the other stacks",
-        f"By the newest releases. [What the words mean](README.md); [every field](../dialects/{source.name}.md).",
+        prose(
+            f"By the newest releases. [What the words mean](README.md); [every field](../dialects/{source.name}.md). "
+            f"*(2 of 30)* behind a field that arrives with limits: 30 generated configs set it, and 2 of them lost its value. "
+            f"Generated values are spread widely and are no likely ones."
+        ),
         "## Stays behind everywhere",
         prose(_own_text(there[0])),
         _own(there[0]),
@@ -137,7 +145,7 @@ def _way(pair: Pair) -> Iterator[str]:
         found = [passage for passage in pair.meant if wanted(passage)]
         if found:
             yield f"### {title}: {pair.source.title} to {pair.target.title}"
-            yield table(("why", "fields", "if lost"), _by_reason(found))
+            yield table(("why", "fields", "if lost"), _by_reason(pair, found))
     yield from _left_open(pair)
 
 
@@ -155,13 +163,19 @@ def _counts(pair: Pair) -> str:
     return prose(text) + "\n\n" + table(("", *map(named, EFFECTS)), rows)
 
 
-def _by_reason(passages: Iterable[Passage]) -> Iterator[Row]:
+def _by_reason(pair: Pair, passages: Iterable[Passage]) -> Iterator[Row]:
     rows: dict[tuple[str, str], list[str]] = {}
     for passage in passages:
         why = " ".join(map(sentence, passage.arrival.reasons))
         always = [f"Always {code(str(value))}." for _, value in passage.arrival.fixed]
-        rows.setdefault((" ".join((why, *always)).strip(), named(passage.effect)), []).append(passage.path)
-    yield from ((why, ", ".join(map(code, names)), effect) for (why, effect), names in rows.items())
+        rows.setdefault((" ".join((why, *always)).strip(), named(passage.effect)), []).append(_counted(pair, passage))
+    yield from ((why, ", ".join(fields), effect) for (why, effect), fields in rows.items())
+
+
+def _counted(pair: Pair, passage: Passage) -> str:
+    """A field, with how often it was lost among the generated configs that set it."""
+    found = measuring.of(pair).get(passage.path)
+    return f"{code(passage.path)} ({found})" if found and found.given else code(passage.path)
 
 
 def _left_open(pair: Pair) -> Iterator[str]:
@@ -177,37 +191,52 @@ def _open_row(opening: Opening) -> Row:
 
 # The plot
 
-COLOURS = {How.EXACT: "#1b7f5c", How.DERIVED: "#6fbf8f", How.APPROXIMATE: "#f0b429", How.DROPPED: "#c8553d"}
-BAR, GAP, LEFT, WIDE, TOP = 16, 6, 240, 480, 48
+COLOURS = {
+    "exact": "#1b7f5c",
+    "derived": "#6fbf8f",
+    "approximate, never lost": "#d3e08a",
+    "approximate": "#f0b429",
+    "dropped": "#c8553d",
+}
+BAR, GAP, LEFT, WIDE, TOP, APART = 16, 6, 240, 560, 48, 110
 
 
 def matrix_plot() -> str:
     """Fields that mean something to other stacks, by what becomes of them: one bar for each pair, as SVG."""
     bars = "\n".join(_bar(pair, row) for row, pair in enumerate(pairs()))
-    height = TOP + len(pairs()) * (BAR + GAP) + 10
-    legend = "".join(
-        f'<rect x="{LEFT + place * 120}" y="16" width="12" height="12" fill="{colour}"/>'
-        f'<text x="{LEFT + place * 120 + 18}" y="26">{how}</text>'
-        for place, (how, colour) in enumerate(COLOURS.items())
-    )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{LEFT + WIDE + 60}" height="{height}" '
-        f'font-family="sans-serif" font-size="12">\n<rect width="100%" height="100%" fill="white"/>\n{legend}\n{bars}\n</svg>\n'
+    size = f'width="{LEFT + WIDE + 60}" height="{TOP + len(pairs()) * (BAR + GAP) + 10}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">'
+    return "\n".join((head, '<rect width="100%" height="100%" fill="white"/>', _legend(), bars, "</svg>\n"))
+
+
+def _legend() -> str:
+    starts = (LEFT, LEFT + APART, LEFT + 2 * APART, LEFT + 3 * APART + 60, LEFT + 4 * APART + 60)
+    return "".join(
+        f'<rect x="{x}" y="16" width="12" height="12" fill="{colour}"/><text x="{x + 18}" y="26">{name}</text>'
+        for x, (name, colour) in zip(starts, COLOURS.items(), strict=True)
     )
 
 
 def _bar(pair: Pair, row: int) -> str:
-    kept = pair.meant
     top, start, parts = TOP + row * (BAR + GAP), float(LEFT), []
-    for how, colour in COLOURS.items():
-        count = sum(passage.how is how for passage in kept)
-        width = WIDE * count / len(kept)
+    for count, colour in zip(_shares(pair), COLOURS.values(), strict=True):
+        width = WIDE * count / len(pair.meant)
         label = f'<text x="{start + width / 2:.1f}" y="{top + 12}" text-anchor="middle">{count}</text>' if width > 12 else ""
         parts.append(f'<rect x="{start:.1f}" y="{top}" width="{width:.1f}" height="{BAR}" fill="{colour}"/>{label}')
         start += width
     name = f"{pair.source.title} → {pair.target.title}"
-    total = f'<text x="{LEFT + WIDE + 8}" y="{top + 12}">{len(kept)}</text>'
+    total = f'<text x="{LEFT + WIDE + 8}" y="{top + 12}">{len(pair.meant)}</text>'
     return f'<text x="{LEFT - 8}" y="{top + 12}" text-anchor="end">{name}</text>{"".join(parts)}{total}'
+
+
+def _shares(pair: Pair) -> tuple[int, ...]:
+    exact, derived, approximate, dropped = (len(pair.fare(how)) for how in HOWS if how is not How.DEFAULTED)
+    return exact, derived, _safe(pair), approximate - _safe(pair), dropped
+
+
+def _safe(pair: Pair) -> int:
+    """Fields with limits that no generated config lost."""
+    return sum(counts.given > 0 and not counts.lost for counts in measuring.of(pair).values())
 
 
 def pages() -> dict[str, str]:
