@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from math import ceil
 from typing import Any
 
 from markdown_text import code, table
@@ -204,7 +205,7 @@ def plot() -> str:
 
 
 def _panel(shift: int, title: str, lines: Mapping[str, Sequence[float]]) -> str:
-    top = max(max(values) for values in lines.values())
+    top = 4 * ceil(max(max(values) for values in lines.values()) / 4)
     parts = [_text(shift + LEFT + WIDE / 2, 20, title), _text(shift + LEFT + WIDE / 2, TOP + HIGH + 36, "buffers of each kind")]
     parts += [_axis(shift, top)]
     for place, (name, values) in enumerate(lines.items()):
