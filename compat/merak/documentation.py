@@ -95,7 +95,7 @@ def _defaults() -> Iterator[Disagreement]:
         found = shown(at.defaults[path]) if path in at.defaults else "no such argument in the newest release"
         done = "num_layers * 2 + 4" if path == "args.shard_count" else found
         if path not in at.defaults or at.defaults[path] != said:
-            first = next(version for version, row in DOCUMENTED.items() if row.get(path) == said)
+            first = next(version for version, row in DOCUMENTED.items() if path in row and row[path] == said)
             taken = done if path not in at.defaults else f"the default is {done}"
             yield Disagreement(path, f"the default is {shown(said)}", taken, PAGE, "Merak/merak_args/args.py", since=first)
 
