@@ -175,10 +175,10 @@ def current(dialect: Dialect) -> frozenset[str]:
 def arrival(source: Dialect, path: str, target: Dialect) -> Arrival:
     """What becomes of the field at `path` of `source` in `target`."""
     meant = meanings(source).get(path, ())
-    there = {ours: _carriers(target, ours) for ours in meant}
+    there = {ours: carriers(target, ours) for ours in meant}
     found = tuple(dict.fromkeys(name for names in there.values() for name in names))
     lost = tuple(ours for ours, names in there.items() if not names)
-    fixed = tuple((ours, value) for ours, value in _always(target).items() if ours in lost)
+    fixed = tuple((ours, value) for ours, value in always(target).items() if ours in lost)
     limits = _limits(source, path, target) if found else ()
     how = _how(source, path, found, bool(lost or limits))
     missing = [plan_claims(target)[ours].lossy or plan_claims(target)[ours].note for ours in lost]
@@ -187,13 +187,13 @@ def arrival(source: Dialect, path: str, target: Dialect) -> Arrival:
     return Arrival(target.name, target.title, found, how, lost, fixed, tuple(reason for reason in reasons if reason))
 
 
-def _carriers(dialect: Dialect, ours: str) -> tuple[str, ...]:
+def carriers(dialect: Dialect, ours: str) -> tuple[str, ...]:
     """Fields of the newest release that stand for a plan path."""
     return tuple(path for path in plan_claims(dialect)[ours].carriers(ours) if path in current(dialect))
 
 
 @cache
-def _always(dialect: Dialect) -> Mapping[str, Any]:
+def always(dialect: Dialect) -> Mapping[str, Any]:
     """What a stack always does, where it leaves no choice, by plan path."""
     context = Context(dialect.versions[-1])
     found = {ours: value for rule in dialect.rules if not rule.theirs for ours, value in rule.read({}, context).items()}
@@ -206,7 +206,7 @@ def _how(source: Dialect, path: str, found: tuple[str, ...], limited: bool) -> H
     if limited:
         return How.APPROXIMATE
     meant = meanings(source)[path]
-    alone = len(meant) == len(found) == 1 and _carriers(source, meant[0]) == (path,)
+    alone = len(meant) == len(found) == 1 and carriers(source, meant[0]) == (path,)
     return How.EXACT if alone else How.DERIVED
 
 
@@ -287,9 +287,9 @@ def _passage(source: Dialect, path: str, target: Dialect) -> Passage:
 def _open(source: Dialect, target: Dialect) -> Iterator[Opening]:
     defaults, seen = _defaults(target, target.versions[-1]), set[str]()
     for ours in paths():
-        unsaid = not _carriers(source, ours) and ours not in _always(source)
-        for path in _carriers(target, ours) if unsaid else ():
-            spoken = any(_carriers(source, more) for more in meanings(target)[path])
+        unsaid = not carriers(source, ours) and ours not in always(source)
+        for path in carriers(target, ours) if unsaid else ():
+            spoken = any(carriers(source, more) for more in meanings(target)[path])
             if path not in seen and not spoken:
                 seen.add(path)
                 yield Opening(path, ours, _effect(claims(target)[path]), defaults.get(path))

@@ -9,7 +9,10 @@ from markdown_text import Row, between, code, codes, named, page, prose, sentenc
 
 import compat
 from bridge import reference
+from bridge.config import Field
 from bridge.dialect import Dialect
+from bridge.kinds import kind
+from bridge.plan import paths
 from bridge.reference import Arrival, Entry, Span
 from bridge.rules import How
 
@@ -153,6 +156,34 @@ def _dialect_row(dialect: Dialect) -> Row:
     )
 
 
+PLAN = (
+    "What a run means, in the field's standard terms: every translation goes through these, and the native engine runs them. "
+    "For each of them, the fields of the newest releases that stand for it; `always`: the stack offers no choice; empty: it "
+    "cannot say it. A field that is unset is open: nobody said."
+)
+
+
+def plan_page() -> str:
+    """Every field of a plan, and the fields of each stack that stand for it."""
+    groups: dict[str, list[Field]] = {}
+    for path, leaf in paths().items():
+        groups.setdefault(path.partition(".")[0], []).append(leaf)
+    tables = [part for name, group in groups.items() for part in (f"## {name}", _plan_table(group))]
+    return page("The plan: every field", prose(PLAN), *tables)
+
+
+def _plan_table(group: Sequence[Field]) -> str:
+    rows = [
+        (code(leaf.path), kind(leaf.annotation), leaf.doc, *(_stands(other, leaf.path) for other in dialects())) for leaf in group
+    ]
+    return table(("plan", "type", "meaning", *(other.title for other in dialects())), rows)
+
+
+def _stands(dialect: Dialect, ours: str) -> str:
+    fixed = reference.always(dialect)
+    return codes(reference.carriers(dialect, ours)) or (f"always {code(str(fixed[ours]))}" if ours in fixed else "")
+
+
 def pages() -> dict[str, str]:
-    """One page for each dialect."""
-    return {f"dialects/{dialect.name}.md": dialect_page(dialect) for dialect in dialects()}
+    """The plan, and one page for each dialect."""
+    return {"plan.md": plan_page(), **{f"dialects/{dialect.name}.md": dialect_page(dialect) for dialect in dialects()}}
