@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from bridge.comm import Comm
+from bridge.engine.formats import TORCH
 from bridge.engine.layers import Layer, layers_of
 from bridge.engine.tensor_parallel import TOKENS, VocabularyLinear
 from bridge.layout.shard import Flat, Parameter
@@ -57,7 +58,15 @@ class EngineSource:
 
     def about(self) -> Mapping[str, object]:
         """See `Source`."""
-        return {"engine": "native", "mesh": dict(self.engine.comm.mesh.sizes), "settings": dict(self.settings())}
+        engine = self.engine
+        formats = {name for flat in engine.layout.flats for name in (flat.dtype, flat.reduce, flat.master)}
+        return {
+            "engine": "native",
+            "mesh": dict(engine.comm.mesh.sizes),
+            "accumulation": engine.accumulation,
+            "formats": sorted(str(TORCH[name]).removeprefix("torch.") for name in formats),
+            "settings": dict(self.settings()),
+        }
 
     def activation(self, layer: str, tensor: Tensor, output: bool) -> Placement:
         """See `Source`. What a split vocabulary yields is split by its last dimension, streams by tokens under sequence

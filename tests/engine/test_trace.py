@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 from runs import Case
-from traces import traced
+from traces import traced, wrong
 
+from bridge.trace.comparison import compare
 from bridge.trace.run import Run, named
 
 Ranks = Callable[..., list[Any]]
@@ -59,3 +60,34 @@ def test_runs_of_any_layout_log_the_same(layout: str, full: bool, run: Ranks, tm
             assert entry.summary is not None and reference.summary is not None
             assert entry.summary.norm == pytest.approx(reference.summary.norm, rel=1e-9)
             assert (entry.whole is not None) is full
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_runs_of_any_layout_are_equal_up_to_rounding(layout: str, run: Ranks, tmp_path: Path) -> None:
+    world, plan = LAYOUTS[layout]
+    single = {**PLAIN, "precision.compute": "fp32"}
+    run(1, traced, Case({**single, "batch.micro": 8}, steps=3, dtype=torch.float32), tmp_path / "alone")
+    run(world, traced, Case({**single, **plan}, steps=3, dtype=torch.float32), tmp_path / "split")
+    found = compare(Run.read(tmp_path / "split"), Run.read(tmp_path / "alone"))
+    assert [str(line.name) for line in found.faults] == []
+    assert {line.verdict for line in found.lines} <= {"equal", "rounding"}
+    assert found.worst is not None
+    assert found.worst.distance < found.worst.bound / 3, found.worst
+
+
+@pytest.mark.parametrize(
+    ("mistake", "first", "cause"),
+    [
+        ("divided loss", "2/backward/head/input gradient", "one over the number of tensor ranks of A"),
+        ("swapped microbatches", "2/forward/embedding/output", "swapped microbatches"),
+        ("other activation", "2/forward/block1/output", "A is 1 times B"),
+    ],
+)
+def test_the_first_difference_is_named(mistake: str, first: str, cause: str, run: Ranks, tmp_path: Path) -> None:
+    plan = {**PLAIN, "debug.layer_outputs": 13, "debug.layer_gradients": 13}
+    run(1, traced, Case({**plan, "batch.micro": 8}), tmp_path / "good")
+    run(2, wrong, Case({**plan, "parallel.tensor": 2, "batch.micro": 4, "batch.accumulation": 2}), tmp_path / "bad", mistake)
+    found = compare(Run.read(tmp_path / "bad"), Run.read(tmp_path / "good"))
+    assert found.divergence is not None
+    assert str(found.divergence.name) == first
+    assert cause in found.divergence.cause

@@ -77,7 +77,7 @@ def lost_sum(engine: Engine, batches: Batches) -> None:
 
 
 def scaled_output(engine: Engine, batches: Batches) -> None:
-    engine.model.get_submodule("block1").register_forward_hook(lambda module, inputs, output: output * 1.0000001, prepend=True)
+    engine.model.get_submodule("block1").register_forward_hook(lambda module, inputs, output: output * 1.00001, prepend=True)
 
 
 FAULTS: dict[str, Callable[[Engine, Batches], Batches | None]] = {
@@ -94,3 +94,27 @@ FAULTS: dict[str, Callable[[Engine, Batches], Batches | None]] = {
 }
 EVERYWHERE = ("partial sums",)
 """Faults of all ranks alike: one that left out a collective alone would hang."""
+
+
+def wrong(rank: int, world: int, case: Case, folder: Path, mistake: str) -> None:
+    """Train with logs while the engine makes a `mistake` in its second step, on all ranks alike: no check sees that."""
+    plan = Plan.of(case.plan)
+    engine = initialize(model_of(case), plan, mean_cross_entropy, seed=11)
+    attach(EngineSource(engine), plan.debug, folder)
+    for step in range(case.steps):
+        batches = list(microbatches(case, engine, step))
+        if step == 1:
+            batches = MISTAKES[mistake](engine, batches) or batches
+        engine.train_batch(batches)
+
+
+def divided_loss(engine: Engine, batches: Batches) -> None:
+    """The loss divided by the number of tensor ranks."""
+    engine.loss_fn = lambda output, targets: mean_cross_entropy(output, targets) / engine.tensor.size
+
+
+MISTAKES: dict[str, Callable[[Engine, Batches], Batches | None]] = {
+    "divided loss": divided_loss,
+    "swapped microbatches": lambda engine, batches: batches[::-1],
+    "other activation": scaled_output,
+}
