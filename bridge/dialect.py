@@ -10,10 +10,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+from packaging.version import InvalidVersion, Version
+
 from bridge.config import Section, Values, fields
 from bridge.errors import VersionError, nearest
 from bridge.findings import Disagreement, Finding, Origin
 from bridge.kinds import kind
+from bridge.moves import Move
 from bridge.rules import Context, Rule
 
 
@@ -127,6 +130,15 @@ class Dialect(ABC):
     def render(self, config: Config, format: str | None = None) -> Written:
         """The config as a file of its stack, and what belongs beside the file."""
 
+    @property
+    def moves(self) -> tuple[Move, ...]:
+        """What releases came to say in other words, oldest first."""
+        return ()
+
+    def defaults(self, version: str) -> Mapping[str, Any]:
+        """What a release takes where nothing is given, by path, as far as that is a plain value."""
+        return {}
+
     def recognises(self, data: Any) -> int:
         """How sure the dialect is that parsed `data` (mapping or list) is its own: 0 no, then rising."""
         return 0
@@ -174,8 +186,7 @@ class Dialect(ABC):
         if version is None:
             return self.versions[-1]
         if version not in self.versions:
-            known = f"known are {self.versions[0]} to {self.versions[-1]}"
-            raise VersionError(f"{self.name}: unknown release {version}; {known}{nearest(version, self.versions)}")
+            raise VersionError(f"{self.name}: unknown release {version}; {neighbours(version, self.versions)}")
         return version
 
     def read(self, source: Any, version: str | None = None, world_size: int | None = None, lenient: bool = False) -> Config:
@@ -224,6 +235,18 @@ class Dialect(ABC):
         return config
 
     default_entry: ClassVar[str] = "file"
+
+
+def neighbours(version: str, known: Sequence[str]) -> str:
+    """The known releases nearest to one that is not, in words."""
+    try:
+        wanted = Version(version)
+    except InvalidVersion:
+        return f"known are {known[0]} to {known[-1]}{nearest(version, known)}"
+    older = [name for name in known if Version(name) < wanted][-1:]
+    newer = [name for name in known if Version(name) >= wanted][:1]
+    near = older + newer
+    return f"the nearest known {'are' if len(near) > 1 else 'is'} {' and '.join(near)}"
 
 
 def code_beside(path: Path) -> Path:

@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bridge.config import Values, shown
-from bridge.dialect import Config
+from bridge.dialect import Config, Dialect
+from bridge.drift import Change, Drift, Kind
 from bridge.findings import Finding
 from bridge.rules import Effect, How
 from bridge.translation import Result
@@ -67,6 +68,42 @@ def check_json(config: Config) -> dict[str, Any]:
         "effective": _plain(config.effective),
         "findings": [finding_json(finding) for finding in config.findings],
         "exit_code": check_code(config),
+    }
+
+
+def drift_code(drift: Drift) -> int:
+    """0 if the file means the same in both releases, else 2."""
+    return CLEAN if drift.same else FINDINGS
+
+
+def drift_json(drift: Drift, format: str | None = None) -> dict[str, Any]:
+    """What a file means in two releases as one JSON object; the migrated file as text in `format`."""
+    migrated = drift.migrated
+    return {
+        "source": _side(drift.before),
+        "to_version": drift.version,
+        "accepted": drift.after is not None,
+        "changes": [_drifted(change) for change in drift.changes],
+        "new": _plain(drift.new),
+        "lapsed": _plain(drift.lapsed),
+        "remarks": [_finding(finding) for finding in drift.remarks],
+        "edits": [{"path": path, "before": _plain(old), "after": _plain(new)} for path, (old, new) in drift.edits.items()],
+        "migrated": {**_side(migrated), "text": migrated.text(format)} if migrated else None,
+        "left": [_drifted(change) for change in drift.left],
+        "exit_code": drift_code(drift),
+    }
+
+
+def _drifted(change: Change) -> dict[str, Any]:
+    return {
+        "path": change.path,
+        "kind": str(change.kind),
+        "effect": str(change.effect),
+        "given": change.given,
+        "before": _plain(change.before),
+        "after": _plain(change.after),
+        "message": change.message,
+        "origin": str(change.origin) if change.origin else None,
     }
 
 
@@ -133,7 +170,12 @@ def summary(result: Result) -> str:
 
 
 def _name(config: Config) -> str:
-    return f"{config.dialect.title} {config.version}"
+    return _release(config.dialect, config.version)
+
+
+def _release(dialect: Dialect, version: str) -> str:
+    """A stack and its release; that it is the newest known one is said, as it is taken where none was named."""
+    return f"{dialect.title} {version}{' (newest known)' if version == dialect.versions[-1] else ''}"
 
 
 def table_of(title: str, *columns: str) -> Table:
@@ -229,3 +271,49 @@ def _outside(result: Result, console: Console) -> None:
     if written.launch:
         console.print("[bold]Launch[/]")
         console.print(" ".join(written.launch), markup=False, highlight=False, soft_wrap=True)
+
+
+def drift_text(drift: Drift, console: Console) -> None:
+    """Print what a file means in two releases: the differences first, then what the migrated file says otherwise."""
+    before, to = drift.before, _release(drift.before.dialect, drift.version)
+    verdict = "means the same" if drift.same else "means something else" if drift.after else f"is refused by {drift.version}"
+    console.print(f"[bold]{_name(before)}[/] -> [bold]{to}[/]: the file {verdict}")
+    if drift.changes:
+        console.print(_changes("What differs", drift.changes, before.version, drift.version))
+    if drift.remarks:
+        console.print(_remarks(f"{drift.version} adds", drift.remarks))
+    for title, settings in ((f"only in {drift.version}", drift.new), (f"only in {before.version}", drift.lapsed)):
+        if settings:
+            console.print(f"{len(settings)} settings {title}, none of them in the file", markup=False)
+    _migrated(drift, console)
+
+
+def _changes(title: str, changes: Iterable[Change], old: str, new: str) -> Table:
+    from rich.markup import escape
+
+    table = _table(title, "setting", old, new, "why")
+    for change in sorted(changes, key=lambda change: (EFFECT_ORDER.index(change.effect), list(Kind).index(change.kind))):
+        where = f"{change.path} (line {change.origin.line})" if change.origin and change.origin.line else change.path
+        plain = change.kind in (Kind.DEFAULT, Kind.DERIVED)
+        why = f"{_styled(change.effect)}: {change.kind}{'' if plain else '; ' + escape(change.message)}"
+        table.add_row(escape(where), escape(_said(change.before)), escape(_said(change.after)), why)
+    return table
+
+
+def _said(value: Any) -> str:
+    return "-" if value is None else shown(value, 24)
+
+
+def _migrated(drift: Drift, console: Console) -> None:
+    from rich.markup import escape
+
+    if drift.migrated is None:
+        console.print(f"{drift.version} accepts no part of the file: nothing to write")
+        return
+    if drift.edits:
+        table = _table(f"To mean the same in {drift.version}", "setting", "in the file", "to write")
+        for path, (old, new) in drift.edits.items():
+            table.add_row(*map(escape, (path, _said(old), _said(new))))
+        console.print(table)
+    if drift.left:
+        console.print(_changes("What no file says there", drift.left, drift.before.version, drift.version))

@@ -121,7 +121,7 @@ def _lower(ours: Mapping[str, Any], dialect: Dialect, version: str, world_size: 
 
 
 def _target(ours: Mapping[str, Any], dialect: Dialect, version: str, world_size: int | None, carry: Carry | None) -> Config:
-    given, entry = _written_by(ours, dialect, version, world_size), dialect.default_entry
+    given, entry = written_by(ours, dialect, version, world_size), dialect.default_entry
     if carry is None or carry.dialect != dialect.name:
         return dialect.config(_settable(given, dialect, version, entry), version, world_size, entry)
     put_back = _settable(restored(carry, dialect, given, ours), dialect, version, carry.entry)
@@ -139,7 +139,8 @@ def _undone(config: Config, ours: Mapping[str, Any], carry: Carry) -> bool:
     return any(now.get(path) == carry.meant.get(path) for path in edits(carry, ours))
 
 
-def _written_by(ours: Mapping[str, Any], dialect: Dialect, version: str, world_size: int | None) -> dict[str, Any]:
+def written_by(ours: Mapping[str, Any], dialect: Dialect, version: str, world_size: int | None) -> dict[str, Any]:
+    """What the table of `dialect` writes for the values of a plan; None is left open."""
     solved, context = _solved(ours, world_size), Context(version, world_size)
     given: dict[str, Any] = {}
     for rule in dialect.rules:

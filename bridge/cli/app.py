@@ -47,6 +47,24 @@ Exit codes:
   1  not valid, or another error
 """
 
+DRIFT = """Say what the same file means in two releases of its own stack, and write the file that keeps its meaning.
+
+Named are settings that went, came or were renamed, defaults that moved, rules that got tighter, and what the stack works
+out otherwise. The migrated file goes to stdout and the report to stderr; with -o the file goes to OUT.
+
+\b
+Examples:
+  stagebridge drift ds_config.json --from-version 0.19.2 --to-version 0.19.8
+  stagebridge drift launch.args --from-version 0.13.0 --to-version 0.18.0 --world-size 64 -o new.args
+  stagebridge drift new.json --from-version 0.19.8 --to-version 0.16.0 --json
+
+\b
+Exit codes:
+  0  the file means the same in both releases
+  2  it does not; the report says where
+  1  an error, also where the first release refuses the file
+"""
+
 TRAIN = """Train the plan of FILE on the native engine: plain PyTorch, on the ranks that the launcher started.
 
 \b
@@ -122,6 +140,14 @@ FromVersion = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option("--from-version", metavar="V", help="Release that FILE is for; the newest known by default."),
 ]
+ToVersion = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--to-version", metavar="V", help="Release to write for; the newest known by default."),
+]
+Output = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option("-o", "--output", metavar="OUT", help="File to write; its suffix picks the format."),
+]
 WorldSize = Annotated[
     Optional[int],  # noqa: UP045
     typer.Option("--world-size", metavar="N", min=1, help="Ranks of the run, where the file does not say."),
@@ -176,19 +202,13 @@ def convert(
     to: Annotated[str, typer.Option("--to", metavar="DIALECT", help="Stack to convert to.", show_default=False)],
     from_: From = None,
     from_version: FromVersion = None,
-    to_version: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option("--to-version", metavar="V", help="Release to write for; the newest known by default."),
-    ] = None,
+    to_version: ToVersion = None,
     world_size: WorldSize = None,
     auto: Auto = None,
     code: Code = None,
     env: Env = None,
     launch: Launch = None,
-    output: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option("-o", "--output", metavar="OUT", help="File to write; its suffix picks the format."),
-    ] = None,
+    output: Output = None,
     as_json: Json = False,
     strict: Annotated[bool, typer.Option("--strict", help="Any loss is an error, and nothing is written.")] = False,
     lenient: Lenient = False,
@@ -282,6 +302,26 @@ def show(
     from bridge.cli.show import show
 
     return show(dialect, field, as_json)
+
+
+@app.command(help=DRIFT, short_help="Say what a config means in another release, and migrate it.")
+def drift(
+    file: File,
+    from_: From = None,
+    from_version: FromVersion = None,
+    to_version: ToVersion = None,
+    world_size: WorldSize = None,
+    auto: Auto = None,
+    code: Code = None,
+    output: Output = None,
+    as_json: Json = False,
+    lenient: Lenient = False,
+) -> int:
+    """Compare one file in two releases."""
+    from bridge.cli.convert import Job
+    from bridge.cli.drift import drift
+
+    return drift(Job(file, from_, from_version, world_size, lenient, as_json, auto or (), code or ()), to_version, output)
 
 
 @app.command(help=DEMO, short_help="Convert a bundled Megatron launch to DeepSpeed and back, and train it.")

@@ -59,7 +59,7 @@ def convert(job: Job, to: str, to_version: str | None, output: Path | None, stri
         if strict and not result.exact:
             _refuse(result, job)
         texts = files(result, output, with_carry) if output else {}
-        _not_over_input(job, texts)
+        not_over_input(job, texts)
         write_all(texts)
         _say(result, job, output)
         return report.exit_code(result)
@@ -96,11 +96,20 @@ def answered(job: Job, work: Callable[[], int]) -> int:
 
 def read(job: Job) -> Config:
     """The config in the job's file, as its stack and release would read it."""
-    document = _started(_document(job.file), job)
-    dialect = compat.load(job.dialect) if job.dialect else recognised(document)
+    document = document_of(job)
+    return read_as(job, dialect_of(job, document), document, job.version)
+
+
+def dialect_of(job: Job, document: Document) -> Dialect:
+    """The dialect that was named, else the one that recognises the document."""
+    return compat.load(job.dialect) if job.dialect else recognised(document)
+
+
+def read_as(job: Job, dialect: Dialect, document: Document, version: str | None) -> Config:
+    """The document as `dialect` would read it at a release."""
     known = signature(dialect.read).parameters
     BridgeError.raise_if(f"--{word}: {dialect.name} has nothing to say there; drop it" for word in job.said if word not in known)
-    return dialect.read(document, job.version, job.world_size, job.lenient, **job.said)
+    return dialect.read(document, version, job.world_size, job.lenient, **job.said)
 
 
 def _started(document: Document, job: Job) -> Document:
@@ -123,10 +132,11 @@ def _named(pairs: Sequence[str], option: str) -> dict[str, Any]:
     return {name: scalar(value) for name, value in (_pair(pair, option) for pair in pairs)}
 
 
-def _document(file: str) -> Document:
-    if file == STDIN:
-        return parse(read_stream(sys.stdin.buffer, "standard input"), "standard input")
-    return load(Path(file))
+def document_of(job: Job) -> Document:
+    """The job's file as data; a script as the user starts it."""
+    standard = job.file == STDIN
+    found = parse(read_stream(sys.stdin.buffer, "standard input"), "standard input") if standard else load(Path(job.file))
+    return _started(found, job)
 
 
 def recognised(document: Document) -> Dialect:
@@ -170,7 +180,8 @@ def files(result: Result, output: Path, with_carry: bool) -> dict[Path, str]:
     return {**dialect.files(written, output), **carried}
 
 
-def _not_over_input(job: Job, texts: Mapping[Path, str]) -> None:
+def not_over_input(job: Job, texts: Mapping[Path, str]) -> None:
+    """Refuse to write over the file that is read."""
     for path in texts:
         with suppress(OSError):
             if job.file != STDIN and path.samefile(job.file):

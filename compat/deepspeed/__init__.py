@@ -14,6 +14,7 @@ from bridge.dialect import Config, Dialect, Reading, Written
 from bridge.errors import BridgeError, VersionError
 from bridge.files import Script
 from bridge.findings import Disagreement, Finding
+from bridge.moves import Move
 from bridge.rules import Effect, Rule
 
 if TYPE_CHECKING:
@@ -77,6 +78,17 @@ class DeepSpeedDialect(Dialect):
         from compat.deepspeed.releases import KNOWN
 
         return KNOWN
+
+    @cached_property
+    def moves(self) -> tuple[Move, ...]:
+        """Keys that releases renamed."""
+        from compat.deepspeed.releases import moves
+
+        return moves()
+
+    def defaults(self, version: str) -> Mapping[str, Any]:
+        """What a release fills in, optional sections aside."""
+        return self._at(version).defaults
 
     def read(
         self,

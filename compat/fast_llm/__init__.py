@@ -12,6 +12,7 @@ from bridge.config import Section, Values, fields
 from bridge.dialect import Config, Dialect, Reading, Written
 from bridge.errors import VersionError
 from bridge.findings import Disagreement, Finding
+from bridge.moves import Move
 from bridge.rules import Rule
 
 SETTING = re.compile(r"(model|training|schedule|batch|optimizer|data|run)\.[\w.]+=")
@@ -78,6 +79,19 @@ class FastLLMDialect(Dialect):
         from compat.fast_llm.releases import KNOWN
 
         return KNOWN
+
+    @cached_property
+    def moves(self) -> tuple[Move, ...]:
+        """Fields that releases renamed."""
+        from compat.fast_llm.releases import moves
+
+        return moves()
+
+    def defaults(self, version: str) -> Mapping[str, Any]:
+        """What the config classes of a release hold where nothing is given."""
+        from compat.fast_llm.releases import release
+
+        return release(version).defaults
 
     def parse(self, source: Any, version: str, lenient: bool) -> Reading:
         """Read a YAML file, text, a mapping, or overrides."""

@@ -12,6 +12,7 @@ from bridge.dialect import Config, Dialect, Reading, Written
 from bridge.errors import ConfigError
 from bridge.files import Script
 from bridge.findings import Disagreement, Finding
+from bridge.moves import Move
 from bridge.rules import Effect, Rule
 
 
@@ -94,6 +95,19 @@ class MegatronDialect(Dialect):
         from compat.megatron.releases import KNOWN
 
         return KNOWN
+
+    @property
+    def moves(self) -> tuple[Move, ...]:
+        """What its releases came to say in other words."""
+        from compat.megatron.moves import MOVES
+
+        return MOVES
+
+    def defaults(self, version: str) -> Mapping[str, Any]:
+        """What the parser of a release leaves where no flag is given."""
+        from compat.megatron.releases import defaults
+
+        return defaults(version)
 
     def parse(self, source: Any, version: str, lenient: bool) -> Reading:
         """Read flags, a recipe, a mapping or a live config object."""

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from bridge.errors import VersionError
+from bridge.moves import Move, renamed
 
 History = tuple[tuple[str, Any], ...]
 """Values by the release that introduced them, oldest first."""
@@ -167,6 +168,17 @@ class Release:
     def types(self) -> Mapping[str, tuple[str, ...]]:
         """Names of its `optimizers` and `schedulers`."""
         return {kind: _unique(row.type for row in rows if row.known(self.version)) for kind, rows in _types().items()}
+
+
+@cache
+def moves() -> tuple[Move, ...]:
+    """Keys that went and name the key that says the same since, oldest first."""
+    gone = [row for row in KEYS.values() if row.instead in KEYS and row.until != KNOWN[-1] and not row.rejected]
+    return tuple(renamed(row.key, row.instead, KNOWN[_ORDER[row.until] + 1]) for row in sorted(gone, key=_last))
+
+
+def _last(row: Key) -> int:
+    return _ORDER[row.until]
 
 
 def optional_section(path: str) -> str | None:

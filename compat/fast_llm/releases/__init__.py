@@ -12,6 +12,7 @@ from typing import Any
 
 from bridge.config import fields
 from bridge.errors import VersionError
+from bridge.moves import Move, renamed
 from compat.fast_llm.schema import FastLLM
 
 _TABLE = json.loads(files(__package__).joinpath("keys.json").read_text("utf-8"))
@@ -39,6 +40,17 @@ class Key:
 _ROWS = {row["key"]: Key(**row) for row in _TABLE["keys"]}
 KEYS: Mapping[str, Key] = MappingProxyType({path: _ROWS.get(path, Key(path)) for path in fields(FastLLM)})
 """History of every key of the schema."""
+
+
+RESHAPED = ("training.evaluators", "schedule.micro_batch_splits")
+"""Keys whose values differ from those of the key before them."""
+
+
+@cache
+def moves() -> tuple[Move, ...]:
+    """Keys that replace one of the same value, oldest first."""
+    came = [key for key in KEYS.values() if key.before in KEYS and key.key not in RESHAPED]
+    return tuple(renamed(key.before, key.key, key.since) for key in sorted(came, key=lambda key: _ORDER[key.since]))
 
 
 @dataclass(frozen=True)

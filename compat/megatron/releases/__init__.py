@@ -10,7 +10,8 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
-from bridge.errors import ConfigError, VersionError, nearest
+from bridge.dialect import neighbours
+from bridge.errors import ConfigError, VersionError
 
 KNOWN: tuple[str, ...] = (
     "0.9.0", "0.10.0", "0.11.0", "0.12.0", "0.12.1", "0.12.2", "0.12.3", "0.13.0", "0.13.1", "0.14.0",
@@ -94,22 +95,8 @@ def _runs(places: list[int]) -> Iterator[tuple[str, str]]:
 def check(version: str) -> int:
     """The place of a release in `KNOWN`; `VersionError` that names its neighbours if it is not there."""
     if version not in KNOWN:
-        raise VersionError(f"Megatron {version}: unknown release; {_neighbours(version)}")
+        raise VersionError(f"Megatron {version}: unknown release; {neighbours(version, KNOWN)}")
     return KNOWN.index(version)
-
-
-def _neighbours(version: str) -> str:
-    wanted = _key(version)
-    if wanted is None:
-        return f"known are {KNOWN[0]} to {KNOWN[-1]}{nearest(version, KNOWN)}"
-    older = [known for known in KNOWN if (_key(known) or ()) < wanted][-1:]
-    newer = [known for known in KNOWN if (_key(known) or ()) > wanted][:1]
-    return f"the nearest known are {' and '.join(older + newer)}"
-
-
-def _key(version: str) -> tuple[int, ...] | None:
-    parts = version.split(".")
-    return tuple(map(int, parts)) if all(part.isdecimal() for part in parts) else None
 
 
 def _rows(file: str, version: str) -> Iterator[dict[str, Any]]:

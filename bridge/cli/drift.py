@@ -1,0 +1,51 @@
+"""What `drift` does: read one file at two releases, report, write the migrated file."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+
+from bridge import report
+from bridge.cli.convert import STDIN, Job, answered, console, dialect_of, document_of, not_over_input, print_json, read_as
+from bridge.drift import Drift
+from bridge.drift import drift as compare
+from bridge.errors import TranslationError
+from bridge.files import write_all
+
+
+def drift(job: Job, to_version: str | None, output: Path | None) -> int:
+    """Compare one file in two releases; the exit code."""
+
+    def work() -> int:
+        document = document_of(job)
+        dialect = dialect_of(job, document)
+        releases = dialect.release(job.version), dialect.release(to_version)
+        found = compare(partial(read_as, job, dialect, document), *releases)
+        if output:
+            _write(job, found, output)
+        _say(job, found, output)
+        return report.drift_code(found)
+
+    return answered(job, work)
+
+
+def _write(job: Job, found: Drift, output: Path) -> None:
+    if found.migrated is None:
+        raise TranslationError(f"{output}: nothing to write; {found.version} accepts no part of {job.file}")
+    dialect = found.before.dialect
+    texts = dialect.files(dialect.render(found.migrated, dialect.format_of(output)), output)
+    not_over_input(job, texts)
+    write_all(texts)
+
+
+def _say(job: Job, found: Drift, output: Path | None) -> None:
+    format = found.before.dialect.format_of(output or (None if job.file == STDIN else job.file))
+    if job.json:
+        print_json(report.drift_json(found, format))
+    elif output or found.migrated is None:
+        report.drift_text(found, console(sys.stdout))
+    else:
+        sys.stdout.write(found.migrated.text(format))
+        sys.stdout.flush()
+        report.drift_text(found, console(sys.stderr))

@@ -1,0 +1,159 @@
+"""Migration: the config that means in one release what another config meant in another release of the same stack."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from bridge.dialect import Config, Dialect
+from bridge.errors import BridgeError
+from bridge.moves import Move
+from bridge.rules import Group
+from bridge.translation import lift, written_by
+
+
+def migrate(config: Config, version: str) -> Config | None:
+    """What to write for `version` so that it means what `config` means, as near as the release can; None: it accepts nothing."""
+    if version == config.version:
+        return config
+    start = readable(config, reworded(config, version), version)
+    if start is None:
+        return None
+    aim = Aim(config)
+    return replace(aim.trimmed(aim.nearer(start, aim.groups(start)), start), opaque=config.opaque)
+
+
+def readable(config: Config, given: Group, version: str) -> Config | None:
+    """As much of `given` as the release accepts; None if not even a part."""
+    known = settable(config.dialect, given, version, config.entry)
+    if whole := built(config, known, version):
+        return whole
+    base = built(config, {}, version) or built(config, lowered(config, version), version)
+    return base and grown(base, [{path: value} for path, value in known.items()])
+
+
+def built(config: Config, given: Group, version: str) -> Config | None:
+    """`given` as a config of that release; None if it refuses."""
+    try:
+        return config.dialect.config(given, version, config.world_size, config.entry)
+    except BridgeError:
+        return None
+
+
+def grown(config: Config, groups: Sequence[Group]) -> Config:
+    """`config` with each of `groups` on top that its stack accepts, found by halving."""
+    given = {**config.given, **{path: value for group in groups for path, value in group.items()}}
+    more = built(config, given, config.version)
+    if more is not None or len(groups) < 2:
+        return more or config
+    half = len(groups) // 2
+    return grown(grown(config, groups[:half]), groups[half:])
+
+
+def settable(dialect: Dialect, given: Group, version: str, entry: str) -> dict[str, Any]:
+    """What a release can be told of `given`."""
+    return {path: value for path, value in given.items() if dialect.knows(path, value, version, entry)}
+
+
+def lowered(config: Config, version: str) -> dict[str, Any]:
+    """What the plan of `config` says in the words of a release."""
+    written = written_by(lift(config).values(), config.dialect, version, config.world_size)
+    said = {path: value for path, value in written.items() if value is not None}
+    return settable(config.dialect, said, version, config.entry)
+
+
+# Words
+
+
+def reworded(config: Config, version: str) -> dict[str, Any]:
+    """What is given, in the words that the release has for it."""
+    given = dict(config.given)
+    for move, forward in moves(config.dialect, config.version, version):
+        said = move.applied(given, forward)
+        added = {path: value for path, value in said.items() if path not in given}
+        if settable(config.dialect, added, version, config.entry) == added:
+            given = said
+    return given
+
+
+def moves(dialect: Dialect, version: str, to_version: str) -> Iterator[tuple[Move, bool]]:
+    """Moves from one release to another, as they are to be made, each with whether it goes forward.
+
+    Words that are old already go with the next upgrade.
+    """
+    order = dialect.versions.index
+    start, end = order(version), order(to_version)
+    if end > start:
+        yield from ((move, True) for move in dialect.moves if order(move.since) <= end)
+    else:
+        yield from ((move, False) for move in reversed(dialect.moves) if end < order(move.since) <= start)
+
+
+# Distance
+
+
+def has(config: Config, path: str, value: Any) -> bool:
+    """Whether the release of `config` knows a setting, by its name or by what it works out."""
+    known = config.dialect.knows(path, value, config.version, config.entry)
+    return path in config.given or config.effective.get(path) is not None or known
+
+
+def differing(one: Config, other: Config) -> Mapping[str, tuple[Any, Any]]:
+    """Effective values that differ, of settings that both releases have."""
+    paths = dict.fromkeys((*one.effective, *other.effective))
+    found = {path: (one.effective.get(path), other.effective.get(path)) for path in paths}
+    unlike = {path: pair for path, pair in found.items() if pair[0] != pair[1]}
+    return {path: pair for path, pair in unlike.items() if has(one, path, pair[1]) and has(other, path, pair[0])}
+
+
+@dataclass(frozen=True)
+class Aim:
+    """What a config meant, and how to come near it in another release."""
+
+    config: Config
+
+    @cached_property
+    def meant(self) -> Mapping[str, Any]:
+        """Its plan."""
+        return lift(self.config).values()
+
+    def strayed(self, other: Config) -> list[str]:
+        """Plan fields in which another config differs."""
+        kept = lift(other).values()
+        return [path for path in {**self.meant, **kept} if self.meant.get(path) != kept.get(path)]
+
+    def distance(self, other: Config) -> tuple[int, int]:
+        """Plan fields that differ, then settings that do."""
+        return len(self.strayed(other)), len(differing(self.config, other))
+
+    def groups(self, start: Config) -> list[Group]:
+        """What may bring `start` nearer: what the plan says in its words, and each value that differs."""
+        said, strayed = lowered(self.config, start.version), self.strayed(start)
+        rules = [rule for rule in self.config.dialect.rules if not set(strayed).isdisjoint(rule.ours)]
+        planned = [{path: said[path] for path in rule.theirs if path in said} for rule in rules]
+        values = {path: before for path, (before, _) in differing(self.config, start).items() if before is not None}
+        spelled = settable(start.dialect, values, start.version, start.entry)
+        return [group for group in (*planned, *({path: value} for path, value in spelled.items())) if group]
+
+    def nearer(self, config: Config, groups: Sequence[Group]) -> Config:
+        """`config` with those of `groups` on top that bring it nearer, found by halving."""
+        given = {**config.given, **{path: value for group in groups for path, value in group.items()}}
+        more = built(config, given, config.version) if groups else None
+        if more is not None and self.distance(more) < self.distance(config):
+            return more
+        if len(groups) < 2:
+            return config
+        half = len(groups) // 2
+        return self.nearer(self.nearer(config, groups[:half]), groups[half:])
+
+    def trimmed(self, config: Config, start: Config) -> Config:
+        """`config` without what `start` does without just as well."""
+        for path in [path for path in config.given if config.given[path] != start.given.get(path)]:
+            kept = {path: start.given[path]} if path in start.given else {}
+            rest = {name: value for name, value in config.given.items() if name != path}
+            less = built(config, {**rest, **kept}, config.version)
+            if less is not None and self.distance(less) <= self.distance(config):
+                config = less
+        return config

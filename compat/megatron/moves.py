@@ -1,0 +1,93 @@
+"""Megatron's own renamings between releases, as its parser and its recipes made them."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+from bridge.moves import Move, Words, renamed, switched
+
+UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
+"""Suffixes of thresholds (num_microbatches_calculator.py, `_parse_numeric_value`)."""
+STEP = re.compile(r"(\d+(?:\.\d+)?[TBMK]?):(\d+(?:\.\d+)?[TBMK]?)")
+
+
+def _steps(given: Words) -> Words:
+    """A batch that grows by equal increments, as the thresholds at which it does, in tokens."""
+    full, length = given.get("global_batch_size"), given.get("seq_length")
+    start, increment, samples = given["rampup_batch_size"]
+    count = (full - start) // increment if full else 0
+    if not length or count < 1 or (full - start) % increment or samples % count:
+        return {}
+    each = samples // count * length
+    steps = (f"{_short(step * each)}:{start + step * increment}" for step in range(count + 1))
+    return {"step_batch_size_schedule": " ".join(steps)}
+
+
+def _short(tokens: int) -> str:
+    return next((f"{tokens // unit}{suffix}" for unit, suffix in UNITS if tokens and tokens % unit == 0), str(tokens))
+
+
+def _growth(given: Words) -> Words:
+    """Thresholds at equal distances, as a batch that grows by equal increments."""
+    steps, length = _thresholds(given["step_batch_size_schedule"]), given.get("seq_length")
+    each = {(after[0] - before[0], after[1] - before[1]) for before, after in pairwise(steps)}
+    if not length or len(each) != 1 or steps[0][0]:
+        return {}
+    ((tokens, increment),) = each
+    if tokens % length or increment < 1:
+        return {}
+    samples = tokens // length * (len(steps) - 1)
+    return {"rampup_batch_size": [steps[0][1], increment, samples], "global_batch_size": steps[-1][1]}
+
+
+def _thresholds(schedule: str) -> list[tuple[int, int]]:
+    """Tokens and batch of each step, in order; none if the text is not of that form."""
+    steps = [STEP.fullmatch(step) for step in schedule.upper().replace(",", " ").split()]
+    return sorted((_number(step[1]), _number(step[2])) for step in steps if step) if all(steps) else []
+
+
+def _number(text: str) -> int:
+    return int(float(text.rstrip("TBMK")) * {suffix: unit for unit, suffix in UNITS}.get(text[-1], 1))
+
+
+def _listed(given: Words) -> Words:
+    modules = given["cuda_graph_scope"]
+    return {"cuda_graph_modules": modules if isinstance(modules, list) else [modules]}
+
+
+MOVES: tuple[Move, ...] = (
+    renamed("use_custom_fsdp", "use_megatron_fsdp", "0.14.0", source="arguments.py"),
+    renamed("keep_fp8_transpose_cache_when_using_custom_fsdp", "keep_fp8_transpose_cache", "0.14.0", source="arguments.py"),
+    switched("enable_cuda_graph", "cuda_graph_impl", "local", "0.15.0", "deprecated", "arguments.py, validate_args"),
+    switched(
+        "external_cuda_graph", "cuda_graph_impl", "transformer_engine", "0.15.0", "deprecated", "arguments.py, validate_args"
+    ),
+    switched(
+        "moe_enable_deepep",
+        "moe_flex_dispatcher_backend",
+        "deepep",
+        "0.16.0",
+        "deprecated",
+        "transformer_config.py, __post_init__; NVIDIA's recipes of 0.18 went on to hybridep, another library",
+    ),
+    Move(
+        "0.18.0",
+        ("cuda_graph_scope",),
+        ("cuda_graph_modules",),
+        _listed,
+        lambda given: {"cuda_graph_scope": given["cuda_graph_modules"]},
+        "deprecated",
+        "arguments.py, validate_args",
+    ),
+    Move(
+        "0.18.0",
+        ("rampup_batch_size", "global_batch_size"),
+        ("step_batch_size_schedule",),
+        _steps,
+        _growth,
+        "deprecated, and ignored: the run starts at its full batch",
+        "num_microbatches_calculator.py, _build_num_microbatches_calculator",
+    ),
+)
+"""In the order in which they came."""
