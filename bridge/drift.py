@@ -106,7 +106,8 @@ def _left(before: Config, migrated: Config) -> Iterator[Change]:
     """What the migrated file does not say; what it says in other words is not among it."""
     reworded = {change.path for change in _renamed(before, migrated.version)}
     strayed = set(Aim(before).strayed(migrated))
-    for change in _merged((*_gone(before, migrated), *_values(before, migrated), *_meanings(before, migrated))):
+    found = [*_gone(before, migrated), *_values(before, migrated)]
+    for change in _merged((*found, *_meanings(before, migrated, {change.path for change in found}))):
         rule = claims(before.dialect).get(change.path)
         said = change.kind is Kind.GONE and rule and rule.carried(change.path) and strayed.isdisjoint(rule.ours)
         if change.path not in reworded and not said:
@@ -169,7 +170,8 @@ def _path_of(problem: str, config: Config) -> str:
 
 
 def _unlike(before: Config, after: Config) -> Iterator[Change]:
-    yield from (*_gone(before, after), *_came(before, after), *_values(before, after), *_meanings(before, after))
+    found = [*_gone(before, after), *_came(before, after), *_values(before, after)]
+    yield from (*found, *_meanings(before, after, {change.path for change in found}))
 
 
 def _gone(before: Config, after: Config) -> Iterator[Change]:
@@ -195,15 +197,17 @@ def _values(before: Config, after: Config) -> Iterator[Change]:
         yield replace(_change(before, path, kind, message, None, now), before=was)
 
 
-def _meanings(before: Config, after: Config) -> Iterator[Change]:
-    """Settings of equal value that stand for something else."""
+def _meanings(before: Config, after: Config, explained: set[str]) -> Iterator[Change]:
+    """Settings of equal value that stand for something else, and what a stack does otherwise without being asked."""
     rules, aim, kept = plan_claims(before.dialect), Aim(before), lift(after).values()
     for ours in aim.strayed(after):
-        same = [path for path in rules[ours].theirs if path in before.given and before.given[path] == after.given.get(path)]
-        was, now = aim.meant.get(ours), kept.get(ours)
-        if same:
+        rule, was, now = rules[ours], aim.meant.get(ours), kept.get(ours)
+        same = [path for path in rule.theirs if path in before.given and before.given[path] == after.given.get(path)]
+        silent = was is not None and now is not None and explained.isdisjoint((*rule.theirs, *rule.sees))
+        if same or silent:
             message = f"stands for {ours} {shown(was)} in {before.version}, {shown(now)} in {after.version}"
-            yield replace(_change(before, same[0], Kind.MEANING, message), before=was, after=now)
+            path = same[0] if same else ours
+            yield replace(_change(before, path, Kind.MEANING, message), before=was, after=now)
 
 
 def _alone(one: Config, other: Config) -> dict[str, Any]:

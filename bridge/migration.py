@@ -22,7 +22,14 @@ def migrate(config: Config, version: str) -> Config | None:
     if start is None:
         return None
     aim = Aim(config)
-    return replace(aim.trimmed(aim.nearer(start, aim.groups(start)), start), opaque=config.opaque)
+    return replace(as_read(aim.trimmed(aim.nearer(start, aim.groups(start)), start)), opaque=config.opaque)
+
+
+def as_read(config: Config) -> Config:
+    """`config` with its values in the form in which its own release reads them."""
+    reading = config.dialect.parse(config.text(), config.version, lenient=False)
+    read = {path: reading.given.get(path, value) for path, value in config.given.items()}
+    return built(config, read, config.version) or config
 
 
 def readable(config: Config, given: Group, version: str) -> Config | None:
@@ -129,11 +136,13 @@ class Aim:
         return len(self.strayed(other)), len(differing(self.config, other))
 
     def groups(self, start: Config) -> list[Group]:
-        """What may bring `start` nearer: what the plan says in its words, and each value that differs."""
+        """What may bring `start` nearer: what the plan says in its words, and each value that differs, old words aside."""
         said, strayed = lowered(self.config, start.version), self.strayed(start)
         rules = [rule for rule in self.config.dialect.rules if not set(strayed).isdisjoint(rule.ours)]
         planned = [{path: said[path] for path in rule.theirs if path in said} for rule in rules]
-        values = {path: before for path, (before, _) in differing(self.config, start).items() if before is not None}
+        old = self.config.given.keys() - reworded(self.config, start.version).keys()
+        unlike = {path: before for path, (before, _) in differing(self.config, start).items() if before is not None}
+        values = {path: value for path, value in unlike.items() if path not in old}
         spelled = settable(start.dialect, values, start.version, start.entry)
         return [group for group in (*planned, *({path: value} for path, value in spelled.items())) if group]
 

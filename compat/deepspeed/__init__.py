@@ -87,8 +87,8 @@ class DeepSpeedDialect(Dialect):
         return moves()
 
     def defaults(self, version: str) -> Mapping[str, Any]:
-        """What a release fills in, optional sections aside."""
-        return self._at(version).defaults
+        """What a release fills in, in optional sections where these are present."""
+        return self._at(version).filled
 
     def read(
         self,

@@ -228,6 +228,15 @@ def _value(flag: Flag, option: str, texts: Sequence[str]) -> Any:
     return values[0] if flag.nargs is None else values
 
 
+def takes(flag: Flag, text: str) -> bool:
+    """Whether a word is of a flag's type."""
+    try:
+        _TYPES[flag.type][0](text)
+    except ValueError:
+        return False
+    return True
+
+
 def _convert(flag: Flag, text: str) -> Any:
     read, expected = _TYPES[flag.type]
     try:

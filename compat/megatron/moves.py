@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 from bridge.moves import Move, Words, renamed, switched
 
@@ -15,13 +17,21 @@ STEP = re.compile(r"(\d+(?:\.\d+)?[TBMK]?):(\d+(?:\.\d+)?[TBMK]?)")
 def _steps(given: Words) -> Words:
     """A batch that grows by equal increments, as the thresholds at which it does, in tokens."""
     full, length = given.get("global_batch_size"), given.get("seq_length")
-    start, increment, samples = given["rampup_batch_size"]
-    count = (full - start) // increment if full else 0
+    growth = given["rampup_batch_size"]
+    if len(growth) != 3 or not all(isinstance(number, int) for number in growth):
+        return {}
+    start, increment, samples = growth
+    count = (full - start) // increment if full and increment > 0 else 0
     if not length or count < 1 or (full - start) % increment or samples % count:
         return {}
     each = samples // count * length
     steps = (f"{_short(step * each)}:{start + step * increment}" for step in range(count + 1))
     return {"step_batch_size_schedule": " ".join(steps)}
+
+
+def _whole(words: Sequence[Any]) -> list[Any]:
+    """Words as the numbers that they are."""
+    return [int(word) if isinstance(word, str) and word.isdecimal() else word for word in words]
 
 
 def _short(tokens: int) -> str:
@@ -70,6 +80,14 @@ MOVES: tuple[Move, ...] = (
         "0.16.0",
         "deprecated",
         "transformer_config.py, __post_init__; NVIDIA's recipes of 0.18 went on to hybridep, another library",
+    ),
+    Move(
+        "0.16.0",
+        ("rampup_batch_size",),
+        ("rampup_batch_size",),
+        lambda given: {"rampup_batch_size": _whole(given["rampup_batch_size"])},
+        lambda given: {"rampup_batch_size": [str(number) for number in given["rampup_batch_size"]]},
+        source="arguments.py: words until then, numbers since",
     ),
     Move(
         "0.18.0",

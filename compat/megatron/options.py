@@ -11,7 +11,7 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
-from compat.megatron import releases
+from compat.megatron import flags, releases
 from compat.megatron.releases import Flag
 
 CLASS_ONLY = "config class"
@@ -60,7 +60,7 @@ def by_dest(version: str) -> Mapping[str, tuple[Flag, ...]]:
     for option, flag in releases.flags(version).items():
         if option == flag.options[0]:
             found.setdefault(flag.dest, []).append(flag)
-    return MappingProxyType({dest: tuple(flags) for dest, flags in found.items()})
+    return MappingProxyType({dest: tuple(own) for dest, own in found.items()})
 
 
 @cache
@@ -132,7 +132,7 @@ def clashes(given: Mapping[str, Any], version: str) -> Iterator[str]:
 @cache
 def excluding(version: str) -> frozenset[str]:
     """What flags of a release set that exclude others."""
-    return frozenset(dest for dest, flags in by_dest(version).items() if any(flag.excludes for flag in flags))
+    return frozenset(dest for dest, own in by_dest(version).items() if any(flag.excludes for flag in own))
 
 
 def _line(flag: Flag, value: Any) -> tuple[str, ...] | None:
@@ -140,9 +140,15 @@ def _line(flag: Flag, value: Any) -> tuple[str, ...] | None:
         return _switch(flag, value)
     many = flag.nargs is not None
     values = value if many and isinstance(value, list | tuple) else [value]
-    if None in values or (flag.choices and any(item not in flag.choices for item in values)):
+    if None in values or not _fits(flag.nargs, len(values)) or (flag.choices and any(item not in flag.choices for item in values)):
         return None
-    return _joined(flag.options[0], [_word(flag, item) for item in values])
+    words = [_word(flag, item) for item in values]
+    return _joined(flag.options[0], words) if all(flags.takes(flag, word) for word in words) else None
+
+
+def _fits(nargs: int | str | None, count: int) -> bool:
+    """Whether a flag takes so many values."""
+    return count == nargs if isinstance(nargs, int) else count > 0 or nargs == "*"
 
 
 def _joined(option: str, words: list[str]) -> tuple[str, ...] | None:

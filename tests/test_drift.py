@@ -1,0 +1,339 @@
+"""Drift: the same file in two releases, for every dialect; and the migrations that NVIDIA and DeepSpeed made themselves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+import bridge
+import compat
+from bridge.cli import run
+from bridge.dialect import Config, Dialect
+from bridge.drift import Drift, Kind, drift
+from bridge.errors import BridgeError, VersionError
+from bridge.testing import configs, entries
+
+DIALECTS = tuple(compat.load(name) for name in compat.names())
+SUFFIXES = ("json", "yaml", "txt")
+LAW = settings(
+    max_examples=20,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+each = pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
+
+
+def drifted(name: str, source: Any, version: str, to_version: str, world_size: int | None = 8) -> Drift:
+    dialect = compat.load(name)
+    return drift(lambda release: dialect.read(source, release, world_size), version, to_version)
+
+
+# Laws
+
+
+def in_a_file(law: Callable[[Drift, Config], None], dialect: Dialect, folder: Path, *, other: bool) -> None:
+    """Check `law` for files of any release, in the same release or in any other, with the migrated file read back."""
+    suffix = next(suffix for suffix in SUFFIXES if dialect.format_of(f"x.{suffix}"))
+
+    @LAW
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        version = data.draw(st.sampled_from(dialect.versions))
+        to_version = data.draw(st.sampled_from([name for name in dialect.versions if name != version])) if other else version
+        config = data.draw(configs(dialect, version=version, entry=entries(dialect)[0]))
+        with TemporaryDirectory(dir=folder) as inside:
+            path, migrated = Path(inside, f"a.{suffix}"), Path(inside, f"b.{suffix}")
+            dialect.write(config, path)
+            found = drift(lambda release: dialect.read(path, release, config.world_size), version, to_version)
+            assert found.migrated is not None
+            dialect.write(found.migrated, migrated)
+            law(found, dialect.read(migrated, to_version, config.world_size))
+
+    check()
+
+
+@each
+def test_the_same_release_is_no_drift(dialect: Dialect, tmp_path: Path) -> None:
+    def law(found: Drift, back: Config) -> None:
+        assert found.same
+        assert not (found.changes or found.new or found.lapsed or found.remarks or found.edits or found.left)
+        assert back.given == found.before.given
+
+    in_a_file(law, dialect, tmp_path, other=False)
+
+
+@each
+def test_the_migrated_file_means_the_same_or_says_where_not(dialect: Dialect, tmp_path: Path) -> None:
+    """Every effective value and every plan field that differs after the migration is named."""
+
+    def law(found: Drift, back: Config) -> None:
+        assert found.migrated is not None
+        assert back.given == found.migrated.given
+        named = said(found)
+        assert unlike(found.before.effective, back.effective).keys() <= named
+        for ours, (was, now) in unlike(bridge.lift(found.before).values(), bridge.lift(back).values()).items():
+            rule = next(rule for rule in dialect.rules if ours in rule.ours)
+            if None in (was, now) and found.before.given.keys().isdisjoint(rule.theirs):
+                continue  # one of the releases has no word for it, and the file says nothing about it
+            assert not named.isdisjoint((ours, *rule.theirs, *rule.sees)), ours
+
+    in_a_file(law, dialect, tmp_path, other=True)
+
+
+def said(found: Drift) -> set[str]:
+    """Settings that a user is told about: left behind, in other words, added, or only in one of the releases."""
+    other_words = {change.path for change in found.changes if change.kind in (Kind.RENAMED, Kind.GONE)}
+    added = {path for path in found.edits if path not in found.before.given}
+    return {change.path for change in found.left} | other_words | added | {*found.new, *found.lapsed}
+
+
+def unlike(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    return {path: (one.get(path), other.get(path)) for path in {**one, **other} if one.get(path) != other.get(path)}
+
+
+@each
+def test_a_file_without_settings_of_its_own_drifts_by_defaults_alone(dialect: Dialect) -> None:
+    """From each release to the next and back: what differs in an almost empty file is never called the file's doing."""
+    empty = {"deepspeed": {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1}}.get(dialect.name, {})
+    for version, to_version in zip(dialect.versions, dialect.versions[1:], strict=False):
+        for one, other in ((version, to_version), (to_version, version)):
+            config = dialect.config(empty or smallest(dialect), one, 1)
+            found = drift(lambda release, given=config.given: dialect.config(given, release, 1), one, other)  # type: ignore[misc]
+            assert not [change for change in found.changes if change.kind in (Kind.GONE, Kind.RENAMED, Kind.REFUSED)]
+
+
+def smallest(dialect: Dialect) -> Mapping[str, Any]:
+    return {"micro_batch_size": 1} if dialect.name == "megatron" else {}
+
+
+# NVIDIA's own migrations, as its recipes changed between tags
+
+CORE = (
+    "--micro-batch-size 1 --global-batch-size 16 --num-layers 12 --hidden-size 512 --num-attention-heads 8 "
+    "--seq-length 1024 --max-position-embeddings 1024 --train-iters 50 --lr 1e-4 --bf16"
+)
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One of NVIDIA's edits: the flags beside CORE, then what went from the recipe and what came."""
+
+    version: str
+    to_version: str
+    flags: str
+    gone: tuple[str, ...]
+    came: Mapping[str, Any] = field(default_factory=dict)
+
+
+MOE = "--num-experts 8 --moe-token-dispatcher-type flex --expert-model-parallel-size 2 --moe-router-dtype fp32 --transformer-impl local"
+GRAPHS = "--transformer-impl transformer_engine --te-rng-tracker"
+NVIDIA = {
+    "encoder pipeline dropped": Edit(
+        "0.12.0", "0.14.0", "--encoder-pipeline-model-parallel-size 0", ("encoder_pipeline_model_parallel_size",)
+    ),
+    "custom FSDP": Edit(
+        "0.13.0",
+        "0.14.0",
+        "--use-custom-fsdp --data-parallel-sharding-strategy optim_grads_params --no-gradient-accumulation-fusion "
+        "--use-distributed-optimizer --ckpt-format torch_dist",
+        ("use_custom_fsdp",),
+        {"use_megatron_fsdp": True},
+    ),
+    "graphs": Edit("0.14.0", "0.15.0", f"--enable-cuda-graph {GRAPHS}", ("enable_cuda_graph",), {"cuda_graph_impl": "local"}),
+    "external graphs": Edit(
+        "0.14.0",
+        "0.15.0",
+        f"--external-cuda-graph {GRAPHS}",
+        ("external_cuda_graph",),
+        {"cuda_graph_impl": "transformer_engine"},
+    ),
+    "asynchronous tensor parallelism dropped": Edit(
+        "0.16.0",
+        "0.17.0",
+        "--no-async-tensor-model-parallel-allreduce",
+        ("async_tensor_model_parallel_allreduce",),
+    ),
+    "growing batch": Edit(
+        "0.17.0",
+        "0.18.0",
+        "--seq-length 4096 --max-position-embeddings 4096 --train-samples 1953125 --lr-decay-samples 1953125 "
+        "--global-batch-size 1152 --rampup-batch-size 384 384 97656250",
+        ("rampup_batch_size", "global_batch_size"),
+        {"step_batch_size_schedule": "0:384 200B:768 400B:1152"},
+    ),
+    # The recipes went on to hybridep, another library; what keeps its meaning is deepep, as 0.18 says itself.
+    "DeepEP": Edit("0.17.0", "0.18.0", f"--moe-enable-deepep {MOE}", ("moe_enable_deepep",), {}),
+    "graph modules": Edit(
+        "0.17.0",
+        "0.18.0",
+        f"--cuda-graph-impl transformer_engine --cuda-graph-scope attn {GRAPHS}",
+        ("cuda_graph_scope",),
+        {"cuda_graph_modules": ["attn"]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NVIDIA)
+def test_nvidias_own_migrations(name: str) -> None:
+    edit = NVIDIA[name]
+    flags = CORE.split()
+    if "--train-samples" in edit.flags:
+        flags = [word for word in " ".join(flags).replace("--train-iters 50", "").split()]
+    found = drifted("megatron", [*flags, *edit.flags.split()], edit.version, edit.to_version)
+    assert not found.same
+    assert found.migrated is not None
+    assert {path for path in edit.gone if path in found.before.given} == set(edit.gone)
+    assert not set(edit.gone) & found.migrated.given.keys()
+    assert {path: found.migrated.given.get(path) for path in edit.came} == edit.came
+    assert {change.path for change in found.changes if change.kind in (Kind.RENAMED, Kind.GONE)} & set(edit.gone)
+
+
+FAR = (
+    "--use-custom-fsdp",
+    "--enable-cuda-graph",
+    "--external-cuda-graph",
+    "--no-async-tensor-model-parallel-allreduce",
+    "--encoder-pipeline-model-parallel-size",
+)
+"""Flags that NVIDIA took out of recipes between tags that the truth covers."""
+
+
+def test_recipes_migrate_as_nvidia_migrated_them(shared: Path | None) -> None:
+    """Recipes with such a flag at one tag: what the migrated file has of NVIDIA's edits is what NVIDIA's next one has."""
+    if shared is None:
+        pytest.skip("needs the recipes at every tag")
+    rows = [json.loads(line) for line in (shared / "truth" / "megatron_cli.jsonl").read_text().splitlines()]
+    recipes = [row for row in rows if not row["recipe"].startswith("synthetic") and "args" in row and "config_rejected" not in row]
+    versions, compared = compat.load("megatron").versions, 0
+    for row in recipes:
+        later = sorted(
+            (other for other in recipes if other["recipe"] == row["recipe"] and after(other, row, versions)),
+            key=lambda other: versions.index(other["version"]),
+        )
+        for other in later[:1]:
+            dropped = [flag for flag in FAR if flag in row["flags"] and flag not in other["flags"]]
+            if dropped:
+                compared += 1
+                check_migration(row, other, dropped)
+    assert compared == 3, compared
+
+
+def after(other: Mapping[str, Any], row: Mapping[str, Any], versions: tuple[str, ...]) -> bool:
+    return versions.index(other["version"]) > versions.index(row["version"])
+
+
+INSTEAD = {"--use-custom-fsdp": "use_megatron_fsdp", "--enable-cuda-graph": "cuda_graph_impl", "--external-cuda-graph": "cuda_graph_impl"}
+
+
+def check_migration(row: Mapping[str, Any], other: Mapping[str, Any], dropped: list[str]) -> None:
+    megatron = compat.load("megatron")
+    read = {"world_size": row["world_size"], "lenient": True}
+    found = drift(lambda release: megatron.read(row["flags"], release, **read), row["version"], other["version"])
+    theirs = megatron.read(other["flags"], other["version"], **read)
+    assert found.migrated is not None
+    text = found.migrated.text()
+    kept = [flag for flag in dropped if f"{flag}\n" in text]
+    assert not [flag for flag in kept if flag in INSTEAD], (row["recipe"], row["version"], other["version"])
+    for flag in dropped:
+        if path := INSTEAD.get(flag):
+            assert found.migrated.given.get(path) == theirs.given.get(path), (row["recipe"], row["version"], other["version"])
+
+
+# DeepSpeed's changes between releases, each with a file that meets it
+
+BATCH = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1}
+MOVED, GONE, REFUSED, RENAMED, NEW = Kind.DEFAULT, Kind.GONE, Kind.REFUSED, Kind.RENAMED, Kind.NEW
+HALF = {"bf16": {"enabled": True}}
+DEEPSPEED: tuple[tuple[str, str, dict[str, Any], str, Kind, Any, Any], ...] = (
+    ("0.15.1", "0.15.2", {}, "steps_per_print", MOVED, 10, None),
+    ("0.16.3", "0.16.4", {"aio": {"thread_count": 2}}, "aio.thread_count", RENAMED, 2, 2),
+    (
+        "0.16.4",
+        "0.16.5",
+        {"seq_parallel_comm_data_type": "bf16"},
+        "seq_parallel_comm_data_type",
+        RENAMED,
+        "bf16",
+        "bf16",
+    ),
+    ("0.17.0", "0.17.1", {"bf16": {"enabled": True, "loss_scale": 1.0}}, "bf16.loss_scale", REFUSED, None, None),
+    ("0.16.3", "0.16.4", {"tensor_parallel": {"autotp_size": 2}}, "tensor_parallel.autotp_size", NEW, None, 2),
+    ("0.17.1", "0.17.2", {"torch_autocast": {"enabled": True}}, "torch_autocast.enabled", NEW, None, True),
+    ("0.19.2", "0.19.3", {}, "gradient_clipping", MOVED, 0.0, 1.0),
+    ("0.19.2", "0.19.3", HALF, "bf16.check_grad_overflow", MOVED, False, True),
+    (
+        "0.19.4",
+        "0.19.5",
+        {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}},
+        "zero_optimization.offload_optimizer.pin_memory",
+        MOVED,
+        False,
+        True,
+    ),
+    (
+        "0.19.4",
+        "0.19.5",
+        {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}},
+        "zero_optimization.offload_param.pin_memory",
+        MOVED,
+        False,
+        True,
+    ),
+    (
+        "0.19.5",
+        "0.19.6",
+        {"zero_optimization": {"stage": 1, "reduce_bucket_size": 0}},
+        "zero_optimization.reduce_bucket_size",
+        REFUSED,
+        0,
+        None,
+    ),
+    ("0.19.5", "0.19.6", {"gradient_allreduce_op": "sum"}, "gradient_allreduce_op", NEW, None, "sum"),
+    *(
+        ("0.19.6", "0.19.7", section, path, GONE, None, None)
+        for path, section in {
+            "nebula": {"nebula": {"enabled": False}},
+            "compression_training": {"compression_training": {}},
+            "sparse_attention": {"sparse_attention": {"mode": "fixed"}},
+        }.items()
+    ),
+    *(
+        ("0.19.7", "0.19.8", section, path, GONE, None, None)
+        for path, section in {
+            "amp": {"amp": {"enabled": False}},
+            "sparse_gradients": {"sparse_gradients": False},
+            "eigenvalue": {"eigenvalue": {"enabled": False}},
+            "elasticity": {"elasticity": {"enabled": False}},
+            "curriculum_learning": {"curriculum_learning": {"enabled": False}},
+            "progressive_layer_drop": {"progressive_layer_drop": {"enabled": False}},
+        }.items()
+    ),
+)
+
+
+@pytest.mark.parametrize("row", DEEPSPEED, ids=lambda row: f"{row[1]} {row[3]}")
+def test_deepspeeds_own_changes(row: tuple[str, str, dict[str, Any], str, Kind, Any, Any]) -> None:
+    version, to_version, section, path, kind, before, after = row
+    deepspeed = compat.load("deepspeed")
+    found = drift(lambda release: deepspeed.read({**BATCH, **section}, release, 1, lenient=True), version, to_version)
+    changes = {change.path: change for change in found.changes}
+    assert path in changes, list(changes)
+    assert changes[path].kind is kind, changes[path]
+    if kind in (MOVED, RENAMED, NEW):
+        assert (changes[path].before, changes[path].after) == (before, after)
+    if kind in (GONE, REFUSED):
+        assert found.after is None
+    if kind is MOVED and before is not None:
+        assert found.migrated is not None
+        assert found.migrated.effective[path] == before
