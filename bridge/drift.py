@@ -105,11 +105,12 @@ def _attempt(read: Callable[[str], Config], version: str) -> tuple[Config | None
 def _left(before: Config, migrated: Config) -> Iterator[Change]:
     """What the migrated file does not say; what it says in other words is not among it."""
     reworded = {change.path for change in _renamed(before, migrated.version)}
-    strayed = set(Aim(before).strayed(migrated))
+    aim = Aim(before)
+    kept = aim.meant.keys() - aim.strayed(migrated)
     found = [*_gone(before, migrated), *_values(before, migrated)]
     for change in _merged((*found, *_meanings(before, migrated, {change.path for change in found}))):
         rule = claims(before.dialect).get(change.path)
-        said = change.kind is Kind.GONE and rule and rule.carried(change.path) and strayed.isdisjoint(rule.ours)
+        said = change.kind is Kind.GONE and rule and rule.carried(change.path) and kept.issuperset(rule.carried(change.path))
         if change.path not in reworded and not said:
             yield change
 

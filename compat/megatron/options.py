@@ -140,7 +140,9 @@ def _line(flag: Flag, value: Any) -> tuple[str, ...] | None:
         return _switch(flag, value)
     many = flag.nargs is not None
     values = value if many and isinstance(value, list | tuple) else [value]
-    if None in values or not _fits(flag.nargs, len(values)) or (flag.choices and any(item not in flag.choices for item in values)):
+    if None in values or not _fits(flag.nargs, len(values)):
+        return None
+    if flag.choices and any(item not in flag.choices for item in values):
         return None
     words = [_word(flag, item) for item in values]
     return _joined(flag.options[0], words) if all(flags.takes(flag, word) for word in words) else None
