@@ -110,8 +110,9 @@ def _left(before: Config, migrated: Config) -> Iterator[Change]:
     found = [*_gone(before, migrated), *_values(before, migrated)]
     for change in _merged((*found, *_meanings(before, migrated, {change.path for change in found}))):
         rule = claims(before.dialect).get(change.path)
-        said = change.kind is Kind.GONE and rule and rule.carried(change.path) and kept.issuperset(rule.carried(change.path))
-        if change.path not in reworded and not said:
+        carried = rule.carried(change.path) if rule else ()
+        moved = change.kind is Kind.GONE or (change.path in migrated.given and change.path not in before.given)
+        if change.path not in reworded and not (moved and carried and kept.issuperset(carried)):
             yield change
 
 

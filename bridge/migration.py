@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -10,8 +11,8 @@ from typing import Any
 from bridge.dialect import Config, Dialect
 from bridge.errors import BridgeError
 from bridge.moves import Move
-from bridge.rules import Group
-from bridge.translation import lift, written_by
+from bridge.rules import Context, Group
+from bridge.translation import lift, seen_by
 
 
 def migrate(config: Config, version: str) -> Config | None:
@@ -65,8 +66,11 @@ def settable(dialect: Dialect, given: Group, version: str, entry: str) -> dict[s
 
 
 def lowered(config: Config, version: str) -> dict[str, Any]:
-    """What the plan of `config` says in the words of a release."""
-    written = written_by(lift(config).values(), config.dialect, version, config.world_size)
+    """What the plan of `config` says in the words of a release, as far as that has any."""
+    written: dict[str, Any] = {}
+    for rule, values in seen_by(lift(config).values(), config.dialect, config.world_size):
+        with suppress(BridgeError):
+            written.update(rule.write(values, Context(version, config.world_size)))
     said = {path: value for path, value in written.items() if value is not None}
     return settable(config.dialect, said, version, config.entry)
 

@@ -141,12 +141,16 @@ def _undone(config: Config, ours: Mapping[str, Any], carry: Carry) -> bool:
 
 def written_by(ours: Mapping[str, Any], dialect: Dialect, version: str, world_size: int | None) -> dict[str, Any]:
     """What the table of `dialect` writes for the values of a plan; None is left open."""
-    solved, context = _solved(ours, world_size), Context(version, world_size)
     given: dict[str, Any] = {}
-    for rule in dialect.rules:
-        if rule.ours and rule.theirs:
-            given.update(rule.write(_seen(rule, rule.ours, solved), context))
+    for rule, values in seen_by(ours, dialect, world_size):
+        given.update(rule.write(values, Context(version, world_size)))
     return given
+
+
+def seen_by(ours: Mapping[str, Any], dialect: Dialect, world_size: int | None) -> Iterator[tuple[Rule, dict[str, Any]]]:
+    """The rules of `dialect` that write, each with what it sees of the values of a plan."""
+    solved = _solved(ours, world_size)
+    yield from ((rule, _seen(rule, rule.ours, solved)) for rule in dialect.rules if rule.ours and rule.theirs)
 
 
 def _settable(given: Mapping[str, Any], dialect: Dialect, version: str, entry: str) -> dict[str, Any]:
