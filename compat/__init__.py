@@ -1,7 +1,8 @@
-"""The stacks: one folder each, found by being there."""
+"""The stacks: one folder each, found by being there, here or in a folder that STAGEBRIDGE_PATH names."""
 
 from __future__ import annotations
 
+import os
 import pkgutil
 from functools import cache
 from importlib import import_module
@@ -12,6 +13,12 @@ from bridge.errors import BridgeError, nearest
 
 if TYPE_CHECKING:
     from bridge.translation import Result
+
+
+PATH = "STAGEBRIDGE_PATH"
+"""Environment variable with folders that hold further dialects, separated as in PATH."""
+
+__path__ = [*__path__, *(folder for folder in os.environ.get(PATH, "").split(os.pathsep) if folder)]
 
 
 def names() -> tuple[str, ...]:
