@@ -12,7 +12,7 @@ from bridge.config import fields, shown
 from bridge.dialect import Config
 from bridge.errors import BridgeError
 from bridge.findings import Finding, Origin
-from bridge.migration import Aim, differing, has, migrate, moves, readable
+from bridge.migration import Aim, differing, has, migrate, moves, readable, reworded, settable
 from bridge.rules import Effect
 from bridge.translation import claims, lift, plan_claims
 
@@ -78,7 +78,9 @@ class Drift:
 def drift(read: Callable[[str], Config], version: str, to_version: str) -> Drift:
     """Compare what `read` makes of one source at two releases; raises `BridgeError` if the first of them refuses it."""
     before = read(version)
-    after, problems = _attempt(read, to_version)
+    after, problems = _attempt(lambda: read(to_version))
+    if problems:
+        problems = dict.fromkeys((*problems, *_objections(before, to_version)))
     seen = after or readable(before, before.given, to_version)
     migrated = migrate(before, to_version) if to_version != version else before
     changes = [*_renamed(before, to_version), *_refused(before, problems), *(_unlike(before, seen) if seen else ())]
@@ -95,16 +97,22 @@ def drift(read: Callable[[str], Config], version: str, to_version: str) -> Drift
     )
 
 
-def _attempt(read: Callable[[str], Config], version: str) -> tuple[Config | None, tuple[str, ...]]:
+def _attempt(read: Callable[[], Config]) -> tuple[Config | None, Iterable[str]]:
     try:
-        return read(version), ()
+        return read(), ()
     except BridgeError as error:
         return None, error.problems
 
 
+def _objections(before: Config, version: str) -> Iterable[str]:
+    """What a release has against the settings that it knows, which its reader may not come to say."""
+    given = settable(before.dialect, reworded(before, version), version, before.entry)
+    return _attempt(lambda: before.dialect.config(given, version, before.world_size, before.entry))[1]
+
+
 def _left(before: Config, migrated: Config) -> Iterator[Change]:
     """What the migrated file does not say; what it says in other words is not among it."""
-    reworded = {change.path for change in _renamed(before, migrated.version)}
+    renamed = {change.path for change in _renamed(before, migrated.version)}
     aim = Aim(before)
     kept = aim.meant.keys() - aim.strayed(migrated)
     found = [*_gone(before, migrated), *_values(before, migrated)]
@@ -112,7 +120,7 @@ def _left(before: Config, migrated: Config) -> Iterator[Change]:
         rule = claims(before.dialect).get(change.path)
         carried = rule.carried(change.path) if rule else ()
         moved = change.kind is Kind.GONE or (change.path in migrated.given and change.path not in before.given)
-        if change.path not in reworded and not (moved and carried and kept.issuperset(carried)):
+        if change.path not in renamed and not (moved and carried and kept.issuperset(carried)):
             yield change
 
 
