@@ -19,11 +19,19 @@ def migrate(config: Config, version: str) -> Config | None:
     """What to write for `version` so that it means what `config` means, as near as the release can; None: it accepts nothing."""
     if version == config.version:
         return config
-    start = readable(config, reworded(config, version), version)
-    if start is None:
+    found = readable(config, reworded(config, version), version)
+    if found is None:
         return None
-    aim = Aim(config)
+    aim, start = Aim(config), grown(found, nearest_words(config, found))
     return replace(as_read(aim.trimmed(aim.nearer(start, aim.groups(start)), start)), opaque=config.opaque)
+
+
+def nearest_words(config: Config, start: Config) -> list[Group]:
+    """What the table writes in place of settings that `start` had to leave out, as far as the release accepts it."""
+    said = lowered(config, start.version)
+    out = reworded(config, start.version).keys() - start.given.keys()
+    rules = (rule for rule in config.dialect.rules if not out.isdisjoint(rule.theirs))
+    return [{path: said[path] for path in rule.theirs if path in said and path not in start.given} for rule in rules]
 
 
 def as_read(config: Config) -> Config:
@@ -53,7 +61,7 @@ def built(config: Config, given: Group, version: str) -> Config | None:
 def grown(config: Config, groups: Sequence[Group]) -> Config:
     """`config` with each of `groups` on top that its stack accepts, found by halving."""
     given = {**config.given, **{path: value for group in groups for path, value in group.items()}}
-    more = built(config, given, config.version)
+    more = built(config, given, config.version) if groups else config
     if more is not None or len(groups) < 2:
         return more or config
     half = len(groups) // 2
