@@ -135,10 +135,6 @@ class Dialect(ABC):
         """What releases came to say in other words, oldest first."""
         return ()
 
-    def defaults(self, version: str) -> Mapping[str, Any]:
-        """What a release takes where nothing is given, by path, as far as that is a plain value."""
-        return {}
-
     def recognises(self, data: Any) -> int:
         """How sure the dialect is that parsed `data` (mapping or list) is its own: 0 no, then rising."""
         return 0

@@ -86,7 +86,7 @@ def drift_json(drift: Drift, format: str | None = None) -> dict[str, Any]:
         "changes": [_drifted(change) for change in drift.changes],
         "new": _plain(drift.new),
         "lapsed": _plain(drift.lapsed),
-        "remarks": [_finding(finding) for finding in drift.remarks],
+        "remarks": [finding_json(finding) for finding in drift.remarks],
         "edits": [{"path": path, "before": _plain(old), "after": _plain(new)} for path, (old, new) in drift.edits.items()],
         "migrated": {**_side(migrated), "text": migrated.text(format)} if migrated else None,
         "left": [_drifted(change) for change in drift.left],
@@ -291,13 +291,13 @@ def drift_text(drift: Drift, console: Console) -> None:
 def _changes(title: str, changes: Iterable[Change], old: str, new: str) -> Table:
     from rich.markup import escape
 
-    table = _table(title, "setting", old, new, "why")
+    rows = table_of(title, "setting", old, new, "why")
     for change in sorted(changes, key=lambda change: (EFFECT_ORDER.index(change.effect), list(Kind).index(change.kind))):
         where = f"{change.path} (line {change.origin.line})" if change.origin and change.origin.line else change.path
         plain = change.kind in (Kind.DEFAULT, Kind.DERIVED)
         why = f"{_styled(change.effect)}: {change.kind}{'' if plain else '; ' + escape(change.message)}"
-        table.add_row(escape(where), escape(_said(change.before)), escape(_said(change.after)), why)
-    return table
+        rows.add_row(escape(where), escape(_said(change.before)), escape(_said(change.after)), why)
+    return rows
 
 
 def _said(value: Any) -> str:
@@ -311,9 +311,9 @@ def _migrated(drift: Drift, console: Console) -> None:
         console.print(f"{drift.version} accepts no part of the file: nothing to write")
         return
     if drift.edits:
-        table = _table(f"To mean the same in {drift.version}", "setting", "in the file", "to write")
+        rows = table_of(f"To mean the same in {drift.version}", "setting", "in the file", "to write")
         for path, (old, new) in drift.edits.items():
-            table.add_row(*map(escape, (path, _said(old), _said(new))))
-        console.print(table)
+            rows.add_row(*map(escape, (path, _said(old), _said(new))))
+        console.print(rows)
     if drift.left:
         console.print(_changes("What no file says there", drift.left, drift.before.version, drift.version))

@@ -86,13 +86,6 @@ class AutoModelDialect(Dialect):
 
         return KNOWN
 
-    def defaults(self, version: str) -> Mapping[str, Any]:
-        """What a release fills in whatever the strategy."""
-        from compat.automodel.releases import release
-
-        found = release(version)
-        return {**found.defaults(""), **found.defaults("pipeline")}
-
     def parse(self, source: Any, version: str, lenient: bool) -> Reading:
         """Typed values, places and remarks from a path, text, mapping, list of overrides or live PipelineConfig."""
         from compat.automodel.formats import read

@@ -86,10 +86,6 @@ class DeepSpeedDialect(Dialect):
 
         return moves()
 
-    def defaults(self, version: str) -> Mapping[str, Any]:
-        """What a release fills in, in optional sections where these are present."""
-        return self._at(version).filled
-
     def read(
         self,
         source: Any,

@@ -87,12 +87,6 @@ class FastLLMDialect(Dialect):
 
         return moves()
 
-    def defaults(self, version: str) -> Mapping[str, Any]:
-        """What the config classes of a release hold where nothing is given."""
-        from compat.fast_llm.releases import release
-
-        return release(version).defaults
-
     def parse(self, source: Any, version: str, lenient: bool) -> Reading:
         """Read a YAML file, text, a mapping, or overrides."""
         from compat.fast_llm import formats, releases

@@ -103,12 +103,6 @@ class MegatronDialect(Dialect):
 
         return MOVES
 
-    def defaults(self, version: str) -> Mapping[str, Any]:
-        """What the parser of a release leaves where no flag is given."""
-        from compat.megatron.releases import defaults
-
-        return defaults(version)
-
     def parse(self, source: Any, version: str, lenient: bool) -> Reading:
         """Read flags, a recipe, a mapping or a live config object."""
         from compat.megatron.formats import read

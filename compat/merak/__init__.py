@@ -62,12 +62,6 @@ class MerakDialect(Dialect):
 
         return KNOWN
 
-    def defaults(self, version: str) -> Mapping[str, Any]:
-        """What the arguments of a release hold where nothing is given."""
-        from compat.merak.releases import release
-
-        return release(version).defaults
-
     def read(
         self,
         source: Any,

@@ -131,19 +131,18 @@ class Release:
     @cached_property
     def defaults(self) -> Mapping[str, Any]:
         """What it fills in for keys that are not set, optional sections aside."""
-        always = {path: value for path, value in self.filled.items() if optional_section(path) is None}
-        devices = {path: value for path, value in self.filled.items() if path.endswith(".device")}
+        always = {path: value for path, value in self._filled.items() if optional_section(path) is None}
+        devices = {path: value for path, value in self._filled.items() if path.endswith(".device")}
         return MappingProxyType({**always, **devices})
 
     @cached_property
-    def filled(self) -> Mapping[str, Any]:
-        """What it fills in for keys that are not set, in optional sections where these are present."""
+    def _filled(self) -> Mapping[str, Any]:
         filled = {path: KEYS[path].at(self.version) for path in KEYS if path in self.keys}
         return {path: value for path, value in filled.items() if value is not None}
 
     def section_defaults(self, section: str) -> Mapping[str, Any]:
         """What it fills in for an optional section that is present."""
-        return {path: value for path, value in self.filled.items() if path.startswith(section + ".")}
+        return {path: value for path, value in self._filled.items() if path.startswith(section + ".")}
 
     @cached_property
     def bounds(self) -> Mapping[str, tuple[str, ...]]:

@@ -31,7 +31,7 @@ class KiteDialect(Dialect):
     moves = releases.MOVES
 
     def defaults(self, version: str) -> Mapping[str, Any]:
-        return releases.DEFAULTS[version]
+        return {path: releases.DEFAULTS[version].get(path) for path in fields(Kite) if releases.has(path, version)}
 
     def parse(self, source: Any, version: str, lenient: bool) -> Reading:
         document = load(source)
