@@ -65,6 +65,24 @@ Exit codes:
   1  an error, also where the first release refuses the file
 """
 
+FUZZ = """Fuzz a stack: generated configs of all its releases are written, read, lifted, lowered and converted.
+
+Every config that its rules accept must be read as it was written, mean the same in its own words, and with --to become
+something that the other stack accepts, with every loss named, and come back with the sidecar as it was. On a failure
+the smallest config found is printed, ready to paste, with the command that shows it. Needs the extra "test".
+
+\b
+Examples:
+  stagebridge fuzz deepspeed
+  stagebridge fuzz megatron --to deepspeed --examples 1000 --seed 7
+  stagebridge fuzz merak --from-version 2.2.2 --json
+
+\b
+Exit codes:
+  0  no failure
+  1  a failure, or another error
+"""
+
 TRAIN = """Train the plan of FILE on the native engine: plain PyTorch, on the ranks that the launcher started.
 
 \b
@@ -322,6 +340,28 @@ def drift(
     from bridge.cli.drift import drift
 
     return drift(Job(file, from_, from_version, world_size, lenient, as_json, auto or (), code or ()), to_version, output)
+
+
+@app.command(help=FUZZ, short_help="Try generated configs of a stack, and print the smallest that fails.")
+def fuzz(
+    dialect: Annotated[str, typer.Argument(metavar="DIALECT", help="Stack to fuzz.", show_default=False)],
+    to: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--to", metavar="DIALECT", help="Stack to convert to, and back; none by default."),
+    ] = None,
+    examples: Annotated[int, typer.Option("--examples", metavar="N", min=1, help="Configs to try.")] = 200,
+    seed: Annotated[int, typer.Option("--seed", metavar="S", min=0, help="Another seed tries other configs.")] = 0,
+    from_version: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--from-version", metavar="V", help="Release to fuzz; all by default."),
+    ] = None,
+    to_version: ToVersion = None,
+    as_json: Json = False,
+) -> int:
+    """Fuzz one dialect."""
+    from bridge.cli.fuzz import fuzz
+
+    return fuzz(dialect, to, (from_version, to_version), examples, seed, as_json)
 
 
 @app.command(help=DEMO, short_help="Convert a bundled Megatron launch to DeepSpeed and back, and train it.")

@@ -1,0 +1,134 @@
+"""What `fuzz` does: try generated configs, show progress, and print the smallest one that fails."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import compat
+from bridge import report
+from bridge.cli.convert import print_json
+from bridge.errors import BridgeError
+
+if TYPE_CHECKING:
+    from bridge.testing.fuzz import Covered, Failure, Task
+
+STEPS = 10
+"""Lines of progress, in all."""
+
+
+def fuzz(
+    dialect: str,
+    to: str | None,
+    versions: tuple[str | None, str | None],
+    examples: int,
+    seed: int,
+    as_json: bool,
+) -> int:
+    """Fuzz one dialect; the exit code."""
+    if find_spec("hypothesis") is None:
+        raise BridgeError("fuzz: needs Hypothesis, which is not installed; pip install 'stagebridge[test]'")
+    from bridge.testing import fuzz as fuzzing
+
+    source, target = compat.load(dialect), compat.load(to) if to else None
+    version = source.release(versions[0]) if versions[0] else None
+    task = fuzzing.Task(source, target, version, target.release(versions[1]) if target else None, examples, seed)
+    covered, failure = fuzzing.fuzz(task, _progress(task))
+    file = f"fuzz.{fuzzing.suffix(source, source.formats[0])}"
+    if as_json:
+        print_json(_json(task, covered, failure, file))
+    else:
+        print("\n".join(_lines(task, covered, failure, file)))
+    return report.ERROR if failure else report.CLEAN
+
+
+def _progress(task: Task) -> Callable[[Covered], None]:
+    """A line on stderr for each tenth of the examples, then for each hundred while a failure is made smaller."""
+    every = max(1, task.examples // STEPS)
+
+    def tick(covered: Covered) -> None:
+        done = covered.examples
+        if done <= task.examples and done % every == 0:
+            print(f"{done} of {task.examples} configs", file=sys.stderr, flush=True)
+        elif done > task.examples and done % 100 == 0:
+            print(f"{done} configs, looking for the smallest that fails", file=sys.stderr, flush=True)
+
+    return tick
+
+
+def _lines(task: Task, covered: Covered, failure: Failure | None, file: str) -> list[str]:
+    from bridge.config import fields
+    from bridge.testing.fuzz import command
+
+    releases = len(covered.releases)
+    title = f"{task.dialect.title}{f' -> {task.to.title} {task.to_version}' if task.to else ''}"
+    known = len(fields(task.dialect.schema))
+    lines = [
+        f"{title}: {covered.examples} configs of {releases} of {len(task.dialect.versions)} releases,"
+        f" {len(covered.fields)} of {known} settings",
+        *(f"  {stage}: {count} held{_refused(covered, stage)}" for stage, count in covered.accepted.items()),
+    ]
+    if failure is None:
+        return [*lines, "no failure"]
+    ranks = failure.config.world_size or "any number of"
+    return [
+        *lines,
+        f"\nFAILED {failure.stage}: {failure.message}",
+        f"\nThe smallest config found, for {task.dialect.title} {failure.config.version} on {ranks} ranks. Save as {file}:",
+        "",
+        failure.text.rstrip(),
+        *([f"\nand beside it {_beside(file)}:\n\n{_code(failure)}"] if _code(failure) else []),
+        f"\nIt shows with\n  {command(task, failure, file)}\nand is found again with\n  {_again(task)}",
+    ]
+
+
+def _refused(covered: Covered, stage: str) -> str:
+    return f", {covered.refused[stage]} refused" if covered.refused[stage] else ""
+
+
+def _beside(file: str) -> str:
+    from pathlib import Path
+
+    from bridge.dialect import code_beside
+
+    return str(code_beside(Path(file)))
+
+
+def _code(failure: Failure) -> str:
+    import json
+
+    return json.dumps(dict(failure.written.code), indent=2) if failure.written and failure.written.code else ""
+
+
+def _again(task: Task) -> str:
+    to = ["--to", task.to.name, "--to-version", str(task.to_version)] if task.to else []
+    release = ["--from-version", task.version] if task.version else []
+    numbers = ["--examples", str(task.examples), "--seed", str(task.seed)]
+    return shlex.join(["stagebridge", "fuzz", task.dialect.name, *to, *release, *numbers])
+
+
+def _json(task: Task, covered: Covered, failure: Failure | None, file: str) -> dict[str, Any]:
+    from bridge.testing.fuzz import command
+
+    found = failure and {
+        "stage": failure.stage,
+        "message": failure.message,
+        "version": failure.config.version,
+        "world_size": failure.config.world_size,
+        "text": failure.text,
+        "code": _code(failure),
+        "command": command(task, failure, file),
+    }
+    return {
+        "examples": covered.examples,
+        "releases": dict(covered.releases),
+        "held": dict(covered.accepted),
+        "refused": dict(covered.refused),
+        "settings": sorted(covered.fields),
+        "failure": found,
+        "again": _again(task),
+        "exit_code": report.ERROR if failure else report.CLEAN,
+    }

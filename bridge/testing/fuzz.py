@@ -1,0 +1,232 @@
+"""Fuzzing a dialect: generated configs through reading, writing, lifting and a conversion, and the smallest one that fails."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from warnings import catch_warnings, simplefilter
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis.errors import Flaky, HypothesisWarning
+
+from bridge.config import Values, shown
+from bridge.dialect import Config, Dialect, Written
+from bridge.errors import BridgeError
+from bridge.testing.strategies import configs, entries
+from bridge.translation import lift, lower, plan_claims, translate
+
+SUFFIXES = ("json", "yaml", "txt")
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is fuzzed: a dialect, the one it is converted to, their releases (None: all), and how long."""
+
+    dialect: Dialect
+    to: Dialect | None = None
+    version: str | None = None
+    to_version: str | None = None
+    examples: int = 200
+    seed: int = 0
+
+
+@dataclass
+class Covered:
+    """What was tried: configs that held, by release and by stage, and those that a stage had to refuse."""
+
+    accepted: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    releases: Counter[str] = field(default_factory=Counter)
+    fields: set[str] = field(default_factory=set)
+
+    @property
+    def examples(self) -> int:
+        """Configs that were tried."""
+        return sum(self.releases.values())
+
+
+class Broken(AssertionError):
+    """A promise that does not hold: which one, and what was found."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The smallest config that was found to break a promise, and how."""
+
+    config: Config
+    stage: str
+    message: str
+
+    @cached_property
+    def written(self) -> Written | None:
+        """The config as a file, None where it is just this that fails."""
+        try:
+            return self.config.dialect.render(self.config)
+        except Exception:
+            return None
+
+    @property
+    def text(self) -> str:
+        """The file to paste; values by path where no file can be written."""
+        return self.written.text if self.written else f"{dict(self.config.given)!r}\n"
+
+
+def fuzz(task: Task, tick: Callable[[Covered], None] = lambda covered: None) -> tuple[Covered, Failure | None]:
+    """Try `task.examples` configs; what was covered, and the smallest failing config if one fails.
+
+    `tick` is called after each config.
+    """
+    covered, last = Covered(), list[Failure]()
+
+    def law(config: Config) -> None:
+        covered.releases[config.version] += 1
+        covered.fields.update(config.given)
+        try:
+            _check(task, config, covered)
+        except Broken as error:
+            last.append(Failure(config, *error.args))
+            raise
+        finally:
+            tick(covered)
+
+    limits = settings(
+        max_examples=task.examples,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+        print_blob=False,
+        report_multiple_bugs=False,
+    )
+    drawn = configs(task.dialect, version=task.version, entry=entries(task.dialect)[0])
+    with suppress(Broken, Flaky), catch_warnings():
+        simplefilter("ignore", HypothesisWarning)
+        seed(task.seed)(limits(given(drawn)(law)))()
+    # The failure that Hypothesis ends with is the one that it shrank to.
+    return covered, _smallest(task, last[-1]) if last else None
+
+
+def _smallest(task: Task, failure: Failure) -> Failure:
+    """The failure with every setting dropped that it does without."""
+    for path in failure.config.given:
+        rest = {name: value for name, value in failure.config.given.items() if name != path}
+        failure = _still(task, failure, rest) or failure
+    return failure
+
+
+def _still(task: Task, failure: Failure, given: Mapping[str, Any]) -> Failure | None:
+    """The same promise broken by fewer settings, or None."""
+    config = failure.config
+    try:
+        fewer = config.dialect.config(given, config.version, config.world_size, config.entry)
+        _check(task, replace(fewer, opaque=config.opaque), Covered())
+    except Broken as error:
+        return Failure(fewer, *error.args) if error.args[0] == failure.stage else None
+    except BridgeError:
+        return None
+    return None
+
+
+def _check(task: Task, config: Config, covered: Covered) -> None:
+    for stage, check in _stages(task):
+        try:
+            check(config)
+        except BridgeError as error:
+            covered.refused[stage] += 1
+            if stage != CONVERTING:
+                raise Broken(stage, f"refused: {error}") from None
+        except Broken:
+            raise
+        except Exception as error:
+            raise Broken(stage, f"{type(error).__name__}: {error}") from error
+        else:
+            covered.accepted[stage] += 1
+
+
+READING, LIFTING, CONVERTING = "writing and reading", "lifting and lowering", "converting"
+
+
+def _stages(task: Task) -> Iterator[tuple[str, Callable[[Config], None]]]:
+    yield READING, _reads_back
+    yield LIFTING, _survives
+    if task.to is not None:
+        to = task.to
+        yield CONVERTING, lambda config: _converts(config, to, task.to_version)
+
+
+def _reads_back(config: Config) -> None:
+    """What is written in each format is read as it was given, and means the same."""
+    for format in config.dialect.formats:
+        with TemporaryDirectory() as folder:
+            path = Path(folder, f"config.{suffix(config.dialect, format)}")
+            config.dialect.write(config, path)
+            read = config.dialect.read(path, config.version, config.world_size)
+        _same(READING, f"given, read back from {format}", config.given, read.given)
+        _same(READING, f"effective, read back from {format}", config.effective, read.effective)
+
+
+def suffix(dialect: Dialect, format: str) -> str:
+    """A suffix that stands for a format."""
+    return next(suffix for suffix in SUFFIXES if dialect.format_of(f"x.{suffix}") == format)
+
+
+def _survives(config: Config) -> None:
+    """What a config means, said again in its own words, means the same; ranks off the mesh of a plan are left aside."""
+    plan = lift(config)
+    mesh = plan.parallel
+    if config.world_size not in (None, prod(size or 1 for size in (mesh.data, mesh.tensor, mesh.pipeline, mesh.context))):
+        return
+    again = lower(plan, config.dialect, config.version, config.world_size)
+    _same(LIFTING, "plan, after lowering it and lifting it again", plan.values(), lift(again).values())
+
+
+def _converts(config: Config, to: Dialect, version: str | None) -> None:
+    """The other stack reads what is written for it, the same is meant by it as reported, and the sidecar leads back."""
+    result = translate(config, to, version)
+    for format in to.formats:
+        with TemporaryDirectory() as folder:
+            path = Path(folder, f"config.{suffix(to, format)}")
+            to.write(result.config, path)
+            try:
+                read = to.read(path, result.config.version, result.config.world_size)
+            except BridgeError as error:
+                raise Broken(CONVERTING, f"{to.name} refuses what was written for it: {error}") from None
+        _same(CONVERTING, f"effective values of {to.name}, read back from {format}", result.config.effective, read.effective)
+    _tells(config, result.findings, lift(result.config).values())
+    back = translate(result.config, config.dialect, config.version, config.world_size, result.carry)
+    _same(CONVERTING, "given, there and back with the carry-over", config.given, back.config.given)
+
+
+def _tells(config: Config, findings: Any, kept: Values) -> None:
+    """A plan field that a set field stands for and that is lost has a finding."""
+    meant, named = lift(config).values(), {finding.path for finding in findings}
+    for ours, rule in plan_claims(config.dialect).items():
+        set_ = [path for path in rule.carriers(ours) if path in config.given]
+        if set_ and meant.get(ours) is not None and meant.get(ours) != kept.get(ours) and named.isdisjoint(rule.theirs):
+            raise Broken(CONVERTING, f"{ours} turns from {shown(meant.get(ours))} to {shown(kept.get(ours))} without a finding")
+
+
+def _same(stage: str, what: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+    unlike = [path for path in {**one, **other} if one.get(path) != other.get(path) or (path in one) != (path in other)]
+    if unlike:
+        lines = (f"{path}: {shown(one.get(path))} -> {shown(other.get(path))}" for path in unlike)
+        raise Broken(stage, f"{what}, differs: " + "; ".join(lines))
+
+
+def command(task: Task, failure: Failure, file: str) -> str:
+    """The command that shows the failure for the config in `file`."""
+    config = failure.config
+    words = ["--from", config.dialect.name, "--from-version", config.version]
+    words += ["--world-size", str(config.world_size)] if config.world_size else []
+    if failure.stage == READING:
+        return shlex.join(["stagebridge", "check", file, *words])
+    target, release = (task.to, task.to_version) if failure.stage == CONVERTING and task.to else (config.dialect, config.version)
+    return shlex.join(["stagebridge", "convert", file, *words, "--to", target.name, "--to-version", target.release(release)])
