@@ -21,7 +21,7 @@ from bridge.config import Values, shown
 from bridge.dialect import Config, Dialect, Written
 from bridge.errors import BridgeError
 from bridge.testing.strategies import configs, entries
-from bridge.translation import lift, lower, plan_claims, translate
+from bridge.translation import Result, claims, lift, lower, translate
 
 SUFFIXES = ("json", "yaml", "txt")
 
@@ -64,6 +64,11 @@ class Failure:
     config: Config
     stage: str
     message: str
+
+    @property
+    def promise(self) -> tuple[str, str]:
+        """What is broken: the stage, and the message up to its details."""
+        return self.stage, self.message.partition(":")[0]
 
     @cached_property
     def written(self) -> Written | None:
@@ -129,7 +134,8 @@ def _still(task: Task, failure: Failure, given: Mapping[str, Any]) -> Failure | 
         fewer = config.dialect.config(given, config.version, config.world_size, config.entry)
         _check(task, replace(fewer, opaque=config.opaque), Covered())
     except Broken as error:
-        return Failure(fewer, *error.args) if error.args[0] == failure.stage else None
+        found = Failure(fewer, *error.args)
+        return found if found.promise == failure.promise else None
     except BridgeError:
         return None
     return None
@@ -189,29 +195,53 @@ def _survives(config: Config) -> None:
 
 
 def _converts(config: Config, to: Dialect, version: str | None) -> None:
-    """The other stack reads what is written for it, the same is meant by it as reported, and the sidecar leads back."""
+    """The other stack reads what is written for it, each loss and nothing else is reported, and the sidecar leads back."""
     result = translate(config, to, version)
     for format in to.formats:
-        with TemporaryDirectory() as folder:
-            path = Path(folder, f"config.{suffix(to, format)}")
-            to.write(result.config, path)
-            try:
-                read = to.read(path, result.config.version, result.config.world_size)
-            except BridgeError as error:
-                raise Broken(CONVERTING, f"{to.name} refuses what was written for it: {error}") from None
-        _same(CONVERTING, f"effective values of {to.name}, read back from {format}", result.config.effective, read.effective)
-    _tells(config, result.findings, lift(result.config).values())
+        _accepted(result, format)
+    _tells(result)
     back = translate(result.config, config.dialect, config.version, config.world_size, result.carry)
     _same(CONVERTING, "given, there and back with the carry-over", config.given, back.config.given)
 
 
-def _tells(config: Config, findings: Any, kept: Values) -> None:
-    """A plan field that a set field stands for and that is lost has a finding."""
-    meant, named = lift(config).values(), {finding.path for finding in findings}
-    for ours, rule in plan_claims(config.dialect).items():
-        set_ = [path for path in rule.carriers(ours) if path in config.given]
-        if set_ and meant.get(ours) is not None and meant.get(ours) != kept.get(ours) and named.isdisjoint(rule.theirs):
-            raise Broken(CONVERTING, f"{ours} turns from {shown(meant.get(ours))} to {shown(kept.get(ours))} without a finding")
+def _accepted(result: Result, format: str) -> None:
+    """What is written is read as it was meant; a refusal must have been foretold."""
+    target, to = result.config, result.config.dialect
+    with TemporaryDirectory() as folder:
+        path = Path(folder, f"config.{suffix(to, format)}")
+        to.write(target, path)
+        try:
+            read = to.read(path, target.version, target.world_size)
+        except BridgeError as error:
+            foretold = {finding.path for finding in result.findings}
+            if all(problem.partition(":")[0] in foretold for problem in error.problems):
+                return
+            raise Broken(CONVERTING, f"{to.name} refuses what was written for it: {error}") from None
+    _same(CONVERTING, f"effective values of {to.name}, read back from {format}", target.effective, read.effective)
+
+
+def _tells(result: Result) -> None:
+    """A set field has a finding exactly if the way there and back changes what its stack makes of it."""
+    config, meant, kept = result.source, lift(result.source).values(), lift(result.config).values()
+    back = _back(result)
+    named = {finding.path for finding in result.findings if finding.given and finding.how is not None}
+    for path, value in config.given.items():
+        ours = claims(config.dialect)[path].ours
+        moved = config.effective.get(path) is None and value is not None
+        strayed = not ours or any(meant.get(name) != kept.get(name) for name in ours)
+        lost = strayed if moved else config.effective.get(path) != back.get(path)
+        if lost != (path in named):
+            said = f"{path} turns from {shown(config.effective.get(path))} to {shown(back.get(path))}"
+            raise Broken(CONVERTING, f"a loss without a finding: {said}" if lost else f"a finding without a loss: {path}")
+
+
+def _back(result: Result) -> Values:
+    """Effective values after the way there and back; none if the stack refuses what comes back."""
+    config = result.source
+    try:
+        return lower(lift(result.config), config.dialect, config.version, config.world_size).effective
+    except BridgeError:
+        return Values()
 
 
 def _same(stage: str, what: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
