@@ -331,6 +331,8 @@ def drift(
     world_size: WorldSize = None,
     auto: Auto = None,
     code: Code = None,
+    env: Env = None,
+    launch: Launch = None,
     output: Output = None,
     as_json: Json = False,
     lenient: Lenient = False,
@@ -339,7 +341,8 @@ def drift(
     from bridge.cli.convert import Job
     from bridge.cli.drift import drift
 
-    return drift(Job(file, from_, from_version, world_size, lenient, as_json, auto or (), code or ()), to_version, output)
+    job = Job(file, from_, from_version, world_size, lenient, as_json, auto or (), code or (), env or (), launch)
+    return drift(job, to_version, output)
 
 
 @app.command(help=FUZZ, short_help="Try generated configs of a stack, and print the smallest that fails.")
