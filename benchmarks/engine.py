@@ -1,9 +1,13 @@
-"""A training step of the native engine on two ranks, as a ratio to DeepSpeed's, FSDP2's, DDP's and DTensor's."""
+"""A training step of the native engine on two ranks, as a ratio to DeepSpeed's, FSDP2's, DDP's and DTensor's.
+
+Prints the table of README.md, row by row.
+"""
 
 from __future__ import annotations
 
 import argparse
 import gc
+import os
 import statistics
 import sys
 import time
@@ -37,6 +41,16 @@ BOUNDS = (
     ("native tensor", "dtensor", 0.9),
 )
 """What is compared with what, and the largest ratio wanted."""
+TITLES = {
+    **{f"native zero {level}": f"ZeRO {level}" for level in range(4)},
+    **{f"deepspeed zero {level}": f"DeepSpeed ZeRO {level}" for level in range(4)},
+    "native tensor": "tensor",
+    "fsdp2 whole until backward": "FSDP2, not resharded",
+    "fsdp2": "FSDP2",
+    "ddp": "DDP",
+    "dtensor": "DTensor",
+}
+COLUMNS = ("width", "engine", "beside", "engine", "other", "wall time", "processor time", "bound")
 
 
 @dataclass(frozen=True)
@@ -95,29 +109,37 @@ def ratios(found: Iterable[Pair], kind: str) -> list[float]:
 def row(width: int, ours: str, theirs: str, bound: float, found: list[Pair]) -> str:
     """One line of a table: median milliseconds of both, then wall and processor time as ratios with their spread."""
     times = [f"{statistics.median(pair[index].wall for pair in found) * 1e3:.0f} ms" for index in (0, 1)]
-    cells = [str(width), ours, theirs, *times]
+    cells = [str(width), TITLES[ours], TITLES[theirs], *times]
     for kind in ("wall", "processor"):
         sorted_ = ratios(found, kind)
         cells.append(f"{statistics.median(sorted_):.2f} ({sorted_[0]:.2f} to {sorted_[-1]:.2f})")
-    return f"| {' | '.join([*cells, f'{bound:.2f}'])} |"
+    return line([*cells, f"{bound:.2f}"])
+
+
+def line(cells: Iterable[str]) -> str:
+    """One line of a table."""
+    return f"| {' | '.join(cells)} |"
 
 
 def main() -> None:
     """Print one row for each comparison."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--steps", type=int, default=1, help="steps in one measurement")
     parser.add_argument("--width", type=int, choices=WIDTHS, action="append")
     parser.add_argument("--only", default="", help="compare only with names that contain this")
     given = parser.parse_args()
-    pool = Pool(RANKS)
+    start, pool = time.perf_counter(), Pool(RANKS)
+    print(line(COLUMNS), line("---" for _ in COLUMNS).replace(" ", ""), sep="\n", flush=True)
     for width in given.width or WIDTHS:
         for ours, theirs, bound in BOUNDS:
-            if given.only in theirs:
+            if given.only in (ours + " " + theirs):
                 arguments = (ours, theirs, task_of(width), given.pairs, given.steps)
                 found = pool.run(compared, *arguments, timeout=TIMEOUT)[0]
                 print(row(width, ours, theirs, bound, found), flush=True)
     pool.close()
+    print(f"\n{time.perf_counter() - start:.0f} s; load at the end {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
 
 
 if __name__ == "__main__":

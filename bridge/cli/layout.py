@@ -221,7 +221,7 @@ def _groups(groups: Sequence[Sequence[int]], shown: int = 4) -> str:
 
 
 def _short(words: Sequence[str], shown: int, joint: str) -> str:
-    return joint.join(words if len(words) <= shown else [*words[: shown - 2], "...", words[-1]])
+    return joint.join(words if len(words) <= shown else [*words[: shown - 1], "...", words[-1]])
 
 
 def _show_ranks(outline: Outline, pipeline: int, out: Console) -> None:
@@ -270,9 +270,16 @@ def _rows(outline: Outline, flats: Iterable[Mapping[str, Any]]) -> Iterator[tupl
 
     for (tied, *numbers), alike in groupby(flats, figures):
         group = list(alike)
-        names = [name for flat in group for name in _names(outline, flat["stage"])]
-        label = "tied weights" if tied == "True" else names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+        layers = [layer for flat in group for layer in outline.stages[flat["stage"]]]
+        label = "tied weights" if tied == "True" else _short(list(_runs(outline.shape.names, layers)), 3, ", ")
         yield label, str(len(group)), *numbers, ""
+
+
+def _runs(names: Sequence[str], layers: Sequence[int]) -> Iterator[str]:
+    """Neighbouring layers as one part each."""
+    for _, part in groupby(enumerate(layers), lambda pair: pair[1] - pair[0]):
+        run = [names[layer] for _, layer in part]
+        yield run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}"
 
 
 def _buffers(flats: Iterable[Mapping[str, Any]], kind: str) -> str:

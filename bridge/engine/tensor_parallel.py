@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import register_pytree_node
 
-from bridge.comm import Comm, Group
+from bridge.comm import Comm, Group, Wait
 from bridge.errors import ConfigError
 from bridge.layout.tensor import Site, TensorPlan, cut, matches
 from bridge.layout.traffic import GATHER_TOKENS, LARGEST, LOGITS, SCATTER_TOKENS, SUM, SUM_BACKWARD
@@ -30,8 +30,8 @@ class Split:
 
     def sum(self, name: str, tensor: Tensor) -> Tensor:
         """Sum of `tensor` over the group, in its own memory where it is contiguous: what it held before is gone."""
-        total = tensor.contiguous()
-        self.comm.all_reduce(name, total, self.group)()
+        total, wait = self._start_sum(name, tensor)
+        wait()
         return total
 
     def gather(self, tensor: Tensor) -> Tensor:
@@ -43,10 +43,22 @@ class Split:
 
     def scatter_sum(self, tensor: Tensor) -> Tensor:
         """This rank's token slice of the sum of `tensor` over the group."""
+        part, wait = self._start_scatter(tensor)
+        wait()
+        return part
+
+    def start(self, gradient: Tensor) -> tuple[Tensor, Wait]:
+        """What a gradient of split layers' common input sums up to, once it was waited for."""
+        return self._start_scatter(gradient) if self.sequence else self._start_sum(SUM_BACKWARD, gradient)
+
+    def _start_sum(self, name: str, tensor: Tensor) -> tuple[Tensor, Wait]:
+        total = tensor.contiguous()
+        return total, self.comm.all_reduce(name, total, self.group)
+
+    def _start_scatter(self, tensor: Tensor) -> tuple[Tensor, Wait]:
         moved = tensor.transpose(0, TOKENS).contiguous()
         part = moved.new_empty(len(moved) // self.group.size, *moved.shape[1:])
-        self.comm.reduce_scatter(SCATTER_TOKENS, part, moved, self.group)()
-        return part.transpose(0, TOKENS)
+        return part.transpose(0, TOKENS), self.comm.reduce_scatter(SCATTER_TOKENS, part, moved, self.group)
 
     def slice(self, tensor: Tensor) -> Tensor:
         """This rank's token slice of `tensor`, which all ranks hold alike."""
@@ -59,18 +71,72 @@ class Split:
         return tensor.narrow(TOKENS, self.group.index * length // self.group.size, length // self.group.size)
 
 
-class _Enter(torch.autograd.Function):
-    """Into a split layer: the same input on all ranks, whose gradients have to be summed."""
+class _Wait(torch.autograd.Function):
+    """Before a split layer: in backward, the end of the sum that `_Enter` started."""
 
     @staticmethod
-    def forward(context: Any, inputs: Tensor, split: Split) -> Tensor:
-        context.split = split
-        return split.gather(inputs) if split.sequence else inputs.view_as(inputs)
+    def forward(context: Any, inputs: Tensor, started: list[Wait]) -> Tensor:
+        context.started = started
+        return inputs.view_as(inputs)
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        split: Split = context.split
-        return split.scatter_sum(gradient) if split.sequence else split.sum(SUM_BACKWARD, gradient), None
+        context.started.pop()()
+        return gradient, None
+
+
+class _Enter(torch.autograd.Function):
+    """Into split layers: the same input (`whole`) on all ranks, whose gradients have to be summed."""
+
+    @staticmethod
+    def forward(context: Any, inputs: Tensor, whole: Tensor, split: Split, started: list[Wait]) -> Tensor:
+        context.split, context.started = split, started
+        return whole.view_as(whole)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        ledger = context.split.comm.ledger
+        ledger.note(f"{SUM_BACKWARD} starts")
+        total, wait = context.split.start(gradient)
+
+        def end() -> None:
+            wait()
+            ledger.note(f"{SUM_BACKWARD} ends")
+
+        context.started.append(end)
+        return total, None, None, None
+
+
+class _Weight(torch.autograd.Function):
+    """The weight of a linear layer as a node of its own: takes the gradient of the layer's output, to which it has the shape."""
+
+    @staticmethod
+    def forward(context: Any, weight: Tensor, bias: Tensor | None, whole: Tensor, split: Split) -> Tensor:
+        context.save_for_backward(whole)
+        context.split = split
+        return weight.new_empty(()).expand(*whole.shape[:-1], len(weight))
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        (whole,) = context.saved_tensors
+        context.split.comm.ledger.note("weight gradient")
+        flat, inputs = gradient.flatten(0, -2), whole.flatten(0, -2)
+        of_weight, of_bias = context.needs_input_grad[:2]
+        return flat.t() @ inputs if of_weight else None, flat.sum(0) if of_bias else None, None, None
+
+
+class _Product(torch.autograd.Function):
+    """A linear layer whose weight gets its gradient elsewhere, so that the input's comes first."""
+
+    @staticmethod
+    def forward(context: Any, inputs: Tensor, place: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        context.save_for_backward(weight)
+        return F.linear(inputs, weight, bias)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, None, None]:
+        (weight,) = context.saved_tensors
+        return gradient @ weight if context.needs_input_grad[0] else None, gradient, None, None
 
 
 class _Leave(torch.autograd.Function):
@@ -131,19 +197,39 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 class Entrance:
-    """The way into split layers that take the same input, so that it is gathered, and its gradient summed, once for all."""
+    """The way into split layers that take the same input, so that it is gathered, and its gradient summed, once for all.
+
+    Backward runs the node that was made last of those that are ready. Nodes are made in this order: the wait for the sum of
+    input gradients, the weights, the sum, the products. So the sum starts as soon as the products' input gradients are there,
+    and weight gradients are computed meanwhile.
+    """
 
     def __init__(self, split: Split) -> None:
-        self.split, self.users, self._left = split, 0, 0
-        self._last: tuple[Tensor, Tensor] | None = None
+        self.split, self._left = split, 0
+        self._users: list[ColumnLinear | VocabularyLinear] = []
+        self._last: tuple[Tensor, Tensor, list[Tensor]] | None = None
 
-    def __call__(self, inputs: Tensor) -> Tensor:
+    def add(self, user: ColumnLinear | VocabularyLinear) -> None:
+        """Let `user` take its input here."""
+        self._users.append(user)
+
+    def __call__(self, inputs: Tensor, user: ColumnLinear | VocabularyLinear) -> Tensor:
+        """The product of `inputs` with the weight of `user`, and its bias added."""
         if self._last is None or self._last[0] is not inputs:
-            self._last, self._left = (inputs, _enter(inputs, self.split)), self.users
-        entered, self._left = self._last[1], self._left - 1
+            self._last, self._left = (inputs, *self._enter(inputs)), len(self._users)
+        _, entered, places = self._last
+        self._left -= 1
         if self._left == 0:
             self._last = None
-        return entered
+        return _product(entered, places[self._users.index(user)], user.weight, user.bias)
+
+    def _enter(self, inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
+        started: list[Wait] = []
+        waited: Tensor = _Wait.apply(inputs, started)  # type: ignore[no-untyped-call]
+        whole = self.split.gather(inputs.detach()) if self.split.sequence else inputs.detach()
+        places = [_Weight.apply(user.weight, user.bias, whole, self.split) for user in self._users]  # type: ignore[no-untyped-call]
+        entered: Tensor = _Enter.apply(waited, whole, self.split, started)  # type: ignore[no-untyped-call]
+        return entered, places
 
 
 class ColumnLinear(nn.Module):
@@ -153,11 +239,11 @@ class ColumnLinear(nn.Module):
         super().__init__()
         self.weight, self.bias, self._entrance = weight, bias, entrance
         self.in_features, self.out_features = weight.shape[1], weight.shape[0]
-        entrance.users += 1
+        entrance.add(self)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(..., in) to (..., out / ranks)."""
-        return F.linear(self._entrance(inputs), self.weight, self.bias)
+        return self._entrance(inputs, self)
 
 
 class RowLinear(nn.Module):
@@ -214,11 +300,11 @@ class VocabularyLinear(nn.Module):
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, entrance: Entrance, start: int) -> None:
         super().__init__()
         self.weight, self.bias, self._entrance, self._start = weight, bias, entrance, start
-        entrance.users += 1
+        entrance.add(self)
 
     def forward(self, inputs: Tensor) -> SplitLogits:
         """(..., in) to logits of this rank's part of the vocabulary."""
-        local = F.linear(self._entrance(inputs), self.weight, self.bias)
+        local = self._entrance(inputs, self)
         return SplitLogits(local, self._entrance.split, self._start)
 
 
@@ -438,8 +524,9 @@ _MAKE: dict[str, Callable[[Conversion, str, nn.Linear], nn.Module]] = {
 }
 
 
-def _enter(inputs: Tensor, split: Split) -> Tensor:
-    found: Tensor = _Enter.apply(inputs, split)  # type: ignore[no-untyped-call]
+def _product(entered: Tensor, place: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    fixed = None if bias is None else bias.detach()
+    found: Tensor = _Product.apply(entered, place, weight.detach(), fixed)  # type: ignore[no-untyped-call]
     return found
 
 

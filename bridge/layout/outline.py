@@ -10,7 +10,7 @@ from bridge.batch import solve
 from bridge.errors import ConfigError
 from bridge.layout.architecture import Architecture, Share
 from bridge.layout.mesh import Mesh
-from bridge.layout.partition import partition
+from bridge.layout.pipeline import Pipeline, text_of
 from bridge.layout.recompute import chunks
 from bridge.layout.shard import Layout
 from bridge.layout.tensor import Site
@@ -33,7 +33,7 @@ class Outline:
     plan: Plan
     shape: Architecture
     mesh: Mesh
-    stages: tuple[range, ...]
+    pipeline: Pipeline
     micro: int
     accumulation: int
 
@@ -43,13 +43,17 @@ class Outline:
         ConfigError.raise_if(shape.problems())
         mesh = Mesh.of(plan.parallel, world)
         shape.tensor_plan(mesh.sizes["tensor"])
-        pipeline = mesh.sizes["pipeline"]
-        parts = pipeline * (plan.schedule.virtual or 1) if pipeline > 1 else None
-        stages = partition(plan.stages, shape.facts(), parts)
         triangle = solve(plan.batch.micro, plan.batch.accumulation, plan.batch.global_, mesh.sizes["data"])
-        found = cls(plan, shape, mesh, stages, triangle.micro or 0, triangle.accumulation or 1)
+        accumulation = triangle.accumulation or 1
+        pipeline = Pipeline.of(plan, shape.facts(), accumulation, text_of(plan))
+        found = cls(plan, shape, mesh, pipeline, triangle.micro or 0, accumulation)
         ConfigError.raise_if(found._problems())
         return found
+
+    @property
+    def stages(self) -> tuple[range, ...]:
+        """The layers of each stage, in model order."""
+        return self.pipeline.layers
 
     @property
     def tokens(self) -> int:
@@ -57,12 +61,12 @@ class Outline:
         return self.micro * self.shape.sequence
 
     def pipeline_rank(self, stage: int) -> int:
-        """Stages go round the pipeline ranks in turn."""
-        return stage % self.mesh.sizes["pipeline"]
+        """The pipeline rank that runs `stage`."""
+        return next(rank for rank in range(self.mesh.sizes["pipeline"]) if stage in self.held(rank))
 
     def held(self, pipeline: int) -> tuple[int, ...]:
         """The stages of a pipeline rank, in order."""
-        return tuple(stage for stage in range(len(self.stages)) if self.pipeline_rank(stage) == pipeline)
+        return self.pipeline.local(pipeline)
 
     def place(self, rank: int) -> Place:
         """What `rank` holds."""
@@ -112,13 +116,8 @@ class Outline:
         }
 
     def _problems(self) -> Iterator[str]:
-        pipeline, tensor = self.mesh.sizes["pipeline"], self.mesh.sizes["tensor"]
+        tensor = self.mesh.sizes["tensor"]
         if not self.micro:
             yield "batch.micro: neither given nor to be worked out; give the sequences in a microbatch"
-        if len(self.stages) < pipeline:
-            yield (
-                f"parallel.pipeline: {pipeline} ranks for {len(self.stages)} stages; use at most {len(self.stages)} ranks,"
-                " or fewer layers in a stage"
-            )
         if self.plan.parallel.sequence and self.shape.sequence % tensor:
             yield f"parallel.sequence: {self.shape.sequence} tokens do not divide into {tensor} tensor ranks; use a multiple"

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from bridge.comm import Comm
 from bridge.engine.models.gpt import Architecture
 from bridge.engine.training import Training
+from bridge.layout.mesh import Mesh
 from bridge.layout.shard import Layout
 from bridge.layout.tensor import Site
 from bridge.layout.traffic import Traffic
@@ -109,3 +111,22 @@ def live(rank: int, world: int, values: Mapping[str, Any], shape: Architecture) 
         engine.comm.ledger.clear()
         list(training.steps(step + 1))
     return Live(engine.layout, engine.sites, engine.bytes(), dict(engine.comm.ledger.totals))
+
+
+def reduced(rank: int, world: int, dtype: torch.dtype, alias: bool) -> tuple[torch.Tensor, Traffic]:
+    """This rank's slice, three rows, of the sum of a tensor over ranks; `alias`: in the place where the slice lay."""
+    comm = Comm(Mesh({"data": world}), rank)
+    whole = (torch.arange(world * 6, dtype=torch.float64).view(world * 3, 2) + rank).to(dtype)
+    part = whole[rank * 3 : rank * 3 + 3] if alias else torch.empty(3, 2, dtype=dtype)
+    comm.reduce_scatter("sum", part, whole, comm.group("data"))()
+    return part, comm.ledger.totals["sum"]
+
+
+def gathered(rank: int, world: int) -> tuple[torch.Tensor, Traffic]:
+    """Two numbers of each rank, from the place where they belong in the whole."""
+    comm = Comm(Mesh({"data": world}), rank)
+    whole = torch.zeros(2 * world, dtype=torch.float64)
+    own = whole[2 * rank : 2 * rank + 2]
+    own.copy_(torch.tensor([10 * rank, 10 * rank + 1]))
+    comm.all_gather("gather", whole, own, comm.group("data"))()
+    return whole, comm.ledger.totals["gather"]

@@ -66,11 +66,12 @@ def test_dropout_does_not_depend_on_layout_recompute_or_accumulation_order(run: 
             assert distance(outcome.change, base.change) < 1e-9
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize(("world", "tensor", "sequence"), [(1, 1, False), (2, 1, False), (2, 2, False), (2, 2, True)])
 @pytest.mark.parametrize("level", [0, 1, 2, 3])
 @pytest.mark.parametrize("compute", ["fp32", "bf16"])
-def test_every_live_byte_is_predicted(run: Any, world: int, level: int, compute: str) -> None:
-    case = Case({**ADAMW, "precision.compute": compute, "zero.stage": level}, dtype=torch.float32)
+def test_every_live_byte_is_predicted(run: Any, world: int, tensor: int, sequence: bool, level: int, compute: str) -> None:
+    values = {"precision.compute": compute, "zero.stage": level, "parallel.tensor": tensor, "parallel.sequence": sequence}
+    case = Case({**ADAMW, **values, "batch.accumulation": 2}, dtype=torch.float32)
     for found, predicted in run(world, live_bytes, case):
         assert found == sum(predicted.values())
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from runs import SHAPE, Case, Outcome, distance, plain, split_by_names, trained, trained_all, whole_logits
+from runs import SHAPE, Case, Outcome, distance, events, plain, split_by_names, trained, trained_all, whole_logits
 
 from bridge.errors import ConfigError
 from bridge.layout.tensor import TensorPlan, cut
@@ -77,6 +77,17 @@ def test_four_ranks_split_by_tokens(run: Any, shape: str) -> None:
     for outcomes in run(4, trained_all, cases):
         for outcome in outcomes:
             agree(outcome, plain(cases[0]))
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+@pytest.mark.parametrize("recompute", [{}, FULL], ids=["kept", "again"])
+def test_weight_gradients_are_computed_while_input_gradients_are_summed(run: Any, sequence: bool, recompute: Any) -> None:
+    values = {**SGD, **recompute, "parallel.tensor": 2, "parallel.sequence": sequence}
+    start, weight, end = "sum input gradients starts", "weight gradient", "sum input gradients ends"
+    attention, alone = [start, weight, weight, weight, end], [start, weight, end]
+    for found in run(2, events, Case(values)):
+        order = [event for event in found if event in (start, weight, end)]
+        assert order == alone + (alone + attention) * SHAPE.layers
 
 
 @pytest.mark.parametrize("order", ["tensor-data", "data-tensor"])

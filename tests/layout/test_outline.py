@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.cli import run as cli
-from bridge.errors import ConfigError
 from bridge.layout.architecture import PRESETS, Architecture, Share
 from bridge.layout.outline import Outline
 from bridge.layout.shard import BYTES
@@ -52,28 +51,24 @@ def test_tensor_ranks_hold_every_element(ranks: int, kv_heads: int) -> None:
     assert elements == shape.size()
 
 
-@given(st.integers(1, 4), st.integers(1, 3), st.sampled_from([1, 2, 4]), st.integers(1, 4), st.none() | st.sampled_from([1, 2]))
-def test_pipeline_ranks_hold_every_layer_once(data: int, pipeline: int, tensor: int, layers: int, size: int | None) -> None:
-    plan = Plan.of({"parallel.tensor": tensor, "parallel.pipeline": pipeline, "stages.layers_per_stage": size, "batch.micro": 1})
-    shape = replace(SHAPE, layers=layers)
-    world = data * pipeline * tensor
-    if size and pipeline > len(Outline.of(Plan.of({**plan.values(), "parallel.pipeline": 1}), shape, data * tensor).stages):
-        with pytest.raises(ConfigError, match=r"parallel.pipeline: \d ranks for \d stages; use at most \d ranks"):
-            Outline.of(plan, shape, world)
-        return
-    outline = Outline.of(plan, shape, world)
+@given(st.integers(1, 4), st.integers(1, 3), st.sampled_from([1, 2, 4]), st.integers(1, 4), st.booleans())
+def test_pipeline_ranks_hold_every_layer_once(data: int, pipeline: int, tensor: int, layers: int, tied: bool) -> None:
+    sizes = {"parallel.tensor": tensor, "parallel.pipeline": pipeline, "batch.accumulation": pipeline, "batch.micro": 1}
+    shape = replace(SHAPE, layers=layers, tied=tied)
+    outline = Outline.of(Plan.of(sizes), shape, data * pipeline * tensor)
     held = sorted(layer for rank in range(pipeline) for stage in outline.held(rank) for layer in outline.stages[stage])
     assert held == list(shape.indices)
-    copies = shape.vocab * shape.hidden if pipeline > 1 and outline.held(0) and shape.tied else 0
+    copies = shape.vocab * shape.hidden if pipeline > 1 and tied else 0
     if tensor == 1:
-        sizes = [outline.place(rank * data).layout.parameters for rank in range(pipeline)]
-        assert sum(sizes) in (shape.size(), shape.size() + copies)
+        parameters = [outline.place(rank * data).layout.parameters for rank in range(pipeline)]
+        assert sum(parameters) == shape.size() + copies
 
 
-def test_stages_go_round_the_pipeline_ranks() -> None:
-    plan = Plan.of({"parallel.pipeline": 2, "schedule.virtual": 2, "stages.rule": "even", "batch.micro": 1})
-    outline = Outline.of(plan, replace(SHAPE, layers=4), 2)
-    assert (outline.held(0), outline.held(1)) == ((0, 2), (1, 3))
+def test_stages_lie_where_the_schedule_puts_them() -> None:
+    values = {"parallel.pipeline": 2, "schedule.virtual": 2, "stages.rule": "even", "batch.micro": 1, "batch.accumulation": 2}
+    outline = Outline.of(Plan.of(values), replace(SHAPE, layers=4), 2)
+    layers = [[layer for stage in outline.held(rank) for layer in outline.stages[stage]] for rank in range(2)]
+    assert layers == [[0, 1, 3], [2, 4, 5]]
     assert outline.traffic(0) is None
 
 
