@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from bridge.config import Section, Values, fields
-from bridge.errors import VersionError, nearest
+from bridge.errors import TranslationError, VersionError, nearest
 from bridge.findings import Disagreement, Finding, Origin
 from bridge.kinds import kind
 from bridge.rules import Context, Rule
+
+if TYPE_CHECKING:
+    from bridge.files import Original
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,8 @@ class Dialect(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     formats: ClassVar[tuple[str, ...]]
+    rewrites: ClassVar[tuple[str, ...]] = ()
+    """Formats whose text is kept, comments and all, where a config comes back into it."""
     config_type: ClassVar[type[Config]] = Config
 
     @property
@@ -200,6 +205,20 @@ class Dialect(ABC):
         if path is not None:
             write_all(self.files(written, Path(path)))
         return written
+
+    def rewritten(self, config: Config, original: Original, was: str, path: Path) -> Written | None:
+        """`config` written into the text that one of release `was` was read from, what stays the same untouched.
+
+        None where `path` wants another format, or the dialect writes this one anew.
+        """
+        format = self.format_of(path)
+        if format is None or format not in self.rewrites or original.document.format != format:
+            return None
+        return replace(self.render(config, format), text=self.reworded(config, original, was))
+
+    def reworded(self, config: Config, original: Original, was: str) -> str:
+        """The text of `original`, read for release `was`, changed so that it says `config`; only for formats in `rewrites`."""
+        raise TranslationError(f"{self.name}: writes every file anew")
 
     def files(self, written: Written, path: Path) -> dict[Path, str]:
         """Everything that belongs on disk for `path`: the config, and beside it what the stack keeps in code."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bridge.files.document import MAX_DEPTH, MAX_NODES, Document, Duplicate, Key, dotted
 from bridge.files.json import load_hjson, load_json, load_json_or_hjson
+from bridge.files.original import Original
 from bridge.files.read import MAX_BYTES, is_text, load, parse, read_stream, read_text
 from bridge.files.shell import Launch, Script, load_script
 from bridge.files.words import load_words
@@ -18,6 +19,7 @@ __all__ = [
     "Duplicate",
     "Key",
     "Launch",
+    "Original",
     "Script",
     "dotted",
     "is_text",

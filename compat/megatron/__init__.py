@@ -10,7 +10,7 @@ from typing import Any
 from bridge.config import Section, Values, shown
 from bridge.dialect import Config, Dialect, Reading, Written
 from bridge.errors import ConfigError
-from bridge.files import Script
+from bridge.files import Original, Script
 from bridge.findings import Disagreement, Finding
 from bridge.rules import Effect, Rule
 
@@ -70,7 +70,8 @@ class MegatronDialect(Dialect):
 
     name = "megatron"
     title = "Megatron-Core"
-    formats = ("flags", "yaml")
+    formats = ("flags", "yaml", "script")
+    rewrites = ("flags", "script")
     default_entry = "flags"
     config_type = MegatronConfig
 
@@ -168,19 +169,26 @@ class MegatronDialect(Dialect):
         return DISAGREEMENTS
 
     def render(self, config: Config, format: str | None = None) -> Written:
-        """Flags (one to a line) or a recipe, with the environment variables and the launch command."""
+        """Flags (one to a line), a recipe or a launch script, with the environment variables and the launch command."""
         assert isinstance(config, MegatronConfig)
         from compat.megatron import formats
 
         given = config.given if config.entry == "flags" else self._as_flags(config)
         environment = {name: value for name, (value, _) in config.environment.items()}
-        text = (
-            formats.recipe_text(given, config.version, environment)
-            if format == "yaml"
-            else formats.flags_text(given, config.version)
-        )
         launch = ("torchrun", "--nproc-per-node", str(config.ranks), "pretrain_gpt.py", "$(cat FLAGS)")
+        if format == "yaml":
+            text = formats.recipe_text(given, config.version, environment)
+        elif format == "script":
+            text = formats.script_text(given, config.version, environment, launch)
+        else:
+            text = formats.flags_text(given, config.version)
         return Written(self.name, text, format or "flags", environment=environment, launch=launch)
+
+    def reworded(self, config: Config, original: Original, was: str) -> str:
+        """A script or a file of flags with other values, all else byte for byte."""
+        from compat.megatron.rewriting import rewritten
+
+        return rewritten(config.given, original.text, original.document, was, config.version)
 
     def _as_flags(self, config: Config) -> Values:
         """A config object in the words of the command line, by way of what it means."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -33,6 +33,7 @@ class Words:
     findings: tuple[Finding, ...] = ()
     opaque: Mapping[int, str] = field(default_factory=dict)
     ranks: int | None = None
+    loose: frozenset[int] = frozenset()
 
 
 def read(source: Any, version: str, lenient: bool) -> Reading:
@@ -49,7 +50,7 @@ def read(source: Any, version: str, lenient: bool) -> Reading:
 def reading_of(words: Words, version: str, lenient: bool) -> Reading:
     """Words through the parser of that release."""
     needed = _needed() if words.opaque else ()
-    parsed = flags.parse(words.words, version, lenient, words.lines, words.opaque, needed)
+    parsed = flags.parse(words.words, version, lenient, words.lines, words.opaque, needed, words.loose)
     origins = {dest: _origin(spot, words) for dest, spot in parsed.flags.items()}
     repeated = (_repeated(dest, _origin(spot, words)) for dest, spot in parsed.repeated)
     misread = (_misread(dest, origins[dest]) for dest in parsed.misread)
@@ -114,10 +115,15 @@ def is_launch(launch: Launch) -> bool:
     return any(word.partition("=")[0] in TELLING for word in launch.texts)
 
 
+def launch_of(script: Script) -> Launch:
+    """The run of Megatron that a script starts."""
+    return script.launch(is_launch, "flags of Megatron")
+
+
 def _launched(script: Script) -> Words:
-    launch = script.launch(is_launch, "flags of Megatron")
+    launch = launch_of(script)
     findings = (Finding(word, message, Effect.NUMBERS, True, origin=Origin(line)) for line, word, message in script.strays())
-    return Words(launch.texts, list(launch.lines), tuple(findings), launch.opaque, launch.ranks)
+    return Words(launch.texts, list(launch.lines), tuple(findings), launch.opaque, launch.ranks, launch.loose)
 
 
 def _listed(document: Document) -> Words:
@@ -219,6 +225,13 @@ def flags_text(given: Mapping[str, Any], version: str) -> str:
     return "".join(" ".join(map(shlex.quote, line)) + "\n" for line in flag_lines(given, version))
 
 
+def script_text(given: Mapping[str, Any], version: str, environment: Mapping[str, str], launch: Sequence[str]) -> str:
+    """A launch script: variables, an array with one flag to a line, and the command."""
+    lines = ["#!/bin/bash", "set -e", *(f"export {name}={shlex.quote(value)}" for name, value in environment.items()), "ARGS=("]
+    lines += [f"    {' '.join(map(shlex.quote, line))}" for line in flag_lines(given, version)]
+    return "\n".join([*lines, ")", " ".join([*launch[:-1], '"${ARGS[@]}"', '"$@"'])]) + "\n"
+
+
 def recipe_text(given: Mapping[str, Any], version: str, environment: Mapping[str, str]) -> str:
     """A recipe with `ENV_VARS` and `MODEL_ARGS`, as NVIDIA's own runner reads it."""
     lines = [f"{name}: {_scalar(value)}" for name, value in environment.items()]
@@ -256,4 +269,4 @@ def _quoted(value: str) -> str:
 def format_of(path: str | Path | None) -> str | None:
     """The format that a suffix stands for."""
     suffix = Path(path).suffix.lower() if path is not None else ""
-    return {".yaml": "yaml", ".yml": "yaml", ".txt": "flags", ".args": "flags", ".sh": "flags"}.get(suffix)
+    return {".yaml": "yaml", ".yml": "yaml", ".txt": "flags", ".args": "flags", ".sh": "script"}.get(suffix)
