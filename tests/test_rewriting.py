@@ -12,6 +12,8 @@ import pytest
 
 import compat
 from bridge.cli import run
+from bridge.config import Values
+from bridge.dialect import Reading
 from bridge.errors import TranslationError
 from bridge.files import Original
 
@@ -32,7 +34,7 @@ def rewritten(text: str, suffix: str, **changes: Any) -> list[str]:
     version, original = dialect.versions[-1], Original(text, suffix)
     reading = dialect.parse(original.document, version, lenient=True)
     given = {path: value for path, value in {**reading.given, **changes}.items() if value is not None}
-    config = dialect.config(given, version, reading.world_size)
+    config = dialect.build(Reading(Values(given), reading.entry), version, reading.world_size)
     new = dialect.reworded(config, original, version)
     assert dict(dialect.parse(Original(new, suffix).document, version, lenient=True).given) == given
     changed = difflib.unified_diff(text.splitlines(), new.splitlines(), n=0, lineterm="")
@@ -78,6 +80,53 @@ def test_a_script_keeps_everything_but_the_words_that_change(changes: dict[str, 
 )
 def test_a_file_of_flags_keeps_its_comments(changes: dict[str, Any], lines: list[str]) -> None:
     assert rewritten(FLAGS, ".args", **changes) == lines
+
+
+RECIPE = """# a recipe
+ENV_VARS:
+  CUDA_DEVICE_MAX_CONNECTIONS: 1
+TEST_TYPE: regular   # for the runner
+MODEL_ARGS:
+  --num-layers: 4   # small
+  --hidden-size: 64
+  --num-attention-heads: 4
+  --seq-length: 64
+  --max-position-embeddings: 64
+  --micro-batch-size: 2
+  --lr: 3.0e-4 # peak
+  --bf16: true
+"""
+SECTIONS = """# for --yaml-cfg
+language_model:
+  num_layers: 4   # small
+  hidden_size: 64
+  num_attention_heads: 4
+model_parallel:
+  tensor_model_parallel_size: 1
+  bf16: True
+micro_batch_size: 2 # of a rank
+lr: 3.e-4
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "lines"),
+    [
+        (RECIPE, {}, []),
+        (RECIPE, {"num_layers": 8}, ["-  --num-layers: 4   # small", "+  --num-layers: 8   # small"]),
+        (RECIPE, {"bf16": None}, ["-  --bf16: true"]),
+        (RECIPE, {"clip_grad": 0.5}, ["+  --clip-grad: 0.5"]),
+        (RECIPE, {"lr": 2e-5}, ["-  --lr: 3.0e-4 # peak", "+  --lr: '2e-05' # peak"]),
+        (SECTIONS, {}, []),
+        (SECTIONS, {"num_layers": 8}, ["-  num_layers: 4   # small", "+  num_layers: 8   # small"]),
+        (SECTIONS, {"micro_batch_size": 4}, ["-micro_batch_size: 2 # of a rank", "+micro_batch_size: 4 # of a rank"]),
+        (SECTIONS, {"lr": 2e-5}, ["-lr: 3.e-4", "+lr: 2.0e-05"]),
+        (SECTIONS, {"bf16": None}, ["-  bf16: True", "+  bf16: null"]),
+        (SECTIONS, {"clip_grad": 0.5}, ["+clip_grad: 0.5"]),
+    ],
+)
+def test_yaml_keeps_its_comments(text: str, changes: dict[str, Any], lines: list[str]) -> None:
+    assert rewritten(text, ".yaml", **changes) == lines
 
 
 def test_words_that_cannot_be_said_in_place_are_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bridge.files.document import MAX_DEPTH, MAX_NODES, Document, Duplicate, Key, dotted
+from bridge.files.entries import edit_entries
 from bridge.files.json import load_hjson, load_json, load_json_or_hjson
 from bridge.files.original import Original
 from bridge.files.read import MAX_BYTES, is_text, load, parse, read_stream, read_text
@@ -22,6 +23,7 @@ __all__ = [
     "Original",
     "Script",
     "dotted",
+    "edit_entries",
     "is_text",
     "load",
     "load_hjson",

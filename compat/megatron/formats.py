@@ -16,7 +16,7 @@ from bridge.errors import ConfigError, SourceError
 from bridge.files import Document, Launch, Script, load
 from bridge.findings import Finding, Origin
 from bridge.rules import Effect
-from compat.megatron import flags, live, options, releases
+from compat.megatron import flags, live, options, releases, sections
 
 RECIPE = "MODEL_ARGS"
 BESIDE = ("ENV_VARS", "MODEL_ENV_VARS", "TEST_TYPE", "MODE", "METRICS", "BEFORE_SCRIPT", "AFTER_SCRIPT", "THROUGHPUT_TEST_PARAMS")
@@ -43,6 +43,10 @@ def read(source: Any, version: str, lenient: bool) -> Reading:
     if isinstance(source, Mapping):
         source = Document(dict(source), {}, "mapping", name="mapping")
     listed = flags_of(source)
+    if listed is None:
+        source = load(source)
+        if sections.kind(source.data):
+            return sections.read(source, version, lenient)
     words = Words(list(listed), [None] * len(listed)) if listed is not None else words_of(load(source), version, lenient)
     return reading_of(words, version, lenient)
 
@@ -235,12 +239,12 @@ def script_text(given: Mapping[str, Any], version: str, environment: Mapping[str
 def recipe_text(given: Mapping[str, Any], version: str, environment: Mapping[str, str]) -> str:
     """A recipe with `ENV_VARS` and `MODEL_ARGS`, as NVIDIA's own runner reads it."""
     lines = [f"{name}: {_scalar(value)}" for name, value in environment.items()]
-    args = [_yaml_line(*line, version=version) for line in flag_lines(given, version)]
+    args = [yaml_line(*line, version=version) for line in flag_lines(given, version)]
     parts = (("ENV_VARS", lines), (RECIPE, args))
     return "".join(f"{name}:\n" + "".join(f"  {line}\n" for line in body) for name, body in parts if body)
 
 
-def _yaml_line(option: str, *values: str, version: str) -> str:
+def yaml_line(option: str, *values: str, version: str) -> str:
     """One entry; a value that a shell would not leave alone is tied to its option, odd ones of several stand in a list."""
     if not values:
         return f"{_quoted(option) if '=' in option else option}: true"

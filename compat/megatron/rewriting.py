@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from bridge.dialect import Reading
 from bridge.errors import BridgeError, TranslationError
-from bridge.files import Document, Script
+from bridge.files import Document, Script, edit_entries, parse
 from bridge.files.shell import Pieces, edit
 from bridge.files.words import load_words, pieces
-from compat.megatron import flags, options, releases
-from compat.megatron.formats import Words, launch_of, words_of
+from compat.megatron import flags, options, releases, sections
+from compat.megatron.formats import Words, launch_of, reading_of, words_of, yaml_line
 
 Range = tuple[int, int]
 
@@ -21,6 +23,8 @@ def rewritten(given: Mapping[str, Any], text: str, like: Document, was: str, ver
 
     Raises `TranslationError` if its words cannot be changed one by one; what is returned was read back.
     """
+    if like.format == "yaml":
+        return _entries(given, text, like, was, version)
     words = words_of(like, was, lenient=True)
     parsed = _parsed(words, was)
     put, added = _changes(parsed, given, words.words, version)
@@ -31,6 +35,56 @@ def rewritten(given: Mapping[str, Any], text: str, like: Document, was: str, ver
         if new is not None and _given(new, like, version) == dict(given):
             return new
     raise TranslationError(f"{like.name}: its words cannot be changed one by one; write flags or a new script")
+
+
+def _entries(given: Mapping[str, Any], text: str, like: Document, was: str, version: str) -> str:
+    """A recipe or a file in sections with other values on the lines of what changed."""
+    before = reading_of_document(like, was)
+    put: dict[int, str | None] = {}
+    added: dict[int, list[str]] = {}
+    for path in before.given:
+        line = before.origins[path].line if path in before.origins else None
+        if line and given.get(path) != before.given[path]:
+            put[line] = _value(path, given.get(path), like, version)
+    lines = [origin.line for origin in before.origins.values() if origin.line]
+    for path in given:
+        if path not in before.given and lines:
+            added.setdefault(max(lines), []).append(_entry(path, given[path], like, version))
+    new = edit_entries(text, put, added)
+    after = reading_of_document(parse(new, like.name, ".yaml"), version)
+    if dict(after.given) != dict(given):
+        raise TranslationError(f"{like.name}: its lines cannot be changed one by one; write it anew")
+    return new
+
+
+def reading_of_document(document: Document, version: str) -> Reading:
+    """What a document says, read leniently."""
+    if sections.kind(document.data):
+        return sections.read(document, version, lenient=True)
+    return reading_of(words_of(document, version, lenient=True), version, lenient=True)
+
+
+def _entry(path: str, value: Any, like: Document, version: str) -> str:
+    """A new line of a file."""
+    if sections.kind(like.data):
+        return f"{path}: {plain(value)}"
+    return yaml_line(*(options.option_for(version, path, value) or ()), version=version)
+
+
+def _value(path: str, value: Any, like: Document, version: str) -> str | None:
+    """The value on a line; None for a flag that goes."""
+    if sections.kind(like.data):
+        return plain(value)
+    return _entry(path, value, like, version).partition(": ")[2] if value is not None else None
+
+
+def plain(value: Any) -> str:
+    """A value as every YAML loader reads it back."""
+    if value is None:
+        return "null"
+    if isinstance(value, float) and "." not in repr(value).partition("e")[0]:
+        return repr(value).replace("e", ".0e")
+    return repr(value) if isinstance(value, bool | int | float) else json.dumps(value)
 
 
 def _parsed(words: Words, version: str) -> flags.Parsed:
