@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bridge.config import Section, Values, fields
-from bridge.errors import TranslationError, VersionError, nearest
+from bridge.errors import ConfigError, TranslationError, VersionError, nearest
 from bridge.findings import Disagreement, Finding, Origin
 from bridge.kinds import kind
 from bridge.rules import Context, Rule
@@ -187,7 +187,10 @@ class Dialect(ABC):
         """Read a source of this stack and check it as that release would; raises `BridgeError` with every problem."""
         release = self.release(version)
         config = self.build(self.parse(source, release, lenient), release, world_size)
-        _ = config.effective
+        try:
+            _ = config.effective
+        except ConfigError as error:
+            raise ConfigError(*(located(problem, config.origins) for problem in error.problems)) from None
         return config
 
     def build(self, reading: Reading, version: str, world_size: int | None) -> Config:
@@ -214,7 +217,7 @@ class Dialect(ABC):
         format = self.format_of(path)
         if format is None or format not in self.rewrites or original.document.format != format:
             return None
-        return replace(self.render(config, format), text=self.reworded(config, original, was))
+        return replace(self.render(config), text=self.reworded(config, original, was), format=format)
 
     def reworded(self, config: Config, original: Original, was: str) -> str:
         """The text of `original`, read for release `was`, changed so that it says `config`; only for formats in `rewrites`."""
@@ -243,6 +246,12 @@ class Dialect(ABC):
         return config
 
     default_entry: ClassVar[str] = "file"
+
+
+def located(problem: str, origins: Mapping[str, Origin]) -> str:
+    """A problem that begins with the name of a setting, with the line on which that was given."""
+    origin = origins.get(problem.partition(":")[0])
+    return f"line {origin.line}: {problem}" if origin and origin.line else problem
 
 
 def code_beside(path: Path) -> Path:

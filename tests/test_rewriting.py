@@ -165,3 +165,64 @@ def test_a_new_script_is_read_as_it_was_meant(tmp_path: Path, capsys: pytest.Cap
     assert (dict(after.given), after.world_size) == (dict(before.given), 4)
     assert target.read_text().startswith("#!/bin/bash\n") and "torchrun --nproc-per-node 4 pretrain_gpt.py" in target.read_text()
     capsys.readouterr()
+
+
+HJSON = """{
+  // sizes
+  train_batch_size: 32
+  train_micro_batch_size_per_gpu: 4   # of a rank
+  gradient_clipping: 1.0,
+  bf16: {enabled: true}
+  zero_optimization: {
+    stage: 1  // light
+  }
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("changes", "lines"),
+    [
+        ({}, []),
+        (
+            {"train_micro_batch_size_per_gpu": 2},
+            ["-  train_micro_batch_size_per_gpu: 4   # of a rank", "+  train_micro_batch_size_per_gpu: 2   # of a rank"],
+        ),
+        ({"zero_optimization.stage": 2}, ["-    stage: 1  // light", "+    stage: 2  // light"]),
+        ({"bf16.enabled": False}, ["-  bf16: {enabled: true}", "+  bf16: {enabled: false}"]),
+        (
+            {"zero_optimization.overlap_comm": True},
+            ["-  zero_optimization: {", '+  zero_optimization: {"overlap_comm": true, '],
+        ),
+    ],
+)
+def test_hjson_keeps_its_comments(changes: dict[str, Any], lines: list[str]) -> None:
+    dialect = compat.load("deepspeed")
+    original = Original(HJSON, ".hjson")
+    config = dialect.read(original.document, world_size=8)
+    wanted = dialect.config({**config.given, **changes}, world_size=8)
+    new = dialect.reworded(wanted, original, config.version)
+    changed = list(difflib.unified_diff(HJSON.splitlines(), new.splitlines(), n=0, lineterm=""))[2:]
+    assert [line for line in changed if not line.startswith("@@")] == lines
+
+
+def test_a_here_document_is_written_back_into_its_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, target, back = tmp_path / "launch.sh", tmp_path / "launch.args", tmp_path / "back.sh"
+    shutil.copy(SCRIPTS / "deepspeed.sh", source)
+    assert run(["convert", str(source), "--to", "megatron", "-o", str(target)]) in (0, 2)
+    there = ["convert", str(target), "--to", "deepspeed", "--world-size", "8", "-o", str(back)]
+    assert run(there) in (0, 2)
+    assert back.read_text() == source.read_text()
+    target.write_text(target.read_text().replace("--clip-grad 1.0", "--clip-grad 0.5"))
+    assert run(there) in (0, 2)
+    assert back.read_text() == source.read_text().replace('clipping": 1.0', 'clipping": 0.5')
+    capsys.readouterr()
+
+
+def test_a_key_that_goes_is_refused_where_it_would_be_kept() -> None:
+    dialect = compat.load("deepspeed")
+    original = Original(HJSON, ".hjson")
+    config = dialect.read(original.document, world_size=8)
+    rest = {path: value for path, value in config.given.items() if path != "gradient_clipping"}
+    with pytest.raises(TranslationError, match="one by one"):
+        dialect.reworded(dialect.config(rest, world_size=8), original, config.version)

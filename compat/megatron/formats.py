@@ -60,8 +60,17 @@ def reading_of(words: Words, version: str, lenient: bool) -> Reading:
     misread = (_misread(dest, origins[dest]) for dest in parsed.misread)
     unknown = (_unknown(word) for word in parsed.unknown)
     opaque = (_opaque(path, words.opaque, index, words) for path, index in parsed.opaque)
-    findings = (*words.findings, *repeated, *misread, *unknown, *opaque)
+    spelled = (_spelled(dest, spot, words) for dest, spot in parsed.flags.items())
+    findings = (*words.findings, *repeated, *misread, *unknown, *opaque, *filter(None, spelled))
     return Reading(Values(parsed.given), FLAGS, origins, findings, world_size=words.ranks)
+
+
+def _spelled(dest: str, spot: flags.Spot, words: Words) -> Finding | None:
+    """A text that only a run completes stays as the script spells it."""
+    places = range(spot.index, spot.index + spot.words)
+    reason = next((words.opaque[place] for place in places if place in words.opaque), None)
+    message = f"{reason}; the text stays as the script spells it"
+    return Finding(dest, message, Effect.NONE, origin=_origin(spot, words)) if reason else None
 
 
 @cache
