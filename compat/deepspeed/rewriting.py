@@ -15,7 +15,6 @@ from compat.deepspeed import scripts
 from compat.deepspeed.formats import read
 from compat.deepspeed.releases import Release
 
-
 VALUE = r'(?:\$\{[^}]*\}|\$\([^)]*\)|"[^"]*"|[^,}\]\n])*?'
 """A scalar, or what a script expands in its place."""
 
