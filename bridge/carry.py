@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bridge.dialect import Config, Dialect
 from bridge.errors import SourceError
+from bridge.files import Original
 
 FORMAT = 1
 
@@ -19,8 +20,8 @@ FORMAT = 1
 class Carry:
     """The source as its user wrote it, and what the target meant when it was written.
 
-    On the way back a group of fields is restored as it was if the target still means the same by it; what was edited in the
-    target since then wins.
+    `original` is the text that the source was read from, where its dialect can write into it. On the way back a group of
+    fields is restored as it was if the target still means the same by it; what was edited in the target since then wins.
     """
 
     dialect: str
@@ -30,6 +31,7 @@ class Carry:
     given: Mapping[str, Any]
     meant: Mapping[str, Any]
     digest: str = field(default="", compare=False)
+    original: Original | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, source: Config, target: Config, meant: Mapping[str, Any]) -> Carry:
@@ -48,6 +50,8 @@ class Carry:
             "given": _encoded(dict(self.given)),
             "meant": _encoded(dict(self.meant)),
         }
+        if self.original is not None:
+            record["original"] = asdict(self.original)
         return json.dumps(record, indent=1, default=str) + "\n"
 
 
@@ -103,6 +107,7 @@ def parse(text: str, where: str) -> Carry:
             _decoded(record["given"]),
             _decoded(record["meant"]),
             record["digest"],
+            Original(**record["original"]) if "original" in record else None,
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SourceError(f"{where}: not a carry-over file ({error}); delete it, or convert again") from None

@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from packaging.version import InvalidVersion, Version
 
 from bridge.config import Section, Values, fields
-from bridge.errors import VersionError, nearest
+from bridge.errors import ConfigError, TranslationError, VersionError, nearest
 from bridge.findings import Disagreement, Finding, Origin
 from bridge.kinds import kind
 from bridge.moves import Move
 from bridge.rules import Context, Rule
+
+if TYPE_CHECKING:
+    from bridge.files import Original
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,8 @@ class Dialect(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     formats: ClassVar[tuple[str, ...]]
+    rewrites: ClassVar[tuple[str, ...]] = ()
+    """Formats whose text is kept, comments and all, where a config comes back into it."""
     config_type: ClassVar[type[Config]] = Config
 
     @property
@@ -189,7 +194,10 @@ class Dialect(ABC):
         """Read a source of this stack and check it as that release would; raises `BridgeError` with every problem."""
         release = self.release(version)
         config = self.build(self.parse(source, release, lenient), release, world_size)
-        _ = config.effective
+        try:
+            _ = config.effective
+        except ConfigError as error:
+            raise ConfigError(*(located(problem, config.origins) for problem in error.problems)) from None
         return config
 
     def build(self, reading: Reading, version: str, world_size: int | None) -> Config:
@@ -207,6 +215,20 @@ class Dialect(ABC):
         if path is not None:
             write_all(self.files(written, Path(path)))
         return written
+
+    def rewritten(self, config: Config, original: Original, was: str, path: Path) -> Written | None:
+        """`config` written into the text that one of release `was` was read from, what stays the same untouched.
+
+        None where `path` wants another format, or the dialect writes this one anew.
+        """
+        format = self.format_of(path)
+        if format is None or format not in self.rewrites or original.document.format != format:
+            return None
+        return replace(self.render(config), text=self.reworded(config, original, was), format=format)
+
+    def reworded(self, config: Config, original: Original, was: str) -> str:
+        """The text of `original`, read for release `was`, changed so that it says `config`; only for formats in `rewrites`."""
+        raise TranslationError(f"{self.name}: writes every file anew")
 
     def files(self, written: Written, path: Path) -> dict[Path, str]:
         """Everything that belongs on disk for `path`: the config, and beside it what the stack keeps in code."""
@@ -243,6 +265,12 @@ def neighbours(version: str, known: Sequence[str]) -> str:
     newer = [name for name in known if Version(name) >= wanted][:1]
     near = older + newer
     return f"the nearest known {'are' if len(near) > 1 else 'is'} {' and '.join(near)}"
+
+
+def located(problem: str, origins: Mapping[str, Origin]) -> str:
+    """A problem that begins with the name of a setting, with the line on which that was given."""
+    origin = origins.get(problem.partition(":")[0])
+    return f"line {origin.line}: {problem}" if origin and origin.line else problem
 
 
 def code_beside(path: Path) -> Path:

@@ -6,11 +6,14 @@ import json
 import os
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import compat
 from bridge.dialect import Config
@@ -128,3 +131,70 @@ def test_real_scripts_say_what_a_human_reads(row: dict[str, Any], tmp_path: Path
 @pytest.mark.parametrize("row", OWN, ids=lambda row: f"{row['path']}{'-' + row['case'] if 'case' in row else ''}")
 def test_own_scripts_say_what_a_human_reads(row: dict[str, Any]) -> None:
     check(load(HERE / row["path"]), row)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('echo "never closed\ntorchrun a.py --num-layers 2\n', "line 1: not shell syntax"),
+        ("if true; then\ntorchrun a.py --num-layers 2\n", "line 1: opens what is never closed; found no fi"),
+        ("ls\ncat > ds.json <<EOF\n{\n", "line 2: opens what is never closed; found no end of the here-document"),
+        (":(){ :|:& };:\n", "line 1: : calls itself without end"),
+        ("f() { eval f; }\nf\n", "line 1: f calls itself without end"),
+        ("A=x\n" + "A=$A$A$A$A\n" * 40, "A grows beyond 20,000 parts"),
+        ("B='bash -c \"$B\"'\nexport B\neval eval eval '$B'\n", "found no run"),
+        ("ls\n", "found no run with flags of Megatron; the runs that it starts: none"),
+        ("python prepare.py --in x\n", "found no run with flags of Megatron; the runs that it starts: line 1: prepare.py"),
+        ("torchrun a.py --num-layers 2\n# comment\n--bf16\ntorchrun b.py --num-layers 4\n", "--launch 2: line 4: b.py"),
+        ("torchrun a.py --hidden-size 2 \\\n# --bf16 \\\n--num-layers 2\n", "line 3: --num-layers: no part of the run"),
+        ("torchrun a.py --num-layers $((1/0))\n", "line 1: --num-layers: $((1/0)) (line 1) is not known"),
+        ("for n in 2 4; do torchrun a.py --num-layers $n; done\n", "a loop gives it several values"),
+        ("N=2\nwhile read x; do N=$x; done < f\ntorchrun a.py --num-layers $N\n", "line 3: --num-layers: $N"),
+        ("torchrun a.py --num-layers ${!N}\n", "line 1: --num-layers: ${!N}"),
+        ("(" * 4000, "not shell syntax"),
+        ("x" * (2**20 + 1), "more than 1 MiB"),
+        ("true\n" * 12_000, "more than 10,000 steps"),
+    ],
+)
+def test_bad_scripts_are_refused_in_a_line(text: str, said: str) -> None:
+    with pytest.raises(BridgeError) as caught:
+        compat.load("megatron").read(load_text(text))
+    assert said in str(caught.value)
+
+
+def load_text(text: str) -> Document:
+    return Document(Script(text, "launch.sh"), {}, "script", name="launch.sh")
+
+
+def test_nothing_is_run(tmp_path: Path) -> None:
+    target = tmp_path / "touched"
+    text = f"A=$(touch {target})\n`touch {target}`\ntouch {target}\neval 'touch {target}'\nsource <(touch {target})\n"
+    text += f"torchrun a.py --num-layers 2 --save $A$(touch {target}) > {target}\ncat > {target} <<EOF\n$(touch {target})\nEOF\n"
+    config = compat.load("megatron").parse(load_text(text), "0.19.2", lenient=True)
+    assert config.given["num_layers"] == 2
+    assert not target.exists()
+
+
+def test_a_choice_that_does_not_exist_is_said() -> None:
+    script = load(HERE / "several.sh")
+    assert isinstance(script.data, Script)
+    with pytest.raises(BridgeError, match=r"there is no run 4; it starts 3"):
+        compat.load("megatron").read(Document(script.data.told({}, 4), {}, "script", name="several.sh"))
+
+
+TOKENS = (
+    'torchrun a.py --num-layers 2 $A ${A:-3} "$B" \' " ` $( ) { } (( )) [[ ]] [ ] if then fi else for in do done case esac '
+    "while ; ;; & && | || > < << EOF \\ \n A=1 A+=2 A=(1 2) A[0]=1 ${A[@]} ${#A} ${A%x} ${A//x/y} ${A:1:2} $((A+1)) $1 $@ # ! = "
+    "== -eq -z exit return eval bash -c export local é\u3000 \t"
+)
+WORDS = st.sampled_from(TOKENS.split(" "))
+
+
+@settings(derandomize=True, database=None, deadline=None, max_examples=150)
+@given(st.lists(WORDS, max_size=30), st.text(max_size=20))
+def test_any_text_is_read_or_refused(words: list[str], noise: str) -> None:
+    for text in (" ".join(words), "".join(words) + noise):
+        with suppress(BridgeError):
+            script = Script(text, "launch.sh")
+            for launch in script.launches:
+                assert len(launch.texts) == len(launch.lines) and all(line >= 1 for line in launch.lines)

@@ -16,7 +16,7 @@ from bridge import carry as carry_over
 from bridge import report
 from bridge.dialect import Config, Dialect
 from bridge.errors import BridgeError, SourceError, TranslationError
-from bridge.files import Document, Script, load, parse, read_stream, read_text, scalar, write_all
+from bridge.files import Document, Original, Script, load, parse, read_stream, read_text, scalar, write_all
 from bridge.translation import Result, translate
 
 if TYPE_CHECKING:
@@ -56,9 +56,10 @@ def convert(job: Job, to: str, to_version: str | None, output: Path | None, stri
         if with_carry and (carry := _carry_of(job)):
             print(_note(job, carry), file=sys.stderr)
         result = translated(job, compat.load(to), to_version, with_carry)
+        result = replace(result, carry=replace(result.carry, original=_original(job, result)))
         if strict and not result.exact:
             _refuse(result, job)
-        texts = files(result, output, with_carry) if output else {}
+        texts = files(result, output, with_carry, _before(job, result, with_carry)) if output else {}
         not_over_input(job, texts)
         write_all(texts)
         _say(result, job, output)
@@ -115,11 +116,15 @@ def read_as(job: Job, dialect: Dialect, document: Document, version: str | None)
 def _started(document: Document, job: Job) -> Document:
     """A script as the user starts it; nothing else has an environment."""
     if isinstance(document.data, Script):
-        outside = dict(_pair(pair, "--env") for pair in job.env)
-        return replace(document, data=document.data.told(outside, job.launch))
+        return replace(document, data=document.data.told(_outside(job), job.launch))
     if job.env or job.launch:
         raise BridgeError(f"{document.name}: --env and --launch are for shell scripts; drop them")
     return document
+
+
+def _outside(job: Job) -> dict[str, str]:
+    """What a script is started with."""
+    return dict(_pair(pair, "--env") for pair in job.env)
 
 
 def _pair(pair: str, option: str) -> tuple[str, str]:
@@ -171,11 +176,35 @@ def _carry_of(job: Job) -> carry_over.Carry | None:
 
 # Writing
 
+Before = tuple[Original, str]
+"""A text that the target was once read from, and the release that it was for."""
 
-def files(result: Result, output: Path, with_carry: bool) -> dict[Path, str]:
-    """What is written: the target in the format that the suffix of `output` stands for, and what lies beside it."""
+
+def _original(job: Job, result: Result) -> Original | None:
+    """The text of the job's file, where its dialect can write into it again."""
+    if job.file == STDIN or not result.source.dialect.rewrites:
+        return None
+    original = Original(read_text(job.file), Path(job.file).suffix.lower(), _outside(job), job.launch)
+    return original if original.document.format in result.source.dialect.rewrites else None
+
+
+def _before(job: Job, result: Result, with_carry: bool) -> Before | None:
+    """What the target was read from: the file itself in another release, else what the sidecar tells."""
+    if result.source.dialect.name == result.config.dialect.name:
+        return (result.carry.original, result.source.version) if result.carry.original else None
+    carry = _carry_of(job) if with_carry else None
+    fits = carry is not None and carry.dialect == result.config.dialect.name
+    return (carry.original, carry.version) if carry and fits and carry.original else None
+
+
+def files(result: Result, output: Path, with_carry: bool, before: Before | None = None) -> dict[Path, str]:
+    """What is written: the target in the format that the suffix of `output` stands for, and what lies beside it.
+
+    What was once read from the text `before` is written into it.
+    """
     dialect = result.config.dialect
-    written = dialect.render(result.config, dialect.format_of(output))
+    written = dialect.rewritten(result.config, *before, output) if before else None
+    written = written or dialect.render(result.config, dialect.format_of(output))
     carried = {carry_over.beside(output): result.carry.text(written.text)} if with_carry else {}
     return {**dialect.files(written, output), **carried}
 

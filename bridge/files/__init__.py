@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from bridge.files.document import MAX_DEPTH, MAX_NODES, Document, Duplicate, Key, dotted
+from bridge.files.entries import edit_entries
 from bridge.files.json import load_hjson, load_json, load_json_or_hjson
+from bridge.files.original import Original
 from bridge.files.read import MAX_BYTES, is_text, load, parse, read_stream, read_text
 from bridge.files.shell import Launch, Script, load_script
 from bridge.files.words import load_words
@@ -18,8 +20,10 @@ __all__ = [
     "Duplicate",
     "Key",
     "Launch",
+    "Original",
     "Script",
     "dotted",
+    "edit_entries",
     "is_text",
     "load",
     "load_hjson",

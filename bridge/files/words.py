@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from bridge.errors import SourceError
 from bridge.files.document import TEXT, Document, Key, check_limits
+from bridge.files.shell.pieces import Pieces, Text
 
 BLANK = re.compile(r"(?:\s|\\\n|#[^\n]*)+")
 WORD = re.compile(r"""(?:[^\s'"\\]++|\\.|'[^']*+'|"(?:[^"\\]|\\.)*+")++""", re.DOTALL)
@@ -17,7 +18,7 @@ def load_words(text: str, name: str = TEXT) -> Document:
     """Split flags: one or more a line, quotes, `\\` at line ends, `#` comments at the start of a word."""
     words: list[str] = []
     lines: dict[Key, int] = {(): 1}
-    for line, word in _words(text, name):
+    for _, line, word in _words(text, name):
         lines[(len(words),)] = line
         words.append(_unquoted(word))
         check_limits(len(words), 1, name, line)
@@ -26,14 +27,19 @@ def load_words(text: str, name: str = TEXT) -> Document:
     return Document(words, lines, "flags", name=name)
 
 
-def _words(text: str, name: str) -> Iterator[tuple[int, str]]:
+def pieces(text: str, name: str = TEXT) -> list[Pieces]:
+    """The words of `text` with their places, for edits."""
+    return [(Text(_unquoted(word), (start, start + len(word)), plain=False),) for start, _, word in _words(text, name)]
+
+
+def _words(text: str, name: str) -> Iterator[tuple[int, int, str]]:
     position, line = 0, 1
     while position < len(text):
         found = BLANK.match(text, position) or WORD.match(text, position)
         if found is None:
             raise SourceError(f"{name}: line {line}: found a quote or a backslash that nothing follows; close it")
         if not BLANK.fullmatch(found[0]):
-            yield line, found[0]
+            yield position, line, found[0]
         line += found[0].count("\n")
         position = found.end()
 

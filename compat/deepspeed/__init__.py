@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from bridge.config import Section, Values, fields
 from bridge.dialect import Config, Dialect, Reading, Written
 from bridge.errors import BridgeError, VersionError
-from bridge.files import Script
+from bridge.files import Original, Script
 from bridge.findings import Disagreement, Finding
 from bridge.moves import Move
 from bridge.rules import Effect, Rule
@@ -56,6 +56,7 @@ class DeepSpeedDialect(Dialect):
     name: ClassVar[str] = "deepspeed"
     title: ClassVar[str] = "DeepSpeed"
     formats: ClassVar[tuple[str, ...]] = ("json",)
+    rewrites: ClassVar[tuple[str, ...]] = ("hjson", "script")
     config_type: ClassVar[type[Config]] = DeepSpeedConfig
 
     @cached_property
@@ -157,8 +158,14 @@ class DeepSpeedDialect(Dialect):
             raise VersionError(f"{self.name}: cannot write {format}; it writes {', '.join(self.formats)}")
 
     def format_of(self, path: str | Path | None) -> str | None:
-        """JSON for `.json` and `.hjson`, which is a superset of it."""
-        return "json" if path is not None and Path(path).suffix in (".json", ".hjson") else None
+        """JSON for `.json`, and for `.hjson`, which is a superset of it; a script can only be written back into."""
+        return {".json": "json", ".hjson": "hjson", ".sh": "script"}.get(Path(path).suffix) if path is not None else None
+
+    def reworded(self, config: Config, original: Original, was: str) -> str:
+        """HJSON, or a script with a here-document, with other values, all else byte for byte."""
+        from compat.deepspeed.rewriting import reworded
+
+        return reworded(config.given, original, self._at(was), self._at(config.version))
 
     def recognises(self, data: Any) -> int:
         """How many of the top-level keys are DeepSpeed's own; 1 for a script with a run that is given a config."""

@@ -10,10 +10,13 @@ from typing import Any
 from bridge.config import Section, Values, shown
 from bridge.dialect import Config, Dialect, Reading, Written
 from bridge.errors import ConfigError
-from bridge.files import Script
+from bridge.files import Original, Script
 from bridge.findings import Disagreement, Finding
 from bridge.moves import Move
 from bridge.rules import Effect, Rule
+
+SECTIONED = ("yaml_cfg", "container")
+"""Entry points of files in sections."""
 
 
 class MegatronConfig(Config):
@@ -31,6 +34,10 @@ class MegatronConfig(Config):
         """The arguments as the parser and its checks leave them; dtypes are names such as `torch.bfloat16`."""
         from compat.megatron import arguments, live
 
+        if self.entry in SECTIONED:
+            from compat.megatron import sections
+
+            return Values(sections.effective(self.given.flat(), self.entry, self.version, self.ranks))
         if self.entry != "flags":
             return Values(live.as_arguments(self.given, self.entry, self.version))
         return Values(arguments.effective(self.given.flat(), self.version, self.ranks))
@@ -40,7 +47,7 @@ class MegatronConfig(Config):
         """Fields of the `ModelParallelConfig` object; callables and timers are None."""
         from compat.megatron import live, objects
 
-        if self.entry != "flags":
+        if self.entry not in ("flags", *SECTIONED):
             return Values(live.model_parallel(self.given, self.entry, self.version))
         return Values(objects.model_parallel(self.args.flat(), self.version))
 
@@ -71,7 +78,8 @@ class MegatronDialect(Dialect):
 
     name = "megatron"
     title = "Megatron-Core"
-    formats = ("flags", "yaml")
+    formats = ("flags", "yaml", "script")
+    rewrites = ("flags", "yaml", "script")
     default_entry = "flags"
     config_type = MegatronConfig
 
@@ -140,6 +148,8 @@ class MegatronDialect(Dialect):
         """Whether a flag of that release sets the argument to `value`, or its config class has the field."""
         from compat.megatron import live, options
 
+        if entry in SECTIONED:
+            return path in options.groups()
         if entry != "flags":
             return live.has_field(path, entry, version)
         return options.option_for(version, path, value) is not None
@@ -176,19 +186,26 @@ class MegatronDialect(Dialect):
         return DISAGREEMENTS
 
     def render(self, config: Config, format: str | None = None) -> Written:
-        """Flags (one to a line) or a recipe, with the environment variables and the launch command."""
+        """Flags (one to a line), a recipe or a launch script, with the environment variables and the launch command."""
         assert isinstance(config, MegatronConfig)
         from compat.megatron import formats
 
         given = config.given if config.entry == "flags" else self._as_flags(config)
         environment = {name: value for name, (value, _) in config.environment.items()}
-        text = (
-            formats.recipe_text(given, config.version, environment)
-            if format == "yaml"
-            else formats.flags_text(given, config.version)
-        )
         launch = ("torchrun", "--nproc-per-node", str(config.ranks), "pretrain_gpt.py", "$(cat FLAGS)")
+        if format == "yaml":
+            text = formats.recipe_text(given, config.version, environment)
+        elif format == "script":
+            text = formats.script_text(given, config.version, environment, launch)
+        else:
+            text = formats.flags_text(given, config.version)
         return Written(self.name, text, format or "flags", environment=environment, launch=launch)
+
+    def reworded(self, config: Config, original: Original, was: str) -> str:
+        """A script or a file of flags with other values, all else byte for byte."""
+        from compat.megatron.rewriting import rewritten
+
+        return rewritten(config.given, original.text, original.document, was, config.version)
 
     def _as_flags(self, config: Config) -> Values:
         """A config object in the words of the command line, by way of what it means."""
@@ -210,18 +227,22 @@ class MegatronDialect(Dialect):
         return format_of(path)
 
     def recognises(self, data: Any) -> int:
-        """2 for a recipe, 1 for a list or mapping of flags that Megatron knows, and for a script that launches it."""
+        """20 for a file in sections, 2 for a recipe, 1 for flags that Megatron knows and for a script that launches it."""
         if isinstance(data, Script):
             from compat.megatron.formats import is_launch
 
             return int(any(map(is_launch, data.launches)))
         if isinstance(data, Mapping):
+            from compat.megatron.sections import kind
+
+            if kind(data):
+                return 20
             return 2 if "MODEL_ARGS" in data else int(any(str(key).startswith("--") for key in data))
         return int(isinstance(data, list) and any(str(word).startswith("--") for word in data))
 
 
 def _assumed_ranks(config: MegatronConfig) -> Iterator[Finding]:
-    if config.world_size is None and config.entry == "flags":
+    if config.world_size is None and config.entry in ("flags", *SECTIONED):
         message = f"not given; {config.ranks} ranks assumed, the fewest that the sizes allow"
         yield Finding("world_size", message, Effect.NUMBERS)
 

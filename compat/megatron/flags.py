@@ -22,10 +22,11 @@ _NO = ("false", "no", "off", "0", "none", "null")
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """Where a flag was written: the option string, and its place in the list, from 0."""
+    """Where a flag was written: the option string, its place in the list, from 0, and how many words it takes."""
 
     option: str
     index: int
+    words: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,25 +54,27 @@ def parse(
     lines: Sequence[int | None] = (),
     opaque: Mapping[int, str] = MappingProxyType({}),
     needed: Container[str] = (),
+    loose: Container[int] = (),
 ) -> Parsed:
     """Read a list of command-line words as Megatron `version` does.
 
     `lines` are those of the words. `opaque` says why a word is not known, by its place: as text it is kept as it is spelled,
-    as a value of an argument in `needed` it is a problem, and any other is left out and listed.
+    as a value of an argument in `needed` it is a problem, and any other is left out and listed. Those in `loose` may as well
+    be flags, so that only a flag without a value takes one.
 
     Abbreviations are not allowed, the last mention of a flag wins, and nothing is filled in. Raises one
     `ConfigError` with every problem: wrong, missing or surplus values, and flags which that release does not
     have; `lenient` reports surplus values and such flags in `unknown` instead.
     """
-    reader = _Reader(list(flags), version, list(lines), opaque, needed)
+    reader = _Reader(list(flags), version, list(lines), opaque, needed, loose)
     reader.read()
     if not lenient:
         reader.problems += _leftovers(reader)
     reader.problems.sort()
     ConfigError.raise_if(message for _, message in reader.problems)
     unknown = [reader.words[index] for index in reader.extras if index not in opaque]
-    loose = [(reader.words[index], index) for index in reader.extras if index in opaque]
-    return Parsed(reader.given, reader.spots, reader.repeated, unknown, reader.misread, [*reader.left_out, *loose])
+    alone = [(reader.words[index], index) for index in reader.extras if index in opaque]
+    return Parsed(reader.given, reader.spots, reader.repeated, unknown, reader.misread, [*reader.left_out, *alone])
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,7 @@ class _Reader:
     lines: list[int | None] = field(default_factory=list)
     opaque: Mapping[int, str] = field(default_factory=dict)
     needed: Container[str] = ()
+    loose: Container[int] = ()
     left_out: list[tuple[str, int]] = field(default_factory=list)
     given: dict[str, Any] = field(default_factory=dict)
     spots: dict[str, Spot] = field(default_factory=dict)
@@ -125,7 +129,7 @@ class _Reader:
                 return self.leave_out(index, flag, unknown, used)
             if problem:
                 raise ValueError(problem)
-            self.store(index, flag, _value(flag, self.option(index), texts))
+            self.store(Spot(self.option(index), index, used), flag, _value(flag, self.option(index), texts))
             self.misread += [flag.dest] if flag.type == "bool" and texts[0].lower() in _NO else []
         except ValueError as error:
             self.problems.append((index, f"{self.place(index, self.option(index))}: {error}"))
@@ -145,7 +149,7 @@ class _Reader:
 
     def values_after(self, index: int) -> list[str]:
         end = index + 1
-        while end < len(self.words) and self.marks[end] is _VALUE:
+        while end < len(self.words) and self.marks[end] is _VALUE and not (end > index + 1 and end in self.loose):
             end += 1
         return self.words[index + 1 : end]
 
@@ -154,13 +158,13 @@ class _Reader:
         word = self.words[index]
         return word if self.marks[index].attached is None else word.partition("=")[0]
 
-    def store(self, index: int, flag: Flag, value: Any) -> None:
+    def store(self, spot: Spot, flag: Flag, value: Any) -> None:
         self.refuse_rivals(flag)
         if flag.dest in self.given:
             del self.given[flag.dest]
             self.repeated.append((flag.dest, self.spots.pop(flag.dest)))
         self.given[flag.dest] = value
-        self.spots[flag.dest] = Spot(self.option(index), index)
+        self.spots[flag.dest] = spot
 
     def refuse_rivals(self, flag: Flag) -> None:
         written = {spot.option for spot in self.spots.values()}

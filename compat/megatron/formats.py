@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -16,7 +16,7 @@ from bridge.errors import ConfigError, SourceError
 from bridge.files import Document, Launch, Script, load
 from bridge.findings import Finding, Origin
 from bridge.rules import Effect
-from compat.megatron import flags, live, options, releases
+from compat.megatron import flags, live, options, releases, sections
 
 RECIPE = "MODEL_ARGS"
 BESIDE = ("ENV_VARS", "MODEL_ENV_VARS", "TEST_TYPE", "MODE", "METRICS", "BEFORE_SCRIPT", "AFTER_SCRIPT", "THROUGHPUT_TEST_PARAMS")
@@ -33,6 +33,7 @@ class Words:
     findings: tuple[Finding, ...] = ()
     opaque: Mapping[int, str] = field(default_factory=dict)
     ranks: int | None = None
+    loose: frozenset[int] = frozenset()
 
 
 def read(source: Any, version: str, lenient: bool) -> Reading:
@@ -42,6 +43,10 @@ def read(source: Any, version: str, lenient: bool) -> Reading:
     if isinstance(source, Mapping):
         source = Document(dict(source), {}, "mapping", name="mapping")
     listed = flags_of(source)
+    if listed is None:
+        source = load(source)
+        if sections.kind(source.data):
+            return sections.read(source, version, lenient)
     words = Words(list(listed), [None] * len(listed)) if listed is not None else words_of(load(source), version, lenient)
     return reading_of(words, version, lenient)
 
@@ -49,14 +54,23 @@ def read(source: Any, version: str, lenient: bool) -> Reading:
 def reading_of(words: Words, version: str, lenient: bool) -> Reading:
     """Words through the parser of that release."""
     needed = _needed() if words.opaque else ()
-    parsed = flags.parse(words.words, version, lenient, words.lines, words.opaque, needed)
+    parsed = flags.parse(words.words, version, lenient, words.lines, words.opaque, needed, words.loose)
     origins = {dest: _origin(spot, words) for dest, spot in parsed.flags.items()}
     repeated = (_repeated(dest, _origin(spot, words)) for dest, spot in parsed.repeated)
     misread = (_misread(dest, origins[dest]) for dest in parsed.misread)
     unknown = (_unknown(word) for word in parsed.unknown)
     opaque = (_opaque(path, words.opaque, index, words) for path, index in parsed.opaque)
-    findings = (*words.findings, *repeated, *misread, *unknown, *opaque)
+    spelled = (_spelled(dest, spot, words) for dest, spot in parsed.flags.items())
+    findings = (*words.findings, *repeated, *misread, *unknown, *opaque, *filter(None, spelled))
     return Reading(Values(parsed.given), FLAGS, origins, findings, world_size=words.ranks)
+
+
+def _spelled(dest: str, spot: flags.Spot, words: Words) -> Finding | None:
+    """A text that only a run completes stays as the script spells it."""
+    places = range(spot.index, spot.index + spot.words)
+    reason = next((words.opaque[place] for place in places if place in words.opaque), None)
+    message = f"{reason}; the text stays as the script spells it"
+    return Finding(dest, message, Effect.NONE, origin=_origin(spot, words)) if reason else None
 
 
 @cache
@@ -114,10 +128,15 @@ def is_launch(launch: Launch) -> bool:
     return any(word.partition("=")[0] in TELLING for word in launch.texts)
 
 
+def launch_of(script: Script) -> Launch:
+    """The run of Megatron that a script starts."""
+    return script.launch(is_launch, "flags of Megatron")
+
+
 def _launched(script: Script) -> Words:
-    launch = script.launch(is_launch, "flags of Megatron")
+    launch = launch_of(script)
     findings = (Finding(word, message, Effect.NUMBERS, True, origin=Origin(line)) for line, word, message in script.strays())
-    return Words(launch.texts, list(launch.lines), tuple(findings), launch.opaque, launch.ranks)
+    return Words(launch.texts, list(launch.lines), tuple(findings), launch.opaque, launch.ranks, launch.loose)
 
 
 def _listed(document: Document) -> Words:
@@ -219,15 +238,22 @@ def flags_text(given: Mapping[str, Any], version: str) -> str:
     return "".join(" ".join(map(shlex.quote, line)) + "\n" for line in flag_lines(given, version))
 
 
+def script_text(given: Mapping[str, Any], version: str, environment: Mapping[str, str], launch: Sequence[str]) -> str:
+    """A launch script: variables, an array with one flag to a line, and the command."""
+    lines = ["#!/bin/bash", "set -e", *(f"export {name}={shlex.quote(value)}" for name, value in environment.items()), "ARGS=("]
+    lines += [f"    {' '.join(map(shlex.quote, line))}" for line in flag_lines(given, version)]
+    return "\n".join([*lines, ")", " ".join([*launch[:-1], '"${ARGS[@]}"', '"$@"'])]) + "\n"
+
+
 def recipe_text(given: Mapping[str, Any], version: str, environment: Mapping[str, str]) -> str:
     """A recipe with `ENV_VARS` and `MODEL_ARGS`, as NVIDIA's own runner reads it."""
     lines = [f"{name}: {_scalar(value)}" for name, value in environment.items()]
-    args = [_yaml_line(*line, version=version) for line in flag_lines(given, version)]
+    args = [yaml_line(*line, version=version) for line in flag_lines(given, version)]
     parts = (("ENV_VARS", lines), (RECIPE, args))
     return "".join(f"{name}:\n" + "".join(f"  {line}\n" for line in body) for name, body in parts if body)
 
 
-def _yaml_line(option: str, *values: str, version: str) -> str:
+def yaml_line(option: str, *values: str, version: str) -> str:
     """One entry; a value that a shell would not leave alone is tied to its option, odd ones of several stand in a list."""
     if not values:
         return f"{_quoted(option) if '=' in option else option}: true"
@@ -256,4 +282,4 @@ def _quoted(value: str) -> str:
 def format_of(path: str | Path | None) -> str | None:
     """The format that a suffix stands for."""
     suffix = Path(path).suffix.lower() if path is not None else ""
-    return {".yaml": "yaml", ".yml": "yaml", ".txt": "flags", ".args": "flags", ".sh": "flags"}.get(suffix)
+    return {".yaml": "yaml", ".yml": "yaml", ".txt": "flags", ".args": "flags", ".sh": "script"}.get(suffix)

@@ -147,7 +147,7 @@ def test_the_last_mention_wins_and_the_first_is_reported() -> None:
     parsed = parse([*BASE, "--bf16", "--tensor-model-parallel-size=4"], "0.16.1")
     assert list(parsed.given.items()) == [("bf16", True), ("tensor_model_parallel_size", 4)]
     assert parsed.flags["tensor_model_parallel_size"] == Spot("--tensor-model-parallel-size", 3)
-    assert parsed.repeated == [("tensor_model_parallel_size", Spot("--tensor-model-parallel-size", 0))]
+    assert parsed.repeated == [("tensor_model_parallel_size", Spot("--tensor-model-parallel-size", 0, 2))]
 
 
 def test_two_flags_for_one_destination_count_as_repeated() -> None:
@@ -211,7 +211,7 @@ def test_lenient_skips_what_the_release_does_not_know_and_nothing_else() -> None
     parsed = parse(words, "0.16.1", lenient=True)
     assert parsed == Parsed(
         {"tensor_model_parallel_size": 2},
-        {"tensor_model_parallel_size": Spot("--tensor-model-parallel-size", 3)},
+        {"tensor_model_parallel_size": Spot("--tensor-model-parallel-size", 3, 2)},
         [],
         ["--zzz", "1", "2", "--yyy=2", "-z", "5"],
         [],

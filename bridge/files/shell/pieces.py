@@ -36,7 +36,10 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """A part that only a run would tell: as it is written at `span`, the line, and why it is not known."""
+    """A part that only a run would tell: as it is written at `span`, the line, and why it is not known.
+
+    `loose` tells that it stood without quotes where words are split, so that it may be any number of words.
+    """
 
     spelling: str
     span: Span
@@ -44,6 +47,7 @@ class Unknown:
     why: str
     quoted: bool = False
     uses: tuple[Span, ...] = ()
+    loose: bool = False
 
     @property
     def key(self) -> str:
@@ -70,11 +74,18 @@ def words(pieces: Iterable[Piece | Break]) -> list[Pieces]:
     for piece in pieces:
         if isinstance(piece, Break):
             found.append([])
-        elif isinstance(piece, Unknown) or piece.quoted:
+        elif isinstance(piece, Unknown):
+            found[-1].append(piece if piece.quoted else replace(piece, loose=True))
+        elif piece.quoted:
             found[-1].append(piece)
         else:
             _split(piece, found)
-    return [tuple(word) for word in found if any(_stands(piece) for piece in word)]
+    return [_solid(word) for word in found if any(_stands(piece) for piece in word)]
+
+
+def _solid(word: list[Piece]) -> Pieces:
+    """A word without its empty parts, unless it is empty itself."""
+    return tuple(piece for piece in word if isinstance(piece, Unknown) or piece.text) or tuple(word)
 
 
 def _split(piece: Text, found: list[list[Piece]]) -> None:

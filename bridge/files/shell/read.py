@@ -17,7 +17,7 @@ from bridge.files.shell.source import Source, check_redirects, check_syntax
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-MOST_STEPS = 50_000
+MOST_STEPS = 10_000
 DEEPEST = 30
 SHELLS = ("bash", "sh", "zsh", "/bin/bash", "/bin/sh", "/usr/bin/bash")
 DECLARING = ("export", "declare", "local", "readonly", "typeset")

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from bridge.files.shell.source import Source
 
-LONGEST = 1_000_000
-"""Characters of one value; only doubling in a loop gets there."""
+LONGEST = 20_000
+"""Parts of one value; only doubling gets there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,8 @@ class Scope:
 
     def set(self, name: str, value: Value) -> None:
         """Give a variable its value."""
-        if sum(len(piece.text) for word in value.words for piece in word if isinstance(piece, Text)) > LONGEST:
-            raise OverflowError(f"{name} grows beyond {LONGEST:,} characters; is this the right file?")
+        if sum(map(len, value.words)) > LONGEST:
+            raise OverflowError(f"{name} grows beyond {LONGEST:,} parts; is this the right file?")
         self.variables[name] = value
 
     def copy(self) -> Scope:

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from bridge.errors import SourceError
 from bridge.files.document import TEXT, Document
-from bridge.files.shell.pieces import Pieces, known, line_of, spelled, unknowns
+from bridge.files.shell.pieces import Pieces, Unknown, known, line_of, spelled, unknowns
 from bridge.files.shell.read import Command, Reader, file_key
 from bridge.files.shell.scope import Scope
 
@@ -70,6 +70,12 @@ class Launch:
         """Why a word is not known, by its place: the first part of it that only a run would tell."""
         firsts = ((index, next(unknowns(word), None)) for index, word in enumerate(self.words))
         return {index: f"{part.spelling} (line {part.line}) is not known: {part.why}" for index, part in firsts if part}
+
+    @property
+    def loose(self) -> frozenset[int]:
+        """Words that may become any number of words, or none: an expansion alone, without quotes, that is not known."""
+        alone = ((index, word[0]) for index, word in enumerate(self.words) if len(word) == 1)
+        return frozenset(index for index, piece in alone if isinstance(piece, Unknown) and piece.loose)
 
     @cached_property
     def ranks(self) -> int | None:

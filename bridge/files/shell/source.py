@@ -22,6 +22,7 @@ ESCAPES = {
     "raw": re.compile(r"(?!)"),
 }
 """Backslashes that a shell takes away, by the quotes around them."""
+MISSING = {"heredoc_end": "end of the here-document"}
 EXPANSIONS = ("simple_expansion", "expansion", "arithmetic_expansion", "command_substitution", "process_substitution")
 LEADING = re.compile(r"(?:\s|\\\n)*")
 PLACEHOLDER = re.compile(r"<[A-Za-z][^<>\n|&;]*>")
@@ -120,7 +121,7 @@ def _faults(root: Node) -> Iterator[Node]:
     while waiting:
         node = waiting.pop()
         if node.is_missing or (node.type == "ERROR" and node.start_byte < node.end_byte):
-            yield node
+            yield (node.parent or node) if node.is_missing else node
         elif node.has_error:
             waiting += reversed(node.children)
 
@@ -140,7 +141,8 @@ def _fault(node: Node, source: Source) -> str:
     placeholder = PLACEHOLDER.search(line)
     if placeholder:
         return _unfilled(placeholder[0])
-    if node.is_missing:
-        return f"found no {node.type} that closes what is open; expected one before the end"
+    missing = next((child.type for child in node.children if child.is_missing), "")
+    if missing:
+        return f"opens what is never closed; found no {MISSING.get(missing, missing)} before the end"
     found = (node.text or b"").decode().split("\n")[0][:40].strip()
     return f"not shell syntax near {found!r}; an open quote, bracket or here-document before it is the usual cause"

@@ -1,0 +1,101 @@
+"""Edits of command-line words where they are written: in a script's arrays, strings and commands, the rest byte for byte."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+
+from bridge.errors import TranslationError
+from bridge.files.shell.pieces import NOWHERE, Piece, Pieces, Span
+
+Range = tuple[int, int]
+"""Words from, to."""
+
+
+def edit(
+    text: str, words: Sequence[Pieces], put: Mapping[Range, Sequence[str]], added: Iterable[Sequence[str]], after: int
+) -> str:
+    """`text` with other words in each range of `put` (none: the words go), and those of `added` behind word `after`.
+
+    Raises `TranslationError` for a word that does not stand in the text by itself.
+    """
+    found = places(words)
+    patches = [patch for (start, end), new in put.items() for patch in _patches(text, found[start:end], new)]
+    more = "".join(f" {_quoted(word)}" for line in added for word in line)
+    if more:
+        patches.append(((_end(text, found[after]), _end(text, found[after])), more))
+    for (start, end), new in sorted(patches, reverse=True):
+        text = text[:start] + new + text[end:]
+    return text
+
+
+def places(words: Sequence[Pieces]) -> list[Span | None]:
+    """Where each word stands by itself: the outermost place that is its alone; None if there is none."""
+    owners = Counter(place for word in words for place in {place for piece in word for place in _levels(piece)})
+    return [_place(word, owners) for word in words]
+
+
+def _levels(piece: Piece) -> tuple[Span, ...]:
+    return (*piece.uses, piece.span)
+
+
+def _place(word: Pieces, owners: Mapping[Span, int]) -> Span | None:
+    own = [next((place for place in _levels(piece) if owners[place] == 1 and place != NOWHERE), None) for piece in word]
+    spans = list(dict.fromkeys(place for place in own if place is not None))
+    if not spans or None in own or any(one[1] > other[0] for one, other in pairwise(spans)):
+        return None
+    return spans[0][0], spans[-1][1]
+
+
+def _patches(text: str, found: Sequence[Span | None], new: Sequence[str]) -> list[tuple[Span, str]]:
+    """Each word of a range in its place; what is too many goes, what is too few follows the last one."""
+    if None in found:
+        raise TranslationError("a word of the script comes out of an expansion with others, and cannot be changed alone")
+    spans = [place for place in found if place is not None]
+    kept = [(place, _quoted(word)) for place, word in zip(spans, new, strict=False)]
+    rest = "".join(f" {_quoted(word)}" for word in new[len(spans) :])
+    if rest and kept:
+        kept[-1] = kept[-1][0], kept[-1][1] + rest
+    return [*kept, *((_with_line(text, place), "") for place in _joined(text, spans[len(new) :]))]
+
+
+def _joined(text: str, spans: Sequence[Span]) -> list[Span]:
+    """Neighbours with nothing but blanks between them as one."""
+    found: list[Span] = []
+    for place in (_with_quotes(text, span) for span in spans):
+        if found and not text[found[-1][1] : place[0]].strip(" \t"):
+            found[-1] = found[-1][0], place[1]
+        else:
+            found.append(place)
+    return [_with_quotes(text, place) for place in found]
+
+
+def _end(text: str, place: Span | None) -> int:
+    if place is None:
+        raise TranslationError("the last flag of the script comes out of an expansion with others; nothing can follow it")
+    return _with_quotes(text, place)[1] if text[place[0] - 1 : place[0]] == "'" else place[1]
+
+
+def _quoted(word: str) -> str:
+    return word if re.fullmatch(r"[\w./:,+=@%\[\]*-]+", word) else shlex.quote(word)
+
+
+def _with_quotes(text: str, place: Span) -> Span:
+    start, end = place
+    quoted = start > 0 and text[start - 1] in "'\"" and text[start - 1] == text[end : end + 1]
+    return (start - 1, end + 1) if quoted else place
+
+
+def _with_line(text: str, place: Span) -> Span:
+    """What goes with words that go: the blanks before them, and their line where nothing else is left on it."""
+    start, end = len(text[: place[0]].rstrip(" \t")), place[1]
+    rest = re.compile(r"[ \t]*(\\?)\n").match(text, end)
+    before = text[:start]
+    if rest is not None and before.endswith("\n") and (rest[1] or not before.endswith("\\\n")):
+        return start, rest.end()
+    if before.endswith(("\n", "(")):
+        return place[0], end + len(text[end:]) - len(text[end:].lstrip(" \t"))
+    return start, end

@@ -1,0 +1,141 @@
+"""Flags written back where they stand: a launch script or a file of flags with other values, all else byte for byte."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from bridge.dialect import Reading
+from bridge.errors import BridgeError, TranslationError
+from bridge.files import Document, Script, edit_entries, parse
+from bridge.files.shell import Pieces, edit
+from bridge.files.words import load_words, pieces
+from compat.megatron import flags, options, releases, sections
+from compat.megatron.formats import Words, launch_of, reading_of, words_of, yaml_line
+
+Range = tuple[int, int]
+
+
+def rewritten(given: Mapping[str, Any], text: str, like: Document, was: str, version: str) -> str:
+    """`text` of release `was`, which was read as `like`, changed so that it says `given` to release `version`.
+
+    Raises `TranslationError` if its words cannot be changed one by one; what is returned was read back.
+    """
+    if like.format == "yaml":
+        return _entries(given, text, like, was, version)
+    words = words_of(like, was, lenient=True)
+    parsed = _parsed(words, was)
+    put, added = _changes(parsed, given, words.words, version)
+    if not put and not added:
+        return text
+    for anchor in sorted({spot.index + spot.words - 1 for spot in parsed.flags.values()}, reverse=True):
+        new = _edited(text, _pieces(text, like), put, added, anchor)
+        if new is not None and _given(new, like, version) == dict(given):
+            return new
+    raise TranslationError(f"{like.name}: its words cannot be changed one by one; write flags or a new script")
+
+
+def _entries(given: Mapping[str, Any], text: str, like: Document, was: str, version: str) -> str:
+    """A recipe or a file in sections with other values on the lines of what changed."""
+    before = reading_of_document(like, was)
+    put: dict[int, str | None] = {}
+    added: dict[int, list[str]] = {}
+    for path in before.given:
+        line = before.origins[path].line if path in before.origins else None
+        if line and given.get(path) != before.given[path]:
+            put[line] = _value(path, given.get(path), like, version)
+    lines = [origin.line for origin in before.origins.values() if origin.line]
+    for path in given:
+        if path not in before.given and lines:
+            added.setdefault(max(lines), []).append(_entry(path, given[path], like, version))
+    new = edit_entries(text, put, added)
+    after = reading_of_document(parse(new, like.name, ".yaml"), version)
+    if dict(after.given) != dict(given):
+        raise TranslationError(f"{like.name}: its lines cannot be changed one by one; write it anew")
+    return new
+
+
+def reading_of_document(document: Document, version: str) -> Reading:
+    """What a document says, read leniently."""
+    if sections.kind(document.data):
+        return sections.read(document, version, lenient=True)
+    return reading_of(words_of(document, version, lenient=True), version, lenient=True)
+
+
+def _entry(path: str, value: Any, like: Document, version: str) -> str:
+    """A new line of a file."""
+    if sections.kind(like.data):
+        return f"{path}: {plain(value)}"
+    return yaml_line(*(options.option_for(version, path, value) or ()), version=version)
+
+
+def _value(path: str, value: Any, like: Document, version: str) -> str | None:
+    """The value on a line; None for a flag that goes."""
+    if sections.kind(like.data):
+        return plain(value)
+    return _entry(path, value, like, version).partition(": ")[2] if value is not None else None
+
+
+def plain(value: Any) -> str:
+    """A value as every YAML loader reads it back."""
+    if value is None:
+        return "null"
+    if isinstance(value, float) and "." not in repr(value).partition("e")[0]:
+        return repr(value).replace("e", ".0e")
+    return repr(value) if isinstance(value, bool | int | float) else json.dumps(value)
+
+
+def _parsed(words: Words, version: str) -> flags.Parsed:
+    return flags.parse(words.words, version, True, words.lines, words.opaque, (), words.loose)
+
+
+def _pieces(text: str, like: Document) -> Sequence[Pieces]:
+    return launch_of(like.data).words if isinstance(like.data, Script) else pieces(text, like.name)
+
+
+def _changes(
+    parsed: flags.Parsed, given: Mapping[str, Any], words: Sequence[str], version: str
+) -> tuple[dict[Range, Sequence[str]], list[Sequence[str]]]:
+    """The ranges of words that change, with what they become, and the flags that are new."""
+    put: dict[Range, Sequence[str]] = {}
+    for dest, spot in parsed.flags.items():
+        place = spot.index, spot.index + spot.words
+        if dest not in given:
+            put[place] = ()
+        elif given[dest] != parsed.given[dest] or not _known(spot.option, dest, version):
+            put[place] = _line(dest, given[dest], words[slice(*place)], version)
+    added = [_line(dest, value, (), version) for dest, value in given.items() if dest not in parsed.flags]
+    return put, added
+
+
+def _known(option: str, dest: str, version: str) -> bool:
+    flag = releases.flags(version).get(option)
+    return flag is not None and flag.dest == dest
+
+
+def _line(dest: str, value: Any, before: Sequence[str], version: str) -> Sequence[str]:
+    """The words that set `dest`, tied with `=` where they were."""
+    line = options.option_for(version, dest, value) or ()
+    tied = len(before) == 1 and "=" in before[0] and len(line) == 2
+    return (f"{line[0]}={line[1]}",) if tied else line
+
+
+def _edited(
+    text: str, words: Sequence[Pieces], put: Mapping[Range, Sequence[str]], added: Sequence[Sequence[str]], anchor: int
+) -> str | None:
+    try:
+        return edit(text, words, put, added, anchor)
+    except TranslationError:
+        return None
+
+
+def _given(text: str, like: Document, version: str) -> dict[str, Any] | None:
+    """What the edited text says; None if it cannot be read any more, or has an empty word left."""
+    try:
+        data = replace(like.data, text=text) if isinstance(like.data, Script) else load_words(text).data
+        parsed = _parsed(words_of(replace(like, data=data), version, lenient=True), version)
+        return dict(parsed.given) if all(parsed.unknown) else None
+    except BridgeError:
+        return None

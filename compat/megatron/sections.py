@@ -1,0 +1,242 @@
+"""Megatron's sectioned files: `--yaml-cfg` by the rules of its own loader, and config containers with `_target_` as data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from bridge.config import Values, shown
+from bridge.dialect import Reading
+from bridge.errors import ConfigError, nearest
+from bridge.files import Document
+from bridge.findings import Finding, Origin
+from bridge.rules import Effect
+from compat.megatron import options, releases
+from compat.megatron.arguments.steps import Namespace, Step, check, derive, run, select
+
+YAML_CFG, CONTAINER = "yaml_cfg", "container"
+"""Entry points: a file for `--yaml-cfg`, and a serialised ConfigContainer."""
+MODEL, PARALLEL = "language_model", "model_parallel"
+CONTAINED = ("model", "train", "optimizer", "ddp", "scheduler", "dataset", "validation", "checkpoint", "logger", "rng", "dist")
+"""Sections of a container whose fields are arguments under the same or another name (training/config/container.py)."""
+CLASSES = ("ModelParallelConfig", "TransformerConfig", "OptimizerConfig", "DistributedDataParallelConfig")
+HYDRA = ("_target_", "_call_", "_partial_", "_args_", "_recursive_", "_convert_")
+RENAMED = {**options.RENAMED, "sequence_length": "seq_length"}
+LOADED = ("bias_swiglu_fusion", "init_method", "output_layer_init_method", "gated_linear_unit", "embedding_init_method")
+"""Keys of language_model that core_transformer_config_from_yaml itself looks at; no plan is made of them."""
+ACTIVATIONS = {"swiglu": {"swiglu": True}, "squaredrelu": {"squared_relu": True}, "gelu": {}, "silu": {}}
+
+
+def kind(data: Any) -> str | None:
+    """The entry point that a parsed file is for; None for files of other shapes."""
+    if not isinstance(data, Mapping):
+        return None
+    if isinstance(data.get(MODEL), Mapping) and isinstance(data.get(PARALLEL), Mapping):
+        return YAML_CFG
+    target = str(data.get("_target_", ""))
+    sections = sum(isinstance(data.get(name), Mapping) for name in ("model", "train", "optimizer"))
+    return CONTAINER if target.endswith("ConfigContainer") and sections >= 2 else None
+
+
+def read(document: Document, version: str, lenient: bool) -> Reading:
+    """Given values of a sectioned file; `_target_` is data, and nothing is ever made of it. Raises `ConfigError`."""
+    entry = kind(document.data) or YAML_CFG
+    reader = _Reader(document, version, entry)
+    for section in (MODEL, PARALLEL) if entry == YAML_CFG else CONTAINED:
+        reader.section(section, document.data.get(section))
+    if entry == YAML_CFG:
+        reader.section("", {key: value for key, value in document.data.items() if key not in (MODEL, PARALLEL)})
+        reader.complete()
+    else:
+        reader.precision(document.data.get("mixed_precision"))
+    ConfigError.raise_if([] if lenient else reader.problems)
+    unknown = (Finding("file", problem, Effect.NUMBERS, True) for problem in reader.problems)
+    return Reading(Values(reader.given), entry, reader.origins, (*reader.findings, *unknown))
+
+
+class _Reader:
+    """Collects given values by argument, with lines, findings and problems."""
+
+    def __init__(self, document: Document, version: str, entry: str) -> None:
+        self.document, self.version, self.entry = document, version, entry
+        self.given: dict[str, Any] = {}
+        self.origins: dict[str, Origin] = {}
+        self.findings: list[Finding] = []
+        self.problems: list[str] = []
+
+    def section(self, name: str, values: Any) -> None:
+        """Every key of a section; null is a key left open."""
+        if values is not None and not isinstance(values, Mapping):
+            self.problems.append(f"{self.place(name)}{name}: found {shown(values)}, expected a mapping")
+            return
+        strange = [key for key, value in (values or {}).items() if value is not None and not self.entry_of(name, key, value)]
+        if strange and self.entry == CONTAINER:
+            message = f"no arguments of Megatron-LM: {', '.join(strange)}; they are left out"
+            self.findings.append(Finding(name, message, Effect.NONE, True, origin=Origin(self.document.line(name))))
+        elif strange:
+            self.problems += [self.unknown(name, key) for key in strange]
+
+    def entry_of(self, section: str, key: str, value: Any) -> bool:
+        """Take one key; False if no argument stands for it."""
+        if key == "activation_func":
+            return self.activation(value)
+        dest = RENAMED.get(key, key)
+        if key in HYDRA or key in LOADED or dest not in options.groups():
+            return key in HYDRA or key in LOADED
+        if not isinstance(value, Mapping):
+            self.take(section, key, dest, value)
+        return not isinstance(value, Mapping)
+
+    def take(self, section: str, key: str, dest: str, value: Any) -> None:
+        """A value of the right type."""
+        wanted = options.type_of(dest)
+        fits = TYPES.get(wanted, lambda _: True)(value)
+        if not fits:
+            self.problems.append(f"{self.place(section, key)}{key}: found {shown(value)}, expected {WORDS[wanted]}")
+            return
+        self.given[dest] = float(value) if wanted == "float" else value
+        self.origins[dest] = Origin(self.document.line(*filter(None, (section, key))), ".".join(filter(None, (section, key))))
+
+    def activation(self, value: Any) -> bool:
+        """The activation by name, or by the name of a `_target_`."""
+        name = str(value.get("_target_", "") if isinstance(value, Mapping) else value).rpartition(".")[2]
+        self.given.update(ACTIVATIONS.get(name, {}))
+        return name in ACTIVATIONS
+
+    def precision(self, value: Any) -> None:
+        """A container's `mixed_precision`: the name of a recipe, or its fields."""
+        if isinstance(value, Mapping):
+            self.section("mixed_precision", value)
+        elif isinstance(value, str):
+            self.given.update({name: True for name in ("bf16", "fp16") if value.startswith(name)})
+
+    def complete(self) -> None:
+        """core_config_from_args wants every field of TransformerConfig in the file."""
+        known = {*self.document.data[MODEL], *self.document.data[PARALLEL]}
+        fields = {**releases.fields(self.version, CLASSES[0]), **releases.fields(self.version, CLASSES[1])}
+        missing = [name for name, field in fields.items() if field.init and name not in known]
+        if missing:
+            listed = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+            self.problems.append(
+                f"{self.document.name}: Megatron {self.version} stops where a field of TransformerConfig is not in the file: "
+                f"{listed}; write them out, or --lenient takes the defaults of its parser"
+            )
+
+    def unknown(self, section: str, key: str) -> str:
+        return f"{self.place(section, key)}{key}: unknown to Megatron{nearest(key, options.groups())}"
+
+    def place(self, *key: str) -> str:
+        """The line of a key, for messages."""
+        line = self.document.line(*filter(None, key))
+        return f"line {line}: " if line else ""
+
+
+TYPES: Mapping[str, Callable[[Any], bool]] = {
+    "bool": lambda value: isinstance(value, bool),
+    "int": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "float": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
+    "text": lambda value: not isinstance(value, bool | float | Mapping),
+}
+WORDS = {"bool": "true or false", "int": "a whole number", "float": "a number", "text": "text"}
+
+
+def effective(given: Mapping[str, Any], entry: str, version: str, world_size: int) -> dict[str, Any]:
+    """The arguments that validate_yaml, or the container's classes, make of `given`; `ConfigError` with what they refuse."""
+    defaults = dict(_class_defaults(version)) if entry == CONTAINER else {}
+    values = Namespace(releases.defaults(version), defaults, given, {"world_size": world_size})
+    run(select(STEPS, version), values)
+    return values.__dict__
+
+
+def _class_defaults(version: str) -> Iterator[tuple[str, Any]]:
+    for name in CLASSES:
+        for field in releases.fields(version, name).values():
+            if field.default is None or isinstance(field.default, bool | int | float):
+                yield RENAMED.get(field.name, field.name), field.default
+
+
+def _split(a: Namespace) -> bool:
+    return bool(a.world_size % (a.tensor_model_parallel_size * a.pipeline_model_parallel_size * a.context_parallel_size))
+
+
+def _sizes(a: Namespace) -> None:
+    model = a.tensor_model_parallel_size * a.pipeline_model_parallel_size * a.context_parallel_size
+    a.data_parallel_size = a.world_size // model
+    if a.global_batch_size is None and a.micro_batch_size is not None:
+        a.global_batch_size = a.micro_batch_size * a.data_parallel_size
+
+
+def _virtual(a: Namespace) -> None:
+    per_stage = a.num_layers_per_virtual_pipeline_stage
+    layers = a.num_layers // a.pipeline_model_parallel_size if a.num_layers else None
+    a.virtual_pipeline_model_parallel_size = layers // per_stage if layers and per_stage else None
+    a.overlap_p2p_comm = bool(a.overlap_p2p_comm and a.virtual_pipeline_model_parallel_size)
+
+
+def _precision(a: Namespace) -> None:
+    a.params_dtype = "torch.bfloat16" if a.bf16 else "torch.float16" if a.fp16 else "torch.float32"
+    a.accumulate_allreduce_grads_in_fp32 = bool(a.accumulate_allreduce_grads_in_fp32 or a.bf16)
+
+
+def _shape(a: Namespace) -> None:
+    if a.ffn_hidden_size is None and a.hidden_size:
+        a.ffn_hidden_size = int((4 * a.hidden_size * 2 / 3) / 64) * 64 if a.swiglu else 4 * a.hidden_size
+    if a.kv_channels is None and a.hidden_size and a.num_attention_heads:
+        a.kv_channels = a.hidden_size // a.num_attention_heads
+    a.sequence_parallel = bool(a.sequence_parallel and a.tensor_model_parallel_size > 1)
+
+
+PLACE = "validate_yaml"
+STEPS: tuple[Step, ...] = (
+    check(PLACE, _split, "world_size: found {world_size}, which tensor x pipeline x context does not divide; use a multiple"),
+    derive(PLACE, _sizes),
+    check(PLACE, lambda a: a.micro_batch_size is None, "micro_batch_size: missing; Megatron needs it"),
+    check(
+        PLACE,
+        lambda a: a.micro_batch_size and a.global_batch_size % (a.micro_batch_size * a.data_parallel_size),
+        "global_batch_size: found {global_batch_size}, expected a multiple of micro batch {micro_batch_size} x data parallel"
+        " {data_parallel_size}",
+    ),
+    check(
+        PLACE,
+        lambda a: a.num_layers_per_virtual_pipeline_stage and a.pipeline_model_parallel_size <= 2,
+        "num_layers_per_virtual_pipeline_stage: needs more than 2 pipeline ranks; found {pipeline_model_parallel_size}",
+    ),
+    derive(PLACE, _virtual),
+    check(
+        PLACE,
+        lambda a: a.overlap_param_gather and not (a.use_distributed_optimizer and a.overlap_grad_reduce),
+        "overlap_param_gather: needs use_distributed_optimizer and overlap_grad_reduce; set both",
+    ),
+    check(PLACE, lambda a: a.fp16 and a.bf16, "fp16: found together with bf16; keep one of them"),
+    derive(PLACE, _precision),
+    check(
+        PLACE,
+        lambda a: a.train_iters and (a.train_samples or a.lr_decay_samples or a.lr_warmup_samples),
+        "train_iters: found together with train_samples, lr_decay_samples or lr_warmup_samples; count one way",
+    ),
+    check(
+        PLACE,
+        lambda a: a.train_samples and (a.lr_decay_iters or a.lr_warmup_iters),
+        "train_samples: found together with lr_decay_iters or lr_warmup_iters; count one way",
+    ),
+    check(
+        PLACE,
+        lambda a: a.seq_length and a.max_position_embeddings and a.max_position_embeddings < a.seq_length,
+        "max_position_embeddings: found {max_position_embeddings}, expected at least seq_length {seq_length}",
+    ),
+    check(PLACE, lambda a: a.lr is not None and (a.min_lr or 0) > a.lr, "min_lr: found {min_lr}, expected at most lr {lr}"),
+    check(PLACE, lambda a: a.save is not None and a.save_interval is None, "save_interval: missing; save needs it"),
+    check(
+        PLACE,
+        lambda a: a.recompute_granularity == "selective" and a.recompute_method is not None,
+        "recompute_method: found with selective recomputing; drop it",
+    ),
+    derive(PLACE, _shape),
+    check(
+        PLACE,
+        lambda a: a.expert_model_parallel_size > 1 and not a.num_experts,
+        "expert_model_parallel_size: found {expert_model_parallel_size} without num_moe_experts; give their number",
+    ),
+)
+"""Statements of validate_yaml (megatron/training/yaml_arguments.py) on what a plan is made of, in its order."""
