@@ -12,7 +12,7 @@ from runs import SHAPE, Case, determined, distance, events, fed, live_bytes, mod
 from torch import nn
 
 import bridge.engine
-from bridge.engine.models.gpt import GPT, Architecture, mean_cross_entropy
+from bridge.engine.models.gpt import GPT, Architecture, mean_cross_entropy, summed_cross_entropy
 from bridge.errors import BridgeError, ConfigError
 from bridge.plan import Model, Plan
 
@@ -158,10 +158,10 @@ def trained_losses(run: Any, case: Case) -> list[float]:
     return losses
 
 
-def engine(**values: Any) -> Any:
+def engine(loss_fn: Any = mean_cross_entropy, **values: Any) -> Any:
     """An engine in this process."""
     plan = Plan.of({**SGD, **{path.replace("__", "."): value for path, value in values.items()}})
-    return bridge.engine.initialize(model_of(Case({})), plan, mean_cross_entropy)
+    return bridge.engine.initialize(model_of(Case({})), plan, loss_fn)
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
@@ -199,6 +199,12 @@ def test_misuse_is_said() -> None:
     found.backward(found(*batch()))
     with pytest.raises(BridgeError, match=r"all 2 microbatches of this step have run; call engine.step\(\)"):
         found.backward(found(*batch()))
+    with pytest.raises(BridgeError, match=r"engine\(mask=...\): a model that is a list of layers takes no named inputs"):
+        found(*batch(), mask=None)
+    tokens = engine(loss="per_token", loss_fn=summed_cross_entropy)
+    losses = [tokens(*batch()) for _ in range(2)]
+    with pytest.raises(BridgeError, match=r"backward: 2 forward passes are open, and plan.loss is per_token"):
+        tokens.backward(losses[1])
     with pytest.raises(BridgeError, match=r"plan.loss is per_token; return a sum and its count"):
         engine(loss="per_token")(*batch())
 
