@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from bridge.errors import ConfigError
 
@@ -33,6 +34,35 @@ def detect(variables: Mapping[str, str] | None = None) -> Environment:
     if int(found.get("SLURM_NTASKS", "1")) > 1 and "SLURM_PROCID" in found:
         return _slurm(found)
     return Environment()
+
+
+def neighbours() -> dict[int, int]:
+    """Process numbers of the job's ranks on this machine, by rank; none where the system does not show them (no /proc)."""
+    mine = os.environ.get("MASTER_PORT")
+    found = ((_variables(path), int(path.name)) for path in Path("/proc").glob("[0-9]*")) if mine else ()
+    return {int(said["RANK"]): number for said, number in found if said.get("MASTER_PORT") == mine and said.get("RANK")}
+
+
+def ended(processes: Mapping[int, int]) -> tuple[int, ...]:
+    """The ranks among `processes` (numbers by rank) that run no more."""
+    return tuple(rank for rank, number in sorted(processes.items()) if _state(number) in ("", "Z", "X"))
+
+
+def _variables(process: Path) -> dict[str, str]:
+    """The environment that a process was started with; empty if it cannot be seen."""
+    try:
+        said = (process / "environ").read_bytes().decode(errors="replace")
+    except OSError:
+        return {}
+    return dict(pair.split("=", 1) for pair in said.split("\0") if "=" in pair)
+
+
+def _state(process: int) -> str:
+    """The letter that the system has for what a process does; empty if there is none of that number."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
 
 
 def _torch(found: Mapping[str, str]) -> Environment:
