@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,9 +44,18 @@ def neighbours() -> dict[int, int]:
     return {int(said["RANK"]): number for said, number in found if said.get("MASTER_PORT") == mine and said.get("RANK")}
 
 
+GRACE = 1.0
+"""Seconds that a process may take to end once its connections have."""
+
+
 def ended(processes: Mapping[int, int]) -> tuple[int, ...]:
-    """The ranks among `processes` (numbers by rank) that run no more."""
-    return tuple(rank for rank, number in sorted(processes.items()) if _state(number) in ("", "Z", "X"))
+    """The ranks among `processes` (numbers by rank) that run no more, or end now."""
+    until = time.monotonic() + GRACE
+    while True:
+        gone = tuple(rank for rank, number in sorted(processes.items()) if _state(number) in ("", "Z", "X"))
+        if gone or time.monotonic() > until:
+            return gone
+        time.sleep(GRACE / 50)
 
 
 def _variables(process: Path) -> dict[str, str]:
