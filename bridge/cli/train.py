@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -56,7 +57,8 @@ def train(job: Job, options: Options) -> int:
     training = _training(plan, architecture, options)
     if here.rank == 0:
         _say((*changes, *training.engine.findings))
-    _run(training, options, here.rank == 0, job.json)
+    with _lost_ranks_named(options):
+        _run(training, options, here.rank == 0, job.json)
     return 0
 
 
@@ -140,6 +142,23 @@ def _run(training: Training, options: Options, first: bool, as_json: bool) -> No
         if first and not as_json:
             print(f"saved {path}")
     training.engine.close()
+
+
+@contextmanager
+def _lost_ranks_named(options: Options) -> Iterator[None]:
+    """Say which rank of this machine has gone where that is why a collective failed."""
+    from bridge.engine.environment import ended, neighbours
+
+    processes = neighbours()
+    try:
+        yield
+    except RuntimeError as error:
+        gone = ended(processes)
+        if not gone:
+            raise
+        again = f"start again with --resume {options.save or options.resume or 'DIR'}"
+        lines = (f"rank {rank} (process {processes[rank]}) has ended in the middle; {again}" for rank in gone)
+        raise BridgeError(*lines) from error
 
 
 def _line(report: Report) -> None:

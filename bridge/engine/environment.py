@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from bridge.errors import ConfigError
 
@@ -33,6 +35,44 @@ def detect(variables: Mapping[str, str] | None = None) -> Environment:
     if int(found.get("SLURM_NTASKS", "1")) > 1 and "SLURM_PROCID" in found:
         return _slurm(found)
     return Environment()
+
+
+def neighbours() -> dict[int, int]:
+    """Process numbers of the job's ranks on this machine, by rank; none where the system does not show them (no /proc)."""
+    mine = os.environ.get("MASTER_PORT")
+    found = ((_variables(path), int(path.name)) for path in Path("/proc").glob("[0-9]*")) if mine else ()
+    return {int(said["RANK"]): number for said, number in found if said.get("MASTER_PORT") == mine and said.get("RANK")}
+
+
+GRACE = 1.0
+"""Seconds that a process may take to end once its connections have."""
+
+
+def ended(processes: Mapping[int, int]) -> tuple[int, ...]:
+    """The ranks among `processes` (numbers by rank) that run no more, or end now."""
+    until = time.monotonic() + GRACE
+    while True:
+        gone = tuple(rank for rank, number in sorted(processes.items()) if _state(number) in ("", "Z", "X"))
+        if gone or time.monotonic() > until:
+            return gone
+        time.sleep(GRACE / 50)
+
+
+def _variables(process: Path) -> dict[str, str]:
+    """The environment that a process was started with; empty if it cannot be seen."""
+    try:
+        said = (process / "environ").read_bytes().decode(errors="replace")
+    except OSError:
+        return {}
+    return dict(pair.split("=", 1) for pair in said.split("\0") if "=" in pair)
+
+
+def _state(process: int) -> str:
+    """The letter that the system has for what a process does; empty if there is none of that number."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
 
 
 def _torch(found: Mapping[str, str]) -> Environment:

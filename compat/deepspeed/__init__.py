@@ -222,7 +222,7 @@ ENTRIES = ("initialize", "init_distributed", "add_config_arguments", "DeepSpeedE
 def __getattr__(name: str) -> Any:
     """Load the engine when a script first asks for it, so that reading configs needs no torch."""
     if name not in ENTRIES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; of DeepSpeed's own it has {', '.join(ENTRIES)}")
     if find_spec("torch") is None:
         raise BridgeError(f"deepspeed.{name}: torch is not installed; pip install 'stagebridge[engine]'")
     return getattr(import_module("compat.deepspeed.dropin"), name)

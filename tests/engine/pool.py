@@ -12,7 +12,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-TIMEOUT = 60.0
+TIMEOUT = 120.0
 """Seconds that a call may take on all ranks."""
 AFTER_FAILURE = 3.0
 """Seconds that the other ranks get once one has failed: they may be waiting for it."""

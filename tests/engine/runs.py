@@ -191,6 +191,32 @@ def determined(rank: int, world: int, case: Case) -> tuple[list[dict[str, Tensor
         torch.use_deterministic_algorithms(False)
 
 
+def forwards_first(rank: int, world: int, case: Case, way: str) -> Outcome:
+    """Train with two forward passes before backward: their losses added up, or one after the other, or one left out."""
+    model, plan = model_of(case), Plan.of(case.plan)
+    initial = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    engine = initialize(model, plan, mean_cross_entropy, seed=11)
+    losses, norms = [], []
+    for step in range(case.steps):
+        inputs, targets = global_batch(case, step)
+        mine = torch.arange(case.batch).chunk(2 * world)[2 * rank : 2 * rank + 2]
+        first, second = (engine(inputs[rows], targets[rows]) for rows in mine)
+        if way == "added":
+            engine.backward((first + second) / 2)
+        elif way == "in turn":
+            engine.backward(first)
+            engine.backward(second)
+        else:
+            engine.backward(second)
+            engine.backward(engine(inputs[mine[0]], targets[mine[0]]))
+        assert engine.step()
+        losses.append(engine.progress.loss)
+        norms.append(engine.progress.grad_norm)
+    assert engine.progress.samples == case.steps * case.batch
+    change = {name: weight - initial[name] for name, weight in engine.state_dict()}
+    return Outcome(losses, norms, change, {}, {}, {}, {})
+
+
 def overflowing(rank: int, world: int, case: Case) -> tuple[list[bool], list[bool], float, int]:
     """Three steps; in the second, the last rank's loss is infinite. Which steps updated, by report and by weights."""
     engine = initialize(model_of(case), Plan.of(case.plan), mean_cross_entropy)

@@ -67,7 +67,7 @@ def _halving(optimizer: torch.optim.Optimizer) -> Any:
 
 
 def _arguments(deepspeed: Any, config: Mapping[str, Any], folder: Path) -> argparse.Namespace:
-    path = folder / "ds_config.json"
+    path = folder / f"ds_config{torch.distributed.get_rank()}.json"
     path.write_text(json.dumps(config))
     parser = deepspeed.add_config_arguments(argparse.ArgumentParser())
     found: argparse.Namespace = parser.parse_args(["--deepspeed", "--deepspeed_config", str(path)])

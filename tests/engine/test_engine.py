@@ -12,7 +12,7 @@ from runs import SHAPE, Case, determined, distance, events, fed, live_bytes, mod
 from torch import nn
 
 import bridge.engine
-from bridge.engine.models.gpt import GPT, Architecture, mean_cross_entropy
+from bridge.engine.models.gpt import GPT, Architecture, mean_cross_entropy, summed_cross_entropy
 from bridge.errors import BridgeError, ConfigError
 from bridge.plan import Model, Plan
 
@@ -20,9 +20,9 @@ SGD = {"precision.compute": "fp64", "optimizer.name": "sgd", "optimizer.lr": 0.3
 ADAMW = {"optimizer.name": "adamw", "optimizer.lr": 0.01, "optimizer.eps": 1e-4, "optimizer.weight_decay": 0.0}
 
 
-@pytest.mark.parametrize("level", [0, 1, 2, 3])
-def test_an_overflow_on_one_rank_skips_the_step_on_all(run: Any, level: int) -> None:
-    values = {**ADAMW, "precision.compute": "fp16", "zero.stage": level, "precision.loss_scale.initial": 64.0}
+@pytest.mark.parametrize("layout", [{"zero.stage": level} for level in range(4)] + [{"parallel.tensor": 2}], ids=str)
+def test_an_overflow_on_one_rank_skips_the_step_on_all(run: Any, layout: dict[str, Any]) -> None:
+    values = {**ADAMW, "precision.compute": "fp16", **layout, "precision.loss_scale.initial": 64.0}
     case = Case({**values, "precision.loss_scale.hysteresis": 1}, dtype=torch.float32)
     for rank, (updated, changed, scale, skipped) in enumerate(run(2, overflowing, case)):
         assert updated == [True, False, True], rank
@@ -30,21 +30,27 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(run: Any, level: int) -> 
         assert scale == 32.0 and skipped == 1
 
 
-@pytest.mark.parametrize("level", [0, 1, 3])
-def test_bf16_stays_as_close_to_fp32_as_plain_bf16_does(run: Any, level: int) -> None:
+ROUNDED: dict[str, dict[str, Any]] = {
+    **{f"zero {level}": {"zero.stage": level} for level in range(4)},
+    "tensor": {"parallel.tensor": 2},
+    "tensor and sequence": {"parallel.tensor": 2, "parallel.sequence": True},
+}
+"""Layouts of two ranks in which rounding is looked at."""
+
+
+@pytest.mark.parametrize("values", ROUNDED.values(), ids=ROUNDED)
+def test_bf16_stays_as_close_to_fp32_as_plain_bf16_does(run: Any, values: dict[str, Any]) -> None:
     exact = plain(Case({**ADAMW}, dtype=torch.float32, steps=5))
     rough = plain(Case({**ADAMW, "precision.compute": "bf16"}, dtype=torch.bfloat16, steps=5))
     allowed = max(abs(found - wanted) for found, wanted in zip(rough.losses, exact.losses, strict=True))
-    for outcome in run(
-        2, trained, Case({**ADAMW, "precision.compute": "bf16", "zero.stage": level}, dtype=torch.float32, steps=5)
-    ):
+    for outcome in run(2, trained, Case({**ADAMW, "precision.compute": "bf16", **values}, dtype=torch.float32, steps=5)):
         assert max(abs(found - wanted) for found, wanted in zip(outcome.losses, exact.losses, strict=True)) <= 2 * allowed
         assert outcome.bytes == outcome.predicted_bytes and outcome.traffic == outcome.predicted
 
 
-@pytest.mark.parametrize("level", [0, 3])
-def test_fp32_is_exact_to_rounding(run: Any, level: int) -> None:
-    case = Case({**ADAMW, "zero.stage": level, "batch.accumulation": 2}, dtype=torch.float32, steps=5)
+@pytest.mark.parametrize("values", ROUNDED.values(), ids=ROUNDED)
+def test_fp32_is_exact_to_rounding(run: Any, values: dict[str, Any]) -> None:
+    case = Case({**ADAMW, **values, "batch.accumulation": 2}, dtype=torch.float32, steps=5)
     for outcome in run(2, trained, case):
         assert outcome.losses == pytest.approx(plain(case).losses, abs=1e-5)
         assert outcome.norms[0] == pytest.approx(plain(case).norms[0], rel=1e-5)
@@ -159,10 +165,10 @@ def trained_losses(run: Any, case: Case) -> list[float]:
     return losses
 
 
-def engine(**values: Any) -> Any:
+def engine(loss_fn: Any = mean_cross_entropy, **values: Any) -> Any:
     """An engine in this process."""
     plan = Plan.of({**SGD, **{path.replace("__", "."): value for path, value in values.items()}})
-    return bridge.engine.initialize(model_of(Case({})), plan, mean_cross_entropy)
+    return bridge.engine.initialize(model_of(Case({})), plan, loss_fn)
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
@@ -200,6 +206,12 @@ def test_misuse_is_said() -> None:
     found.backward(found(*batch()))
     with pytest.raises(BridgeError, match=r"all 2 microbatches of this step have run; call engine.step\(\)"):
         found.backward(found(*batch()))
+    with pytest.raises(BridgeError, match=r"engine\(mask=...\): a model that is a list of layers takes no named inputs"):
+        found(*batch(), mask=None)
+    tokens = engine(loss="per_token", loss_fn=summed_cross_entropy)
+    losses = [tokens(*batch()) for _ in range(2)]
+    with pytest.raises(BridgeError, match=r"backward: 2 forward passes are open, and plan.loss is per_token"):
+        tokens.backward(losses[1])
     with pytest.raises(BridgeError, match=r"plan.loss is per_token; return a sum and its count"):
         engine(loss="per_token")(*batch())
 

@@ -10,7 +10,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from runs import SHAPE, Case, Outcome, distance, plain, trained, trained_all
+from runs import SHAPE, Case, Outcome, distance, forwards_first, plain, trained, trained_all
 
 SGD = {"precision.compute": "fp64", "optimizer.name": "sgd", "optimizer.lr": 0.3}
 ADAMW = {
@@ -101,6 +101,18 @@ def test_frozen_parameters(run: Any, world: int, zero: tuple[int, int | None, in
             replace(expected, change=moving),
             1e-7,
         )
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("zero", [(0, None, None), (3, None, None), (3, 1, 1)])
+@pytest.mark.parametrize(("way", "accumulation"), [("added", 1), ("in turn", 2), ("left out", 2)])
+def test_several_forward_passes_before_backward(run: Any, world: int, zero: Any, way: str, accumulation: int) -> None:
+    case = Case({**plan(SGD, zero, accumulation), **(RECOMPUTE if world == 2 else {})}, batch=16)
+    for found in run(world, forwards_first, case, way):
+        expected = reference("sgd")
+        assert found.losses == pytest.approx(expected.losses, rel=1e-9)
+        assert found.norms == pytest.approx(expected.norms, rel=1e-9)
+        assert distance(found.change, expected.change) < 1e-9
 
 
 SHAPES = {
