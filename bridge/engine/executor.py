@@ -198,7 +198,8 @@ class Executor:
         if kind is Kind.FORWARD:
             self.note(str(action))
         if stage == self.last:
-            feed.output(microbatch, output)
+            if not current.again:
+                feed.output(microbatch, output)
             return
         if current.again:
             _mark(output, self.stages[stage].trains or bool(differentiable(current.entered)))

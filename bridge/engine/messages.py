@@ -150,6 +150,7 @@ class Messages:
 
     def _start(self, send: Action, peer: int) -> list[tuple[Wait, Tensor]]:
         name, link = SENDS[send.kind], self._link(peer, mine=False)
+        self.comm.ledger.note(f"{send} awaited")
         found = []
         for index, form in enumerate(self._expected(send, peer)):
             tensor = form.empty(self.device)
