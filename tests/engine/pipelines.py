@@ -252,7 +252,6 @@ class _Watched(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> Tensor:
-        context.kept = None
         return gradient * 0.5
 
 
