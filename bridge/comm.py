@@ -29,10 +29,14 @@ def _done() -> None:
 
 @dataclass(frozen=True)
 class Group:
-    """Some ranks of the world, and this rank's place among them; with one rank every collective is a no-op."""
+    """Some ranks of the world, and this rank's place among them; with one rank every collective is a no-op.
+
+    Groups of the same ranks with another `purpose` do not wait for each other.
+    """
 
     ranks: tuple[int, ...]
     index: int
+    purpose: str = ""
 
     @property
     def size(self) -> int:
@@ -42,7 +46,7 @@ class Group:
     @property
     def handle(self) -> dist.ProcessGroup | None:
         """Torch's own group; None where there is one rank, or once this process has left."""
-        return _HANDLES.get(self.ranks)
+        return _HANDLES.get((self.ranks, self.purpose))
 
 
 PATIENCE = timedelta(seconds=5)
@@ -51,8 +55,8 @@ PATIENCE = timedelta(seconds=5)
 _UNDER_WAY: set[dist.Work] = set()
 """Collectives that nobody has waited for yet."""
 
-_HANDLES: dict[tuple[int, ...], dist.ProcessGroup] = {}
-"""Torch's groups by ranks, held here alone so that leaving ends them before the interpreter does."""
+_HANDLES: dict[tuple[tuple[int, ...], str], dist.ProcessGroup] = {}
+"""Torch's groups by ranks and purpose, held here alone so that leaving ends them before the interpreter does."""
 
 
 @dataclass
@@ -99,11 +103,21 @@ class Comm:
         for axes in (*((axis,) for axis in mesh.sizes), tuple(mesh.sizes)):
             self._groups[axes] = self._make(mesh.groups(*axes))
 
-    def _make(self, groups: Sequence[tuple[int, ...]]) -> Group:
-        mine = next(ranks for ranks in groups if self.rank in ranks)
+    def _make(self, groups: Sequence[tuple[int, ...]], purpose: str = "") -> Group:
+        mine = next((ranks for ranks in groups if self.rank in ranks), (self.rank,))
         for ranks in groups:
-            _open(ranks, self.mesh.world)
-        return Group(mine, mine.index(self.rank))
+            _open(ranks, self.mesh.world, purpose)
+        return Group(mine, mine.index(self.rank), purpose)
+
+    def part(self, axis: str, indices: Sequence[int]) -> Group:
+        """Those of this rank's group along `axis` at `indices` (this rank alone, if it is not among them). All ranks must
+        take part.
+        """
+        return self._make([tuple(ranks[index] for index in sorted(indices)) for ranks in self.mesh.groups(axis)])
+
+    def again(self, axis: str, purpose: str) -> Group:
+        """Another group along `axis`, whose messages do not wait for those of the first. All ranks must take part."""
+        return self._make(self.mesh.groups(axis), purpose)
 
     def group(self, axis: str) -> Group:
         """This rank's group along `axis`."""
@@ -140,14 +154,26 @@ class Comm:
         """Sum (or "max", "min") of `tensor` over ranks, in place."""
         return self._start(name, tensor, group, lambda: dist.all_reduce(tensor, _OPS[op], group=group.handle, async_op=True))
 
-    def broadcast(self, name: str, tensor: Tensor, group: Group) -> Wait:
-        """Copy `tensor` from the first rank of the group to the others."""
+    def broadcast(self, name: str, tensor: Tensor, group: Group, source: int = 0) -> Wait:
+        """Copy `tensor` from the rank at place `source` of the group to the others."""
         return self._start(
             name,
             tensor,
             group,
-            lambda: dist.broadcast(tensor, group.ranks[0], group=group.handle, async_op=True),
+            lambda: dist.broadcast(tensor, group.ranks[source], group=group.handle, async_op=True),
         )
+
+    def send(self, name: str, tensor: Tensor, group: Group, to: int, tag: int) -> Wait:
+        """Send `tensor` to the rank at place `to` of the group; it must not change before the wait ends."""
+        peer = group.ranks[to]
+        return _from(peer, name, self._start(name, tensor, group, lambda: dist.isend(tensor, peer, group.handle, tag)))
+
+    def receive(self, name: str, tensor: Tensor, group: Group, source: int, tag: int) -> Wait:
+        """Fill `tensor` with what the rank at place `source` of the group sends under the same `tag`; the sender counts it."""
+        peer = group.ranks[source]
+        work = dist.irecv(tensor, peer, group.handle, tag)
+        assert work is not None, "an asynchronous receipt always returns its handle"
+        return _from(peer, name, _waiting(work))
 
     def _start(self, name: str, tensor: Tensor, group: Group, start: Callable[[], dist.Work | None]) -> Wait:
         if group.size == 1:
@@ -205,13 +231,13 @@ def joined() -> tuple[int, int] | None:
     return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else None
 
 
-def _open(ranks: tuple[int, ...], world: int) -> None:
+def _open(ranks: tuple[int, ...], world: int, purpose: str = "") -> None:
     """Make torch's group of `ranks` unless there is one; all ranks of the world must take part."""
-    if len(ranks) == 1 or ranks in _HANDLES:
+    if len(ranks) == 1 or (ranks, purpose) in _HANDLES:
         return
-    handle = dist.group.WORLD if len(ranks) == world else dist.new_group(list(ranks))
+    handle = dist.group.WORLD if len(ranks) == world and not purpose else dist.new_group(list(ranks))
     assert handle is not None, "the process group exists before its parts do"
-    _HANDLES[ranks] = handle
+    _HANDLES[ranks, purpose] = handle
 
 
 def _waiting(work: dist.Work) -> Wait:
@@ -222,6 +248,19 @@ def _waiting(work: dist.Work) -> Wait:
         _UNDER_WAY.discard(work)
 
     return wait
+
+
+def _from(peer: int, name: str, wait: Wait) -> Wait:
+    """`wait`, which names the rank at the other end if that is gone."""
+
+    def named() -> None:
+        try:
+            wait()
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise BridgeError(f"{name}: rank {peer} is gone or silent ({reason}); see its messages, then resume") from None
+
+    return named
 
 
 _OPS: Mapping[str, dist.ReduceOp.RedOpType] = {

@@ -59,9 +59,21 @@ class Stages(Section):
 class Schedule(Section):
     """The order of microbatches over pipeline stages."""
 
-    name: Literal["1f1b", "interleaved_1f1b", "gpipe", "looped_bfs", "zero_bubble", "zero_bubble_v", "csv"] | None = field(
-        None, description="Name of the pipeline schedule."
-    )
+    name: (
+        Literal[
+            "1f1b",
+            "interleaved_1f1b",
+            "gpipe",
+            "looped_bfs",
+            "zero_bubble",
+            "zero_bubble_v",
+            "pre_recompute_1f1b",
+            "last_no_recompute_1f1b",
+            "shifted_critical_path",
+            "csv",
+        ]
+        | None
+    ) = field(None, description="Name of the pipeline schedule.")
     virtual: Count | None = field(None, description="Stages on each pipeline rank.")
     group: Count | None = field(None, description="Microbatches that pass one stage of a rank before its next stage runs.")
     depth_first: Count | None = field(None, description="Microbatches accumulated one after the other.")

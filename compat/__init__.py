@@ -50,4 +50,3 @@ def translate(
 
     config = load(theirs).read(source, from_version, world_size, lenient)
     return translate(config, load(to), to_version, world_size)
-

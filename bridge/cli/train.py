@@ -109,7 +109,7 @@ def _advice(plan: Plan, file: str) -> str:
 
     command = f"-m bridge.cli train {shlex.quote(file)}"
     parallel = plan.parallel
-    ranks = (parallel.data or 1) * (parallel.tensor or 1)
+    ranks = (parallel.data or 1) * (parallel.tensor or 1) * (parallel.pipeline or 1)
     try:
         check(plan, ranks)
     except ConfigError:

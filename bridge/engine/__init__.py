@@ -27,6 +27,8 @@ def initialize(
     environment: Environment | None = None,
     groups: Sequence[Group] = (),
     deterministic: bool = False,
+    module_fqns_per_model_part: Sequence[Sequence[str]] | None = None,
+    variable_shapes: bool = False,
 ) -> Engine:
     """An engine that trains `model` as `plan` says, on the ranks that the launcher started (`environment`:
     found out).
@@ -35,24 +37,27 @@ def initialize(
     counts as one layer. `loss_fn(output, targets)` returns the mean loss of a microbatch, or its sum and a count.
     `tensor_plan` names what tensor ranks split (default: the answer of the model's own method of that name). `device` is
     the accelerator where there is one. `groups` of parameters have hyperparameters of their own. `deterministic`: two runs
-    give the same bits (see `randomness.determine`). Raises `BridgeError` before any process group exists if the plan cannot
-    run.
+    give the same bits (see `randomness.determine`). `module_fqns_per_model_part` names the layers of each pipeline stage
+    instead of the plan's rule; `variable_shapes` lets what passes between pipeline ranks differ in shape by microbatch. Raises
+    `BridgeError` before any process group exists if the plan cannot run.
     """
     import torch
 
     from bridge import comm
     from bridge.engine.environment import Environment, detect
-    from bridge.engine.fields import check
+    from bridge.engine.fields import accumulation_of, check
     from bridge.engine.layers import as_module
     from bridge.engine.randomness import determine
-    from bridge.engine.runner import Engine
+    from bridge.engine.runner import Engine, pipeline_of
 
     here = comm.joined()
     found = environment or (Environment(*here) if here else detect())
     mesh, findings = check(plan, found.world)
+    module = as_module(model)
+    pipeline = pipeline_of(module, plan, accumulation_of(plan, mesh.sizes["data"]), module_fqns_per_model_part)
     place = torch.device(device or (f"cuda:{found.local_rank}" if torch.cuda.is_available() else "cpu"))
     if deterministic:
         determine()
     comm.connect(found.rank, found.world, found.address, "nccl" if place.type == "cuda" else "gloo")
-    module = as_module(model).to(place)
-    return Engine(module, plan, comm.Comm(mesh, found.rank), place, loss_fn, seed, findings, tensor_plan, groups)
+    ranks = comm.Comm(mesh, found.rank)
+    return Engine(module.to(place), plan, ranks, place, loss_fn, seed, findings, tensor_plan, groups, pipeline, variable_shapes)

@@ -144,10 +144,9 @@ def _parts(engine: Engine) -> Iterator[Part]:
 
 def _expected(engine: Engine) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Name and shape of everything in a checkpoint of this model, whoever owns it."""
-    for index, flat in enumerate(engine.layout.flats):
-        for kind, _ in _tensors(engine, index):
-            for slot in flat.slots:
-                yield f"{kind}/{slot.parameter.name}", _whole(slot.parameter)
+    for parameter in engine.parameters:
+        for kind in (WEIGHTS, *(engine.optimizer.state_names if parameter.trainable else ())):
+            yield f"{kind}/{parameter.name}", _whole(parameter)
 
 
 def _is_weight(name: str) -> bool:
@@ -184,9 +183,9 @@ def _generator(engine: Engine, state: Tensor) -> Part:
 
 
 def _unique(engine: Engine) -> Iterator[Part]:
-    """What this rank writes: replicas over data or tensor ranks are left to the first of them."""
+    """What this rank writes: replicas over data, tensor or pipeline ranks are left to the first of them."""
     for index, flat in enumerate(engine.layout.flats):
-        if flat.sharded or engine.data.index == 0:
+        if (flat.sharded or engine.data.index == 0) and engine.first_holder(flat):
             for name, tensor in _tensors(engine, index):
                 for piece in flat.pieces(engine.data.index):
                     if piece.parameter.split is not None or engine.tensor.index == 0:

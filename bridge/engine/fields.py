@@ -27,20 +27,12 @@ class Limit:
 
 
 LIMITS: Mapping[str, Limit] = {
-    "parallel.pipeline": Limit((1,), "the engine runs no pipelines yet; use 1", Effect.NUMBERS),
     "parallel.context": Limit((1,), "the engine does not split attention by tokens; use 1", Effect.NUMBERS),
     "parallel.expert": Limit((1,), "the engine has no experts; use 1", Effect.NUMBERS),
     "parallel.expert_tensor": Limit((1,), "the engine has no experts; use 1", Effect.NUMBERS),
     "model.experts": Limit((1,), "the engine has no experts; use 1", Effect.NUMBERS),
     "optimizer.name": Limit(("adam", "adamw", "sgd"), "use adam, adamw or sgd", Effect.NUMBERS),
     "precision.fp8": Limit((), "the engine has no 8-bit products; leave it unset", Effect.NUMBERS),
-    "schedule.name": Limit((), "there is one pipeline rank, so microbatches run depth first"),
-    "schedule.virtual": Limit((1,), "there is one pipeline rank"),
-    "schedule.group": Limit((1,), "there is one pipeline rank"),
-    "schedule.depth_first": Limit((), "microbatches always run depth first"),
-    "schedule.breadth_first": Limit((1,), "microbatches run depth first"),
-    "schedule.csv": Limit((), "there is one pipeline rank, so microbatches run depth first"),
-    "schedule.overlap": Limit((), "there is one pipeline rank, so there are no messages"),
     "zero.replicas": Limit((1,), "shards are spread over all data ranks"),
     "zero.bucket": Limit((), "gradients are reduced stage by stage"),
     "zero.overlap": Limit((True,), "reductions always overlap backward"),
@@ -152,6 +144,18 @@ _SILENT: Mapping[tuple[str, ...], tuple[Callable[[Mapping[str, Any]], bool], str
     ("stages.boundaries",): (
         lambda values: values.get("stages.rule", "explicit") == "explicit",
         "only the rule explicit takes boundaries",
+    ),
+    ("schedule.name", "schedule.group"): (
+        lambda values: values.get("parallel.pipeline", 1) > 1,
+        "there is one pipeline rank, so microbatches run depth first, or breadth first by schedule.breadth_first",
+    ),
+    ("schedule.virtual", "schedule.csv", "schedule.overlap"): (
+        lambda values: values.get("parallel.pipeline", 1) > 1,
+        "there is one pipeline rank, which has all stages",
+    ),
+    ("schedule.depth_first", "schedule.breadth_first"): (
+        lambda values: values.get("parallel.pipeline", 1) == 1 or values.get("schedule.name", "looped_bfs") == "looped_bfs",
+        "the schedule's name decides",
     ),
     ("stages.layers_per_stage",): (
         lambda values: values.get("stages.rule") != "explicit" and ("stages.rule" in values or "stages.boundaries" not in values),

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bridge.comm import Comm, Wait
+from bridge.comm import Comm, Group, Wait
 from bridge.engine.formats import TORCH
 from bridge.layout.shard import Flat, Home, Layout
-from bridge.layout.traffic import REDUCE, REPLICAS
+from bridge.layout.traffic import REDUCE, REPLICAS, TIED
 
 
 class Gradients:
@@ -22,10 +22,18 @@ class Gradients:
     number.
 
     The first contribution to a parameter's place is copied, later ones are added, so nothing is zeroed. A
-    shared buffer is handed to the next stage only after its reduction has ended.
+    shared buffer is handed to the next stage only after its reduction has ended. `holders` are the groups that sum the
+    gradients of what several pipeline ranks hold.
     """
 
-    def __init__(self, layout: Layout, parameters: Mapping[str, nn.Parameter], comm: Comm, device: torch.device) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        parameters: Mapping[str, nn.Parameter],
+        comm: Comm,
+        device: torch.device,
+        holders: Mapping[tuple[int, ...], Group],
+    ) -> None:
         self.layout, self.comm, self.group = layout, comm, comm.group("data")
         self.flats = {index: flat for index, flat in enumerate(layout.flats) if flat.trainable}
         self.buffers = {
@@ -37,6 +45,8 @@ class Gradients:
         self._pending: dict[Home, tuple[int, Wait]] = {}
         for flat in self.flats.values():
             self._hook(flat, parameters)
+        tied = sorted((flat.slots[0].parameter.name, index) for index, flat in self.flats.items() if flat.replicas)
+        self._tied = [(self.shards[index], holders[self.flats[index].replicas]) for _, index in tied]
 
     def whole(self, flat: Flat) -> Tensor:
         """The whole of `flat` in its buffer, padding included."""
@@ -48,13 +58,10 @@ class Gradients:
             if flat.grad_home in self._pending:
                 self._settle(flat.grad_home)
 
-    def reduce(self, stage: int, last: bool) -> None:
-        """After `stage` ran backward: reduce its shared buffers, and with `last` those that it has to itself
-        too.
-        """
-        for index, flat in self.flats.items():
-            if flat.stage == stage and (last or flat.grad_shared):
-                self._reduce(index, flat)
+    def reduce(self, indices: Iterable[int]) -> None:
+        """Start to reduce these flats, which nobody writes before their buffer is handed on."""
+        for index in indices:
+            self._reduce(index, self.flats[index])
 
     def finish(self) -> None:
         """Wait for every reduction, and sum the shares of partial replicas; the shards then hold this step's gradients."""
@@ -64,6 +71,8 @@ class Gradients:
             whole = torch.cat(parts)
             self.comm.all_reduce(REPLICAS, whole, self.comm.group("tensor"))()
             torch._foreach_copy_(parts, list(torch.split(whole, [len(part) for part in parts])))
+        for wait in [self.comm.all_reduce(TIED, shard, group) for shard, group in self._tied]:
+            wait()
 
     def _partial(self) -> dict[torch.dtype, list[Tensor]]:
         """What this rank owns of partial replicas, by format."""

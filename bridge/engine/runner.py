@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +13,27 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bridge.comm import Comm, leave
+from bridge.comm import Group as Ranks
+from bridge.engine.executor import Executor, Feed, trimmed
 from bridge.engine.fields import accumulation_of
 from bridge.engine.formats import TORCH
 from bridge.engine.gradients import Gradients
-from bridge.engine.layers import Arguments, facts, layers_of, parameter_facts
+from bridge.engine.layers import Arguments, facts, holders_of, layers_of, on_rank, parameter_facts
 from bridge.engine.learning_rate import learning_rate
 from bridge.engine.loss_scale import LossScaler
+from bridge.engine.messages import Messages
 from bridge.engine.optimizer import Group, ShardOptimizer, clip_factor, setting, squared_norm
-from bridge.engine.stage import Draw, Stage, detached, differentiable, recompute_parts
+from bridge.engine.stage import Draw, Stage, differentiable, recompute_parts
 from bridge.engine.tensor_parallel import Conversion, Mark, Split, joined
 from bridge.engine.weights import EXPORT, Weights
 from bridge.errors import BridgeError, ConfigError
 from bridge.findings import Finding
-from bridge.layout.partition import partition
+from bridge.layout.pipeline import Pipeline, by_names, text_of
 from bridge.layout.recompute import chunks
-from bridge.layout.residency import visits
-from bridge.layout.shard import Flat, Layout
+from bridge.layout.schedule import Kind, program
+from bridge.layout.shard import Flat, Layout, Parameter
 from bridge.layout.tensor import Site, TensorPlan
-from bridge.layout.traffic import AGREE, Traffic, computed_again, whole_traffic
+from bridge.layout.traffic import AGREE, Traffic, activation_traffic, step_traffic
 from bridge.plan import Plan
 from bridge.trace.source import Moment
 
@@ -44,14 +47,14 @@ INITIAL = "initial weights"
 
 
 @dataclass(eq=False)
-class Pass:
-    """A forward pass that waits for backward: its samples, how much its loss counts among the others, for each stage the
-    tensors by which gradients leave and enter it, and whether any came back yet.
+class Turn:
+    """A forward pass that waits for backward: its number, its samples, how much its loss counts among the others, and whether
+    a gradient came back yet.
     """
 
-    rows: int
+    number: int
+    rows: int = 0
     weight: Tensor | float = 1.0
-    ends: list[tuple[list[Tensor], list[Tensor]]] = field(default_factory=list)
     reached: bool = False
 
     def watch(self, output: Any) -> None:
@@ -93,6 +96,8 @@ class Engine:
         findings: Iterable[Finding] = (),
         tensor_plan: TensorPlan | None = None,
         groups: Sequence[Group] = (),
+        pipeline: Pipeline | None = None,
+        variable_shapes: bool = False,
     ) -> None:
         self._module, self.plan, self.comm, self.device = model, plan, comm, device
         self.loss_fn, self.seed = loss_fn, seed
@@ -100,21 +105,29 @@ class Engine:
         self.data = comm.group("data")
         self.accumulation = accumulation_of(plan, self.data.size)
         self.tensor = comm.group("tensor")
-        ranges = partition(plan.stages, facts(model, layers_of(model)))
-        marks, self.sites = _split(model, plan, comm, tensor_plan)
-        layers = layers_of(model)
-        self._whole = layers[0].only
-        parts, early_stop = chunks(plan.recompute, ranges), self.tensor.size == 1
-        self.stages = [Stage(layers, part, device, early_stop) for part in parts]
-        self._again = computed_again(self.sites, [layer.name for layer in layers], parts)
-        parameters = dict(model.named_parameters())
-        self.layout = Layout.of(plan, parameter_facts(parameters, layers, ranges, marks), len(ranges), self.data.size)
+        self.pipeline = pipeline or pipeline_of(model, plan, self.accumulation)
+        marks, sites = _split(model, plan, comm, tensor_plan)
+        layers, self.line = layers_of(model), comm.group("pipeline")
+        self._names, self._whole = [layer.name for layer in layers], layers[0].only
+        named, homes = dict(model.named_parameters()), self.pipeline.schedule.homes
+        self.parameters = parameter_facts(named, layers, self.pipeline.layers, marks)
+        self.layout, local = self._layout(self.line.index), self.pipeline.local(self.line.index)
+        parameters = _kept(named, on_rank(self.parameters, homes, self.line.index))
         self.weights = Weights(self.layout, parameters, comm, device)
-        self.gradients = Gradients(self.layout, parameters, comm, device)
+        self.gradients = Gradients(self.layout, parameters, comm, device, _holders(comm, self.parameters, homes))
+        self._parts = chunks(plan.recompute, self.pipeline.layers)
+        self.sites = _within(sites, (self._names[layer] for stage in local for layer in self.pipeline.layers[stage]))
+        stages = {stage: Stage(layers, self._parts[stage], device, self.tensor.size == 1) for stage in local}
+        self.executor = _executor(self, stages, variable_shapes)
         self.optimizer = ShardOptimizer(plan.optimizer, self.weights.masters(), self.weights.pieces(), groups)
         self.scaler, self.progress = LossScaler.of(plan), Progress()
-        self._micro = self._rows = 0
-        self._passes: list[Pass] = []
+        self._feed = Feed(self._enter, self._leave, self._root, self._draw)
+        self._source: Iterator[Any] = iter(())
+        self._fed: list[tuple[Any, ...]] = []
+        self._ends: dict[int, tuple[Any, Tensor | float]] = {}
+        self._losses: dict[int, tuple[Tensor, Tensor | float]] = {}
+        self._turns: list[Turn] = []
+        self._micro = self._rows = self._number = 0
         self.unit = 1.0
         self.batch: Any = ()
         self.watchers: dict[Moment, list[Callable[[], None]]] = {"reduced": [], "updated": [], "ended": []}
@@ -132,13 +145,13 @@ class Engine:
 
     @property
     def place(self) -> int:
-        """The open microbatch's place among those of all data ranks in this step."""
-        return self._micro * self.data.size + self.data.index
+        """The place of the microbatch that runs among those of all data ranks in this step."""
+        return self.executor.microbatch * self.data.size + self.data.index
 
     @property
     def module(self) -> nn.Module:
-        """The model; parameters with a buffer to themselves are whole in it, others while their
-        stage runs.
+        """The model; parameters with a buffer to themselves are whole in it, others while their stage runs, and those of
+        other pipeline ranks are empty.
         """
         self.weights.settle()
         return self._module
@@ -162,13 +175,22 @@ class Engine:
         """Accumulate the gradients of `loss`, which comes from one or several `engine(...)`, as one microbatch, and reduce
         what is due.
         """
-        self._refuse_more()
+        self._refuse_more("backward")
         weight = self._weight()
-        self._count(loss, weight)
-        done = self._backward(loss * weight * self.scaler.scale)
-        self._passes = [other for other in self._passes if other not in done]
+        self._losses[self._micro] = loss.detach(), weight
+        root = loss * weight * self.scaler.scale
+        turns = {turn.number: turn for turn in self._turns}
+
+        def reached(number: int) -> bool:
+            return turns[number].reached or not any(turn.reached for turn in turns.values())
+
+        self.executor.seek(self._micro, backward=True)
+        feed = replace(self._feed, root=lambda microbatch: root, reached=reached)
+        self.executor.run(feed, stop=lambda action: action.kind is Kind.FORWARD)
+        self.executor.carry(self._micro)
+        self._rows += sum(turn.rows for turn in self._turns if reached(turn.number))
+        self._turns = [turn for turn in self._turns if not reached(turn.number)]
         self._micro += 1
-        self._rows += sum(current.rows for current in done)
         return loss
 
     def step(self) -> bool:
@@ -204,16 +226,19 @@ class Engine:
         ranks.
         """
         self.train()
-        source = iter(batches)
-        for _ in range(self.accumulation):
-            self.backward(self(*self._next(source)))
+        self._source = iter(batches)
+        self._fed += [()] * (self._micro - len(self._fed))
+        self.executor.run(self._feed)
+        self._microbatch(self.accumulation - 1)
+        self._micro = self.accumulation
         self.step()
         return self.progress.loss
 
     @torch.no_grad()
     def eval_batch(self, batch: Any) -> Any:
-        """Loss (or output, without a loss function) of one batch on this rank; moves neither random state nor
-        progress.
+        """Loss (or output, without a loss function) of one batch on this rank; moves neither random state nor progress.
+
+        All pipeline ranks must take part and get the loss; an output stays on the one that has the last stage.
         """
         training = self._module.training
         self.eval()
@@ -226,12 +251,29 @@ class Engine:
         """Every parameter whole, by global name, in the master format, one flat at a time. All ranks must
         take part.
         """
-        for index, flat in enumerate(self.layout.flats):
-            whole = self.weights.whole_master(index)
-            for slot in flat.slots:
-                local = whole[slot.start : slot.stop].view(slot.parameter.shape)
-                split = slot.parameter.split is not None
-                yield slot.parameter.name, joined(self.comm, EXPORT, local, slot.parameter) if split else local
+        for rank in range(self.line.size):
+            for flat, whole in self._flats_of(rank):
+                self.comm.broadcast(EXPORT, whole, self.line, rank)()
+                for slot in flat.slots:
+                    local, split = whole[slot.start : slot.stop].view(slot.parameter.shape), slot.parameter.split is not None
+                    yield slot.parameter.name, joined(self.comm, EXPORT, local, slot.parameter) if split else local
+
+    def _flats_of(self, rank: int) -> Iterator[tuple[Flat, Tensor]]:
+        """The flats of a pipeline rank whole, or room for them; copies of what an earlier rank has are left out."""
+        mine = rank == self.line.index
+        layout = self.layout if mine else self._layout(rank)
+        for index, flat in enumerate(layout.flats):
+            if not flat.replicas or flat.replicas[0] == rank:
+                dtype = TORCH[flat.master if flat.trainable else flat.dtype]
+                yield (
+                    flat,
+                    self.weights.whole_master(index) if mine else torch.empty(flat.padded, dtype=dtype, device=self.device),
+                )
+
+    def _layout(self, rank: int) -> Layout:
+        """The flat buffers of a pipeline rank."""
+        own = on_rank(self.parameters, self.pipeline.schedule.homes, rank)
+        return Layout.of(self.plan, own, len(self.pipeline.local(rank)), self.data.size)
 
     def save_checkpoint(
         self,
@@ -270,8 +312,21 @@ class Engine:
 
     def traffic(self, tokens: int) -> dict[str, Traffic]:
         """The collectives that a step should make on this rank, with `tokens` tokens in each of its microbatches."""
-        sequence, world = bool(self.plan.parallel.sequence), self.comm.world.size
-        return whole_traffic(self.layout, self.sites, self._again, sequence, self.accumulation, tokens, world, self.data.index)
+        executor, world = self.executor, self.comm.world.size
+        order = None if self.pipeline.schedule.name == "depth_first" else executor.visits
+        found = dict(step_traffic(self.layout, self.accumulation, world, self.data.index, order))
+        compute = self.layout.flats[0].dtype if self.layout.flats else "fp32"
+        for microbatch in range(self.accumulation if self.sites else 0):
+            again = {site.name for site in _within(self.sites, self._again(microbatch))}
+            found = _sum(found, activation_traffic(self.sites, again, bool(self.plan.parallel.sequence), tokens, compute))
+        return _sum(found, executor.messages.traffic(executor.row))
+
+    def _again(self, microbatch: int) -> list[str]:
+        """Names of the layers that are computed again for a microbatch."""
+        stages = [stage for stage in self.executor.stages if (stage, microbatch) not in self.pipeline.schedule.kept]
+        whole = [stage for stage in stages if self.executor.to_run_again(stage, microbatch)]
+        indices = [index for stage in stages for chunk in self._parts[stage] if chunk.again for index in chunk.layers]
+        return [self._names[index] for index in (*indices, *(index for stage in whole for index in self.pipeline.layers[stage]))]
 
     def _next(self, source: Iterator[Any]) -> tuple[Any, ...]:
         try:
@@ -282,57 +337,94 @@ class Engine:
                 f" {self.accumulation}; give more data"
             ) from None
 
-    def _refuse_more(self) -> None:
+    def _refuse_more(self, what: str) -> None:
         if self.is_gradient_accumulation_boundary():
             raise BridgeError(
-                f"backward: all {self.accumulation} microbatches of this step have run; call engine.step(),"
+                f"{what}: all {self.accumulation} microbatches of this step have run; call engine.step(),"
                 " or set batch.accumulation to the number wanted"
+            )
+
+    def _refuse_parts(self) -> None:
+        """Only depth-first accumulation on one pipeline rank can be fed a microbatch at a time."""
+        if self.pipeline.schedule.name != "depth_first":
+            raise BridgeError(
+                f"engine(...): the schedule {self.pipeline.schedule.name} runs the microbatches of a step together; call"
+                " engine.train_batch(batches)"
             )
 
     def _weight(self) -> Tensor | float:
         """How much the loss of the open passes counts among the others."""
-        if not self._passes:
+        if not self._turns:
             raise BridgeError("backward: no forward pass is open; call engine(...) in training mode first")
-        if len(self._passes) > 1 and self.plan.loss == "per_token":
+        if len(self._turns) > 1 and self.plan.loss == "per_token":
             raise BridgeError(
-                f"backward: {len(self._passes)} forward passes are open, and plan.loss is per_token, so that each counts by"
+                f"backward: {len(self._turns)} forward passes are open, and plan.loss is per_token, so that each counts by"
                 " its tokens; call backward after each, and eval_batch for losses that are not trained on"
             )
-        return self._passes[0].weight
+        return self._turns[0].weight
+
+    # What the executor asks for in the course of a step
+
+    def _microbatch(self, microbatch: int) -> tuple[Any, ...]:
+        """Inputs and targets of a microbatch, taken from the data when first asked for."""
+        while len(self._fed) <= microbatch:
+            self._fed.append(self._next(self._source))
+        return self._fed[microbatch]
+
+    def _enter(self, microbatch: int) -> Any:
+        self.batch = (self._microbatch(microbatch), {})
+        return self._cast(self._inputs(self._microbatch(microbatch), {}))
+
+    def _leave(self, microbatch: int, output: Any) -> None:
+        """Keep the loss that backward will start from: without a loss function, the output is one."""
+        found = (output, 1.0) if self.loss_fn is None else self._loss(output, self._microbatch(microbatch)[-1])
+        self._ends[microbatch] = found
+        self._losses[microbatch] = found[0].detach(), found[1]
+
+    def _root(self, microbatch: int) -> Tensor:
+        loss, weight = self._ends.pop(microbatch)
+        self._micro += 1
+        root: Tensor = loss * weight * self.scaler.scale
+        return root
+
+    def _draw(self, microbatch: int) -> Draw:
+        """Random numbers depend on the microbatch's place among those of all data ranks in this step."""
+        place = microbatch * self.data.size + self.data.index
+        return Draw(self.seed, self.started - 1, place)
 
     def _train_pass(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        draw = Draw(self.seed, self.started - 1, self.place, len(self._passes))
-        path = visits(self.layout)
+        self._refuse_parts()
+        self._refuse_more("engine(...)")
         self.batch = (inputs, named)
-        output = self._cast(self._inputs(inputs, named))
-        current = Pass(_rows(output))
-        for place, stage in enumerate(self.stages):
-            self.weights.require(place, path[place + 1 :])
-            entered = detached(output)
-            output = self._run(place, stage, entered, draw)
-            current.ends.append((differentiable(entered), differentiable(output)))
+        value = self._cast(self._inputs(inputs, named))
+        self._number += 1
+        turn, draw = Turn(self._number, _rows(value)), replace(self._draw(self._micro), turn=len(self._turns))
+        results: list[Any] = []
+
+        def output(microbatch: int, value: Any) -> None:
+            turn.watch(value)
+            loss, turn.weight = (value, 1.0) if self.loss_fn is None else self._loss(value, inputs[-1])
+            results.append(loss)
+
+        self.executor.seek(self._micro, backward=False)
+        feed = replace(self._feed, inputs=lambda _: value, output=output, draw=lambda _: draw, turn=turn.number)
+        self.executor.run(feed, stop=lambda action: action.kind is not Kind.FORWARD or action.microbatch != self._micro)
         if torch.is_grad_enabled():
-            current.watch(output)
-            self._passes.append(current)
-        if self.loss_fn is None:
-            return output
-        loss, current.weight = self._loss(output, inputs[-1])
-        return loss
+            self._turns.append(turn)
+        return results[0]
 
     def _eval_pass(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        path = visits(self.layout, training=False)
-        output = self._cast(self._inputs(inputs, named))
-        with torch.no_grad():
-            for place, stage in enumerate(self.stages):
-                self.weights.require(place, path[place + 1 :])
-                output = self._run(place, stage, output, None)
-            return output if self.loss_fn is None else self._loss(output, inputs[-1])[0]
+        def output(value: Any) -> Any:
+            return value if self.loss_fn is None else self._loss(value, inputs[-1])[0]
 
-    def _run(self, place: int, stage: Stage, inputs: Any, draw: Draw | None) -> Any:
-        self.comm.ledger.note(f"forward {place} starts")
-        output = stage.forward(inputs, draw)
-        self.comm.ledger.note(f"forward {place} ends")
-        return output
+        with torch.no_grad():
+            value = self._cast(self._inputs(inputs, named)) if 0 in self.executor.stages else None
+            found = self.executor.evaluate(value, output)
+        if self.line.size == 1 or self.loss_fn is None:
+            return found
+        loss = torch.zeros((), dtype=torch.float64, device=self.device) if found is None else found.double()
+        self.comm.all_reduce("evaluation loss", loss, self.line)()
+        return loss
 
     def _inputs(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """What the first layer takes: everything but the targets; into one of several layers, one input goes in bare."""
@@ -367,37 +459,14 @@ class Engine:
             raise BridgeError("loss_fn: found a mean, but plan.loss is per_token; return a sum and its count")
         return found, 1.0
 
-    def _backward(self, loss: Tensor) -> list[Pass]:
-        """Backward through the last stage from `loss`, then stage by stage, of the passes that it comes from; returns these,
-        emptied on the way.
-        """
-        last = self._micro == self.accumulation - 1
-        path = range(len(self.stages) - 1, self.layout.first_trained - 1, -1)
-        after = () if last else visits(self.layout)
-        roots: list[Tensor] = [loss]
-        gradients: list[Tensor | None] = [None]
-        for place in path:
-            self.weights.require(place, (*path[len(self.stages) - place :], *after))
-            self.gradients.acquire(place)
-            self.comm.ledger.note(f"backward {place} starts")
-            torch.autograd.backward(roots, gradients)
-            self.comm.ledger.note(f"backward {place} ends")
-            self.gradients.reduce(place, last)
-            pairs = [pair for current in self._reached() for pair in _handed_down(current)]
-            roots = [output for output, _ in pairs]
-            gradients = [gradient for _, gradient in pairs]
-        return self._reached()
-
-    def _reached(self) -> list[Pass]:
-        """The passes that the loss in backward comes from: all, where their outputs do not show it."""
-        return [current for current in self._passes if current.reached] or list(self._passes)
-
-    def _count(self, loss: Tensor, weight: Tensor | float) -> None:
-        self._totals[0] += loss.detach().double() * weight
-        self._totals[1] += weight
+    def _count(self) -> None:
+        for loss, weight in self._losses.values():
+            self._totals[0] += loss.double() * weight
+            self._totals[1] += weight
 
     def _agree(self) -> tuple[float, float, float]:
         """Sum over all ranks of squared gradients, losses and what losses count, in one collective."""
+        self._count()
         own = [part for flat, shard in self.gradients.parts() for part in self._counted(flat, shard)]
         squares = squared_norm(own) if own else self._totals.new_zeros(())
         totals = self._totals if self.tensor.index == 0 else torch.zeros_like(self._totals)
@@ -408,12 +477,16 @@ class Engine:
 
     def _counted(self, flat: Flat, shard: Tensor) -> Iterator[Tensor]:
         """What of this rank's slice enters the global norm: every element of the model does so once."""
-        if not flat.sharded and self.data.index > 0:
+        if (not flat.sharded and self.data.index > 0) or not self.first_holder(flat):
             return
         place = flat.own(flat.split, self.data.index)
         part = shard if self.tensor.index == 0 else shard[place.start : place.stop]
         if len(part):
             yield part
+
+    def first_holder(self, flat: Flat) -> bool:
+        """Whether this pipeline rank is the first that holds `flat`: others have copies."""
+        return not flat.replicas or self.line.index == flat.replicas[0]
 
     def _note(self, squares: float, loss: float, weight: float, updated: bool) -> None:
         progress, divisor = self.progress, max(weight, 1.0)
@@ -436,15 +509,61 @@ class Engine:
         """Leave the step that ended behind."""
         self.progress.steps += updated
         self.progress.skipped += not updated
-        self.progress.samples += self._rows * self.data.size
+        fed = sum(_rows(self._inputs(batch, {})) for batch in self._fed if batch)
+        self.progress.samples += (self._rows + fed) * self.data.size
         self.gradients.clear()
+        self.executor.begin()
         self._totals.zero_()
+        self._source = iter(())
+        self._fed, self._turns = [], []
+        self._ends, self._losses = {}, {}
         self._micro = self._rows = 0
-        self._passes = []
 
     def _tell(self, moment: Moment) -> None:
         for call in self.watchers[moment]:
             call()
+
+
+def pipeline_of(model: nn.Module, plan: Plan, microbatches: int, parts: Sequence[Sequence[str]] | None = None) -> Pipeline:
+    """The pipeline that `plan` makes of `model`; `parts` names the modules of each stage. Raises `ConfigError`."""
+    layers = layers_of(model)
+    ranges = by_names(parts, [layer.name for layer in layers]) if parts else None
+    return Pipeline.of(plan, facts(model, layers), microbatches, text_of(plan), ranges)
+
+
+def _executor(engine: Engine, stages: Mapping[int, Stage], variable: bool) -> Executor:
+    """The executor of an engine's row of the program, without backward on stages before the first that trains."""
+    comm, schedule = engine.comm, engine.pipeline.schedule
+    first = min((parameter.stages[0] for parameter in engine.parameters if parameter.trainable), default=schedule.stages)
+    rows = [trimmed(row, first) for row in program(schedule)]
+    overlap = engine.plan.schedule.overlap is not False
+    messages = Messages(comm, rows, schedule.homes, schedule.microbatches, engine.device, variable, overlap)
+    return Executor(schedule, rows[engine.line.index], stages, engine.layout, engine.weights, engine.gradients, messages)
+
+
+def _kept(named: Mapping[str, nn.Parameter], own: Iterable[Parameter]) -> dict[str, nn.Parameter]:
+    """The parameters that this pipeline rank holds; the others are let go of."""
+    names = {parameter.name for parameter in own}
+    for name, weight in named.items():
+        if name not in names:
+            weight.data = weight.data.new_empty(0)
+    return {name: weight for name, weight in named.items() if name in names}
+
+
+def _holders(comm: Comm, parameters: Iterable[Parameter], homes: Sequence[int]) -> dict[tuple[int, ...], Ranks]:
+    """Groups of the pipeline ranks that hold the same parameter."""
+    found = sorted({holders for parameter in parameters if len(holders := holders_of(parameter, homes)) > 1})
+    return {holders: comm.part("pipeline", holders) for holders in found}
+
+
+def _sum(first: Mapping[str, Traffic], second: Mapping[str, Traffic]) -> dict[str, Traffic]:
+    return {name: first.get(name, Traffic()) + second.get(name, Traffic()) for name in {**first, **second}}
+
+
+def _within(sites: Iterable[Site], layers: Iterable[str]) -> list[Site]:
+    """The sites in layers of these names."""
+    prefixes = tuple(f"{name}." for name in layers)
+    return [site for site in sites if f"{site.name}.".startswith(prefixes)]
 
 
 def _split(model: nn.Module, plan: Plan, comm: Comm, names: TensorPlan | None) -> tuple[Mapping[int, Mark], list[Site]]:
@@ -472,10 +591,3 @@ def _own_plan(model: nn.Module, ranks: int) -> TensorPlan:
 def _rows(inputs: Any) -> int:
     """Samples in a microbatch: the first dimension of its first tensor."""
     return next((len(leaf) for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.dim()), 0)
-
-
-def _handed_down(current: Pass) -> list[tuple[Tensor, Tensor]]:
-    """The outputs of the stage before, with the gradients that the stage after them left at its inputs."""
-    entered, _ = current.ends.pop()
-    outputs = current.ends[-1][1] if current.ends else []
-    return [(output, leaf.grad) for output, leaf in zip(outputs, entered, strict=True) if leaf.grad is not None]

@@ -41,12 +41,17 @@ class Stage:
     def __init__(self, layers: Sequence[Layer], chunks: Sequence[Chunk], device: torch.device, early_stop: bool = True) -> None:
         self.device, self.early_stop = device, early_stop
         self._chunks = tuple((tuple(layers[index] for index in chunk.layers), chunk.again) for chunk in chunks)
+        self.recomputes = any(chunk.again for chunk in chunks)
+        weights = [weight for members, _ in self._chunks for layer in members for weight in layer.module.parameters()]
+        self.trains = any(weight.requires_grad for weight in weights)
 
-    def forward(self, inputs: Any, draw: Draw | None) -> Any:
-        """Run the layers on `inputs`; `draw` is None in evaluation, which draws nothing and keeps nothing."""
+    def forward(self, inputs: Any, draw: Draw | None, keep: bool = False) -> Any:
+        """Run the layers on `inputs`; `draw` is None in evaluation, which draws nothing and keeps nothing. With `keep`, no
+        layer is computed again in backward.
+        """
         for layers, again in self._chunks:
             run = self._runner(layers, draw)
-            if again and draw is not None:
+            if again and draw is not None and not keep:
                 with set_checkpoint_early_stop(self.early_stop):
                     inputs = checkpoint(run, inputs, use_reentrant=False, preserve_rng_state=False)
             else:

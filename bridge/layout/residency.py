@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
-from bridge.layout.shard import Home, Layout
+from bridge.layout.shard import Flat, Home, Layout
 
 
 class Residency:
@@ -56,3 +56,21 @@ def visits(layout: Layout, training: bool = True) -> tuple[int, ...]:
     """The stages that one microbatch visits: forward, and backward down to the first stage that trains."""
     forward = range(layout.stages)
     return (*forward, *reversed(range(layout.first_trained, layout.stages))) if training else tuple(forward)
+
+
+def reductions(layout: Layout, writers: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """For each of the stages that write gradients one after the other, the flats to reduce once it has.
+
+    A flat is reduced after its last writer, and before another flat is written into the same buffer.
+    """
+    following: dict[Home, int] = {}
+    found: list[tuple[int, ...]] = []
+    written = {stage: [index for index, flat in enumerate(layout.flats) if _writes(flat, stage)] for stage in set(writers)}
+    for stage in reversed(writers):
+        found.append(tuple(index for index in written[stage] if following.get(layout.flats[index].grad_home) != index))
+        following.update((layout.flats[index].grad_home, index) for index in written[stage])
+    return tuple(reversed(found))
+
+
+def _writes(flat: Flat, stage: int) -> bool:
+    return flat.trainable and any(stage in slot.parameter.stages for slot in flat.slots)

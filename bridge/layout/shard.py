@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +26,7 @@ class Parameter:
 
     `split` tells along which dimension tensor ranks hold different parts, of `whole` in all, from `start` on this one (None:
     they hold replicas). Each rank sees only its share of the gradient of a `partial` replica: shares have to be summed.
+    `replicas` are the pipeline ranks whose stages use it, where they are several.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Parameter:
     start: int = 0
     whole: int = 0
     partial: bool = False
+    replicas: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:
@@ -182,6 +184,11 @@ class Flat:
         return self.padded // self.shards
 
     @property
+    def replicas(self) -> tuple[int, ...]:
+        """The pipeline ranks that hold this flat, and sum its gradients, where they are several."""
+        return self.slots[0].parameter.replicas
+
+    @property
     def sharded(self) -> bool:
         """Whether data ranks own different slices."""
         return self.shards > 1
@@ -325,34 +332,32 @@ Kind = tuple[bool, bool, Dtype]
 
 
 def _flats(parameters: Sequence[Parameter], stages: int, format_: Format, counts: Counts) -> Iterator[Flat]:
-    groups = _groups(parameters, format_)
-    members: dict[Kind, list[int]] = defaultdict(list)
-    for kind, stage in groups:
-        members[kind].append(stage)
-    for (kind, stage), group in groups.items():
-        yield _flat(kind, stage, group, members[kind], format_, counts)
+    groups = list(_groups(parameters, format_))
+    numbers, places = Counter(kind for kind, _ in groups), Counter[Kind]()
+    for kind, group in groups:
+        yield _flat(kind, group, places[kind], numbers[kind], format_, counts)
+        places[kind] += 1
 
 
-def _groups(parameters: Sequence[Parameter], format_: Format) -> dict[tuple[Kind, int], list[Parameter]]:
-    """Parameters by kind and stage, in order of stages, tied ones last."""
+def _groups(parameters: Sequence[Parameter], format_: Format) -> Iterator[tuple[Kind, list[Parameter]]]:
+    """Parameters by kind and stage, in order of stages, tied ones last; one that other pipeline ranks hold too is alone."""
 
-    def key(parameter: Parameter) -> tuple[bool, int, bool, Dtype]:
-        tied = len(parameter.stages) > 1
-        return tied, parameter.stages[0], not parameter.trainable, format_.compute or parameter.dtype
+    def key(parameter: Parameter) -> tuple[bool, int, bool, Dtype, str]:
+        tied, alone = len(parameter.stages) > 1 or bool(parameter.replicas), parameter.name if parameter.replicas else ""
+        return tied, parameter.stages[0], not parameter.trainable, format_.compute or parameter.dtype, alone
 
-    ordered = groupby(sorted(parameters, key=key), key)
-    return {((tied, frozen, dtype), stage): list(group) for (tied, stage, frozen, dtype), group in ordered}
+    for (tied, _, frozen, dtype, _), group in groupby(sorted(parameters, key=key), key):
+        yield (tied, frozen, dtype), list(group)
 
 
-def _flat(kind: Kind, stage: int, group: list[Parameter], members: list[int], format_: Format, counts: Counts) -> Flat:
+def _flat(kind: Kind, group: list[Parameter], index: int, number: int, format_: Format, counts: Counts) -> Flat:
     tied, frozen, dtype = kind
     master, reduce = format_.master_of(dtype), format_.reduce_of(dtype)
-    index, number = members.index(stage), len(members)
     whole = tied or (counts.shards == 1 and (frozen or master == dtype))
     weights = number if whole or counts.weights is None else min(counts.weights, number)
     grads = number if tied or counts.shards == 1 or counts.grads is None else min(counts.grads, number)
     return Flat(
-        stage=stage,
+        stage=group[0].stages[0],
         slots=tuple(_slots(group)),
         shards=counts.shards,
         weight_home=Home(tied, frozen, dtype, index % weights),

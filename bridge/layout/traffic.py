@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bridge.layout.recompute import Chunk
-from bridge.layout.residency import Residency, visits
-from bridge.layout.shard import BYTES, Flat, Layout
+from bridge.layout.residency import Residency, reductions, visits
+from bridge.layout.shard import BYTES, Layout
 from bridge.layout.tensor import Site
 from bridge.plan import Dtype
 
 GATHER = "gather weights"
 REDUCE = "reduce gradients"
 REPLICAS = "sum replicas"
+TIED = "sum tied gradients"
+SEND = "send activations"
+SEND_BACKWARD = "send input gradients"
 SUM = "sum activations"
 SUM_BACKWARD = "sum input gradients"
 GATHER_TOKENS = "gather tokens"
@@ -46,14 +49,26 @@ class Traffic:
         return Traffic(self.count + other.count, self.bytes + other.bytes)
 
 
-def step_traffic(layout: Layout, accumulation: int, world: int, index: int = 0) -> Mapping[str, Traffic]:
-    """Collectives on data rank `index` in a step of `accumulation` depth-first microbatches, once training is under
-    way.
+@dataclass(frozen=True, slots=True)
+class Visits:
+    """The stages of one rank in the order in which a step computes with them, and in which it writes their gradients."""
+
+    path: tuple[int, ...]
+    writers: tuple[int, ...]
+
+
+def step_traffic(
+    layout: Layout, accumulation: int, world: int, index: int = 0, order: Visits | None = None
+) -> Mapping[str, Traffic]:
+    """Collectives on data rank `index` in a step of `accumulation` microbatches, depth first unless `order` says otherwise,
+    once training is under way.
 
     Recompute adds none: a stage's weights are whole while it runs backward, and that is where it computes
     again. A step that an overflow skips makes the same calls, less the gathers that follow an update.
     """
-    traffic = {GATHER: _gathers(layout, accumulation), REDUCE: _reductions(layout, accumulation)}
+    times = _repeated(layout, accumulation) if order is None else _times(layout, order.path)
+    writers = _backward(layout) * accumulation if order is None else order.writers
+    traffic = {GATHER: _gathers(layout, times), REDUCE: _reductions(layout, writers), TIED: _tied(layout)}
     if world > 1:
         traffic[AGREE] = Traffic(1, AGREED * BYTES["fp64"])
     return {name: total for name, total in traffic.items() if total.count} | replica_traffic(layout, index)
@@ -84,14 +99,7 @@ def computed_again(sites: Iterable[Site], names: Sequence[str], stages: Iterable
     return {site.name for site in sites if f"{site.name}.".startswith(prefixes)}
 
 
-def _gathers(layout: Layout, accumulation: int) -> Traffic:
-    """Microbatches after the second gather what the third does, so that no more need be followed."""
-    followed = min(accumulation, FOLLOWED)
-    times = _times(layout, followed)
-    if accumulation > followed:
-        more = accumulation - followed
-        before = _times(layout, followed - 1)
-        times = Counter({index: number + more * (number - before[index]) for index, number in times.items()})
+def _gathers(layout: Layout, times: Counter[int]) -> Traffic:
     flats = ((layout.flats[index], number) for index, number in times.items())
     return sum(
         (Traffic(number, number * flat.padded * BYTES[flat.dtype]) for flat, number in flats if flat.sharded),
@@ -99,37 +107,51 @@ def _gathers(layout: Layout, accumulation: int) -> Traffic:
     )
 
 
-def _times(layout: Layout, accumulation: int) -> Counter[int]:
+def _repeated(layout: Layout, accumulation: int) -> Counter[int]:
+    """Microbatches after the second gather what the third does, so that no more need be followed."""
+    followed, path = min(accumulation, FOLLOWED), visits(layout)
+    times = _times(layout, path * followed)
+    if accumulation > followed:
+        more = accumulation - followed
+        before = _times(layout, path * (followed - 1))
+        times = Counter({index: number + more * (number - before[index]) for index, number in times.items()})
+    return times
+
+
+def _times(layout: Layout, path: tuple[int, ...]) -> Counter[int]:
     """Steady state: the second of two steps, so that frozen stages start where the first step left them."""
     if not any(flat.weight_shared for flat in layout.flats):
         return Counter(index for index, flat in enumerate(layout.flats) if flat.trainable)
     residency = Residency(layout)
-    _gathered(layout, residency, accumulation)
-    return Counter(_gathered(layout, residency, accumulation))
+    _gathered(layout, residency, path)
+    return Counter(_gathered(layout, residency, path))
 
 
-def _gathered(layout: Layout, residency: Residency, accumulation: int) -> list[int]:
+def _gathered(layout: Layout, residency: Residency, path: tuple[int, ...]) -> list[int]:
     residency.drop(index for index, flat in enumerate(layout.flats) if flat.trainable)
-    path = visits(layout) * accumulation
-    return [index for place in range(len(path)) for index in residency.due(path[place:])]
+    return [index for place in range(len(path)) for index in residency.due(path[place : place + ahead(layout)])]
 
 
-def _reductions(layout: Layout, accumulation: int) -> Traffic:
-    return sum(_flat_reductions(layout, accumulation), Traffic())
+def ahead(layout: Layout) -> int:
+    """How many visits a rank looks ahead for buffers to fill: as many as a microbatch makes."""
+    return 2 * layout.stages
 
 
-def _flat_reductions(layout: Layout, accumulation: int) -> Iterator[Traffic]:
-    for flat in layout.flats:
-        if flat.trainable and layout.data > 1:
-            number = reductions(flat, accumulation)
-            yield Traffic(number, number * flat.padded * BYTES[flat.reduce])
+def _backward(layout: Layout) -> tuple[int, ...]:
+    return tuple(reversed(range(layout.first_trained, layout.stages)))
 
 
-def reductions(flat: Flat, accumulation: int) -> int:
-    """Reductions of a trainable flat in a step: one, or one for each microbatch if its gradient buffer is
-    shared.
-    """
-    return accumulation if flat.grad_shared else 1
+def _reductions(layout: Layout, writers: tuple[int, ...]) -> Traffic:
+    if layout.data == 1:
+        return Traffic()
+    flats = (layout.flats[index] for done in reductions(layout, writers) for index in done)
+    return sum((Traffic(1, flat.padded * BYTES[flat.reduce]) for flat in flats), Traffic())
+
+
+def _tied(layout: Layout) -> Traffic:
+    """Gradients of what other pipeline ranks hold too, summed over those."""
+    flats = (flat for flat in layout.flats if flat.trainable and flat.replicas)
+    return sum((Traffic(1, flat.shard * BYTES[flat.reduce]) for flat in flats), Traffic())
 
 
 def replica_traffic(layout: Layout, index: int) -> dict[str, Traffic]:

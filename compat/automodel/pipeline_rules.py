@@ -132,7 +132,7 @@ def named_kind(values: Group) -> str:
         name = PLAIN.get(name, name)
     elif count is not None:
         name = LOOPED.get(name, name)
-    return NAMES[name]
+    return NAMES.get(name, NAMES["1f1b" if count in (None, 1) else "interleaved_1f1b"])
 
 
 def _write_schedule(values: Group, context: Context) -> Group:

@@ -151,8 +151,7 @@ BATCH = convert(
         "train_batch_size": ("batch.global_", "parallel.data"),
     },
     lossy=(
-        "with AutoTP DeepSpeed counts all ranks as data ranks, so its total is not the true one; "
-        "without a batch it has no ranks"
+        "with AutoTP DeepSpeed counts all ranks as data ranks, so its total is not the true one; without a batch it has no ranks"
     ),
     source="runtime/config.py: _configure_train_batch_size; data ranks are what the mpu leaves",
 )

@@ -55,8 +55,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         ONE,
         "1",
-        "sequence parallelism and asynchronous tensor-parallel reduction expect kernels to start in launch"
-        " order",
+        "sequence parallelism and asynchronous tensor-parallel reduction expect kernels to start in launch order",
         lambda a: a.sequence_parallel or a.async_tensor_model_parallel_allreduce,
         lambda value: value == "1",
         until="0.12.0",
@@ -138,8 +137,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "NVTE_CPU_OFFLOAD_V1",
         "1",
-        "fine-grained offloading of activations, which must not offload weights (Transformer Engine from"
-        " 2.10 on)",
+        "fine-grained offloading of activations, which must not offload weights (Transformer Engine from 2.10 on)",
         lambda a: a.fine_grained_activation_offloading,
         lambda value: value == "1",
         since="0.16.0",
@@ -151,9 +149,7 @@ VARIABLES: tuple[Variable, ...] = (
 def _variables(version: str) -> tuple[Variable, ...]:
     release = key(version)
     return tuple(
-        row
-        for row in VARIABLES
-        if (not row.since or key(row.since) <= release) and (not row.until or release < key(row.until))
+        row for row in VARIABLES if (not row.since or key(row.since) <= release) and (not row.until or release < key(row.until))
     )
 
 
@@ -166,13 +162,8 @@ def environment(args: Mapping[str, Any], version: str) -> dict[str, tuple[str, s
 def verify(args: Mapping[str, Any], version: str, given: Mapping[str, str]) -> None:
     """Raise `ConfigError` for what the release's own checks refuse in the environment `given`."""
     a = Namespace(args)
-    wrong = [
-        row
-        for row in _variables(version)
-        if row.checked and row.when(a) and not row.allowed(given.get(row.name))
-    ]
+    wrong = [row for row in _variables(version) if row.checked and row.when(a) and not row.allowed(given.get(row.name))]
     ConfigError.raise_if(
-        f"{row.name}: found {given.get(row.name)}; expected {row.value}: {row.why}; export"
-        f" {row.name}={row.value}"
+        f"{row.name}: found {given.get(row.name)}; expected {row.value}: {row.why}; export {row.name}={row.value}"
         for row in wrong
     )

@@ -119,6 +119,27 @@ def _read_batch(values: Group) -> Group:
 PARTITIONS = {"uniform": "even", "uniform_floor": "even", "parameters": "parameters", "autopipe": "parameters", "custom": "even"}
 OWN_PARTITIONS = ("autopipe", "custom")
 PAIRED = ("1f1b", "ds_default")
+CRITICAL = "shifted_critical_path"
+ORDERS = {
+    "1f1b": "1f1b",
+    "ds_default": "1f1b",
+    "pre_recompute_1f1b": "pre_recompute_1f1b",
+    "last_no_recompute_1f1b": "last_no_recompute_1f1b",
+    CRITICAL: CRITICAL,
+    "full_critical_path_1f1b": CRITICAL,
+}
+"""A plan's name of each train_schedule."""
+
+
+def _write_order(values: Group) -> Group:
+    """1F1B with the order of recomputation that was asked for, where Merak takes it: with enough microbatches, and the critical
+    path with a ratio of recomputed layers.
+    """
+    name, ranks, steps = values.get("schedule.name"), values.get("parallel.pipeline") or 1, values.get("batch.accumulation") or 0
+    if not name or not _piped(ranks):
+        return {}
+    taken = name in ORDERS and steps >= ranks and (name != CRITICAL or (steps >= 4 and values.get("recompute.ratio") is not None))
+    return {"args.train_schedule": name if taken else "1f1b"}
 
 
 def stage_rules() -> tuple[Rule, ...]:
@@ -140,12 +161,12 @@ def stage_rules() -> tuple[Rule, ...]:
         convert(
             "args.train_schedule",
             "schedule.name",
-            lambda values, context: {"schedule.name": "1f1b"} if _piped(values.get("init.pp")) else {},
             lambda values, context: (
-                {"args.train_schedule": "1f1b"} if values.get("schedule.name") and _piped(values.get("parallel.pipeline")) else {}
+                {"schedule.name": ORDERS[values["args.train_schedule"]]} if _piped(values.get("init.pp")) else {}
             ),
+            lambda values, context: _write_order(values),
             effect=Effect.COST,
-            sees=("init.pp", "parallel.pipeline"),
+            sees=("init.pp", "parallel.pipeline", "batch.accumulation", "recompute.ratio"),
             lossy="Merak's schedules are all 1F1B; they differ in how messages are paired and in when recomputation runs",
             blurs=lambda values: values.get("args.train_schedule") not in PAIRED,
             source="core/merak_engine.py: scheduler_method; core/pipeline/schedule.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,18 +20,23 @@ from bridge.layout.tensor import Site
 from bridge.layout.traffic import Traffic
 from bridge.plan import Plan
 
+ACTION = re.compile(r"\d+[A-Z_]+\d*( awaited)?")
+
 
 @dataclass(frozen=True)
 class Counts:
     """Counted on one rank, calls and tokens in the last step.
 
-    `norm_tokens` are those that the last norm sees, `moved` is the norm of what all steps changed in the weights.
+    `actions` are those of the pipeline, and the receipts started ahead of them. `norm_tokens` are those that the last norm sees,
+    `moved` is the norm of what all steps changed in the weights.
     """
 
     parameters: int
     stages: int
     data: tuple[int, ...]
     tensor: tuple[int, ...]
+    line: tuple[int, ...]
+    actions: tuple[str, ...]
     bytes: dict[str, int]
     traffic: dict[str, int]
     microbatches: int
@@ -50,15 +56,19 @@ def counted(rank: int, world: int, values: Mapping[str, Any], steps: int) -> Cou
     engine, calls = training.engine, Counter[str]()
     before = {name: weight.clone() for name, weight in engine.state_dict()}
     _count_calls(engine.module, calls)
-    reports = []
+    reports, actions = [], tuple[str, ...]()
     for step in range(steps):
         calls.clear()
         engine.comm.ledger.clear()
-        reports += training.steps(step + 1)
+        with engine.comm.ledger.recording() as found:
+            reports += training.steps(step + 1)
+        actions = tuple(event for event in found if ACTION.fullmatch(event))
     traffic = {name: found.count for name, found in engine.comm.ledger.totals.items()}
     return Counts(
         parameters=engine.layout.parameters,
-        stages=len(engine.stages),
+        stages=engine.layout.stages,
+        line=engine.line.ranks,
+        actions=actions,
         data=engine.data.ranks,
         tensor=engine.tensor.ranks,
         bytes=engine.bytes(),

@@ -219,7 +219,11 @@ def test_misuse_is_said() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"parallel__pipeline": 2}, "parallel.pipeline: found 2; the engine runs no pipelines yet; use 1"),
+        ({"parallel__pipeline": 2}, r"parallel: pipeline \(2\) does not divide world size \(1\)"),
+        (
+            {"schedule__breadth_first": 2, "schedule__depth_first": 3},
+            "schedule.depth_first: 3 does not divide the 1 microbatches",
+        ),
         ({"optimizer__name": "lion"}, "optimizer.name: found 'lion'; use adam, adamw or sgd"),
         ({"precision__fp8": "hybrid"}, "precision.fp8: found 'hybrid'; the engine has no 8-bit products; leave it unset"),
         ({"parallel__data": 2}, r"parallel: data \(2\) does not divide world size \(1\); use 2 ranks, or data=1"),

@@ -40,6 +40,10 @@ SGD = {"optimizer.name": "sgd"}
 FULL = {"recompute.granularity": "full"}
 TWO_STAGES = {"stages.layers_per_stage": 2}
 BF16 = {"precision.compute": "bf16"}
+TWO = {"batch.accumulation": 2}
+FOUR = {"batch.accumulation": 4}
+PIPED = {**FOUR, "parallel.pipeline": 2}
+INTERLEAVED = {"schedule.name": "interleaved_1f1b", "schedule.virtual": 2}
 REPLICATED = {"reduce gradients": 4, "agree": 1}
 SHARDED = {**REPLICATED, "gather weights": 4}
 
@@ -72,6 +76,13 @@ CHANGES = {
     "parallel.data": Change("data", (2, 1), ((0, 1), (0,)), world=2, second={"parallel.tensor": 2}),
     "parallel.tensor": Change("tensor", (1, 2), ((0,), (0, 1)), world=2),
     "parallel.sequence": Change("norm_tokens", (False, True), (16, 8), {"parallel.tensor": 2}, world=2),
+    "parallel.pipeline": Change("line", (1, 2), ((0,), (0, 1)), TWO, world=2),
+    "schedule.name": Change("actions", ("1f1b", "gpipe"), given=PIPED, world=2),
+    "schedule.virtual": Change("actions", (2, 4), given={**PIPED, **INTERLEAVED, "model.layers": 6}, world=2),
+    "schedule.group": Change("actions", (2, 4), given={**PIPED, **INTERLEAVED}, world=2),
+    "schedule.depth_first": Change("actions", (1, 2), given={**PIPED, "schedule.name": "looped_bfs"}, world=2),
+    "schedule.breadth_first": Change("actions", (1, 4), given=FOUR),
+    "schedule.overlap": Change("actions", (True, False), given=PIPED, world=2),
     "parallel.order": Change("tensor", ("tensor-data", "data-tensor"), ((0, 1), (0, 2)), {"parallel.tensor": 2}, world=4),
     "stages.rule": Change("stages", ("carry", "even"), (3, 2), {"stages.layers_per_stage": 1.5}),
     "stages.layers_per_stage": Change("stages", (1, 3), (4, 2)),
@@ -235,6 +246,13 @@ SILENT: dict[str, tuple[Any, Mapping[str, Any], Mapping[str, Any]]] = {
     "recompute.method": ("block", {}, FULL),
     "recompute.layers": (2, {"recompute.granularity": "none"}, {"recompute.ratio": 0.5}),
     "recompute.ratio": (0.5, {"recompute.granularity": "none"}, FULL),
+    "schedule.name": ("gpipe", {}, PIPED),
+    "schedule.group": (2, {}, {**PIPED, **INTERLEAVED}),
+    "schedule.virtual": (2, {}, {**PIPED, "schedule.name": "interleaved_1f1b"}),
+    "schedule.csv": ("none.csv", {}, {**PIPED, "schedule.name": "csv"}),
+    "schedule.overlap": (True, {}, PIPED),
+    "schedule.depth_first": (2, {**PIPED, "schedule.name": "1f1b"}, {**PIPED, "schedule.name": "looped_bfs"}),
+    "schedule.breadth_first": (2, {**PIPED, "schedule.name": "1f1b"}, {"batch.accumulation": 2}),
     "stages.boundaries": ((0, 1, 4), {"stages.rule": "even"}, {}),
     "stages.layers_per_stage": (3, {"stages.boundaries": (0, 4)}, {"stages.rule": "carry"}),
 }
@@ -244,10 +262,11 @@ SILENT: dict[str, tuple[Any, Mapping[str, Any], Mapping[str, Any]]] = {
 @pytest.mark.parametrize("path", SILENT)
 def test_a_field_that_says_nothing_beside_the_others_is_said_and_changes_nothing(run: Any, path: str) -> None:
     value, silent, speaking = SILENT[path]
-    (finding,) = check(Plan.of({**silent, path: value}), 1)[1]
+    world = silent.get("parallel.pipeline", 1)
+    (finding,) = check(Plan.of({**silent, path: value}), world)[1]
     assert finding.path == path and finding.effect is not Effect.NUMBERS
     assert check(Plan.of({**speaking, path: value}), 2)[1] == ()
-    without, with_it = (run(1, counted, {**BASE, **silent, **given}, 2)[0] for given in ({}, {path: value}))
+    without, with_it = (run(world, counted, {**BASE, **silent, **given}, 2)[0] for given in ({}, {path: value}))
     assert without == with_it
 
 
@@ -270,20 +289,12 @@ def test_loss_counts_tokens_or_microbatches_alike() -> None:
 
 
 BEYOND = {
-    "parallel.pipeline": 2,
     "parallel.context": 2,
     "parallel.expert": 2,
     "parallel.expert_tensor": 2,
     "model.experts": 4,
     "optimizer.name": "lion",
     "precision.fp8": "hybrid",
-    "schedule.name": "1f1b",
-    "schedule.virtual": 2,
-    "schedule.group": 2,
-    "schedule.depth_first": 2,
-    "schedule.breadth_first": 2,
-    "schedule.csv": "schedule.csv",
-    "schedule.overlap": True,
     "zero.replicas": 2,
     "zero.bucket": 1000,
     "zero.overlap": False,
@@ -300,7 +311,7 @@ EXPERTS = {"model.experts": 4}
 
 
 def test_every_field_is_honoured_or_limited() -> None:
-    assert {*CHANGES, "loss", *LIMITS} == set(bridge.plan.paths())
+    assert {*CHANGES, "loss", "schedule.csv", *LIMITS} == set(bridge.plan.paths())
     assert set(BEYOND) == set(LIMITS)
     assert all(limit.reason for limit in LIMITS.values())
 

@@ -43,9 +43,7 @@ def refused(version: str = "0.16.1", world_size: int = 8, **more: Any) -> str:
 
 def outcome(row: Row) -> dict[str, Any] | None:
     try:
-        return effective(
-            parse(row["flags"], row["version"], lenient=True).given, row["version"], row["world_size"]
-        )
+        return effective(parse(row["flags"], row["version"], lenient=True).given, row["version"], row["world_size"])
     except ConfigError:
         return None
 
@@ -60,11 +58,7 @@ def test_agrees_with_the_real_parser_and_checks(version: str, facts: tuple[Row, 
         if (mine is None) != ("rejected" in row):
             differing[row["recipe"]] = row.get("rejected", "accepted upstream")
         elif mine is not None:
-            wrong = {
-                name: (mine.get(name), value)
-                for name, value in row["args"].items()
-                if mine.get(name) != value
-            }
+            wrong = {name: (mine.get(name), value) for name, value in row["args"].items() if mine.get(name) != value}
             differing.update({row["recipe"]: wrong} if wrong else {})
     assert not differing
 
@@ -95,9 +89,7 @@ DERIVED = {
 }
 
 
-def test_no_step_reads_a_name_that_no_release_has(
-    facts: tuple[Row, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_step_reads_a_name_that_no_release_has(facts: tuple[Row, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     missed: set[str] = set()
     monkeypatch.setattr(Namespace, "__getattr__", lambda self, name: missed.add(name))
     for row in facts:
@@ -217,9 +209,7 @@ class TestSharding:
         ("strategy", "overlap"),
         [("no_shard", (False, False)), ("optim_grads", (False, True)), ("optim_grads_params", (True, True))],
     )
-    def test_strategy_forces_overlap_in_0_12_and_0_13(
-        self, strategy: str, overlap: tuple[bool, bool]
-    ) -> None:
+    def test_strategy_forces_overlap_in_0_12_and_0_13(self, strategy: str, overlap: tuple[bool, bool]) -> None:
         for version in ("0.12.0", "0.13.0"):
             chosen: Row = {"data_parallel_sharding_strategy": strategy, "use_distributed_optimizer": True}
             mine = args(version, **chosen)
@@ -323,9 +313,7 @@ class TestEnvironment:
         assert "CUDA_DEVICE_MAX_CONNECTIONS" not in environment(args("0.16.1"), "0.16.1")
 
     def test_fsdp_needs_more(self) -> None:
-        fsdp = args(
-            "0.16.1", use_megatron_fsdp=True, ckpt_format="fsdp_dtensor", tensor_model_parallel_size=2
-        )
+        fsdp = args("0.16.1", use_megatron_fsdp=True, ckpt_format="fsdp_dtensor", tensor_model_parallel_size=2)
         assert environment(fsdp, "0.16.1")["CUDA_DEVICE_MAX_CONNECTIONS"][0] == "8"
 
     @pytest.mark.parametrize("version", ["0.9.0", LAST])
@@ -349,9 +337,7 @@ class TestEnvironment:
             "tensor_model_parallel_size": 2,
             "sequence_parallel": True,
         }
-        wanted = {
-            name: value for name, (value, _) in environment(effective(given, version, 8), version).items()
-        }
+        wanted = {name: value for name, (value, _) in environment(effective(given, version, 8), version).items()}
         assert effective(given, version, 8, wanted)
 
 
@@ -379,9 +365,7 @@ SETTINGS = {
     missing=st.sets(st.sampled_from(sorted(OPEN - {"world_size"}))),
     chosen=st.fixed_dictionaries({}, optional=SETTINGS),
 )
-def test_partial_configs_are_refused_for_nothing_that_is_missing(
-    version: str, missing: set[str], chosen: Row
-) -> None:
+def test_partial_configs_are_refused_for_nothing_that_is_missing(version: str, missing: set[str], chosen: Row) -> None:
     partial = {name: value for name, value in {**MODEL, **chosen}.items() if name not in missing}
     try:
         whole = effective({**MODEL, **chosen}, version, 64)

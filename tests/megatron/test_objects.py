@@ -65,9 +65,7 @@ class TestModelParallel:
 
     @pytest.mark.parametrize("version", releases.KNOWN)
     def test_fields_are_those_of_the_release(self, version: str) -> None:
-        assert set(objects.model_parallel(args(version), version)) == set(
-            releases.fields(version, "ModelParallelConfig")
-        )
+        assert set(objects.model_parallel(args(version), version)) == set(releases.fields(version, "ModelParallelConfig"))
 
     @pytest.mark.parametrize("version", ["0.14.0", "0.15.3"])
     def test_experts_with_tensor_ranks_want_sequence_parallelism(self, version: str) -> None:
@@ -111,9 +109,7 @@ class TestModelParallel:
 class TestStages:
     def test_uneven_stages(self) -> None:
         ends: Row = {"decoder_first_pipeline_num_layers": 1, "decoder_last_pipeline_num_layers": 3}
-        assert "divide over the other pipeline ranks" in refused(
-            "0.16.1", pipeline_model_parallel_size=4, num_layers=9, **ends
-        )
+        assert "divide over the other pipeline ranks" in refused("0.16.1", pipeline_model_parallel_size=4, num_layers=9, **ends)
         whole = objects.transformer(args("0.16.1", pipeline_model_parallel_size=4, **ends), "0.16.1")
         assert (whole["num_layers_in_first_pipeline_stage"], whole["num_layers_in_last_pipeline_stage"]) == (
             1,
@@ -138,9 +134,7 @@ class TestStages:
         ],
     )
     def test_layouts_that_do_not_fit(self, text: str, problem: str) -> None:
-        assert problem in refused(
-            "0.16.1", pipeline_model_parallel_size=2, pipeline_model_parallel_layout=text
-        )
+        assert problem in refused("0.16.1", pipeline_model_parallel_size=2, pipeline_model_parallel_layout=text)
 
     @pytest.mark.parametrize(
         ("text", "stages"),
@@ -172,9 +166,7 @@ class TestDataParallel:
     def test_bucket_size(self) -> None:
         assert objects.ddp(args("0.16.1"), "0.16.1")["bucket_size"] is None
         assert objects.ddp(args("0.16.1", overlap_grad_reduce=True), "0.16.1")["bucket_size"] == 40_000_000
-        wide = objects.ddp(
-            args("0.16.1", 64, overlap_grad_reduce=True, context_parallel_size=2, seq_length=64), "0.16.1"
-        )
+        wide = objects.ddp(args("0.16.1", 64, overlap_grad_reduce=True, context_parallel_size=2, seq_length=64), "0.16.1")
         assert wide["bucket_size"] == 64_000_000
 
     def test_size_and_count_of_buckets(self) -> None:
@@ -215,9 +207,7 @@ class TestFromFields:
         assert "sequence_parallel: found" in fields_refused("0.16.1", sequence_parallel=True)
 
     def test_pipelines_need_a_dtype(self) -> None:
-        assert "pipeline_dtype: missing" in fields_refused(
-            "0.16.1", "ModelParallelConfig", pipeline_model_parallel_size=2
-        )
+        assert "pipeline_dtype: missing" in fields_refused("0.16.1", "ModelParallelConfig", pipeline_model_parallel_size=2)
 
     def test_problems_are_collected(self) -> None:
         wrong = fields_refused("0.16.1", num_layers=8, fp16=True, bf16=True, expert_model_parallel_size=2)
@@ -234,9 +224,7 @@ class TestFromFields:
             "pipeline_model_parallel_size": 2,
             "num_layers": 4,
         }
-        built = objects.from_fields(
-            {**given, "pipeline_dtype": "torch.float32"}, "0.16.1", "TransformerConfig"
-        )
+        built = objects.from_fields({**given, "pipeline_dtype": "torch.float32"}, "0.16.1", "TransformerConfig")
         assert built["virtual_pipeline_model_parallel_size"] == 2
 
 

@@ -82,8 +82,7 @@ GRAPH_STEPS: tuple[Step, ...] = (
     check(
         GRAPHS,
         lambda a: (a.enable_cuda_graph or a.external_cuda_graph) and a.cuda_graph_impl != "none",
-        "cuda_graph_impl: found {cuda_graph_impl} with enable_cuda_graph or external_cuda_graph; drop the"
-        " older flag",
+        "cuda_graph_impl: found {cuda_graph_impl} with enable_cuda_graph or external_cuda_graph; drop the older flag",
         since="0.15.0",
     ),
     check(
@@ -140,8 +139,7 @@ DATA_STEPS: tuple[Step, ...] = (
     check(
         "validate_args: data sources",
         lambda a: given(*SPLIT_PATHS)(a) and a.per_split_data_args_path is not None,
-        "per_split_data_args_path: found with train_data_path, valid_data_path or test_data_path; keep one"
-        " way",
+        "per_split_data_args_path: found with train_data_path, valid_data_path or test_data_path; keep one way",
         since="0.10.0",
     ),
     derive("validate_args: phases", _phases, since="0.16.0"),
@@ -188,10 +186,7 @@ BATCH_STEPS: tuple[Step, ...] = (
     ),
     check(
         "validate_args: evaluation batch",
-        lambda a: (
-            a.eval_micro_batch_size < 1
-            or a.eval_global_batch_size % (a.eval_micro_batch_size * a.data_parallel_size) != 0
-        ),
+        lambda a: a.eval_micro_batch_size < 1 or a.eval_global_batch_size % (a.eval_micro_batch_size * a.data_parallel_size) != 0,
         "eval_global_batch_size: found {eval_global_batch_size}; expected a multiple of"
         " eval_micro_batch_size ({eval_micro_batch_size}) x data_parallel_size ({data_parallel_size});"
         " without it global_batch_size stands for it; change one of them",

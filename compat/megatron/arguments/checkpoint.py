@@ -117,9 +117,7 @@ SAVING_STEPS: tuple[Step, ...] = (
     ),
     derive(
         SAVING,
-        when(
-            lambda a: a.use_dist_ckpt and a.async_save and not a.use_persistent_ckpt_worker, async_save=False
-        ),
+        when(lambda a: a.use_dist_ckpt and a.async_save and not a.use_persistent_ckpt_worker, async_save=False),
         since="0.16.0",
     ),
     derive(SAVING, when(lambda a: not a.async_save, async_strategy="mcore"), since="0.17.1"),
@@ -157,8 +155,7 @@ INFERENCE_STEPS: tuple[Step, ...] = (
     check(
         INFERENCE,
         lambda a: a.inference_batch_times_seqlen_threshold > -1 and a.cuda_graph_impl != "none",
-        "inference_batch_times_seqlen_threshold: found with cuda_graph_impl {cuda_graph_impl}; keep one of"
-        " them",
+        "inference_batch_times_seqlen_threshold: found with cuda_graph_impl {cuda_graph_impl}; keep one of them",
         since="0.15.0",
     ),
     check(
@@ -171,24 +168,20 @@ INFERENCE_STEPS: tuple[Step, ...] = (
     check(
         INFERENCE,
         lambda a: a.inference_dynamic_batching and a.inference_dynamic_batching_chunk_size % 256,
-        "inference_dynamic_batching_chunk_size: found {inference_dynamic_batching_chunk_size}; expected a"
-        " multiple of 256",
+        "inference_dynamic_batching_chunk_size: found {inference_dynamic_batching_chunk_size}; expected a multiple of 256",
         since="0.13.0",
         until="0.15.0",
     ),
     check(
         INFERENCE,
         lambda a: a.inference_dynamic_batching and a.inference_dynamic_batching_block_size % 256,
-        "inference_dynamic_batching_block_size: found {inference_dynamic_batching_block_size}; expected a"
-        " multiple of 256",
+        "inference_dynamic_batching_block_size: found {inference_dynamic_batching_block_size}; expected a multiple of 256",
         since="0.15.0",
         until="0.18.0",
     ),
     check(
         INFERENCE,
-        lambda a: (
-            a.inference_dynamic_batching and a.inference_dynamic_batching_buffer_guaranteed_fraction is None
-        ),
+        lambda a: a.inference_dynamic_batching and a.inference_dynamic_batching_buffer_guaranteed_fraction is None,
         "inference_dynamic_batching_buffer_guaranteed_fraction: missing; inference_dynamic_batching needs it",
         since="0.12.0",
         until="0.16.0",
@@ -196,12 +189,9 @@ INFERENCE_STEPS: tuple[Step, ...] = (
     check(
         INFERENCE,
         lambda a: (
-            a.cuda_graph_impl == "local"
-            and a.expert_model_parallel_size > 1
-            and not a.moe_pad_experts_for_cuda_graph_inference
+            a.cuda_graph_impl == "local" and a.expert_model_parallel_size > 1 and not a.moe_pad_experts_for_cuda_graph_inference
         ),
-        "moe_pad_experts_for_cuda_graph_inference: missing; CUDA graphs with expert parallelism need it; add"
-        " it",
+        "moe_pad_experts_for_cuda_graph_inference: missing; CUDA graphs with expert parallelism need it; add it",
         since="0.16.0",
         until="0.17.0",
     ),
@@ -213,8 +203,7 @@ INFERENCE_STEPS: tuple[Step, ...] = (
             and a.transformer_impl != "inference_optimized"
             and not a.moe_pad_experts_for_cuda_graph_inference
         ),
-        "moe_pad_experts_for_cuda_graph_inference: missing; CUDA graphs with expert parallelism need it; add"
-        " it",
+        "moe_pad_experts_for_cuda_graph_inference: missing; CUDA graphs with expert parallelism need it; add it",
         since="0.17.0",
         until="0.18.0",
     ),
@@ -223,9 +212,7 @@ INFERENCE_STEPS: tuple[Step, ...] = (
         lambda a: a.moe_use_upcycling and a.save is None,
         "moe_use_upcycling: found without save; add --save",
     ),
-    derive(
-        "validate_args: upcycling", when(lambda a: a.moe_use_upcycling, no_load_optim=True, no_load_rng=True)
-    ),
+    derive("validate_args: upcycling", when(lambda a: a.moe_use_upcycling, no_load_optim=True, no_load_rng=True)),
     derive(
         "validate_args: skipped training",
         when(lambda a: a.skip_train and not a.no_load_optim, no_load_optim=True),
@@ -239,11 +226,8 @@ INFERENCE_STEPS: tuple[Step, ...] = (
     ),
     check(
         "validate_args: skipped training",
-        lambda a: (
-            a.skip_train and a.perform_rl_step and a.no_load_optim and a.rl_offload_optimizer_during_inference
-        ),
-        "rl_offload_optimizer_during_inference: found with no_load_optim and skip_train, which leave no"
-        " optimizer; drop it",
+        lambda a: a.skip_train and a.perform_rl_step and a.no_load_optim and a.rl_offload_optimizer_during_inference,
+        "rl_offload_optimizer_during_inference: found with no_load_optim and skip_train, which leave no optimizer; drop it",
         since="0.17.0",
     ),
 )
@@ -261,8 +245,7 @@ LAST_STEPS: tuple[Step, ...] = (
     ),
     _muon(
         lambda a: a.use_distributed_optimizer or a.use_torch_fsdp2 or a.use_megatron_fsdp,
-        "optimizer: found {optimizer} with a sharded optimizer or FSDP; drop --use-distributed-optimizer and"
-        " FSDP",
+        "optimizer: found {optimizer} with a sharded optimizer or FSDP; drop --use-distributed-optimizer and FSDP",
     ),
     _muon(
         lambda a: a.ckpt_format not in FORMATS,
@@ -271,8 +254,7 @@ LAST_STEPS: tuple[Step, ...] = (
     check(
         OFFLOAD,
         lambda a: a.optimizer_cpu_offload and not a.use_precision_aware_optimizer,
-        "optimizer_cpu_offload: found without use_precision_aware_optimizer; add"
-        " --use-precision-aware-optimizer",
+        "optimizer_cpu_offload: found without use_precision_aware_optimizer; add --use-precision-aware-optimizer",
         since="0.12.0",
     ),
     check(
@@ -315,8 +297,7 @@ LAST_STEPS: tuple[Step, ...] = (
     ),
     _wgrad(
         lambda a: _graphed_gradients(a) and not a.gradient_accumulation_fusion,
-        "delay_wgrad_compute: found with CUDA graphs and without gradient_accumulation_fusion; keep the"
-        " fusion",
+        "delay_wgrad_compute: found with CUDA graphs and without gradient_accumulation_fusion; keep the fusion",
         since="0.17.0",
     ),
     _wgrad(
@@ -340,8 +321,7 @@ LAST_STEPS: tuple[Step, ...] = (
     check(
         "validate_args: activation offload",
         lambda a: a.fine_grained_activation_offloading and a.transformer_impl != "transformer_engine",
-        "fine_grained_activation_offloading: found with transformer_impl {transformer_impl}; expected"
-        " transformer_engine",
+        "fine_grained_activation_offloading: found with transformer_impl {transformer_impl}; expected transformer_engine",
         since="0.16.0",
     ),
 )
@@ -355,10 +335,7 @@ def _random_tracker(a: Namespace) -> bool:
 END_STEPS: tuple[Step, ...] = (
     check(
         "validate_args: multi-token prediction",
-        lambda a: (
-            a.mtp_num_layers
-            and a.position_embedding_type not in ("learned_absolute", "rope", "mrope", "none")
-        ),
+        lambda a: a.mtp_num_layers and a.position_embedding_type not in ("learned_absolute", "rope", "mrope", "none"),
         "position_embedding_type: found {position_embedding_type}; multi-token prediction expects"
         " learned_absolute, rope, mrope or none",
         since="0.17.0",
@@ -385,9 +362,7 @@ END_STEPS: tuple[Step, ...] = (
     derive(
         "validate_args: CUDA graphs",
         when(
-            lambda a: (
-                (a.enable_cuda_graph or a.external_cuda_graph) and a.transformer_impl == "transformer_engine"
-            ),
+            lambda a: (a.enable_cuda_graph or a.external_cuda_graph) and a.transformer_impl == "transformer_engine",
             te_rng_tracker=True,
         ),
         since="0.14.0",
@@ -433,8 +408,7 @@ END_STEPS: tuple[Step, ...] = (
     check(
         "validate_args: CUDA graphs",
         lambda a: a.cuda_graph_impl == "full_iteration" and a.cuda_graph_modules,
-        "cuda_graph_modules: found {cuda_graph_modules} with cuda_graph_impl full_iteration; drop"
-        " --cuda-graph-modules",
+        "cuda_graph_modules: found {cuda_graph_modules} with cuda_graph_impl full_iteration; drop --cuda-graph-modules",
         since="0.18.0",
     ),
     check(

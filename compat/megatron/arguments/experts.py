@@ -65,12 +65,9 @@ EXPERT_STEPS: tuple[Step, ...] = (
     check(
         EXPERTS,
         lambda a: (
-            a.expert_model_parallel_size > 1
-            and a.num_experts is not None
-            and a.num_experts % a.expert_model_parallel_size != 0
+            a.expert_model_parallel_size > 1 and a.num_experts is not None and a.num_experts % a.expert_model_parallel_size != 0
         ),
-        "num_experts: found {num_experts}; expected a multiple of expert_model_parallel_size"
-        " ({expert_model_parallel_size})",
+        "num_experts: found {num_experts}; expected a multiple of expert_model_parallel_size ({expert_model_parallel_size})",
     ),
     check(
         EXPERTS,
@@ -94,35 +91,29 @@ EXPERT_STEPS: tuple[Step, ...] = (
     check(
         FORMATS,
         lambda a: (
-            a.ckpt_format == "torch_dcp"
-            and max(a.tensor_model_parallel_size, a.encoder_tensor_model_parallel_size or 0) > 1
+            a.ckpt_format == "torch_dcp" and max(a.tensor_model_parallel_size, a.encoder_tensor_model_parallel_size or 0) > 1
         ),
-        "ckpt_format: found torch_dcp with tensor_model_parallel_size {tensor_model_parallel_size}; expected"
-        " 1",
+        "ckpt_format: found torch_dcp with tensor_model_parallel_size {tensor_model_parallel_size}; expected 1",
         since="0.12.0",
     ),
     check(
         FORMATS,
         lambda a: (
-            a.ckpt_format == "torch_dcp"
-            and max(a.pipeline_model_parallel_size, a.encoder_pipeline_model_parallel_size or 0) > 1
+            a.ckpt_format == "torch_dcp" and max(a.pipeline_model_parallel_size, a.encoder_pipeline_model_parallel_size or 0) > 1
         ),
-        "ckpt_format: found torch_dcp with pipeline_model_parallel_size {pipeline_model_parallel_size};"
-        " expected 1",
+        "ckpt_format: found torch_dcp with pipeline_model_parallel_size {pipeline_model_parallel_size}; expected 1",
         since="0.12.0",
     ),
     check(
         FORMATS,
         lambda a: a.ckpt_format == "fsdp_dtensor" and not a.use_megatron_fsdp,
-        "ckpt_format: found fsdp_dtensor without use_megatron_fsdp; add --use-megatron-fsdp, or choose"
-        " another format",
+        "ckpt_format: found fsdp_dtensor without use_megatron_fsdp; add --use-megatron-fsdp, or choose another format",
         since="0.14.0",
     ),
     check(
         DATA,
         lambda a: _sources(a) > 1,
-        "data_path: found more than one source of data; keep one of mock_data, data_path and the paths by"
-        " split",
+        "data_path: found more than one source of data; keep one of mock_data, data_path and the paths by split",
     ),
     check(
         "validate_args: rank order",
@@ -144,14 +135,12 @@ EXPERT_STEPS: tuple[Step, ...] = (
     ),
     _fim(
         lambda a: any(getattr(a, name) is None for name in FIM_TOKENS),
-        "fim_prefix_token: fim_data expects all of its extra tokens; add the missing ones of "
-        + ", ".join(FIM_TOKENS),
+        "fim_prefix_token: fim_data expects all of its extra tokens; add the missing ones of " + ", ".join(FIM_TOKENS),
     ),
     check(
         "validate_args: cross entropy",
         lambda a: a.cross_entropy_loss_fusion and a.cross_entropy_fusion_impl == "te",
-        "cross_entropy_fusion_impl: found te, which this release switched off; set"
-        " --cross-entropy-fusion-impl native",
+        "cross_entropy_fusion_impl: found te, which this release switched off; set --cross-entropy-fusion-impl native",
         since="0.18.2",
     ),
     check(
@@ -163,8 +152,7 @@ EXPERT_STEPS: tuple[Step, ...] = (
     check(
         DETERMINISM,
         lambda a: a.deterministic_mode and a.cross_entropy_loss_fusion,
-        "deterministic_mode: found with cross_entropy_loss_fusion, which is not deterministic; drop one of"
-        " them",
+        "deterministic_mode: found with cross_entropy_loss_fusion, which is not deterministic; drop one of them",
     ),
     check(
         DETERMINISM,

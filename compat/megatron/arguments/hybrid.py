@@ -89,8 +89,7 @@ HYBRID_STEPS: tuple[Step, ...] = (
         check(
             "_validate_pattern",
             _unknown(kinds),
-            f"hybrid_layer_pattern: found {{hybrid_layer_pattern}}; expected layers of {' '.join(kinds)},"
-            " stages split by |",
+            f"hybrid_layer_pattern: found {{hybrid_layer_pattern}}; expected layers of {' '.join(kinds)}, stages split by |",
             since=since,
             until=until,
         )
@@ -103,8 +102,7 @@ HYBRID_STEPS: tuple[Step, ...] = (
     check(
         "_validate_pattern",
         _mixed_attention,
-        "hybrid_layer_pattern: found {hybrid_layer_pattern}, which mixes * with D or +; expected one kind of"
-        " attention",
+        "hybrid_layer_pattern: found {hybrid_layer_pattern}, which mixes * with D or +; expected one kind of attention",
         since="0.18.0",
     ),
     check(
@@ -137,8 +135,7 @@ HYBRID_STEPS: tuple[Step, ...] = (
     check(
         MTP,
         lambda a: a.mtp_num_layers and a.position_embedding_type not in ("rope", "none"),
-        "position_embedding_type: found {position_embedding_type}; multi-token prediction expects rope or"
-        " none",
+        "position_embedding_type: found {position_embedding_type}; multi-token prediction expects rope or none",
         since="0.17.0",
     ),
     derive(
@@ -171,8 +168,7 @@ MTP_STEPS: tuple[Step, ...] = (
     check(
         MTP,
         lambda a: a.mtp_num_layers and a.position_embedding_type not in ("rope", "none"),
-        "position_embedding_type: found {position_embedding_type}; multi-token prediction expects rope or"
-        " none",
+        "position_embedding_type: found {position_embedding_type}; multi-token prediction expects rope or none",
         since="0.12.0",
         until="0.17.0",
     ),

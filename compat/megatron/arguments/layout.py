@@ -23,8 +23,7 @@ def stages(text: str) -> tuple[str, ...]:
     unknown = sorted(set(unrolled) - set(KINDS + "|"))
     if unknown:
         raise ConfigError(
-            f"pipeline_model_parallel_layout: found {''.join(unknown)} in {text!r}; expected E, t, m, L, |"
-            " and (...)*n"
+            f"pipeline_model_parallel_layout: found {''.join(unknown)} in {text!r}; expected E, t, m, L, | and (...)*n"
         )
     return tuple(unrolled.split("|"))
 
@@ -32,9 +31,7 @@ def stages(text: str) -> tuple[str, ...]:
 def _unroll(match: re.Match[str]) -> str:
     body, times = match.group(1), int(match.group(2))
     if len(body) * times > LONGEST:
-        raise ConfigError(
-            f"pipeline_model_parallel_layout: found {match.group(0)!r}; expected at most {LONGEST} layers"
-        )
+        raise ConfigError(f"pipeline_model_parallel_layout: found {match.group(0)!r}; expected at most {LONGEST} layers")
     return body * times
 
 
@@ -64,9 +61,7 @@ def problems(
     yield from _prediction_problems(parts, ranks, predictions, release)
 
 
-def _prediction_problems(
-    parts: tuple[str, ...], ranks: int, predictions: int | None, release: tuple[int, ...]
-) -> Iterator[str]:
+def _prediction_problems(parts: tuple[str, ...], ranks: int, predictions: int | None, release: tuple[int, ...]) -> Iterator[str]:
     flat = "".join(parts)
     if release < (0, 14):
         if "m" in flat:

@@ -49,13 +49,11 @@ MODEL_STEPS: tuple[Step, ...] = (
     ),
     _distribute(
         lambda a: a.recompute_granularity != "full",
-        "distribute_saved_activations: found with recompute_granularity {recompute_granularity}; expected"
-        " full",
+        "distribute_saved_activations: found with recompute_granularity {recompute_granularity}; expected full",
     ),
     _distribute(
         lambda a: a.recompute_method is None,
-        "distribute_saved_activations: found without recompute_method; add --recompute-method uniform or"
-        " block",
+        "distribute_saved_activations: found without recompute_method; add --recompute-method uniform or block",
     ),
     check(
         RECOMPUTE,
@@ -73,8 +71,7 @@ MODEL_STEPS: tuple[Step, ...] = (
     ),
     _hybrid(
         lambda a: a.pipeline_model_parallel_size > 1,
-        "hybrid_context_parallel: found with pipeline_model_parallel_size {pipeline_model_parallel_size};"
-        " expected 1",
+        "hybrid_context_parallel: found with pipeline_model_parallel_size {pipeline_model_parallel_size}; expected 1",
     ),
     _hybrid(
         lambda a: "enable_cuda_graph" not in a.__dict__,
@@ -102,9 +99,7 @@ MODEL_STEPS: tuple[Step, ...] = (
     EXPERT_SHARDS,
     derive(SHARDS, dense_shards, since="0.19.0"),
     derive(SHARDS, expert_shards, since="0.19.0"),
-    _sharded(
-        lambda a: a.fp4 and not a.fp4_param_gather, "fp4: found with weight shards; add --fp4-param-gather"
-    ),
+    _sharded(lambda a: a.fp4 and not a.fp4_param_gather, "fp4: found with weight shards; add --fp4-param-gather"),
     _sharded(
         lambda a: a.ddp_average_in_collective,
         "ddp_average_in_collective: found with weight shards; drop it",
@@ -119,11 +114,8 @@ MODEL_STEPS: tuple[Step, ...] = (
         " dist_ckpt_optim_fully_reshardable; drop one of them",
     ),
     _sharded(
-        lambda a: (
-            a.fp8_recipe == "mxfp8" and not (a.fp8_param_gather and a.reuse_grad_buf_for_mxfp8_param_ag)
-        ),
-        "fp8_recipe: found mxfp8 with weight shards; add --fp8-param-gather and"
-        " --reuse-grad-buf-for-mxfp8-param-ag",
+        lambda a: a.fp8_recipe == "mxfp8" and not (a.fp8_param_gather and a.reuse_grad_buf_for_mxfp8_param_ag),
+        "fp8_recipe: found mxfp8 with weight shards; add --fp8-param-gather and --reuse-grad-buf-for-mxfp8-param-ag",
     ),
     derive("validate_args: biases", when(lambda a: not a.add_bias_linear, bias_gelu_fusion=False)),
     derive("validate_args: biases", when(lambda a: a.add_bias_linear, add_qkv_bias=True), since="0.10.0"),
@@ -131,13 +123,10 @@ MODEL_STEPS: tuple[Step, ...] = (
         lambda a: a.train_samples is None,
         "retro_add_retriever: found without train_samples, which its project sets; add --retro-project-dir",
     ),
-    _retro(
-        lambda a: a.sequence_parallel, "retro_add_retriever: found with sequence_parallel; drop one of them"
-    ),
+    _retro(lambda a: a.sequence_parallel, "retro_add_retriever: found with sequence_parallel; drop one of them"),
     _retro(
         lambda a: a.pipeline_model_parallel_size != 1,
-        "retro_add_retriever: found with pipeline_model_parallel_size {pipeline_model_parallel_size};"
-        " expected 1",
+        "retro_add_retriever: found with pipeline_model_parallel_size {pipeline_model_parallel_size}; expected 1",
     ),
     check(
         CLIP,
@@ -184,8 +173,7 @@ MODEL_STEPS: tuple[Step, ...] = (
     check(
         POSITIONS,
         lambda a: a.position_embedding_type == "relative" and a.transformer_impl != "transformer_engine",
-        "position_embedding_type: found relative with transformer_impl {transformer_impl}; expected"
-        " transformer_engine",
+        "position_embedding_type: found relative with transformer_impl {transformer_impl}; expected transformer_engine",
         since="0.11.0",
     ),
     check(

@@ -84,8 +84,7 @@ RL_STEPS: tuple[Step, ...] = (
     ),
     _rl(
         lambda a: a.rl_remove_kv_cache_during_training and a.rl_offload_kv_cache_during_training,
-        "rl_remove_kv_cache_during_training: found with rl_offload_kv_cache_during_training; keep one of"
-        " them",
+        "rl_remove_kv_cache_during_training: found with rl_offload_kv_cache_during_training; keep one of them",
         "0.15.0",
         "0.17.0",
     ),
@@ -96,9 +95,7 @@ RL_STEPS: tuple[Step, ...] = (
         "0.17.0",
     ),
     _rl(
-        lambda a: (
-            a.rl_offload_inference_model_weights_when_idle and a.rl_inference_model_unified_memory_level != 1
-        ),
+        lambda a: a.rl_offload_inference_model_weights_when_idle and a.rl_inference_model_unified_memory_level != 1,
         "rl_offload_inference_model_weights_when_idle: found with rl_inference_model_unified_memory_level"
         " {rl_inference_model_unified_memory_level}; expected 1",
         "0.16.0",
@@ -126,10 +123,7 @@ RL_STEPS: tuple[Step, ...] = (
         "0.17.0",
     ),
     _rl(
-        lambda a: (
-            a.rl_kv_cache_management_mode == "offload"
-            and a.inference_dynamic_batching_unified_memory_level > 0
-        ),
+        lambda a: a.rl_kv_cache_management_mode == "offload" and a.inference_dynamic_batching_unified_memory_level > 0,
         "rl_kv_cache_management_mode: found offload with a KV cache in unified memory; choose one of them",
         "0.17.0",
     ),
@@ -148,9 +142,7 @@ RL_STEPS: tuple[Step, ...] = (
         "0.19.0",
     ),
     _rl(
-        lambda a: (
-            a.rl_num_parallel_generations is not None and a.rl_num_parallel_generations % a.grpo_group_size
-        ),
+        lambda a: a.rl_num_parallel_generations is not None and a.rl_num_parallel_generations % a.grpo_group_size,
         "rl_num_parallel_generations: found {rl_num_parallel_generations}; expected a multiple of"
         " grpo_group_size ({grpo_group_size})",
         "0.17.0",
@@ -158,11 +150,8 @@ RL_STEPS: tuple[Step, ...] = (
     ),
     derive(RL, _tasks, since="0.17.0", until="0.19.0"),
     _rl(
-        lambda a: (
-            not a.rl_partial_rollouts and (a.rl_generation_lag > 0 or a.rl_submission_granularity == "R")
-        ),
-        "rl_partial_rollouts: missing; rl_generation_lag and submission by rollout need it; add"
-        " --rl-partial-rollouts",
+        lambda a: not a.rl_partial_rollouts and (a.rl_generation_lag > 0 or a.rl_submission_granularity == "R"),
+        "rl_partial_rollouts: missing; rl_generation_lag and submission by rollout need it; add --rl-partial-rollouts",
         "0.19.0",
     ),
     _rl(
@@ -172,24 +161,21 @@ RL_STEPS: tuple[Step, ...] = (
     ),
     _rl(
         lambda a: (a.rl_submission_granularity, a.rl_consumption_granularity) == ("B", "G"),
-        "rl_submission_granularity: found B with rl_consumption_granularity G, which this release does not"
-        " support",
+        "rl_submission_granularity: found B with rl_consumption_granularity G, which this release does not support",
         "0.19.0",
     ),
     derive(RL, _samples_per_iteration, since="0.15.0"),
     *samples("0.15.0", "0.17.0"),
     _rl(
         lambda a: a.rl_use_sequence_packing and a.seq_length > a.rl_sequence_packing_bin_size,
-        "rl_sequence_packing_bin_size: found {rl_sequence_packing_bin_size}; expected at least seq_length"
-        " ({seq_length})",
+        "rl_sequence_packing_bin_size: found {rl_sequence_packing_bin_size}; expected at least seq_length ({seq_length})",
         "0.15.0",
         "0.16.0",
         ("seq_length",),
     ),
     _rl(
         lambda a: a.rl_use_sequence_packing and a.micro_batch_size != 1,
-        "micro_batch_size: found {micro_batch_size}; sequence packing expects 1; make seq_length longer"
-        " instead",
+        "micro_batch_size: found {micro_batch_size}; sequence packing expects 1; make seq_length longer instead",
         "0.16.0",
         "",
         ("micro_batch_size",),

@@ -55,8 +55,7 @@ def _gather(without: Predicate, allowed: str, since: str, until: str) -> Step:
     return check(
         GATHER,
         lambda a: a.overlap_param_gather and not without(a),
-        f"overlap_param_gather: found without {allowed}; add --use-distributed-optimizer, or drop"
-        " --overlap-param-gather",
+        f"overlap_param_gather: found without {allowed}; add --use-distributed-optimizer, or drop --overlap-param-gather",
         since=since,
         until=until,
     )
@@ -95,8 +94,7 @@ OVERLAP_STEPS: tuple[Step, ...] = (
     check(
         GATHER,
         lambda a: a.overlap_param_gather and not a.overlap_grad_reduce,
-        "overlap_param_gather: found without overlap_grad_reduce; add --overlap-grad-reduce, or drop"
-        " --overlap-param-gather",
+        "overlap_param_gather: found without overlap_grad_reduce; add --overlap-grad-reduce, or drop --overlap-param-gather",
     ),
     check(
         GATHER,
@@ -117,8 +115,7 @@ TORCH_STEPS: tuple[Step, ...] = (
     ),
     _torch(
         lambda a: a.use_distributed_optimizer,
-        "use_torch_fsdp2: found with use_distributed_optimizer; it shards the optimizer itself; drop"
-        " --use-distributed-optimizer",
+        "use_torch_fsdp2: found with use_distributed_optimizer; it shards the optimizer itself; drop --use-distributed-optimizer",
     ),
     _torch(
         lambda a: a.gradient_accumulation_fusion,
@@ -247,9 +244,7 @@ FSDP_STEPS: tuple[Step, ...] = (
     ),
     check(
         CUSTOM,
-        lambda a: (
-            a.use_custom_fsdp and not _whole_gradients(a) and a.gradient_accumulation_fusion is not False
-        ),
+        lambda a: a.use_custom_fsdp and not _whole_gradients(a) and a.gradient_accumulation_fusion is not False,
         "use_custom_fsdp: found sharded gradients ({data_parallel_sharding_strategy}) with"
         " gradient_accumulation_fusion; add --no-gradient-accumulation-fusion",
         since="0.12.0",
@@ -279,8 +274,7 @@ FSDP_STEPS: tuple[Step, ...] = (
     _fsdp(_hashes, HASHES),
     _fsdp(
         lambda a: a.ckpt_format != "fsdp_dtensor",
-        "use_megatron_fsdp: found with ckpt_format {ckpt_format}; expected fsdp_dtensor; set --ckpt-format"
-        " fsdp_dtensor",
+        "use_megatron_fsdp: found with ckpt_format {ckpt_format}; expected fsdp_dtensor; set --ckpt-format fsdp_dtensor",
     ),
     derive(
         FSDP,

@@ -54,9 +54,7 @@ def _encoder(a: Namespace) -> None:
 
 
 def _transformer_pipeline(a: Namespace) -> None:
-    a.transformer_pipeline_model_parallel_size = a.pipeline_model_parallel_size - bool(
-        a.standalone_embedding_stage
-    )
+    a.transformer_pipeline_model_parallel_size = a.pipeline_model_parallel_size - bool(a.standalone_embedding_stage)
 
 
 def _data_parallel(a: Namespace) -> None:
@@ -139,8 +137,7 @@ SIZE_STEPS: tuple[Step, ...] = (
     check(
         "validate_args: checkpoint conversion",
         lambda a: a.ckpt_convert_format is not None and (a.ckpt_convert_save is None or a.load is None),
-        "ckpt_convert_format: found {ckpt_convert_format}; expected ckpt_convert_save and load beside it;"
-        " add both",
+        "ckpt_convert_format: found {ckpt_convert_format}; expected ckpt_convert_save and load beside it; add both",
         since="0.18.0",
     ),
     derive(
@@ -189,10 +186,7 @@ SIZE_STEPS: tuple[Step, ...] = (
     ),
     check(
         "validate_args: encoder tensor size",
-        lambda a: (
-            a.encoder_tensor_model_parallel_size > 0
-            and a.num_attention_heads % a.encoder_tensor_model_parallel_size
-        ),
+        lambda a: a.encoder_tensor_model_parallel_size > 0 and a.num_attention_heads % a.encoder_tensor_model_parallel_size,
         "encoder_tensor_model_parallel_size: found {encoder_tensor_model_parallel_size}; expected a divisor"
         " of num_attention_heads ({num_attention_heads})",
         until="0.14.0",
@@ -220,8 +214,7 @@ SIZE_STEPS: tuple[Step, ...] = (
     check(
         "validate_args: attention backend",
         lambda a: named(a.attention_backend) == "local" and (not a.spec or a.spec[0] != "local"),
-        "attention_backend: found local; expected spec local beside it; add --spec local, or choose another"
-        " backend",
+        "attention_backend: found local; expected spec local beside it; add --spec local, or choose another backend",
         since="0.11.0",
     ),
     derive("validate_args: pipeline size", _transformer_pipeline),
@@ -241,15 +234,13 @@ AFTER_SIZES: tuple[Step, ...] = (
     check(
         "validate_args: tensor-parallel overlap",
         lambda a: a.tp_comm_overlap and not a.sequence_parallel,
-        "tp_comm_overlap: found without sequence_parallel; add --sequence-parallel, or drop"
-        " --tp-comm-overlap",
+        "tp_comm_overlap: found without sequence_parallel; add --sequence-parallel, or drop --tp-comm-overlap",
         until="0.10.0",
     ),
     check(
         "validate_args: hierarchical context parallelism",
         lambda a: (
-            a.hierarchical_context_parallel_sizes
-            and prod(a.hierarchical_context_parallel_sizes) != a.context_parallel_size
+            a.hierarchical_context_parallel_sizes and prod(a.hierarchical_context_parallel_sizes) != a.context_parallel_size
         ),
         "hierarchical_context_parallel_sizes: found {hierarchical_context_parallel_sizes}; expected a"
         " product of context_parallel_size ({context_parallel_size})",
@@ -287,9 +278,7 @@ AFTER_SIZES: tuple[Step, ...] = (
     ),
     derive(
         "validate_args: removed flags",
-        drop(
-            "batch_size", "warmup", "model_parallel_size", "checkpoint_activations", "recompute_activations"
-        ),
+        drop("batch_size", "warmup", "model_parallel_size", "checkpoint_activations", "recompute_activations"),
     ),
 )
 

@@ -19,17 +19,11 @@ def _layers(a: Namespace) -> int | None:
     layers = a.decoder_num_layers if a.num_layers is None else a.num_layers
     if layers is None:
         return None
-    return (
-        int(layers)
-        + bool(a.account_for_embedding_in_pipeline_split)
-        + bool(a.account_for_loss_in_pipeline_split)
-    )
+    return int(layers) + bool(a.account_for_embedding_in_pipeline_split) + bool(a.account_for_loss_in_pipeline_split)
 
 
 def _by_layers(a: Namespace) -> bool:
-    return (
-        a.num_layers_per_virtual_pipeline_stage is not None and a.num_virtual_stages_per_pipeline_rank is None
-    )
+    return a.num_layers_per_virtual_pipeline_stage is not None and a.num_virtual_stages_per_pipeline_rank is None
 
 
 def _interleaved(a: Namespace) -> bool:
@@ -48,9 +42,7 @@ def _indivisible(a: Namespace) -> bool:
 
 def _stage_indivisible(a: Namespace) -> bool:
     layers, each = _layers(a), a.num_layers_per_virtual_pipeline_stage
-    return layers is not None and (
-        each < 1 or layers // a.transformer_pipeline_model_parallel_size % each != 0
-    )
+    return layers is not None and (each < 1 or layers // a.transformer_pipeline_model_parallel_size % each != 0)
 
 
 def _even(a: Namespace) -> bool:
@@ -73,11 +65,7 @@ def _virtual(a: Namespace) -> None:
 
 
 def _one_is_none(a: Namespace) -> None:
-    if (
-        a.virtual_pipeline_model_parallel_size == 1
-        and a.pipeline_model_parallel_layout is None
-        and given(*WAYS)(a)
-    ):
+    if a.virtual_pipeline_model_parallel_size == 1 and a.pipeline_model_parallel_layout is None and given(*WAYS)(a):
         a.virtual_pipeline_model_parallel_size = None
 
 
@@ -115,8 +103,7 @@ STAGE_STEPS: tuple[Step, ...] = (
     check(
         STAGES,
         lambda a: given(WAYS[0])(a) and given(WAYS[1])(a),
-        "num_virtual_stages_per_pipeline_rank: found with num_layers_per_virtual_pipeline_stage; keep one of"
-        " them",
+        "num_virtual_stages_per_pipeline_rank: found with num_layers_per_virtual_pipeline_stage; keep one of them",
         since="0.11.0",
         until="0.13.0",
     ),

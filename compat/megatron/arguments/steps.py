@@ -62,9 +62,7 @@ class Step:
 
     def applies(self, release: tuple[int, ...]) -> bool:
         """Whether the release has this statement."""
-        return (not self.since or key(self.since) <= release) and (
-            not self.until or release < key(self.until)
-        )
+        return (not self.since or key(self.since) <= release) and (not self.until or release < key(self.until))
 
 
 def check(
@@ -81,16 +79,12 @@ def check(
     return Step(place, since, until, needs, fails, problem, last)
 
 
-def derive(
-    place: str, change: Change, *, since: str = "", until: str = "", needs: tuple[str, ...] = ()
-) -> Step:
+def derive(place: str, change: Change, *, since: str = "", until: str = "", needs: tuple[str, ...] = ()) -> Step:
     """A derivation: `change` sets values from others."""
     return Step(place, since, until, needs, change=change)
 
 
-def inspect(
-    place: str, finds: Inspection, *, since: str = "", until: str = "", needs: tuple[str, ...] = ()
-) -> Step:
+def inspect(place: str, finds: Inspection, *, since: str = "", until: str = "", needs: tuple[str, ...] = ()) -> Step:
     """Several refusals at once: `finds` yields what is wrong."""
     return Step(place, since, until, needs, finds=finds)
 

@@ -48,8 +48,7 @@ def _whole_inference(a: Namespace) -> bool:
 
 
 NAN_CHECK = (
-    "check_for_nan_in_loss_and_grad: found with CUDA graphs of the whole iteration; add"
-    " --no-check-for-nan-in-loss-and-grad"
+    "check_for_nan_in_loss_and_grad: found with CUDA graphs of the whole iteration; add --no-check-for-nan-in-loss-and-grad"
 )
 
 PRECISION_STEPS: tuple[Step, ...] = (
@@ -59,27 +58,20 @@ PRECISION_STEPS: tuple[Step, ...] = (
     check(
         PRECISION,
         lambda a: a.bf16 and a.accumulate_allreduce_grads_in_fp32 and a.main_grads_dtype != "torch.float32",
-        "main_grads_dtype: found {main_grads_dtype} with accumulate_allreduce_grads_in_fp32; keep one of"
-        " them",
+        "main_grads_dtype: found {main_grads_dtype} with accumulate_allreduce_grads_in_fp32; keep one of them",
         since="0.11.0",
     ),
     derive(PRECISION, _wide_gradients),
     check(
         GRAPHS,
-        lambda a: (
-            a.enable_cuda_graph
-            and a.cuda_graph_scope == "full_iteration"
-            and a.check_for_nan_in_loss_and_grad
-        ),
+        lambda a: a.enable_cuda_graph and a.cuda_graph_scope == "full_iteration" and a.check_for_nan_in_loss_and_grad,
         NAN_CHECK,
         since="0.14.0",
         until="0.15.0",
     ),
     check(
         GRAPHS,
-        lambda a: (
-            _whole_iteration(a) and not a.inference_dynamic_batching and a.check_for_nan_in_loss_and_grad
-        ),
+        lambda a: _whole_iteration(a) and not a.inference_dynamic_batching and a.check_for_nan_in_loss_and_grad,
         NAN_CHECK,
         since="0.15.0",
         until="0.17.0",
@@ -107,9 +99,7 @@ PRECISION_STEPS: tuple[Step, ...] = (
     check(
         GRAPHS,
         lambda a: (
-            _whole_inference(a)
-            and a.fp8 is not None
-            and (a.transformer_impl, a.fp8_recipe) != ("inference_optimized", "mxfp8")
+            _whole_inference(a) and a.fp8 is not None and (a.transformer_impl, a.fp8_recipe) != ("inference_optimized", "mxfp8")
         ),
         "fp8: found with CUDA graphs of whole inference steps; expected transformer_impl inference_optimized"
         " and fp8_recipe mxfp8",
@@ -188,8 +178,7 @@ def _positions(length: str) -> Step:
     return check(
         LENGTHS,
         lambda a: a.max_position_embeddings < getattr(a, length),
-        f"max_position_embeddings: found {{max_position_embeddings}}; expected at least {length}"
-        f" ({{{length}}})",
+        f"max_position_embeddings: found {{max_position_embeddings}}; expected at least {length} ({{{length}}})",
         needs=("max_position_embeddings", length),
     )
 
@@ -215,9 +204,7 @@ TRAINING_STEPS: tuple[Step, ...] = (
             variable_seq_lengths=False,
         ),
     ),
-    derive(
-        "validate_args: consumed samples", when(lambda a: a.rl_use_sequence_packing, consumed_train_bins=0)
-    ),
+    derive("validate_args: consumed samples", when(lambda a: a.rl_use_sequence_packing, consumed_train_bins=0)),
     *_training("iters", "samples", ITERATIONS),
     *_counted(
         "iters",
@@ -236,10 +223,7 @@ TRAINING_STEPS: tuple[Step, ...] = (
     derive(SIZES, _ffn, needs=("hidden_size",)),
     check(
         SIZES,
-        lambda a: (
-            a.kv_channels is None
-            and (a.num_attention_heads < 1 or a.hidden_size % a.num_attention_heads != 0)
-        ),
+        lambda a: a.kv_channels is None and (a.num_attention_heads < 1 or a.hidden_size % a.num_attention_heads != 0),
         "num_attention_heads: found {num_attention_heads}; expected a divisor of hidden_size"
         " ({hidden_size}); change one of them, or set kv_channels",
         needs=("hidden_size", "num_attention_heads"),
@@ -248,8 +232,7 @@ TRAINING_STEPS: tuple[Step, ...] = (
     check(
         LENGTHS,
         lambda a: a.context_parallel_size > 1 and a.seq_length % (a.context_parallel_size * 2) != 0,
-        "seq_length: found {seq_length}; expected a multiple of 2 x context_parallel_size"
-        " ({context_parallel_size})",
+        "seq_length: found {seq_length}; expected a multiple of 2 x context_parallel_size ({context_parallel_size})",
         needs=("seq_length",),
     ),
     derive(
@@ -293,8 +276,7 @@ TRAINING_STEPS: tuple[Step, ...] = (
     check(
         SAVE,
         lambda a: a.save_retain_interval <= 0 or a.save_retain_interval % a.save_interval != 0,
-        "save_retain_interval: found {save_retain_interval}; expected a positive multiple of save_interval"
-        " ({save_interval})",
+        "save_retain_interval: found {save_retain_interval}; expected a positive multiple of save_interval ({save_interval})",
         since="0.14.0",
         needs=("save", "save_retain_interval"),
     ),
@@ -308,8 +290,7 @@ TRAINING_STEPS: tuple[Step, ...] = (
     check(
         "validate_args: log intervals",
         lambda a: not a.log_interval or a.log_memory_interval % a.log_interval != 0,
-        "log_memory_interval: found {log_memory_interval}; expected a multiple of log_interval"
-        " ({log_interval})",
+        "log_memory_interval: found {log_memory_interval}; expected a multiple of log_interval ({log_interval})",
         since="0.16.0",
         needs=("log_memory_interval",),
     ),
@@ -321,8 +302,7 @@ TRAINING_STEPS: tuple[Step, ...] = (
     check(
         MIXED,
         lambda a: a.fp32_residual_connection and not (a.fp16 or a.bf16),
-        "fp32_residual_connection: found in fp32 training, where it means nothing; add --bf16 or --fp16, or"
-        " drop it",
+        "fp32_residual_connection: found in fp32 training, where it means nothing; add --bf16 or --fp16, or drop it",
     ),
     check(
         MIXED,
@@ -347,19 +327,13 @@ TRAINING_STEPS: tuple[Step, ...] = (
     ),
     check(
         "validate_args: weight decay",
-        lambda a: (
-            a.weight_decay_incr_style == "constant"
-            and not (a.start_weight_decay is None and a.end_weight_decay is None)
-        ),
+        lambda a: a.weight_decay_incr_style == "constant" and not (a.start_weight_decay is None and a.end_weight_decay is None),
         "start_weight_decay: found {start_weight_decay} and end_weight_decay {end_weight_decay} with a"
         " constant weight decay; drop them, or choose another weight_decay_incr_style",
     ),
     check(
         "validate_args: weight decay",
-        lambda a: (
-            a.weight_decay_incr_style != "constant"
-            and (a.start_weight_decay is None or a.end_weight_decay is None)
-        ),
+        lambda a: a.weight_decay_incr_style != "constant" and (a.start_weight_decay is None or a.end_weight_decay is None),
         "start_weight_decay: found {start_weight_decay} and end_weight_decay {end_weight_decay} with"
         " weight_decay_incr_style {weight_decay_incr_style}; expected both",
     ),

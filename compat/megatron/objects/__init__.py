@@ -70,9 +70,7 @@ def steps(version: str, cls: str, checked: bool = True) -> tuple[Step, ...]:
     return tuple(step for step in select(TABLES[cls], version) if checked or step.change is not None)
 
 
-def _built(
-    values: dict[str, Any], version: str, cls: str, checked: bool = True, **beside: Any
-) -> dict[str, Any]:
+def _built(values: dict[str, Any], version: str, cls: str, checked: bool = True, **beside: Any) -> dict[str, Any]:
     """The fields after `__post_init__`; what is `beside` them may be looked at, and is not returned."""
     namespace = Namespace(values, beside, {"release": version})
     run(steps(version, cls, checked), namespace)
@@ -103,8 +101,7 @@ def _unmatched(a: Namespace) -> tuple[str, ...]:
         (
             "init_method_xavier_uniform",
             a.init_method_xavier_uniform,
-            "true; a defect of every release ends the run there (TypeError: no field scaled_init_method);"
-            " drop it",
+            "true; a defect of every release ends the run there (TypeError: no field scaled_init_method); drop it",
         ),
         (
             "heterogeneous_layers_config_path",

@@ -66,14 +66,12 @@ EXPERT_STEPS: tuple[Step, ...] = (
     check(
         EXPERTS,
         lambda c: (c.expert_model_parallel_size or 1) > 1 and c.num_moe_experts is None,
-        "expert_model_parallel_size: found {expert_model_parallel_size} without experts; set num_moe_experts"
-        " (--num-experts)",
+        "expert_model_parallel_size: found {expert_model_parallel_size} without experts; set num_moe_experts (--num-experts)",
         needs=("num_layers",),
     ),
     _optimized(
         lambda c: (c.expert_tensor_parallel_size or 1) > 1,
-        "expert_tensor_parallel_size: found {expert_tensor_parallel_size} with transformer_impl"
-        " inference_optimized; expected 1",
+        "expert_tensor_parallel_size: found {expert_tensor_parallel_size} with transformer_impl inference_optimized; expected 1",
     ),
     _optimized(
         lambda c: c.moe_expert_capacity_factor is not None or c.moe_router_padding_for_quantization,
@@ -106,8 +104,7 @@ EXPERT_STEPS: tuple[Step, ...] = (
     ),
     _optimized(
         lambda c: named(c.inference_grouped_gemm_backend).lower() not in ("flashinfer", "torch", "vllm"),
-        "inference_grouped_gemm_backend: found {inference_grouped_gemm_backend}; expected flashinfer, torch"
-        " or vllm",
+        "inference_grouped_gemm_backend: found {inference_grouped_gemm_backend}; expected flashinfer, torch or vllm",
         since="0.18.0",
     ),
     check(
@@ -119,28 +116,24 @@ EXPERT_STEPS: tuple[Step, ...] = (
     check(
         EXPERTS,
         lambda c: c.num_moe_experts is None and c.moe_ffn_hidden_size is not None,
-        "moe_ffn_hidden_size: found {moe_ffn_hidden_size} without experts; drop it, or set num_moe_experts"
-        " (--num-experts)",
+        "moe_ffn_hidden_size: found {moe_ffn_hidden_size} without experts; drop it, or set num_moe_experts (--num-experts)",
         since="0.13.0",
         until="0.18.0",
     ),
     check(
         EXPERTS,
         lambda c: c.num_moe_experts is None and c.moe_ffn_hidden_size is not None and not _mixed(c),
-        "moe_ffn_hidden_size: found {moe_ffn_hidden_size} without experts; drop it, or set num_moe_experts"
-        " (--num-experts)",
+        "moe_ffn_hidden_size: found {moe_ffn_hidden_size} without experts; drop it, or set num_moe_experts (--num-experts)",
         since="0.18.0",
     ),
     derive(EXPERTS, when(lambda c: c.num_moe_experts is None, moe_ffn_hidden_size=None), since="0.18.0"),
     _grouped(
         lambda c: not c.moe_grouped_gemm,
-        "moe_single_grouped_weight: found without moe_grouped_gemm, or moe_single_grouped_bias; add"
-        " --moe-grouped-gemm",
+        "moe_single_grouped_weight: found without moe_grouped_gemm, or moe_single_grouped_bias; add --moe-grouped-gemm",
     ),
     _grouped(
         lambda c: c.moe_single_grouped_weight and (c.fp4 or not c.fp8 or named(c.fp8_recipe) != "mxfp8"),
-        "moe_single_grouped_weight: found with fp8 {fp8} and fp8_recipe {fp8_recipe}; this release expects"
-        " fp8 with mxfp8",
+        "moe_single_grouped_weight: found with fp8 {fp8} and fp8_recipe {fp8_recipe}; this release expects fp8 with mxfp8",
         until="0.19.0",
     ),
     _grouped(
@@ -196,9 +189,7 @@ DISPATCH_STEPS: tuple[Step, ...] = (
         "moe_enable_deepep: found with moe_flex_dispatcher_backend hybridep; keep one of them",
         since="0.16.0",
     ),
-    derive(
-        DISPATCH, when(lambda c: c.moe_enable_deepep, moe_flex_dispatcher_backend="deepep"), since="0.16.0"
-    ),
+    derive(DISPATCH, when(lambda c: c.moe_enable_deepep, moe_flex_dispatcher_backend="deepep"), since="0.16.0"),
     check(
         DISPATCH,
         lambda c: c.moe_token_dispatcher_type == "flex" and c.moe_pad_expert_input_to_capacity,
@@ -209,15 +200,13 @@ DISPATCH_STEPS: tuple[Step, ...] = (
     check(
         DISPATCH,
         lambda c: c.moe_token_dispatcher_type == "flex" and c.moe_pad_expert_input_to_capacity and _deep(c),
-        "moe_pad_expert_input_to_capacity: found with the deepep backend of the flex dispatcher; drop one of"
-        " them",
+        "moe_pad_expert_input_to_capacity: found with the deepep backend of the flex dispatcher; drop one of them",
         since="0.16.0",
     ),
     check(
         DISPATCH,
         lambda c: c.moe_flex_dispatcher_backend == "ncclep" and c.moe_token_dispatcher_type != "flex",
-        "moe_flex_dispatcher_backend: found ncclep with moe_token_dispatcher_type"
-        " {moe_token_dispatcher_type}; expected flex",
+        "moe_flex_dispatcher_backend: found ncclep with moe_token_dispatcher_type {moe_token_dispatcher_type}; expected flex",
         since="0.19.0",
     ),
     check(
@@ -234,11 +223,8 @@ DISPATCH_STEPS: tuple[Step, ...] = (
     ),
     check(
         DISPATCH,
-        lambda c: (
-            c.moe_shared_expert_intermediate_size is not None and c.moe_shared_expert_intermediate_size <= 0
-        ),
-        "moe_shared_expert_intermediate_size: found {moe_shared_expert_intermediate_size}; expected a"
-        " positive number",
+        lambda c: c.moe_shared_expert_intermediate_size is not None and c.moe_shared_expert_intermediate_size <= 0,
+        "moe_shared_expert_intermediate_size: found {moe_shared_expert_intermediate_size}; expected a positive number",
         since="0.10.0",
     ),
     _overlapped(("alltoall",), "0.10.0", "0.18.0"),
@@ -255,10 +241,7 @@ DISPATCH_STEPS: tuple[Step, ...] = (
     ),
     check(
         DISPATCH,
-        lambda c: (
-            c.moe_expert_capacity_factor is not None
-            and c.moe_token_dispatcher_type not in ("alltoall", "alltoall_seq")
-        ),
+        lambda c: c.moe_expert_capacity_factor is not None and c.moe_token_dispatcher_type not in ("alltoall", "alltoall_seq"),
         "moe_expert_capacity_factor: found with moe_token_dispatcher_type {moe_token_dispatcher_type}; this"
         " release expects alltoall",
         until="0.12.0",
@@ -308,9 +291,7 @@ DISPATCH_STEPS: tuple[Step, ...] = (
 def _groups(c: Namespace) -> bool:
     """Whether the groups of group-limited routing fit the experts."""
     groups = c.moe_router_num_groups
-    return bool(
-        groups and c.num_moe_experts and c.num_moe_experts % groups == 0 and c.moe_router_group_topk <= groups
-    )
+    return bool(groups and c.num_moe_experts and c.num_moe_experts % groups == 0 and c.moe_router_group_topk <= groups)
 
 
 def _limited(c: Namespace) -> None:
@@ -334,16 +315,12 @@ ROUTER_STEPS: tuple[Step, ...] = (
     check(
         DISPATCH,
         lambda c: c.moe_extended_tp and c.moe_token_dispatcher_type != "allgather",
-        "moe_extended_tp: found with moe_token_dispatcher_type {moe_token_dispatcher_type}; expected"
-        " allgather",
+        "moe_extended_tp: found with moe_token_dispatcher_type {moe_token_dispatcher_type}; expected allgather",
         until="0.10.0",
     ),
     check(
         DISPATCH,
-        lambda c: (
-            c.moe_extended_tp
-            and c.ffn_hidden_size % (c.tensor_model_parallel_size * c.expert_model_parallel_size) != 0
-        ),
+        lambda c: c.moe_extended_tp and c.ffn_hidden_size % (c.tensor_model_parallel_size * c.expert_model_parallel_size) != 0,
         "ffn_hidden_size: found {ffn_hidden_size}; moe_extended_tp expects a multiple of"
         " tensor_model_parallel_size ({tensor_model_parallel_size}) x expert_model_parallel_size"
         " ({expert_model_parallel_size})",
@@ -352,10 +329,7 @@ ROUTER_STEPS: tuple[Step, ...] = (
     ),
     check(
         DISPATCH,
-        lambda c: (
-            c.moe_token_dispatcher_type == "alltoall_seq"
-            and c.tensor_model_parallel_size != c.expert_tensor_parallel_size
-        ),
+        lambda c: c.moe_token_dispatcher_type == "alltoall_seq" and c.tensor_model_parallel_size != c.expert_tensor_parallel_size,
         "expert_tensor_parallel_size: found {expert_tensor_parallel_size} with alltoall_seq; expected"
         " tensor_model_parallel_size ({tensor_model_parallel_size})",
         since="0.10.0",
@@ -371,8 +345,7 @@ ROUTER_STEPS: tuple[Step, ...] = (
     check(
         EXPERTS,
         lambda c: c.num_moe_experts is not None and c.add_bias_linear,
-        "add_bias_linear: found with experts, which have no biases in this release; add"
-        " --disable-bias-linear",
+        "add_bias_linear: found with experts, which have no biases in this release; add --disable-bias-linear",
         since="0.12.1",
         until="0.15.0",
     ),
@@ -394,8 +367,7 @@ ROUTER_STEPS: tuple[Step, ...] = (
     check(
         ROUTER,
         lambda c: (
-            c.moe_router_padding_for_fp8
-            and (c.fp8 is None or c.moe_token_dispatcher_type in ("allgather", "alltoall_seq"))
+            c.moe_router_padding_for_fp8 and (c.fp8 is None or c.moe_token_dispatcher_type in ("allgather", "alltoall_seq"))
         ),
         "moe_router_padding_for_fp8: found with fp8 {fp8} and moe_token_dispatcher_type"
         " {moe_token_dispatcher_type}; expected fp8, and another dispatcher than allgather and alltoall_seq",
@@ -411,10 +383,7 @@ ROUTER_STEPS: tuple[Step, ...] = (
         ROUTER,
         lambda c: (
             c.moe_router_padding_for_quantization
-            and (
-                (c.fp8 is None and c.fp4 is None)
-                or c.moe_token_dispatcher_type in ("allgather", "alltoall_seq")
-            )
+            and ((c.fp8 is None and c.fp4 is None) or c.moe_token_dispatcher_type in ("allgather", "alltoall_seq"))
         ),
         "moe_router_padding_for_quantization: found with fp8 {fp8}, fp4 {fp4} and moe_token_dispatcher_type"
         " {moe_token_dispatcher_type}; expected fp8 or fp4, and another dispatcher than allgather and"
@@ -458,9 +427,7 @@ ROUTER_STEPS: tuple[Step, ...] = (
 
 
 def _overlap(fails: Predicate, problem: str, since: str = "0.14.0", until: str = "") -> Step:
-    return check(
-        OVERLAP, lambda c: c.overlap_moe_expert_parallel_comm and fails(c), problem, since=since, until=until
-    )
+    return check(OVERLAP, lambda c: c.overlap_moe_expert_parallel_comm and fails(c), problem, since=since, until=until)
 
 
 def _modules(c: Namespace) -> set[str]:
@@ -471,11 +438,8 @@ def _modules(c: Namespace) -> set[str]:
 OVERLAP_STEPS: tuple[Step, ...] = (
     check(
         DISPATCH,
-        lambda c: (
-            c.moe_token_dispatcher_type in ("allgather", "alltoall_seq") and c.variable_seq_lengths is True
-        ),
-        "variable_seq_lengths: found with moe_token_dispatcher_type {moe_token_dispatcher_type}; expected"
-        " alltoall",
+        lambda c: c.moe_token_dispatcher_type in ("allgather", "alltoall_seq") and c.variable_seq_lengths is True,
+        "variable_seq_lengths: found with moe_token_dispatcher_type {moe_token_dispatcher_type}; expected alltoall",
         since="0.10.0",
         until="0.13.0",
     ),
@@ -500,11 +464,7 @@ OVERLAP_STEPS: tuple[Step, ...] = (
         " expected alltoall or flex",
     ),
     _overlap(
-        lambda c: (
-            c.recompute_granularity == "full"
-            or c.recompute_method is not None
-            or c.recompute_num_layers is not None
-        ),
+        lambda c: c.recompute_granularity == "full" or c.recompute_method is not None or c.recompute_num_layers is not None,
         "overlap_moe_expert_parallel_comm: found with recomputation of whole layers; drop"
         " --recompute-granularity full, --recompute-method and --recompute-num-layers",
     ),
@@ -533,8 +493,7 @@ OVERLAP_STEPS: tuple[Step, ...] = (
     ),
     _overlap(
         lambda c: c.mtp_num_layers == 1 and c.pipeline_model_parallel_size <= 1,
-        "overlap_moe_expert_parallel_comm: found with a prediction layer and no pipeline; use more pipeline"
-        " ranks",
+        "overlap_moe_expert_parallel_comm: found with a prediction layer and no pipeline; use more pipeline ranks",
         since="0.16.0",
         until="0.18.0",
     ),
@@ -545,17 +504,12 @@ OVERLAP_STEPS: tuple[Step, ...] = (
             and c.fine_grained_activation_offloading
             and "expert_fc1" in (c.offload_modules or ())
         ),
-        "overlap_moe_expert_parallel_comm: found with the ncclep backend and expert_fc1 in offload_modules;"
-        " drop it there",
+        "overlap_moe_expert_parallel_comm: found with the ncclep backend and expert_fc1 in offload_modules; drop it there",
         since="0.19.0",
     ),
     _overlap(
-        lambda c: (
-            c.cuda_graph_impl != "none"
-            and (c.cuda_graph_impl != "transformer_engine" or _modules(c) & {"moe", "mlp"})
-        ),
-        "overlap_moe_expert_parallel_comm: found with CUDA graphs of moe or mlp, or other than Transformer"
-        " Engine's; drop them",
+        lambda c: c.cuda_graph_impl != "none" and (c.cuda_graph_impl != "transformer_engine" or _modules(c) & {"moe", "mlp"}),
+        "overlap_moe_expert_parallel_comm: found with CUDA graphs of moe or mlp, or other than Transformer Engine's; drop them",
         since="0.16.0",
         until="0.18.0",
     ),
@@ -567,8 +521,7 @@ OVERLAP_STEPS: tuple[Step, ...] = (
     check(
         OVERLAP,
         lambda c: c.delay_wgrad_compute and not c.overlap_moe_expert_parallel_comm,
-        "delay_wgrad_compute: found without overlap_moe_expert_parallel_comm; add"
-        " --overlap-moe-expert-parallel-comm",
+        "delay_wgrad_compute: found without overlap_moe_expert_parallel_comm; add --overlap-moe-expert-parallel-comm",
         since="0.14.0",
     ),
     check(
@@ -581,8 +534,7 @@ OVERLAP_STEPS: tuple[Step, ...] = (
     check(
         OVERLAP,
         lambda c: (
-            c.overlap_dispatch_backward_with_experts_wgrad
-            and (c.overlap_moe_expert_parallel_comm or c.delay_wgrad_compute)
+            c.overlap_dispatch_backward_with_experts_wgrad and (c.overlap_moe_expert_parallel_comm or c.delay_wgrad_compute)
         ),
         "overlap_dispatch_backward_with_experts_wgrad: found with overlap_moe_expert_parallel_comm or"
         " delay_wgrad_compute; keep one of them",

@@ -129,9 +129,7 @@ def feeds(table: tuple[Feed, ...], version: str, cls: str) -> tuple[Feed, ...]:
     return tuple(
         row
         for row in table
-        if row.field in names
-        and (not row.since or key(row.since) <= release)
-        and (not row.until or release < key(row.until))
+        if row.field in names and (not row.since or key(row.since) <= release) and (not row.until or release < key(row.until))
     )
 
 

@@ -87,13 +87,7 @@ def _preprocess_waits(c: Namespace) -> bool:
 def _partial(c: Namespace) -> bool:
     """Whether only parts of experts are offloaded, which local graphs allow since 0.19."""
     modules = set(c.offload_modules or ())
-    return bool(
-        c.cuda_graph_impl == "local"
-        and modules
-        and modules <= PARTIAL
-        and _modules(c)
-        and "moe" not in _modules(c)
-    )
+    return bool(c.cuda_graph_impl == "local" and modules and modules <= PARTIAL and _modules(c) and "moe" not in _modules(c))
 
 
 def _offload(fails: Predicate, problem: str, since: str = "0.18.0", until: str = "") -> Step:
@@ -126,8 +120,7 @@ GRAPH_STEPS: tuple[Step, ...] = (
     check(
         GRAPHS,
         lambda c: (c.enable_cuda_graph or c.external_cuda_graph) and c.cuda_graph_impl != "none",
-        "cuda_graph_impl: found {cuda_graph_impl} with enable_cuda_graph or external_cuda_graph; drop the"
-        " older setting",
+        "cuda_graph_impl: found {cuda_graph_impl} with enable_cuda_graph or external_cuda_graph; drop the older setting",
         since="0.15.0",
     ),
     check(
@@ -137,9 +130,7 @@ GRAPH_STEPS: tuple[Step, ...] = (
         since="0.15.0",
     ),
     derive(GRAPHS, when(lambda c: c.enable_cuda_graph, cuda_graph_impl="local"), since="0.15.0"),
-    derive(
-        GRAPHS, when(lambda c: c.external_cuda_graph, cuda_graph_impl="transformer_engine"), since="0.15.0"
-    ),
+    derive(GRAPHS, when(lambda c: c.external_cuda_graph, cuda_graph_impl="transformer_engine"), since="0.15.0"),
     _on(
         lambda c: c.cuda_graph_impl not in ("transformer_engine", "local"),
         "cuda_graph_impl: found {cuda_graph_impl}; expected none, transformer_engine or local",
@@ -174,8 +165,7 @@ GRAPH_STEPS: tuple[Step, ...] = (
         lambda c: (
             c.recompute_granularity
             and (
-                (c.recompute_granularity, c.cuda_graph_impl, c.cuda_graph_scope)
-                != ("selective", "transformer_engine", "attn")
+                (c.recompute_granularity, c.cuda_graph_impl, c.cuda_graph_scope) != ("selective", "transformer_engine", "attn")
                 or {"core_attn", "mla_up_proj"} & set(c.recompute_modules)
             )
         ),
@@ -200,18 +190,15 @@ GRAPH_STEPS: tuple[Step, ...] = (
     ),
     _layered(
         lambda c: _dense(c) and _modules(c) & {"moe", "moe_router"},
-        "cuda_graph_scope: found moe or moe_router without experts; drop them (cuda_graph_modules since"
-        " 0.18)",
+        "cuda_graph_scope: found moe or moe_router without experts; drop them (cuda_graph_modules since 0.18)",
     ),
     _layered(
         lambda c: not _dense(c) and _every_layer(c) and "mlp" in _modules(c),
-        "cuda_graph_scope: found mlp in a model without dense layers; drop it (cuda_graph_modules since"
-        " 0.18)",
+        "cuda_graph_scope: found mlp in a model without dense layers; drop it (cuda_graph_modules since 0.18)",
     ),
     _layered(
         lambda c: not _dense(c) and _undropped(c) and "moe" in _modules(c),
-        "cuda_graph_scope: found moe without a padded expert capacity; drop it (cuda_graph_modules since"
-        " 0.18)",
+        "cuda_graph_scope: found moe without a padded expert capacity; drop it (cuda_graph_modules since 0.18)",
     ),
     _layered(
         lambda c: not _dense(c) and _preprocess_waits(c) and "moe_preprocess" in _modules(c),
@@ -220,8 +207,7 @@ GRAPH_STEPS: tuple[Step, ...] = (
     ),
     _on(
         lambda c: c.recompute_granularity == "full" and _modules(c) != {"full_iteration"},
-        "recompute_granularity: found full with CUDA graphs of less than the whole iteration; drop one of"
-        " them",
+        "recompute_granularity: found full with CUDA graphs of less than the whole iteration; drop one of them",
         until="0.18.0",
     ),
     _on(
@@ -230,49 +216,31 @@ GRAPH_STEPS: tuple[Step, ...] = (
         since="0.18.0",
     ),
     _selective(
-        lambda c: (
-            c.cuda_graph_impl == "transformer_engine"
-            and "moe" in c.recompute_modules
-            and "moe_router" in _modules(c)
-        ),
+        lambda c: c.cuda_graph_impl == "transformer_engine" and "moe" in c.recompute_modules and "moe_router" in _modules(c),
         "recompute_modules: found moe with CUDA graphs of moe_router; drop one of them",
     ),
     _selective(
-        lambda c: (
-            c.attention_dropout != 0.0
-            and (_whole(c) or "attn" in _modules(c))
-            and "core_attn" in c.recompute_modules
-        ),
-        "attention_dropout: found {attention_dropout} with CUDA graphs of attention that is recomputed;"
-        " expected 0.0",
+        lambda c: c.attention_dropout != 0.0 and (_whole(c) or "attn" in _modules(c)) and "core_attn" in c.recompute_modules,
+        "attention_dropout: found {attention_dropout} with CUDA graphs of attention that is recomputed; expected 0.0",
     ),
     _selective(
         lambda c: (
             c.hidden_dropout != 0.0
-            and any(
-                (_whole(c) or name in _modules(c)) and name in c.recompute_modules for name in ("mlp", "moe")
-            )
+            and any((_whole(c) or name in _modules(c)) and name in c.recompute_modules for name in ("mlp", "moe"))
         ),
         "hidden_dropout: found {hidden_dropout} with CUDA graphs of an MLP that is recomputed; expected 0.0",
     ),
     _selective(
-        lambda c: (
-            c.moe_input_jitter_eps is not None
-            and (_whole(c) or "moe" in _modules(c))
-            and "moe" in c.recompute_modules
-        ),
-        "moe_input_jitter_eps: found {moe_input_jitter_eps} with CUDA graphs of experts that are recomputed;"
-        " drop it",
+        lambda c: c.moe_input_jitter_eps is not None and (_whole(c) or "moe" in _modules(c)) and "moe" in c.recompute_modules,
+        "moe_input_jitter_eps: found {moe_input_jitter_eps} with CUDA graphs of experts that are recomputed; drop it",
     ),
     _selective(
         _shared_experts,
-        "recompute_modules: found shared_experts with weight shards and local CUDA graphs in fp8 or fp4;"
-        " drop it",
+        "recompute_modules: found shared_experts with weight shards and local CUDA graphs in fp8 or fp4; drop it",
     ),
     _offload(
         lambda c: c.cuda_graph_impl == "local",
-        "fine_grained_activation_offloading: found with cuda_graph_impl local; expected transformer_engine or"
-        " full_iteration",
+        "fine_grained_activation_offloading: found with cuda_graph_impl local; expected transformer_engine or full_iteration",
         until="0.19.0",
     ),
     _offload(
@@ -287,16 +255,12 @@ GRAPH_STEPS: tuple[Step, ...] = (
     ),
     _offload(
         lambda c: c.cuda_graph_warmup_steps <= 0,
-        "cuda_graph_warmup_steps: found {cuda_graph_warmup_steps} with offloading; expected a positive"
-        " number",
+        "cuda_graph_warmup_steps: found {cuda_graph_warmup_steps} with offloading; expected a positive number",
     ),
     _offload(
         lambda c: (
             c.cuda_graph_impl == "full_iteration"
-            and (
-                c.fine_grained_offloading_max_inflight_offloads is None
-                or c.fine_grained_offloading_max_inflight_offloads < 0
-            )
+            and (c.fine_grained_offloading_max_inflight_offloads is None or c.fine_grained_offloading_max_inflight_offloads < 0)
         ),
         "fine_grained_offloading_max_inflight_offloads: found"
         " {fine_grained_offloading_max_inflight_offloads} with CUDA graphs of the whole iteration; expected"

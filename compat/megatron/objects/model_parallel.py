@@ -10,11 +10,7 @@ CLASS = "ModelParallelConfig"
 
 def _unsequenced(c: Namespace) -> bool:
     """Experts and tensor parallelism without sequence parallelism."""
-    return bool(
-        (c.expert_model_parallel_size or 1) > 1
-        and c.tensor_model_parallel_size > 1
-        and c.sequence_parallel is False
-    )
+    return bool((c.expert_model_parallel_size or 1) > 1 and c.tensor_model_parallel_size > 1 and c.sequence_parallel is False)
 
 
 def _copies(c: Namespace) -> None:
@@ -22,9 +18,7 @@ def _copies(c: Namespace) -> None:
     if c.tensor_parallel_num_weight_shards is not None:
         c.gtp_weight_remat_size = c.tensor_parallel_num_weight_shards // c.tensor_model_parallel_size
     if c.expert_tensor_parallel_num_weight_shards is not None:
-        c.expert_gtp_weight_remat_size = (
-            c.expert_tensor_parallel_num_weight_shards // c.expert_tensor_parallel_size
-        )
+        c.expert_gtp_weight_remat_size = c.expert_tensor_parallel_num_weight_shards // c.expert_tensor_parallel_size
 
 
 MODEL_PARALLEL_STEPS: tuple[Step, ...] = (
@@ -41,21 +35,18 @@ MODEL_PARALLEL_STEPS: tuple[Step, ...] = (
     check(
         CLASS,
         lambda c: c.pipeline_model_parallel_size > 1 and c.pipeline_dtype is None,
-        "pipeline_dtype: missing; pipeline_model_parallel_size {pipeline_model_parallel_size} needs it; set"
-        " it to params_dtype",
+        "pipeline_dtype: missing; pipeline_model_parallel_size {pipeline_model_parallel_size} needs it; set it to params_dtype",
     ),
     derive(CLASS, inherit("autocast_dtype", "params_dtype")),
     check(
         CLASS,
         lambda c: c.defer_embedding_wgrad_compute and c.pipeline_model_parallel_size == 1,
-        "defer_embedding_wgrad_compute: found with pipeline_model_parallel_size 1; expected a pipeline; drop"
-        " it",
+        "defer_embedding_wgrad_compute: found with pipeline_model_parallel_size 1; expected a pipeline; drop it",
     ),
     check(
         CLASS,
         lambda c: c.defer_embedding_wgrad_compute and not c.gradient_accumulation_fusion,
-        "defer_embedding_wgrad_compute: found without gradient_accumulation_fusion; keep the fusion, or drop"
-        " it",
+        "defer_embedding_wgrad_compute: found without gradient_accumulation_fusion; keep the fusion, or drop it",
     ),
     check(
         CLASS,
@@ -78,9 +69,7 @@ MODEL_PARALLEL_STEPS: tuple[Step, ...] = (
         since="0.15.0",
         until="0.16.0",
     ),
-    derive(
-        CLASS, inherit("microbatch_group_size_per_vp_stage", "pipeline_model_parallel_size"), since="0.10.0"
-    ),
+    derive(CLASS, inherit("microbatch_group_size_per_vp_stage", "pipeline_model_parallel_size"), since="0.10.0"),
     check(
         CLASS,
         lambda c: c.overlap_p2p_comm_warmup_flush and (not c.overlap_p2p_comm or c.batch_p2p_comm),

@@ -132,8 +132,7 @@ PIPELINE_STEPS: tuple[Step, ...] = (
     check(
         CLASS,
         lambda c: c.virtual_pipeline_model_parallel_size == 0 and (_uneven(c) or _counted(c)),
-        "virtual_pipeline_model_parallel_size: found 0; expected a positive number; name at least one"
-        " virtual stage",
+        "virtual_pipeline_model_parallel_size: found 0; expected a positive number; name at least one virtual stage",
         since="0.11.0",
     ),
     *_end(FIRST, "first"),
@@ -177,9 +176,7 @@ PIPELINE_STEPS: tuple[Step, ...] = (
     check(
         CLASS,
         lambda c: (
-            _counted(c)
-            and c.virtual_pipeline_model_parallel_size is None
-            and c.pipeline_model_parallel_size - _accounts(c) == 0
+            _counted(c) and c.virtual_pipeline_model_parallel_size is None and c.pipeline_model_parallel_size - _accounts(c) == 0
         ),
         f"pipeline_model_parallel_size: found {{pipeline_model_parallel_size}}, all of it taken by embedding"
         f" and loss that count as stages{DEFECT}; use more pipeline ranks",

@@ -37,8 +37,7 @@ DDP_STEPS: tuple[Step, ...] = (
     check(
         CLASS,
         lambda d: d.reuse_grad_buf_for_mxfp8_param_ag and not d.fp8_param_gather,
-        "reuse_grad_buf_for_mxfp8_param_ag: found without fp8_param_gather; add --fp8-param-gather, or drop"
-        " it",
+        "reuse_grad_buf_for_mxfp8_param_ag: found without fp8_param_gather; add --fp8-param-gather, or drop it",
         since="0.13.0",
     ),
     check(
@@ -49,16 +48,12 @@ DDP_STEPS: tuple[Step, ...] = (
         since="0.17.0",
     ),
     derive(BUCKETS, _bucket),
-    derive(
-        CLASS, when(lambda d: d.megatron_fsdp_max_pool_double_buffer, fsdp_double_buffer=True), since="0.19.0"
-    ),
+    derive(CLASS, when(lambda d: d.megatron_fsdp_max_pool_double_buffer, fsdp_double_buffer=True), since="0.19.0"),
 )
 
 
 def _without_fp8(o: Namespace) -> None:
-    wide = (
-        o.fp8_recipe in (None, "delayed") or o.main_params_dtype != "torch.float32" or o.optimizer_cpu_offload
-    )
+    wide = o.fp8_recipe in (None, "delayed") or o.main_params_dtype != "torch.float32" or o.optimizer_cpu_offload
     o.use_precision_aware_optimizer_no_fp8_or_ds_fp8 = bool(o.use_precision_aware_optimizer and wide)
 
 
@@ -72,8 +67,7 @@ OPTIMIZER_STEPS: tuple[Step, ...] = (
     check(
         OPTIMIZER,
         lambda o: o.reuse_grad_buf_for_mxfp8_param_ag and o.overlap_param_gather_with_optimizer_step,
-        "reuse_grad_buf_for_mxfp8_param_ag: found with overlap_param_gather_with_optimizer_step; keep one of"
-        " them",
+        "reuse_grad_buf_for_mxfp8_param_ag: found with overlap_param_gather_with_optimizer_step; keep one of them",
         since="0.19.0",
     ),
     check(
@@ -92,8 +86,7 @@ OPTIMIZER_STEPS: tuple[Step, ...] = (
     check(
         OPTIMIZER,
         lambda o: o.use_precision_aware_optimizer and not o.use_distributed_optimizer,
-        "use_precision_aware_optimizer: found without use_distributed_optimizer; add"
-        " --use-distributed-optimizer",
+        "use_precision_aware_optimizer: found without use_distributed_optimizer; add --use-distributed-optimizer",
         since="0.11.0",
     ),
     *(

@@ -156,8 +156,7 @@ SIZE_STEPS: tuple[Step, ...] = (
     ),
     _delta(
         lambda c: not _linear_heads(c, c.tensor_model_parallel_size * c.context_parallel_size),
-        HEADS + " (tensor_model_parallel_size {tensor_model_parallel_size} x context_parallel_size"
-        " {context_parallel_size})",
+        HEADS + " (tensor_model_parallel_size {tensor_model_parallel_size} x context_parallel_size {context_parallel_size})",
         since="0.18.0",
     ),
     check(
@@ -169,8 +168,7 @@ SIZE_STEPS: tuple[Step, ...] = (
     check(
         SPARSE,
         lambda c: (
-            c.experimental_attention_variant == "dsa"
-            and (c.dsa_indexer_topk_freq < 1 or c.dsa_indexer_skip_topk_offset < 0)
+            c.experimental_attention_variant == "dsa" and (c.dsa_indexer_topk_freq < 1 or c.dsa_indexer_skip_topk_offset < 0)
         ),
         "dsa_indexer_topk_freq: found {dsa_indexer_topk_freq}, and dsa_indexer_skip_topk_offset"
         " {dsa_indexer_skip_topk_offset}; expected at least 1 and 0",
@@ -198,8 +196,7 @@ PRECISION_STEPS: tuple[Step, ...] = (
     check(
         PRECISION,
         lambda c: c.fp8 and c.first_last_layers_bf16 and named(c.fp8_recipe) == "delayed",
-        "first_last_layers_bf16: found with fp8_recipe delayed, which cannot leave layers out; choose"
-        " another recipe",
+        "first_last_layers_bf16: found with fp8_recipe delayed, which cannot leave layers out; choose another recipe",
         since="0.12.0",
     ),
     _bf16_layers("num_layers_at_start_in_bf16"),
@@ -207,8 +204,7 @@ PRECISION_STEPS: tuple[Step, ...] = (
     check(
         PRECISION,
         lambda c: c.fp8 and named(c.fp8_recipe) == "mxfp8" and c.fp8_param,
-        "fp8_param: found with fp8_recipe mxfp8, which this release cannot keep in fp8; drop"
-        " --fp8-param-gather",
+        "fp8_param: found with fp8_recipe mxfp8, which this release cannot keep in fp8; drop --fp8-param-gather",
         since="0.12.0",
         until="0.13.0",
     ),
@@ -280,8 +276,7 @@ RECOMPUTE_STEPS: tuple[Step, ...] = (
     check(
         OFFLOAD,
         lambda c: c.cpu_offloading and not 0 <= c.cpu_offloading_num_layers < c.num_layers,
-        "cpu_offloading_num_layers: found {cpu_offloading_num_layers}; expected less than num_layers"
-        " ({num_layers})",
+        "cpu_offloading_num_layers: found {cpu_offloading_num_layers}; expected less than num_layers ({num_layers})",
         needs=("num_layers",),
     ),
     check(
@@ -301,16 +296,13 @@ RECOMPUTE_STEPS: tuple[Step, ...] = (
     ),
     check(
         RECOMPUTE,
-        lambda c: (
-            c.recompute_granularity is not None and c.recompute_method not in (None, "block", "uniform")
-        ),
+        lambda c: c.recompute_granularity is not None and c.recompute_method not in (None, "block", "uniform"),
         "recompute_method: found {recompute_method}; expected block or uniform",
     ),
     check(
         RECOMPUTE,
         lambda c: c.recompute_granularity == "full" and c.recompute_method is None,
-        "recompute_method: missing; recompute_granularity full needs it; add --recompute-method uniform or"
-        " block",
+        "recompute_method: missing; recompute_granularity full needs it; add --recompute-method uniform or block",
     ),
     check(
         RECOMPUTE,
@@ -324,11 +316,8 @@ RECOMPUTE_STEPS: tuple[Step, ...] = (
     ),
     check(
         RECOMPUTE,
-        lambda c: (
-            c.recompute_granularity is not None and c.distribute_saved_activations and c.sequence_parallel
-        ),
-        "distribute_saved_activations: found with sequence_parallel, which already splits them; drop one of"
-        " them",
+        lambda c: c.recompute_granularity is not None and c.distribute_saved_activations and c.sequence_parallel,
+        "distribute_saved_activations: found with sequence_parallel, which already splits them; drop one of them",
     ),
     derive(
         RECOMPUTE,
@@ -347,9 +336,7 @@ RECOMPUTE_STEPS: tuple[Step, ...] = (
         "recompute_modules: found mla_up_proj without multi_latent_attention; drop it",
     ),
     _selective(
-        lambda c: (
-            "gdn_norm_out" in c.recompute_modules and c.experimental_attention_variant != "gated_delta_net"
-        ),
+        lambda c: "gdn_norm_out" in c.recompute_modules and c.experimental_attention_variant != "gated_delta_net",
         "recompute_modules: found gdn_norm_out without gated_delta_net attention; drop it",
         since="0.19.0",
     ),
@@ -364,15 +351,13 @@ RECOMPUTE_STEPS: tuple[Step, ...] = (
     ),
     _selective(
         _narrow_recompute,
-        "recompute_modules: found moe_act or layernorm with fp8, which this release cannot recompute; drop"
-        " them",
+        "recompute_modules: found moe_act or layernorm with fp8, which this release cannot recompute; drop them",
         since="0.13.0",
         until="0.14.0",
     ),
     _selective(
         lambda c: _narrow_recompute(c) and named(c.fp8_recipe) == "delayed",
-        "recompute_modules: found moe_act or layernorm with fp8_recipe delayed; choose another recipe, or"
-        " drop them",
+        "recompute_modules: found moe_act or layernorm with fp8_recipe delayed; choose another recipe, or drop them",
         since="0.14.0",
     ),
     check(
@@ -444,8 +429,7 @@ OFFLOAD_STEPS: tuple[Step, ...] = (
             "fused_group_mlp" in _offloaded(c)
             and (not c.use_transformer_engine_op_fuser or _offloaded(c) & {"expert_fc1", "moe_act"})
         ),
-        "offload_modules: found fused_group_mlp; expected use_transformer_engine_op_fuser, and neither"
-        " expert_fc1 nor moe_act",
+        "offload_modules: found fused_group_mlp; expected use_transformer_engine_op_fuser, and neither expert_fc1 nor moe_act",
         since="0.19.0",
     ),
     check(
@@ -467,9 +451,7 @@ OFFLOAD_STEPS: tuple[Step, ...] = (
 
 
 def _fused(fails: Predicate, problem: str, since: str = "", until: str = "") -> Step:
-    return check(
-        ACTIVATION, lambda c: c.bias_activation_fusion and fails(c), problem, since=since, until=until
-    )
+    return check(ACTIVATION, lambda c: c.bias_activation_fusion and fails(c), problem, since=since, until=until)
 
 
 ACTIVATION_STEPS: tuple[Step, ...] = (
@@ -480,8 +462,7 @@ ACTIVATION_STEPS: tuple[Step, ...] = (
     ),
     _fused(
         lambda c: activation(c) not in ("gelu", "silu", "quick_gelu"),
-        "bias_activation_fusion: found with another activation than gelu, silu and quick_gelu; add"
-        " --no-bias-gelu-fusion",
+        "bias_activation_fusion: found with another activation than gelu, silu and quick_gelu; add --no-bias-gelu-fusion",
         since="0.15.0",
     ),
     _fused(
@@ -518,8 +499,7 @@ ACTIVATION_STEPS: tuple[Step, ...] = (
     check(
         ACTIVATION,
         lambda c: c.activation_func_fp8_input_store and (activation(c) != "silu" or not c.gated_linear_unit),
-        "activation_func_fp8_input_store: found with another activation than SwiGLU; drop it, or add"
-        " --swiglu",
+        "activation_func_fp8_input_store: found with another activation than SwiGLU; drop it, or add --swiglu",
     ),
 )
 
@@ -619,11 +599,7 @@ LAST_STEPS: tuple[Step, ...] = (
     ),
     check(
         ATTENTION,
-        lambda c: (
-            c.context_parallel_size > 1
-            and isinstance(c.cp_comm_type, list)
-            and len(c.cp_comm_type) != c.num_layers
-        ),
+        lambda c: c.context_parallel_size > 1 and isinstance(c.cp_comm_type, list) and len(c.cp_comm_type) != c.num_layers,
         "cp_comm_type: found {cp_comm_type}; expected one type, or one for each of num_layers ({num_layers})",
         since="0.12.0",
         needs=("num_layers",),
@@ -637,8 +613,7 @@ LAST_STEPS: tuple[Step, ...] = (
     check(
         ATTENTION,
         lambda c: not _positions(c),
-        "no_rope_freq: found {no_rope_freq}; expected a divisor of num_layers ({num_layers}), or one entry"
-        " for each layer",
+        "no_rope_freq: found {no_rope_freq}; expected a divisor of num_layers ({num_layers}), or one entry for each layer",
         since="0.13.0",
         needs=("num_layers",),
     ),
@@ -646,8 +621,7 @@ LAST_STEPS: tuple[Step, ...] = (
     check(
         SPARSE,
         lambda c: c.experimental_attention_variant == "dsa" and c.context_parallel_size != 1,
-        "context_parallel_size: found {context_parallel_size} with experimental_attention_variant dsa;"
-        " expected 1",
+        "context_parallel_size: found {context_parallel_size} with experimental_attention_variant dsa; expected 1",
         since="0.16.0",
         until="0.19.0",
     ),
@@ -659,17 +633,14 @@ LAST_STEPS: tuple[Step, ...] = (
     ),
     check(
         SPARSE,
-        lambda c: (
-            c.experimental_attention_variant == "dsa" and c.context_parallel_size > 1 and not _gathers(c)
-        ),
+        lambda c: c.experimental_attention_variant == "dsa" and c.context_parallel_size > 1 and not _gathers(c),
         "cp_comm_type: found {cp_comm_type} with experimental_attention_variant dsa; expected allgather",
         since="0.19.0",
     ),
     check(
         CLASS,
         lambda c: c.inference_fuse_tp_communication and not _optimized(c),
-        "inference_fuse_tp_communication: found with transformer_impl {transformer_impl}; expected"
-        " inference_optimized",
+        "inference_fuse_tp_communication: found with transformer_impl {transformer_impl}; expected inference_optimized",
         since="0.16.0",
     ),
     check(
@@ -681,8 +652,7 @@ LAST_STEPS: tuple[Step, ...] = (
     check(
         CLASS,
         lambda c: c.inference_disable_triton_nvls_kernels and not _optimized(c),
-        "inference_disable_triton_nvls_kernels: found with transformer_impl {transformer_impl}; expected"
-        " inference_optimized",
+        "inference_disable_triton_nvls_kernels: found with transformer_impl {transformer_impl}; expected inference_optimized",
         since="0.17.0",
     ),
     check(
@@ -701,11 +671,7 @@ LAST_STEPS: tuple[Step, ...] = (
         ATTENTION,
         lambda c: (
             c.batch_invariant_mode
-            and (
-                c.flash_attention_version not in (3, 4)
-                or c.context_parallel_size != 1
-                or c.attention_dropout != 0.0
-            )
+            and (c.flash_attention_version not in (3, 4) or c.context_parallel_size != 1 or c.attention_dropout != 0.0)
         ),
         "batch_invariant_mode: found with flash_attention_version {flash_attention_version},"
         " context_parallel_size {context_parallel_size} and attention_dropout {attention_dropout}; expected"

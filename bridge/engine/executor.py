@@ -1,0 +1,380 @@
+"""The executor: runs one rank's row of a pipeline program, action by action, over the stages that the rank holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils._pytree import tree_leaves
+
+from bridge.engine.gradients import Gradients
+from bridge.engine.halves import Halves
+from bridge.engine.messages import Form, Forms, Messages
+from bridge.engine.stage import Draw, Stage, detached, differentiable
+from bridge.engine.weights import Weights
+from bridge.errors import BridgeError
+from bridge.layout.residency import reductions
+from bridge.layout.schedule import Action, Kind, Schedule
+from bridge.layout.schedule.action import COMPUTE, WRITES, Row
+from bridge.layout.shard import Layout
+from bridge.layout.traffic import Visits, ahead
+
+
+@dataclass
+class Pass:
+    """One forward pass through a stage that waits for backward: what came in, and where backward starts.
+
+    Outputs are not held: backward starts from edges of the graph. With `again` there is no graph yet, and the stage is to run
+    once more. `turn` tells passes of the same microbatch apart.
+    """
+
+    entered: Any
+    turn: int = 0
+    roots: list[GradientEdge] = field(default_factory=list)
+    forms: Forms = ()
+    again: bool = False
+
+
+@dataclass
+class Feed:
+    """Where a step's microbatches come from and where their outputs go.
+
+    `inputs(microbatch)` is what the first stage takes; `output(microbatch, value)` takes what the last one gives, once more if
+    that is computed again; `root(microbatch)` is the tensor that backward starts from; `draw(microbatch)` is what its random
+    numbers depend on.
+    """
+
+    inputs: Callable[[int], Any]
+    output: Callable[[int, Any], None]
+    root: Callable[[int], Tensor]
+    draw: Callable[[int], Draw]
+    turn: int = 0
+    reached: Callable[[int], bool] = lambda turn: True
+
+
+def trimmed(row: Row, first: int) -> Row:
+    """`row` without backward on stages before `first`, the first one that trains."""
+    forward = (Kind.FORWARD, Kind.SEND_FORWARD, Kind.RECEIVE_FORWARD)
+    return tuple(action for action in row if action.kind in forward or action.stage >= first)
+
+
+def visits_of(row: Row, local: Mapping[int, int]) -> Visits:
+    """The stages of a rank as a row computes with them and writes their gradients."""
+    path = tuple(local[action.stage] for action in row if action.kind in COMPUTE)
+    return Visits(path, tuple(local[action.stage] for action in row if action.kind in WRITES))
+
+
+class Executor:
+    """Runs `row`, a rank's part of a program, once a step; notes each action in the ledger once it is done.
+
+    `microbatch` is the one that runs, `peak` the most passes that waited for backward at a time.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        row: Row,
+        stages: Mapping[int, Stage],
+        layout: Layout,
+        weights: Weights,
+        gradients: Gradients,
+        messages: Messages,
+    ) -> None:
+        self.schedule, self.row, self.stages = schedule, row, stages
+        self.weights, self.gradients, self.messages = weights, gradients, messages
+        self.note = messages.comm.ledger.note
+        self.local = {stage: place for place, stage in enumerate(sorted(stages))}
+        self.last = schedule.stages - 1
+        self.visits = visits_of(row, self.local)
+        self._window = ahead(layout)
+        self._due = reductions(layout, self.visits.writers)
+        self._final = {place: writer for writer, place in enumerate(self.visits.writers)}
+        self._apart = any(action.kind in (Kind.INPUT, Kind.AGAIN) for action in row)
+        self._trained = {action.stage for action in row if action.kind in WRITES}
+        messages.returned = self._returned
+        self.begin()
+
+    def begin(self) -> None:
+        """Start a step."""
+        self._place = self._visited = self._written = self.microbatch = 0
+        self.peak = 0
+        self.open: dict[tuple[int, int], list[Pass]] = {}
+        self._values: dict[tuple[int, int], Any] = {}
+        self._gradients: dict[tuple[int, int], list[list[Tensor | None]]] = {}
+        self._halves: dict[tuple[int, int], Halves] = {}
+        self.messages.begin()
+
+    @property
+    def done(self) -> bool:
+        """Whether the whole row has run."""
+        return self._place == len(self.row)
+
+    def run(self, feed: Feed, stop: Callable[[Action], bool] = lambda action: False) -> None:
+        """Go on until the row ends, or to the first action that is to `stop`."""
+        while not self.done and not stop(self.row[self._place]):
+            action = self.row[self._place]
+            self.microbatch = max(action.microbatch, 0)
+            _RUN[action.kind](self, action, feed)
+            self._place += 1
+        if self.done:
+            self.messages.finish()
+
+    def seek(self, microbatch: int, backward: bool) -> None:
+        """Go to the first action of a microbatch, forward or backward, in a row that runs one after the other."""
+        self._place, self._visited = self._starts_of.get((microbatch, backward), (len(self.row), len(self.visits.path)))
+
+    @cached_property
+    def _starts_of(self) -> Mapping[tuple[int, bool], tuple[int, int]]:
+        found: dict[tuple[int, bool], tuple[int, int]] = {}
+        visited = 0
+        for place, action in enumerate(self.row):
+            found.setdefault((action.microbatch, action.kind is not Kind.FORWARD), (place, visited))
+            visited += action.kind in COMPUTE
+        return found
+
+    def carry(self, microbatch: int) -> None:
+        """What backward of `microbatch` did not come to waits for the next."""
+        for stage, number in [key for key in self.open if key[1] == microbatch]:
+            waiting = self.open.pop((stage, number))
+            self.open[stage, number + 1] = waiting + self.open.get((stage, number + 1), [])
+
+    def evaluate(self, value: Any, output: Callable[[Any], Any]) -> Any:
+        """One microbatch forward through the stages of all ranks, with nothing kept; what `output` makes of the last stage's
+        value, on the rank that has that stage.
+        """
+        path, result = tuple(sorted(self.stages)), None
+        for place, stage in enumerate(path):
+            if self._remote(stage - 1):
+                value = _packed(self.messages.receive_once(Action(stage, Kind.RECEIVE_FORWARD, 0)))
+            self.weights.require(self.local[stage], [self.local[after] for after in path[place + 1 :]])
+            self.note(f"forward {self.local[stage]} starts")
+            value = self.stages[stage].forward(value, None)
+            self.note(f"forward {self.local[stage]} ends")
+            if stage == self.last:
+                result = output(value)
+            elif self._remote(stage + 1):
+                self.messages.send_once(Action(stage + 1, Kind.SEND_FORWARD, 0), _flat(value, stage))
+        self.messages.finish()
+        self.messages.begin()
+        return result
+
+    # Forward
+
+    def _forward(self, action: Action, feed: Feed) -> None:
+        stage, _, microbatch = action
+        value = self._values.pop((stage, microbatch)) if stage else feed.inputs(microbatch)
+        self._visit()
+        current = Pass(detached(value), feed.turn, again=self.to_run_again(stage, microbatch))
+        if stage in self._trained and torch.is_grad_enabled():
+            self.open.setdefault((stage, microbatch), []).append(current)
+            self.peak = max(self.peak, sum(map(len, self.open.values())))
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not current.again):
+            self._ran(action, current, feed)
+
+    def _once_more(self, action: Action, feed: Feed) -> None:
+        self._visit()
+        self._renew(action, feed)
+        self.note(str(action))
+
+    def _renew(self, action: Action, feed: Feed) -> None:
+        """Run a stage again that kept only its inputs, this time with a graph."""
+        for current in self.open.get((action.stage, action.microbatch), ()):
+            if current.again:
+                current.again = False
+                self._ran(Action(action.stage, Kind.AGAIN, action.microbatch), current, feed)
+
+    def _ran(self, action: Action, current: Pass, feed: Feed) -> None:
+        """Run a stage on what entered it; backward starts from edges to its outputs, which are handed on and not held."""
+        stage, kind, microbatch = action
+        keep = self._apart or (stage, microbatch) in self.schedule.kept
+        self.note(f"forward {self.local[stage]} starts")
+        output = self.stages[stage].forward(current.entered, feed.draw(microbatch), keep)
+        self.note(f"forward {self.local[stage]} ends")
+        if kind is Kind.FORWARD:
+            self.note(str(action))
+        if stage == self.last:
+            if not current.again:
+                feed.output(microbatch, output)
+            return
+        if current.again:
+            _mark(output, self.stages[stage].trains or bool(differentiable(current.entered)))
+        found = differentiable(output)
+        current.forms = tuple(map(Form.of, found))
+        if not current.again:
+            current.roots = [get_gradient_edge(tensor) for tensor in found]
+        if kind is Kind.FORWARD:
+            self._values[stage + 1, microbatch] = output
+
+    def to_run_again(self, stage: int, microbatch: int) -> bool:
+        """Whether the stage keeps only its inputs. Where halves of backward, or the second forward, are actions of their own,
+        a stage of which any layer is to be computed again is computed again whole.
+        """
+        wanted = self._apart and stage in self._trained and self.stages[stage].recomputes
+        return wanted and (stage, microbatch) not in self.schedule.kept
+
+    # Backward
+
+    def _backward(self, action: Action, feed: Feed) -> None:
+        roots, gradients = self._starts(action, feed)
+        self.gradients.acquire(self.local[action.stage])
+        self._noted(action, lambda: _run_backward(roots, gradients))
+        self._hand_down(action, feed)
+        self._close(action, feed)
+        self._reduce_due(action.stage)
+
+    def _input(self, action: Action, feed: Feed) -> None:
+        roots, gradients = self._starts(action, feed)
+        edges = [root if isinstance(root, GradientEdge) else get_gradient_edge(root) for root in roots]
+        entered = [current.entered for current in self.open.get((action.stage, action.microbatch), ())]
+        halves = Halves(edges, gradients, differentiable(entered))
+        self._halves[action.stage, action.microbatch] = halves
+        self._noted(action, halves.input)
+        self._hand_down(action, feed)
+
+    def _weight(self, action: Action, feed: Feed) -> None:
+        self._visit()
+        halves = self._halves.pop((action.stage, action.microbatch))
+        self.gradients.acquire(self.local[action.stage])
+        self._noted(action, halves.weight)
+        self._close(action, feed)
+        self._reduce_due(action.stage)
+
+    def _starts(self, action: Action, feed: Feed) -> tuple[list[Any], list[Tensor | None]]:
+        """Where backward of a microbatch on a stage starts, and with which gradients; roots that got none are left out."""
+        stage, _, microbatch = action
+        self._visit()
+        self._renew(action, feed)
+        if stage == self.last:
+            return [feed.root(microbatch)], [None]
+        passes = self._reached(action, feed)
+        given = self._gradients.pop((stage, microbatch))
+        pairs = [
+            (root, gradient)
+            for current, parts in zip(passes, given, strict=True)
+            for root, gradient in zip(current.roots, parts, strict=True)
+            if gradient is not None
+        ]
+        return [root for root, _ in pairs], [gradient for _, gradient in pairs]
+
+    def _hand_down(self, action: Action, feed: Feed) -> None:
+        """Keep what the stage before needs: the gradients of its outputs, in order, for each pass."""
+        stage, _, microbatch = action
+        passes = self._reached(action, feed)
+        found = [[_taken(tensor, self._remote(stage - 1)) for tensor in differentiable(current.entered)] for current in passes]
+        if stage - 1 in self._trained or self._remote(stage - 1):
+            self._gradients[stage - 1, microbatch] = found
+        for current in passes:
+            current.roots = []
+
+    def _reached(self, action: Action, feed: Feed) -> list[Pass]:
+        """The open passes of a microbatch through a stage that backward came to."""
+        return [current for current in self.open.get((action.stage, action.microbatch), ()) if feed.reached(current.turn)]
+
+    def _close(self, action: Action, feed: Feed) -> None:
+        left = [current for current in self.open.pop((action.stage, action.microbatch), ()) if not feed.reached(current.turn)]
+        if left:
+            self.open[action.stage, action.microbatch] = left
+
+    def _reduce_due(self, stage: int) -> None:
+        """After gradients were written: reduce what is due, but leave the stage's last reduction to its action."""
+        writer, self._written = self._written, self._written + 1
+        if self._final[self.local[stage]] != writer:
+            self.gradients.reduce(self._due[writer])
+
+    def _reduce(self, action: Action, feed: Feed) -> None:
+        self.note(str(action))
+        self.gradients.reduce(self._due[self._final[self.local[action.stage]]])
+
+    # Messages
+
+    def _send_forward(self, action: Action, feed: Feed) -> None:
+        value = self._values.pop((action.stage, action.microbatch))
+        self.messages.send(action, _flat(value, action.stage - 1))
+
+    def _receive_forward(self, action: Action, feed: Feed) -> None:
+        self._values[action.stage, action.microbatch] = _packed(self.messages.receive(action))
+
+    def _send_backward(self, action: Action, feed: Feed) -> None:
+        found = self._gradients.pop((action.stage, action.microbatch))
+        self.messages.send(action, [gradient for parts in found for gradient in parts if gradient is not None])
+
+    def _receive_backward(self, action: Action, feed: Feed) -> None:
+        self._gradients[action.stage, action.microbatch] = [[*self.messages.receive(action)]]
+
+    def _returned(self, action: Action) -> Forms:
+        """What comes back as gradients of a microbatch's outputs; nothing before its forward pass."""
+        passes = self.open.get((action.stage, action.microbatch))
+        return passes[0].forms if passes else ()
+
+    def _remote(self, stage: int) -> bool:
+        """Whether `stage` is on another rank."""
+        return 0 <= stage <= self.last and stage not in self.stages
+
+    def _visit(self) -> None:
+        """Have the weights of the next stage whole, and look ahead."""
+        path, place = self.visits.path, self._visited
+        self._visited += 1
+        self.weights.require(path[place], path[place + 1 : place + self._window])
+
+    def _noted(self, action: Action, work: Callable[[], None]) -> None:
+        place = self.local[action.stage]
+        self.note(f"backward {place} starts")
+        work()
+        self.note(f"backward {place} ends")
+        self.note(str(action))
+
+
+def _run_backward(roots: Sequence[Any], gradients: Sequence[Tensor | None]) -> None:
+    if roots:
+        torch.autograd.backward(roots, gradients)
+
+
+def _taken(tensor: Tensor, filled: bool) -> Tensor | None:
+    """The gradient of a stage's input; with `filled`, zeros for one that got none, since the other rank waits for it."""
+    gradient, tensor.grad = tensor.grad, None
+    return torch.zeros_like(tensor) if gradient is None and filled else gradient
+
+
+def _mark(output: Any, takes_part: bool) -> None:
+    """Let outputs that were computed without a graph take part in backward as they would with one."""
+    for leaf in tree_leaves(output):
+        if isinstance(leaf, Tensor) and leaf.is_floating_point():
+            leaf.requires_grad_(takes_part)
+
+
+def _flat(value: Any, stage: int) -> list[Tensor]:
+    """The tensors of a stage's output, for a message."""
+    tensors = [value] if isinstance(value, Tensor) else list(value) if isinstance(value, tuple | list) else []
+    if (
+        not tensors
+        or not all(isinstance(tensor, Tensor) for tensor in tensors)
+        or (len(tensors) == 1 and tensors[0] is not value)
+    ):
+        raise BridgeError(
+            f"stage {stage}: its last layer returns {type(value).__name__}, which cannot go to another rank; return a tensor, or"
+            " a tuple of two or more"
+        )
+    return tensors
+
+
+def _packed(tensors: list[Tensor]) -> Any:
+    return tensors[0] if len(tensors) == 1 else tuple(tensors)
+
+
+_RUN: Mapping[Kind, Callable[[Executor, Action, Feed], None]] = {
+    Kind.FORWARD: Executor._forward,
+    Kind.AGAIN: Executor._once_more,
+    Kind.BACKWARD: Executor._backward,
+    Kind.INPUT: Executor._input,
+    Kind.WEIGHT: Executor._weight,
+    Kind.REDUCE: Executor._reduce,
+    Kind.SEND_FORWARD: Executor._send_forward,
+    Kind.RECEIVE_FORWARD: Executor._receive_forward,
+    Kind.SEND_BACKWARD: Executor._send_backward,
+    Kind.RECEIVE_BACKWARD: Executor._receive_backward,
+}

@@ -1,0 +1,153 @@
+"""Halves: a backward pass in two parts, gradients of a stage's inputs first and those of its weights later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, Node
+
+Gradients = tuple[Tensor | None, ...]
+
+
+@dataclass(eq=False)
+class Group:
+    """Weights with the nodes at which the way to them leaves the way to the inputs, and the gradients that arrive there."""
+
+    weights: list[Tensor]
+    nodes: dict[Node, Gradients] = field(default_factory=dict)
+
+
+class Halves:
+    """One backward pass from `roots` with their `gradients`: `input` first, then `weight`, each once.
+
+    Gradients are caught where the ways to weights branch off the way to the inputs; `weight` goes on from there, so that
+    nothing is computed twice. Where there are no inputs that need gradients, `weight` does all the work.
+    """
+
+    def __init__(self, roots: Sequence[GradientEdge], gradients: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> None:
+        self._roots, self._gradients, self._inputs = list(roots), list(gradients), list(inputs)
+        self._groups: list[Group] = []
+
+    def input(self) -> None:
+        """Leave the gradient of each input in its `grad`."""
+        if not self._inputs or not self._roots:
+            return
+        self._groups = _groups(self._roots, self._inputs)
+        hooks = [node.register_prehook(_catch(group, node)) for group in self._groups for node in group.nodes]
+        found = torch.autograd.grad(self._roots, self._inputs, _filled(self._gradients), retain_graph=True, allow_unused=True)
+        for hook in hooks:
+            hook.remove()
+        for tensor, gradient in zip(self._inputs, found, strict=True):
+            tensor.grad = gradient
+        self._outside()
+
+    def weight(self) -> None:
+        """Add the gradients of the weights, as a whole backward pass would, and let go of the graph."""
+        if not self._roots:
+            return
+        if not self._inputs:
+            torch.autograd.backward(self._roots, _filled(self._gradients))
+        crossing = any(len(group.nodes) > 1 for group in self._groups)
+        for group in self._groups:
+            _go_on(group, crossing)
+        self._groups, self._roots = [], []
+
+    def _outside(self) -> None:
+        """Roots that do not depend on the inputs are no part of the first half: all of their gradient is left."""
+        for group in self._groups:
+            for edge, gradient in zip(self._roots, self._gradients, strict=True):
+                if group.nodes.get(edge.node) == ():
+                    before = torch.ones(()) if gradient is None else gradient
+                    group.nodes[edge.node] = (None,) * edge.output_nr + (before,)
+
+
+def _filled(gradients: Sequence[Tensor | None]) -> Any:
+    return gradients if any(gradient is not None for gradient in gradients) else None
+
+
+def _catch(group: Group, node: Node) -> Callable[[Gradients], None]:
+    def catch(gradients: Gradients) -> None:
+        group.nodes[node] = gradients
+
+    return catch
+
+
+def _go_on(group: Group, retain: bool) -> None:
+    """Run backward from where it was left; what one such place would send to another has been counted there already."""
+    edges = [
+        (GradientEdge(node, place), gradient)
+        for node, gradients in group.nodes.items()
+        for place, gradient in enumerate(gradients)
+        if gradient is not None
+    ]
+    if not edges:
+        return
+    hooks = [node.register_prehook(_keep(gradients)) for node, gradients in group.nodes.items()] if len(group.nodes) > 1 else []
+    torch.autograd.backward([edge for edge, _ in edges], [gradient for _, gradient in edges], retain, inputs=group.weights)
+    for hook in hooks:
+        hook.remove()
+
+
+def _keep(gradients: Gradients) -> Callable[[Gradients], Gradients]:
+    return lambda _: gradients
+
+
+def _groups(roots: Sequence[GradientEdge], inputs: Sequence[Tensor]) -> list[Group]:
+    """Weights below the roots, grouped by the nodes at which their ways branch off; weights that share a node share a group."""
+    wanted = {id(tensor) for tensor in inputs}
+    through: dict[Node, bool] = {}
+    below: dict[Node, tuple[Tensor, ...]] = {}
+    groups: dict[int, Group] = {}
+    for node in _children_first([edge.node for edge in roots]):
+        leaf = getattr(node, "variable", None)
+        children = [child for child, _ in node.next_functions if child is not None]
+        through[node] = id(leaf) in wanted or any(through[child] for child in children)
+        found = [weight for child in children if not through[child] for weight in below[child]]
+        if through[node]:
+            below[node] = ()
+            _join(groups, node, found)
+        else:
+            below[node] = _unique(found if leaf is None else [leaf])
+    for node in {edge.node for edge in roots}:
+        if not through[node]:
+            _join(groups, node, below[node])
+    return list({id(group): group for group in groups.values()}.values())
+
+
+def _join(groups: dict[int, Group], node: Node, weights: Iterable[Tensor]) -> None:
+    """Note that the ways to `weights` branch off at `node`; groups that have one of them become one."""
+    weights = _unique(weights)
+    if not weights:
+        return
+    known = {id(group): group for weight in weights if (group := groups.get(id(weight)))}
+    merged = Group([])
+    for group in known.values():
+        merged.weights += group.weights
+        merged.nodes.update(group.nodes)
+    merged.weights = list(_unique([*merged.weights, *weights]))
+    merged.nodes[node] = ()
+    groups.update((id(weight), merged) for weight in merged.weights)
+
+
+def _unique(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    return tuple({id(tensor): tensor for tensor in tensors}.values())
+
+
+def _children_first(roots: Sequence[Node]) -> list[Node]:
+    """All nodes below the roots, each after those that it leads to."""
+    found: dict[Node, None] = {}
+    seen: set[Node] = set()
+    stack: list[tuple[Node, bool]] = [(node, False) for node in roots]
+    while stack:
+        node, done = stack.pop()
+        if done:
+            found[node] = None
+        elif node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            stack.extend((child, False) for child, _ in node.next_functions if child is not None and child not in seen)
+    return list(found)

@@ -1,0 +1,255 @@
+"""Messages: activations and gradients between pipeline ranks, tagged by stage, microbatch and direction, and freed once there."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from bridge.comm import Comm, Group, Wait
+from bridge.errors import BridgeError
+from bridge.layout.schedule import Action, Kind
+from bridge.layout.schedule.action import Row
+from bridge.layout.traffic import SEND, SEND_BACKWARD, Traffic
+
+HEADER = "send shapes"
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.bool, torch.uint8)
+LONGEST = 64
+"""Numbers in a header: how many tensors, and for each its format, whether it takes part in backward, and its shape."""
+SENDS: Mapping[Kind, str] = {Kind.SEND_FORWARD: SEND, Kind.SEND_BACKWARD: SEND_BACKWARD}
+ANSWERS = {Kind.RECEIVE_FORWARD: Kind.SEND_FORWARD, Kind.RECEIVE_BACKWARD: Kind.SEND_BACKWARD}
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a tensor in a message looks like."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    grad: bool
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Form:
+        """The form of `tensor`."""
+        return cls(tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
+
+    def empty(self, device: torch.device) -> Tensor:
+        """A tensor to be filled."""
+        return torch.empty(self.shape, dtype=self.dtype, device=device)
+
+
+Forms = tuple[Form, ...]
+
+
+class Messages:
+    """What one pipeline rank sends and receives while it runs its row of a program.
+
+    The shapes that a stage takes are sent once a step, ahead of its first microbatch, and hold for the others; with `variable`
+    they are sent with each. Receipts are started one message ahead with `overlap`, in the order in which the other side sends.
+    A sent tensor is let go as soon as something that the other side did after its receipt arrives.
+    """
+
+    def __init__(
+        self,
+        comm: Comm,
+        rows: Sequence[Row],
+        homes: Sequence[int],
+        microbatches: int,
+        device: torch.device,
+        variable: bool = False,
+        overlap: bool = True,
+    ) -> None:
+        group = comm.group("pipeline")
+        self.comm, self.homes, self.rank, self.device = comm, homes, group.index, device
+        self.microbatches, self.variable, self.overlap = microbatches, variable, overlap
+        self._links = {False: group, True: comm.again("pipeline", "down")} if group.size > 1 else {}
+        self._places = [{action: place for place, action in enumerate(row)} for row in rows]
+        self._incoming = {peer: _sent_to(rows[peer], homes, self.rank) for peer in range(len(rows)) if peer != self.rank}
+        self._sent: dict[int, deque[tuple[Action, list[tuple[Wait, Tensor]]]]] = {peer: deque() for peer in self._incoming}
+        self._forms: dict[int, Forms] = {}
+        self.shapes: dict[int, Forms] = {}
+        self._posted: dict[Action, list[tuple[Wait, Tensor]]] = {}
+        self._next = dict.fromkeys(self._incoming, 0)
+        self.returned: Callable[[Action], Forms] = lambda action: ()
+
+    def begin(self) -> None:
+        """Start a step: shapes are open again."""
+        self._forms.clear()
+        self._next = dict.fromkeys(self._incoming, 0)
+
+    def send(self, action: Action, tensors: Sequence[Tensor]) -> None:
+        """Start to send what `action` names."""
+        peer = self.homes[action.stage]
+        waits = self._announce(action, tensors, peer) if action.kind is Kind.SEND_FORWARD else []
+        for index, tensor in enumerate(tensors):
+            whole = tensor.detach().contiguous()
+            link = self._link(peer)
+            waits.append((self.comm.send(SENDS[action.kind], whole, link, peer, self._tag(action, index + 1)), whole))
+        self._sent[peer].append((action, waits))
+        self.comm.ledger.note(str(action))
+
+    def receive(self, action: Action) -> list[Tensor]:
+        """What `action` names, once it is here; it takes part in backward as it did on the other side."""
+        send = Action(action.stage, ANSWERS[action.kind], action.microbatch)
+        peer = self._source(send)
+        while send not in self._posted:
+            self._post(peer)
+        if self.overlap and self._known(peer):
+            self._post(peer)
+        found = []
+        for wait, tensor in self._posted.pop(send):
+            wait()
+            found.append(tensor)
+        self._release(peer, self._places[peer].get(send, -1))
+        self.comm.ledger.note(str(action))
+        return found
+
+    def traffic(self, row: Row) -> dict[str, Traffic]:
+        """What this rank sends in a step, once the shapes of one are known."""
+        found: dict[str, Traffic] = defaultdict(Traffic)
+        announced: set[int] = set()
+        for action in row:
+            if action.kind is Kind.SEND_FORWARD:
+                found[SEND] += _size(self.shapes[action.stage])
+                if self.variable or action.stage not in announced:
+                    found[HEADER] += Traffic(1, 8 * LONGEST)
+                announced.add(action.stage)
+            elif action.kind is Kind.SEND_BACKWARD:
+                found[SEND_BACKWARD] += _size(form for form in self.shapes[action.stage + 1] if form.grad)
+        return dict(found)
+
+    def finish(self) -> None:
+        """Wait until everything that was sent is there."""
+        for sent in self._sent.values():
+            while sent:
+                _wait_all(sent.popleft()[1])
+
+    def send_once(self, action: Action, tensors: Sequence[Tensor]) -> None:
+        """Send outside the program, shapes included, as evaluation does."""
+        self._forms.pop(action.stage, None)
+        self.send(action, tensors)
+
+    def receive_once(self, action: Action) -> list[Tensor]:
+        """Receive what `send_once` sent."""
+        peer, send = self.homes[action.stage - 1], Action(action.stage, Kind.SEND_FORWARD, action.microbatch)
+        self._forms.pop(action.stage, None)
+        waits = self._start(send, peer)
+        for wait, _ in waits:
+            wait()
+        return [tensor for _, tensor in waits]
+
+    def _post(self, peer: int) -> None:
+        """Start to receive the next message from `peer`."""
+        send = self._incoming[peer][self._next[peer]]
+        self._next[peer] += 1
+        self._posted[send] = self._start(send, peer)
+
+    def _start(self, send: Action, peer: int) -> list[tuple[Wait, Tensor]]:
+        name, link = SENDS[send.kind], self._link(peer, mine=False)
+        self.comm.ledger.note(f"{send} awaited")
+        found = []
+        for index, form in enumerate(self._expected(send, peer)):
+            tensor = form.empty(self.device)
+            found.append((self.comm.receive(name, tensor, link, peer, self._tag(send, index + 1)), tensor))
+            tensor.requires_grad_(form.grad and send.kind is Kind.SEND_FORWARD)
+        return found
+
+    def _known(self, peer: int) -> bool:
+        """Whether the next message from `peer` has shapes that are known by now."""
+        if self._next[peer] == len(self._incoming[peer]):
+            return False
+        send = self._incoming[peer][self._next[peer]]
+        if send.kind is Kind.SEND_BACKWARD:
+            return bool(self.returned(send))
+        return send.stage in self._forms and not self.variable
+
+    def _expected(self, send: Action, peer: int) -> Forms:
+        """The forms of a message: those of the output whose gradient it is, or what the other side announced."""
+        if send.kind is Kind.SEND_BACKWARD:
+            return self.returned(send)
+        if self.variable or send.stage not in self._forms:
+            header = torch.zeros(LONGEST, dtype=torch.int64, device=self.device)
+            self.comm.receive(HEADER, header, self._link(peer, mine=False), peer, self._tag(send, 0))()
+            self._forms[send.stage] = self.shapes[send.stage] = _unpacked(header.tolist())
+        return self._forms[send.stage]
+
+    def _announce(self, action: Action, tensors: Sequence[Tensor], peer: int) -> list[tuple[Wait, Tensor]]:
+        forms = tuple(map(Form.of, tensors))
+        known = self._forms.get(action.stage)
+        if known == forms and not self.variable:
+            return []
+        if known is not None and not self.variable:
+            raise BridgeError(
+                f"microbatch {action.microbatch}: stage {action.stage} would get {_told(forms)} after {_told(known)}; pad"
+                " microbatches of a step alike, or pass variable_shapes=True to initialize"
+            )
+        self._forms[action.stage] = self.shapes[action.stage] = forms
+        header = torch.tensor(_packed(forms), dtype=torch.int64, device=self.device)
+        return [(self.comm.send(HEADER, header, self._link(peer), peer, self._tag(action, 0)), header)]
+
+    def _release(self, peer: int, place: int) -> None:
+        """Let go of what `peer` has received before `place` in its program."""
+        sent, places = self._sent[peer], self._places[peer]
+        while sent and places.get(_receipt(sent[0][0]), place) < place:
+            _wait_all(sent.popleft()[1])
+
+    def _source(self, send: Action) -> int:
+        return self.homes[send.stage - 1 if send.kind is Kind.SEND_FORWARD else send.stage + 1]
+
+    def _link(self, peer: int, mine: bool = True) -> Group:
+        """The group for messages up the ranks, or the one for those down, so that neither waits for the other."""
+        up = self.rank < peer if mine else peer < self.rank
+        return self._links[not up]
+
+    def _tag(self, action: Action, index: int) -> int:
+        microbatch = max(action.microbatch, 0)
+        return ((action.stage * self.microbatches + microbatch) * 2 + (action.kind in _BACKWARD)) * LONGEST + index
+
+
+_BACKWARD = (Kind.SEND_BACKWARD, Kind.RECEIVE_BACKWARD)
+
+
+def _size(forms: Iterable[Form]) -> Traffic:
+    return sum((Traffic(1, prod(form.shape) * form.dtype.itemsize) for form in forms), Traffic())
+
+
+def _receipt(send: Action) -> Action:
+    kind = Kind.RECEIVE_FORWARD if send.kind is Kind.SEND_FORWARD else Kind.RECEIVE_BACKWARD
+    return Action(send.stage, kind, send.microbatch)
+
+
+def _sent_to(row: Row, homes: Sequence[int], rank: int) -> list[Action]:
+    """What a row sends to `rank`, in order."""
+    return [action for action in row if action.kind in SENDS and homes[action.stage] == rank]
+
+
+def _wait_all(waits: Sequence[tuple[Wait, Tensor]]) -> None:
+    for wait, _ in waits:
+        wait()
+
+
+def _packed(forms: Forms) -> list[int]:
+    numbers = [len(forms)]
+    for form in forms:
+        numbers += [DTYPES.index(form.dtype), int(form.grad), len(form.shape), *form.shape]
+    if len(numbers) > LONGEST:
+        raise BridgeError(f"stage output: {_told(forms)} do not fit a header of {LONGEST} numbers; hand on fewer tensors")
+    return numbers + [0] * (LONGEST - len(numbers))
+
+
+def _unpacked(numbers: Sequence[int]) -> Forms:
+    found, place = [], 1
+    for _ in range(numbers[0]):
+        dtype, grad, dims = numbers[place : place + 3]
+        place += 3
+        found.append(Form(tuple(numbers[place : place + dims]), DTYPES[dtype], bool(grad)))
+        place += dims
+    return tuple(found)
+
+
+def _told(forms: Forms) -> str:
+    return ", ".join(f"{tuple(form.shape)} {form.dtype}" for form in forms)

@@ -1,0 +1,235 @@
+"""Pipelines: a sample of all combinations against one process, what travels between ranks, what is refused, what is resumed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pipelines import (
+    ADAMW,
+    DEEP,
+    FULL,
+    SCHEDULES,
+    SGD,
+    Run,
+    alone,
+    combinations,
+    error,
+    evaluated,
+    overflowed,
+    peaks,
+    piped,
+    resumed,
+    unequal,
+)
+from runs import Case, Outcome, plain, trained
+
+import bridge.engine
+from bridge.engine.environment import Environment
+from bridge.engine.models.gpt import mean_cross_entropy
+from bridge.errors import BridgeError, ConfigError
+from bridge.layout.pipeline import by_names
+from bridge.layout.schedule import Shape, generate
+from bridge.layout.schedule.table import written
+from bridge.plan import Plan
+
+CASES = dict(combinations())
+SAMPLE = (
+    "1f1b; pp2 dp2; ZeRO 3, one buffer",
+    "interleaved; pp2 dp2; ZeRO 2, all buffers",
+    "zero bubble v; pp2 dp2; ZeRO 1, all buffers",
+    "zero bubble; pp4; ZeRO 0, all buffers",
+    "breadth first; pp4; ZeRO 3, all buffers",
+    "critical path; pp4; ZeRO 0, all buffers",
+    "zero bubble v, recomputed; pp2 tp2; ZeRO 3, one buffer",
+)
+"""`python tests/engine/pipelines.py` runs all of them."""
+
+
+@cache
+def expected(case_batch: int) -> Run:
+    """One process."""
+    return alone(Case(SGD, DEEP, batch=case_batch))
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_losses_and_gradients_are_those_of_one_process(run: Any, name: str) -> None:
+    case = CASES[name]
+    assert error(run(4, piped, case), expected(case.batch)) < 1e-9
+
+
+def test_all_combinations_are_there() -> None:
+    assert len(CASES) == len(SCHEDULES) * (2 * 8 + 2)
+
+
+PIPED = {"parallel.pipeline": 2, "batch.accumulation": 4, "schedule.name": "1f1b"}
+
+
+@pytest.mark.parametrize("level", [1, 3])
+def test_adam_and_clipping_see_the_whole_model(run: Any, level: int) -> None:
+    values = {**ADAMW, **PIPED, "zero.stage": level}
+    found: list[Outcome] = run(4, trained, Case(values, DEEP, batch=16))
+    one = plain(Case(ADAMW, DEEP, batch=16))
+    for outcome in found:
+        assert outcome.losses == pytest.approx(one.losses, rel=1e-7)
+        assert outcome.norms == pytest.approx(one.norms, rel=1e-7)
+
+
+def test_frozen_stages_run_no_backward(run: Any) -> None:
+    case = Case({**SGD, **PIPED, "parallel.data": 1}, replace(DEEP, tied=False), frozen=("embedding", "block0", "block4"))
+    runs = run(2, piped, case)
+    one = plain(case)
+    assert runs[0].actions == runs[0].planned and not any(action.startswith(("0B", "1B")) for action in runs[0].actions)
+    assert runs[0].losses == pytest.approx(one.losses, rel=1e-9) and runs[1].norms == pytest.approx(one.norms, rel=1e-9)
+
+
+@pytest.mark.parametrize("compute", ["fp32", "bf16"])
+def test_other_formats_stay_as_close_as_part_one_asks(run: Any, compute: str) -> None:
+    values = {**ADAMW, "precision.compute": compute}
+    exact = plain(Case({**values, "precision.compute": "fp32"}, dtype=torch.float32, steps=5))
+    rough = plain(Case(values, dtype=torch.bfloat16, steps=5))
+    allowed = 1e-5
+    if compute == "bf16":
+        allowed = 2 * max(abs(found - wanted) for found, wanted in zip(rough.losses, exact.losses, strict=True))
+    for outcome in run(2, trained, Case({**values, **PIPED, "zero.stage": 3}, dtype=torch.float32, steps=5)):
+        assert max(abs(found - wanted) for found, wanted in zip(outcome.losses, exact.losses, strict=True)) <= allowed
+
+
+def test_dropout_is_that_of_one_rank(run: Any) -> None:
+    case = Case({**SGD, "batch.accumulation": 4}, replace(DEEP, dropout=0.3))
+    one = trained(0, 1, case)
+    for outcome in run(2, trained, replace(case, plan={**case.plan, **PIPED, **FULL})):
+        assert outcome.losses == pytest.approx(one.losses, rel=1e-9)
+
+
+def test_an_overflow_skips_the_step_on_all_ranks(run: Any) -> None:
+    scaled = {"precision.compute": "fp16", "precision.loss_scale.initial": 64.0, "precision.loss_scale.hysteresis": 1}
+    case = Case({**ADAMW, **PIPED, **scaled, "parallel.data": 2, "zero.stage": 2}, dtype=torch.float32)
+    for scales, skipped, same in run(4, overflowed, case):
+        assert (scales, skipped, same) == ([64.0, 32.0, 32.0], 1, True)
+
+
+def test_evaluation_goes_through_the_pipeline(run: Any) -> None:
+    case = Case({**SGD, **PIPED, "schedule.name": "zero_bubble_v", "zero.stage": 3}, DEEP)
+    for before, after, loss in run(2, evaluated, case):
+        assert before == pytest.approx(loss, rel=1e-9) and after < before
+
+
+def test_checkpoints_move_between_pipelines_and_other_layouts(run: Any, tmp_path: Path) -> None:
+    layouts = [
+        {**PIPED, "schedule.name": "zero_bubble_v", "zero.stage": 2},
+        {"parallel.pipeline": 4, "batch.accumulation": 4},
+        {"parallel.tensor": 2, "zero.stage": 3, "batch.accumulation": 4},
+    ]
+    cases = [Case({**ADAMW, **layout}, DEEP, batch=16) for layout in layouts]
+    for number, (first, second) in enumerate(zip(cases, [*cases[1:], cases[0]], strict=True)):
+        for wanted, found in run(4, resumed, first, second, tmp_path / str(number)):
+            assert found == pytest.approx(wanted, rel=1e-7)
+
+
+def test_shapes_may_differ_by_step_and_by_microbatch_if_asked(run: Any) -> None:
+    values = {**PIPED, "loss": "per_token"}
+    for found, wanted in run(2, unequal, values, True):
+        assert found == pytest.approx(wanted, rel=1e-9)
+    with pytest.raises(Exception, match=r"stage 2 would get \(2, 6, 16\) torch.float64 after \(2, 4, 16\).*variable_shapes=True"):
+        run(2, unequal, values, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "virtual"), [("1f1b", 1), ("gpipe", 1), ("interleaved_1f1b", 2), ("zero_bubble", 2), ("zero_bubble_v", 2)]
+)
+def test_activations_in_flight_are_as_many_as_planned(run: Any, name: str, virtual: int) -> None:
+    values = {"parallel.pipeline": 2, "batch.accumulation": 6, "schedule.name": name, "schedule.virtual": virtual}
+    for planned, counted, alive in run(2, peaks, values, 2 * virtual):
+        assert planned == counted == alive
+
+
+def test_a_table_is_run(run: Any, tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text(written(generate("zero_bubble_v", Shape(2, 4, 4))))
+    case = Case({**SGD, **PIPED, "schedule.name": "csv", "schedule.csv": str(table)}, DEEP, batch=16)
+    assert error(run(4, piped, case), expected(16)) < 1e-9
+
+
+# Refused before anything starts
+
+
+def started(**values: Any) -> Any:
+    """What the first of four ranks would do."""
+    plan = Plan.of({**SGD, **{path.replace("__", "."): value for path, value in values.items()}})
+    model = bridge.engine.models.gpt.GPT(DEEP)
+    return bridge.engine.initialize(model, plan, mean_cross_entropy, environment=Environment(0, 4, 0, "127.0.0.1:1"))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"parallel__pipeline": 4, "batch__accumulation": 2},
+            "2 microbatches for 4 pipeline ranks; use at least 4, or fewer ranks",
+        ),
+        (
+            {"parallel__pipeline": 4, "batch__accumulation": 4, "schedule__name": "interleaved_1f1b", "schedule__virtual": 3},
+            "stages: 12 stages for 8 layers; use at most 8 stages, or more layers",
+        ),
+        (
+            {"parallel__pipeline": 4, "batch__accumulation": 5, "schedule__name": "interleaved_1f1b", "schedule__virtual": 2},
+            "schedule.group: 5 microbatches leave a last group of 1 after groups of 4, fewer than the 4 pipeline ranks",
+        ),
+        ({"parallel__pipeline": 3}, r"parallel: pipeline \(3\) does not divide world size \(4\)"),
+        (
+            {"parallel__pipeline": 4, "batch__accumulation": 4, "stages__boundaries": (0, 3, 8)},
+            "parallel.pipeline: 4 ranks for 2 stages; use at most 2 ranks, or more layers",
+        ),
+        (
+            {"parallel__pipeline": 2, "batch__accumulation": 4, "schedule__name": "csv"},
+            "schedule.csv: the plan's schedule is a table",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_launch(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        started(**values)
+
+
+def test_a_table_with_a_hole_is_refused_before_launch(tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text(written(generate("1f1b", Shape(2, 2, 4))).replace("1B2,", ""))
+    with pytest.raises(ConfigError, match=r"table.csv: rank 1: backward of microbatch 2 on stage 1 occurs as nothing.*; add it"):
+        started(parallel__pipeline=2, batch__accumulation=4, schedule__name="csv", schedule__csv=str(table))
+
+
+def test_parts_of_a_step_are_refused_where_microbatches_run_together() -> None:
+    engine = bridge.engine.initialize(
+        bridge.engine.models.gpt.GPT(DEEP), Plan.of({"batch.accumulation": 2, "schedule.breadth_first": 2}), mean_cross_entropy
+    )
+    with pytest.raises(BridgeError, match=r"breadth_first runs the microbatches of a step together; call engine.train_batch"):
+        engine(torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, 2, dtype=torch.int64))
+
+
+def test_breadth_first_on_one_rank_gives_the_same_and_gathers_less(run: Any) -> None:
+    level = {"zero.stage": 3, "batch.accumulation": 4}
+    deep = Case({**SGD, **level}, DEEP, batch=16)
+    wide = Case({**SGD, **level, "schedule.breadth_first": 4}, DEEP, batch=16)
+    for first, second in zip(run(2, piped, deep), run(2, piped, wide), strict=True):
+        assert second.losses == pytest.approx(first.losses, rel=1e-9)
+        assert second.traffic == second.predicted
+        assert second.traffic["gather weights"][0] < first.traffic["gather weights"][0] / 2
+        assert second.traffic["reduce gradients"][0] < first.traffic["reduce gradients"][0] / 2
+
+
+def test_stages_by_names_of_modules() -> None:
+    layers = ["embedding", "block0", "block1", "head"]
+    assert by_names([["embedding", "block0"], ["block1", "head"]], layers) == (range(2), range(2, 4))
+    with pytest.raises(
+        ConfigError, match="stage 1: the model has no layer 'block9'; its layers are embedding, block0, block1, head"
+    ):
+        by_names([["embedding", "block0", "block1"], ["block9", "head"]], layers)
+    with pytest.raises(ConfigError, match="layer block1: is in 0 stages, expected one; name it in one stage"):
+        by_names([["embedding", "block0"], ["head"]], layers)
+    with pytest.raises(ConfigError, match="stages: are not in the order of the model's layers"):
+        by_names([["block0", "embedding"], ["head"], ["block1"]], layers)
