@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from bridge.engine.runner import Engine, Loss
     from bridge.layout.tensor import TensorPlan
     from bridge.plan import Plan
+    from bridge.trace.desync import Policy
 
 
 def initialize(
@@ -27,6 +29,9 @@ def initialize(
     environment: Environment | None = None,
     groups: Sequence[Group] = (),
     deterministic: bool = False,
+    trace: str | Path | None = None,
+    full: bool = False,
+    policy: Policy | None = None,
 ) -> Engine:
     """An engine that trains `model` as `plan` says, on the ranks that the launcher started (`environment`:
     found out).
@@ -35,7 +40,9 @@ def initialize(
     counts as one layer. `loss_fn(output, targets)` returns the mean loss of a microbatch, or its sum and a count.
     `tensor_plan` names what tensor ranks split (default: the answer of the model's own method of that name). `device` is
     the accelerator where there is one. `groups` of parameters have hyperparameters of their own. `deterministic`: two runs
-    give the same bits (see `randomness.determine`). Raises `BridgeError` before any process group exists if the plan cannot
+    give the same bits (see `randomness.determine`). What `plan.debug` asks for is logged to the folder `trace` (default:
+    "trace"), `full` with whole tensors instead of samples, and checked by `policy` (default: mismatches are logged); see
+    `bridge.trace.attach`. Raises `BridgeError` before any process group exists if the plan cannot
     run.
     """
     import torch
@@ -55,4 +62,15 @@ def initialize(
         determine()
     comm.connect(found.rank, found.world, found.address, "nccl" if place.type == "cuda" else "gloo")
     module = as_module(model).to(place)
-    return Engine(module, plan, comm.Comm(mesh, found.rank), place, loss_fn, seed, findings, tensor_plan, groups)
+    engine = Engine(module, plan, comm.Comm(mesh, found.rank), place, loss_fn, seed, findings, tensor_plan, groups)
+    if any(plan.debug.model_dump(exclude_none=True).values()):
+        _watch(engine, plan, trace or "trace", full, policy)
+    return engine
+
+
+def _watch(engine: Engine, plan: Plan, folder: str | Path, full: bool, policy: Policy | None) -> None:
+    from bridge.engine.tracing import EngineSource
+    from bridge.trace import attach
+    from bridge.trace.desync import Policy
+
+    attach(EngineSource(engine), plan.debug, folder, full=full, policy=policy or Policy(action="log"))
