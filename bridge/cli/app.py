@@ -90,6 +90,7 @@ Examples:
   stagebridge train ds_config.json --steps 50
   torchrun --nproc-per-node 2 -m bridge.cli train ds_config.json --save run
   deepspeed --num_accelerators 2 --module bridge.cli train ds_config.json --json
+  torchrun --nproc-per-node 2 -m bridge.cli train ds_config.json --trace run --desync raise
 
 Sizes that do not fit the ranks are refused with the command that would fit; --fit shrinks them and says so.
 """
@@ -133,6 +134,42 @@ Examples:
   stagebridge schedule launch.args --world-size 8
   stagebridge schedule recipe.yaml --microbatches 8 --png schedule.png
   stagebridge schedule launch.args --csv schedule.csv     (torch.distributed.pipelining reads it)
+"""
+
+TRACE = """See inside runs: where two of them part, and what every layer of one did.
+
+A run is the folder that `train --trace DIR` (or `bridge.trace.attach`) wrote; it can be read while the training goes on.
+"""
+
+DIFF = """Compare two traced runs of any layouts or stacks, down to the first tensor that differs.
+
+Tensors are matched by name and sample order, in order of execution. A distance within what rounding can do, for their
+formats and the depth of the model, is rounding; the first one beyond it is where the runs part, and what it looks like (a
+missing sum, another scale, swapped microbatches) is said. NaNs never pass.
+
+\b
+Examples:
+  torchrun --nproc-per-node 2 -m bridge.cli train tp2.json --steps 5 --trace two
+  stagebridge train one.json --steps 5 --trace one
+  stagebridge trace diff two one
+  stagebridge trace diff two one --html parts.html      (heat map: layer x step)
+
+\b
+Exit codes:
+  0  equal up to rounding
+  2  they differ
+  1  an error: no run there, or no step that both have
+"""
+
+LINES = """Show the tensors that a run logged, put together over its ranks: shape, type, statistics, samples.
+
+Values have one unit on every layout: gradients are those of the step's mean loss, without loss scale.
+
+\b
+Examples:
+  stagebridge trace show run --step 3
+  stagebridge trace show run --layer block1 --kind output --microbatches
+  stagebridge trace show run --kind gradient --plot norms.png
 """
 
 DEMO = """Convert a bundled Megatron launch (8 ranks) to DeepSpeed and back, print the report and write the files.
@@ -406,16 +443,29 @@ def train(
         typer.Option("--resume", metavar="DIR", help="Continue from the latest checkpoint there, of any layout."),
     ] = None,
     deterministic: Annotated[bool, typer.Option("--deterministic", help="Two runs give the same bits, at some speed.")] = False,
+    trace: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--trace", metavar="DIR", help="Log every layer there, as FILE says or with samples; see trace --help."),
+    ] = None,
+    trace_full: Annotated[bool, typer.Option("--trace-full", help="Keep whole tensors in the log.")] = False,
+    desync: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--desync", metavar="WHAT", help="Compare ranks that must agree; on a mismatch: log, raise or dump."),
+    ] = None,
+    desync_every: Annotated[int, typer.Option("--desync-every", metavar="N", min=1, help="Compare every N steps.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a step.")] = False,
 ) -> int:
     """Train on one file."""
     from bridge.cli.convert import Job
-    from bridge.cli.train import Options, checked, train
+    from bridge.cli.train import Options, Watch, checked, train
 
     checked("--engine", engine, ("native",))
     job = Job(file, from_, from_version, world_size, lenient, as_json, auto or (), code or (), env or (), launch)
     known = checked("--model", model, ("tiny", "file"))
-    return train(job, Options(steps, known, data, fit, save, resume, deterministic))
+    if desync is not None:
+        checked("--desync", desync, ("log", "raise", "dump"))
+    watch = Watch(trace, trace_full, desync, desync_every)
+    return train(job, Options(steps, known, data, fit, save, resume, deterministic, watch))
 
 
 @app.command(help=SCHEDULE, short_help="Show, prove and draw a config's pipeline schedule.")
@@ -449,3 +499,52 @@ def schedule(
 
     job = Job(file, from_, from_version, world_size, lenient, as_json, auto or (), code or (), env or (), launch)
     return schedule(job, Options(microbatches, png, csv))
+
+
+trace = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=TRACE)
+app.add_typer(trace, name="trace", short_help="See inside runs: where two part, what each layer did.")
+
+
+@trace.command("diff", help=DIFF, short_help="Find where two runs part.")
+def trace_diff(
+    first: Annotated[Path, typer.Argument(metavar="A", help="Folder of a traced run.", show_default=False)],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Folder of the run it is held against.", show_default=False)],
+    html: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--html", metavar="OUT", help="Write a heat map: layer x step."),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Compare two runs."""
+    from bridge.cli.trace import diff
+
+    return diff(first, second, html, as_json)
+
+
+@trace.command("show", help=LINES, short_help="Show what a run logged.")
+def trace_show(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a traced run.", show_default=False)],
+    layer: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--layer", metavar="PART", help="Layers whose name contains it."),
+    ] = None,
+    kind: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--kind", metavar="KIND", help="output, input gradient, weight, gradient, memory, ..."),
+    ] = None,
+    step: Annotated[
+        Optional[list[int]],  # noqa: UP045
+        typer.Option("--step", metavar="N", min=0, help="Steps; 0 is the state before the first."),
+    ] = None,
+    microbatches: Annotated[bool, typer.Option("--microbatches", help="Show each microbatch apart too.")] = False,
+    plot: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--plot", metavar="OUT", help="Draw a statistic over steps, as PNG."),
+    ] = None,
+    statistic: Annotated[str, typer.Option("--statistic", metavar="NAME", help="What to plot.")] = "norm",
+    as_json: Json = False,
+) -> int:
+    """Show one run."""
+    from bridge.cli.trace import Selection, show
+
+    return show(run, Selection(layer or (), kind or (), step or (), microbatches), plot, statistic, as_json)

@@ -22,6 +22,38 @@ if TYPE_CHECKING:
     from bridge.engine.environment import Environment
     from bridge.engine.models.gpt import Architecture
     from bridge.engine.training import Report, Training
+    from bridge.trace.desync import Policy
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What is written down of a run (to `folder`, `full`: whole tensors), and what becomes of ranks that drift apart, compared
+    `every` so many steps.
+    """
+
+    folder: Path | None = None
+    full: bool = False
+    desync: str | None = None
+    every: int = 1
+
+    def planned(self, plan: Plan) -> Plan:
+        """`plan` with what the options ask for beside what it says itself."""
+        said = plan.values()
+        levels = {} if any(f"debug.{name}" in said for name in LEVELS) or not self.folder else dict.fromkeys(LEVELS, LEVEL)
+        checks = {"tensor_parallel": True} if self.desync else {}
+        return Plan.of({**said, **{f"debug.{name}": value for name, value in {**levels, **checks}.items()}})
+
+    def policy(self) -> Policy:
+        """What the checks do."""
+        from bridge.trace.desync import ACTIONS, Policy
+
+        action = next(known for known in ACTIONS if known == (self.desync or "log"))
+        return Policy(self.every, action, folder=(self.folder or Path("trace")) / "desync")
+
+
+LEVELS = ("layer_outputs", "layer_gradients", "param_init", "all_param_gradients", "param_update")
+"""What is logged where FILE does not say, and the level: statistics and 64 samples."""
+LEVEL = 9
 
 
 @dataclass(frozen=True)
@@ -35,6 +67,7 @@ class Options:
     save: Path | None = None
     resume: Path | None = None
     deterministic: bool = False
+    watch: Watch = Watch()
 
 
 def checked(option: str, value: str, known: tuple[str, ...]) -> str:
@@ -120,7 +153,16 @@ def _advice(plan: Plan, file: str) -> str:
 def _training(plan: Plan, architecture: Architecture, options: Options) -> Training:
     from bridge.engine.training import Training
 
-    training = Training.of(plan, architecture, options.data, deterministic=options.deterministic)
+    watch = options.watch
+    training = Training.of(
+        watch.planned(plan),
+        architecture,
+        options.data,
+        deterministic=options.deterministic,
+        trace=watch.folder,
+        full=watch.full,
+        policy=watch.policy(),
+    )
     if options.resume:
         training.engine.load_checkpoint(options.resume)
     return training

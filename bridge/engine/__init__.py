@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from bridge.engine.runner import Engine, Loss
     from bridge.layout.tensor import TensorPlan
     from bridge.plan import Plan
+    from bridge.trace.desync import Policy
 
 
 def initialize(
@@ -29,6 +31,9 @@ def initialize(
     deterministic: bool = False,
     module_fqns_per_model_part: Sequence[Sequence[str]] | None = None,
     variable_shapes: bool = False,
+    trace: str | Path | None = None,
+    full: bool = False,
+    policy: Policy | None = None,
 ) -> Engine:
     """An engine that trains `model` as `plan` says, on the ranks that the launcher started (`environment`:
     found out).
@@ -38,8 +43,10 @@ def initialize(
     `tensor_plan` names what tensor ranks split (default: the answer of the model's own method of that name). `device` is
     the accelerator where there is one. `groups` of parameters have hyperparameters of their own. `deterministic`: two runs
     give the same bits (see `randomness.determine`). `module_fqns_per_model_part` names the layers of each pipeline stage
-    instead of the plan's rule; `variable_shapes` lets what passes between pipeline ranks differ in shape by microbatch. Raises
-    `BridgeError` before any process group exists if the plan cannot run.
+    instead of the plan's rule; `variable_shapes` lets what passes between pipeline ranks differ in shape by microbatch.
+    What `plan.debug` asks for is logged to the folder `trace` (default: "trace"), `full` with whole tensors instead of
+    samples, and checked by `policy` (default: mismatches are logged); see `bridge.trace.attach`. Raises `BridgeError` before
+    any process group exists if the plan cannot run.
     """
     import torch
 
@@ -59,5 +66,16 @@ def initialize(
     if deterministic:
         determine()
     comm.connect(found.rank, found.world, found.address, "nccl" if place.type == "cuda" else "gloo")
-    ranks = comm.Comm(mesh, found.rank)
-    return Engine(module.to(place), plan, ranks, place, loss_fn, seed, findings, tensor_plan, groups, pipeline, variable_shapes)
+    module, ranks = module.to(place), comm.Comm(mesh, found.rank)
+    engine = Engine(module, plan, ranks, place, loss_fn, seed, findings, tensor_plan, groups, pipeline, variable_shapes)
+    if any(plan.debug.model_dump(exclude_none=True).values()):
+        _watch(engine, plan, trace or "trace", full, policy)
+    return engine
+
+
+def _watch(engine: Engine, plan: Plan, folder: str | Path, full: bool, policy: Policy | None) -> None:
+    from bridge.engine.tracing import EngineSource
+    from bridge.trace import attach
+    from bridge.trace.desync import Policy
+
+    attach(EngineSource(engine), plan.debug, folder, full=full, policy=policy or Policy(action="log"))

@@ -42,11 +42,6 @@ LIMITS: Mapping[str, Limit] = {
     "zero.offload.parameters": Limit(("none",), "parameters stay on the device"),
     "recompute.partition": Limit((False,), "saved activations are kept whole"),
     "recompute.offload": Limit((False,), "saved activations stay on the device"),
-    **{
-        path: Limit((0,), "the engine writes no layer logs yet", Effect.NONE)
-        for path in paths()
-        if path.startswith("debug.")
-    },
 }  # fmt: skip
 """Every field that the engine does not honour for each of its values; all others it does as told.
 

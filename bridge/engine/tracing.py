@@ -16,6 +16,7 @@ from bridge.engine.layers import Layer, layers_of
 from bridge.engine.tensor_parallel import TOKENS, VocabularyLinear
 from bridge.layout.shard import Flat, Parameter
 from bridge.trace.placement import Placement
+from bridge.trace.record import SHARD
 from bridge.trace.source import Held, Kind, Moment, Now
 
 if TYPE_CHECKING:
@@ -91,6 +92,8 @@ class EngineSource:
             yield Held("", kind, "", state, Placement.full(tuple(state.shape), ("tensor",)))
         elif kind == "replica":
             yield from self._buffers()
+        elif kind == "shard":
+            yield from self._reduced()
         else:
             yield from (held for flat, name, shard in self._shards(kind) for held in self._held(flat, kind, name, shard))
 
@@ -105,6 +108,12 @@ class EngineSource:
         numbers = torch.tensor(counters, dtype=torch.float64)
         return Held("", "state", "counters", numbers, Placement.full(tuple(numbers.shape), tuple(engine.comm.mesh.sizes)))
 
+    def _reduced(self) -> Iterator[Held]:
+        """Slices of gradients as they are kept, padding included."""
+        for flat, shard in self.engine.gradients.parts():
+            layer = self._layer_of(flat.slots[0].parameter.name)
+            yield Held(layer, SHARD, f"stage {flat.stage}", shard, Placement.full((len(shard),)))
+
     def _buffers(self) -> Iterator[Held]:
         """Whole weights that data ranks gathered from each other's parts."""
         weights = self.engine.weights
@@ -112,8 +121,10 @@ class EngineSource:
         for flat in self.engine.layout.flats:
             if flat.sharded and not flat.weight_shared:
                 whole = weights.whole(flat)
-                placement = Placement.full(tuple(whole.shape), ("data",))
-                yield Held(self._layer_of(flat.slots[0].parameter.name), "replica", f"stage {flat.stage}", whole, placement)
+                for slot in flat.slots:
+                    local = whole[slot.start : slot.stop].view(slot.parameter.shape)
+                    layer, tensor = self._split_name(slot.parameter.name)
+                    yield Held(layer, "replica", tensor, local, _box(slot.parameter, ("data",)))
 
     def _shards(self, kind: Kind) -> Iterator[tuple[Flat, str, Tensor]]:
         """Owned slices of that kind, with the name that they add to the parameters'."""
@@ -132,12 +143,16 @@ class EngineSource:
             replicas = (*(("tensor",) if parameter.split is None else ()), *(() if flat.sharded else ("data",)))
             placement = _box(parameter, replicas).run(piece.start, piece.stop)
             local = shard[piece.offset : piece.offset + placement.count]
-            layer = self._layer_of(parameter.name)
-            tensor = ".".join(part for part in (parameter.name.removeprefix(f"{layer}."), name) if part)
-            yield Held(layer, kind, tensor, local, placement)
+            layer, tensor = self._split_name(parameter.name)
+            yield Held(layer, kind, ".".join(part for part in (tensor, name) if part), local, placement)
 
     def _layers(self) -> tuple[Layer, ...]:
         return layers_of(self.engine.model)
+
+    def _split_name(self, parameter: str) -> tuple[str, str]:
+        """Its layer, and its name in there."""
+        layer = self._layer_of(parameter)
+        return layer, parameter.removeprefix(f"{layer}.")
 
     def _layer_of(self, parameter: str) -> str:
         return next((layer.name for layer in self._layers() if parameter.startswith(f"{layer.name}.")), "")

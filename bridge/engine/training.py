@@ -16,6 +16,7 @@ from bridge.engine.data import BYTES, Text
 from bridge.engine.models.gpt import GPT, Architecture, mean_cross_entropy, summed_cross_entropy
 from bridge.engine.runner import Engine
 from bridge.plan import Plan
+from bridge.trace.desync import Policy
 
 TINY = Architecture(layers=4, hidden=128, heads=4, kv_heads=4, ffn=512, vocab=BYTES, sequence=64)
 """The model that needs nothing but time: under a million parameters."""
@@ -65,11 +66,17 @@ class Training:
         data: Path | None = None,
         seed: int = 1234,
         deterministic: bool = False,
+        trace: Path | None = None,
+        full: bool = False,
+        policy: Policy | None = None,
     ) -> Training:
-        """Build model, data and engine; raises `BridgeError` before any process group exists if something does not fit."""
+        """Build model, data and engine (`trace`, `full` and `policy` as in `initialize`); raises `BridgeError` before any
+        process group exists if something does not fit.
+        """
         text = Text.of(data, architecture.sequence, seed)
         loss = summed_cross_entropy if plan.loss == "per_token" else mean_cross_entropy
-        engine = initialize(GPT(architecture, seed), plan, loss, seed=seed, deterministic=deterministic)
+        model = GPT(architecture, seed)
+        engine = initialize(model, plan, loss, seed=seed, deterministic=deterministic, trace=trace, full=full, policy=policy)
         return cls(engine, text, plan.batch.micro or MICRO)
 
     def steps(self, number: int) -> Iterator[Report]:

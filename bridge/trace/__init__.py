@@ -13,8 +13,11 @@ if TYPE_CHECKING:
     from bridge.trace.source import Source
     from bridge.trace.tracer import Observer, Tracer
 
-LOGS = ("layer_outputs", "layer_gradients", "param_init", "param_gradients", "all_param_gradients", "param_update")
-"""Fields of `Debug` that are levels of logs."""
+LOGS = (
+    *("layer_outputs", "layer_gradients", "param_init", "param_gradients", "all_param_gradients", "param_update"),
+    "activation_memory",
+)
+"""Fields of `Debug` that ask for logs."""
 
 
 def attach(
@@ -25,6 +28,7 @@ def attach(
     filter: Filter | None = None,
     full: bool = False,
     policy: Policy | None = None,
+    strict: bool = False,
 ) -> Tracer:
     """Log what `debug` asks for of `source` into the folder `run`, and check that ranks agree if it asks for that.
 
@@ -38,8 +42,8 @@ def attach(
 
     observers: list[Observer] = []
     if any(getattr(debug, name) for name in LOGS):
-        log = Log(Path(run), source.comm.rank, {**source.about(), "layers": list(source.layers)}, full)
-        observers.append(LayerLog(source, debug, log, filter or Filter()))
+        about = {**source.about(), "ranks": source.comm.mesh.world, "layers": list(source.layers)}
+        observers.append(LayerLog(source, debug, Log(Path(run), source.comm.rank, about, full, strict), filter or Filter()))
     if debug.tensor_parallel:
         observers.append(DesyncCheck(source, Desync(source.comm, policy or Policy())))
     return Tracer(source, observers).install()

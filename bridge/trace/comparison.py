@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bridge.errors import BridgeError
-from bridge.trace.record import Name
+from bridge.trace.record import MEMORY, SHARD, Name
 from bridge.trace.run import Entry, Run, named
 
 Verdict = Literal["equal", "rounding", "fault", "nan", "only in A", "only in B", "other shape", "too coarse"]
@@ -65,18 +65,19 @@ class Comparison:
     @property
     def worst(self) -> Line | None:
         """The tensor nearest to its bound, of those within it."""
-        return max((line for line in self.lines if not line.is_fault), key=_share, default=None)
+        return max((line for line in self.lines if not line.is_fault), key=share, default=None)
 
     def heat(self) -> Mapping[str, Mapping[int, float]]:
         """By layer and step: the largest distance, as a share of its bound."""
         found: dict[str, dict[int, float]] = defaultdict(dict)
         for line in self.lines:
             layer = found[line.name.layer]
-            layer[line.name.step] = max(layer.get(line.name.step, 0.0), _share(line))
+            layer[line.name.step] = max(layer.get(line.name.step, 0.0), share(line))
         return found
 
 
-def _share(line: Line) -> float:
+def share(line: Line) -> float:
+    """Its distance as a share of its bound; infinite where a fault has no bound."""
     if line.bound:
         return line.distance / line.bound
     return math.inf if line.is_fault else 0.0
@@ -99,7 +100,7 @@ def _told(steps: Sequence[int]) -> str:
 
 
 def _step(first: Run, second: Run, step: int) -> Iterator[Line]:
-    ours, theirs = first.entries(step), second.entries(step)
+    ours, theirs = _shared(first, step), _shared(second, step)
     others, scales = named(theirs), _scales(theirs)
     ratios = _ratios(first, second)
     for entry in ours:
@@ -109,6 +110,11 @@ def _step(first: Run, second: Run, step: int) -> Iterator[Line]:
         else:
             yield _line(entry, other, _bound(first, entry, other), scales[_section(entry.name)], ratios)
     yield from (Line(name, "only in B") for name in others)
+
+
+def _shared(run: Run, step: int) -> tuple[Entry, ...]:
+    """The tensors that do not belong to one layout alone."""
+    return tuple(entry for entry in run.entries(step) if entry.name.kind not in (MEMORY, SHARD))
 
 
 def _section(name: Name) -> tuple[str, str]:

@@ -7,13 +7,17 @@ differs is gathered.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from pathlib import Path
 from typing import Literal
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor
 
 from bridge.comm import Comm, Group
@@ -29,25 +33,31 @@ DIGESTS = "desync digests"
 VERDICT = "desync verdict"
 CULPRIT = "desync values"
 
-Action = Literal["log", "raise"]
+Action = Literal["log", "raise", "dump"]
+ACTIONS: tuple[Action, ...] = ("log", "raise", "dump")
+logger = logging.getLogger("bridge.trace")
 
 
 class DesyncError(BridgeError):
     """Ranks that must hold the same hold different things; `mismatches` tells which."""
 
-    def __init__(self, mismatches: Sequence[Mismatch]) -> None:
-        super().__init__(*(str(mismatch) for mismatch in mismatches))
-        self.mismatches = tuple(mismatches)
+    def __init__(self, mismatches: Sequence[Mismatch], dump: Path | None = None) -> None:
+        kept = () if dump is None else (f"desync: the tensors that differ lie in {dump}, one file for each rank",)
+        super().__init__(*(str(mismatch) for mismatch in mismatches), *kept)
+        self.mismatches, self.dump = tuple(mismatches), dump
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How often to compare, in steps; what to do then; and how many units in the last place apart values may be."""
+    """How often to compare, in steps; what to do about what differs (log it, raise `DesyncError`, or also write the tensors
+    to `folder` first); how many units in the last place apart values may be; and how many are examined in a step.
+    """
 
     every: int = 1
     action: Action = "raise"
     ulps: int = 0
     reports: int = 8
+    folder: Path = Path("desync")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +161,7 @@ class Desync:
     found: list[Mismatch] = field(default_factory=list)
     _queues: dict[tuple[str, ...], list[Queued]] = field(default_factory=dict)
     _forwards: dict[Name, list[Tensor]] = field(default_factory=dict)
+    _differing: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         axes = tuple(axis for axis, size in self.comm.mesh.sizes.items() if size > 1)
@@ -183,9 +194,24 @@ class Desync:
         found = [*self.differing(step), *self._recomputed()]
         self._forwards.clear()
         self.found += found
-        if self.policy.action == "raise" and self._any(bool(found)):
-            raise DesyncError(found or [_elsewhere(step, self.comm.world.ranks)])
+        if self.policy.action == "log":
+            for mismatch in found:
+                logger.error("%s", mismatch)
+        elif self._any(bool(found)):
+            dump = self._dumped(step) if self.policy.action == "dump" else None
+            raise DesyncError(found or [_elsewhere(step, self.comm.world.ranks)], dump)
+        self._differing.clear()
         return tuple(found)
+
+    def _dumped(self, step: int) -> Path:
+        """Write what differs on this rank, by name."""
+        folder = self.policy.folder / f"step-{step:08d}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            save_file(self._differing, folder / f"rank-{self.comm.rank:05d}.safetensors")
+        except (OSError, SafetensorError) as error:
+            raise BridgeError(*(str(mismatch) for mismatch in self.found), f"{folder}: cannot be written: {error}") from None
+        return folder
 
     def differing(self, step: int) -> list[Mismatch]:
         """What differs of all that is queued, and nothing more is; all ranks must take part, and none raises."""
@@ -249,6 +275,7 @@ class Desync:
         worst = max((_apart(other, reference) for other in values), key=lambda difference: difference.ulps)
         if worst.ulps <= self.policy.ulps and len(set(nans)) == 1:
             return None
+        self._differing[str(queued.name)] = tensor.detach().contiguous().cpu().clone()
         return Mismatch(queued.name, group.ranks, culprits, f"{worst}{told}")
 
 

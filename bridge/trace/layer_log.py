@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from bridge.plan import Debug
 from bridge.trace.log import Log
-from bridge.trace.record import Name
+from bridge.trace.memory import memory
+from bridge.trace.placement import Placement
+from bridge.trace.record import MEMORY, SHARD, Name
 from bridge.trace.source import Kind, Moment, Source
+from bridge.trace.summary import SAMPLES
 from bridge.trace.tracer import GRADIENT, OUTPUT, Sight
 
 
@@ -39,13 +44,24 @@ class LayerLog:
 
     def wants(self, kind: str) -> bool:
         """See `Observer`."""
-        return self._level(kind) > 0
+        return self._level(kind) > 0 or self._measures(kind)
 
     def saw(self, sight: Sight) -> None:
         """See `Observer`."""
         if not sight.again and self.filter.takes(sight.name):
             kind = sight.name.kind
-            self.log.add(sight.name, sight.tensor, sight.placement, self._level(kind), sight.microbatch, kind == GRADIENT)
+            self._add(sight.name, sight.tensor, sight.placement, self._level(kind), sight.microbatch, kind == GRADIENT)
+            if self._measures(kind):
+                self._memory(sight)
+
+    def _measures(self, kind: str) -> bool:
+        return bool(self.debug.activation_memory) and kind in (OUTPUT, GRADIENT)
+
+    def _memory(self, sight: Sight) -> None:
+        """What this rank holds after the layer's forward or backward; each rank's is its own."""
+        name = sight.name._replace(microbatch=sight.microbatch, kind=MEMORY)
+        used = memory(sight.tensor.device)
+        self.log.add(self._own(name), used, Placement.full(tuple(used.shape)), SAMPLES + 2)
 
     def reached(self, moment: Moment | None) -> None:
         """See `Observer`."""
@@ -54,7 +70,8 @@ class LayerLog:
             self._held("init", step - 1, "weight", self.debug.param_init)
             self.log.write(step - 1)
         elif moment == "reduced":
-            self._held("reduce", step, "gradient", max(self.debug.param_gradients or 0, self.debug.all_param_gradients or 0))
+            self._held("reduce", step, "gradient", self.debug.all_param_gradients)
+            self._held("reduce", step, "shard", self.debug.param_gradients)
         elif moment == "updated":
             self._held("update", step, "weight", self.debug.param_update)
         else:
@@ -67,4 +84,21 @@ class LayerLog:
         for held in self.source.tensors(kind) if level else ():
             name = Name(step, phase, held.layer, None, held.kind, held.tensor)
             if self.filter.takes(name):
-                self.log.add(name, held.local, held.placement, level or 0, gradient=kind == "gradient")
+                self._add(name, held.local, held.placement, level or 0, gradient=kind in ("gradient", "shard"))
+
+    def _add(
+        self,
+        name: Name,
+        tensor: Tensor,
+        placement: Placement,
+        level: int,
+        microbatch: int | None = None,
+        gradient: bool = False,
+    ) -> None:
+        """To the log, as a part of the whole tensor; where the plan wants no whole tensors, and for shards, as it is here."""
+        if self.debug.global_tensors is False or name.kind == SHARD:
+            name, placement = self._own(name), Placement.full(tuple(tensor.shape))
+        self.log.add(name, tensor, placement, level, microbatch, gradient)
+
+    def _own(self, name: Name) -> Name:
+        return name._replace(tensor=f"{name.tensor} of rank {self.source.comm.rank}".strip())

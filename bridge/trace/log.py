@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -45,13 +48,31 @@ class Seen:
 class Log:
     """The log of one rank. `full` keeps whole tensors beside the samples from level 3 on."""
 
-    def __init__(self, run: Path, rank: int, about: Mapping[str, Any] | None = None, full: bool = False) -> None:
-        self.run, self.folder, self.full = run, rank_folder(run, rank), full
+    def __init__(
+        self, run: Path, rank: int, about: Mapping[str, Any] | None = None, full: bool = False, strict: bool = False
+    ) -> None:
+        self.run, self.folder, self.full, self.strict = run, rank_folder(run, rank), full, strict
         self._seen: list[Seen] = []
-        _make(self.folder)
-        _cut_torn_line(self.folder / STEPS)
-        if rank == 0:
-            _publish(run / RUN, json.dumps({"format": FORMAT, **(about or {})}, indent=1))
+        self._open, self._first = True, True
+        with self._guarded("nothing is logged"):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            _cut_torn_line(self.folder / STEPS)
+            if rank == 0:
+                _publish(run / RUN, json.dumps({"format": FORMAT, "ranks": 1, **(about or {})}, indent=1))
+
+    @contextmanager
+    def _guarded(self, consequence: str) -> Iterator[None]:
+        """What cannot be written is said once and ends the log; training goes on, unless the log is strict."""
+        try:
+            yield
+        except (OSError, SafetensorError) as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            problem = f"{self.folder}: {reason}; {consequence}; name a folder with room that can be written to"
+            self._open = False
+            self._seen.clear()
+            if self.strict:
+                raise BridgeError(problem) from None
+            warnings.warn(problem, stacklevel=2)
 
     def add(
         self,
@@ -63,7 +84,7 @@ class Log:
         gradient: bool = False,
     ) -> None:
         """Note `tensor` as it is now; below level 1 nothing is. A `gradient` gets the factor that its step ends with."""
-        if level < 1:
+        if level < 1 or not self._open:
             return
         record = Record(name, microbatch, _name(tensor.dtype), str(tensor.device), level, placement, 1.0, None)
         measured = measure(tensor) if level >= STATISTICS else None
@@ -80,14 +101,17 @@ class Log:
     def write(self, step: int, factor: float = 1.0) -> None:
         """End `step`: bring what was noted to the disk. Gradients times `factor` are those of the step's mean loss."""
         seen, self._seen = self._seen, []
+        if not self._open:
+            return
         tensors: dict[str, Tensor] = {}
         records = [_finished(index, part, tensors, factor) for index, part in enumerate(seen)]
-        try:
+        with self._guarded(f"the log ends before step {step}"):
+            if self._first:
+                _drop_from(self.folder / STEPS, step)
+                self._first = False
             if tensors:
                 _publish_tensors(self.folder / f"{step:08d}.safetensors", tensors)
             _append(self.folder / STEPS, json.dumps({"step": step, "records": [record.fields() for record in records]}))
-        except OSError as error:
-            raise BridgeError(f"{self.folder}: {error.strerror}; the log ends before step {step}") from None
 
 
 def _finished(index: int, part: Seen, tensors: dict[str, Tensor], factor: float) -> Record:
@@ -104,13 +128,6 @@ def _finished(index: int, part: Seen, tensors: dict[str, Tensor], factor: float)
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BridgeError(f"{folder}: {error.strerror}; name a folder that can be written to") from None
 
 
 def _publish_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -144,9 +161,16 @@ def _cut_torn_line(path: Path) -> None:
         os.truncate(path, content.rfind(b"\n") + 1)
 
 
+def _drop_from(path: Path, step: int) -> None:
+    """Leave only what came before `step`: an earlier run in this folder, or one that a resume goes on from further back."""
+    if path.exists():
+        kept = [line for line in path.read_text().splitlines() if json.loads(line)["step"] < step]
+        _publish(path, "".join(f"{line}\n" for line in kept))
+
+
 def lines_of(path: Path) -> Iterable[dict[str, Any]]:
-    """The whole lines of a rank's log; the last one is left out if a kill cut it."""
-    for line in path.read_text().splitlines():
+    """The whole lines of a rank's log; the last one is left out if a kill cut it. None if the rank has not begun."""
+    for line in path.read_text().splitlines() if path.exists() else ():
         try:
             yield json.loads(line)
         except json.JSONDecodeError:

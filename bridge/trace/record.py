@@ -12,6 +12,9 @@ from bridge.trace.summary import Summary
 PHASES = ("init", "forward", "backward", "reduce", "update")
 """What a step does, in order."""
 
+MEMORY, SHARD = "memory", "gradient shard"
+"""Kinds that tell of one rank, on its layout; runs are not compared by them."""
+
 
 class Name(NamedTuple):
     """What was logged: `kind` is what the tensor is to its layer (output, input gradient, weight, gradient, moment), `tensor`

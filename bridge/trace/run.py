@@ -17,7 +17,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from bridge.errors import SourceError
-from bridge.trace.log import RUN, STEPS, lines_of
+from bridge.trace.log import RUN, STEPS, lines_of, rank_folder
 from bridge.trace.placement import Placement
 from bridge.trace.record import PHASES, Name, Record
 from bridge.trace.summary import Summary, sampled
@@ -117,8 +117,9 @@ class Run:
         try:
             about = json.loads((path / RUN).read_text())
         except (OSError, json.JSONDecodeError) as error:
-            raise SourceError(f"{path}: {error}; expected the folder of a traced run, with {RUN} in it") from None
-        ranks = sorted(path.glob(f"rank-*/{STEPS}"))
+            reason = error.strerror if isinstance(error, OSError) else f"{RUN} is not whole"
+            raise SourceError(f"{path}: {reason}; expected the folder of a traced run, with {RUN} in it") from None
+        ranks = [folder / STEPS for folder in (rank_folder(path, rank) for rank in range(about["ranks"]))]
         return cls(path, about, {rank.parent: {line["step"]: line["records"] for line in lines_of(rank)} for rank in ranks})
 
     @cached_property

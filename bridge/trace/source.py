@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from bridge.comm import Comm
 from bridge.trace.placement import Placement
 
-Kind = Literal["weight", "gradient", "moment", "replica", "state", "generator"]
-"""Owned parts of weights, gradients and optimizer state; whole buffers that data ranks hold alike; counters; generators."""
+Kind = Literal["weight", "gradient", "shard", "moment", "replica", "state", "generator"]
+"""Owned parts of weights, gradients (also as the flat pieces that were reduced: shards) and optimizer state; whole parameters
+that data ranks hold alike; counters; generators.
+"""
 Moment = Literal["reduced", "updated", "ended"]
 """Points of a step that every rank reaches, also on a step that is skipped: gradients are whole and nothing was updated yet;
 weights are updated, or left; the step is over."""

@@ -38,7 +38,7 @@ def test_no_false_alarm(world: int, plan: dict[str, Any], run: Ranks) -> None:
     [
         ("weight", 2, TENSOR, "2/reduce/block0/weight/norm1.weight"),
         ("weight", 2, {**DATA, "zero.stage": 0}, "2/reduce/block0/weight/norm1.weight"),
-        ("buffer", 2, {**DATA, "zero.stage": 1}, "2/reduce/block0/replica/stage 1"),
+        ("buffer", 2, {**DATA, "zero.stage": 1}, "2/reduce/block0/replica/norm1.weight"),
         ("moment", 2, TENSOR, "2/reduce/block0/moment/norm1.weight.exp_avg"),
         ("gradient", 2, TENSOR, "2/reduce/block0/gradient/norm1.weight"),
         ("gradient", 2, {**DATA, "zero.stage": 0}, "2/reduce/block0/gradient/norm1.weight"),

@@ -14,7 +14,6 @@ from bridge.engine.models.gpt import mean_cross_entropy, summed_cross_entropy
 from bridge.engine.runner import Engine
 from bridge.engine.tracing import EngineSource
 from bridge.plan import Plan
-from bridge.trace import attach
 from bridge.trace.desync import DesyncError, Policy
 from bridge.trace.source import Kind
 
@@ -23,8 +22,7 @@ def traced(rank: int, world: int, case: Case, folder: Path, full: bool = False) 
     """Train with the plan's debug levels; the losses."""
     plan = Plan.of(case.plan)
     loss = summed_cross_entropy if plan.loss == "per_token" else mean_cross_entropy
-    engine = initialize(model_of(case), plan, loss, seed=11)
-    attach(EngineSource(engine), plan.debug, folder, full=full)
+    engine = initialize(model_of(case), plan, loss, seed=11, trace=folder, full=full)
     return [engine.train_batch(microbatches(case, engine, step)) for step in range(case.steps)]
 
 
@@ -32,9 +30,8 @@ def checked(rank: int, world: int, case: Case, fault: str | None, at: int) -> tu
     """Train with desync checks while `fault` strikes rank `at` in the second step; what was reported, and steps done."""
     torch.manual_seed(5)
     plan = Plan.of({**case.plan, "debug.tensor_parallel": True})
-    engine = initialize(model_of(case), plan, mean_cross_entropy, seed=11)
     try:
-        attach(EngineSource(engine), plan.debug, policy=Policy())
+        engine = initialize(model_of(case), plan, mean_cross_entropy, seed=11, policy=Policy())
         for step in range(case.steps):
             batches = list(microbatches(case, engine, step))
             if fault and step == 1 and (rank == at or fault in EVERYWHERE):
@@ -99,8 +96,7 @@ EVERYWHERE = ("partial sums",)
 def wrong(rank: int, world: int, case: Case, folder: Path, mistake: str) -> None:
     """Train with logs while the engine makes a `mistake` in its second step, on all ranks alike: no check sees that."""
     plan = Plan.of(case.plan)
-    engine = initialize(model_of(case), plan, mean_cross_entropy, seed=11)
-    attach(EngineSource(engine), plan.debug, folder)
+    engine = initialize(model_of(case), plan, mean_cross_entropy, seed=11, trace=folder)
     for step in range(case.steps):
         batches = list(microbatches(case, engine, step))
         if step == 1:

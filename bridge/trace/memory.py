@@ -1,0 +1,27 @@
+"""Memory: what a process holds on a device, in bytes."""
+
+from __future__ import annotations
+
+import resource
+import sys
+
+import torch
+from torch import Tensor
+
+
+def memory(device: torch.device) -> Tensor:
+    """(4,) fp64, in bytes: allocated, most allocated since the last call, reserved, most reserved since then.
+
+    Torch counts nothing on a CPU: there, all four are the most that the whole process has held so far.
+    """
+    if device.type != "cuda":
+        unit = 1 if sys.platform == "darwin" else 2**10
+        return torch.full((4,), float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit), dtype=torch.float64)
+    used = (
+        torch.cuda.memory_allocated(device),
+        torch.cuda.max_memory_allocated(device),
+        torch.cuda.memory_reserved(device),
+        torch.cuda.max_memory_reserved(device),
+    )
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.tensor(used, dtype=torch.float64)

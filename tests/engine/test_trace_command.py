@@ -1,0 +1,134 @@
+"""The command `stagebridge trace`: two runs compared and one shown, as text, JSON, page and picture."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from runs import Case
+from traces import traced, wrong
+
+from bridge.cli import run
+
+LOGS = ("layer_outputs", "layer_gradients", "param_init", "all_param_gradients", "param_update")
+PLAN = {
+    "precision.compute": "fp64",
+    "optimizer.name": "sgd",
+    "optimizer.lr": 0.1,
+    "batch.micro": 4,
+    "batch.accumulation": 2,
+    **{f"debug.{name}": 8 for name in LOGS},
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A good run, the same once more, and one that goes wrong in its second step."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name in ("good", "again"):
+        traced(0, 1, Case(PLAN), folder / name)
+    wrong(0, 1, Case(PLAN), folder / "bad", "other activation")
+    return folder
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of one command."""
+    code = run(["trace", *map(str, arguments)])
+    streams = capsys.readouterr()
+    return code, streams.out, streams.err
+
+
+def test_equal_runs(capsys: pytest.CaptureFixture[str], runs: Path) -> None:
+    code, out, _ = said(capsys, "diff", runs / "again", runs / "good")
+    assert (code, out.splitlines()[-1]) == (0, "equal up to rounding")
+
+
+def test_where_runs_part(capsys: pytest.CaptureFixture[str], runs: Path) -> None:
+    code, out, _ = said(capsys, "diff", runs / "bad", runs / "good")
+    assert code == 2
+    assert "they part at 2/forward/block1/output: fault\n" in out
+    assert "likely cause: A is 1 times B" in out
+    assert "2/forward/block2/output" in out
+
+
+def test_json(capsys: pytest.CaptureFixture[str], runs: Path) -> None:
+    code, out, _ = said(capsys, "diff", runs / "bad", runs / "good", "--json")
+    found = json.loads(out)
+    assert code == found["exit_code"] == 2
+    assert found["divergence"] == found["faults"][0]
+    assert (found["divergence"]["layer"], found["divergence"]["step"]) == ("block1", 2)
+    assert 5e-6 < found["divergence"]["distance"] < 1e-5
+    assert found["heat"]["embedding"]["1"] == 0.0 and found["heat"]["block1"]["2"] > 1
+    assert sum(found["verdicts"].values()) > len(found["faults"])
+
+
+class Cells(HTMLParser):
+    """The rows of the first table's body, cell by cell: attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.rows: list[list[dict[str, str | None]]] = []
+        self.links: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.links += [name for name, _ in attrs if name in ("src", "href")]
+        if tag == "tr":
+            self.rows.append([])
+        elif tag == "td":
+            self.rows[-1].append(dict(attrs))
+
+
+def test_heat_map(capsys: pytest.CaptureFixture[str], runs: Path, tmp_path: Path) -> None:
+    said(capsys, "diff", runs / "bad", runs / "good", "--html", tmp_path / "map.html")
+    cells = Cells((tmp_path / "map.html").read_text())
+    assert cells.links == []
+    body = [row for row in cells.rows if row][:-1]
+    assert [len(row) for row in body] == [4] * 5, "five layers, steps 0 to 3"
+    (framed,) = [cell for row in body for cell in row if cell.get("class") == "first"]
+    assert framed is body[2][2]
+    assert (framed["title"] or "").startswith("2/")
+    assert {cell["style"] for cell in body[0][:2]} == {"background:#d9f0d3"}
+
+
+def test_show(capsys: pytest.CaptureFixture[str], runs: Path) -> None:
+    code, out, _ = said(capsys, "show", runs / "good", "--layer", "block1", "--kind", "output", "--step", 2, "--microbatches")
+    lines = out.splitlines()
+    assert code == 0
+    assert lines[2].split()[:3] == ["2/forward/block1/output", "8x6x16", "float64"]
+    assert [line.split()[:2] for line in lines[3:]] == [["microbatch", "0"], ["microbatch", "1"]]
+
+
+def test_show_json(capsys: pytest.CaptureFixture[str], runs: Path) -> None:
+    _, out, _ = said(capsys, "show", runs / "good", "--kind", "weight", "--step", 0, "--json")
+    found = json.loads(out)
+    norms = [tensor for tensor in found["tensors"] if tensor["tensor"] == "norm1.weight"]
+    assert [tensor["layer"] for tensor in norms] == ["block0", "block1", "block2"]
+    assert {tensor["statistics"]["mean"] for tensor in norms} == {1.0}
+    assert {len(tensor["samples"]) for tensor in norms} == {16}
+
+
+def test_plot(capsys: pytest.CaptureFixture[str], runs: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    png = tmp_path / "norms.png"
+    code, out, _ = said(capsys, "show", runs / "good", "--kind", "gradient", "--layer", "block0", "--plot", png)
+    assert (code, out) == (0, f"wrote {png}\n")
+    assert png.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("diff", "{runs}/none", "{runs}/good"), "expected the folder of a traced run, with run.json in it"),
+        (("show", "{runs}/good", "--kind", "nothing"), "nothing in it passes these filters; it has steps 0 to 3, layers"),
+        (("show", "{runs}/good", "--statistic", "nrm"), "did you mean norm?"),
+    ],
+)
+def test_errors(capsys: pytest.CaptureFixture[str], runs: Path, arguments: tuple[str, ...], message: str) -> None:
+    words = [word.format(runs=runs) for word in arguments]
+    code, out, err = said(capsys, *words)
+    assert (code, out) == (1, "")
+    assert message in err
+    assert json.loads(said(capsys, *words, "--json")[1])["exit_code"] == 1
