@@ -60,7 +60,7 @@ def test_generated_configs_are_accepted_with_equal_values(release: Any, real: As
     assert len(examples) >= COUNT
     found, asked = disagreements(examples, real)
     assert not found, found.most_common(5)
-    assert asked > 0.9 * COUNT
+    assert asked > 0.8 * COUNT
 
 
 @others
