@@ -1,7 +1,8 @@
-"""Public Hypothesis strategies: plans, and checked configs of any dialect. Needs the `test` extra."""
+"""Public Hypothesis strategies: plans, checked configs of any dialect, and edits of these. Needs the `test` extra."""
 
 from __future__ import annotations
 
+from bridge.testing.mutations import Mistake, Mutation, mutations
 from bridge.testing.strategies import Case, Part, configs, entries, plans, values
 
-__all__ = ["Case", "Part", "configs", "entries", "plans", "values"]
+__all__ = ["Case", "Mistake", "Mutation", "Part", "configs", "entries", "mutations", "plans", "values"]

@@ -16,7 +16,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from bridge.config import fields
+from bridge.config import fields, nest
 from bridge.dialect import Config, Dialect
 from bridge.errors import BridgeError
 from bridge.plan import Plan, paths
@@ -57,6 +57,18 @@ def _none(case: Case) -> tuple[str, ...]:
     return ()
 
 
+def _nested(config: Config) -> Group:
+    return nest({path: list(value) if isinstance(value, tuple) else value for path, value in config.given.items()})
+
+
+def _dotted(config: Config, path: str) -> tuple[str, ...]:
+    return tuple(path.split("."))
+
+
+def _nothing(config: Config) -> tuple[str, ...]:
+    return ()
+
+
 @dataclass(frozen=True)
 class Part:
     """What a dialect adds to its schema, as `PART` in its module `strategies`.
@@ -66,6 +78,10 @@ class Part:
     `opaque` names the fields of a case that hold live objects, which are carried as they are. `beside` is what a field
     cannot do without (such fields are also tried first), `reserved` the beginnings of paths that only the core draws,
     `entries` the entry points, likelier ones repeated.
+
+    For mutations: `source` is a config as a mapping that `read` takes, `spelled` where a field stands in it, level by level,
+    `required` what a config cannot do without, `stranger` a key that nobody knows, `coerced` fields whose stack takes other
+    types for the same value, `rounds` whether a batch that does not come out even is read, with a finding.
     """
 
     core: Callable[[Case], SearchStrategy[Sequence[Group]]] = _empty
@@ -75,6 +91,12 @@ class Part:
     beside: Mapping[str, Group] = field(default_factory=dict)
     reserved: tuple[str, ...] = ()
     entries: tuple[str, ...] = ("",)
+    source: Callable[[Config], Group] = _nested
+    spelled: Callable[[Config, str], tuple[str, ...]] = _dotted
+    required: Callable[[Config], Iterable[str]] = _nothing
+    stranger: str = "made_up_key"
+    coerced: tuple[str, ...] = ()
+    rounds: bool = False
 
 
 @cache

@@ -355,16 +355,20 @@ def _order() -> Mapping[str, int]:
 
 def nested(given: Mapping[str, Any], release: Release) -> dict[str, Any]:
     """The recipe as nested mappings, in the layout of the release or in the older one that it came in."""
-    old = f"{OLD}.{TARGET}" in given or not release.nested
     root: dict[str, Any] = {}
     for path in sorted(given, key=lambda path: _order()[path]):
-        spelled = path.replace(PIPELINE, OLD, 1) if old and path.startswith(PIPELINE + ".") else path
-        *parents, leaf = spelled.split(".")
+        *parents, leaf = place_of(path, given, release)
         place = root
         for parent in parents:
             place = place.setdefault(parent, {})
         place.update(given[path] if leaf == REST else {leaf: _spelled(path, given[path])})
     return root
+
+
+def place_of(path: str, given: Mapping[str, Any], release: Release) -> tuple[str, ...]:
+    """Where a setting stands in that layout, level by level."""
+    old = f"{OLD}.{TARGET}" in given or not release.nested
+    return tuple((path.replace(PIPELINE, OLD, 1) if old and path.startswith(PIPELINE + ".") else path).split("."))
 
 
 def _spelled(path: str, value: Any) -> Any:

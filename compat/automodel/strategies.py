@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from bridge.config import fields
+from bridge.dialect import Config
 from bridge.testing.strategies import Case, Group, Part, words
 from bridge.testing.strategies import values as typed_values
 from compat.automodel.effective import EXPERTS
+from compat.automodel.formats import nested, place_of
 from compat.automodel.optimizers import CLASSES
 from compat.automodel.pipeline_rules import AUTOPIPELINE
 from compat.automodel.releases import release
@@ -228,4 +230,15 @@ def values(case: Case, path: str) -> SearchStrategy[Any] | None:
 BESIDE: Mapping[str, Group] = {PP + "pp_schedule_csv": {}, "distributed.moe.reshard_after_forward": {}}
 """Settings that are tried first: few recipes can hold them."""
 
-PART = Part(core, paths, values, beside=BESIDE, reserved=RESERVED, entries=("recipe",))
+
+def source(config: Config) -> Group:
+    """The recipe as nested mappings."""
+    return nested(config.given, release(config.version))
+
+
+def spelled(config: Config, path: str) -> tuple[str, ...]:
+    """Where a setting stands in the layout of the recipe."""
+    return place_of(path, config.given, release(config.version))
+
+
+PART = Part(core, paths, values, beside=BESIDE, reserved=RESERVED, entries=("recipe",), source=source, spelled=spelled)

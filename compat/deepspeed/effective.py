@@ -36,7 +36,7 @@ def effective(given: Flat, version: str, world_size: int | None = None, partial:
     problems = [*_unknown(given, at), *_untyped(given), *_bounds(given, at)]
     ConfigError.raise_if(problems)
     values = _filled(given, at)
-    problems += _refused(values, given, at)
+    problems += [*_refused(values, given, at), *_unmeshed(values, world_size)]
     if not (partial and given.get(TOTAL) is None and given.get(MICRO) is None):
         problems += _batch(values, given, at, world_size)
     ConfigError.raise_if(problems)
@@ -415,6 +415,13 @@ def ranks(values: Flat, version: str, world_size: int | None) -> Ranks:
         raise ConfigError(f"parallel: {shared} does not divide world size ({least}); use a multiple of {dividing} ranks")
     data = int(values["data_parallel_size"]) if _mesh(values, at) else least // dividing
     return Ranks(least, data, shared)
+
+
+def _unmeshed(values: Flat, world_size: int | None) -> Iterator[str]:
+    """AutoTP lays its groups out as a mesh over all ranks (utils/groups.py, _init_tp_mesh_device)."""
+    size = values.get("tensor_parallel.autotp_size") or 1
+    if world_size is not None and world_size % size:
+        yield f"tensor_parallel.autotp_size: {size} does not divide world size ({world_size}); use a divisor of it"
 
 
 def _coded(values: Flat) -> int:

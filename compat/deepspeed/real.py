@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -112,8 +111,7 @@ def _spelled(path: str, value: Any) -> Any:
 
 def answer(question: Mapping[str, Any]) -> dict[str, Any]:
     """What the installed DeepSpeedConfig holds, by path; `ConfigError` with its reason if it refuses."""
-    os.environ["DS_ACCELERATOR"] = "cpu"
-    logging.disable(logging.CRITICAL)
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
     with _accelerator(question["accelerator"]):
         return held(live.real(dict(question["data"]), int(question["ranks"])))
 
@@ -127,6 +125,11 @@ def _accelerator(name: str) -> Iterator[None]:
         yield
 
 
+def installed() -> str:
+    """The release that would answer; `VersionError` if there is none."""
+    return live.installed()
+
+
 def held(config: Any) -> dict[str, Any]:
     """What a real DeepSpeedConfig of any release covered holds, by path; what it does not store is left out."""
     found = _attributes(config, dict(zip(TOP, TOP, strict=True)) | SINGLE)
@@ -134,7 +137,7 @@ def held(config: Any) -> dict[str, Any]:
         model = getattr(config, attribute, None)
         found.update(_flat(model.model_dump(by_alias=True) if model is not None else {}, section))
     for attribute, section in OBJECTS.items():
-        found.update(_flat(vars(getattr(config, attribute, _Nothing)), section))
+        found.update(_flat(vars(getattr(config, attribute, _Nothing())), section))
     for attribute, section in DICTS.items():
         found.update(_flat(getattr(config, attribute, {}), section))
     for name in MONITORS:
@@ -143,7 +146,9 @@ def held(config: Any) -> dict[str, Any]:
 
 
 class _Nothing:
-    __slots__ = ()
+    """Stands for an object that the release does not have."""
+
+    def __init__(self) -> None: ...
 
 
 def _attributes(config: Any, names: Mapping[str, str]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from bridge.config import fields
+from bridge.dialect import Config
 from bridge.testing.strategies import Case, Group, Part
 from bridge.testing.strategies import values as typed_values
 from compat.deepspeed.effective import MICRO, OFFLOAD, PARAM, STEPS, TOTAL, ZERO
@@ -207,4 +208,17 @@ BESIDE: Mapping[str, Group] = {
 }
 """What a key cannot do without."""
 
-PART = Part(core, paths, values, beside=BESIDE, reserved=RESERVED, entries=("file",))
+
+
+def required(config: Config) -> Iterable[str]:
+    """The only size of the batch, and arguments that a scheduler is not built without."""
+    sizes = [path for path in (MICRO, TOTAL) if path in config.given]
+    forms = release(config.version).forms("schedulers", config.given.get("scheduler.type", ""))
+    needed = [f"scheduler.params.{name}" for form in forms for name in form.required]
+    return [*(sizes if len(sizes) == 1 else ()), *(path for path in needed if path in config.given)]
+
+
+COERCED = (ZERO + "stage",)
+"""DeepSpeed takes true for stage 1."""
+
+PART = Part(core, paths, values, beside=BESIDE, reserved=RESERVED, entries=("file",), required=required, coerced=COERCED)

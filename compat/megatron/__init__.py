@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -131,7 +132,7 @@ class MegatronDialect(Dialect):
         from compat.megatron.options import clashes
 
         if config.entry == "flags":
-            ConfigError.raise_if(clashes(config.given, config.version))
+            ConfigError.raise_if((*clashes(config.given, config.version), *_meaningless(config.given)))
         _ = config.model_parallel
         if config.entry == "flags":
             _ = config.ddp, config.optimizer
@@ -142,7 +143,8 @@ class MegatronDialect(Dialect):
         assert isinstance(config, MegatronConfig)
         from compat.megatron.traps import inert
 
-        return (*_assumed_ranks(config), *_overruled(config), *inert(config))
+        uneven = _uneven(config) if config.entry == "flags" else ()
+        return (*_assumed_ranks(config), *uneven, *_overruled(config), *inert(config))
 
     def knows(self, path: str, value: Any, version: str, entry: str) -> bool:
         """Whether a flag of that release sets the argument to `value`, or its config class has the field."""
@@ -239,6 +241,27 @@ class MegatronDialect(Dialect):
                 return 20
             return 2 if "MODEL_ARGS" in data else int(any(str(key).startswith("--") for key in data))
         return int(isinstance(data, list) and any(str(word).startswith("--") for word in data))
+
+
+def _meaningless(given: Mapping[str, Any]) -> Iterator[str]:
+    """What the parser takes and no run can: numbers that are none, and sizes of nothing, which Megatron divides by."""
+    from compat.megatron.schema import SIZES
+
+    for name, value in given.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            yield f"{name}: found {value}; expected a finite number"
+        elif name in SIZES and value is not None and value < 1:
+            yield f"{name}: found {value}; expected a positive number"
+
+
+def _uneven(config: MegatronConfig) -> Iterator[Finding]:
+    """A batch that its microbatches do not divide (num_microbatches_calculator.py), which comes up after all other checks."""
+    args = config.args
+    whole, micro, ranks = (args.get(name) for name in ("global_batch_size", "micro_batch_size", "data_parallel_size"))
+    fixed = not any(args.get(name) for name in ("rampup_batch_size", "decrease_batch_size_if_needed", "step_batch_size_schedule"))
+    if fixed and whole and micro and ranks and whole % (micro * ranks):
+        message = f"no multiple of micro_batch_size ({micro}) x data-parallel ranks ({ranks}); Megatron stops at the start"
+        yield Finding("global_batch_size", message, Effect.NUMBERS, origin=config.origins.get("global_batch_size"))
 
 
 def _assumed_ranks(config: MegatronConfig) -> Iterator[Finding]:

@@ -336,7 +336,14 @@ def _leftovers(reader: _Reader) -> Iterator[tuple[int, str]]:
             message = _unknown(reader.words[index].partition("=")[0], reader.version)
             yield index, f"line {line}: {message}" if line else message
         elif not _follows_unknown(reader, index):
-            yield index, f"{reader.place(index, repr(reader.words[index]))}: expected a flag; nothing takes it"
+            place = reader.place(index, repr(reader.words[index]))
+            yield index, f"{place}: expected a flag; nothing takes it{_after(reader, index)}"
+
+
+def _after(reader: _Reader, index: int) -> str:
+    """The flag before a value that nothing takes."""
+    before = next((at for at in range(index - 1, -1, -1) if reader.marks[at].flag), None)
+    return "" if before is None else f", {reader.option(before)} has its own"
 
 
 def _follows_unknown(reader: _Reader, index: int) -> bool:

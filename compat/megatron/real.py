@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 from bridge.config import Values
 from bridge.dialect import Config
-from bridge.errors import BridgeError, ConfigError
+from bridge.errors import BridgeError, ConfigError, VersionError
 from compat.megatron import live, objects
 from compat.megatron.arguments.steps import named
 from compat.megatron.objects.fields import (
@@ -112,8 +112,16 @@ def _said(fields: Mapping[str, Any], version: str, cls: str) -> Group:
 
 def answer(question: Mapping[str, Any]) -> Group:
     """What the installed classes hold, by `Class.field`; `ConfigError` with the reason of the first that refuses."""
-    with _transformer_engine():
+    with _on_a_cluster():
         return _joined({cls: held(_built(cls, fields)) for cls, fields in question.items()})
+
+
+def installed() -> str:
+    """The release that would answer; `VersionError` if there is none."""
+    version = live.installed_version()
+    if version is None:
+        raise VersionError("megatron-core: not installed; pip install megatron-core")
+    return version
 
 
 FUSED = {
@@ -135,8 +143,8 @@ def _adam(master_weight_dtype: Any, exp_avg_dtype: Any, exp_avg_sq_dtype: Any, u
 
 
 @contextmanager
-def _transformer_engine() -> Iterator[None]:
-    """Checks that ask for Transformer Engine find a new one while inside; no kernel of it is run by a config class."""
+def _on_a_cluster() -> Iterator[None]:
+    """Checks that ask for Transformer Engine find a new one while inside, and this is rank 0; no config class runs a kernel."""
     from packaging.version import Version
 
     names = ("transformer_engine", "transformer_engine.pytorch", "transformer_engine.pytorch.optimizers")
@@ -148,6 +156,7 @@ def _transformer_engine() -> Iterator[None]:
                 stack.enter_context(patch.object(import_module(module), name, object(), create=True))
         stack.enter_context(patch.object(import_module("megatron.core.utils"), "get_te_version", lambda: Version(NEWEST)))
         stack.enter_context(patch.dict(sys.modules, modules))
+        stack.enter_context(patch("torch.distributed.get_rank", lambda group=None: 0))
         yield
 
 

@@ -11,8 +11,10 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
+from bridge.dialect import Config
 from bridge.testing.strategies import Case, Group, Part, words
 from compat.megatron import options, releases, stages
+from compat.megatron.formats import flag_lines
 from compat.megatron.objects.fields import PARALLEL, TRANSFORMER, defaults
 from compat.megatron.releases import Flag
 from compat.megatron.schema import SIZES
@@ -472,4 +474,27 @@ BESIDE: Mapping[str, Group] = {
 }
 """What a field cannot do without, at least in some releases."""
 
-PART = Part(core, paths, values, opaque, BESIDE, RESERVED, ENTRIES)
+
+
+def source(config: Config) -> Group:
+    """Flags with lists of their words, true where nothing stands behind one."""
+    lines = (_line(config, path) for path in config.given)
+    return {option: list(words) or True for option, *words in lines}
+
+
+def spelled(config: Config, path: str) -> tuple[str, ...]:
+    """The flag of a field, with a value that is tied to it."""
+    return (_line(config, path)[0],)
+
+
+def _line(config: Config, path: str) -> tuple[str, ...]:
+    return flag_lines({path: config.given[path]}, config.version)[0]
+
+
+def required(config: Config) -> Iterable[str]:
+    """What full recomputation needs (transformer_config.py, `__post_init__`)."""
+    full = config.given.get("recompute_granularity") == "full"
+    return [path for path in ("recompute_method", "recompute_num_layers") if full and path in config.given]
+
+
+PART = Part(core, paths, values, opaque, BESIDE, RESERVED, ENTRIES, source, spelled, required, "--made-up-flag", rounds=True)

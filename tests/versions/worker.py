@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import warnings
 from importlib import import_module
+from importlib.metadata import version
 from typing import Any
 
 from bridge.errors import ConfigError
@@ -20,9 +22,12 @@ def replied(real: Any, question: Any) -> dict[str, Any]:
         return {"refused": str(error)}
 
 
-def main(dialect: str) -> None:
+def main(dialect: str, package: str, release: str) -> None:
     """Answer until there are no more questions; what the stack itself prints goes nowhere."""
+    if version(package) != release:
+        raise SystemExit(f"{package}: found {version(package)}, expected {release}")
     warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     real = import_module(f"compat.{dialect}.real")
@@ -31,4 +36,4 @@ def main(dialect: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -85,7 +85,8 @@ def transformer(args: Mapping[str, Any], version: str) -> dict[str, Any]:
     """
     cls = LATENT if args.get("multi_latent_attention") else TRANSFORMER
     ConfigError.raise_if(_unmatched(Namespace(args)))
-    return _built(fed(args, version, cls, TRANSFORMER_FEEDS), version, cls)
+    values = fed(args, version, cls, TRANSFORMER_FEEDS)
+    return _built(values, version, cls, use_checkpoint_args=args.get("use_checkpoint_args"))
 
 
 def _unmatched(a: Namespace) -> tuple[str, ...]:

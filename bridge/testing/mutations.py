@@ -1,0 +1,283 @@
+"""Configs one edit away from a valid one, with the key that was edited and the kind of mistake: made of schema and table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from enum import StrEnum
+from random import Random
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from bridge.config import fields
+from bridge.dialect import Config, Dialect
+from bridge.errors import BridgeError, ConfigError
+from bridge.testing.strategies import Case, configs, entries, part_of, paths_of
+
+Path = tuple[str, ...]
+"""Where a value stands in a source, level by level."""
+
+
+REST = "*"
+"""Field that takes whatever else stands in its section."""
+
+
+class Mistake(StrEnum):
+    """What an edit did."""
+
+    UNKNOWN = "unknown key"
+    MISSPELLED = "misspelled key"
+    TYPE = "wrong type"
+    SWITCH = "true for a number"
+    FRACTION = "fraction for a whole number"
+    INFINITE = "not a finite number"
+    BOUNDS = "out of bounds"
+    CHOICE = "not a choice"
+    RELATION = "broken relation"
+    REMOVED = "removed required key"
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One edit: the place, what to write there (`REMOVE`: nothing), the place that the value leaves, if it moves, and the
+    field of a plan that the key stands for, where that is what matters.
+    """
+
+    mistake: Mistake
+    at: Path
+    value: Any
+    leaves: Path | None = None
+    ours: str = ""
+
+
+class _Remove:
+    def __repr__(self) -> str:
+        return "REMOVE"
+
+
+REMOVE = _Remove()
+"""Written nowhere: the key is taken out."""
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A valid config, and a source that is one edit away from it.
+
+    `key` is the edited key as the source spells it (dotted), `value` what stands there now, `source` the edited mapping,
+    `error` what reading it should raise; an edit that happens to mean the same may be read, with equal effective values.
+    """
+
+    config: Config
+    mistake: Mistake
+    key: str
+    value: Any
+    source: Mapping[str, Any]
+    error: type[BridgeError] = ConfigError
+    ours: str = ""
+
+    def read(self) -> Config:
+        """The edited source at the release and world size of the valid config; raises what its dialect raises."""
+        return self.config.dialect.read(self.source, self.config.version, self.config.world_size)
+
+    def named_in(self, error: BridgeError) -> bool:
+        """Whether a message of `error` names the edited key; for sizes that do not fit, the axis or side will do."""
+        names = (_word(path.rpartition(".")[2]) for path in (self.key, self.ours))
+        return any(name in _word(str(error)) for name in names if name)
+
+
+def _word(text: str) -> str:
+    """The same for a flag and for what it sets."""
+    return text.lstrip("-").replace("-", "_")
+
+
+def mutations(dialect: Dialect, version: str | None = None, world_size: int | None = None) -> SearchStrategy[Mutation]:
+    """One edit away from a config that `dialect` accepts: every kind of mistake that its fields allow, evenly.
+
+    Of any release and world size unless given. Reading `source` must raise `error` with the key named, or give the same
+    effective values.
+    """
+    return _mutations(dialect, version, world_size)
+
+
+@st.composite
+def _mutations(draw: DrawFn, dialect: Dialect, version: str | None, world_size: int | None) -> Mutation:
+    config = draw(configs(dialect, version, world_size, entries(dialect)[0]))
+    seed = Random(draw(st.integers(0, 2**32)))
+    found = edits(config)
+    edit = seed.choice(found[seed.choice(sorted(found))])
+    source = edited(part_of(dialect).source(config), edit)
+    return Mutation(config, edit.mistake, ".".join(edit.at), edit.value, source, ours=edit.ours)
+
+
+def edits(config: Config) -> Mapping[Mistake, list[Edit]]:
+    """Every single edit of a config that is a mistake, by what it does."""
+    found: dict[Mistake, list[Edit]] = {}
+    for maker in MAKERS:
+        for edit in maker(config):
+            found.setdefault(edit.mistake, []).append(edit)
+    return found
+
+
+def edited(source: Mapping[str, Any], edit: Edit) -> dict[str, Any]:
+    """A copy of nested `source` with one edit; sections on the way are made, one that ends up empty goes too."""
+    copy: dict[str, Any] = deepcopy(dict(source))
+    value = _take(copy, edit.leaves) if edit.leaves else edit.value
+    if edit.value is REMOVE:
+        _take(copy, edit.at)
+        return copy
+    place = copy
+    for name in edit.at[:-1]:
+        place = place.setdefault(name, {})
+    place[edit.at[-1]] = value
+    return copy
+
+
+def _take(source: dict[str, Any], path: Path) -> Any:
+    name, *rest = path
+    if not rest:
+        return source.pop(name)
+    value = _take(source[name], tuple(rest))
+    if not source[name]:
+        del source[name]
+    return value
+
+
+# Keys
+
+
+def _unknown(config: Config) -> Iterator[Edit]:
+    """A key that nobody knows, at the top and in each section that is there."""
+    spelled = part_of(config.dialect).spelled
+    parents = dict.fromkeys(spelled(config, path)[:-1] for path in config.given)
+    for parent in {(): None, **parents}:
+        if not _free(config, parent):
+            yield Edit(Mistake.UNKNOWN, (*parent, part_of(config.dialect).stranger), 1)
+
+
+def _free(config: Config, parent: Path) -> bool:
+    """Whether the dialect leaves what stands under `parent` to the user: a single field takes all of it."""
+    known = fields(config.dialect.schema)
+    above = [parent[:length] for length in range(len(parent) + 1)]
+    return any(".".join(path) in known for path in above) or ".".join((*parent, REST)) in known
+
+
+def _misspelled(config: Config) -> Iterator[Edit]:
+    """Each key with two of its letters swapped, its value kept."""
+    part = part_of(config.dialect)
+    known = {tuple(path.split(".")) for path in fields(config.dialect.schema)}
+    known |= {part.spelled(config, path) for path in config.given}
+    for path in config.given:
+        *parent, name = part.spelled(config, path)
+        wrong = (*parent, _swapped(name))
+        if wrong not in known and wrong[-1] != name and not _free(config, tuple(parent)):
+            yield Edit(Mistake.MISSPELLED, wrong, config.given[path], leaves=(*parent, name))
+
+
+def _swapped(name: str) -> str:
+    """The two letters in the middle change places; the first pair that differs, from there on."""
+    for place in range(len(name) // 2, len(name) - 1):
+        if name[place] != name[place + 1] and name[place : place + 2].isalpha():
+            return name[:place] + name[place + 1] + name[place] + name[place + 2 :]
+    return name
+
+
+# Values
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What a field takes: plain types, bounds, and choices (empty: anything of its types)."""
+
+    types: frozenset[Any]
+    bounds: tuple[Any, ...] = ()
+    choices: tuple[Any, ...] = ()
+
+
+def _kind(annotation: Any, bounds: tuple[Any, ...] = ()) -> _Kind:
+    origin, inside = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        metadata = tuple(bound for item in inside[1:] for bound in (item, *getattr(item, "metadata", ())))
+        return _kind(inside[0], (*metadata, *bounds))
+    if origin in (Union, UnionType):
+        kinds = [_kind(part, bounds) for part in inside if part is not NoneType]
+        return kinds[0] if len(kinds) == 1 else _Kind(frozenset().union(*(kind.types for kind in kinds)))
+    if origin is Literal:
+        return _Kind(frozenset(map(type, inside)), (), inside)
+    return _Kind(frozenset({origin or annotation}), bounds)
+
+
+def _wrong_values(config: Config) -> Iterator[Edit]:
+    """Each given field with values that its annotation does not take."""
+    part, known = part_of(config.dialect), fields(config.dialect.schema)
+    settable = set(paths_of(config.dialect, Case(config.version, config.world_size, config.entry)))
+    for path in config.given:
+        if path in known and path in settable and path not in part.coerced:
+            at = part.spelled(config, path)
+            yield from (Edit(mistake, at, value) for mistake, value in _wrong(_kind(known[path].annotation)))
+
+
+def _wrong(kind: _Kind) -> Iterator[tuple[Mistake, Any]]:
+    if Any in kind.types or object in kind.types:
+        return
+    if kind.types <= {int, float, bool}:
+        yield from ((Mistake.TYPE, value) for value in ("many", {"a": 1}, [[1]]))
+    if kind.types <= {int, float}:
+        yield Mistake.SWITCH, True
+        yield from ((Mistake.INFINITE, value) for value in (float("nan"), float("inf")))
+    if kind.types == {int}:
+        yield Mistake.FRACTION, 1.5
+    if kind.types == {str} and kind.choices:
+        yield Mistake.CHOICE, "no such choice"
+    yield from ((Mistake.BOUNDS, value) for value in map(_beyond, kind.bounds) if value is not None)
+
+
+def _beyond(bound: Any) -> float | int | None:
+    """The nearest whole value outside of a bound."""
+    limits: tuple[tuple[Any, str, int], ...] = ((Ge, "ge", -1), (Gt, "gt", 0), (Le, "le", 1), (Lt, "lt", 0))
+    for kind, name, step in limits:
+        if isinstance(bound, kind):
+            limit: int | float = getattr(bound, name)
+            return limit + step
+    return None
+
+
+# Relations
+
+MICRO, TOTAL, DATA = "batch.micro", "batch.global_", "parallel.data"
+AXES = ("parallel.tensor", "parallel.pipeline", "parallel.context")
+
+
+def _relations(config: Config) -> Iterator[Edit]:
+    """Sizes that no longer fit: a parallel axis of more ranks than there are, a batch that its parts do not divide."""
+    from bridge.translation import lift
+
+    if config.world_size is None:
+        return
+    part, plan = part_of(config.dialect), lift(config).values()
+    for axis in AXES:
+        for path in _carried(config, axis, plan.get(axis)):
+            yield Edit(Mistake.RELATION, part.spelled(config, path), config.world_size + 1, ours=axis)
+    if not part.rounds and _carried(config, MICRO, plan.get(MICRO)) and plan[MICRO] * (plan.get(DATA) or 1) > 1:
+        for path in _carried(config, TOTAL, plan.get(TOTAL)):
+            yield Edit(Mistake.RELATION, part.spelled(config, path), config.given[path] + 1, ours=TOTAL)
+
+
+def _carried(config: Config, ours: str, value: Any) -> list[str]:
+    """Given paths that alone stand for a plan field, with its very value."""
+    rule = next(rule for rule in config.dialect.rules if ours in rule.ours)
+    return [path for path in rule.carriers(ours) if value is not None and config.given.get(path) == value]
+
+
+def _required(config: Config) -> Iterator[Edit]:
+    """What the dialect says a config cannot do without."""
+    part = part_of(config.dialect)
+    for path in part.required(config):
+        yield Edit(Mistake.REMOVED, part.spelled(config, path), REMOVE)
+
+
+MAKERS: tuple[Callable[[Config], Iterable[Edit]], ...] = (_unknown, _misspelled, _wrong_values, _relations, _required)

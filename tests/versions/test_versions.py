@@ -1,0 +1,88 @@
+"""What we accept and write for a release, that release accepts with the same effective values."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+import compat
+from bridge.dialect import Config
+from bridge.errors import BridgeError
+from bridge.testing import configs
+from bridge.translation import translate
+
+COUNT = int(os.environ.get("STAGEBRIDGE_EXAMPLES", "1000"))
+"""Generated configs for each release."""
+TRANSLATED = max(10, COUNT // 20)
+"""Translated configs from each other dialect for each release."""
+COMMON = 60
+"""Values that are compared at least, for a config that could be asked about."""
+
+Ask = Callable[[Config], Any]
+others = pytest.mark.parametrize("source", compat.names())
+
+
+def drawn(strategy: Any, count: int) -> list[Any]:
+    """`count` examples, always the same."""
+    found: list[Any] = []
+    fixed = settings(
+        max_examples=count,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    fixed(given(strategy)(lambda example: found.append(example)))()
+    return found
+
+
+def disagreements(examples: list[Config], real: Ask) -> tuple[Counter[str], int]:
+    """Reasons of refusals and differing values, with how often each came; and how many configs could be asked about."""
+    found, asked = Counter[str](), 0
+    for config in examples:
+        verdict = real(config)
+        if verdict.refused:
+            found[f"{verdict.refused}: {dict(config.given)}"] += 1
+        found.update(f"{path}: ours {ours!r}, theirs {theirs!r}" for path, (ours, theirs) in verdict.differing.items())
+        asked += verdict.compared >= COMMON
+    return found, asked
+
+
+def test_generated_configs_are_accepted_with_equal_values(release: Any, real: Ask) -> None:
+    examples = drawn(configs(release.dialect, release.version), COUNT)
+    assert len(examples) >= COUNT
+    found, asked = disagreements(examples, real)
+    assert not found, found.most_common(5)
+    assert asked > 0.8 * COUNT
+
+
+@others
+def test_translations_are_accepted_with_equal_values(release: Any, real: Ask, source: str, tmp_path: Path) -> None:
+    if source == release.dialect.name:
+        pytest.skip("its own configs are above")
+    results = [_translated(config, release, tmp_path) for config in drawn(configs(compat.load(source)), TRANSLATED)]
+    examples = [config for config in results if config is not None]
+    assert len(examples) > TRANSLATED / 5
+    found, _ = disagreements(examples, real)
+    assert not found, found.most_common(5)
+
+
+def _translated(config: Config, release: Any, folder: Path) -> Config | None:
+    """The config as that release reads it from the file we write; None where it cannot say it, or leaves the batch open."""
+    dialect, path = release.dialect, folder / f"config.{SUFFIXES[release.dialect.formats[0]]}"
+    try:
+        result = translate(config, dialect, release.version)
+        dialect.write(result.config, path)
+        return dialect.read(path, release.version, result.config.world_size)
+    except BridgeError:
+        return None
+
+
+SUFFIXES = {"json": "json", "flags": "txt"}
