@@ -128,7 +128,7 @@ def test_param_gradients(run: Ranks, tmp_path: Path) -> None:
     results = run(2, logged, case, tmp_path / "run")
     found = entries(tmp_path / "run")
     assert {entry.name.kind for entry in found} == {"gradient shard"}
-    for rank, (norms, _, sizes) in enumerate(results):
+    for rank, (_, _, sizes) in enumerate(results):
         mine = [entry for entry in found if entry.name.tensor.endswith(f"of rank {rank}") and entry.name.step == 1]
         assert sorted(entry.shape[0] for entry in mine) == sorted(sizes)
     assert squares(found) == pytest.approx([norm**2 for norm in norms])
