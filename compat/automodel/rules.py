@@ -38,12 +38,14 @@ def mesh_rules() -> tuple[Rule, ...]:
         convert(
             D + "sequence_parallel",
             "parallel.sequence",
-            lambda values, context: {"parallel.sequence": bool(values.get(D + "sequence_parallel")) and _tensors(values) > 1},
+            lambda values, context: {"parallel.sequence": bool(values.get(D + "sequence_parallel")) and _can_split_norms(values)},
             lambda values, context: {D + "sequence_parallel": True} if _splits_norms(values, context) else {},
             effect=Effect.COST,
-            sees=(D + "tp_size", *STRATEGY_SEES),
+            sees=(D + "tp_size", D + "strategy", *STRATEGY_SEES),
+            blurs=lambda values: not _can_split_norms(values),
             lossy="AutoModel's tensor plan of FSDP2 splits norms by tokens; other strategies do not",
-            source="components/distributed/parallelizer.py: SequenceParallel in the tensor plan, as Megatron means it",
+            source="components/distributed/parallelizer.py: SequenceParallel in the tensor plan, as Megatron means it;"
+            " megatron_fsdp.py: parallelize passes False",
         ),
         only_ours(
             "parallel.order", note="AutoModel's mesh is tensor, context, data, pipeline from the fastest rank", effect=Effect.COST
@@ -57,8 +59,8 @@ def _axis(theirs: str, ours: str) -> Rule:
     )
 
 
-def _tensors(values: Group) -> int:
-    return values.get(D + "tp_size") or 1
+def _can_split_norms(values: Group) -> bool:
+    return (values.get(D + "tp_size") or 1) > 1 and values.get(D + "strategy") == "fsdp2"
 
 
 def _splits_norms(values: Group, context: Context) -> bool:

@@ -32,7 +32,7 @@ def _found(given: Mapping[str, Any], effective: Mapping[str, Any], release: Rele
         yield from _overwritten(given, effective)
         yield from _schedule(given)
     else:
-        yield from _inert(given)
+        yield from _inert(given, effective)
     yield from _steps(given)
 
 
@@ -45,12 +45,14 @@ def _layout(given: Mapping[str, Any], release: Release) -> Iterator[Found]:
         yield "clip_grad_norm.max_norm", f"read since 0.3.0; {release.version} always clips at 1.0", Effect.NUMBERS
 
 
-def _inert(given: Mapping[str, Any]) -> Iterator[Found]:
+def _inert(given: Mapping[str, Any], effective: Mapping[str, Any]) -> Iterator[Found]:
     path = next((path for path in given if path.startswith((PP, OLD))), None)
     if path is not None:
         yield path.rpartition(".")[0], "ignored, because pp_size is 1; set pp_size to use it", Effect.NONE
     if (given.get(D + "tp_size") or 1) == 1 and given.get(D + "sequence_parallel"):
         yield D + "sequence_parallel", "without effect, because tp_size is 1", Effect.NONE
+    elif effective.get(D + "strategy") == "megatron_fsdp" and given.get(D + "sequence_parallel"):
+        yield D + "sequence_parallel", "without effect, because megatron_fsdp has no sequence parallelism; use fsdp2", Effect.COST
 
 
 def _overwritten(given: Mapping[str, Any], effective: Mapping[str, Any]) -> Iterator[Found]:
