@@ -514,7 +514,7 @@ class Engine:
         self.gradients.clear()
         self.executor.begin()
         self._totals.zero_()
-        self._source = iter(())
+        self._source, self.batch = iter(()), ()
         self._fed, self._turns = [], []
         self._ends, self._losses = {}, {}
         self._micro = self._rows = 0
