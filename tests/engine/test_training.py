@@ -122,6 +122,15 @@ def test_what_cannot_be_done_is_one_line(
     assert capsys.readouterr().err.splitlines()[-1] == f"error: {message}"
 
 
+def test_what_no_plan_holds_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps({**CONFIG, "steps_per_print": 5, "gradient_allreduce_op": "sum"}))
+    assert cli(["train", str(path), "--steps", "1"]) == 0
+    notes = capsys.readouterr().err.splitlines()
+    assert "note: gradient_allreduce_op: gradients are summed instead of averaged (different numbers)" in notes
+    assert not any("steps_per_print" in note for note in notes)
+
+
 MEGATRON = "--tensor-model-parallel-size {} --micro-batch-size 2 --global-batch-size 8 --num-layers 4 --hidden-size 64"
 
 
