@@ -69,6 +69,16 @@ def lift(config: Config) -> Plan:
     return Plan.of(_lift(config))
 
 
+def unheld(config: Config) -> Iterator[Finding]:
+    """What `config` sets otherwise than its stack's default and no Plan holds, with what it does to the run."""
+    table, values = claims(config.dialect), config.effective.flat()
+    usual = _back(_lift(config), config)
+    for path in config.given:
+        rule, value = table.get(path), values.get(path)
+        if rule is not None and not rule.ours and value != usual.get(path):
+            yield Finding(path, rule.note, rule.effect_of(values), True, How.DROPPED, value, origin=config.origins.get(path))
+
+
 def lower(plan: Plan, dialect: Dialect, version: str | None = None, world_size: int | None = None) -> Config:
     """`plan` as a config of `dialect`; raises `BridgeError` if the stack would refuse it."""
     ours = plan.values()

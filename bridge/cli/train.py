@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bridge.cli.convert import Job, read
+from bridge.dialect import Config
 from bridge.errors import BridgeError, ConfigError, nearest
 from bridge.findings import Finding
 from bridge.plan import Plan
-from bridge.translation import lift
+from bridge.rules import Effect
+from bridge.translation import lift, unheld
 
 if TYPE_CHECKING:
     from bridge.engine.environment import Environment
@@ -84,28 +86,34 @@ def train(job: Job, options: Options) -> int:
     from bridge.engine.environment import detect
 
     here = detect()
-    plan = _read(job, here.world, options.fit)
+    config = _read(job, here.world, options.fit)
+    plan = lift(config)
     architecture = _architecture(plan, options.model)
     plan, changes = _fitted(plan, here, architecture, options.fit, job.file)
     training = _training(plan, architecture, options)
     if here.rank == 0:
-        _say((*changes, *training.engine.findings))
+        _say((*_unheard(config), *changes, *training.engine.findings))
     with _lost_ranks_named(options):
         _run(training, options, here.rank == 0, job.json)
     return 0
 
 
-def _read(job: Job, world: int, fit: bool) -> Plan:
-    """The plan of the job's file, for the ranks at hand; if it is for others, as it stands, so that one can say for which."""
+def _read(job: Job, world: int, fit: bool) -> Config:
+    """The job's file, for the ranks at hand; if it is for others, as it stands, so that one can say for which."""
     if job.world_size is not None or fit:
-        return lift(read(job))
+        return read(job)
     try:
-        return lift(read(replace(job, world_size=world)))
+        return read(replace(job, world_size=world))
     except BridgeError as error:
         try:
-            return lift(read(job))
+            return read(job)
         except BridgeError:
             raise error from None
+
+
+def _unheard(config: Config) -> Iterator[Finding]:
+    """What the file says of the numbers that no plan holds, and so the engine does not hear."""
+    return (finding for finding in unheld(config) if finding.effect in (Effect.NUMBERS, Effect.ROUNDING))
 
 
 def _architecture(plan: Plan, model: str) -> Architecture:

@@ -25,7 +25,7 @@ from bridge.errors import BridgeError, ConfigError
 from bridge.findings import Finding
 from bridge.plan import Plan
 from bridge.rules import Effect
-from bridge.translation import claims, lift, lower, plan_claims
+from bridge.translation import lift, plan_claims, unheld
 from compat.deepspeed import DIALECT, client, schedulers
 from compat.deepspeed.engine import DeepSpeedEngine
 
@@ -134,14 +134,8 @@ def _open(plan: Plan, own: bool) -> Plan:
 
 
 def _lost(config: Config) -> Iterator[Finding]:
-    """What the config sets and no plan holds."""
-    table, values = claims(config.dialect), config.effective.flat()
-    kept = lower(lift(config), config.dialect, config.version, config.world_size).effective
-    for path in config.given:
-        rule = table.get(path)
-        if rule is None or rule.ours or values.get(path) == kept.get(path) or path.startswith(SCHEDULER):
-            continue
-        yield Finding(path, rule.note, rule.effect_of(values), given=True, before=values.get(path))
+    """What the config sets and no plan holds; its scheduler runs as it is."""
+    return (finding for finding in unheld(config) if not finding.path.startswith(SCHEDULER))
 
 
 def _beyond(config: Config) -> Iterator[str]:

@@ -122,6 +122,28 @@ def test_what_cannot_be_done_is_one_line(
     assert capsys.readouterr().err.splitlines()[-1] == f"error: {message}"
 
 
+def test_deterministic_training_gives_the_same_bits(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = []
+    try:
+        for _ in range(2):
+            assert cli(["train", str(config), "--steps", "2", "--json", "--deterministic"]) == 0
+            rows.append([json.loads(line) for line in capsys.readouterr().out.splitlines()])
+            assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    first, second = ([(row["loss"], row["grad_norm"]) for row in run] for run in rows)
+    assert len(first) == 2 and first == second
+
+
+def test_what_no_plan_holds_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps({**CONFIG, "steps_per_print": 5, "gradient_allreduce_op": "sum"}))
+    assert cli(["train", str(path), "--steps", "1"]) == 0
+    notes = capsys.readouterr().err.splitlines()
+    assert "note: gradient_allreduce_op: gradients are summed instead of averaged (different numbers)" in notes
+    assert not any("steps_per_print" in note for note in notes)
+
+
 MEGATRON = "--tensor-model-parallel-size {} --micro-batch-size 2 --global-batch-size 8 --num-layers 4 --hidden-size 64"
 
 
