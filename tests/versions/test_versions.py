@@ -12,9 +12,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 import compat
+from bridge.config import fields
 from bridge.dialect import Config
 from bridge.errors import BridgeError
-from bridge.testing import configs
+from bridge.testing import configs, mutations
 from bridge.translation import translate
 
 COUNT = int(os.environ.get("STAGEBRIDGE_EXAMPLES", "1000"))
@@ -85,4 +86,30 @@ def _translated(config: Config, release: Any, folder: Path) -> Config | None:
         return None
 
 
+def test_edits_are_refused_by_name_or_mean_the_same(release: Any, real: Ask) -> None:
+    """What we still read after an edit, the release accepts with equal values."""
+    accepted = []
+    for mutation in drawn(mutations(release.dialect, release.version), COUNT):
+        try:
+            read = mutation.read()
+        except BridgeError as error:
+            assert mutation.named_in(error), (mutation.key, mutation.value, str(error))
+        else:
+            assert read.effective == mutation.config.effective, (mutation.key, mutation.value)
+            accepted.append(read)
+    found, _ = disagreements(accepted, real)
+    assert not found, found.most_common(5)
+
+
+def test_the_barest_config_has_the_defaults_of_the_release(release: Any, real: Ask) -> None:
+    """Every default that the release holds is the one we say, moved ones included."""
+    bare = {name: value for name, value in BARE.items() if name in fields(release.dialect.schema)}
+    verdict = real(release.dialect.config(bare, release.version, 1))
+    assert not verdict.refused
+    assert not verdict.differing
+    assert verdict.compared >= COMMON
+
+
+BARE = {"train_micro_batch_size_per_gpu": 1, "micro_batch_size": 1}
+"""A batch, which no config does without."""
 SUFFIXES = {"json": "json", "flags": "txt"}
