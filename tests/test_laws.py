@@ -23,7 +23,7 @@ from bridge.translation import Result, translate
 
 DIALECTS = tuple(compat.load(name) for name in compat.names())
 PAIRS = tuple((one, other) for one in DIALECTS for other in DIALECTS if one is not other)
-SUFFIXES = ("json", "yaml", "txt")
+SUFFIXES = ("json", "yaml", "txt", "sh")
 LAW = settings(
     max_examples=40,
     derandomize=True,
