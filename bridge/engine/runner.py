@@ -515,7 +515,7 @@ class Engine:
         self.executor.begin()
         self._totals.zero_()
         self._source = iter(())
-        self._fed, self._turns = [], []
+        self._fed, self._turns, self.batch = [], [], ()
         self._ends, self._losses = {}, {}
         self._micro = self._rows = 0
 
