@@ -1,4 +1,5 @@
-"""A training step of the native engine on two ranks, as a ratio to DeepSpeed's, FSDP2's, DDP's and DTensor's.
+"""A training step of the native engine on two ranks, as a ratio to DeepSpeed's, FSDP2's, DDP's, DTensor's and
+torch's pipelines.
 
 Prints the table of README.md, row by row.
 """
@@ -21,7 +22,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "engine"))  # the same steps that the tests compare
 
-from oracles import BUILDERS, WHOLE_BATCH, Builder, Step, Task, batch_of, deepspeed
+from oracles import BUILDERS, WHOLE_BATCH, Builder, Step, Task, batch_of, deepspeed, deepspeed_piped
 from pool import Pool
 
 from bridge.engine.models.gpt import Architecture
@@ -39,6 +40,8 @@ BOUNDS = (
     ("native zero 0", "ddp", 1.05),
     ("native zero 1", "ddp", 1.05),
     ("native tensor", "dtensor", 0.9),
+    ("native 1f1b", "torch 1f1b", 1.0),
+    ("native 1f1b", "deepspeed 1f1b", 1.0),
 )
 """What is compared with what, and the largest ratio wanted."""
 TITLES = {
@@ -49,6 +52,9 @@ TITLES = {
     "fsdp2": "FSDP2",
     "ddp": "DDP",
     "dtensor": "DTensor",
+    "native 1f1b": "1F1B",
+    "torch 1f1b": "torch pipelining, 1F1B",
+    "deepspeed 1f1b": "DeepSpeed PipelineModule",
 }
 COLUMNS = ("width", "engine", "beside", "engine", "other", "wall time", "processor time", "bound")
 
@@ -66,6 +72,8 @@ Pair = tuple[Time, Time]
 
 def builder(name: str) -> Builder:
     """As in the tests, but DeepSpeed with the optimizer that it takes by default, compiled on first use."""
+    if name == "deepspeed 1f1b":
+        return deepspeed_piped
     return partial(deepspeed, level=int(name[-1])) if name.startswith("deepspeed") else BUILDERS[name]
 
 

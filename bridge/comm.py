@@ -5,6 +5,7 @@ recorded.
 from __future__ import annotations
 
 import atexit
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -166,30 +167,30 @@ class Comm:
     def send(self, name: str, tensor: Tensor, group: Group, to: int, tag: int) -> Wait:
         """Send `tensor` to the rank at place `to` of the group; it must not change before the wait ends."""
         peer = group.ranks[to]
-        return _from(peer, name, self._start(name, tensor, group, lambda: dist.isend(tensor, peer, group.handle, tag)))
+        return self._start(name, tensor, group, lambda: dist.isend(tensor, peer, group.handle, tag), (peer,))
 
     def receive(self, name: str, tensor: Tensor, group: Group, source: int, tag: int) -> Wait:
         """Fill `tensor` with what the rank at place `source` of the group sends under the same `tag`; the sender counts it."""
         peer = group.ranks[source]
-        work = dist.irecv(tensor, peer, group.handle, tag)
-        assert work is not None, "an asynchronous receipt always returns its handle"
-        return _from(peer, name, _waiting(work))
+        return self._begun(name, group, lambda: dist.irecv(tensor, peer, group.handle, tag), (peer,))
 
-    def _start(self, name: str, tensor: Tensor, group: Group, start: Callable[[], dist.Work | None]) -> Wait:
+    def _start(
+        self, name: str, tensor: Tensor, group: Group, start: Callable[[], dist.Work | None], peers: Sequence[int] = ()
+    ) -> Wait:
         if group.size == 1:
             return _done
+        self.ledger.count(name, tensor)
+        return self._begun(name, group, start, peers)
+
+    def _begun(self, name: str, group: Group, start: Callable[[], dist.Work | None], peers: Sequence[int]) -> Wait:
+        """Start what is done with `peers` (none named: the whole group); the function that waits for its end."""
         if group.handle is None:
             raise BridgeError(f"{name}: this process has left its group; keep the engine open until the last collective")
-        self.ledger.count(name, tensor)
-        work = start()
+        others = peers or [rank for rank in group.ranks if rank != self.rank]
+        with _telling(name, others):
+            work = start()
         assert work is not None, "an asynchronous collective always returns its handle"
-        return _waiting(work)
-
-
-def _add_up(wait: Wait, parts: Tensor, total: Tensor) -> None:
-    """Once `parts` are there, their sum."""
-    wait()
-    torch.sum(parts.view(-1, *total.shape), 0, out=total)
+        return _waiting(work, name, others)
 
 
 def connect(rank: int, world: int, address: str, backend: str, timeout: float = 600.0) -> None:
@@ -240,27 +241,38 @@ def _open(ranks: tuple[int, ...], world: int, purpose: str = "") -> None:
     _HANDLES[ranks, purpose] = handle
 
 
-def _waiting(work: dist.Work) -> Wait:
+def _add_up(wait: Wait, parts: Tensor, total: Tensor) -> None:
+    """Once `parts` are there, their sum."""
+    wait()
+    torch.sum(parts.view(-1, *total.shape), 0, out=total)
+
+
+def _waiting(work: dist.Work, name: str, peers: Sequence[int]) -> Wait:
     _UNDER_WAY.add(work)
 
     def wait() -> None:
-        work.wait()
+        with _telling(name, peers):
+            work.wait()
         _UNDER_WAY.discard(work)
 
     return wait
 
 
-def _from(peer: int, name: str, wait: Wait) -> Wait:
-    """`wait`, which names the rank at the other end if that is gone."""
+LOST = re.compile(r"onnection|peer|timed? ?out|broken pipe", re.IGNORECASE)
+"""What torch's errors say when another rank does not answer any more."""
 
-    def named() -> None:
-        try:
-            wait()
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            raise BridgeError(f"{name}: rank {peer} is gone or silent ({reason}); see its messages, then resume") from None
 
-    return named
+@contextmanager
+def _telling(name: str, peers: Sequence[int]) -> Iterator[None]:
+    """Say which ranks are at the other end of `name`, if they do not answer any more."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0]
+        if not LOST.search(reason):
+            raise
+        who = f"rank {peers[0]}" if len(peers) == 1 else f"one of ranks {', '.join(map(str, peers))}"
+        raise BridgeError(f"{name}: {who} is gone or silent ({reason}); see its messages, then resume") from None
 
 
 _OPS: Mapping[str, dist.ReduceOp.RedOpType] = {

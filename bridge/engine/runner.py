@@ -514,8 +514,8 @@ class Engine:
         self.gradients.clear()
         self.executor.begin()
         self._totals.zero_()
-        self._source, self.batch = iter(()), ()
-        self._fed, self._turns = [], []
+        self._source = iter(())
+        self._fed, self._turns, self.batch = [], [], ()
         self._ends, self._losses = {}, {}
         self._micro = self._rows = 0
 

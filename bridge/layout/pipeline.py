@@ -63,7 +63,7 @@ def schedule_of(plan: Plan, microbatches: int, stages: int | None = None, table:
     name, ranks = name_of(plan), ranks_of(plan)
     if name == "csv":
         return _from_table(plan, microbatches, stages, table)
-    virtual = plan.schedule.virtual or (SCHEDULES[name].least if ranks > 1 else 1)
+    virtual = _virtual(plan) if ranks > 1 else 1
     rounds = (plan.schedule.depth_first or 1) if name in ("looped_bfs", "breadth_first") else 1
     return generate(name, Shape(ranks, stages or ranks * virtual, microbatches, plan.schedule.group, rounds))
 
@@ -90,14 +90,17 @@ def _outline(plan: Plan, layers: Layers, microbatches: int, table: str | None, p
     if ranks == 1:
         outer = parts or partition(plan.stages, layers)
         return outer, schedule_of(plan, microbatches, len(outer))
-    known = read(table, plan.schedule.csv or "schedule.csv").stages if table is not None else None
-    virtual = plan.schedule.virtual or SCHEDULES[name].least if (name := name_of(plan)) in SCHEDULES else 1
-    outer = parts or partition(plan.stages, layers, known or ranks * virtual)
-    if plan.schedule.virtual is not None and len(outer) != ranks * virtual:
-        raise ConfigError(
-            f"stages: {len(outer)} for {ranks} pipeline ranks with {virtual} stages each; change stages, or schedule.virtual"
-        )
+    wanted = read(table, plan.schedule.csv or "schedule.csv").stages if table is not None else ranks * _virtual(plan)
+    outer = parts or partition(plan.stages, layers, wanted)
+    if plan.schedule.virtual is not None and len(outer) != wanted:
+        raise ConfigError(f"stages: {len(outer)} where the schedule has {wanted}; change stages, or schedule.virtual")
     return outer, schedule_of(plan, microbatches, len(outer), table)
+
+
+def _virtual(plan: Plan) -> int:
+    """Stages on a pipeline rank: as the plan says, or as few as its schedule takes."""
+    name = name_of(plan)
+    return plan.schedule.virtual or (SCHEDULES[name].least if name in SCHEDULES else 1)
 
 
 def text_of(plan: Plan) -> str | None:

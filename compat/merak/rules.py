@@ -131,6 +131,15 @@ ORDERS = {
 """A plan's name of each train_schedule."""
 
 
+def _read_order(values: Group) -> Group:
+    """The order; the critical path without recomputation is that of 1F1B but for one step."""
+    if not _piped(values.get("init.pp")):
+        return {}
+    name, words = ORDERS[values["args.train_schedule"]], values.get("args.activation_checkpoint_ratio") or ()
+    again = bool(values.get("args.checkpoint_num_layers")) and len(words) == 1
+    return {"schedule.name": "1f1b" if name == CRITICAL and not again else name}
+
+
 def _write_order(values: Group) -> Group:
     """1F1B with the order of recomputation that was asked for, where Merak takes it: with enough microbatches, and the critical
     path with a ratio of recomputed layers.
@@ -138,7 +147,8 @@ def _write_order(values: Group) -> Group:
     name, ranks, steps = values.get("schedule.name"), values.get("parallel.pipeline") or 1, values.get("batch.accumulation") or 0
     if not name or not _piped(ranks):
         return {}
-    taken = name in ORDERS and steps >= ranks and (name != CRITICAL or (steps >= 4 and values.get("recompute.ratio") is not None))
+    again = values.get("recompute.granularity") == "full" and values.get("recompute.ratio") is not None
+    taken = name in ORDERS and steps >= ranks and (name != CRITICAL or (steps >= 4 and again))
     return {"args.train_schedule": name if taken else "1f1b"}
 
 
@@ -166,7 +176,15 @@ def stage_rules() -> tuple[Rule, ...]:
             ),
             lambda values, context: _write_order(values),
             effect=Effect.COST,
-            sees=("init.pp", "parallel.pipeline", "batch.accumulation", "recompute.ratio"),
+            sees=(
+                "init.pp",
+                "args.checkpoint_num_layers",
+                "args.activation_checkpoint_ratio",
+                "parallel.pipeline",
+                "batch.accumulation",
+                "recompute.granularity",
+                "recompute.ratio",
+            ),
             lossy="Merak's schedules are all 1F1B; they differ in how messages are paired and in when recomputation runs",
             blurs=lambda values: values.get("args.train_schedule") not in PAIRED,
             source="core/merak_engine.py: scheduler_method; core/pipeline/schedule.py",

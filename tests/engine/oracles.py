@@ -204,6 +204,68 @@ def real_deepspeed() -> Any:
     return deepspeed
 
 
+MICROBATCHES = 8
+"""Of a step in a pipeline."""
+
+
+def native_piped(task: Task, **values: Any) -> Step:
+    """The engine with two pipeline ranks."""
+    given = {"parallel__pipeline": 2, "batch__accumulation": MICROBATCHES, **values}
+    settings = {f"optimizer.{name}": getattr(task, name) for name in ("lr", "betas", "eps", "weight_decay", "clip")}
+    plan = Plan.of({**settings, **{name.replace("__", "."): value for name, value in given.items()}})
+    engine = initialize(GPT(task.shape), plan, mean_cross_entropy)
+    return lambda tokens, targets: engine.train_batch(_microbatches(tokens, targets))
+
+
+def torch_piped(task: Task) -> Step:
+    """torch.distributed.pipelining's 1F1B over two halves of the layers, with clipping over ranks, which it leaves to us."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    rank, layers = dist.get_rank(), list(GPT(task.shape))
+    half = len(layers) // 2
+    part = nn.Sequential(*(layers[half:] if rank else layers[:half]))
+    schedule = Schedule1F1B(PipelineStage(part, rank, 2, torch.device("cpu")), MICROBATCHES, _loss)
+    weights = list(part.parameters())
+    optimizer = _adamw(task, [weights])
+
+    def step(tokens: Tensor, targets: Tensor) -> Tensor:
+        losses: list[Tensor] = []
+        schedule.step(*(() if rank else (tokens,)), **({"target": targets, "losses": losses} if rank else {}))
+        squares = nn.utils.get_total_norm(_gradients(weights)).double().square()
+        agreed = torch.stack([squares, torch.stack(losses).double().mean() if rank else squares.new_zeros(())]).detach()
+        dist.all_reduce(agreed)
+        torch._foreach_mul_(_gradients(weights), float((task.clip / (agreed[0].sqrt() + 1e-6)).clamp(max=1.0)))
+        optimizer.step()
+        optimizer.zero_grad()
+        return agreed[1]
+
+    return step
+
+
+def deepspeed_piped(task: Task, **adam: Any) -> Step:
+    """DeepSpeed's PipelineModule with ZeRO 1, over two halves of the layers."""
+    ds = real_deepspeed()
+    from deepspeed.pipe import PipelineModule
+
+    settings = {name: value for name, value in asdict(task).items() if name in ("lr", "betas", "eps", "weight_decay")}
+    config = {
+        "train_micro_batch_size_per_gpu": task.batch // MICROBATCHES,
+        "gradient_accumulation_steps": MICROBATCHES,
+        "optimizer": {"type": "AdamW", "params": {**settings, **adam}},
+        "zero_optimization": {"stage": 1},
+        "gradient_clipping": task.clip,
+        "steps_per_print": 10**9,
+    }
+    net = PipelineModule(list(GPT(task.shape)), num_stages=2, loss_fn=_loss, partition_method="uniform")
+    weights = [weight for weight in net.parameters() if weight.requires_grad]
+    engine, *_ = ds.initialize(model=net, model_parameters=weights, config=config, dist_init_required=False)
+    return lambda tokens, targets: engine.train_batch(iter(_microbatches(tokens, targets)))
+
+
+def _microbatches(tokens: Tensor, targets: Tensor) -> list[tuple[Tensor, Tensor]]:
+    return list(zip(tokens.chunk(MICROBATCHES), targets.chunk(MICROBATCHES), strict=True))
+
+
 BUILDERS: Mapping[str, Builder] = {
     **{f"native zero {level}": partial(native, zero__stage=level) for level in range(4)},
     "native tensor": partial(native, parallel__tensor=2),
@@ -213,7 +275,12 @@ BUILDERS: Mapping[str, Builder] = {
     "fsdp2 whole until backward": partial(fsdp, reshard=False),
     "dtensor": dtensor,
     **{f"deepspeed zero {level}": partial(deepspeed, level=level, torch_adam=True) for level in range(4)},
+    "native 1f1b": native_piped,
+    "native zero bubble": partial(native_piped, schedule__name="zero_bubble_v", zero__stage=3),
+    "torch 1f1b": torch_piped,
+    "deepspeed 1f1b": partial(deepspeed_piped, torch_adam=True),
 }
 """Every way to make the same steps on two ranks."""
-WHOLE_BATCH = ("native tensor", "native tensor and sequence", "dtensor")
+PIPED = ("native 1f1b", "native zero bubble", "torch 1f1b", "deepspeed 1f1b")
+WHOLE_BATCH = ("native tensor", "native tensor and sequence", "dtensor", *PIPED)
 """Those whose ranks all take the whole batch."""

@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import count, product
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -268,6 +268,17 @@ def peaks(rank: int, world: int, values: Mapping[str, Any], stages: int) -> tupl
     engine.executor.run = lambda feed: (run(feed), counted.append(engine.executor.peak))[0]  # type: ignore[method-assign]
     engine.train_batch(batches)
     return planned, counted[0], Kept.most
+
+
+def endless(folder: Path) -> None:
+    """Train for ever with a checkpoint after the second step, as a launcher's rank does; a file for each step that is done."""
+    case = Case({**SGD, "parallel.pipeline": 2, "batch.accumulation": 4})
+    engine = initialize(model_of(case), Plan.of(case.plan), mean_cross_entropy, seed=11)
+    for step in count():
+        engine.train_batch(list(microbatches(case, engine, step % 3)))
+        if step == 1:
+            engine.save_checkpoint(folder)
+        (folder / f"{engine.comm.rank}.{step}").touch()
 
 
 def main(part: str = "") -> None:

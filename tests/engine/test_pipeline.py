@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -26,6 +31,7 @@ from pipelines import (
     resumed,
     unequal,
 )
+from pool import free_port
 from runs import Case, Outcome, plain, trained
 
 import bridge.engine
@@ -153,6 +159,36 @@ def test_a_table_is_run(run: Any, tmp_path: Path) -> None:
     table.write_text(written(generate("zero_bubble_v", Shape(2, 4, 4))))
     case = Case({**SGD, **PIPED, "schedule.name": "csv", "schedule.csv": str(table)}, DEEP, batch=16)
     assert error(run(4, piped, case), expected(16)) < 1e-9
+
+
+def test_a_killed_rank_ends_the_job_and_is_named(tmp_path: Path) -> None:
+    port, here = str(free_port()), Path(__file__).parent
+    script = f"import sys; sys.path.insert(0, {str(here)!r}); from pathlib import Path; import pipelines; "
+    command = [sys.executable, "-c", script + f"pipelines.endless(Path({str(tmp_path)!r}))"]
+    launched = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(command, env={**launched, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True) for rank in range(2)
+    ]
+    try:
+        wait_for(tmp_path / "0.3", 120)
+        ranks[1].kill()
+        start = time.monotonic()
+        _, said = ranks[0].communicate(timeout=60)
+        assert time.monotonic() - start < 60 and ranks[0].returncode == 1
+        assert re.search(r"BridgeError: .*: rank 1 is gone or silent .*; see its messages, then resume", said), said[-900:]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert (tmp_path / "latest").read_text() == "step2"
+
+
+def wait_for(path: Path, seconds: float) -> None:
+    """Until `path` is there."""
+    end = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < end, f"no {path} after {seconds} s"
+        time.sleep(0.05)
 
 
 # Refused before anything starts
