@@ -16,7 +16,7 @@ from bridge.engine.layers import Layer, layers_of
 from bridge.engine.tensor_parallel import TOKENS, VocabularyLinear
 from bridge.layout.shard import Flat, Parameter
 from bridge.trace.placement import Placement
-from bridge.trace.record import SHARD
+from bridge.trace.record import SHARD, Unit
 from bridge.trace.source import Held, Kind, Moment, Now
 
 if TYPE_CHECKING:
@@ -45,9 +45,9 @@ class EngineSource:
         equal = engine.plan.batch.micro is not None
         return Now(engine.started, engine.place, engine.accumulation * engine.data.size if equal else None)
 
-    def factor(self) -> float:
+    def factors(self) -> Mapping[Unit, float]:
         """See `Source`."""
-        return self.engine.unit
+        return {"activation": self.engine.unit, "parameter": self.engine.unit}
 
     def on(self, moment: Moment, call: Callable[[], None]) -> None:
         """See `Source`."""

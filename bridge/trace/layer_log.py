@@ -10,7 +10,7 @@ from bridge.plan import Debug
 from bridge.trace.log import Log
 from bridge.trace.memory import memory
 from bridge.trace.placement import Placement
-from bridge.trace.record import MEMORY, SHARD, Name
+from bridge.trace.record import MEMORY, SHARD, Name, Unit
 from bridge.trace.source import Kind, Moment, Source
 from bridge.trace.summary import SAMPLES
 from bridge.trace.tracer import GRADIENT, OUTPUT, Sight
@@ -50,7 +50,8 @@ class LayerLog:
         """See `Observer`."""
         if not sight.again and self.filter.takes(sight.name):
             kind = sight.name.kind
-            self._add(sight.name, sight.tensor, sight.placement, self._level(kind), sight.microbatch, kind == GRADIENT)
+            unit: Unit = "activation" if kind == GRADIENT else "own"
+            self._add(sight.name, sight.tensor, sight.placement, self._level(kind), sight.microbatch, unit)
             if self._measures(kind):
                 self._memory(sight)
 
@@ -75,7 +76,7 @@ class LayerLog:
         elif moment == "updated":
             self._held("update", step, "weight", self.debug.param_update)
         else:
-            self.log.write(step, self.source.factor())
+            self.log.write(step, self.source.factors())
 
     def _level(self, kind: str) -> int:
         return {OUTPUT: self.debug.layer_outputs, GRADIENT: self.debug.layer_gradients}.get(kind) or 0
@@ -84,7 +85,7 @@ class LayerLog:
         for held in self.source.tensors(kind) if level else ():
             name = Name(step, phase, held.layer, None, held.kind, held.tensor)
             if self.filter.takes(name):
-                self._add(name, held.local, held.placement, level or 0, gradient=kind in ("gradient", "shard"))
+                self._add(name, held.local, held.placement, level or 0, None, "parameter" if phase == "reduce" else "own")
 
     def _add(
         self,
@@ -93,12 +94,12 @@ class LayerLog:
         placement: Placement,
         level: int,
         microbatch: int | None = None,
-        gradient: bool = False,
+        unit: Unit = "own",
     ) -> None:
         """To the log, as a part of the whole tensor; where the plan wants no whole tensors, and for shards, as it is here."""
         if self.debug.global_tensors is False or name.kind == SHARD:
             name, placement = self._own(name), Placement.full(tuple(tensor.shape))
-        self.log.add(name, tensor, placement, level, microbatch, gradient)
+        self.log.add(name, tensor, placement, level, microbatch, unit)
 
     def _own(self, name: Name) -> Name:
         return name._replace(tensor=f"{name.tensor} of rank {self.source.comm.rank}".strip())

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from bridge.errors import BridgeError
 from bridge.trace.placement import Placement
-from bridge.trace.record import Name, Record
+from bridge.trace.record import Name, Record, Unit
 from bridge.trace.summary import SAMPLES, STATISTICS, Summary, measure, take
 
 FORMAT = 1
@@ -40,7 +40,7 @@ class Seen:
     """A record whose numbers are still on their way from the device."""
 
     record: Record
-    gradient: bool
+    unit: Unit
     measured: Tensor | None
     tensors: Mapping[str, Tensor]
 
@@ -81,14 +81,14 @@ class Log:
         placement: Placement,
         level: int,
         microbatch: int | None = None,
-        gradient: bool = False,
+        unit: Unit = "own",
     ) -> None:
-        """Note `tensor` as it is now; below level 1 nothing is. A `gradient` gets the factor that its step ends with."""
+        """Note `tensor` as it is now; below level 1 nothing is. Gradients get the factor of their `unit` as the step ends."""
         if level < 1 or not self._open:
             return
         record = Record(name, microbatch, _name(tensor.dtype), str(tensor.device), level, placement, 1.0, None)
         measured = measure(tensor) if level >= STATISTICS else None
-        self._seen.append(Seen(record, gradient, measured, self._kept(tensor, placement, level)))
+        self._seen.append(Seen(record, unit, measured, self._kept(tensor, placement, level)))
 
     def _kept(self, tensor: Tensor, placement: Placement, level: int) -> dict[str, Tensor]:
         if level < SAMPLES:
@@ -98,13 +98,13 @@ class Log:
         numbers, values = take(tensor, placement, level)
         return {"numbers": numbers, "samples": values} if len(numbers) else {}
 
-    def write(self, step: int, factor: float = 1.0) -> None:
-        """End `step`: bring what was noted to the disk. Gradients times `factor` are those of the step's mean loss."""
+    def write(self, step: int, factors: Mapping[Unit, float] | None = None) -> None:
+        """End `step`: bring what was noted to the disk. Times `factors`, gradients are those of the step's mean loss."""
         seen, self._seen = self._seen, []
         if not self._open:
             return
         tensors: dict[str, Tensor] = {}
-        records = [_finished(index, part, tensors, factor) for index, part in enumerate(seen)]
+        records = [_finished(index, part, tensors, factors or {}) for index, part in enumerate(seen)]
         with self._guarded(f"the log ends before step {step}"):
             if self._first:
                 _drop_from(self.folder / STEPS, step)
@@ -114,12 +114,12 @@ class Log:
             _append(self.folder / STEPS, json.dumps({"step": step, "records": [record.fields() for record in records]}))
 
 
-def _finished(index: int, part: Seen, tensors: dict[str, Tensor], factor: float) -> Record:
+def _finished(index: int, part: Seen, tensors: dict[str, Tensor], factors: Mapping[Unit, float]) -> Record:
     keys = {kind: f"{index}.{kind}" for kind in part.tensors}
     tensors.update((keys[kind], tensor.cpu()) for kind, tensor in part.tensors.items())
     return replace(
         part.record,
-        factor=factor if part.gradient else 1.0,
+        factor=factors.get(part.unit, 1.0),
         summary=None if part.measured is None else Summary.of(part.measured),
         samples=keys.get("samples"),
         full=keys.get("full"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from bridge.trace.placement import Placement
 from bridge.trace.summary import Summary
@@ -14,6 +14,9 @@ PHASES = ("init", "forward", "backward", "reduce", "update")
 
 MEMORY, SHARD = "memory", "gradient shard"
 """Kinds that tell of one rank, on its layout; runs are not compared by them."""
+
+Unit = Literal["own", "activation", "parameter"]
+"""What a tensor counts in: its own values, a gradient as backward leaves it at an activation, or one as the step reduced it."""
 
 
 class Name(NamedTuple):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from bridge.comm import Comm
 from bridge.trace.placement import Placement
+from bridge.trace.record import Unit
 
 Kind = Literal["weight", "gradient", "shard", "moment", "replica", "state", "generator"]
 """Owned parts of weights, gradients (also as the flat pieces that were reduced: shards) and optimizer state; whole parameters
@@ -57,7 +58,7 @@ class Source(Protocol):
         """Where the run is."""
         ...
 
-    def factor(self) -> float:
+    def factors(self) -> Mapping[Unit, float]:
         """What gradients of the step that ends are multiplied with to be those of its mean loss, unscaled."""
         ...
 

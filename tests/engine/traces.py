@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
-from runs import Case, microbatches, model_of
+from oracles import real_deepspeed
+from runs import Case, global_batch, microbatches, model_of
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from bridge.engine import initialize
 from bridge.engine.models.gpt import mean_cross_entropy, summed_cross_entropy
 from bridge.engine.runner import Engine
 from bridge.engine.tracing import EngineSource
 from bridge.plan import Plan
+from bridge.trace import attach
 from bridge.trace.desync import DesyncError, Policy
 from bridge.trace.source import Kind
+from compat.deepspeed.tracing import DeepSpeedSource
 
 
 def traced(rank: int, world: int, case: Case, folder: Path, full: bool = False) -> list[float]:
@@ -114,3 +120,52 @@ MISTAKES: dict[str, Callable[[Engine, Batches], Batches | None]] = {
     "swapped microbatches": lambda engine, batches: batches[::-1],
     "other activation": scaled_output,
 }
+
+
+def traced_module(rank: int, world: int, case: Case, folder: Path) -> None:
+    """The same training by plain torch, in DistributedDataParallel on several ranks."""
+    plan, module = Plan.of(case.plan), model_of(case)
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    wrapped = DistributedDataParallel(module) if world > 1 else module
+    accumulation = plan.batch.accumulation or 1
+    attach(wrapped, plan.debug, folder, optimizer=optimizer, accumulation=accumulation, policy=Policy())
+
+    def backward(loss: Tensor, last: bool) -> None:
+        with nullcontext() if last or world == 1 else wrapped.no_sync():  # type: ignore[operator]
+            torch.autograd.backward(loss / accumulation)
+
+    for step in range(case.steps):
+        optimizer.zero_grad()
+        batches = fed(case, rank, world, accumulation, step)
+        for place, (inputs, targets) in enumerate(batches):
+            backward(mean_cross_entropy(wrapped(inputs), targets), place == accumulation - 1)
+        optimizer.step()
+
+
+def fed(case: Case, rank: int, world: int, accumulation: int, step: int) -> Batches:
+    """What `microbatches` gives an engine on data ranks alone."""
+    inputs, targets = global_batch(case, step)
+    parts = torch.arange(case.batch).chunk(accumulation * world)
+    return [(inputs[rows], targets[rows]) for rows in (parts[place * world + rank] for place in range(accumulation))]
+
+
+def traced_deepspeed(rank: int, world: int, case: Case, folder: Path, level: int, adam: bool) -> None:
+    """The same training by DeepSpeed itself, with ZeRO at `level`."""
+    ds, plan, module = real_deepspeed(), Plan.of(case.plan), model_of(case)
+    accumulation = plan.batch.accumulation or 1
+    config = {
+        "train_micro_batch_size_per_gpu": case.batch // accumulation // world,
+        "gradient_accumulation_steps": accumulation,
+        "zero_optimization": {"stage": level},
+        "zero_allow_untested_optimizer": True,
+        "gradient_clipping": 0.0,
+    }
+    kind = torch.optim.AdamW if adam else torch.optim.SGD
+    settings: Any = {"eps": plan.optimizer.eps, "weight_decay": 0.0} if adam else {}
+    optimizer = kind(module.parameters(), lr=plan.optimizer.lr, **settings)
+    engine, *_ = ds.initialize(model=module, optimizer=optimizer, config=config, dist_init_required=False)
+    attach(DeepSpeedSource(engine), plan.debug, folder, policy=Policy())
+    for step in range(case.steps):
+        for inputs, targets in fed(case, rank, world, accumulation, step):
+            engine.backward(mean_cross_entropy(engine(inputs), targets))
+            engine.step()

@@ -1,0 +1,78 @@
+"""A real DeepSpeed engine as a source of traces, whatever its ZeRO level; the engine stays as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from bridge.trace.module import ModuleSource
+from bridge.trace.record import Unit
+from bridge.trace.source import Held, Kind
+
+
+class DeepSpeedSource(ModuleSource):
+    """Tells traces of a `deepspeed.DeepSpeedEngine`.
+
+    Weights are the fp32 ones that the optimizer updates. Under ZeRO, parts are put together by DeepSpeed's own
+    `deepspeed.utils.safe_get_full_*`, in which all ranks take part.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+        super().__init__(engine, engine.optimizer, engine.gradient_accumulation_steps())
+
+    def watch(self) -> None:
+        """Under ZeRO, gradients are whole where `engine.step` begins, and nowhere else."""
+        step = self.engine.step
+
+        def watched(*arguments: Any, **named: Any) -> Any:
+            boundary = self.engine.is_gradient_accumulation_boundary()
+            if boundary:
+                self.before()
+            result = step(*arguments, **named)
+            if boundary:
+                self.after()
+            return result
+
+        self.engine.step = watched
+
+    def factors(self) -> Mapping[Unit, float]:
+        """See `Source`. DeepSpeed divides the loss by the number of microbatches, and multiplies it with its loss scale."""
+        scale = getattr(self.engine.optimizer, "loss_scale", 1.0) or 1.0
+        return {unit: factor / float(scale) for unit, factor in super().factors().items()}
+
+    def tensors(self, kind: Kind) -> Iterator[Held]:
+        """See `Source`."""
+        if kind == "replica":
+            if self.engine.zero_optimization_stage() in (1, 2):
+                yield from (self.held(name, kind, "", value.detach()) for name, value in self.model.named_parameters())
+        else:
+            yield from super().tensors(kind)
+
+    def held(self, name: str, kind: str, part: str, tensor: Tensor, replicas: tuple[str, ...] = ("data",)) -> Held:
+        """What was just put together of parts is no replica that could differ."""
+        apart = self.engine.zero_optimization() and kind != "replica"
+        return super().held(name, kind, part, tensor, () if apart else replicas)
+
+    def of(self, kind: Kind, parameter: nn.Parameter) -> Mapping[str, Tensor]:
+        """See `ModuleSource`."""
+        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad, safe_get_full_optimizer_state
+
+        if not self.engine.zero_optimization():
+            return super().of(kind, parameter)
+        if kind == "moment":
+            found = {name: safe_get_full_optimizer_state(parameter, name) for name in self._moments()}
+        else:
+            found = {"": {"weight": safe_get_full_fp32_param, "gradient": safe_get_full_grad}[kind](parameter)}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+    def settings(self) -> Mapping[str, object]:
+        """See `Source`."""
+        return {**super().settings(), "zero_optimization.stage": self.engine.zero_optimization_stage()}
+
+    def _moments(self) -> tuple[str, ...]:
+        states = self.engine.optimizer.optimizer.state.values()
+        found = {name for state in states for name, value in state.items() if isinstance(value, Tensor) and value.dim()}
+        return tuple(sorted(found))

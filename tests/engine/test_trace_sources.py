@@ -1,0 +1,75 @@
+"""Plain torch, DistributedDataParallel and DeepSpeed, watched from outside, log what the engine logs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from runs import Case
+from torch import nn
+from traces import traced, traced_deepspeed, traced_module
+
+from bridge.errors import BridgeError
+from bridge.plan import Debug
+from bridge.trace import attach
+from bridge.trace.comparison import compare
+from bridge.trace.run import Run
+
+Ranks = Callable[..., list[Any]]
+
+LOGS = ("layer_outputs", "layer_gradients", "param_init", "all_param_gradients", "param_update")
+SGD = {
+    "precision.compute": "fp32",
+    "optimizer.name": "sgd",
+    "optimizer.lr": 0.1,
+    "batch.micro": 4,
+    "batch.accumulation": 2,
+    **{f"debug.{name}": 9 for name in LOGS},
+}
+ADAMW = {**SGD, "optimizer.name": "adamw", "optimizer.lr": 1e-3, "optimizer.eps": 1e-3, "optimizer.weight_decay": 0.0}
+TWO = {"batch.micro": 2, "debug.tensor_parallel": True}
+
+
+def case(plan: dict[str, Any], **more: Any) -> Case:
+    return Case({**plan, **more}, dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def natives(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Run]:
+    """The engine's own logs on one rank, with SGD and with AdamW."""
+    folder = tmp_path_factory.mktemp("native")
+    for adam, plan in ((False, SGD), (True, ADAMW)):
+        traced(0, 1, case(plan), folder / str(adam))
+    return {adam: Run.read(folder / str(adam)) for adam in (False, True)}
+
+
+def equal(found: Run, native: Run) -> None:
+    """Every tensor that the engine logs is there, and equal up to rounding."""
+    comparison = compare(found, native)
+    assert [(str(line.name), line.verdict, line.cause) for line in comparison.faults] == []
+    assert found.steps == native.steps == (0, 1, 2, 3)
+    assert {line.name for line in comparison.lines} == {entry.name for step in native.steps for entry in native.entries(step)}
+    assert {line.verdict for line in comparison.lines} <= {"equal", "rounding"}
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_plain_torch(world: int, run: Ranks, natives: dict[bool, Run], tmp_path: Path) -> None:
+    run(world, traced_module, case(SGD, **(TWO if world == 2 else {})), tmp_path)
+    equal(Run.read(tmp_path), natives[False])
+
+
+@pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+@pytest.mark.parametrize(("level", "adam"), [(0, False), (1, False), (2, False), (3, False), (2, True)])
+def test_deepspeed(level: int, adam: bool, run: Ranks, natives: dict[bool, Run], tmp_path: Path) -> None:
+    run(2, traced_deepspeed, case(ADAMW if adam else SGD, **TWO), tmp_path, level, adam)
+    equal(Run.read(tmp_path), natives[adam])
+    assert Run.read(tmp_path).about["engine"] == "DeepSpeedEngine"
+
+
+def test_a_module_needs_its_optimizer() -> None:
+    with pytest.raises(BridgeError, match="attach: a module needs its optimizer"):
+        attach(nn.Linear(2, 2), Debug(layer_outputs=1))
