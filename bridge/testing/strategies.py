@@ -29,7 +29,7 @@ WORLDS = (1, 2, 4, 8, 3, 6, 12, 16, 24, 32, 64, 96, None)
 LARGE = 10**9
 EXTRAS = 64
 """Fields beside the core of a config that are tried, at most."""
-NEEDY = 3
+NEEDY = 10
 """Fields that need others beside them and are tried before the rest."""
 KEPT = st.sampled_from((False, True, True, True))
 RARE = 40
@@ -76,8 +76,10 @@ class Part:
     `core` draws groups of values: the first must be accepted, each further one stays if it is. `paths` names the fields of
     a case (None: all of the schema), `values` draws one field where its type says too little (None: the type is enough),
     `opaque` names the fields of a case that hold live objects, which are carried as they are. `beside` is what a field
-    cannot do without (such fields are also tried first), `reserved` the beginnings of paths that only the core draws,
-    `entries` the entry points, likelier ones repeated.
+    cannot do without (such fields are also tried first), `reserved` the paths, or beginnings up to a dot or an underscore,
+    that only the core draws,
+    `entries` the entry points, likelier ones repeated, `unsettable` the fields that take nothing but their default, each
+    with the reason, and `least` what every config needs.
 
     For mutations: `source` is a config as a mapping that `read` takes, `spelled` where a field stands in it, level by level,
     `required` what a config cannot do without, `stranger` a key that nobody knows, `coerced` fields whose stack takes other
@@ -97,6 +99,8 @@ class Part:
     stranger: str = "made_up_key"
     coerced: tuple[str, ...] = ()
     rounds: bool = False
+    unsettable: Mapping[str, str] = field(default_factory=dict)
+    least: Group = field(default_factory=dict)
 
 
 @cache
@@ -137,7 +141,7 @@ def _configs(draw: DrawFn, dialect: Dialect, version: str | None, world_size: in
     config = dialect.config(_known(first, dialect, case), case.version, case.world_size, case.entry)
     needy, extras = draw(_fields(config, case, NEEDY)), draw(_fields(config, case, EXTRAS))
     config = grown(config, [_known(group, dialect, case) for group in (*needy, *more, *extras)])
-    return replace(config, opaque={path: stand_in for path in part.opaque(case) if not draw(KEPT)})
+    return replace(config, opaque={path: stand_in for path in part.opaque(case) if draw(st.booleans())})
 
 
 def stand_in(*arguments: Any) -> None:
@@ -176,7 +180,7 @@ def _fields(draw: DrawFn, config: Config, case: Case, count: int) -> Sequence[Gr
     part, dialect = part_of(config.dialect), config.dialect
     weights = _weights(dialect, case, count < EXTRAS)
     chosen = [path for path in _chosen(draw, weights, count) if path not in config.given]
-    drawn = {path: _off(draw, _values(dialect, case, path), config.effective.get(path)) for path in chosen}
+    drawn = {path: _off(draw, path, config, case) for path in chosen}
     return [{path: value, **part.beside.get(path, {})} for path, value in drawn.items()]
 
 
@@ -187,12 +191,15 @@ def _chosen(draw: DrawFn, weights: Mapping[str, float], count: int) -> list[str]
     return [path for path in dict.fromkeys(chosen) if draw(KEPT)]
 
 
-def _off(draw: DrawFn, drawn: SearchStrategy[Any], default: Any) -> Any:
-    """A value that says something new: the other way for a switch, a second try for anything else."""
+def _off(draw: DrawFn, path: str, config: Config, case: Case) -> Any:
+    """A value that says something new: the other way for a switch that has two, a second try for anything else."""
+    drawn = _values(config.dialect, case, path)
     value = draw(drawn)
-    if value != default:
+    if value != config.effective.get(path):
         return value
-    return not value if isinstance(value, bool) else draw(drawn)
+    if not isinstance(value, bool):
+        return draw(drawn)
+    return not value if config.dialect.knows(path, not value, case.version, case.entry) else value
 
 
 @cache
@@ -211,9 +218,13 @@ def paths_of(dialect: Dialect, case: Case) -> tuple[str, ...]:
 def _weights(dialect: Dialect, case: Case, needy: bool) -> Mapping[str, float]:
     """How often each field of a case is tried: the fewer releases have it, the more."""
     spread, part = _spread(dialect, case.entry), part_of(dialect)
-    open_ = [path for path in paths_of(dialect, case) if not path.startswith(part.reserved)]
+    open_ = [path for path in paths_of(dialect, case) if not _reserved(path, part)]
     open_ = [path for path in open_ if path in part.beside] if needy else open_
     return {path: min(RARE, len(dialect.versions) / spread[path]) for path in open_}
+
+
+def _reserved(path: str, part: Part) -> bool:
+    return path in part.reserved or path.startswith(tuple(begin for begin in part.reserved if begin.endswith((".", "_"))))
 
 
 @cache
@@ -295,7 +306,7 @@ def _whole(bounds: tuple[Any, ...]) -> SearchStrategy[int]:
     least, most = _least(bounds), _most(bounds)
     low = -8 if least is None else int(least) + (Gt(least) in bounds)
     high = LARGE if most is None else int(most) - (Lt(most) in bounds)
-    return st.integers(low, min(high, low + 64)) | st.integers(low, high)
+    return st.integers(low, min(high, low + 8)) | st.integers(low, min(high, low + 64)) | st.integers(low, high)
 
 
 def _real(bounds: tuple[Any, ...]) -> SearchStrategy[float]:

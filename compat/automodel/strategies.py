@@ -16,7 +16,7 @@ from bridge.testing.strategies import Case, Group, Part, words
 from bridge.testing.strategies import values as typed_values
 from compat.automodel.effective import EXPERTS
 from compat.automodel.formats import nested, place_of
-from compat.automodel.optimizers import CLASSES
+from compat.automodel.optimizers import CLASSES, argument_defaults
 from compat.automodel.pipeline_rules import AUTOPIPELINE
 from compat.automodel.releases import release
 from compat.automodel.rules import MANAGERS
@@ -80,7 +80,8 @@ def _sizes(draw: DrawFn, case: Case, kind: str) -> dict[str, int]:
     if kind == "fsdp2":
         sizes["ep_size"] = draw(st.sampled_from([size for size in (1, 2, 4) if left % size == 0]))
         sizes["dp_replicate_size"] = draw(st.sampled_from([size for size in (1, 2) if left % size == 0 and size < left] or [1]))
-    return {**sizes, **({"dp_size": left} if explicit else {})}
+    told = {"world_size": case.world_size} if case.world_size and draw(st.booleans()) else {}
+    return {**sizes, **({"dp_size": left} if explicit else {}), **told}
 
 
 def _widths(draw: DrawFn, sizes: Mapping[str, int]) -> Group:
@@ -141,10 +142,7 @@ def _split(draw: DrawFn, ranks: int, name: str) -> Group:
 
 @cache
 def _optimizer(version: str) -> Groups:
-    known = [
-        _group({"optimizer._target_": st.just(target)}, *(f"optimizer.{name}" for name in found.defaults))
-        for target, found in CLASSES.items()
-    ]
+    known = [_group({"optimizer._target_": st.just(target)}, *argument_defaults(target)) for target in CLASSES]
     return st.one_of(st.just({}), _group({"optimizer._target_": st.just("dion.Dion")}, "optimizer.lr", "optimizer.*"), *known)
 
 
@@ -195,9 +193,10 @@ CHOICES = (_optimizer, _schedule, _precision, _sharding)
 
 RESERVED = (
     *(D + name for name in ("strategy", "_target_", "dp_", "tp_size", "pp_size", "cp_size", "ep_size", "world_size")),
-    *(PP + name for name in ("pp_schedule", "layers_per_stage", "round_", "module_fqns", "pp_microbatch")),
-    *("autopipeline._target_", "step_scheduler.global_", "step_scheduler.local_", L, "optimizer."),
-    *(f"model.config.{name}" for name in ("num_", "n_routed", "hidden", "intermediate", "vocab")),
+    *(PP + name for name in ("pp_schedule", "layers_per_stage", "round_", "module_fqns_", "pp_microbatch_")),
+    *("autopipeline._target_", "step_scheduler.global_", "step_scheduler.local_", "optimizer."),
+    *(L + name for name in ("lr_", "max_lr", "min_lr", "init_lr", "wsd_")),
+    *(f"model.config.{name}" for name in ("num_", "n_routed_", "hidden_", "intermediate_", "vocab_")),
 )
 """What hangs on the number of ranks, on the number of layers, or on a type that takes some arguments and not others."""
 
@@ -227,7 +226,11 @@ def values(case: Case, path: str) -> SearchStrategy[Any] | None:
     return OWN.get(path)
 
 
-BESIDE: Mapping[str, Group] = {PP + "pp_schedule_csv": {}, "distributed.moe.reshard_after_forward": {}}
+BESIDE: Mapping[str, Group] = {
+    PP + "pp_schedule_csv": {},
+    "distributed.moe.reshard_after_forward": {},
+    L + "override_opt_param_scheduler": {L + "use_checkpoint_opt_param_scheduler": False},
+}
 """Settings that are tried first: few recipes can hold them."""
 
 

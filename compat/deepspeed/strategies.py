@@ -25,6 +25,7 @@ EMPTY: Groups = st.just({})
 AXES = ("code.tensor_parallel", "code.pipeline_stages", "code.context_parallel")
 SMALL = st.integers(1, 8)
 TRUE = st.just(True)
+LIKELY = st.sampled_from((True, True, True, False))
 POWER = st.integers(1, 24).map(lambda power: 2.0**power)
 
 
@@ -34,8 +35,8 @@ def _field(path: str) -> SearchStrategy[Any]:
 
 @st.composite
 def _group(draw: DrawFn, must: Drawn, *may: str, own: Drawn = MappingProxyType({})) -> Group:
-    """All of `must`, and each of `may` as likely as not; `own` has values that are not drawn by their type."""
-    chosen = {path: own.get(path) or _field(path) for path in may if draw(st.booleans())}
+    """All of `must`, and most of `may`; `own` has values that are not drawn by their type."""
+    chosen = {path: own[path] if path in own else _field(path) for path in may if draw(LIKELY)}
     return {path: draw(value) for path, value in {**must, **chosen}.items()}
 
 
@@ -114,13 +115,13 @@ def _sharding(version: str) -> Groups:
 
 @cache
 def _optimizer(version: str) -> Groups:
-    return st.sampled_from([*[EMPTY] * 40, *_built("optimizer", version)]).flatmap(lambda groups: groups)
+    return st.sampled_from([*[EMPTY] * 20, *_built("optimizer", version)]).flatmap(lambda groups: groups)
 
 
 @cache
 def _scheduler(version: str) -> Groups:
     coded = _group({"code.scheduler.name": _field("code.scheduler.name")}, *(f"code.scheduler.{name}" for name in CODED))
-    return st.sampled_from([*[EMPTY, coded] * 20, *_built("scheduler", version)]).flatmap(lambda groups: groups)
+    return st.sampled_from([*[EMPTY, coded] * 10, *_built("scheduler", version)]).flatmap(lambda groups: groups)
 
 
 CODED = ("warmup_steps", "warmup_from", "total_steps", "minimum")
@@ -166,8 +167,7 @@ ARGUMENTS = ("optimizer.type", "optimizer.params.", "scheduler.type", "scheduler
 SIZES = ("sequence_parallel_size", "data_parallel_size", "tensor_parallel.autotp_size", "tensor_parallel.tp.tp_size")
 RESERVED = (MICRO, STEPS, TOTAL, *AXES, *SIZES, *ARGUMENTS)
 """What hangs on the number of ranks, or on a type that takes some arguments and not others."""
-REFUSED = ("expert_parallel.load_balance_coeff",)
-"""Keys that take nothing but null."""
+UNSETTABLE = {"expert_parallel.load_balance_coeff": "takes nothing but null"}
 
 
 def paths(case: Case) -> Iterable[str]:
@@ -179,17 +179,21 @@ def paths(case: Case) -> Iterable[str]:
 def settable(version: str) -> tuple[str, ...]:
     """Keys that can be set, those of the core included."""
     own = release(version).keys
-    return tuple(path for path in fields(DeepSpeed) if path not in REFUSED and (path in own or path.startswith("code.")))
+    return tuple(path for path in fields(DeepSpeed) if path not in UNSETTABLE and (path in own or path.startswith("code.")))
 
 
 SPECS = st.lists(
     st.fixed_dictionaries({"patterns": st.just([".*query"]), "partition_type": st.sampled_from(("row", "column"))}), max_size=2
 )
+SWITCHED = st.fixed_dictionaries({"enabled": st.booleans()}, optional={"theta": st.floats(0, 1)})
+"""A section that its reader does not type, with the switch that it looks for."""
 OWN: Mapping[str, SearchStrategy[Any]] = {
     **dict.fromkeys(("optimizer.params.lr", "scheduler.params.warmup_max_lr"), st.floats(1e-5, 1e-2)),
     **dict.fromkeys(
         ("code.scheduler.minimum", "code.scheduler.warmup_from", "scheduler.params.warmup_min_lr"), st.floats(0, 1e-6)
     ),
+    **dict.fromkeys(("amp", "progressive_layer_drop", "curriculum_learning"), SWITCHED),
+    "autotuning.model_info": st.fixed_dictionaries({}, optional={"profile": st.booleans(), "num_params": SMALL}),
     "code.partition_method": st.sampled_from(("uniform", "parameters", "type:block")),
     "tensor_parallel.partition_config": st.fixed_dictionaries({"layer_specs": SPECS}, optional={"tp_size": SMALL}),
 }
@@ -209,7 +213,6 @@ BESIDE: Mapping[str, Group] = {
 """What a key cannot do without."""
 
 
-
 def required(config: Config) -> Iterable[str]:
     """The only size of the batch, and arguments that a scheduler is not built without."""
     sizes = [path for path in (MICRO, TOTAL) if path in config.given]
@@ -221,4 +224,15 @@ def required(config: Config) -> Iterable[str]:
 COERCED = (ZERO + "stage",)
 """DeepSpeed takes true for stage 1."""
 
-PART = Part(core, paths, values, beside=BESIDE, reserved=RESERVED, entries=("file",), required=required, coerced=COERCED)
+PART = Part(
+    core,
+    paths,
+    values,
+    beside=BESIDE,
+    reserved=RESERVED,
+    entries=("file",),
+    required=required,
+    coerced=COERCED,
+    unsettable=UNSETTABLE,
+    least={MICRO: 1},
+)

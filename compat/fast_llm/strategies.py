@@ -28,7 +28,7 @@ def core(draw: DrawFn, case: Case) -> Sequence[Group]:
     world = case.world_size or draw(st.sampled_from((1, 2, 4, 8, None)))
     axes = _axes(draw, world)
     data = (world or 0) // (axes[AXES[0]] * axes[AXES[1]] * axes[AXES[2]])
-    told = {WORLD: world} if world is not None and draw(st.booleans()) else {}
+    told = _told(draw, world, axes) if world is not None and draw(st.booleans()) else {}
     batch = _old_batch(draw, data) if release(case.version).has_batch else _new_batch(draw)
     return [{**told, **axes}, batch, *(draw(choice) for choice in CHOICES)]
 
@@ -39,6 +39,12 @@ def _axes(draw: DrawFn, world: int | None) -> dict[str, int]:
         sizes[axis] = draw(st.sampled_from([size for size in (1, 2, 3, 4, 8) if left % size == 0]))
         left //= sizes[axis]
     return sizes
+
+
+def _told(draw: DrawFn, world: int, axes: Mapping[str, int]) -> Group:
+    """What the launcher says otherwise; tensor groups stay within a node."""
+    nodes = [ranks for ranks in range(1, world + 1) if world % ranks == 0 and ranks % axes[AXES[0]] == 0]
+    return {WORLD: world, RANK: draw(st.integers(0, world - 1)), NODE: draw(st.sampled_from(nodes))}
 
 
 def _new_batch(draw: DrawFn) -> Group:
@@ -63,7 +69,8 @@ def _old_batch(draw: DrawFn, data: int) -> Group:
             )
         )
     )
-    return {**batch, LENGTH: length, PIECE: length // draw(st.sampled_from((1, 2)))}
+    counted = {STEPS: steps} if draw(st.booleans()) else {}
+    return {**batch, **counted, LENGTH: length, PIECE: length // draw(st.sampled_from((1, 2)))}
 
 
 _SHARDING: SearchStrategy[Group] = st.one_of(
@@ -122,4 +129,9 @@ def values(case: Case, path: str) -> SearchStrategy[Any] | None:
 BESIDE: Mapping[str, Group] = {"run.tensor_logs.save": {"run.experiment_dir": "runs"}}
 """What a field cannot do without."""
 
-PART = Part(core, paths, values, beside=BESIDE, reserved=RESERVED, entries=("file",))
+UNSETTABLE = {
+    "model.multi_stage.stages_per_pipeline_stage": "takes nothing but 1",
+    "schedule.estimate_critical_batch": "takes nothing but false",
+}
+
+PART = Part(core, paths, values, beside=BESIDE, reserved=RESERVED, entries=("file",), unsettable=UNSETTABLE)

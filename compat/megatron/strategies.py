@@ -105,14 +105,16 @@ def _layers(draw: DrawFn, case: Case, ranks: int) -> Group:
 
 @cache
 def _forms(version: str, piped: bool) -> tuple[str, ...]:
-    forms = ["open", "encoder", "even", "virtual", "per_stage", *(form for form, dest in SINCE.items() if _has(version, dest))]
-    return tuple(form for form in forms if piped or form in ("open", "encoder", "even", "ends"))
+    since = [form for form, dest in SINCE.items() if _has(version, dest)]
+    forms = ["open", "encoder", "even", "virtual", "virtual", "per_stage", *since]
+    return tuple(form for form in forms if piped or form in ("open", "encoder", "even", "ends", "hybrid"))
 
 
 SINCE = {
     "ends": "account_for_loss_in_pipeline_split",
     "uneven": "decoder_first_pipeline_num_layers",
     "layout": "pipeline_model_parallel_layout",
+    "hybrid": "hybrid_layer_pattern",
 }
 """Ways to spread layers that only some releases have, by the flag that shows it."""
 
@@ -158,6 +160,12 @@ def _layout(ranks: int, virtual: int, each: int, first: int, last: int) -> Group
     return {"num_layers": sum(counts), "pipeline_model_parallel_layout": stages.layout_of(counts)}
 
 
+def _hybrid(ranks: int, virtual: int, each: int, first: int, last: int) -> Group:
+    """One letter for each layer, and a bar between stages."""
+    stages_ = ranks * virtual if ranks > 1 else 1
+    return {"hybrid_layer_pattern": "|".join(["M*-M"[:first] * each] * stages_)}
+
+
 FORMS = {
     "open": _open,
     "encoder": _encoder,
@@ -167,6 +175,7 @@ FORMS = {
     "ends": _ends,
     "uneven": _uneven,
     "layout": _layout,
+    "hybrid": _hybrid,
 }
 
 
@@ -198,12 +207,14 @@ def _sharding(version: str) -> Groups:
     gather = {"overlap_param_gather": TRUE, "overlap_grad_reduce": TRUE}
     optimizer = {"use_distributed_optimizer": TRUE}
     strategy = {"data_parallel_sharding_strategy": st.sampled_from(("no_shard", "optim", "optim_grads", "optim_grads_params"))}
+    stepwise = {"overlap_param_gather_with_optimizer_step": TRUE, "ckpt_format": st.just("torch")}
     fusion = {"gradient_accumulation_fusion": st.just(False)}
     megatron = {"use_megatron_fsdp": TRUE, "ckpt_format": st.just("fsdp_dtensor")}
     torch = {"use_torch_fsdp2": TRUE, "untie_embeddings_and_output_weights": TRUE, "ckpt_format": st.just("torch_dist")}
     kinds = [
         _group({}, overlap),
         _group(optimizer, {**overlap, "num_distributed_optimizer_instances": st.just(2)}),
+        _group({**optimizer, **gather, **stepwise}),
         _group({**optimizer, **gather}, {"ddp_bucket_size": overlap["ddp_bucket_size"]}),
     ]
     if _has(version, "use_megatron_fsdp"):
@@ -298,7 +309,7 @@ def paths(case: Case) -> Iterable[str]:
 def settable(version: str, entry: str) -> tuple[str, ...]:
     """Fields that a config of that entry point can set to a plain value."""
     if entry == FLAGS:
-        return tuple(dest for dest in options.by_dest(version) if dest not in REFUSED and dest != "help")
+        return tuple(dest for dest in options.by_dest(version) if dest not in UNSETTABLE and dest != "help")
     return tuple(path for path, name in _named(version, entry).items() if path in OWN or _of_field(version, name) is not None)
 
 
@@ -315,18 +326,24 @@ def _named(version: str, cls: str) -> Mapping[str, str]:
 
 RESERVED = (
     "num_layers",
+    "num_layers_per_virtual_pipeline_stage",
     "encoder_num_layers",
     "num_virtual_stages_per_pipeline_rank",
     "virtual_pipeline_model_parallel_size",
     "pipeline_model_parallel_layout",
+    "hybrid_layer_pattern",
     "decoder_first_pipeline_num_layers",
     "decoder_last_pipeline_num_layers",
     "account_for_",
 )
 """How layers are spread over stages, which has to fit the number of layers."""
 
-REFUSED = ("batch_size", "warmup", "model_parallel_size", "checkpoint_activations", "init_method_xavier_uniform")
-"""Flags that are still parsed and then always refused (arguments.py: removed flags; a field that no class has)."""
+REFUSED = "still parsed, then always refused: an option that was removed"
+UNSETTABLE = {
+    **dict.fromkeys(("batch_size", "warmup", "model_parallel_size", "checkpoint_activations"), REFUSED),
+    "init_method_xavier_uniform": "no class has the field that it sets",
+    "data_parallel_size": "no flag sets it: what the other sizes leave of the ranks",
+}
 
 
 def values(case: Case, path: str) -> SearchStrategy[Any] | None:
@@ -344,6 +361,7 @@ AMOUNT = st.floats(0, 1e3)
 OWN: Mapping[str, SearchStrategy[Any]] = {
     **dict.fromkeys(("vocab_size", "num_query_groups", "num_distributed_optimizer_instances", "hysteresis"), COUNT),
     "microbatch_group_size_per_vp_stage": SMALL,
+    **dict.fromkeys(("encoder_tensor_model_parallel_size", "encoder_pipeline_model_parallel_size"), st.just(1) | SMALL),
     "encoder_seq_length": st.integers(1, 16).map(lambda count: 48 * count),
     **dict.fromkeys(("train_iters", "train_samples", "lr_decay_iters", "lr_decay_samples", "ddp_bucket_size"), COUNT),
     "hidden_size": st.integers(1, 16).map(lambda count: 192 * count),
@@ -362,7 +380,7 @@ OWN: Mapping[str, SearchStrategy[Any]] = {
     "attention_backend": st.sampled_from(("flash", "fused", "unfused")),
     "activation_func": st.sampled_from(("silu", "quick_gelu", "relu")),
     "phase_transition_iterations": st.lists(st.integers(0, 10**6).map(str), min_size=1, max_size=3).map(",".join),
-    "hybrid_layer_pattern": st.sampled_from(("M*-M", "M-*-" * 2, "MMM*" * 6)),
+    "moe_router_group_topk": st.just(1) | SMALL,
     "log_memory_interval": st.integers(1, 9).map(lambda count: 100 * count),
     "eval_micro_batch_size": SMALL,
 }
@@ -370,7 +388,7 @@ OWN: Mapping[str, SearchStrategy[Any]] = {
 
 SWITCHES = {"true": TRUE, "false": st.just(False), "switch": st.booleans()}
 TEXTS: Mapping[str, SearchStrategy[Any]] = {
-    "int": st.integers(0, 64) | st.integers(-8, 10**6),
+    "int": st.integers(0, 8) | st.integers(0, 64) | st.integers(-8, 10**6),
     "float": st.floats(0, 1, allow_subnormal=False) | st.floats(-8, 1e6, allow_subnormal=False),
     "bool": TRUE,
     "integers": st.lists(SMALL, min_size=2, max_size=2),
@@ -415,8 +433,30 @@ def _of_field(version: str, name: str) -> SearchStrategy[Any] | None:
 FP8 = {"fp8": "e4m3", "fp8_recipe": "mxfp8"}
 DECAY = {"start_weight_decay": 0.0, "end_weight_decay": 0.1, "weight_decay_incr_style": "linear"}
 EXPERTS = {"num_experts": 8}
+OVERLAPPED = {
+    "transformer_impl": "transformer_engine",
+    "overlap_moe_expert_parallel_comm": True,
+    "bf16": True,
+    **EXPERTS,
+    "expert_model_parallel_size": 2,
+    "moe_token_dispatcher_type": "alltoall",
+}
+REUSED = {
+    **FP8,
+    "fp8_param_gather": True,
+    "use_distributed_optimizer": True,
+    "overlap_param_gather": True,
+    "overlap_grad_reduce": True,
+}
+UNTIED = {"untie_embeddings_and_output_weights": True, "ckpt_format": "torch_dist", "gradient_accumulation_fusion": False}
 FLEX = {**EXPERTS, "moe_token_dispatcher_type": "flex"}
-SERVED = {"transformer_impl": "inference_optimized"}
+SERVED = {
+    "transformer_impl": "inference_optimized",
+    "normalization": "RMSNorm",
+    "moe_router_dtype": "fp32",
+    "add_bias_linear": False,
+    "expert_tensor_parallel_size": 1,
+}
 FUSED = {**FLEX, "moe_flex_dispatcher_backend": "hybridep", "use_transformer_engine_op_fuser": True, "moe_grouped_gemm": True}
 FIM = dict.fromkeys(("fim_prefix_token", "fim_middle_token", "fim_suffix_token", "fim_pad_token", "fim_eod_token"), "<fim>")
 SAVE = {"save": "out", "save_interval": 100}
@@ -429,10 +469,17 @@ NARROW_FP4 = {"fp4": "e2m1", "use_distributed_optimizer": True}
 BESIDE: Mapping[str, Group] = {
     "activation_func_fp8_input_store": {"activation_func": "silu", "gated_linear_unit": True},
     "add_position_embedding": {"position_embedding_type": "rope"},
+    "add_qkv_bias": {"add_bias_linear": False},
+    "align_param_gather": {},
+    "cpu_offloading": {"cpu_offloading_num_layers": 1},
+    "apply_rope_fusion": {"position_embedding_type": "rope"},
     "batch_invariant_mode": FLASH,
     "defer_embedding_wgrad_compute": {"gradient_accumulation_fusion": True},
-    "delay_wgrad_compute": {"transformer_impl": "transformer_engine", **EXPERTS, "overlap_moe_expert_parallel_comm": True},
+    "delay_wgrad_compute": OVERLAPPED,
+    "encoder_seq_length": {},
+    "encoder_tensor_model_parallel_size": {"encoder_pipeline_model_parallel_size": 1},
     "end_weight_decay": DECAY,
+    "ep_overlap_early_attn_memory_release": OVERLAPPED,
     "eval_micro_batch_size": {"eval_global_batch_size": 840 * 192},
     "experimental_attention_variant": {"linear_attention_freq": 2, **LINEAR},
     "fim_data": {**FIM, "fim_rate": 0.5, "fim_spm_rate": 0.5},
@@ -441,8 +488,11 @@ BESIDE: Mapping[str, Group] = {
     "fp4_param": NARROW_FP4,
     "fp4_param_gather": NARROW_FP4,
     "fp8_output_proj": FP8,
+    "fp8_param_gather": {"fp8": "e4m3", "use_distributed_optimizer": True},
     "fsdp_manual_registration": {"use_megatron_fsdp": True, "nccl_ub": True, "ckpt_format": "fsdp_dtensor"},
     "fused_residual_rmsnorm": {"normalization": "RMSNorm"},
+    "hybrid_context_parallel": {"calculate_per_token_loss": True},
+    "inference_cuda_graph_scope": {"cuda_graph_impl": "local"},
     "inference_disable_triton_nvls_kernels": SERVED,
     "inference_fuse_tp_communication": SERVED,
     "load_main_params_from_ckpt": {"no_load_optim": True},
@@ -451,29 +501,32 @@ BESIDE: Mapping[str, Group] = {
     "moe_enable_deepep": FLEX,
     "moe_expert_rank_capacity_factor": FUSED,
     "moe_latent_size": EXPERTS,
-    "moe_paged_stash": {**FUSED, "moe_expert_rank_capacity_factor": 1.0},
     "moe_pad_expert_input_to_capacity": {**EXPERTS, "moe_expert_capacity_factor": 1.0, "moe_token_dispatcher_type": "alltoall"},
+    "moe_paged_stash": {**FUSED, "moe_expert_rank_capacity_factor": 1.0},
     "moe_router_enable_expert_bias": {**EXPERTS, "moe_router_score_function": "sigmoid"},
+    "moe_router_group_topk": {**EXPERTS, "moe_router_num_groups": 1},
     "moe_router_padding_for_fp8": {**EXPERTS, **FP8, "moe_token_dispatcher_type": "alltoall"},
     "moe_router_padding_for_quantization": {**EXPERTS, **FP8, "moe_token_dispatcher_type": "alltoall"},
     "moe_single_grouped_bias": {**EXPERTS, "moe_grouped_gemm": True, "add_bias_linear": True},
     "moe_single_grouped_weight": {**EXPERTS, **FP8, "moe_grouped_gemm": True, "use_transformer_engine_op_fuser": True},
     "moe_use_upcycling": {**SAVE, **EXPERTS},
+    "mtp_num_layers": {},
     "overlap_p2p_comm_warmup_flush": {"batch_p2p_comm": False, "overlap_p2p_comm": True},
     "overlap_param_gather_with_optimizer_step": STEPWISE,
     "perform_rl_step": {"grpo_prompts_per_step": 840 * 27720 * 192},
     "replication": LOCAL,
     "retro_add_retriever": {"train_samples": 1000},
+    "reuse_grad_buf_for_mxfp8_param_ag": REUSED,
     "save": SAVE,
     "squared_relu": {"bias_gelu_fusion": False},
     "start_weight_decay": DECAY,
     "step_batch_size_schedule": {},
     "use_legacy_models": {"ckpt_format": "torch"},
     "use_precision_aware_optimizer": {"use_distributed_optimizer": True},
+    "use_torch_fsdp2": UNTIED,
     "weight_decay_incr_style": DECAY,
 }
 """What a field cannot do without, at least in some releases."""
-
 
 
 def source(config: Config) -> Group:
@@ -497,4 +550,18 @@ def required(config: Config) -> Iterable[str]:
     return [path for path in ("recompute_method", "recompute_num_layers") if full and path in config.given]
 
 
-PART = Part(core, paths, values, opaque, BESIDE, RESERVED, ENTRIES, source, spelled, required, "--made-up-flag", rounds=True)
+PART = Part(
+    core,
+    paths,
+    values,
+    opaque,
+    BESIDE,
+    RESERVED,
+    ENTRIES,
+    source,
+    spelled,
+    required,
+    "--made-up-flag",
+    rounds=True,
+    unsettable=UNSETTABLE,
+)

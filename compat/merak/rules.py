@@ -441,6 +441,7 @@ CLIP = convert(
     lambda values, context: {"optimizer.clip": 0.0 if unclipped(values) else max(0.0, values["args.max_grad_norm"])},
     lambda values, context: {"args.max_grad_norm": values.get("optimizer.clip")},
     sees=("args.half_precision_backend", "args.fp16"),
+    lossy="a negative bound is off, as 0 is, and so is any under cpu_amp",
     note="Merak bounds the norm of each rank's own weights, not the global one, outside of fp16",
     source="core/merak_engine.py: _exec_optimizer_step",
 )

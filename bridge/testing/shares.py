@@ -1,0 +1,117 @@
+"""How often each field of a dialect is off its default in generated configs, of those that have it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from math import comb
+from random import Random
+from typing import Any
+
+from hypothesis import given
+
+from bridge.config import Values
+from bridge.dialect import Config, Dialect
+from bridge.errors import BridgeError
+from bridge.testing.strategies import Case, configs, part_of, paths_of
+
+ROUND = 50
+"""Configs that are drawn at once."""
+CHOICES = 2**14
+"""Bytes that decide what is drawn, more than any config takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A field is off its default in `off` configs of those `having` it: whose release and entry point know the field."""
+
+    off: int = 0
+    having: int = 0
+
+    @property
+    def value(self) -> float:
+        """The share itself; 0 before a config was drawn."""
+        return self.off / max(1, self.having)
+
+    def plus(self, off: bool) -> Share:
+        """With one more config."""
+        return Share(self.off + off, self.having + 1)
+
+    def exceeds(self, share: float, doubt: float) -> bool:
+        """Whether a field that is off in just `share` of all configs would show as many hits with a probability below `doubt`."""
+        fewer = range(self.off)
+        return 1 - sum(comb(self.having, hits) * share**hits * (1 - share) ** (self.having - hits) for hits in fewer) < doubt
+
+
+def _always(share: Share) -> bool:
+    return True
+
+
+def shares(dialect: Dialect, examples: int, wanted: Callable[[Share], bool] = _always) -> dict[str, Share]:
+    """The share of every field in so many configs, of all releases and entry points with a field that is still wanted.
+
+    A field that nothing can set (`Part.unsettable`) is not among them.
+    """
+    found = {path: Share() for case in _cases(dialect) for path in _paths(dialect, case)}
+    random, among = Random(0), _cases(dialect)
+    for number in range(examples):
+        if number % ROUND == 0:
+            open_ = {path for path, share in found.items() if wanted(share)}
+            among = tuple(case for case in among if open_ & _paths(dialect, case))
+        if not among:
+            break
+        _count(found, _drawn(random.choice(among), dialect, random))
+    return found
+
+
+@cache
+def _cases(dialect: Dialect) -> tuple[Case, ...]:
+    """Releases and entry points, each as often as it is drawn."""
+    return tuple(Case(version, None, entry) for version in dialect.versions for entry in part_of(dialect).entries)
+
+
+@cache
+def _paths(dialect: Dialect, case: Case) -> frozenset[str]:
+    part = part_of(dialect)
+    return frozenset((*paths_of(dialect, case), *part.opaque(case))) - part.unsettable.keys()
+
+
+def _drawn(case: Case, dialect: Dialect, random: Random) -> Config:
+    """A config of its own; a run of Hypothesis starts with small ones, and repeats parts of those before."""
+    found: list[Config] = []
+    draw: Any = given(configs(dialect, case.version, entry=case.entry))(lambda config: found.append(config))
+    while not found:
+        draw.hypothesis.fuzz_one_input(random.randbytes(CHOICES))
+    return found[0]
+
+
+def _count(found: dict[str, Share], config: Config) -> None:
+    off = off_default(config)
+    for path in _paths(config.dialect, Case(config.version, None, config.entry)):
+        found[path] = found[path].plus(path in off)
+
+
+def off_default(config: Config) -> set[str]:
+    """Fields that are given otherwise than the stack has them by itself: in an empty config, or in the rest of this one."""
+    usual = _usual(config.dialect, Case(config.version, None, config.entry))
+    same = {path for path, value in config.given.items() if value == usual.get(path)}
+    rest = _effective(config, {path: value for path, value in config.given.items() if path not in same})
+    restored = {path for path in same if rest and rest.get(path) != config.given[path]}
+    return {*config.opaque, *config.given} - same | restored
+
+
+def _effective(config: Config, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the stack makes of other values; nothing if it refuses them."""
+    try:
+        return config.dialect.config(given, config.version, config.world_size, config.entry).effective
+    except BridgeError:
+        return {}
+
+
+@cache
+def _usual(dialect: Dialect, case: Case) -> Values:
+    """What the stack makes of nothing."""
+    least = part_of(dialect).least
+    made = dialect.config(least, case.version, case.world_size, case.entry).effective
+    return Values({path: value for path, value in made.items() if path not in least})

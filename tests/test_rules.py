@@ -1,0 +1,95 @@
+"""The constructors of rules, and that every table is fit to be read by people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import compat
+from bridge.dialect import Dialect
+from bridge.plan import paths
+from bridge.rules import Context, Effect, Rule, always, convert, lacks, only_ours, only_theirs, rename
+
+NEWEST = Context("1.2.10", 8)
+DIALECTS = tuple(compat.load(name) for name in compat.names())
+each = pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
+
+
+@given(st.integers() | st.text() | st.booleans())
+def test_rename_says_the_same_under_both_names(value: Any) -> None:
+    rule = rename("clip_grad", "optimizer.clip")
+    assert rule.read({"clip_grad": value, "lr": 1}, NEWEST) == {"optimizer.clip": value}
+    assert rule.write({"optimizer.clip": value}, NEWEST) == {"clip_grad": value}
+    assert rule.read({"clip_grad": None}, NEWEST) == rule.write({}, NEWEST) == {}
+
+
+def test_convert_takes_one_path_or_several() -> None:
+    one = convert("a", "optimizer.lr", lambda values, context: {}, lambda values, context: {})
+    both = convert(("a", "b"), ("optimizer.lr", "optimizer.eps"), lambda values, context: {}, lambda values, context: {})
+    assert (one.theirs, one.ours) == (("a",), ("optimizer.lr",))
+    assert (both.theirs, both.ours) == (("a", "b"), ("optimizer.lr", "optimizer.eps"))
+    assert both.carried("a") == both.ours
+    assert both.carriers("optimizer.eps") == both.theirs
+
+
+def test_a_path_can_stand_for_a_part_of_its_group() -> None:
+    rule = convert(
+        ("a", "b"),
+        ("optimizer.lr", "optimizer.eps"),
+        lambda values, context: {},
+        lambda values, context: {},
+        sees=("c", "d"),
+        carries={"a": "optimizer.lr", "b": (), "c": "optimizer.lr"},
+    )
+    assert rule.carried("a") == ("optimizer.lr",)
+    assert rule.carried("b") == ()
+    assert rule.carriers("optimizer.lr") == ("a", "c")
+    assert rule.carriers("optimizer.eps") == ()
+
+
+def test_one_sided_rules_say_nothing_of_the_other_side() -> None:
+    fixed = always("loss", "per_token", "it has no choice")
+    assert fixed.read({}, NEWEST) == {"loss": "per_token"}
+    assert fixed.write({"loss": "mean_of_microbatches"}, NEWEST) == {}
+    for rule in (only_theirs("x", "y", note="its own"), only_ours("loss", note="not there")):
+        assert rule.read({"x": 1}, NEWEST) == rule.write({"loss": 1}, NEWEST) == {}
+    debug = lacks("debug", "no logs")
+    assert debug.ours == tuple(path for path in paths() if path.startswith("debug."))
+    assert lacks("loss", "no choice").ours == ("loss",)
+
+
+def test_an_effect_may_hang_on_the_values() -> None:
+    rule = convert("a", "loss", lambda v, c: {}, lambda v, c: {}, effect=lambda v: Effect.NUMBERS if v.get("a") else Effect.NONE)
+    assert rule.effect_of({"a": 1}) is Effect.NUMBERS
+    assert rule.effect_of({}) is Effect.NONE
+    assert rename("a", "loss", effect=Effect.COST).effect_of({}) is Effect.COST
+
+
+@pytest.mark.parametrize(("since", "reached"), [("1.2.9", True), ("1.2.10", True), ("1.10.0", False), ("1.2.10.post1", False)])
+def test_releases_compare_by_number(since: str, reached: bool) -> None:
+    assert NEWEST.since(since) is reached
+
+
+@each
+def test_every_row_that_keeps_something_back_says_why(dialect: Dialect) -> None:
+    silent = [rule.theirs or rule.ours for rule in dialect.rules if not (rule.theirs and rule.ours) and not rule.note]
+    assert silent == []
+
+
+@each
+def test_what_a_path_stands_for_is_in_its_group(dialect: Dialect) -> None:
+    for rule in dialect.rules:
+        assert {*rule.carries} <= {*rule.theirs, *rule.sees}, rule.theirs
+        assert {ours for path in rule.carries for ours in rule.carried(path)} <= {*rule.ours}, rule.theirs
+
+
+@each
+def test_every_effect_can_be_worked_out(dialect: Dialect) -> None:
+    assert all(isinstance(effect_without_values(rule), Effect) for rule in dialect.rules)
+
+
+def effect_without_values(rule: Rule) -> Effect:
+    return rule.effect_of({})
