@@ -258,6 +258,10 @@ def _waiting(work: dist.Work, name: str, peers: Sequence[int]) -> Wait:
     return wait
 
 
+class LostRank(BridgeError, RuntimeError):
+    """Another rank does not answer any more."""
+
+
 LOST = re.compile(r"onnection|peer|timed? ?out|broken pipe", re.IGNORECASE)
 """What torch's errors say when another rank does not answer any more."""
 
@@ -272,7 +276,7 @@ def _telling(name: str, peers: Sequence[int]) -> Iterator[None]:
         if not LOST.search(reason):
             raise
         who = f"rank {peers[0]}" if len(peers) == 1 else f"one of ranks {', '.join(map(str, peers))}"
-        raise BridgeError(f"{name}: {who} is gone or silent ({reason}); see its messages, then resume") from None
+        raise LostRank(f"{name}: {who} is gone or silent ({reason}); see its messages, then resume") from None
 
 
 _OPS: Mapping[str, dist.ReduceOp.RedOpType] = {

@@ -296,4 +296,3 @@ def _series(entries: Iterable[Entry], statistic: str) -> dict[str, dict[int, flo
             label = str(entry.name).partition("/")[2]
             found.setdefault(label, {})[entry.name.step] = float(getattr(entry.summary, statistic))
     return found
-

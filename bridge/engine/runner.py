@@ -394,9 +394,9 @@ class Engine:
 
     def _train_pass(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
         self._refuse_parts()
+        value = self._cast(self._inputs(inputs, named))
         self._refuse_more("engine(...)")
         self.batch = (inputs, named)
-        value = self._cast(self._inputs(inputs, named))
         self._number += 1
         turn, draw = Turn(self._number, _rows(value)), replace(self._draw(self._micro), turn=len(self._turns))
         results: list[Any] = []

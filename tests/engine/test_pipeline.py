@@ -175,7 +175,7 @@ def test_a_killed_rank_ends_the_job_and_is_named(tmp_path: Path) -> None:
         start = time.monotonic()
         _, said = ranks[0].communicate(timeout=60)
         assert time.monotonic() - start < 60 and ranks[0].returncode == 1
-        assert re.search(r"BridgeError: .*: rank 1 is gone or silent .*; see its messages, then resume", said), said[-900:]
+        assert re.search(r"LostRank: .*: rank 1 is gone or silent .*; see its messages, then resume", said), said[-900:]
     finally:
         for rank in ranks:
             rank.kill()
