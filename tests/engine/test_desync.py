@@ -14,7 +14,6 @@ Ranks = Callable[..., list[Any]]
 
 ADAMW = {"precision.compute": "fp64", "optimizer.name": "adamw", "optimizer.lr": 0.01, "optimizer.eps": 1e-4}
 TENSOR = {**ADAMW, "parallel.tensor": 2, "batch.micro": 4, "batch.accumulation": 2}
-TOKENS = {**TENSOR, "parallel.sequence": True}
 DATA = {**ADAMW, "parallel.data": 2, "batch.micro": 2, "batch.accumulation": 2}
 FOUR = {**ADAMW, "parallel.data": 2, "parallel.tensor": 2, "batch.micro": 2, "batch.accumulation": 2}
 
@@ -30,39 +29,12 @@ LAYOUTS = [
 
 @pytest.mark.parametrize(("world", "plan"), LAYOUTS, ids=str)
 def test_no_false_alarm(world: int, plan: dict[str, Any], run: Ranks) -> None:
-    assert run(world, checked, Case(plan, steps=2), None, 0) == [([], 2)] * world
-
-
-@pytest.mark.parametrize(
-    ("fault", "world", "plan", "named"),
-    [
-        ("weight", 2, TENSOR, "2/reduce/block0/weight/norm1.weight"),
-        ("weight", 2, {**DATA, "zero.stage": 0}, "2/reduce/block0/weight/norm1.weight"),
-        ("buffer", 2, {**DATA, "zero.stage": 1}, "2/reduce/block0/replica/norm1.weight"),
-        ("moment", 2, TENSOR, "2/reduce/block0/moment/norm1.weight.exp_avg"),
-        ("gradient", 2, TENSOR, "2/reduce/block0/gradient/norm1.weight"),
-        ("gradient", 2, {**DATA, "zero.stage": 0}, "2/reduce/block0/gradient/norm1.weight"),
-        ("generator", 2, TENSOR, "2/reduce/generator"),
-        ("learning rate", 2, DATA, "2/reduce/state/counters"),
-        ("inputs", 2, TENSOR, "2/forward/microbatch 0/input"),
-        ("labels", 2, TENSOR, "2/forward/microbatch 0/input/1"),
-        ("partial sums", 2, TOKENS, "2/reduce/block0/gradient/norm1.weight"),
-        ("activation", 2, TENSOR, "2/forward/block1/microbatch 0/output"),
-    ],
-    ids=str,
-)
-def test_faults_are_located(fault: str, world: int, plan: dict[str, Any], named: str, run: Ranks) -> None:
-    """On all ranks, before the update; two ranks cannot tell which of them is wrong."""
-    results = run(world, checked, Case(plan, steps=3), fault, 1)
-    for reports, steps in results:
-        assert steps == 1
-        assert any(named in report for report in reports), reports
-        assert all("ranks 0, 1 disagree" in report for report in reports)
+    assert run(world, checked, Case(plan, steps=2)) == [([], 2)] * world
 
 
 @pytest.mark.parametrize("at", [0, 2, 3])
 def test_more_than_two_replicas_vote(at: int, run: Ranks) -> None:
-    for reports, _ in run(4, checked, Case({**FOUR, "zero.stage": 0}, steps=3), "weight", at):
+    for reports, _ in run(4, checked, Case({**FOUR, "zero.stage": 0}, steps=3), at):
         found = [report for report in reports if f"of ranks 0, 1, 2, 3, {at} stands alone; 1 of" in report]
         assert len(found) == 1
         assert "1 ulps" in found[0]
