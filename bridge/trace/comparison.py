@@ -197,7 +197,7 @@ CLOSE = 1e-2
 
 
 def cause(values: Tensor, others: Tensor, ratios: Mapping[str, float], reduced: bool = False) -> str:
-    """What the difference looks like, in words: A's `values` against B's; `reduced`: they are sums over ranks and microbatches."""
+    """What the difference looks like, in words: A's `values` against B's; `reduced`: sums over ranks and microbatches."""
     norm = float(others.norm())
     if not norm or not float(values.norm()):
         return "A is all zeros" if norm else "B is all zeros"

@@ -29,19 +29,21 @@ def traced(rank: int, world: int, case: Case, folder: Path, full: bool = False, 
     return [engine.train_batch(microbatches(case, engine, step)) for step in range(case.steps)]
 
 
-def checked(rank: int, world: int, case: Case, at: int | None = None) -> tuple[list[str], int]:
+def checked(
+    rank: int, world: int, case: Case, at: int | None = None, policy: Policy | None = None
+) -> tuple[list[str], int]:
     """Train with desync checks, with one bit of a weight flipped on rank `at` in the second step; reports, and steps done."""
     torch.manual_seed(5)
     plan, steps = Plan.of({**case.plan, "debug.tensor_parallel": True}), 0
     try:
-        engine = initialize(model_of(case), plan, mean_cross_entropy, seed=11, policy=Policy())
+        engine = initialize(model_of(case), plan, mean_cross_entropy, seed=11, policy=policy or Policy())
         for step in range(case.steps):
             if step == 1 and rank == at:
                 flip(owned(engine, engine.weights.shards, NORM))
             engine.train_batch(microbatches(case, engine, step))
             steps += 1
     except DesyncError as error:
-        return [str(mismatch) for mismatch in error.mismatches], steps
+        return list(error.problems), steps
     return [], steps
 
 
