@@ -159,7 +159,7 @@ def _line(one: Entry, other: Entry, bound: float, scale: float, ratios: Mapping[
     distance = _rms(values[0] - values[1]) / size if size else float(_rms(values[0]) > 0) * math.inf
     if distance <= bound:
         return Line(name, "rounding" if distance else "equal", distance, bound)
-    return Line(name, "fault", distance, bound, cause(values[0], values[1], ratios))
+    return Line(name, "fault", distance, bound, cause(values[0], values[1], ratios, name.phase == "reduce"))
 
 
 def _values(one: Entry, other: Entry) -> tuple[Tensor, Tensor]:
@@ -196,25 +196,28 @@ CLOSE = 1e-2
 """How near a scaled copy has to come, as a share, to be called one."""
 
 
-def cause(values: Tensor, others: Tensor, ratios: Mapping[str, float]) -> str:
-    """What the difference looks like, in words: A's `values` against B's."""
+def cause(values: Tensor, others: Tensor, ratios: Mapping[str, float], reduced: bool = False) -> str:
+    """What the difference looks like, in words: A's `values` against B's; `reduced`: sums over ranks and microbatches."""
     norm = float(others.norm())
     if not norm or not float(values.norm()):
         return "A is all zeros" if norm else "B is all zeros"
     factor = float(values @ others) / norm**2
-    if float((values - factor * others).norm()) <= CLOSE * float(values.norm()):
+    rest = float((values - factor * others).norm()) / float(values.norm())
+    if rest <= CLOSE and abs(factor - 1) > rest:
         return _scaled(factor, ratios)
     if torch.allclose(values.sort().values, others.sort().values, rtol=1e-6, atol=0):
         return "the same values in another order: swapped microbatches or samples"
     alike = float(values @ others) / (norm * float(values.norm()))
+    if reduced:
+        return f"cosine {alike:.4g}: where activations agree, a part of a sum is missing, or came twice"
     if alike > 0.5:
-        return f"the same direction up to a cosine of {alike:.3f}: a part of a sum is missing, or stale"
-    return f"unrelated values (cosine {alike:.3f}): other inputs, or other random numbers"
+        return f"the same direction up to a cosine of {alike:.4g}: a part of a sum is missing, or stale"
+    return f"unrelated values (cosine {alike:.4g}): other inputs, or other random numbers"
 
 
 def _scaled(factor: float, ratios: Mapping[str, float]) -> str:
     for what, size in ratios.items():
         for wanted, words in ((size, f"the number of {what}"), (1 / size, f"one over the number of {what}")):
             if abs(factor - wanted) <= CLOSE * wanted:
-                return f"A is {factor:.4g} times B: {words}; a sum or mean over them is missing or done twice"
-    return f"A is {factor:.4g} times B"
+                return f"A is {factor:.6g} times B: {words}; a sum or mean over them is missing or done twice"
+    return f"A is {factor:.6g} times B"

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from faults import NORM, owned
 from runs import Case, microbatches, model_of
 from torch import nn
-from traces import replicated
 
 import bridge
 import compat
@@ -161,7 +161,7 @@ def drifted(rank: int, world: int, case: Case) -> tuple[list[str], int]:
     engine = initialize(model_of(case), Plan.of(case.plan), mean_cross_entropy, seed=11)
     for step in range(3):
         if step == 1 and rank == 1:
-            replicated(engine, "weight")[2] += 1
+            owned(engine, engine.weights.shards, NORM)[2] += 1
         engine.train_batch(microbatches(case, engine, step))
     logging.getLogger("bridge.trace").removeHandler(handler)
     return said, engine.progress.steps

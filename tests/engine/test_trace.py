@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from runs import Case
-from traces import traced, wrong
+from traces import traced
 
 from bridge.trace.comparison import compare
 from bridge.trace.run import Run, named
@@ -73,21 +73,3 @@ def test_runs_of_any_layout_are_equal_up_to_rounding(layout: str, run: Ranks, tm
     assert {line.verdict for line in found.lines} <= {"equal", "rounding"}
     assert found.worst is not None
     assert found.worst.distance < found.worst.bound / 3, found.worst
-
-
-@pytest.mark.parametrize(
-    ("mistake", "first", "cause"),
-    [
-        ("divided loss", "2/backward/head/input gradient", "one over the number of tensor ranks of A"),
-        ("swapped microbatches", "2/forward/embedding/output", "swapped microbatches"),
-        ("other activation", "2/forward/block1/output", "A is 1 times B"),
-    ],
-)
-def test_the_first_difference_is_named(mistake: str, first: str, cause: str, run: Ranks, tmp_path: Path) -> None:
-    plan = {**PLAIN, "debug.layer_outputs": 13, "debug.layer_gradients": 13}
-    run(1, traced, Case({**plan, "batch.micro": 8}), tmp_path / "good")
-    run(2, wrong, Case({**plan, "parallel.tensor": 2, "batch.micro": 4, "batch.accumulation": 2}), tmp_path / "bad", mistake)
-    found = compare(Run.read(tmp_path / "bad"), Run.read(tmp_path / "good"))
-    assert found.divergence is not None
-    assert str(found.divergence.name) == first
-    assert cause in found.divergence.cause

@@ -7,10 +7,14 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from runs import Case
-from traces import traced, wrong
+from faults import scaled_output
+from runs import Case, microbatches, model_of
+from traces import traced
 
 from bridge.cli import run
+from bridge.engine import initialize
+from bridge.engine.models.gpt import mean_cross_entropy
+from bridge.plan import Plan
 
 LOGS = ("layer_outputs", "layer_gradients", "param_init", "all_param_gradients", "param_update")
 PLAN = {
@@ -29,7 +33,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     for name in ("good", "again"):
         traced(0, 1, Case(PLAN), folder / name)
-    wrong(0, 1, Case(PLAN), folder / "bad", "other activation")
+    case = Case(PLAN)
+    engine = initialize(model_of(case), Plan.of(PLAN), mean_cross_entropy, seed=11, trace=folder / "bad")
+    for step in range(case.steps):
+        if step == 1:
+            scaled_output(engine, [])
+        engine.train_batch(microbatches(case, engine, step))
     return folder
 
 
@@ -49,7 +58,7 @@ def test_where_runs_part(capsys: pytest.CaptureFixture[str], runs: Path) -> None
     code, out, _ = said(capsys, "diff", runs / "bad", runs / "good")
     assert code == 2
     assert "they part at 2/forward/block1/output: fault\n" in out
-    assert "likely cause: A is 1 times B" in out
+    assert "likely cause: A is 1.00001 times B" in out
     assert "2/forward/block2/output" in out
 
 

@@ -1,0 +1,97 @@
+"""Every fault of the catalogue is caught by its detector, and located; over generated layouts there is no false alarm."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from faults import ADAMW, CLIPPED, FAULTS, LEVELS, SGD, struck, table
+from runs import Case
+from traces import traced
+
+import bridge
+from bridge.trace.comparison import compare
+from bridge.trace.run import Run
+
+Ranks = Callable[..., list[Any]]
+DOCS = Path(bridge.__file__).parents[1] / "docs"
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Run]:
+    """Runs without fault on one rank, by optimizer."""
+    folder, runs = tmp_path_factory.mktemp("good"), dict[str, Run]()
+
+    def found(optimizer: Any) -> Run:
+        key = str(optimizer)
+        if key not in runs:
+            traced(0, 1, Case({**optimizer, **LEVELS, "batch.micro": 8}), folder / str(len(runs)))
+            runs[key] = Run.read(folder / str(len(runs)))
+        return runs[key]
+
+    return found
+
+
+@pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if fault.detector != "diff"])
+def test_checks_locate_faults(name: str, run: Ranks, tmp_path: Path) -> None:
+    fault = FAULTS[name]
+    for reports, steps in run(fault.world, struck, name, tmp_path):
+        assert steps == (0 if fault.detector == "refused" else 1), "all ranks stop before the update"
+        assert any(report.startswith(f"desync: {fault.named}: ") and fault.words in report for report in reports), reports
+
+
+@pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if fault.detector == "diff"])
+def test_diff_locates_faults(name: str, run: Ranks, good: Callable[[Any], Run], tmp_path: Path) -> None:
+    fault = FAULTS[name]
+    run(fault.world, struck, name, tmp_path)
+    found = compare(Run.read(tmp_path), good(fault.optimizer)).divergence
+    assert found is not None
+    assert (str(found.name), fault.words in found.cause) == (fault.named, True), found
+
+
+LAYOUTS = int(os.environ.get("STAGEBRIDGE_LAYOUTS", "8"))
+"""How many layouts are drawn: 50 show what the documentation says."""
+
+
+def layout(seed: int) -> tuple[int, dict[str, Any]]:
+    """Ranks and plan values of a layout drawn with `seed`."""
+    draw = Random(seed)
+    tensor, data = draw.choice([(1, 2), (2, 1), (2, 1), (2, 2), (1, 4)] if seed % 4 == 0 else [(1, 2), (2, 1)])
+    accumulation = draw.choice([1, 2])
+    return tensor * data, {
+        **draw.choice([SGD, ADAMW, CLIPPED]),
+        "precision.compute": draw.choice(["fp32", "bf16"]),
+        "parallel.tensor": tensor,
+        "parallel.data": data,
+        "parallel.sequence": tensor > 1 and draw.random() < 0.5,
+        "zero.stage": draw.choice([0, 1, 2, 3]),
+        "recompute.granularity": draw.choice(["none", "full", "selective"]),
+        "stages.layers_per_stage": draw.choice([1.0, 2.0]),
+        "batch.accumulation": accumulation,
+        "batch.micro": 8 // accumulation // data,
+        "debug.tensor_parallel": True,
+        **dict.fromkeys(LEVELS, 8),
+    }
+
+
+@pytest.mark.parametrize("seed", range(LAYOUTS))
+def test_no_false_alarm_on_generated_layouts(seed: int, run: Ranks, tmp_path: Path) -> None:
+    """Neither a check (which would raise) nor a comparison with one rank."""
+    world, plan = layout(seed)
+    alone = {name: value for name, value in plan.items() if not name.startswith(("parallel.", "zero.", "batch."))}
+    run(world, traced, Case(plan, seed=seed, dtype=torch.float32), tmp_path / "split", False, True)
+    run(1, traced, Case({**alone, "batch.micro": 8}, seed=seed, dtype=torch.float32), tmp_path / "alone")
+    found = compare(Run.read(tmp_path / "split"), Run.read(tmp_path / "alone"))
+    assert [(str(line.name), line.distance, line.bound, line.cause) for line in found.faults[:3]] == []
+    assert {line.verdict for line in found.lines} <= {"equal", "rounding"}
+
+
+def test_the_table_in_the_documentation_is_current() -> None:
+    if not DOCS.is_dir():
+        pytest.skip("the documentation is not beside the package")
+    assert table() in (DOCS / "trace.md").read_text()
