@@ -23,7 +23,7 @@ from bridge.errors import BridgeError
 from bridge.testing.strategies import configs, entries
 from bridge.translation import Result, claims, lift, lower, translate
 
-SUFFIXES = ("json", "yaml", "txt")
+SUFFIXES = ("json", "yaml", "txt", "sh")
 DATA = "parallel.data"
 
 
