@@ -26,6 +26,13 @@ SLACK = 8.0
 """How many roundings deep one layer is, about: sums within it are longer than one operation."""
 
 
+TRUST = 1e-2
+"""Adam divides each element of a gradient by its own size, so that rounding beside the largest becomes a part of the update, or
+all of it. Elements whose gradient was below this share of its usual size are left out of updates, and what the others gain by
+it, at most one over this share, is added to the bound from the first update on.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """What became of one tensor: root mean square of the difference over that of the values (`distance`), and how large
@@ -91,7 +98,8 @@ def compare(first: Run, second: Run, steps: Iterable[int] | None = None) -> Comp
         raise BridgeError(
             f"{first.folder}, {second.folder}: no step is whole in both; found {_told(first.steps)} and {_told(second.steps)}"
         )
-    lines = [line for step in sorted(wanted) for line in _step(first, second, step)]
+    noise: Noise = {}
+    lines = [line for step in sorted(wanted) for line in _step(first, second, step, noise)]
     return Comparison(first, second, tuple(lines))
 
 
@@ -99,22 +107,52 @@ def _told(steps: Sequence[int]) -> str:
     return f"steps {steps[0]} to {steps[-1]}" if steps else "no step"
 
 
-def _step(first: Run, second: Run, step: int) -> Iterator[Line]:
+Noise = dict[tuple[str, str], Tensor]
+"""By layer and parameter, the samples whose gradient was too small in some step to say where an adaptive update goes."""
+
+
+def _step(first: Run, second: Run, step: int, noise: Noise) -> Iterator[Line]:
     ours, theirs = _shared(first, step), _shared(second, step)
     others, scales = named(theirs), _scales(theirs)
-    ratios = _ratios(first, second)
+    ratios, adaptive = _ratios(first, second), any(map(_adaptive, (first, second)))
     for entry in ours:
         other = others.pop(entry.name, None)
         if other is None:
             yield Line(entry.name, "only in A")
         else:
-            yield _line(entry, other, _bound(first, entry, other), scales[_section(entry.name)], ratios)
+            scale = scales[_section(entry.name)]
+            if adaptive and entry.name.phase == "reduce":
+                _note(noise, other, scale)
+            left_out = noise.get(_parameter(entry.name)) if entry.name.phase == "update" else None
+            yield _line(entry, other, _bound(first, entry, other, adaptive), scale, ratios, left_out)
     yield from (Line(name, "only in B") for name in others)
 
 
 def _shared(run: Run, step: int) -> tuple[Entry, ...]:
     """The tensors that do not belong to one layout alone."""
     return tuple(entry for entry in run.entries(step) if entry.name.kind not in (MEMORY, SHARD))
+
+
+def _adaptive(run: Run) -> bool:
+    """Whether its optimizer divides gradients by their own size."""
+    settings: Mapping[str, Any] = run.about.get("settings", {})
+    return "sgd" not in str(settings.get("optimizer.name", settings.get("optimizer", "adamw"))).lower()
+
+
+def _note(noise: Noise, gradient: Entry, scale: float) -> None:
+    """Add what of `gradient` is too small to trust; beside statistics alone, all or nothing."""
+    if gradient.samples is not None:
+        small = gradient.samples.abs() < TRUST * scale
+    elif gradient.summary is not None and gradient.summary.finite:
+        small = torch.tensor(gradient.summary.norm / math.sqrt(gradient.summary.finite) < TRUST * scale)
+    else:
+        return
+    key = _parameter(gradient.name)
+    noise[key] = small | noise[key] if key in noise else small
+
+
+def _parameter(name: Name) -> tuple[str, str]:
+    return name.layer, name.tensor
 
 
 def _section(name: Name) -> tuple[str, str]:
@@ -130,7 +168,7 @@ def _scales(entries: Iterable[Entry]) -> dict[tuple[str, str], float]:
     return defaultdict(float, {section: median(found) for section, found in sizes.items()})
 
 
-def _bound(run: Run, one: Entry, other: Entry) -> float:
+def _bound(run: Run, one: Entry, other: Entry, adaptive: bool) -> float:
     """How far rounding may carry the two apart: units in the last place of the coarsest format on the way, growing with the
     root of the layers and steps behind.
     """
@@ -140,10 +178,13 @@ def _bound(run: Run, one: Entry, other: Entry) -> float:
     formats = {one.first.dtype, other.first.dtype, *run.about.get("formats", ())}
     unit = max(torch.finfo(getattr(torch, name)).eps for name in formats if getattr(torch, name).is_floating_point)
     exact = one.name.phase == "init"
-    return 0.0 if exact else SLACK * unit * math.sqrt(max(1, depth) * max(1, one.name.step))
+    amplified = adaptive and (one.name.step > 1 or one.name.phase == "update")
+    return 0.0 if exact else SLACK * unit * math.sqrt(max(1, depth) * max(1, one.name.step)) / (TRUST if amplified else 1)
 
 
-def _line(one: Entry, other: Entry, bound: float, scale: float, ratios: Mapping[str, float]) -> Line:
+def _line(
+    one: Entry, other: Entry, bound: float, scale: float, ratios: Mapping[str, float], left_out: Tensor | None
+) -> Line:
     name = one.name
     if one.shape != other.shape:
         return Line(name, "other shape", cause=f"{list(one.shape)} against {list(other.shape)}")
@@ -155,6 +196,8 @@ def _line(one: Entry, other: Entry, bound: float, scale: float, ratios: Mapping[
     if any(map(any, odd)):
         return Line(name, "nan", math.inf, bound, f"NaNs and infinities: {odd[0]} against {odd[1]}")
     values = _values(one, other)
+    if left_out is not None and left_out.shape in ((), values[0].shape):
+        values = values[0][~left_out.expand_as(values[0])], values[1][~left_out.expand_as(values[1])]
     size = max(_rms(values[1]), scale)
     distance = _rms(values[0] - values[1]) / size if size else float(_rms(values[0]) > 0) * math.inf
     if distance <= bound:
