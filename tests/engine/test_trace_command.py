@@ -141,3 +141,19 @@ def test_errors(capsys: pytest.CaptureFixture[str], runs: Path, arguments: tuple
     assert (code, out) == (1, "")
     assert message in err
     assert json.loads(said(capsys, *words, "--json")[1])["exit_code"] == 1
+
+
+def test_train_writes_a_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    config = tmp_path / "ds.json"
+    config.write_text('{"train_batch_size": 2, "optimizer": {"type": "AdamW", "params": {"lr": 0.001}}}')
+    assert run(["train", str(config), "--steps", "1", "--trace", str(tmp_path / "run"), "--desync", "raise"]) == 0
+    capsys.readouterr()
+    code, out, _ = said(capsys, "show", tmp_path / "run", "--layer", "block3", "--kind", "output", "--json")
+    (found,) = json.loads(out)["tensors"]
+    assert (code, found["shape"], found["step"]) == (0, [2, 64, 128], 1)
+    assert len(found["samples"]) == 64 and found["missing"] == 0
+
+
+def test_an_unknown_policy(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run(["train", "none.json", "--desync", "rise"]) == 1
+    assert "--desync: found rise, expected log or raise or dump; did you mean raise?" in capsys.readouterr().err
