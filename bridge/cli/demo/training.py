@@ -53,7 +53,8 @@ def train(plan: Plan, folder: Path, out: Console) -> None:
         f" ({', '.join(format(row['loss'], '.6f') for row in again)}).",
         markup=False,
     )
-    out.print(f"Train yourself: stagebridge train {folder / 'ds_config.json'} --fit", markup=False)
+    # Not wrapped, so that it can be copied.
+    out.print(f"Train yourself: stagebridge train {folder / 'ds_config.json'} --fit", markup=False, soft_wrap=True)
 
 
 def _small(plan: Plan) -> tuple[Plan, list[str]]:
