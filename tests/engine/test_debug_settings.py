@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -10,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from faults import NORM, owned
-from runs import Case, microbatches, model_of
+from runs import Case, model_of
 from torch import nn
+from traces import drifted, logged
 
 import bridge
 import compat
@@ -38,15 +37,6 @@ def settings(folder: Path, **debug: Any) -> dict[str, Any]:
     values = bridge.lift(compat.load("fast_llm").read(path)).values()
     return {name: value for name, value in values.items() if name.startswith("debug.")}
 
-
-def logged(rank: int, world: int, case: Case, folder: Path) -> tuple[list[float], dict[str, torch.Tensor], list[int]]:
-    """Train two steps; gradient norms, the weights at the end, and the elements of each gradient slice that is kept."""
-    engine = initialize(model_of(case), Plan.of(case.plan), mean_cross_entropy, seed=11, trace=folder)
-    norms = []
-    for step in range(2):
-        engine.train_batch(microbatches(case, engine, step))
-        norms.append(engine.progress.grad_norm)
-    return norms, dict(engine.state_dict()), [len(shard) for _, shard in engine.gradients.parts()]
 
 
 def entries(folder: Path) -> list[Entry]:
@@ -151,20 +141,6 @@ def test_activation_memory(run: Ranks, tmp_path: Path) -> None:
     assert seen == {("forward", layer, place) for layer in LAYERS for place in (0, 1)} | backward
     assert all(entry.samples is not None and 2**20 < entry.samples.min() < 2**40 for entry in found)
 
-
-def drifted(rank: int, world: int, case: Case) -> tuple[list[str], int]:
-    """Train three steps, with one rank's weight other than the other's from the second on; what was logged, and steps done."""
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("bridge.trace").addHandler(handler)
-    engine = initialize(model_of(case), Plan.of(case.plan), mean_cross_entropy, seed=11)
-    for step in range(3):
-        if step == 1 and rank == 1:
-            owned(engine, engine.weights.shards, NORM)[2] += 1
-        engine.train_batch(microbatches(case, engine, step))
-    logging.getLogger("bridge.trace").removeHandler(handler)
-    return said, engine.progress.steps
 
 
 def test_tensor_parallel(run: Ranks, tmp_path: Path) -> None:

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from runs import Case
 from safetensors.torch import load_file
-from traces import checked
+from traces import checked, failing
 
-from bridge.errors import BridgeError
 from bridge.trace.desync import Policy
 
 Ranks = Callable[..., list[Any]]
@@ -64,13 +63,6 @@ def test_a_dump_that_cannot_be_written_still_names_the_mismatch(run: Ranks, tmp_
         assert any(NAMED in report for report in reports)
         assert "cannot be written" in reports[-1]
 
-
-def failing(rank: int, world: int, case: Case, policy: Policy) -> tuple[list[str], int]:
-    """The problems of an error that is no `DesyncError`."""
-    try:
-        return checked(rank, world, case, 1, policy)
-    except BridgeError as error:
-        return list(error.problems), -1
 
 
 @pytest.mark.parametrize(("ulps", "steps"), [(0, 1), (2**40, 3)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bridge.engine import initialize
 from bridge.engine.models.gpt import mean_cross_entropy, summed_cross_entropy
+from bridge.errors import BridgeError
 from bridge.plan import Plan
 from bridge.trace import attach
 from bridge.trace.desync import DesyncError, Policy
@@ -94,3 +96,36 @@ def traced_deepspeed(rank: int, world: int, case: Case, folder: Path, level: int
         for inputs, targets in fed(case, rank, world, accumulation, step):
             engine.backward(mean_cross_entropy(engine(inputs), targets))
             engine.step()
+
+
+def logged(rank: int, world: int, case: Case, folder: Path) -> tuple[list[float], dict[str, torch.Tensor], list[int]]:
+    """Train two steps; gradient norms, the weights at the end, and the elements of each gradient slice that is kept."""
+    engine = initialize(model_of(case), Plan.of(case.plan), mean_cross_entropy, seed=11, trace=folder)
+    norms = []
+    for step in range(2):
+        engine.train_batch(microbatches(case, engine, step))
+        norms.append(engine.progress.grad_norm)
+    return norms, dict(engine.state_dict()), [len(shard) for _, shard in engine.gradients.parts()]
+
+
+def drifted(rank: int, world: int, case: Case) -> tuple[list[str], int]:
+    """Train three steps, with one rank's weight other than the other's from the second on; what was logged, and steps done."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("bridge.trace").addHandler(handler)
+    engine = initialize(model_of(case), Plan.of(case.plan), mean_cross_entropy, seed=11)
+    for step in range(3):
+        if step == 1 and rank == 1:
+            owned(engine, engine.weights.shards, NORM)[2] += 1
+        engine.train_batch(microbatches(case, engine, step))
+    logging.getLogger("bridge.trace").removeHandler(handler)
+    return said, engine.progress.steps
+
+
+def failing(rank: int, world: int, case: Case, policy: Policy) -> tuple[list[str], int]:
+    """The problems of an error that is no `DesyncError`."""
+    try:
+        return checked(rank, world, case, 1, policy)
+    except BridgeError as error:
+        return list(error.problems), -1
