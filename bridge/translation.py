@@ -12,7 +12,7 @@ from bridge.batch import solve
 from bridge.carry import Carry, edits, overrulers, restored
 from bridge.config import Values
 from bridge.dialect import Config, Dialect, Written
-from bridge.errors import BridgeError
+from bridge.errors import BridgeError, ConfigError
 from bridge.findings import Finding
 from bridge.plan import Plan
 from bridge.rules import Context, Effect, How, Rule
@@ -135,7 +135,7 @@ def _target(ours: Mapping[str, Any], dialect: Dialect, version: str, world_size:
     if carry is None or carry.dialect != dialect.name:
         return dialect.config(_settable(given, dialect, version, entry), version, world_size, entry)
     put_back = _settable(restored(carry, dialect, given, ours), dialect, version, carry.entry)
-    config = dialect.config(put_back, version, world_size, carry.entry)
+    config = _read_back(put_back, dialect, version, world_size, carry)
     if not _undone(config, ours, carry):
         return config
     overruling = overrulers(carry, dialect, ours)
@@ -179,6 +179,18 @@ def _solved(ours: Mapping[str, Any], world_size: int | None) -> dict[str, Any]:
 
 def _data(ours: Mapping[str, Any], world_size: int | None) -> int | None:
     return world_size // _model_ranks(ours) or None if world_size else None
+
+
+def _read_back(put_back: Mapping[str, Any], dialect: Dialect, version: str, world_size: int | None, carry: Carry) -> Config:
+    """What is put back as a config. Its source may have left the world size open, and have ranks that no plan knows of, such as
+    those of a separate encoder: then the size of the other side's mesh is not that of the world.
+    """
+    try:
+        return dialect.config(put_back, version, world_size, carry.entry)
+    except ConfigError:
+        if carry.world_size is not None:
+            raise
+        return dialect.config(put_back, version, None, carry.entry)
 
 
 def _world(ours: Mapping[str, Any]) -> int | None:

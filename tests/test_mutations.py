@@ -13,7 +13,7 @@ from bridge.errors import BridgeError
 from bridge.testing import Mistake, Mutation, mutations
 
 SOME = settings(
-    max_examples=150,
+    max_examples=300,
     derandomize=True,
     database=None,
     deadline=None,

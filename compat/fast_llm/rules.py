@@ -157,6 +157,7 @@ def stage_rules() -> tuple[Rule, ...]:
             _write_pipeline_overlap,
             effect=Effect.COST,
             sees=(PIPELINE, "parallel.pipeline"),
+            lossy="without pipelines there are no messages to overlap",
         ),
         only_ours(
             "schedule.virtual",
