@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -95,7 +96,18 @@ def train(job: Job, options: Options) -> int:
         _say((*_unheard(config), *changes, *training.engine.findings))
     with _lost_ranks_named(options):
         _run(training, options, here.rank == 0, job.json)
+    end(here.world)
     return 0
+
+
+def end(world: int) -> None:
+    """End a process of several ranks for good, once all is written and its group is left: threads of gloo that outlive the
+    interpreter abort the process now and then, and the launcher would call the job failed.
+    """
+    if world > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def _read(job: Job, world: int, fit: bool) -> Config:

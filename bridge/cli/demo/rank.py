@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from bridge.cli.train import end
 from bridge.engine.checkpoint import LATEST
 from bridge.engine.training import Report, Training
 from bridge.plan import Plan
@@ -24,7 +25,9 @@ def main(plan: str, folder: Path, steps: int, more: int) -> None:
         _say(training, training.steps(steps))
         training.engine.save_checkpoint(folder)
     _say(training, training.steps(steps + more))
+    world = training.engine.comm.world.size
     training.engine.close()
+    end(world)
 
 
 def _say(training: Training, reports: Iterable[Report]) -> None:
