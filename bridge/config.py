@@ -6,7 +6,7 @@ import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
@@ -38,6 +38,8 @@ Size = Annotated[int, BeforeValidator(_whole), Ge(0)]
 """A non-negative integer."""
 Real = Annotated[float, BeforeValidator(_real)]
 """A finite real number; booleans are refused."""
+UpToThree = Annotated[Literal[0, 1, 2, 3], BeforeValidator(_whole)]
+"""One of the levels 0 to 3, as ZeRO counts them; `True` equals 1 and is refused all the same."""
 
 
 class Section(BaseModel):

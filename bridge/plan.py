@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field as field
 
-from bridge.config import Count, Field, Real, Section, Size, Values, fields, flatten, nest, validate
+from bridge.config import Count, Field, Real, Section, Size, UpToThree, Values, fields, flatten, nest, validate
 
 Dtype = Literal["fp64", "fp32", "bf16", "fp16"]
 Device = Literal["none", "cpu", "nvme"]
@@ -101,7 +101,7 @@ class Offload(Section):
 class Zero(Section):
     """Sharding of optimizer state, gradients and weights over data ranks."""
 
-    stage: Literal[0, 1, 2, 3] | None = field(
+    stage: UpToThree | None = field(
         None, description="0 replicates, 1 shards optimizer state, 2 gradients too, 3 weights too."
     )
     weight_buffers: Count | None = field(None, description="Stages whose weights may be whole at once.")

@@ -25,7 +25,7 @@ COMMON = {Mistake.UNKNOWN, Mistake.MISSPELLED, Mistake.TYPE, Mistake.SWITCH, Mis
 """Mistakes that every dialect has room for."""
 
 
-@pytest.mark.parametrize("dialect", map(compat.load, compat.names()), ids=lambda dialect: dialect.name)
+@pytest.mark.parametrize("dialect", [*map(compat.load, compat.names())], ids=lambda dialect: dialect.name)
 def test_an_edit_is_refused_by_name_or_means_the_same(dialect: Dialect) -> None:
     seen: Counter[Mistake] = Counter()
 

@@ -8,7 +8,7 @@ from annotated_types import Ge, Gt, Lt
 from pydantic import BeforeValidator
 from pydantic import Field as field
 
-from bridge.config import Count, Real, Section, Size, Whole
+from bridge.config import Count, Real, Section, Size, UpToThree, Whole
 
 DTYPES = {
     name: short
@@ -185,7 +185,7 @@ class Distributed(Section):
     fsdp2_backward_prefetch_depth: Size | None = field(None, description="Units gathered ahead in backward.")
     fsdp2_forward_prefetch_depth: Size | None = field(None, description="Units gathered ahead in forward.")
     multimodal: Free | None = field(None, description="Sharding of vision and audio modules.")
-    zero_dp_strategy: Literal[0, 1, 2, 3] | None = field(None, description="ZeRO level of Megatron-FSDP.")
+    zero_dp_strategy: UpToThree | None = field(None, description="ZeRO level of Megatron-FSDP.")
     megatron_fsdp_unit_modules: Names | None = field(None, description="Classes that Megatron-FSDP shards as units.")
     init_fsdp_with_meta_device: bool | None = field(None, description="Build the model without memory first.")
     grad_reduce_in_fp32: bool | None = field(None, description="Megatron-FSDP reduces gradients in fp32.")

@@ -8,7 +8,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BeforeValidator
 from pydantic import Field as field
 
-from bridge.config import Count, Real, Section, Size, Whole
+from bridge.config import Count, Real, Section, Size, UpToThree, Whole
 
 DTYPES = {
     name: short
@@ -48,11 +48,6 @@ def _scalar(value: Any) -> Any:
     return value
 
 
-def _stage(value: Any) -> Any:
-    return int(value) if isinstance(_scalar(value), float) and value.is_integer() else value
-
-
-Stage = Annotated[Literal[0, 1, 2, 3], BeforeValidator(_stage)]
 ScalePower = Annotated[Whole, Ge(0), Le(127)]
 Dtype = Annotated[Literal["fp32", "fp16", "bf16"], BeforeValidator(_dtype)]
 CommDtype = Annotated[Literal["fp32", "fp16", "bf16"], BeforeValidator(_lower)]
@@ -119,7 +114,7 @@ class LeafModule(Section):
 class ZeroOptimization(Section):
     """ZeRO: sharding of optimizer state, gradients and parameters over data-parallel ranks."""
 
-    stage: Stage | None = field(None, description="0 replicates, 1 shards optimizer state, 2 gradients too, 3 parameters too.")
+    stage: UpToThree | None = field(None, description="0 replicates, 1 shards optimizer state, 2 gradients, 3 parameters too.")
     contiguous_gradients: bool | None = field(None, description="Gradients are copied into one buffer as they are produced.")
     reduce_scatter: bool | None = field(None, description="Gradients are reduced to their owner instead of to every rank.")
     reduce_bucket_size: Size | None = field(None, description="Elements reduced in one collective.")

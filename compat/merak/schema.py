@@ -9,17 +9,11 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import BeforeValidator
 from pydantic import Field as field
 
-from bridge.config import Count, Real, Section, Size, Whole
+from bridge.config import Count, Real, Section, Size, UpToThree, Whole
 
 
 def _tuple(value: Any) -> Any:
     return tuple(_tuple(item) for item in value) if isinstance(value, list | tuple) else value
-
-
-def _stage(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise ValueError("expected 1, not true or false; leave it out for no ZeRO")
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _word(value: Any) -> Any:
@@ -56,7 +50,6 @@ Names = Annotated[tuple[Name, ...], BeforeValidator(_tuple)]
 Style = Literal["col", "row"]
 Ratio = tuple[Count, Count, Style]
 Cut = tuple[str, Literal[0, 1]]
-Stage = Annotated[Literal[0, 1, 2, 3], BeforeValidator(_stage)]
 Strategy = Literal["no", "steps", "epoch"]
 Schedule = Literal[
     "linear",
@@ -128,7 +121,7 @@ class Arguments(Section):
         None, description="Up to 2.2.2 activations split over tensor ranks; on main Ulysses over the ranks of init(sp=)."
     )
     sequence_dim: Size | None = field(None, description="Which dimension of the hidden states is the sequence.")
-    tp_overlapping_level: Literal[0, 1, 2, 3] | None = field(
+    tp_overlapping_level: UpToThree | None = field(
         None, description="Tensor-parallel messages overlap compute: 1 within linear layers, 2 within blocks, 3 between them."
     )
     # Recomputation
@@ -139,7 +132,7 @@ class Arguments(Section):
     )
     # ZeRO
     zero_optimization: bool | None = field(None, description="Switch of ZeRO in release 1.1.1.")
-    zero_stage: Stage | None = field(None, description="ZeRO level; only 1 is there.")
+    zero_stage: UpToThree | None = field(None, description="ZeRO level; only 1 is there.")
     zero_allow_untested_optimizer: bool | None = field(None, description="ZeRO wraps optimizers that it does not list.")
     zero_allgather_bucket_size: Count | None = field(None, description="Elements gathered in one collective.")
     zero_reduce_bucket_size: Count | None = field(None, description="Elements reduced in one collective.")
