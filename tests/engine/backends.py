@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import compat
-from bridge.backend import Workload
+from bridge.backend import Backend, Workload
 from bridge.engine.backend import BACKEND as NATIVE
 from bridge.layout.architecture import Architecture
 from bridge.plan import Plan
+from bridge.translation import translate
+from bridge.verify.judge import Report, fitted, verify
 from bridge.verify.measure import Distance, Run, distance, measure
 
 SHAPE = Architecture(layers=2, hidden=32, heads=4, kv_heads=4, ffn=64, sequence=16, tied=False, bias=False)
@@ -23,3 +27,17 @@ def against_native(rank: int, world: int, name: str, values: dict[str, Any], tie
         print([(s.loss, s.grad_norm, s.lr, s.updated) for s in theirs.steps])
         print([(s.loss, s.grad_norm, s.lr, s.updated) for s in ours.steps])
     return distance(theirs, ours)
+
+
+def verified(rank: int, world: int, source: tuple[str, Any, dict[str, Any]], to: str, steps: int) -> Report:
+    """What `verify` finds for a source (dialect, content, and what its `read` takes besides), without the tensors."""
+    name, content, said = source
+    config = compat.load(name).read(content, **said)
+    backends = compat.backends()
+    target = translate(config, compat.load(to), _release(backends, to), config.world_size).config
+    report = verify(fitted(config, target, backends, world, {}), backends, steps, note=lambda line: None)
+    return replace(report, rows=tuple(replace(row, measured=None) for row in report.rows))
+
+
+def _release(backends: Mapping[str, Backend], name: str) -> str | None:
+    return backends[name].release if name in backends else None
