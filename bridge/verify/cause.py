@@ -109,15 +109,20 @@ def _said(value: Any) -> str:
 
 
 def plan_causes(source: Plan, target: Plan, bench: Bench, wanted: Measured, rounding: Distance) -> Iterator[str]:
-    """The fields in which `target` differs from `source` that change the numbers of `source` when they alone are changed."""
+    """The fields in which `target` differs from `source` that change the numbers of `source` when they alone are changed; those
+    that only make sense together are changed together.
+    """
     mine, theirs = source.values(), target.values()
+    groups: dict[str, dict[str, Any]] = {}
     for path in dict.fromkeys((*mine, *theirs)):
-        if mine.get(path) == theirs.get(path):
-            continue
-        words = f"{path} became {_said(theirs.get(path))} from {_said(mine.get(path))}"
-        try:
-            run = bench.expected(made(source, {path: theirs.get(path)}))
-        except BridgeError:
-            continue  # alone, that change makes no plan
-        if distance(run, wanted).beyond(rounding):
-            yield words
+        if mine.get(path) != theirs.get(path):
+            together = next((section for section in TOGETHER if path.startswith(section)), path)
+            groups.setdefault(together, {})[path] = theirs.get(path)
+    for changed in groups.values():
+        with suppress(BridgeError):  # alone, that change may make no plan
+            if distance(bench.expected(made(source, changed)), wanted).beyond(rounding):
+                yield " and ".join(f"{path} became {_said(new)} from {_said(mine.get(path))}" for path, new in changed.items())
+
+
+TOGETHER = ("batch.", "optimizer.schedule.", "precision.loss_scale.")
+"""Sections whose fields are one setting."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
+from math import isfinite
 from typing import Any, Literal
 
 from bridge.backend import Backend, Workload
@@ -46,9 +47,41 @@ class Report:
     rounding: Distance | None = None
 
     @property
-    def same(self) -> bool:
-        """Whether every run gave the same numbers."""
-        return not any(row.verdict == "differs" for row in self.rows)
+    def verdict(self) -> Verdict:
+        """Whether every run gave the numbers of the reference; "not run" if none did otherwise, but no translation ran either."""
+        if any(row.verdict == "differs" for row in self.rows):
+            return "differs"
+        return "same" if any(row.side == "target" and row.verdict == "same" for row in self.rows) else "not run"
+
+    def fields(self) -> dict[str, Any]:
+        """As plain values."""
+        return {
+            "verdict": self.verdict,
+            "ranks": self.world,
+            "changes": {path: {"before": before, "after": after} for path, (before, after) in self.changes.items()},
+            "rounding": _plain(self.rounding),
+            "runs": [_row(row) for row in self.rows],
+        }
+
+
+def _row(row: Row) -> dict[str, Any]:
+    steps = row.measured.steps if row.measured else ()
+    return {
+        "side": row.side,
+        "engine": row.engine,
+        "as_written": row.written,
+        "verdict": row.verdict,
+        "cause": row.cause,
+        "losses": [step.loss for step in steps],
+        "grad_norms": [step.grad_norm for step in steps],
+        "distance": _plain(row.distance),
+    }
+
+
+def _plain(distance: Distance | None) -> dict[str, Any] | None:
+    """A distance as JSON can hold it: what is not finite as text."""
+    found = asdict(distance) if distance else None
+    return found and {name: str(it) if isinstance(it, float) and not isfinite(it) else it for name, it in found.items()}
 
 
 @dataclass(frozen=True)
@@ -66,23 +99,28 @@ class Pair:
         return self.source if side == "source" else self.target
 
 
-def fitted(source: Config, target: Config, backends: Mapping[str, Backend], limit: int, extra: Mapping[str, Any]) -> Pair:
-    """Both sides on at most `limit` ranks, with the changes that takes; `extra` changes plan fields of both that have them.
+def fitted(source: Config, target: Config, backends: Mapping[str, Backend], limit: int, fp16: bool = True) -> Pair:
+    """Both sides on at most `limit` ranks, with the changes that takes; without `fp16`, bf16 stands for it on both.
 
     Raises `BridgeError` if a stack refuses its file in that size.
     """
     first, second = meant(source, backends), meant(target, backends)
     size = Size.of(first, limit)
-    wanted = {**changes(first, size), **_known(extra, first)}
-    theirs = {**changes(second, size.like(first, second)), **_known(extra, second)}
-    small = edited(source, wanted, size.world), edited(target, theirs, size.world)
-    plans: dict[Side, Plan] = {"source": meant(small[0], backends), "target": meant(small[1], backends)}
+    wanted = changes(first, size)
+    small = edited(source, wanted, size.world), edited(target, changes(second, size.like(first, second)), size.world)
     told = {path: (first.values().get(path), value) for path, value in wanted.items()}
+    if not fp16 and first.precision.compute == "fp16":
+        small, told["precision.compute"] = (_bf16(small[0]), _bf16(small[1])), ("fp16", "bf16")
+    plans: dict[Side, Plan] = {"source": meant(small[0], backends), "target": meant(small[1], backends)}
     return Pair(*small, plans, told, size)
 
 
-def _known(extra: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
-    return {path: value for path, value in extra.items() if plan.values().get(path) not in (None, value)}
+def _bf16(config: Config) -> Config:
+    """`config` with bf16 wherever it still says fp16."""
+    for name in ("compute", "reduce", "master"):
+        if lift(config).values().get(f"precision.{name}") == "fp16":
+            config = edited(config, {f"precision.{name}": "bf16"}, config.world_size)
+    return config
 
 
 def meant(config: Config, backends: Mapping[str, Backend]) -> Plan:
