@@ -121,7 +121,8 @@ def plan_causes(source: Plan, target: Plan, bench: Bench, wanted: Measured, roun
     for changed in groups.values():
         with suppress(BridgeError):  # alone, that change may make no plan
             if distance(bench.expected(made(source, changed)), wanted).beyond(rounding):
-                yield " and ".join(f"{path} became {_said(new)} from {_said(mine.get(path))}" for path, new in changed.items())
+                told = [path for path, new in changed.items() if new or mine.get(path)] or list(changed)
+                yield " and ".join(f"{path} became {_said(changed[path])} from {_said(mine.get(path))}" for path in told)
 
 
 TOGETHER = ("batch.", "optimizer.schedule.", "precision.loss_scale.")
