@@ -234,7 +234,8 @@ def _losses(config: Config, meant: Mapping[str, Any], kept: Mapping[str, Any], b
 
 def _differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
     """Paths with another value, or a value on one side only."""
-    return {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
+    changed = {path for path, value in before.items() if after.get(path) != value}
+    return changed | {path for path in after.keys() - before.keys() if after[path] is not None}
 
 
 def _at_stake(config: Config) -> Iterator[tuple[Rule, Sequence[str]]]:
