@@ -300,7 +300,7 @@ def _openings(config: Config, meant: Mapping[str, Any], kept: Mapping[str, Any],
         effect = rule.effect_of(target.effective)
         if effect is not Effect.NUMBERS:
             continue
-        path = next((path for path in rule.theirs if path in target.effective), ours)
+        path = next((path for path in rule.carriers(ours) if target.effective.get(path) == value), ours)
         message = f"{config.dialect.name} leaves {ours} open; {target.dialect.name} takes {value!r} by default"
         yield Finding(path, message, effect, False, How.DEFAULTED, None, value)
 
