@@ -57,18 +57,6 @@ class Feed:
     reached: Callable[[int], bool] = lambda turn: True
 
 
-def trimmed(row: Row, first: int) -> Row:
-    """`row` without backward on stages before `first`, the first one that trains."""
-    forward = (Kind.FORWARD, Kind.SEND_FORWARD, Kind.RECEIVE_FORWARD)
-    return tuple(action for action in row if action.kind in forward or action.stage >= first)
-
-
-def visits_of(row: Row, local: Mapping[int, int]) -> Visits:
-    """The stages of a rank as a row computes with them and writes their gradients."""
-    path = tuple(local[action.stage] for action in row if action.kind in COMPUTE)
-    return Visits(path, tuple(local[action.stage] for action in row if action.kind in WRITES))
-
-
 class Executor:
     """Runs `row`, a rank's part of a program, once a step; notes each action in the ledger once it is done.
 
@@ -90,7 +78,7 @@ class Executor:
         self.note = messages.comm.ledger.note
         self.local = {stage: place for place, stage in enumerate(sorted(stages))}
         self.last = schedule.stages - 1
-        self.visits = visits_of(row, self.local)
+        self.visits = Visits.of(row, self.local)
         self._window = ahead(layout)
         self._due = reductions(layout, self.visits.writers)
         self._final = {place: writer for writer, place in enumerate(self.visits.writers)}
