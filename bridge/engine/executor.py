@@ -60,7 +60,8 @@ class Feed:
 class Executor:
     """Runs `row`, a rank's part of a program, once a step; notes each action in the ledger once it is done.
 
-    `microbatch` is the one that runs, `peak` the most passes that waited for backward at a time.
+    `microbatch` is the one that runs, `again` whether its forward pass runs once more, `peak` the most passes that waited for
+    backward at a time.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class Executor:
     def begin(self) -> None:
         """Start a step."""
         self._place = self._visited = self._written = self.microbatch = 0
-        self.peak = 0
+        self.peak, self.again = 0, False
         self.open: dict[tuple[int, int], list[Pass]] = {}
         self._values: dict[tuple[int, int], Any] = {}
         self._gradients: dict[tuple[int, int], list[list[Tensor | None]]] = {}
@@ -180,6 +181,7 @@ class Executor:
         """Run a stage on what entered it; backward starts from edges to its outputs, which are handed on and not held."""
         stage, kind, microbatch = action
         keep = self._apart or (stage, microbatch) in self.schedule.kept
+        self.again = kind is Kind.AGAIN
         self.note(f"forward {self.local[stage]} starts")
         output = self.stages[stage].forward(current.entered, feed.draw(microbatch), keep)
         self.note(f"forward {self.local[stage]} ends")

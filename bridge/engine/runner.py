@@ -116,6 +116,7 @@ class Engine:
         parameters = _kept(named, on_rank(self.parameters, homes, self.line.index))
         self.weights = Weights(self.layout, parameters, comm, device)
         self.gradients = Gradients(self.layout, parameters, comm, device, _holders(comm, self.parameters, homes))
+        self.scattered = tuple(site.name for site in sites if site.kind == "scatter")
         self._parts = chunks(plan.recompute, self.pipeline.layers)
         self.sites = within(sites, (self._names[layer] for stage in local for layer in self.pipeline.layers[stage]))
         stages = {stage: Stage(layers, self._parts[stage], device, self.tensor.size == 1) for stage in local}
@@ -130,7 +131,7 @@ class Engine:
         self._turns: list[Turn] = []
         self._micro = self._rows = self._number = 0
         self.unit = 1.0
-        self.batch: Any = ()
+        self._given: Any = None
         self.watchers: dict[Moment, list[Callable[[], None]]] = {"reduced": [], "updated": [], "ended": []}
         self._totals = torch.zeros(2, dtype=torch.float64, device=device)
 
@@ -148,6 +149,11 @@ class Engine:
     def place(self) -> int:
         """The place of the microbatch that runs among those of all data ranks in this step."""
         return self.executor.microbatch * self.data.size + self.data.index
+
+    @property
+    def batch(self) -> Any:
+        """Inputs and targets of the microbatch that runs; all pipeline ranks have them."""
+        return self._microbatch(self.executor.microbatch) if self._given is None else self._given
 
     @property
     def module(self) -> nn.Module:
@@ -227,7 +233,7 @@ class Engine:
         ranks.
         """
         self.train()
-        self._source = iter(batches)
+        self._source, self._given = iter(batches), None
         self._fed += [()] * (self._micro - len(self._fed))
         self.executor.run(self._feed)
         self._microbatch(self.accumulation - 1)
@@ -358,7 +364,6 @@ class Engine:
         return self._fed[microbatch]
 
     def _enter(self, microbatch: int) -> Any:
-        self.batch = (self._microbatch(microbatch), {})
         return self._cast(self._inputs(self._microbatch(microbatch), {}))
 
     def _leave(self, microbatch: int, output: Any) -> None:
@@ -382,7 +387,7 @@ class Engine:
         self._refuse_parts()
         value = self._cast(self._inputs(inputs, named))
         self._refuse_more("engine(...)")
-        self.batch = (inputs, named)
+        self._given = (inputs, named)
         self._number += 1
         turn, draw = Turn(self._number, _rows(value)), replace(self._draw(self._micro), turn=len(self._turns))
         results: list[Any] = []
@@ -501,7 +506,7 @@ class Engine:
         self.executor.begin()
         self._totals.zero_()
         self._source = iter(())
-        self._fed, self._turns, self.batch = [], [], ()
+        self._fed, self._turns, self._given = [], [], None
         self._ends, self._losses = {}, {}
         self._micro = self._rows = 0
 
