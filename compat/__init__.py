@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import pkgutil
+from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from bridge.dialect import Dialect
 from bridge.errors import BridgeError, nearest
 
 if TYPE_CHECKING:
+    from bridge.backend import Backend
     from bridge.translation import Result
 
 
@@ -33,6 +36,13 @@ def load(name: str) -> Dialect:
         raise BridgeError(f"{name}: unknown dialect; known are {', '.join(names())}{nearest(name, names())}")
     dialect: Dialect = import_module(f"compat.{name}").DIALECT
     return dialect
+
+
+@cache
+def backends() -> Mapping[str, Backend]:
+    """The engines of those dialects that have a module `backend`, by dialect."""
+    found = [name for name in names() if find_spec(f"compat.{name}.backend")]
+    return {name: import_module(f"compat.{name}.backend").BACKEND for name in found}
 
 
 def translate(

@@ -1,0 +1,121 @@
+"""Backends: what trains a plan, the native engine or a stack's own, each behind the same small interface."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from bridge.dialect import Config
+from bridge.layout.architecture import Architecture
+from bridge.plan import Plan
+from bridge.translation import lift
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    Batch = tuple[Tensor, Tensor]
+    """Tokens and targets of a microbatch, each (sequences, tokens), int64; targets of -100 do not count."""
+
+MICRO = 4
+"""Sequences in a microbatch where nothing says."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is trained, the same on every backend: a native GPT of that shape with the first weights that `seed` draws
+    (`bridge.engine.models.gpt.GPT(architecture, seed)`), or a model of the stack's own that computes the same.
+
+    `micro` counts where the config leaves the microbatch open.
+    """
+
+    architecture: Architecture
+    seed: int = 1234
+    micro: int = MICRO
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one step gave: the mean loss over all ranks, the global gradient norm before clipping and the learning rate (None
+    where the stack does not tell), and whether weights changed.
+    """
+
+    loss: float
+    grad_norm: float | None = None
+    lr: float | None = None
+    updated: bool = True
+
+
+class Trainer(Protocol):
+    """A run that was opened on this rank. All ranks call the same methods in the same order."""
+
+    @property
+    def data(self) -> tuple[int, int]:
+        """This rank's place among the data ranks, and their number; ranks of one model share a place."""
+        ...
+
+    @property
+    def accumulation(self) -> int:
+        """Microbatches that each data rank takes in a step."""
+        ...
+
+    @property
+    def micro(self) -> int:
+        """Sequences in a microbatch."""
+        ...
+
+    def train_batch(self, batches: Iterable[Batch]) -> Step:
+        """One step over the next `accumulation` of `batches`, those of this data rank."""
+        ...
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Every parameter of the native GPT by its global name, whole, on the CPU in fp32: the values that the optimizer keeps
+        (masters, where there are any). Rank 0 gets all; others may get less.
+        """
+        ...
+
+    def bytes(self) -> Mapping[str, int]:
+        """Bytes of live tensors on this rank by kind: `weights` (those computed with), `gradients` (as they stood in the last
+        step when all were reduced, before the update), `optimizer` (masters that are kept apart, and moments).
+        """
+        ...
+
+    def close(self) -> None:
+        """End the run and what it set up for the whole process, such as groups; the default process group stays."""
+        ...
+
+
+class Backend(ABC):
+    """One engine. A stack has one if its folder has a module `backend` with a `BACKEND`; see `compat.backends`.
+
+    Loading it must be light: neither torch nor the stack before `open`.
+    """
+
+    name: ClassVar[str]
+    """The dialect's name, or "native"."""
+    title: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def release(self) -> str | None:
+        """The release that would run; None if it is not installed."""
+
+    @abstractmethod
+    def refusals(self, plan: Plan, world: int) -> tuple[str, ...]:
+        """Why this engine cannot run `plan` on `world` ranks with the numbers that it means: `path: found VALUE; REASON` for each
+        field in the way; empty if it can. Not being installed is no such reason.
+        """
+
+    @abstractmethod
+    def open(self, run: Config | Plan, workload: Workload) -> Trainer:
+        """Set up a run on the ranks of this process group (joined, or as the launcher's environment says).
+
+        A config of the stack's own runs as it is written, its traps included, with a training script as its users write it. A
+        plan runs as it is meant, by the config that the dialect writes for it; the native engine lifts configs of any stack.
+        Raises `BridgeError` if that cannot be run.
+        """
+
+    def meaning(self, config: Config) -> Plan:
+        """What a config of the stack's own means, together with what the training script does in `open`."""
+        return lift(config)

@@ -1,0 +1,123 @@
+"""A plan on Megatron-Core itself: on GPUs, and on CPU with its requests for CUDA redirected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from bridge.backend import Backend, Workload
+from bridge.config import shown
+from bridge.dialect import Config
+from bridge.errors import BridgeError
+from bridge.plan import Plan
+from bridge.rules import Effect
+from bridge.translation import lift, lower, plan_claims
+from compat.megatron import DIALECT, MegatronConfig, live
+
+if TYPE_CHECKING:
+    from compat.megatron.trainer import MegatronTrainer
+
+OPEN: Mapping[str, Any] = {
+    "optimizer.name": "adamw",
+    "optimizer.lr": 1e-3,
+    "optimizer.betas": (0.9, 0.999),
+    "optimizer.eps": 1e-8,
+    "optimizer.weight_decay": 0.0,
+    "optimizer.clip": 0.0,
+    "optimizer.schedule.name": "constant",
+    "precision.compute": "fp32",
+    "zero.stage": 0,
+}
+"""What the native engine takes where a plan leaves a field open, said aloud: Megatron's own defaults are others."""
+
+
+class MegatronBackend(Backend):
+    """Megatron-Core as an engine."""
+
+    name = "megatron"
+    title = "Megatron-Core"
+
+    @property
+    def release(self) -> str | None:
+        """See `Backend`."""
+        return live.installed_version()
+
+    def refusals(self, plan: Plan, world: int) -> tuple[str, ...]:
+        """See `Backend`."""
+        values = plan.values()
+        try:
+            kept = lift(lower(Plan.of({**OPEN, **values}), DIALECT, self.release, world)).values()
+        except BridgeError as error:
+            return (*_limits(values), *error.problems)
+        return (*_limits(values), *_changed(values, kept))
+
+    def open(self, run: Config | Plan, workload: Workload) -> MegatronTrainer:
+        """See `Backend`."""
+        from compat.megatron.trainer import MegatronTrainer
+
+        return MegatronTrainer(self.config(run, workload), workload)
+
+    def config(self, run: Config | Plan, workload: Workload) -> MegatronConfig:
+        """The config that runs: a plan in Megatron's words with the sizes of the workload, or a config as it is written."""
+        world, release = _world(), self.release
+        if release is None:
+            raise BridgeError("megatron-core: not installed; pip install megatron-core")
+        if isinstance(run, Plan):
+            found = lower(completed(run, workload), DIALECT, release, world)
+        else:
+            found = DIALECT.config(run.given, release, world, run.entry)
+        assert isinstance(found, MegatronConfig)
+        return found
+
+
+LIMITS: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "parallel.context": ((1,), "its attention without Transformer Engine is not split by tokens; use 1"),
+    "model.experts": ((1,), "the model that is trained has no experts; use 1"),
+    "precision.fp8": ((), "8-bit products need Transformer Engine; leave it unset"),
+    "zero.stage": ((0, 1), "Megatron-FSDP, which shards gradients and weights, is not driven here; use 1"),
+    "zero.offload.optimizer": (("none",), "offloading is not driven here; use none"),
+}
+"""The values of a field that run, beyond what its config can say, and why others do not."""
+
+
+def _limits(values: Mapping[str, Any]) -> Iterator[str]:
+    for path, (runs, reason) in LIMITS.items():
+        if path in values and values[path] not in runs:
+            yield f"{path}: found {shown(values[path])}; {reason}"
+
+
+def _changed(values: Mapping[str, Any], kept: Mapping[str, Any]) -> Iterator[str]:
+    """Fields that Megatron's config cannot say where that changes the numbers, or the schedule."""
+    rules = plan_claims(DIALECT)
+    for path, value in values.items():
+        rule = rules[path]
+        matters = rule.effect_of(values) is Effect.NUMBERS or path in ("schedule.name", "schedule.csv")
+        if matters and path not in LIMITS and kept.get(path) != value:
+            yield f"{path}: found {shown(value)}; {rule.lossy or rule.note}"
+
+
+def _world() -> int:
+    from bridge.comm import joined
+    from bridge.engine.environment import detect
+
+    here = joined()
+    return here[1] if here else detect().world
+
+
+def completed(plan: Plan, workload: Workload) -> Plan:
+    """The plan with what it leaves open, and the sizes of the model that is trained."""
+    shape = workload.architecture
+    sizes = {
+        "model.layers": shape.layers,
+        "model.hidden": shape.hidden,
+        "model.heads": shape.heads,
+        "model.kv_heads": shape.kv_heads,
+        "model.ffn": shape.ffn,
+        "model.vocab": shape.vocab,
+        "model.sequence": shape.sequence,
+        "model.tied": shape.tied,
+    }
+    return Plan.of({**OPEN, "batch.micro": workload.micro, **plan.values(), **sizes})
+
+
+BACKEND = MegatronBackend()
