@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from bridge.dialect import Config
+from bridge.dialect import Config, Dialect
+from bridge.errors import BridgeError
 from bridge.layout.architecture import Architecture
 from bridge.plan import Plan
-from bridge.translation import lift
+from bridge.rules import Effect
+from bridge.translation import lift, lower, plan_claims
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -119,3 +121,34 @@ class Backend(ABC):
     def meaning(self, config: Config) -> Plan:
         """What a config of the stack's own means, together with what the training script does in `open`."""
         return lift(config)
+
+
+LAYOUT = (
+    *(f"parallel.{axis}" for axis in ("data", "tensor", "pipeline", "context", "expert", "sequence")),
+    *("zero.stage", "schedule.name", "schedule.virtual"),
+)
+"""Fields that place a model on ranks: who asks for them means them, though they change no numbers."""
+
+
+def unkept(plan: Plan, dialect: Dialect, version: str | None, world: int) -> Iterator[str]:
+    """The fields of `plan` that numbers or places depend on and that a config of `dialect` does not keep, each with why; what the
+    stack refuses to read counts too.
+    """
+    try:
+        kept = lift(lower(plan, dialect, version, world)).values()
+    except BridgeError as error:
+        yield from error.problems
+        return
+    rules, values = plan_claims(dialect), plan.values()
+    for path, value in values.items():
+        rule = rules.get(path)
+        matters = rule is not None and (rule.effect_of(values) is Effect.NUMBERS or path in LAYOUT)
+        if rule is not None and matters and not path.startswith("model.") and not _as_good(path, value, kept.get(path)):
+            yield f"{path}: found {value!r}; {rule.lossy or rule.note or f'{dialect.title} makes it {kept.get(path)!r}'}"
+
+
+def _as_good(path: str, value: Any, kept: Any) -> bool:
+    """Whether what is kept means the same: ones and switches that are off may stay unsaid; a higher ZeRO level shards more."""
+    if path == "zero.stage":
+        return kept is not None and kept >= value
+    return kept == value or (kept is None and value in (None, False, 1, "1f1b"))

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,7 @@ from bridge.layout.mesh import Mesh
 from bridge.layout.traffic import Traffic
 
 Wait = Callable[[], None]
+Said = TypeVar("Said")
 
 
 def _done() -> None:
@@ -231,6 +233,14 @@ def _abandon() -> None:
 def joined() -> tuple[int, int] | None:
     """Rank and world size of the process group that this process is in, if any."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else None
+
+
+def everyones(value: Said) -> list[Said]:
+    """What each rank of the process group says, in order of ranks; plain objects, for tests and reports."""
+    found: list[Any] = [None] * dist.get_world_size() if joined() else [value]
+    if joined():
+        dist.all_gather_object(found, value)
+    return found
 
 
 def _open(ranks: tuple[int, ...], world: int, purpose: str = "") -> None:

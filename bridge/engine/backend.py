@@ -1,0 +1,85 @@
+"""The native engine as a backend: it lifts a config of any stack, and runs what that means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from bridge import __version__
+from bridge.backend import Backend, Step, Workload
+from bridge.dialect import Config
+from bridge.engine.fields import check
+from bridge.errors import ConfigError
+from bridge.plan import Plan
+from bridge.translation import lift
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bridge.backend import Batch
+    from bridge.engine.runner import Engine
+
+
+class NativeBackend(Backend):
+    """The engine of this package."""
+
+    name: ClassVar[str] = "native"
+    title: ClassVar[str] = "native engine"
+
+    @property
+    def release(self) -> str:
+        """The version of this package."""
+        return __version__
+
+    def refusals(self, plan: Plan, world: int) -> tuple[str, ...]:
+        """See `Backend`."""
+        try:
+            check(plan, world)
+        except ConfigError as error:
+            return error.problems
+        return ()
+
+    def open(self, run: Config | Plan, workload: Workload) -> NativeTrainer:
+        """See `Backend`."""
+        from bridge.engine import initialize
+        from bridge.engine.models.gpt import GPT, mean_cross_entropy, summed_cross_entropy
+
+        plan = lift(run) if isinstance(run, Config) else run
+        loss = summed_cross_entropy if plan.loss == "per_token" else mean_cross_entropy
+        model = GPT(workload.architecture, workload.seed)
+        return NativeTrainer(initialize(model, plan, loss, seed=workload.seed), plan.batch.micro or workload.micro)
+
+
+class NativeTrainer:
+    """A run of the native engine; see `Trainer`."""
+
+    def __init__(self, engine: Engine, micro: int) -> None:
+        self.engine, self.micro, self.accumulation = engine, micro, engine.accumulation
+        self.data = (engine.data.index, engine.data.size)
+        self._gradients = 0
+        engine.watchers["reduced"].append(self._count)
+
+    def train_batch(self, batches: Iterable[Batch]) -> Step:
+        """See `Trainer`."""
+        engine, before = self.engine, self.engine.progress.steps
+        loss, progress = engine.train_batch(batches), engine.progress
+        return Step(loss, progress.grad_norm, progress.lr, progress.steps > before)
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """See `Trainer`."""
+        return {name: whole.detach().cpu().float() for name, whole in self.engine.state_dict()}
+
+    def bytes(self) -> Mapping[str, int]:
+        """See `Trainer`."""
+        found = self.engine.bytes()
+        return {"weights": found["weights"], "gradients": self._gradients, "optimizer": found["master"] + found["moments"]}
+
+    def close(self) -> None:
+        """See `Trainer`."""
+        self.engine.weights.settle()
+
+    def _count(self) -> None:
+        self._gradients = self.engine.bytes()["gradients"]
+
+
+BACKEND = NativeBackend()

@@ -1,0 +1,168 @@
+"""Measuring: one run of some steps on a backend, and how far two such runs are apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from bridge.backend import Backend, Step, Trainer, Workload
+from bridge.comm import everyones, joined
+from bridge.dialect import Config
+from bridge.engine.data import Text
+from bridge.engine.models.gpt import IGNORED
+from bridge.errors import BridgeError
+from bridge.plan import Plan
+
+if TYPE_CHECKING:
+    from bridge.backend import Batch
+
+STEPS = 3
+Weights = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is run: a config as it is written, or a plan as it is meant, on a backend."""
+
+    backend: Backend
+    what: Config | Plan
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The steps of a run, and on the first rank its weights at the start, after the first step and at the end."""
+
+    steps: tuple[Step, ...]
+    weights: tuple[Weights, ...] = ()
+
+    @property
+    def losses(self) -> tuple[float, ...]:
+        """Mean loss of each step."""
+        return tuple(step.loss for step in self.steps)
+
+
+def measure(run: Run, workload: Workload, steps: int = STEPS, padded: bool = False) -> Measured:
+    """Run some steps; all ranks get the same answer. `padded`: every third sample is half empty.
+
+    Raises `BridgeError` on every rank if one of them cannot.
+    """
+    found, problem = _attempt(run, workload, steps, padded)
+    said = everyones(problem)
+    BridgeError.raise_if(problem for problem in said if problem)
+    assert found is not None, "no rank had a problem"
+    return Measured(everyones(found.steps)[0], found.weights)
+
+
+def _attempt(run: Run, workload: Workload, steps: int, padded: bool) -> tuple[Measured | None, str]:
+    """What came of it, or why nothing did: a stack may fail in any way it likes."""
+    try:
+        trainer = run.backend.open(run.what, workload)
+    except BridgeError as error:
+        return None, "; ".join(error.problems)
+    try:
+        return _train(trainer, workload, steps, padded), ""
+    except Exception as error:
+        return None, f"{run.backend.name}: failed while training: {type(error).__name__}: {error}"
+    finally:
+        trainer.close()
+
+
+def _train(trainer: Trainer, workload: Workload, steps: int, padded: bool) -> Measured:
+    text = Text.of(None, workload.architecture.sequence, workload.seed)
+    weights, done = [dict(trainer.weights())], []
+    for step in range(steps):
+        done.append(trainer.train_batch(batches(text, trainer, step, padded)))
+        if step in (0, steps - 1):
+            weights.append(dict(trainer.weights()))
+    return Measured(tuple(done), tuple(weights))
+
+
+def batches(text: Text, trainer: Trainer, step: int, padded: bool = False) -> Iterator[Batch]:
+    """This data rank's microbatches of a step: sample by sample the same for every layout with the same batch."""
+    (place, places), rows = trainer.data, trainer.micro
+    start = step * rows * trainer.accumulation * places
+    for index in range(trainer.accumulation):
+        first = start + (index * places + place) * rows
+        tokens = torch.stack([text.sample(first + row) for row in range(rows)])
+        targets = tokens[:, 1:].contiguous()
+        if padded:
+            targets[[row for row in range(rows) if (first + row) % 3 == 0], text.sequence // 2 :] = IGNORED
+        yield tokens[:, :-1].contiguous(), targets
+
+
+@dataclass(frozen=True, slots=True)
+class Distance:
+    """How far a run is from another: relative distances of losses and of gradient norms (the largest of a step), of all updates
+    together, and the share of the other's updates that it makes; the tensor that is furthest off, by how much of its update.
+    """
+
+    loss: float
+    norm: float | None
+    update: float
+    share: float
+    tensor: str
+    worst: float
+
+    def beyond(self, rounding: Distance) -> tuple[str, ...]:
+        """In what it is more than rounding can be: "loss", "norm", "weights"."""
+        found = {
+            "loss": self.loss > MARGIN * rounding.loss + LOSS,
+            "norm": self.norm is not None and self.norm > MARGIN * (rounding.norm or 0.0) + LOSS,
+            "weights": self.update > MARGIN * rounding.update + UPDATE
+            or abs(self.share - 1) > MARGIN * abs(rounding.share - 1) + UPDATE,
+        }
+        return tuple(name for name, further in found.items() if further)
+
+
+MARGIN = 4.0
+"""Times what the next wider format changes that still pass for rounding: two formats' errors, and other orders of summing."""
+LOSS, UPDATE = 1e-5, 2e-3
+"""What is rounding in any case: digits of a loss, and of an update in fp32 weights a hundred times larger."""
+
+
+def distance(run: Measured, other: Measured) -> Distance:
+    """How far `run` is from `other`, on all ranks. Raises `BridgeError` if they have other tensors."""
+    first = (joined() or (0, 1))[0] == 0
+    names, others = (set(one.weights[0]) for one in (run, other))
+    problem = f"weights: only one of two runs has {', '.join(sorted(names ^ others))}" if first and names != others else ""
+    BridgeError.raise_if(problem for problem in everyones(problem) if problem)
+    found = everyones(_distance(run, other) if first else None)[0]
+    assert found is not None, "the first rank has all weights"
+    return found
+
+
+def _distance(run: Measured, other: Measured) -> Distance:
+    loss = max(_relative(first, second) for first, second in zip(run.losses, other.losses, strict=True))
+    told = [(one.grad_norm, two.grad_norm) for one, two in zip(run.steps, other.steps, strict=True)]
+    norms = [_relative(one, two) for one, two in told if one is not None and two is not None]
+    ends = [_updates(run.weights, other.weights, end) for end in (1, -1)]
+    whole = max((_apart(list(pairs.values())) for pairs in ends), key=lambda it: it[0])
+    each = {name: _apart([pair])[0] for name, pair in ends[-1].items()}
+    worst = max(each, key=lambda name: each[name])
+    return Distance(loss, max(norms, default=None), *whole, worst, each[worst])
+
+
+def _updates(run: tuple[Weights, ...], other: tuple[Weights, ...], end: int) -> dict[str, tuple[Tensor, Tensor]]:
+    """What training added to each tensor, in both runs."""
+    return {name: (run[end][name].double() - run[0][name], other[end][name].double() - start) for name, start in other[0].items()}
+
+
+def _apart(pairs: list[tuple[Tensor, Tensor]]) -> tuple[float, float]:
+    """The distance of updates over the length of the second ones, and the share of the second that the first makes."""
+    squares = sum(float(two.square().sum()) for _, two in pairs)
+    gap = sum(float((one - two).square().sum()) for one, two in pairs)
+    both = sum(float((one * two).sum()) for one, two in pairs)
+    if squares == 0.0:
+        return (0.0, 1.0) if gap == 0.0 else (math.inf, math.inf)
+    return math.sqrt(gap / squares), both / squares
+
+
+def _relative(one: float, two: float) -> float:
+    if math.isnan(one) or math.isnan(two):
+        return 0.0 if math.isnan(one) and math.isnan(two) else math.inf
+    return 0.0 if one == two else abs(one - two) / max(abs(two), 1e-30)

@@ -1,0 +1,82 @@
+"""Real DeepSpeed as a backend: a config runs as it is written, a plan by the JSON and the code part that we write for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar
+
+from bridge.backend import Backend, Trainer, Workload, unkept
+from bridge.dialect import Config
+from bridge.errors import VersionError
+from bridge.plan import Plan
+from bridge.translation import lift, lower
+from compat.deepspeed import DIALECT, live
+
+if TYPE_CHECKING:
+    from compat.deepspeed import DeepSpeedConfig
+
+PASSES = 2
+"""Calls of `backward` before each step in a script with manual accumulation (`code.manual_accumulation`)."""
+
+CODE = {
+    "parallel.context": "attention over a part of the sequence is up to the model's code (Ulysses), and this model's is not",
+    "parallel.expert": "this model has no experts",
+    "model.experts": "this model has no experts",
+}
+"""Sizes above one that the training script would have to bring along."""
+
+
+class DeepSpeedBackend(Backend):
+    """The installed DeepSpeed: its engine, AutoTP, and its pipeline engine."""
+
+    name: ClassVar[str] = "deepspeed"
+    title: ClassVar[str] = "DeepSpeed"
+
+    @property
+    def release(self) -> str | None:
+        """See `Backend`."""
+        try:
+            return live.installed()
+        except VersionError:
+            return None
+
+    def refusals(self, plan: Plan, world: int) -> tuple[str, ...]:
+        """See `Backend`."""
+        return tuple(dict.fromkeys((*_code(plan), *unkept(plan, DIALECT, self._known(), world))))
+
+    def open(self, run: Config | Plan, workload: Workload) -> Trainer:
+        """See `Backend`."""
+        from compat.deepspeed import trainers
+
+        world = trainers.join()
+        config = run if isinstance(run, Config) else self.written(run, world)
+        return trainers.opened(config, workload)  # type: ignore[arg-type]
+
+    def written(self, plan: Plan, world: int) -> DeepSpeedConfig:
+        """The config that stands for `plan` on so many ranks."""
+        return lower(plan, DIALECT, self._known(), world)  # type: ignore[return-value]
+
+    def meaning(self, config: Config) -> Plan:
+        """See `Backend`: a script that accumulates by itself means all of its calls of `backward`."""
+        values = lift(config).values()
+        if config.effective.get("code.manual_accumulation"):
+            steps = values.get("batch.accumulation") or 1
+            values = values | {"batch.accumulation": steps * PASSES}  # type: ignore[operator]
+        return Plan.of(values)
+
+    def _known(self) -> str | None:
+        """The installed release where our tables know it, else the newest that they know."""
+        return self.release if self.release in DIALECT.versions else None
+
+
+def _code(plan: Plan) -> Iterator[str]:
+    values = plan.values()
+    yield from (f"{path}: found {values[path]}; {why}" for path, why in CODE.items() if values.get(path, 1) > 1)
+    if (plan.parallel.tensor or 1) > 1 and (plan.parallel.pipeline or 1) > 1:
+        yield (
+            f"parallel.tensor: found {plan.parallel.tensor} with {plan.parallel.pipeline} pipeline ranks; AutoTP does not go with"
+            " a PipelineModule, and tensor-parallel layers are up to the model's code"
+        )
+
+
+BACKEND = DeepSpeedBackend()

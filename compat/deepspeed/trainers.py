@@ -1,0 +1,389 @@
+"""Runs of the real DeepSpeed: the training script that its users write, around a native GPT."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bridge import comm
+from bridge.backend import Step, Workload
+from bridge.engine.environment import detect
+from bridge.engine.learning_rate import learning_rate
+from bridge.engine.models.gpt import GPT, Attention, Embedding, mean_cross_entropy
+from bridge.engine.optimizer import DEFAULTS
+from bridge.errors import BridgeError
+from bridge.layout.architecture import Architecture
+from bridge.layout.tensor import TensorPlan
+from bridge.plan import LearningRate
+from compat.deepspeed.backend import PASSES
+
+if TYPE_CHECKING:
+    from bridge.backend import Batch
+    from compat.deepspeed import DeepSpeedConfig
+
+QUIET = (
+    *("tensorboard", "wandb", "csv_monitor", "comet", "flops_profiler", "comms_logger", "autotuning", "timers", "nebula"),
+    *("wall_clock_breakdown", "memory_breakdown", "dump_state", "steps_per_print", "log_level"),
+)
+"""What a config says of logs and profiles, which a run here leaves out."""
+
+
+def join() -> int:
+    """Join DeepSpeed's process group, in this process or that of the launcher; the number of ranks."""
+    here = comm.joined()
+    found = detect()
+    rank = here[0] if here else found.rank
+    os.environ.update(LOCAL_RANK=str(rank if here else found.local_rank))
+    if not torch.cuda.is_available():
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    backend, deepspeed = "nccl" if torch.cuda.is_available() else "gloo", _deepspeed()
+    comm.connect(found.rank, found.world, found.address, backend)
+    if not deepspeed.comm.is_initialized():
+        alone = {} if comm.joined() else {"init_method": "tcp://127.0.0.1:0", "rank": 0, "world_size": 1}
+        deepspeed.comm.init_distributed(backend, auto_mpi_discovery=False, verbose=False, **alone)
+    return int(deepspeed.comm.get_world_size())
+
+
+def _deepspeed() -> Any:
+    """DeepSpeed without the shared-memory collectives that it would compile on CPU, and which only inference calls."""
+    import deepspeed
+    import deepspeed.comm
+    import deepspeed.ops
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    return deepspeed
+
+
+def opened(config: DeepSpeedConfig, workload: Workload) -> DeepSpeedTrainer:
+    """The run of `config`, by the engine that its code part asks for; what DeepSpeed refuses is a `BridgeError`."""
+    piped = (config.effective.get("code.pipeline_stages") or 1) > 1
+    try:
+        return (PipelineTrainer if piped else EngineTrainer)(config, workload)
+    except BridgeError:
+        raise
+    except Exception as error:
+        raise BridgeError(f"deepspeed: refused by DeepSpeed itself: {type(error).__name__}: {error}") from error
+
+
+def settings(config: DeepSpeedConfig, workload: Workload) -> dict[str, Any]:
+    """The file as `deepspeed.initialize` gets it: without logs, with a batch where it is open, and on CPU with torch's Adam,
+    whose arithmetic is that of DeepSpeed's kernels.
+    """
+    data = {key: value for key, value in config.ds_config.items() if key not in QUIET}
+    if not {"train_batch_size", "train_micro_batch_size_per_gpu"} & data.keys():
+        data["train_micro_batch_size_per_gpu"] = workload.micro
+    if not torch.cuda.is_available() and config.effective.get("optimizer.type") in ("adam", "adamw"):
+        decay = config.effective.get("optimizer.params.weight_decay") or 0.0
+        written = data["optimizer"].get("params") or {}
+        data["optimizer"] = {**data["optimizer"], "params": {**written, "weight_decay": decay, "torch_adam": True}}
+    return data
+
+
+def build_optimizer(parameters: Iterable[Any]) -> torch.optim.Optimizer:
+    """What the script takes where the file names no optimizer."""
+    return torch.optim.AdamW(parameters, **{name: DEFAULTS[name] for name in ("lr", "betas", "eps", "weight_decay")})
+
+
+def scheduler_of(config: DeepSpeedConfig) -> Callable[[torch.optim.Optimizer], Any] | None:
+    """What the script passes as `lr_scheduler`, where the code part has one."""
+    prefix = "code.scheduler."
+    said = {path.removeprefix(prefix): value for path, value in config.given.items() if path.startswith(prefix)}
+    if not said:
+        return None
+    schedule = LearningRate.model_validate(said)
+    peak = config.effective.get("optimizer.params.lr") or DEFAULTS["lr"]
+    factor = lambda step: learning_rate(peak, schedule, step) / peak  # noqa: E731
+    return partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=factor)
+
+
+class DeepSpeedTrainer:
+    """What both of DeepSpeed's engines share; see `Trainer`."""
+
+    def __init__(self, config: DeepSpeedConfig, workload: Workload) -> None:
+        self.config, self.workload, self.ds = config, workload, _deepspeed()
+        model, data = self.model(workload.architecture, workload.seed), settings(config, workload)
+        self.adapt(data)
+        self.engine = self._initialize(model, data)
+        self._gradients = 0
+        take_step = self.engine._take_model_step
+
+        def watched(*arguments: Any, **named: Any) -> None:
+            self._gradients = _bytes(gradients(self.engine))
+            take_step(*arguments, **named)
+
+        self.engine._take_model_step = watched
+
+    def _initialize(self, model: nn.Module, data: dict[str, Any]) -> Any:
+        optimizer = None if self.config.effective.get("optimizer.type") else build_optimizer
+        trained = [weight for weight in model.parameters() if weight.requires_grad]
+        engine, *_ = self.ds.initialize(
+            model=model,
+            model_parameters=trained,
+            optimizer=optimizer,
+            lr_scheduler=scheduler_of(self.config),
+            config=data,
+            dist_init_required=False,
+        )
+        return engine
+
+    @property
+    def micro(self) -> int:
+        """See `Trainer`."""
+        return int(self.engine.train_micro_batch_size_per_gpu())
+
+    @property
+    def accumulation(self) -> int:
+        """See `Trainer`."""
+        return int(self.engine.gradient_accumulation_steps())
+
+    @property
+    @abstractmethod
+    def data(self) -> tuple[int, int]:
+        """See `Trainer`."""
+
+    @abstractmethod
+    def model(self, architecture: Architecture, seed: int) -> nn.Module:
+        """What the script gives to `deepspeed.initialize`."""
+
+    @abstractmethod
+    def named(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """This rank's parameters by global name."""
+
+    @abstractmethod
+    def run(self, batches: list[Batch]) -> float:
+        """One step; its mean loss over all ranks."""
+
+    def adapt(self, data: dict[str, Any]) -> None:
+        """Add to the file what belongs to this model."""
+
+    def train_batch(self, batches: Iterable[Batch]) -> Step:
+        """See `Trainer`."""
+        lr = self.engine.get_lr()[0]
+        loss = self.run(list(islice(batches, self.accumulation)))
+        norm = self.engine.get_global_grad_norm()
+        return Step(loss, None if norm is None else float(norm), float(lr), bool(self.engine.was_step_applied()))
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """See `Trainer`."""
+        kept = masters(self.engine)
+        own = {name: _full(weight, kept).detach().float().cpu() for name, weight in self.named()}
+        return self.joined(self._everyones(own))
+
+    def joined(self, parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Whole parameters from what all ranks hold."""
+        return {name: tensor for part in reversed(parts) for name, tensor in part.items()}
+
+    def _everyones(self, own: Any) -> list[Any]:
+        found: list[Any] = [None] * self.ds.comm.get_world_size()
+        self.ds.comm.all_gather_object(found, own)
+        return found
+
+    def bytes(self) -> Mapping[str, int]:
+        """See `Trainer`."""
+        weights = list(stored(self.engine))
+        return {
+            "weights": _bytes(weights),
+            "gradients": self._gradients,
+            "optimizer": _bytes(state(self.engine), weights),
+        }
+
+    def close(self) -> None:
+        """See `Trainer`."""
+        self.engine.destroy()
+        self.ds.utils.groups._release_process_group_references()
+
+
+class EngineTrainer(DeepSpeedTrainer):
+    """DeepSpeed's plain engine: forward, backward and step for each microbatch; AutoTP splits the model where it is asked for."""
+
+    @property
+    def passes(self) -> int:
+        """Calls of backward for each call of step."""
+        return PASSES if self.config.effective.get("code.manual_accumulation") else 1
+
+    @property
+    def accumulation(self) -> int:
+        """See `Trainer`."""
+        return super().accumulation * self.passes
+
+    @property
+    def tensor(self) -> int:
+        """Ranks that AutoTP splits the model over."""
+        sizes = (self.config.effective.get(path) or 1 for path in ("code.tensor_parallel", "tensor_parallel.autotp_size"))
+        return max(sizes)
+
+    @property
+    def data(self) -> tuple[int, int]:
+        """See `Trainer`."""
+        rank, world = self.ds.comm.get_rank(), self.ds.comm.get_world_size()
+        return rank // self.tensor, world // self.tensor
+
+    def model(self, architecture: Architecture, seed: int) -> nn.Module:
+        """See `DeepSpeedTrainer`."""
+        return GPT(architecture, seed)
+
+    def run(self, batches: list[Batch]) -> float:
+        """See `DeepSpeedTrainer`."""
+        total = torch.zeros((), dtype=torch.float64)
+        for at, (tokens, targets) in enumerate(batches):
+            loss = mean_cross_entropy(self.engine(tokens), targets)
+            self.engine.backward(loss / self.passes if self.passes > 1 else loss)
+            total += loss.detach()
+            if (at + 1) % self.passes == 0:
+                self.engine.step()
+        self.ds.comm.all_reduce(total)
+        return total.item() / (self.accumulation * int(self.ds.comm.get_world_size()))
+
+    def named(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """See `DeepSpeedTrainer`."""
+        return iter(self.engine.module.named_parameters())
+
+    def adapt(self, data: dict[str, Any]) -> None:
+        """How AutoTP splits this model, which a Hugging Face model would say itself."""
+        if self.tensor > 1:
+            names, section = self.workload.architecture.tensor_plan(self.tensor), data.get("tensor_parallel") or {}
+            if not section:  # the plan's tensor ranks: AutoTP would divide the total by them too
+                data.pop("train_batch_size", None)
+            data["tensor_parallel"] = {"partition_config": _partition(names), **section, "autotp_size": self.tensor}
+
+    def _initialize(self, model: nn.Module, data: dict[str, Any]) -> Any:
+        engine = super()._initialize(model, data)
+        if self.tensor > 1:
+            for module in model.modules():
+                if isinstance(module, Attention):
+                    module.split_over(self.ds.comm.get_rank() % self.tensor, self.tensor)
+        return engine
+
+    def joined(self, parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        """See `DeepSpeedTrainer`."""
+        if self.tensor == 1:
+            return parts[0]
+        names = self.workload.architecture.tensor_plan(self.tensor)
+        group = parts[: self.tensor]
+        return {name: _whole(names, name, [part[name] for part in group]) for name in group[0]}
+
+
+def _partition(names: TensorPlan) -> dict[str, Any]:
+    """A tensor plan in the words of AutoTP; it has no vocabulary split that this loss could take."""
+    kinds = {"column": names.columns, "row": names.rows}
+    specs = [{"patterns": [f".*{end}\\.weight$" for end in ends], "partition_type": kind} for kind, ends in kinds.items()]
+    return {"use_default_specs": False, "layer_specs": specs}
+
+
+def _whole(names: TensorPlan, name: str, parts: list[Tensor]) -> Tensor:
+    module, _, kind = name.rpartition(".")
+    if module.endswith(tuple(names.columns)):
+        return torch.cat(parts)
+    return torch.cat(parts, 1) if module.endswith(tuple(names.rows)) and kind == "weight" else parts[0]
+
+
+class PipelineTrainer(DeepSpeedTrainer):
+    """DeepSpeed's pipeline engine over a `PipelineModule` of the same layers."""
+
+    @property
+    def data(self) -> tuple[int, int]:
+        """See `Trainer`."""
+        grid = self.engine.grid
+        return int(grid.get_data_parallel_rank()), int(grid.get_data_parallel_world_size())
+
+    def model(self, architecture: Architecture, seed: int) -> nn.Module:
+        """See `DeepSpeedTrainer`."""
+        from deepspeed.pipe import PipelineModule
+
+        whole, values = GPT(architecture, seed), self.config.effective
+        self.prefixes, layers = _line(whole)
+        module: nn.Module = PipelineModule(
+            layers=layers,
+            num_stages=values["code.pipeline_stages"],
+            loss_fn=mean_cross_entropy,
+            partition_method=values.get("code.partition_method") or "parameters",
+            activation_checkpoint_interval=values.get("pipeline.activation_checkpoint_interval") or 0,
+        )
+        first = whole.state_dict()
+        with torch.no_grad():
+            for name, weight in self._named(module):
+                weight.copy_(first[name])
+        return module
+
+    def run(self, batches: list[Batch]) -> float:
+        """See `DeepSpeedTrainer`."""
+        return float(self.engine.train_batch(iter(batches)))
+
+    def named(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """See `DeepSpeedTrainer`."""
+        return self._named(self.engine.module)
+
+    def _named(self, module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+        for name, weight in module.named_parameters():
+            layer, _, rest = name.removeprefix("tied_modules.").partition(".")
+            yield f"{self.prefixes.get(layer, layer)}.{rest}", weight
+
+
+def _line(model: GPT) -> tuple[dict[str, str], list[Any]]:
+    """The layers as a PipelineModule takes them, and the global name of each; weights that the ends share are a tied layer."""
+    names, layers = [name for name, _ in model.named_children()], list(model)
+    if not model.architecture.tied:
+        return {str(at): name for at, name in enumerate(names)}, layers
+    from deepspeed.pipe import TiedLayerSpec
+
+    tied = partial(TiedLayerSpec, "embedding", Embedding, model.architecture, tied_weight_attr="tokens.weight")
+    head = model.get_submodule("head.norm")
+    line = [tied(), *layers[1:-1], head, tied(forward_fn=_logits)]
+    return {str(at): name for at, name in enumerate([*names[:-1], "head.norm"])}, line
+
+
+def _logits(embedding: Any, stream: Tensor) -> Tensor:
+    return F.linear(stream, embedding.tokens.weight)
+
+
+# What lives in a DeepSpeed engine
+
+
+def masters(engine: Any) -> dict[int, Tensor]:
+    """The fp32 copies that half-precision optimizers without ZeRO keep, by the identity of the parameter."""
+    optimizer = None if engine.zero_optimization() else engine.optimizer
+    halves, wholes = getattr(optimizer, "fp16_groups", ()), getattr(optimizer, "fp32_groups", ())
+    return {id(half): whole for low, high in zip(halves, wholes, strict=True) for half, whole in zip(low, high, strict=True)}
+
+
+def _full(weight: nn.Parameter, kept: Mapping[int, Tensor]) -> Tensor:
+    """The whole of what the optimizer keeps of a parameter; all data ranks must take part."""
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    whole: Tensor | None = safe_get_full_fp32_param(weight)
+    return kept.get(id(weight), weight) if whole is None else whole
+
+
+def stored(engine: Any) -> Iterator[Tensor]:
+    """Weights as they lie on this rank between uses: whole, or this rank's part at stage 3."""
+    for weight in engine.module.parameters():
+        yield weight.ds_tensor if hasattr(weight, "ds_tensor") else weight.data
+
+
+def gradients(engine: Any) -> Iterator[Tensor]:
+    """Gradients on this rank once all are reduced: whole, or the parts that ZeRO 2 and 3 keep."""
+    yield from (weight.grad for weight in engine.module.parameters() if weight.grad is not None)
+
+
+def state(engine: Any) -> Iterator[Tensor]:
+    """Moments, and the masters that they belong to."""
+    basic = engine.basic_optimizer
+    for group in basic.param_groups:
+        for weight in group["params"]:
+            yield weight.data
+            yield from (value for value in basic.state.get(weight, {}).values() if isinstance(value, Tensor) and value.dim())
+
+
+def _bytes(tensors: Iterable[Tensor], beside: Iterable[Tensor] = ()) -> int:
+    """Bytes of the storages under `tensors`, each once, without those under others."""
+    left_out = {tensor.untyped_storage().data_ptr() for tensor in beside}
+    found = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(size for place, size in found.items() if place not in left_out)
