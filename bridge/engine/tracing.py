@@ -13,9 +13,9 @@ from torch.utils._pytree import tree_leaves
 
 from bridge.comm import Comm
 from bridge.engine.formats import TORCH
-from bridge.engine.layers import holders_of, layers_of
+from bridge.engine.layers import layers_of
 from bridge.engine.tensor_parallel import TOKENS, VocabularyLinear
-from bridge.layout.shard import Flat, Parameter
+from bridge.layout.shard import Flat, Parameter, holders_of
 from bridge.trace.placement import Placement
 from bridge.trace.record import SHARD, Unit
 from bridge.trace.source import Held, Kind, Moment, Now

@@ -237,7 +237,7 @@ class Desync:
             queue.sort(key=_when_and_what if PIPELINE in axes else _when)
         rows = [[len(queue), _hash(queued.facts for queued in queue), step, self._agreed] for queue in self._queues.values()]
         headers = self._gathered(HEADER, torch.tensor(rows).view(-1, 4), self.comm.world)
-        found = []
+        found: list[Mismatch] = []
         for at, (key, queue) in enumerate(self._queues.items()):
             found += self._compared(self._groups[key], queue, step, headers[list(self._groups[key].ranks), at])
             queue.clear()
