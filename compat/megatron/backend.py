@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from bridge.backend import Backend, Workload
+from bridge.backend import MICRO, Backend, Workload
 from bridge.config import shown
 from bridge.dialect import Config
 from bridge.errors import BridgeError
+from bridge.layout.architecture import Architecture
 from bridge.plan import Plan
 from bridge.rules import Effect
 from bridge.translation import lift, lower, plan_claims
@@ -46,7 +47,7 @@ class MegatronBackend(Backend):
         """See `Backend`."""
         values = plan.values()
         try:
-            kept = lift(lower(Plan.of({**OPEN, **values}), DIALECT, self.release, world)).values()
+            kept = lift(lower(completed(plan, MICRO), DIALECT, self.release, world)).values()
         except BridgeError as error:
             return (*_limits(values), *error.problems)
         return (*_limits(values), *_changed(values, kept))
@@ -63,7 +64,8 @@ class MegatronBackend(Backend):
         if release is None:
             raise BridgeError("megatron-core: not installed; pip install megatron-core")
         if isinstance(run, Plan):
-            found = lower(completed(run, workload), DIALECT, release, world)
+            whole = {**completed(run, workload.micro).values(), **_sizes(workload.architecture)}
+            found = lower(Plan.of(whole), DIALECT, release, world)
         else:
             found = DIALECT.config(run.given, release, world, run.entry)
         assert isinstance(found, MegatronConfig)
@@ -104,20 +106,16 @@ def _world() -> int:
     return here[1] if here else detect().world
 
 
-def completed(plan: Plan, workload: Workload) -> Plan:
-    """The plan with what it leaves open, and the sizes of the model that is trained."""
-    shape = workload.architecture
-    sizes = {
-        "model.layers": shape.layers,
-        "model.hidden": shape.hidden,
-        "model.heads": shape.heads,
-        "model.kv_heads": shape.kv_heads,
-        "model.ffn": shape.ffn,
-        "model.vocab": shape.vocab,
-        "model.sequence": shape.sequence,
-        "model.tied": shape.tied,
-    }
-    return Plan.of({**OPEN, "batch.micro": workload.micro, **plan.values(), **sizes})
+def completed(plan: Plan, micro: int) -> Plan:
+    """The plan with what it leaves open, as the native engine takes it; `micro` counts where nothing else says."""
+    batch = {} if plan.batch.global_ and plan.batch.accumulation else {"batch.micro": micro}
+    return Plan.of({**OPEN, **batch, **plan.values()})
+
+
+def _sizes(shape: Architecture) -> dict[str, Any]:
+    """What a plan says of a model of that shape."""
+    names = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "sequence", "tied")
+    return {f"model.{name}": getattr(shape, name) for name in names}
 
 
 BACKEND = MegatronBackend()

@@ -74,19 +74,14 @@ def _engine(case: Case) -> Found:
     return Found(losses, norms, {name: weight.clone() for name, weight in engine.state_dict()}, {}, engine.bytes())
 
 
-def both(rank: int, world: int, cases: Sequence[Case]) -> list[tuple[Found, Found]]:
-    """On Megatron-Core, and on the engine with the same plan."""
-    return list(zip(on_megatron(rank, world, cases), on_engine(rank, world, cases), strict=True))
-
-
 def case_of(shape: Any, **values: Any) -> Case:
     """A case of eight sequences in a step, in fp32; `values` are plan values, with two underscores for a dot."""
     given = {name.replace("__", "."): value for name, value in values.items()}
-    return Case({**SETTINGS, **given}, shape, batch=8, steps=4, dtype=torch.float32, tokens=TOKENS)
+    return Case({**SETTINGS, **given}, shape, batch=8, steps=3, dtype=torch.float32, tokens=TOKENS)
 
 
 SETTINGS = {
-    "batch.micro": 1,
+    "batch.micro": 2,
     "batch.global_": 8,
     "precision.compute": "fp32",
     "optimizer.lr": 1e-2,
