@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bridge.backend import MICRO, Backend, Workload
-from bridge.config import shown
+from bridge.backend import MICRO, Backend, Workload, unkept
 from bridge.dialect import Config
-from bridge.errors import BridgeError
+from bridge.errors import ConfigError
 from bridge.layout.architecture import Architecture
 from bridge.plan import Plan
-from bridge.rules import Effect
-from bridge.translation import lift, lower, plan_claims
+from bridge.translation import lift, lower
 from compat.megatron import DIALECT, MegatronConfig, live
+from compat.megatron.real import installed
 
 if TYPE_CHECKING:
     from compat.megatron.trainer import MegatronTrainer
@@ -45,12 +45,12 @@ class MegatronBackend(Backend):
 
     def refusals(self, plan: Plan, world: int) -> tuple[str, ...]:
         """See `Backend`."""
-        values = plan.values()
-        try:
-            kept = lift(lower(completed(plan, MICRO), DIALECT, self.release, world)).values()
-        except BridgeError as error:
-            return (*_limits(values), *error.problems)
-        return (*_limits(values), *_changed(values, kept))
+        lost = unkept(completed(plan, MICRO), DIALECT, self._known(), world)
+        return (*_limits(plan.values()), *(line for line in lost if line.partition(":")[0] not in LIMITS))
+
+    def _known(self) -> str | None:
+        """The installed release where our tables know it, else the newest that they know."""
+        return self.release if self.release in DIALECT.versions else None
 
     def open(self, run: Config | Plan, workload: Workload) -> MegatronTrainer:
         """See `Backend`."""
@@ -60,9 +60,7 @@ class MegatronBackend(Backend):
 
     def config(self, run: Config | Plan, workload: Workload) -> MegatronConfig:
         """The config that runs: a plan in Megatron's words with the sizes of the workload, or a config as it is written."""
-        world, release = _world(), self.release
-        if release is None:
-            raise BridgeError("megatron-core: not installed; pip install megatron-core")
+        world, release = _world(), installed()
         if isinstance(run, Plan):
             whole = {**completed(run, workload.micro).values(), **_sizes(workload.architecture)}
             found = lower(Plan.of(whole), DIALECT, release, world)
@@ -85,17 +83,7 @@ LIMITS: Mapping[str, tuple[tuple[Any, ...], str]] = {
 def _limits(values: Mapping[str, Any]) -> Iterator[str]:
     for path, (runs, reason) in LIMITS.items():
         if path in values and values[path] not in runs:
-            yield f"{path}: found {shown(values[path])}; {reason}"
-
-
-def _changed(values: Mapping[str, Any], kept: Mapping[str, Any]) -> Iterator[str]:
-    """Fields that Megatron's config cannot say where that changes the numbers, or the schedule."""
-    rules = plan_claims(DIALECT)
-    for path, value in values.items():
-        rule = rules[path]
-        matters = rule.effect_of(values) is Effect.NUMBERS or path in ("schedule.name", "schedule.csv")
-        if matters and path not in LIMITS and kept.get(path) != value:
-            yield f"{path}: found {shown(value)}; {rule.lossy or rule.note}"
+            yield f"{path}: found {values[path]!r}; {reason}"
 
 
 def _world() -> int:
@@ -110,6 +98,33 @@ def completed(plan: Plan, micro: int) -> Plan:
     """The plan with what it leaves open, as the native engine takes it; `micro` counts where nothing else says."""
     batch = {} if plan.batch.global_ and plan.batch.accumulation else {"batch.micro": micro}
     return Plan.of({**OPEN, **batch, **plan.values()})
+
+
+def architecture(config: MegatronConfig) -> Architecture:
+    """The shape of the native GPT that computes what Megatron's flags describe. Raises `ConfigError` if there is none."""
+    args = config.args
+    ConfigError.raise_if(
+        f"{name}: found {args[name]!r}; expected {expected!r}, or nothing"
+        for name, expected in NATIVE.items()
+        if args.get(name, expected) != expected
+    )
+    shape = Architecture.of(lift(config).model)
+    return replace(
+        shape,
+        norm="rms" if args["normalization"] == "RMSNorm" else "layer",
+        gated=bool(args["swiglu"]),
+        rotary=args["position_embedding_type"] == "rope",
+        bias=bool(args["add_bias_linear"]),
+    )
+
+
+NATIVE: Mapping[str, Any] = {
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+    "num_experts": None,
+    "multi_latent_attention": False,
+}
+"""What the native GPT does not do otherwise."""
 
 
 def _sizes(shape: Architecture) -> dict[str, Any]:

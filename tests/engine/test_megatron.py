@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,11 +22,15 @@ if find_spec("megatron") is None:
 from megatron_runs import GATED, LEARNED, Found, case_of, on_engine, on_megatron
 from runs import Case
 
+from bridge.engine import initialize
+from bridge.engine.data import Text
+from bridge.engine.models.gpt import GPT, mean_cross_entropy
 from bridge.errors import BridgeError
 from bridge.layout.outline import Outline
 from bridge.plan import Plan
-from compat.megatron import cpu
-from compat.megatron.backend import BACKEND
+from bridge.translation import lift
+from compat.megatron import DIALECT, cpu
+from compat.megatron.backend import BACKEND, architecture
 
 EVEN = replace(GATED, norm="layer", hidden=64, ffn=128, vocab=128, layers=2)
 """Sizes that Megatron's buffers, which pad each parameter to 64 elements and their end to 128, take as they are."""
@@ -188,3 +196,31 @@ def test_the_redirection_ends() -> None:
     assert torch.cuda.current_device is before and torch.zeros(2).type() == "torch.FloatTensor"
     with pytest.raises((AssertionError, RuntimeError)):
         torch.zeros(2, device="cuda")
+
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "megatron"
+
+
+def test_the_example_under_torchrun_equals_the_engine() -> None:
+    flags = [str(EXAMPLE / "tiny.args"), "--train-iters", "3"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    done = subprocess.run(
+        [*launcher, str(EXAMPLE / "train.py"), *flags], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    steps = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    config = DIALECT.read(EXAMPLE / "tiny.args", BACKEND.release, 2)
+    plan, shape = lift(config), architecture(config)
+    alone = Plan.of({**plan.values(), **{f"parallel.{axis}": 1 for axis in ("tensor", "expert_tensor")}})
+    engine, text = initialize(GPT(shape), alone, mean_cross_entropy), Text.of(None, shape.sequence)
+    expected = [engine.train_batch(text.microbatches(engine, plan.batch.micro or 0)) for _ in steps]
+    assert [step["loss"] for step in steps] == pytest.approx(expected, rel=1e-5) and len(steps) == 3
+
+
+@pytest.mark.parametrize(
+    ("flag", "field"), [("--num-experts 4 --disable-bias-linear", "num_experts"), ("--hidden-dropout 0.1", "hidden_dropout")]
+)
+def test_a_model_that_is_not_the_native_one_is_refused(flag: str, field: str) -> None:
+    words = [word for line in (EXAMPLE / "tiny.args").read_text().splitlines() for word in line.partition("#")[0].split()]
+    with pytest.raises(BridgeError, match=f"{field}: found"):
+        architecture(DIALECT.read([*words, *flag.split()], BACKEND.release, 2))
