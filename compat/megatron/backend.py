@@ -81,6 +81,9 @@ LIMITS: Mapping[str, tuple[tuple[Any, ...], str]] = {
 
 
 def _limits(values: Mapping[str, Any]) -> Iterator[str]:
+    name = values.get("optimizer.name")
+    if values.get("zero.stage") == 1 and name not in (None, "adam", "adamw"):
+        yield f"optimizer.name: found {name!r} with zero.stage 1; Megatron's distributed optimizer takes adam only, or use 0"
     for path, (runs, reason) in LIMITS.items():
         if path in values and values[path] not in runs:
             yield f"{path}: found {values[path]!r}; {reason}"
@@ -97,7 +100,8 @@ def _world() -> int:
 def completed(plan: Plan, micro: int) -> Plan:
     """The plan with what it leaves open, as the native engine takes it; `micro` counts where nothing else says."""
     batch = {} if plan.batch.global_ and plan.batch.accumulation else {"batch.micro": micro}
-    return Plan.of({**OPEN, **batch, **plan.values()})
+    momentum = {"optimizer.momentum": 0.0} if plan.optimizer.name == "sgd" else {}
+    return Plan.of({**OPEN, **batch, **momentum, **plan.values()})
 
 
 def architecture(config: MegatronConfig) -> Architecture:

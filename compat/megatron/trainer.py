@@ -29,6 +29,7 @@ from bridge.plan import Plan
 from bridge.translation import lift
 from compat.megatron import MegatronConfig, model
 from compat.megatron.cpu import redirected
+from compat.megatron.states import States
 from compat.megatron.weights import Piece, Share, pieces
 
 if TYPE_CHECKING:
@@ -52,8 +53,12 @@ class MegatronTrainer:
         self.accumulation = _accumulation(self.plan, self.micro, mesh.sizes["data"])
         self._alone = _join(place)
         self.comm = Comm(mesh, place.rank)
-        with self.running():
-            self._open(workload.seed)
+        try:
+            with self.running():
+                self._open(workload.seed)
+        except BaseException:
+            self.close()
+            raise
 
     def _open(self, seed: int) -> None:
         args = self.config.args
@@ -64,6 +69,7 @@ class MegatronTrainer:
         self.optimizer = get_megatron_optimizer(
             model.optimizer_config(self.config), self.chunks, config_overrides={}, use_gloo_process_groups=False
         )
+        self.states = States(self.optimizer)
         self._load(GPT(self.shape, seed))
         self.scheduler = OptimizerParamScheduler(self.optimizer, **_learning_rate(args))
         self.settings.grad_scale_func = self.optimizer.scale_loss
@@ -162,8 +168,7 @@ class MegatronTrainer:
             for piece in parts:
                 piece.load(exact, wholes[piece.name].to(exact))
             weight.copy_(exact)
-            if (main := getattr(weight, "main_param", None)) is not None:
-                main.copy_(exact.view(-1)[self._owned(weight)].view(main.shape))
+            self.states.master(weight).copy_(exact.view(-1)[self.states.owned(weight)])
 
     @torch.no_grad()
     def weights(self) -> Mapping[str, Tensor]:
@@ -173,7 +178,7 @@ class MegatronTrainer:
         found = {name: part.view(shape) for (name, shape), part in zip(self._shapes.items(), flat, strict=True)}
         for weight, parts in self.named():
             for piece in parts if self._counts(weight) else ():
-                local = piece.of(self.master(weight))
+                local = piece.of(self.states.filled(weight, self.states.master(weight)))
                 if piece.dim is not None or self.share.index == 0:
                     piece.within(found[piece.name], local.shape).copy_(local)
         there = whole.to(torch.cuda.current_device()) if torch.cuda.is_available() else whole
@@ -189,24 +194,7 @@ class MegatronTrainer:
 
     def _counts(self, weight: nn.Parameter) -> bool:
         """Whether this rank's values of the parameter are the ones to take: others hold copies."""
-        sharded = getattr(weight, "main_param_sharded", False)
-        return (sharded or self.data[0] == 0) and not getattr(weight, "shared", False)
-
-    def _owned(self, weight: nn.Parameter) -> slice:
-        """The elements of a parameter whose master this rank keeps."""
-        if not getattr(weight, "main_param_sharded", False):
-            return slice(0, weight.numel())
-        owned = self.optimizer.chained_optimizers[0]._get_model_param_range_map(weight)["param"]
-        return slice(owned.start, owned.end)
-
-    def master(self, weight: nn.Parameter) -> Tensor:
-        """What the optimizer keeps of a parameter, in its shape; where it is sharded, zero outside this rank's part."""
-        main = getattr(weight, "main_param", None)
-        if main is None:
-            return weight.detach()
-        found = torch.zeros_like(weight, dtype=torch.float32)
-        found.view(-1)[self._owned(weight)] = main.detach().view(-1)
-        return found
+        return (self.states.sharded or self.data[0] == 0) and not getattr(weight, "shared", False)
 
     def bytes(self) -> Mapping[str, int]:
         """See `Trainer`."""
@@ -216,16 +204,8 @@ class MegatronTrainer:
         return {
             "weights": _bytes(weights),
             "gradients": _bytes(buffer.grad_data for buffer in buffers),
-            "optimizer": _bytes(tensor for tensor in self._kept() if tensor.untyped_storage().data_ptr() not in held),
+            "optimizer": _bytes(tensor for tensor in self.states.kept() if tensor.untyped_storage().data_ptr() not in held),
         }
-
-    def _kept(self) -> Iterator[Tensor]:
-        """Masters and moments."""
-        for group in self.optimizer.param_groups:
-            yield from group["params"]
-        for part in self.optimizer.chained_optimizers:
-            for state in part.optimizer.state.values():
-                yield from (value for value in state.values() if isinstance(value, Tensor) and value.dim())
 
     def close(self) -> None:
         """See `Trainer`. A process group that was made for this rank alone ends too."""
