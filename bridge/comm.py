@@ -112,11 +112,12 @@ class Comm:
             _open(ranks, self.mesh.world, purpose)
         return Group(mine, mine.index(self.rank), purpose)
 
-    def part(self, axis: str, indices: Sequence[int]) -> Group:
-        """Those of this rank's group along `axis` at `indices` (this rank alone, if it is not among them). All ranks must
-        take part.
+    def part(self, axis: str, indices: Sequence[int], *others: str) -> Group:
+        """Those of this rank's group along `axis` and `others` whose place along `axis` is among `indices` (this rank alone,
+        if its own is not). All ranks must take part.
         """
-        return self._make([tuple(ranks[index] for index in sorted(indices)) for ranks in self.mesh.groups(axis)])
+        groups, place = self.mesh.groups(axis, *others), self.mesh.coordinate
+        return self._make([tuple(rank for rank in ranks if place(rank, axis) in indices) for ranks in groups])
 
     def again(self, axis: str, purpose: str) -> Group:
         """Another group along `axis`, whose messages do not wait for those of the first. All ranks must take part."""

@@ -146,7 +146,7 @@ def _effect(config: Config, path: str) -> Effect:
     rule = claims(config.dialect).get(path)
     if rule is None:
         return Effect.NUMBERS
-    return rule.effect_of({name: config.effective[name] for name in (*rule.theirs, *rule.sees) if name in config.effective})
+    return rule.effect_of(config.effective)
 
 
 def _renamed(before: Config, version: str) -> Iterator[Change]:

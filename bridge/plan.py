@@ -138,6 +138,9 @@ class Precision(Section):
     compute: Dtype | None = field(None, description="Format of weights and activations in forward and backward.")
     master: Dtype | None = field(None, description="Format of the weights that the optimizer updates.")
     reduce: Dtype | None = field(None, description="Format in which gradients are accumulated and reduced.")
+    frozen: Literal["compute", "master"] | None = field(
+        None, description="Which of these formats frozen weights are kept in; open: that of compute."
+    )
     loss_scale: LossScale = field(LossScale(), description="Loss scaling for fp16.")
     fp8: Literal["e4m3", "hybrid"] | None = field(None, description="8-bit matrix products.")
 
@@ -150,6 +153,10 @@ class LearningRate(Section):
     warmup_from: Annotated[Real, Ge(0)] | None = field(None, description="Learning rate at the first step of warmup.")
     total_steps: Count | None = field(None, description="Step at which the decay ends, warmup included.")
     minimum: Annotated[Real, Ge(0)] | None = field(None, description="Learning rate after the decay.")
+    decay_steps: Size | None = field(None, description="Steps of wsd's decay, the last of the schedule; open: a tenth of it.")
+    decay_shape: Literal["linear", "cosine", "exponential", "minus_sqrt"] | None = field(
+        None, description="Shape of wsd's decay; open: linear."
+    )
 
 
 class Optimizer(Section):

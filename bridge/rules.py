@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from packaging.version import Version
@@ -87,14 +87,19 @@ class Rule:
         """Plan paths that a path of theirs stands for."""
         return self.carries.get(theirs, self.ours)
 
+    @cache  # noqa: B019 - tables live as long as the program
     def carriers(self, ours: str) -> tuple[str, ...]:
         """Paths that stand for a Plan path: of this group, and seen ones that are said to."""
         seen = (path for path in self.sees if path in self.carries)
         return tuple(path for path in (*self.theirs, *seen) if ours in self.carried(path))
 
     def effect_of(self, values: Group) -> Effect:
-        """What losing the group does to a run with these values of theirs."""
-        return self.effect if isinstance(self.effect, Effect) else self.effect(values)
+        """What losing the group does to a run with these values of theirs, whatever else stands among them."""
+        return self.effect if isinstance(self.effect, Effect) else self.effect(self.seen(self.theirs, values))
+
+    def seen(self, claimed: tuple[str, ...], values: Group) -> dict[str, Any]:
+        """Of `values`, what a side of this rule sees: what it claims, and what the rule may see besides."""
+        return {path: values[path] for path in (*claimed, *self.sees) if path in values}
 
 
 def _paths(paths: str | tuple[str, ...]) -> tuple[str, ...]:

@@ -118,12 +118,8 @@ def _lift(config: Config) -> dict[str, Any]:
     ours: dict[str, Any] = {}
     for rule in config.dialect.rules:
         if rule.ours:
-            ours.update(rule.read(_seen(rule, rule.theirs, effective), config.context))
+            ours.update(rule.read(rule.seen(rule.theirs, effective), config.context))
     return {path: value for path, value in ours.items() if value is not None}
-
-
-def _seen(rule: Rule, claimed: tuple[str, ...], values: Mapping[str, Any]) -> dict[str, Any]:
-    return {path: values[path] for path in (*claimed, *rule.sees) if path in values}
 
 
 def _lower(ours: Mapping[str, Any], dialect: Dialect, version: str, world_size: int | None) -> Config:
@@ -160,7 +156,7 @@ def written_by(ours: Mapping[str, Any], dialect: Dialect, version: str, world_si
 def seen_by(ours: Mapping[str, Any], dialect: Dialect, world_size: int | None) -> Iterator[tuple[Rule, dict[str, Any]]]:
     """The rules of `dialect` that write, each with what it sees of the values of a plan."""
     solved = _solved(ours, world_size)
-    yield from ((rule, _seen(rule, rule.ours, solved)) for rule in dialect.rules if rule.ours and rule.theirs)
+    yield from ((rule, rule.seen(rule.ours, solved)) for rule in dialect.rules if rule.ours and rule.theirs)
 
 
 def _settable(given: Mapping[str, Any], dialect: Dialect, version: str, entry: str) -> dict[str, Any]:
@@ -224,18 +220,22 @@ def plan_claims(dialect: Dialect) -> Mapping[str, Rule]:
 
 
 def _losses(config: Config, meant: Mapping[str, Any], kept: Mapping[str, Any], back: Values, target: Config) -> Iterator[Finding]:
+    before = config.effective.flat()
+    # What its stack moves elsewhere fares as its group does.
+    moved = {path for path, value in config.given.items() if value is not None and before.get(path) is None}
+    ours, theirs = _differing(meant, kept), _differing(before, back.flat()) - moved
     for rule, paths in _at_stake(config):
-        lost = tuple(path for path in rule.ours if meant.get(path) != kept.get(path))
-        changed = [path for path in paths if _changed(config, path, back, bool(lost) if rule.ours else path not in target.given)]
+        lost = tuple(path for path in rule.ours if path in ours)
+        gone = moved if lost else () if rule.ours else moved - target.given.keys()
+        changed = [path for path in paths if path in theirs or path in gone]
         if changed:
             yield from _lost(config, rule, changed, lost, kept, back, target)
 
 
-def _changed(config: Config, path: str, back: Values, lost: bool) -> bool:
-    """Whether a field comes back otherwise; one that its stack moves elsewhere fares as its group does."""
-    before = config.effective.get(path)
-    moved = before is None and config.given.get(path) is not None
-    return lost if moved else before != back.get(path)
+def _differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
+    """Paths with another value, or a value on one side only."""
+    changed = {path for path, value in before.items() if after.get(path) != value}
+    return changed | {path for path in after.keys() - before.keys() if after[path] is not None}
 
 
 def _at_stake(config: Config) -> Iterator[tuple[Rule, Sequence[str]]]:
@@ -254,8 +254,8 @@ def _lost(
     back: Values,
     target: Config,
 ) -> Iterator[Finding]:
-    values = _seen(rule, rule.theirs, config.effective)
-    effect, blurred = rule.effect_of(values), rule.blurs is not None and rule.blurs(values)
+    effect = rule.effect_of(config.effective)
+    blurred = rule.blurs is not None and rule.blurs(rule.seen(rule.theirs, config.effective))
     for path in changed:
         before, after, given = config.effective.get(path, config.given.get(path)), back.get(path), path in config.given
         if given or (lost and effect is Effect.NUMBERS):
@@ -294,11 +294,13 @@ def _openings(config: Config, meant: Mapping[str, Any], kept: Mapping[str, Any],
     """What the source left to the training script and the target decides by a default of its own."""
     mine, theirs = plan_claims(config.dialect), plan_claims(target.dialect)
     for ours, value in kept.items():
-        rule = theirs[ours]
-        effect = rule.effect_of(_seen(rule, rule.theirs, target.effective))
-        if ours in meant or effect is not Effect.NUMBERS or ours not in mine:
+        if ours in meant or ours not in mine:
             continue
-        path = next((path for path in rule.theirs if path in target.effective), ours)
+        rule = theirs[ours]
+        effect = rule.effect_of(target.effective)
+        if effect is not Effect.NUMBERS:
+            continue
+        path = next((path for path in rule.carriers(ours) if target.effective.get(path) == value), ours)
         message = f"{config.dialect.name} leaves {ours} open; {target.dialect.name} takes {value!r} by default"
         yield Finding(path, message, effect, False, How.DEFAULTED, None, value)
 
@@ -312,7 +314,7 @@ def _reports(config: Config, meant: Mapping[str, Any], kept: Mapping[str, Any], 
         changed = any(meant[name] != kept.get(name) for name in ours)
         how = _came(rule, path, ours, origins, changed)
         origins = origins or (() if rule.ours else (CARRIED,))
-        effect = rule.effect_of(_seen(rule, rule.theirs, target.effective))
+        effect = rule.effect_of(target.effective)
         note, default_of = rule.lossy if changed else rule.note, (config if ours else target).dialect.name
         yield FieldReport(path, value, origins, how, effect, note, "" if origins else default_of)
 

@@ -48,7 +48,7 @@ def layout(job: Job, sizes: Sizes) -> int:
 
     def work() -> int:
         plan = _plan(job)
-        findings = _remarks(plan)
+        findings = remarks(plan.values())
         outline = Outline.of(_sized(plan, sizes), _shape(plan, sizes), job.world_size or _world(plan))
         if job.json:
             print_json(as_json(outline, findings))
@@ -79,14 +79,6 @@ def _plan(job: Job) -> Plan:
 
 def _world(plan: Plan) -> int:
     return prod(getattr(plan.parallel, axis) or 1 for axis in AXES)
-
-
-def _remarks(plan: Plan) -> tuple[Finding, ...]:
-    """What the engine would do otherwise than asked; a pipeline's stages can be shown all the same."""
-    pipeline = "parallel.pipeline"
-    values = {path: value for path, value in plan.values().items() if path != pipeline}
-    staged = plan.values().get(pipeline, 1) > 1
-    return tuple(finding for finding in remarks(values) if not (staged and finding.path.startswith("schedule.")))
 
 
 def _sized(plan: Plan, sizes: Sizes) -> Plan:
@@ -153,7 +145,7 @@ def _alike(outline: Outline) -> list[tuple[list[int], dict[str, Any]]]:
 def _content(outline: Outline, rank: int) -> dict[str, Any]:
     place, pipeline = outline.place(rank).layout, outline.mesh.coordinate(rank, "pipeline")
     held, traffic = outline.held(pipeline), outline.traffic(rank)
-    calls = [{"name": name, "count": total.count, "bytes": total.bytes} for name, total in (traffic or {}).items()]
+    calls = [{"name": name, "count": total.count, "bytes": total.bytes} for name, total in traffic.items()]
     sizes = place.bytes()
     return {
         "pipeline_rank": pipeline,
@@ -161,7 +153,7 @@ def _content(outline: Outline, rank: int) -> dict[str, Any]:
         "parameters": place.parameters,
         "bytes": {**sizes, "total": sum(sizes.values())},
         "flats": [_flat(place, flat, held[flat.stage]) for flat in place.flats],
-        "collectives": None if traffic is None else calls,
+        "collectives": calls,
     }
 
 
@@ -234,14 +226,12 @@ def _show_ranks(outline: Outline, pipeline: int, out: Console) -> None:
     staged = f" of pipeline rank {pipeline}" if outline.mesh.sizes["pipeline"] > 1 else ""
     out.print(_stages(outline, contents[most], f"Kept by {who}{staged}"))
     calls = contents[most]["collectives"]
-    if calls is None:
-        out.print("Collectives follow from the pipeline's schedule and are not shown.")
-    elif calls:
-        out.print(_collectives(calls, f"Collectives of {who} in a step"))
+    if calls:
+        out.print(_collectives(calls, f"Collectives{' and messages' if staged else ''} of {who} in a step"))
 
 
 def _weight(content: Mapping[str, Any]) -> tuple[int, int]:
-    return content["bytes"]["total"], sum(call["bytes"] for call in content["collectives"] or ())
+    return content["bytes"]["total"], sum(call["bytes"] for call in content["collectives"])
 
 
 def _stages(outline: Outline, content: Mapping[str, Any], title: str) -> Table:

@@ -57,22 +57,11 @@ class Feed:
     reached: Callable[[int], bool] = lambda turn: True
 
 
-def trimmed(row: Row, first: int) -> Row:
-    """`row` without backward on stages before `first`, the first one that trains."""
-    forward = (Kind.FORWARD, Kind.SEND_FORWARD, Kind.RECEIVE_FORWARD)
-    return tuple(action for action in row if action.kind in forward or action.stage >= first)
-
-
-def visits_of(row: Row, local: Mapping[int, int]) -> Visits:
-    """The stages of a rank as a row computes with them and writes their gradients."""
-    path = tuple(local[action.stage] for action in row if action.kind in COMPUTE)
-    return Visits(path, tuple(local[action.stage] for action in row if action.kind in WRITES))
-
-
 class Executor:
     """Runs `row`, a rank's part of a program, once a step; notes each action in the ledger once it is done.
 
-    `microbatch` is the one that runs, `peak` the most passes that waited for backward at a time.
+    `microbatch` is the one that runs, `again` whether its forward pass runs once more, `peak` the most passes that waited for
+    backward at a time.
     """
 
     def __init__(
@@ -90,7 +79,7 @@ class Executor:
         self.note = messages.comm.ledger.note
         self.local = {stage: place for place, stage in enumerate(sorted(stages))}
         self.last = schedule.stages - 1
-        self.visits = visits_of(row, self.local)
+        self.visits = Visits.of(row, self.local)
         self._window = ahead(layout)
         self._due = reductions(layout, self.visits.writers)
         self._final = {place: writer for writer, place in enumerate(self.visits.writers)}
@@ -102,7 +91,7 @@ class Executor:
     def begin(self) -> None:
         """Start a step."""
         self._place = self._visited = self._written = self.microbatch = 0
-        self.peak = 0
+        self.peak, self.again = 0, False
         self.open: dict[tuple[int, int], list[Pass]] = {}
         self._values: dict[tuple[int, int], Any] = {}
         self._gradients: dict[tuple[int, int], list[list[Tensor | None]]] = {}
@@ -192,6 +181,7 @@ class Executor:
         """Run a stage on what entered it; backward starts from edges to its outputs, which are handed on and not held."""
         stage, kind, microbatch = action
         keep = self._apart or (stage, microbatch) in self.schedule.kept
+        self.again = kind is Kind.AGAIN
         self.note(f"forward {self.local[stage]} starts")
         output = self.stages[stage].forward(current.entered, feed.draw(microbatch), keep)
         self.note(f"forward {self.local[stage]} ends")

@@ -109,8 +109,12 @@ _SILENT: Mapping[tuple[str, ...], tuple[Callable[[Mapping[str, Any]], bool], str
         "sgd has no moments",
     ),
     ("optimizer.schedule.total_steps",): (
-        lambda values: values.get("optimizer.schedule.name") in _DECAY,
+        lambda values: values.get("optimizer.schedule.name") in (*_DECAY, "inverse_sqrt"),
         "this schedule does not end",
+    ),
+    ("optimizer.schedule.decay_steps", "optimizer.schedule.decay_shape"): (
+        lambda values: values.get("optimizer.schedule.name") == "wsd",
+        "only wsd has a decay of its own",
     ),
     ("optimizer.schedule.minimum",): (
         lambda values: values.get("optimizer.schedule.name") in (*_DECAY, "inverse_sqrt"),

@@ -4,8 +4,8 @@ use it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -71,22 +71,6 @@ def parameter_facts(
     strays = [name for name, weight in parameters.items() if id(weight) not in users]
     ConfigError.raise_if(f"model: parameter {name} belongs to no layer; put it in one" for name in strays)
     return [_fact(name, weight, users[id(weight)], marks.get(id(weight), Mark())) for name, weight in parameters.items()]
-
-
-def holders_of(parameter: Parameter, homes: Sequence[int]) -> tuple[int, ...]:
-    """The pipeline ranks whose stages use a parameter."""
-    return tuple(sorted({homes[stage] for stage in parameter.stages}))
-
-
-def on_rank(parameters: Iterable[Parameter], homes: Sequence[int], rank: int) -> list[Parameter]:
-    """What a pipeline rank holds, its stages counted among its own."""
-    local = [stage for stage, home in enumerate(homes) if home == rank]
-    found = []
-    for parameter in parameters:
-        stages, holders = tuple(local.index(stage) for stage in parameter.stages if stage in local), holders_of(parameter, homes)
-        if stages:
-            found.append(replace(parameter, stages=stages, replicas=holders if len(holders) > 1 else ()))
-    return found
 
 
 def _fact(name: str, weight: nn.Parameter, stages: tuple[int, ...], mark: Mark) -> Parameter:

@@ -8,8 +8,8 @@ from math import cos, pi, sqrt
 from bridge.errors import ConfigError
 from bridge.plan import LearningRate
 
-DECAY_SHARE = 0.1
-"""Share of all steps that `wsd` decays over, at the end."""
+DECAY_SHARE = 10
+"""Where a plan leaves it open, `wsd` decays over the last of so many equal parts of all steps."""
 
 
 def learning_rate(peak: float, schedule: LearningRate, step: int) -> float:
@@ -17,7 +17,7 @@ def learning_rate(peak: float, schedule: LearningRate, step: int) -> float:
     its length.
     """
     warmup = schedule.warmup_steps or 0
-    if step < warmup:
+    if warmup and step <= warmup:
         start = schedule.warmup_from or 0.0
         return start + (peak - start) * step / warmup
     return _SHAPES[schedule.name or "constant"](peak, schedule, step, warmup)
@@ -36,12 +36,20 @@ def _cosine(peak: float, schedule: LearningRate, step: int, warmup: int) -> floa
 
 
 def _inverse_sqrt(peak: float, schedule: LearningRate, step: int, warmup: int) -> float:
-    return max(schedule.minimum or 0.0, peak * sqrt(max(warmup, 1) / max(step, 1)))
+    over = schedule.total_steps is not None and step > schedule.total_steps
+    return (schedule.minimum or 0.0) if over else max(schedule.minimum or 0.0, peak * sqrt(max(warmup, 1) / max(step, 1)))
 
 
 def _wsd(peak: float, schedule: LearningRate, step: int, warmup: int) -> float:
-    start = max(warmup, _total(schedule) - round(DECAY_SHARE * _total(schedule)))
-    return peak if step < start else _between(peak, schedule, 1 - _progress(schedule, step, start))
+    """The peak up to the decay, which begins where its length says, be it inside the warmup."""
+    start = _total(schedule) - decay_steps(schedule)
+    done = _progress(schedule, step, start) if step > start else 0.0
+    return _between(peak, schedule, _DECAYS[schedule.decay_shape or "linear"](done))
+
+
+def decay_steps(schedule: LearningRate) -> int:
+    """Steps of the decay of `wsd`, at the end of the schedule."""
+    return max(1, _total(schedule) // DECAY_SHARE) if schedule.decay_steps is None else schedule.decay_steps
 
 
 def _between(peak: float, schedule: LearningRate, share: float) -> float:
@@ -59,6 +67,14 @@ def _total(schedule: LearningRate) -> int:
         raise ConfigError(f"optimizer.schedule.total_steps: unset, but {schedule.name} decays over it; set it")
     return schedule.total_steps
 
+
+_DECAYS: Mapping[str, Callable[[float], float]] = {
+    "linear": lambda done: 1 - done,
+    "cosine": lambda done: (1 + cos(pi * done)) / 2,
+    "exponential": lambda done: 2 * 0.5**done - 1,
+    "minus_sqrt": lambda done: 1 - sqrt(done),
+}
+"""The share of the way from minimum to peak that is left when a share of the decay is done."""
 
 _SHAPES: Mapping[str, Callable[[float, LearningRate, int, int], float]] = {
     "constant": _constant,

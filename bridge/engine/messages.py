@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -14,12 +14,10 @@ from bridge.comm import Comm, Group, Wait
 from bridge.errors import BridgeError
 from bridge.layout.schedule import Action, Kind
 from bridge.layout.schedule.action import Row
-from bridge.layout.traffic import SEND, SEND_BACKWARD, Traffic
+from bridge.layout.step import Sizes
+from bridge.layout.traffic import HEADER, HEADER_LENGTH, SEND, SEND_BACKWARD, Traffic
 
-HEADER = "send shapes"
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.bool, torch.uint8)
-LONGEST = 64
-"""Numbers in a header: how many tensors, and for each its format, whether it takes part in backward, and its shape."""
 SENDS: Mapping[Kind, str] = {Kind.SEND_FORWARD: SEND, Kind.SEND_BACKWARD: SEND_BACKWARD}
 ANSWERS = {Kind.RECEIVE_FORWARD: Kind.SEND_FORWARD, Kind.RECEIVE_BACKWARD: Kind.SEND_BACKWARD}
 
@@ -108,19 +106,11 @@ class Messages:
         self.comm.ledger.note(str(action))
         return found
 
-    def traffic(self, row: Row) -> dict[str, Traffic]:
-        """What this rank sends in a step, once the shapes of one are known."""
-        found: dict[str, Traffic] = defaultdict(Traffic)
-        announced: set[int] = set()
-        for action in row:
-            if action.kind is Kind.SEND_FORWARD:
-                found[SEND] += _size(self.shapes[action.stage])
-                if self.variable or action.stage not in announced:
-                    found[HEADER] += Traffic(1, 8 * LONGEST)
-                announced.add(action.stage)
-            elif action.kind is Kind.SEND_BACKWARD:
-                found[SEND_BACKWARD] += _size(form for form in self.shapes[action.stage + 1] if form.grad)
-        return dict(found)
+    def sizes(self, tokens: int) -> Sizes:
+        """What is sent for a microbatch of `tokens` tokens, once the shapes of one are known."""
+        taken = {stage: _size(forms) for stage, forms in self.shapes.items()}
+        given = {stage: _size(form for form in forms if form.grad) for stage, forms in self.shapes.items()}
+        return Sizes(tokens, taken, given, self.variable)
 
     def finish(self) -> None:
         """Wait until everything that was sent is there."""
@@ -172,7 +162,7 @@ class Messages:
         if send.kind is Kind.SEND_BACKWARD:
             return self.returned(send)
         if self.variable or send.stage not in self._forms:
-            header = torch.zeros(LONGEST, dtype=torch.int64, device=self.device)
+            header = torch.zeros(HEADER_LENGTH, dtype=torch.int64, device=self.device)
             self.comm.receive(HEADER, header, self._link(peer, mine=False), peer, self._tag(send, 0))()
             self._forms[send.stage] = self.shapes[send.stage] = _unpacked(header.tolist())
         return self._forms[send.stage]
@@ -207,7 +197,7 @@ class Messages:
 
     def _tag(self, action: Action, index: int) -> int:
         microbatch = max(action.microbatch, 0)
-        return ((action.stage * self.microbatches + microbatch) * 2 + (action.kind in _BACKWARD)) * LONGEST + index
+        return ((action.stage * self.microbatches + microbatch) * 2 + (action.kind in _BACKWARD)) * HEADER_LENGTH + index
 
 
 _BACKWARD = (Kind.SEND_BACKWARD, Kind.RECEIVE_BACKWARD)
@@ -236,9 +226,9 @@ def _packed(forms: Forms) -> list[int]:
     numbers = [len(forms)]
     for form in forms:
         numbers += [DTYPES.index(form.dtype), int(form.grad), len(form.shape), *form.shape]
-    if len(numbers) > LONGEST:
-        raise BridgeError(f"stage output: {_told(forms)} do not fit a header of {LONGEST} numbers; hand on fewer tensors")
-    return numbers + [0] * (LONGEST - len(numbers))
+    if len(numbers) > HEADER_LENGTH:
+        raise BridgeError(f"stage output: {_told(forms)} do not fit a header of {HEADER_LENGTH} numbers; hand on fewer tensors")
+    return numbers + [0] * (HEADER_LENGTH - len(numbers))
 
 
 def _unpacked(numbers: Sequence[int]) -> Forms:

@@ -14,11 +14,11 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bridge.comm import Comm, leave
 from bridge.comm import Group as Ranks
-from bridge.engine.executor import Executor, Feed, trimmed
+from bridge.engine.executor import Executor, Feed
 from bridge.engine.fields import accumulation_of
 from bridge.engine.formats import TORCH
 from bridge.engine.gradients import Gradients
-from bridge.engine.layers import Arguments, facts, holders_of, layers_of, on_rank, parameter_facts
+from bridge.engine.layers import Arguments, facts, layers_of, parameter_facts
 from bridge.engine.learning_rate import learning_rate
 from bridge.engine.loss_scale import LossScaler
 from bridge.engine.messages import Messages
@@ -30,10 +30,11 @@ from bridge.errors import BridgeError, ConfigError
 from bridge.findings import Finding
 from bridge.layout.pipeline import Pipeline, by_names, text_of
 from bridge.layout.recompute import chunks
-from bridge.layout.schedule import Kind, program
-from bridge.layout.shard import Flat, Layout, Parameter
+from bridge.layout.schedule import Kind, program, trimmed
+from bridge.layout.shard import Flat, Layout, Parameter, holders_of, on_rank
+from bridge.layout.step import Step
 from bridge.layout.tensor import Site, TensorPlan
-from bridge.layout.traffic import AGREE, Traffic, activation_traffic, step_traffic
+from bridge.layout.traffic import AGREE, Traffic, within
 from bridge.plan import Plan
 from bridge.trace.source import Moment
 
@@ -115,8 +116,9 @@ class Engine:
         parameters = _kept(named, on_rank(self.parameters, homes, self.line.index))
         self.weights = Weights(self.layout, parameters, comm, device)
         self.gradients = Gradients(self.layout, parameters, comm, device, _holders(comm, self.parameters, homes))
+        self.scattered = tuple(site.name for site in sites if site.kind == "scatter")
         self._parts = chunks(plan.recompute, self.pipeline.layers)
-        self.sites = _within(sites, (self._names[layer] for stage in local for layer in self.pipeline.layers[stage]))
+        self.sites = within(sites, (self._names[layer] for stage in local for layer in self.pipeline.layers[stage]))
         stages = {stage: Stage(layers, self._parts[stage], device, self.tensor.size == 1) for stage in local}
         self.executor = _executor(self, stages, variable_shapes)
         self.optimizer = ShardOptimizer(plan.optimizer, self.weights.masters(), self.weights.pieces(), groups)
@@ -129,7 +131,7 @@ class Engine:
         self._turns: list[Turn] = []
         self._micro = self._rows = self._number = 0
         self.unit = 1.0
-        self.batch: Any = ()
+        self._given: Any = None
         self.watchers: dict[Moment, list[Callable[[], None]]] = {"reduced": [], "updated": [], "ended": []}
         self._totals = torch.zeros(2, dtype=torch.float64, device=device)
 
@@ -147,6 +149,11 @@ class Engine:
     def place(self) -> int:
         """The place of the microbatch that runs among those of all data ranks in this step."""
         return self.executor.microbatch * self.data.size + self.data.index
+
+    @property
+    def batch(self) -> Any:
+        """Inputs and targets of the microbatch that runs; all pipeline ranks have them."""
+        return self._microbatch(self.executor.microbatch) if self._given is None else self._given
 
     @property
     def module(self) -> nn.Module:
@@ -226,7 +233,7 @@ class Engine:
         ranks.
         """
         self.train()
-        self._source = iter(batches)
+        self._source, self._given = iter(batches), None
         self._fed += [()] * (self._micro - len(self._fed))
         self.executor.run(self._feed)
         self._microbatch(self.accumulation - 1)
@@ -264,11 +271,8 @@ class Engine:
         layout = self.layout if mine else self._layout(rank)
         for index, flat in enumerate(layout.flats):
             if not flat.replicas or flat.replicas[0] == rank:
-                dtype = TORCH[flat.master if flat.trainable else flat.dtype]
-                yield (
-                    flat,
-                    self.weights.whole_master(index) if mine else torch.empty(flat.padded, dtype=dtype, device=self.device),
-                )
+                room = torch.empty(0 if mine else flat.padded, dtype=TORCH[flat.master], device=self.device)
+                yield flat, self.weights.whole_master(index) if mine else room
 
     def _layout(self, rank: int) -> Layout:
         """The flat buffers of a pipeline rank."""
@@ -312,21 +316,9 @@ class Engine:
 
     def traffic(self, tokens: int) -> dict[str, Traffic]:
         """The collectives that a step should make on this rank, with `tokens` tokens in each of its microbatches."""
-        executor, world = self.executor, self.comm.world.size
-        order = None if self.pipeline.schedule.name == "depth_first" else executor.visits
-        found = dict(step_traffic(self.layout, self.accumulation, world, self.data.index, order))
-        compute = self.layout.flats[0].dtype if self.layout.flats else "fp32"
-        for microbatch in range(self.accumulation if self.sites else 0):
-            again = {site.name for site in _within(self.sites, self._again(microbatch))}
-            found = _sum(found, activation_traffic(self.sites, again, bool(self.plan.parallel.sequence), tokens, compute))
-        return _sum(found, executor.messages.traffic(executor.row))
-
-    def _again(self, microbatch: int) -> list[str]:
-        """Names of the layers that are computed again for a microbatch."""
-        stages = [stage for stage in self.executor.stages if (stage, microbatch) not in self.pipeline.schedule.kept]
-        whole = [stage for stage in stages if self.executor.to_run_again(stage, microbatch)]
-        indices = [index for stage in stages for chunk in self._parts[stage] if chunk.again for index in chunk.layers]
-        return [self._names[index] for index in (*indices, *(index for stage in whole for index in self.pipeline.layers[stage]))]
+        rank, row, sequence = self.line.index, self.executor.row, bool(self.plan.parallel.sequence)
+        step = Step(rank, self.layout, self.pipeline, row, self._parts, self._names, self.sites, sequence)
+        return step.traffic(self.executor.messages.sizes(tokens), self.comm.world.size, self.data.index)
 
     def _next(self, source: Iterator[Any]) -> tuple[Any, ...]:
         try:
@@ -372,7 +364,6 @@ class Engine:
         return self._fed[microbatch]
 
     def _enter(self, microbatch: int) -> Any:
-        self.batch = (self._microbatch(microbatch), {})
         return self._cast(self._inputs(self._microbatch(microbatch), {}))
 
     def _leave(self, microbatch: int, output: Any) -> None:
@@ -396,7 +387,7 @@ class Engine:
         self._refuse_parts()
         value = self._cast(self._inputs(inputs, named))
         self._refuse_more("engine(...)")
-        self.batch = (inputs, named)
+        self._given = (inputs, named)
         self._number += 1
         turn, draw = Turn(self._number, _rows(value)), replace(self._draw(self._micro), turn=len(self._turns))
         results: list[Any] = []
@@ -515,7 +506,7 @@ class Engine:
         self.executor.begin()
         self._totals.zero_()
         self._source = iter(())
-        self._fed, self._turns, self.batch = [], [], ()
+        self._fed, self._turns, self._given = [], [], None
         self._ends, self._losses = {}, {}
         self._micro = self._rows = 0
 
@@ -554,16 +545,6 @@ def _holders(comm: Comm, parameters: Iterable[Parameter], homes: Sequence[int]) 
     """Groups of the pipeline ranks that hold the same parameter."""
     found = sorted({holders for parameter in parameters if len(holders := holders_of(parameter, homes)) > 1})
     return {holders: comm.part("pipeline", holders) for holders in found}
-
-
-def _sum(first: Mapping[str, Traffic], second: Mapping[str, Traffic]) -> dict[str, Traffic]:
-    return {name: first.get(name, Traffic()) + second.get(name, Traffic()) for name in {**first, **second}}
-
-
-def _within(sites: Iterable[Site], layers: Iterable[str]) -> list[Site]:
-    """The sites in layers of these names."""
-    prefixes = tuple(f"{name}." for name in layers)
-    return [site for site in sites if f"{site.name}.".startswith(prefixes)]
 
 
 def _split(model: nn.Module, plan: Plan, comm: Comm, names: TensorPlan | None) -> tuple[Mapping[int, Mark], list[Site]]:

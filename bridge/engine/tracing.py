@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,9 +13,9 @@ from torch.utils._pytree import tree_leaves
 
 from bridge.comm import Comm
 from bridge.engine.formats import TORCH
-from bridge.engine.layers import Layer, layers_of
+from bridge.engine.layers import layers_of
 from bridge.engine.tensor_parallel import TOKENS, VocabularyLinear
-from bridge.layout.shard import Flat, Parameter
+from bridge.layout.shard import Flat, Parameter, holders_of
 from bridge.trace.placement import Placement
 from bridge.trace.record import SHARD, Unit
 from bridge.trace.source import Held, Kind, Moment, Now
@@ -29,10 +30,23 @@ class EngineSource:
 
     engine: Engine
 
-    @property
+    @cached_property
     def layers(self) -> Mapping[str, nn.Module]:
+        """See `Source`. Those of all pipeline ranks, of which this one runs some."""
+        return {layer.name: layer.module for layer in layers_of(self.engine.model)}
+
+    @property
+    def entrance(self) -> str:
         """See `Source`."""
-        return {layer.name: layer.module for layer in self._layers()}
+        pipeline = self.engine.pipeline
+        first = min(pipeline.local(self.engine.line.index))
+        return list(self.layers)[pipeline.layers[first][0]]
+
+    @property
+    def holders(self) -> Sequence[tuple[int, ...]]:
+        """See `Source`."""
+        homes = self.engine.pipeline.schedule.homes
+        return sorted({holders_of(parameter, homes) for parameter in self.engine.parameters})
 
     @property
     def comm(self) -> Comm:
@@ -43,7 +57,8 @@ class EngineSource:
         """See `Source`. Microbatches are known to be equal where the plan tells their size."""
         engine = self.engine
         equal = engine.plan.batch.micro is not None
-        return Now(engine.started, engine.place, engine.accumulation * engine.data.size if equal else None)
+        number = engine.accumulation * engine.data.size if equal else None
+        return Now(engine.started, engine.place, number, engine.executor.again)
 
     def factors(self) -> Mapping[Unit, float]:
         """See `Source`."""
@@ -76,7 +91,7 @@ class EngineSource:
         shape, group = tuple(tensor.shape), self.engine.tensor
         if group.size == 1:
             return Placement.full(shape)
-        logits = self._logits(layer) if output else None
+        logits = self._logits.get(layer) if output else None
         if logits is not None:
             return Placement.box((*shape[:-1], logits.whole), (*(0 for _ in shape[:-1]), logits.start), shape)
         if self._by_tokens(layer, output):
@@ -98,9 +113,9 @@ class EngineSource:
             yield from (held for flat, name, shard in self._shards(kind) for held in self._held(flat, kind, name, shard))
 
     def batch(self) -> Iterator[Held]:
-        """See `Source`. Tensor ranks take the same microbatch."""
+        """See `Source`. Tensor and pipeline ranks take the same microbatch."""
         for index, tensor in enumerate(tensor for tensor in tree_leaves(self.engine.batch) if isinstance(tensor, Tensor)):
-            yield Held("", "input", str(index), tensor, Placement.full(tuple(tensor.shape), ("tensor",)))
+            yield Held("", "input", str(index), tensor, Placement.full(tuple(tensor.shape), ("tensor", "pipeline")))
 
     def _counters(self) -> Held:
         engine, progress = self.engine, self.engine.progress
@@ -124,7 +139,7 @@ class EngineSource:
                 for slot in flat.slots:
                     local = whole[slot.start : slot.stop].view(slot.parameter.shape)
                     layer, tensor = self._split_name(slot.parameter.name)
-                    yield Held(layer, "replica", tensor, local, _box(slot.parameter, ("data",)))
+                    yield Held(layer, "replica", tensor, local, _box(slot.parameter, ("data",)), flat.replicas)
 
     def _shards(self, kind: Kind) -> Iterator[tuple[Flat, str, Tensor]]:
         """Owned slices of that kind, with the name that they add to the parameters'."""
@@ -144,10 +159,7 @@ class EngineSource:
             placement = _box(parameter, replicas).run(piece.start, piece.stop)
             local = shard[piece.offset : piece.offset + placement.count]
             layer, tensor = self._split_name(parameter.name)
-            yield Held(layer, kind, ".".join(part for part in (tensor, name) if part), local, placement)
-
-    def _layers(self) -> tuple[Layer, ...]:
-        return layers_of(self.engine.model)
+            yield Held(layer, kind, ".".join(part for part in (tensor, name) if part), local, placement, flat.replicas)
 
     def _split_name(self, parameter: str) -> tuple[str, str]:
         """Its layer, and its name in there."""
@@ -155,25 +167,35 @@ class EngineSource:
         return layer, parameter.removeprefix(f"{layer}.")
 
     def _layer_of(self, parameter: str) -> str:
-        return next((layer.name for layer in self._layers() if parameter.startswith(f"{layer.name}.")), "")
+        return next((layer for layer in self.layers if parameter.startswith(f"{layer}.")), "")
 
     def _by_tokens(self, layer: str, output: bool) -> bool:
         """Whether sequence parallelism splits the stream there: from the layer on that scatters it."""
-        places = {found.name: index for index, found in enumerate(self._layers())}
-        scattered = [places.get(site.name.partition(".")[0], 0) for site in self.engine.sites if site.kind == "scatter"]
-        return any(places[layer] >= place + (not output) for place in scattered)
+        return self._places[layer] >= self._scattered + (not output)
 
-    def _logits(self, layer: str) -> Parameter | None:
-        """The weight whose vocabulary a layer's output is split by, if any."""
-        module = self.layers[layer]
+    @cached_property
+    def _places(self) -> Mapping[str, int]:
+        return {layer: place for place, layer in enumerate(self.layers)}
+
+    @cached_property
+    def _scattered(self) -> int:
+        """Place of the first layer that scatters the stream; beyond all without one."""
+        found = (self._places.get(name.partition(".")[0], 0) for name in self.engine.scattered)
+        return min(found, default=len(self._places))
+
+    @cached_property
+    def _logits(self) -> Mapping[str, Parameter]:
+        """The weight whose vocabulary a layer's output is split by, for those layers that have one."""
+        slots = {slot.parameter.name: slot.parameter for flat in self.engine.layout.flats for slot in flat.slots}
         names = {id(weight): name for name, weight in self.engine.model.named_parameters()}
-        weights = [names[id(part.weight)] for part in module.modules() if isinstance(part, VocabularyLinear)]
-        slots = (slot.parameter for flat in self.engine.layout.flats for slot in flat.slots)
-        return next((parameter for parameter in slots if parameter.name in weights), None)
+        heads = ((layer, part) for layer, module in self.layers.items() for part in module.modules())
+        found = {layer: names[id(part.weight)] for layer, part in heads if isinstance(part, VocabularyLinear)}
+        return {layer: slots[name] for layer, name in found.items() if name in slots}
 
 
 def _box(parameter: Parameter, replicas: tuple[str, ...]) -> Placement:
     """What this rank's part of a parameter is of the whole."""
     whole = tuple(parameter.whole if dim == parameter.split else size for dim, size in enumerate(parameter.shape))
     offsets = tuple(parameter.start * (dim == parameter.split) for dim in range(len(parameter.shape)))
-    return Placement.box(whole, offsets, parameter.shape, replicas)
+    holders = ("pipeline",) if parameter.replicas else ()
+    return Placement.box(whole, offsets, parameter.shape, (*replicas, *holders))

@@ -89,12 +89,16 @@ class Weights:
 
     def masters_apart(self) -> Iterable[Tensor]:
         """Masters that are stored beside the weights that they are cast to."""
-        return (shard for flat, shard in self._each() if flat.trainable and not flat.master_is_weight)
+        return self._beside("master")
 
     def stored(self) -> Iterable[Tensor]:
         """Whole buffers, and the slices of frozen flats that are kept beside them."""
         yield from self.buffers.values()
-        yield from (shard for flat, shard in self._each() if not flat.trainable and flat.weight_shared)
+        yield from self._beside("weights")
+
+    def _beside(self, kind: str) -> Iterable[Tensor]:
+        """Owned slices that are stored beside whole buffers, of one kind."""
+        return (shard for flat, shard in self._each() if not flat.master_is_weight and flat.kept_as == kind)
 
     def whole_master(self, index: int) -> Tensor:
         """A fresh copy of one flat, whole, in the format of its owned slices. All data ranks must
@@ -103,7 +107,7 @@ class Weights:
         flat, shard = self.layout.flats[index], self.shards[index]
         if not flat.sharded:
             return shard.clone()
-        if not self._apart(flat) and not flat.trainable:
+        if flat.master_is_weight and not flat.trainable:
             return self.whole(flat).clone()
         whole = torch.empty(flat.padded, dtype=shard.dtype, device=shard.device)
         self.comm.all_gather(EXPORT, whole, shard, self.group)()
@@ -112,15 +116,10 @@ class Weights:
     def _each(self) -> Iterable[tuple[Flat, Tensor]]:
         return zip(self.layout.flats, self.shards, strict=True)
 
-    def _apart(self, flat: Flat) -> bool:
-        """Whether the owned slice is stored beside the whole buffer."""
-        return not flat.master_is_weight if flat.trainable else flat.weight_shared
-
     def _shard(self, flat: Flat) -> Tensor:
-        if not self._apart(flat):
+        if flat.master_is_weight:
             return self.owned(flat)
-        dtype = TORCH[flat.master if flat.trainable else flat.dtype]
-        return torch.zeros(flat.shard, dtype=dtype, device=self.whole(flat).device)
+        return torch.zeros(flat.shard, dtype=TORCH[flat.master], device=self.whole(flat).device)
 
     def _adopt(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Copy values into buffers and owned slices, then make the parameters views of the buffers."""

@@ -12,9 +12,11 @@ from bridge.layout.architecture import Architecture, Share
 from bridge.layout.mesh import Mesh
 from bridge.layout.pipeline import Pipeline, text_of
 from bridge.layout.recompute import chunks
-from bridge.layout.shard import Layout
+from bridge.layout.schedule import program
+from bridge.layout.shard import BYTES, Layout, on_rank
+from bridge.layout.step import Sizes, Step
 from bridge.layout.tensor import Site
-from bridge.layout.traffic import REPLICAS, Traffic, computed_again, replica_traffic, whole_traffic
+from bridge.layout.traffic import REPLICAS, Traffic, replica_traffic
 from bridge.plan import Plan
 
 
@@ -76,11 +78,9 @@ class Outline:
         """Bytes that `rank` keeps between steps, by kind."""
         return self.place(rank).layout.bytes()
 
-    def traffic(self, rank: int) -> Mapping[str, Traffic] | None:
-        """Collectives of `rank` in a step; None with pipelines, whose schedule decides on them."""
-        if self.mesh.sizes["pipeline"] > 1:
-            return None
-        first = self._traffic[self.mesh.coordinate(rank, "tensor")]
+    def traffic(self, rank: int) -> Mapping[str, Traffic]:
+        """Collectives of `rank` in a step, and the messages that it sends."""
+        first = self._traffic[self.mesh.coordinate(rank, "pipeline"), self.mesh.coordinate(rank, "tensor")]
         same = {name: total for name, total in first.items() if name != REPLICAS}
         return same | replica_traffic(self.place(rank).layout, self.mesh.coordinate(rank, "data"))
 
@@ -90,30 +90,33 @@ class Outline:
         return {(rank, index): self._place(rank, index) for rank in range(sizes["pipeline"]) for index in range(sizes["tensor"])}
 
     def _place(self, pipeline: int, tensor: int) -> Place:
-        held = self.held(pipeline)
-        stages = {layer: local for local, stage in enumerate(held) for layer in self.stages[stage]}
-        sequence = bool(self.plan.parallel.sequence)
-        share = Share(self.mesh.sizes["tensor"], tensor, sequence)
-        parameters = self.shape.parameters(stages, share)
+        held, homes = self.held(pipeline), self.pipeline.schedule.homes
+        stages = {layer: stage for stage, layers in enumerate(self.stages) for layer in layers}
+        share = Share(self.mesh.sizes["tensor"], tensor, bool(self.plan.parallel.sequence))
+        parameters = on_rank(self.shape.parameters(stages, share), homes, pipeline)
         layout = Layout.of(self.plan, parameters, len(held), self.mesh.sizes["data"])
-        return Place(layout, tuple(self.shape.sites(tuple(stages), share)))
+        layers = tuple(layer for stage in held for layer in self.stages[stage])
+        return Place(layout, tuple(self.shape.sites(layers, share)))
 
     @cached_property
-    def _traffic(self) -> Mapping[int, Mapping[str, Traffic]]:
-        """Collectives of the first data rank, by tensor coordinate."""
-        again = chunks(self.plan.recompute, self.stages)
+    def _traffic(self) -> Mapping[tuple[int, int], Mapping[str, Traffic]]:
+        """What the first data rank sends, by pipeline and tensor coordinate."""
+        rows, parts = program(self.pipeline.schedule), chunks(self.plan.recompute, self.stages)
+        sequence, names = bool(self.plan.parallel.sequence), self.shape.names
         return {
-            tensor: whole_traffic(
-                place.layout,
-                place.sites,
-                computed_again(place.sites, self.shape.names, again),
-                bool(self.plan.parallel.sequence),
-                self.accumulation,
-                self.tokens,
-                self.mesh.world,
+            (rank, tensor): Step(rank, place.layout, self.pipeline, rows[rank], parts, names, place.sites, sequence).traffic(
+                self._sizes, self.mesh.world
             )
-            for (_, tensor), place in self._places.items()
+            for (rank, tensor), place in self._places.items()
         }
+
+    @property
+    def _sizes(self) -> Sizes:
+        """One tensor goes from stage to stage, and its gradient back; with sequence parallelism each tensor rank's tokens."""
+        ranks = self.mesh.sizes["tensor"] if self.plan.parallel.sequence else 1
+        dtype = self.plan.precision.compute or "fp32"
+        each = dict.fromkeys(range(len(self.stages)), Traffic(1, self.tokens // ranks * self.shape.hidden * BYTES[dtype]))
+        return Sizes(self.tokens, each, each)
 
     def _problems(self) -> Iterator[str]:
         tensor = self.mesh.sizes["tensor"]

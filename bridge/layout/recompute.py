@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from bridge.layout.schedule.action import WRITES, Kind, Row
 from bridge.plan import Recompute
 
 
@@ -24,6 +25,21 @@ def chunks(recompute: Recompute, stages: Sequence[range]) -> tuple[tuple[Chunk, 
     chosen = _chosen(recompute, stages)
     together = (recompute.layers or 1) if recompute.method != "block" else 1
     return tuple(tuple(_stage_chunks(stage, chosen, together)) for stage in stages)
+
+
+def again_by_stage(row: Row, parts: Sequence[Sequence[Chunk]], stages: Sequence[range]) -> dict[int, frozenset[int]]:
+    """The layers that a rank computes again, by stage, for microbatches whose activations the schedule does not keep.
+
+    Where halves of backward, or the second forward, are actions of their own, a stage of which any layer is to be computed again
+    is computed again whole.
+    """
+    apart = any(action.kind in (Kind.INPUT, Kind.AGAIN) for action in row)
+    trained = {action.stage for action in row if action.kind in WRITES}
+    found = {}
+    for stage in sorted({action.stage for action in row if action.kind is Kind.FORWARD}):
+        layers = frozenset(index for chunk in parts[stage] if chunk.again for index in chunk.layers)
+        found[stage] = frozenset(stages[stage]) if layers and apart and stage in trained else layers
+    return found
 
 
 def _chosen(recompute: Recompute, stages: Sequence[range]) -> Callable[[range, int], bool]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from math import prod
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from bridge.plan import Dtype, Plan
 
@@ -44,6 +44,22 @@ class Parameter:
     def size(self) -> int:
         """Number of elements on one tensor rank."""
         return prod(self.shape)
+
+
+def holders_of(parameter: Parameter, homes: Sequence[int]) -> tuple[int, ...]:
+    """The pipeline ranks whose stages use a parameter."""
+    return tuple(sorted({homes[stage] for stage in parameter.stages}))
+
+
+def on_rank(parameters: Iterable[Parameter], homes: Sequence[int], rank: int) -> list[Parameter]:
+    """What a pipeline rank holds, its stages counted among its own."""
+    local = [stage for stage, home in enumerate(homes) if home == rank]
+    found = []
+    for parameter in parameters:
+        stages, holders = tuple(local.index(stage) for stage in parameter.stages if stage in local), holders_of(parameter, homes)
+        if stages:
+            found.append(replace(parameter, stages=stages, replicas=holders if len(holders) > 1 else ()))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +124,14 @@ def _in_row(shape: tuple[int, ...], index: int, start: int, stop: int) -> Iterat
 @dataclass(frozen=True, slots=True)
 class Format:
     """Number formats and optimizer of a run, defaults filled in; `compute` None keeps each parameter's own
-    format.
+    format. `frozen_in_master`: weights that are not trained have a master all the same.
     """
 
     compute: Dtype | None
     master: Dtype | None
     reduce: Dtype | None
     moments: int
+    frozen_in_master: bool = False
 
     @classmethod
     def of(cls, plan: Plan) -> Format:
@@ -122,11 +139,11 @@ class Format:
         optimizer, precision = plan.optimizer, plan.precision
         name = optimizer.name or "adamw"
         moments = MOMENTS.get(name, 2) + (name == "sgd" and bool(optimizer.momentum))
-        return cls(precision.compute, precision.master, precision.reduce, moments)
+        return cls(precision.compute, precision.master, precision.reduce, moments, precision.frozen == "master")
 
-    def master_of(self, dtype: Dtype) -> Dtype:
-        """Format of the weights that the optimizer updates."""
-        return self.master or _full(dtype)
+    def master_of(self, dtype: Dtype, frozen: bool = False) -> Dtype:
+        """Format that weights are kept in between steps: the optimizer's, if it updates them."""
+        return dtype if frozen and not self.frozen_in_master else self.master or _full(dtype)
 
     def reduce_of(self, dtype: Dtype) -> Dtype:
         """Format in which gradients are accumulated and reduced."""
@@ -199,6 +216,11 @@ class Flat:
         stored twice.
         """
         return not self.weight_shared and self.master == self.dtype
+
+    @property
+    def kept_as(self) -> Literal["weights", "master"]:
+        """The kind of bytes that an owned slice beside the weight buffer is."""
+        return "master" if self.trainable or self.master != self.dtype else "weights"
 
     def owned(self, index: int) -> range:
         """The slice of data rank `index`, in elements of the padded buffer."""
@@ -313,11 +335,11 @@ class Layout:
 
     def slices(self, flat: Flat) -> dict[str, int]:
         """Bytes that one rank keeps of `flat` beside whole buffers, by kind; a master that is part of the weights takes none."""
-        trained = flat.trainable
+        trained, beside = flat.trainable, BYTES[flat.master] * (not flat.master_is_weight)
         elements = {
-            "weights": BYTES[flat.dtype] * (flat.weight_shared and not trained),
+            "weights": beside * (flat.kept_as == "weights"),
             "gradients": BYTES[flat.reduce] * (flat.grad_shared and trained),
-            "master": BYTES[flat.master] * (trained and not flat.master_is_weight),
+            "master": beside * (flat.kept_as == "master"),
             "moments": BYTES[flat.master] * self.format.moments * trained,
         }
         return {kind: flat.shard * size for kind, size in elements.items()}
@@ -352,8 +374,8 @@ def _groups(parameters: Sequence[Parameter], format_: Format) -> Iterator[tuple[
 
 def _flat(kind: Kind, group: list[Parameter], index: int, number: int, format_: Format, counts: Counts) -> Flat:
     tied, frozen, dtype = kind
-    master, reduce = format_.master_of(dtype), format_.reduce_of(dtype)
-    whole = tied or (counts.shards == 1 and (frozen or master == dtype))
+    master, reduce = format_.master_of(dtype, frozen), format_.reduce_of(dtype)
+    whole = tied or (counts.shards == 1 and master == dtype)
     weights = number if whole or counts.weights is None else min(counts.weights, number)
     grads = number if tied or counts.shards == 1 or counts.grads is None else min(counts.grads, number)
     return Flat(

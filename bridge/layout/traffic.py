@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from bridge.layout.recompute import Chunk
 from bridge.layout.residency import Residency, reductions, visits
+from bridge.layout.schedule.action import COMPUTE, WRITES, Kind, Row
 from bridge.layout.shard import BYTES, Layout
 from bridge.layout.tensor import Site
 from bridge.plan import Dtype
@@ -18,6 +18,7 @@ REPLICAS = "sum replicas"
 TIED = "sum tied gradients"
 SEND = "send activations"
 SEND_BACKWARD = "send input gradients"
+HEADER = "send shapes"
 SUM = "sum activations"
 SUM_BACKWARD = "sum input gradients"
 GATHER_TOKENS = "gather tokens"
@@ -31,6 +32,10 @@ over.
 
 AGREED = 3
 """Numbers that ranks agree on, in fp64."""
+
+HEADER_LENGTH = 64
+"""Numbers in a header: how many tensors, and for each its format, whether it takes part in backward, and its shape."""
+HEADER_BYTES = 8 * HEADER_LENGTH
 
 FOLLOWED = 4
 """Microbatches of a step whose gathers are followed one by one."""
@@ -48,6 +53,9 @@ class Traffic:
     def __add__(self, other: Traffic) -> Traffic:
         return Traffic(self.count + other.count, self.bytes + other.bytes)
 
+    def __mul__(self, times: int) -> Traffic:
+        return Traffic(self.count * times, self.bytes * times)
+
 
 @dataclass(frozen=True, slots=True)
 class Visits:
@@ -55,6 +63,12 @@ class Visits:
 
     path: tuple[int, ...]
     writers: tuple[int, ...]
+
+    @classmethod
+    def of(cls, row: Row, local: Mapping[int, int]) -> Visits:
+        """The visits of a row of a program; `local` numbers the rank's own stages."""
+        path = tuple(local[action.stage] for action in row if action.kind in COMPUTE)
+        return cls(path, tuple(local[action.stage] for action in row if action.kind in WRITES))
 
 
 def step_traffic(
@@ -74,29 +88,36 @@ def step_traffic(
     return {name: total for name, total in traffic.items() if total.count} | replica_traffic(layout, index)
 
 
-def whole_traffic(
-    layout: Layout,
-    sites: Iterable[Site],
-    again: Collection[str],
-    sequence: bool,
-    accumulation: int,
-    tokens: int,
-    world: int,
-    index: int = 0,
-) -> dict[str, Traffic]:
-    """All collectives of data rank `index` in a step of microbatches of `tokens` tokens each; see the two functions that it
-    adds up.
+def message_traffic(row: Row, taken: Mapping[int, Traffic], given: Mapping[int, Traffic], variable: bool) -> dict[str, Traffic]:
+    """What a rank sends in its row of a program: a microbatch's inputs of a stage (`taken`), the gradients that go back for
+    them (`given`), and the shapes ahead of a step's first microbatch, or with `variable` ahead of each.
     """
-    found = dict(step_traffic(layout, accumulation, world, index))
-    for name, part in activation_traffic(sites, again, sequence, tokens, layout.flats[0].dtype).items():
-        found[name] = found.get(name, Traffic()) + Traffic(part.count * accumulation, part.bytes * accumulation)
-    return found
+    found: dict[str, Traffic] = defaultdict(Traffic)
+    announced: set[int] = set()
+    for action in row:
+        if action.kind is Kind.SEND_FORWARD:
+            found[SEND] += taken[action.stage]
+            if variable or action.stage not in announced:
+                found[HEADER] += Traffic(1, HEADER_BYTES)
+            announced.add(action.stage)
+        elif action.kind is Kind.SEND_BACKWARD:
+            found[SEND_BACKWARD] += given[action.stage + 1]
+    return dict(found)
 
 
-def computed_again(sites: Iterable[Site], names: Sequence[str], stages: Iterable[Iterable[Chunk]]) -> set[str]:
-    """Names of the sites in layers, called `names`, that are computed again."""
-    prefixes = tuple(f"{names[index]}." for stage in stages for chunk in stage if chunk.again for index in chunk.layers)
-    return {site.name for site in sites if f"{site.name}.".startswith(prefixes)}
+def added(*parts: Mapping[str, Traffic]) -> dict[str, Traffic]:
+    """The sum of several by name."""
+    found: dict[str, Traffic] = defaultdict(Traffic)
+    for part in parts:
+        for name, total in part.items():
+            found[name] += total
+    return dict(found)
+
+
+def within(sites: Iterable[Site], layers: Iterable[str]) -> list[Site]:
+    """The sites in layers of these names."""
+    prefixes = tuple(f"{name}." for name in layers)
+    return [site for site in sites if f"{site.name}.".startswith(prefixes)]
 
 
 def _gathers(layout: Layout, times: Counter[int]) -> Traffic:

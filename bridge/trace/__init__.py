@@ -54,7 +54,7 @@ def attach(
         about = {**source.about(), "ranks": source.comm.mesh.world, "layers": list(source.layers)}
         observers.append(LayerLog(source, debug, Log(Path(run), source.comm.rank, about, full, strict), filter or Filter()))
     if debug.tensor_parallel:
-        observers.append(DesyncCheck(source, Desync(source.comm, policy or Policy())))
+        observers.append(DesyncCheck(source, Desync(source.comm, policy or Policy(), source.holders)))
     return Tracer(source, observers).install()
 
 

@@ -11,6 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from typing import Literal
@@ -24,7 +25,7 @@ from bridge.comm import Comm, Group
 from bridge.errors import BridgeError
 from bridge.trace.digest import digest
 from bridge.trace.placement import Placement
-from bridge.trace.record import Name
+from bridge.trace.record import PHASES, Name
 from bridge.trace.source import Kind, Moment, Source
 from bridge.trace.tracer import OUTPUT, Sight
 
@@ -32,6 +33,10 @@ HEADER = "desync header"
 DIGESTS = "desync digests"
 VERDICT = "desync verdict"
 CULPRIT = "desync values"
+
+PIPELINE = "pipeline"
+Replicas = tuple[tuple[str, ...], tuple[int, ...]]
+"""Axes along which ranks hold alike, and at which places of the pipeline axis (none named: at all)."""
 
 Action = Literal["log", "raise", "dump"]
 ACTIONS: tuple[Action, ...] = ("log", "raise", "dump")
@@ -141,7 +146,8 @@ class DesyncCheck:
     def _add_held(self, step: int, phase: str, kinds: tuple[Kind, ...]) -> None:
         for kind in kinds:
             for held in self.source.tensors(kind):
-                self.desync.add(Name(step, phase, held.layer, None, held.kind, held.tensor), held.local, held.placement)
+                name = Name(step, phase, held.layer, None, held.kind, held.tensor)
+                self.desync.add(name, held.local, held.placement, held.holders)
 
     def _enter(self, microbatch: int) -> None:
         # A tolerance needs the values to the end of the step; for bits, digests are enough.
@@ -156,30 +162,40 @@ def _apart_by_microbatch(sight: Sight) -> Name:
 
 @dataclass
 class Desync:
-    """The checks of one rank. `found` holds what was reported, step by step."""
+    """The checks of one rank; `holders` are the sets of places along the pipeline axis that hold some tensor alike. `found`
+    holds what was reported, step by step.
+    """
 
     comm: Comm
     policy: Policy = field(default_factory=Policy)
+    holders: Sequence[tuple[int, ...]] = ()
     found: list[Mismatch] = field(default_factory=list)
-    _queues: dict[tuple[str, ...], list[Queued]] = field(default_factory=dict)
+    _queues: dict[Replicas, list[Queued]] = field(default_factory=dict)
     _forwards: dict[Name, list[Tensor]] = field(default_factory=dict)
     _differing: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        axes = tuple(axis for axis, size in self.comm.mesh.sizes.items() if size > 1)
-        self._queues = {part: [] for part in _subsets(axes)}
-        self._groups = {part: self.comm.along(part) for part in self._queues}
+        self._sizes = {axis: size for axis, size in self.comm.mesh.sizes.items() if size > 1}
+        sets = [(), *(places for places in self.holders if 1 < len(places) < self._sizes.get(PIPELINE, 1))]
+        axes = [(part, places) for places in sets for part in _subsets(tuple(self._sizes)) if PIPELINE in part or not places]
+        self._groups = {key: self._group(*key) for key in axes}
+        self._queues = {key: [] for key in self._groups}
+
+    def _group(self, axes: tuple[str, ...], places: tuple[int, ...]) -> Group:
+        others = (axis for axis in axes if axis != PIPELINE)
+        return self.comm.part(PIPELINE, places, *others) if places else self.comm.along(axes)
 
     def due(self, step: int) -> bool:
         """Whether that step is compared."""
         return step % self.policy.every == 0
 
-    def add(self, name: Name, tensor: Tensor, placement: Placement) -> None:
+    def add(self, name: Name, tensor: Tensor, placement: Placement, holders: tuple[int, ...] = ()) -> None:
         """Queue the digest of `tensor`, as it is now, for the ranks that hold it alike."""
-        axes = tuple(axis for axis in self.comm.mesh.sizes if axis in placement.replicas and self.comm.mesh.sizes[axis] > 1)
+        axes = tuple(axis for axis in self._sizes if axis in placement.replicas)
         if axes:
+            some = PIPELINE in axes and len(holders) < self._sizes[PIPELINE]
             facts = f"{name} {tuple(tensor.shape)} {tensor.dtype}"
-            self._queues[axes].append(Queued(name, facts, digest(tensor), tensor.detach()))
+            self._queues[axes, holders if some else ()].append(Queued(name, facts, digest(tensor), tensor.detach()))
 
     def computed(self, sight: Sight) -> None:
         """Queue a forward's output for comparison with the same computed again in backward."""
@@ -217,10 +233,20 @@ class Desync:
 
     def differing(self, step: int) -> list[Mismatch]:
         """What differs of all that is queued, and nothing more is; all ranks must take part, and none raises."""
-        found = [mismatch for axes, queue in self._queues.items() for mismatch in self._compared(self._groups[axes], queue, step)]
-        for queue in self._queues.values():
+        for (axes, _), queue in self._queues.items():
+            queue.sort(key=_when_and_what if PIPELINE in axes else _when)
+        rows = [[len(queue), _hash(queued.facts for queued in queue), step, self._agreed] for queue in self._queues.values()]
+        headers = self._gathered(HEADER, torch.tensor(rows).view(-1, 4), self.comm.world)
+        found: list[Mismatch] = []
+        for at, (key, queue) in enumerate(self._queues.items()):
+            found += self._compared(self._groups[key], queue, step, headers[list(self._groups[key].ranks), at])
             queue.clear()
         return found
+
+    @cached_property
+    def _agreed(self) -> int:
+        """What must be alike for the same calls to be made."""
+        return _hash([repr(self.policy)])
 
     def _recomputed(self) -> Iterator[Mismatch]:
         for name, (first, *again) in self._forwards.items():
@@ -232,14 +258,13 @@ class Desync:
         self.comm.all_reduce(VERDICT, flag, self.comm.world, "max")()
         return bool(flag)
 
-    def _compared(self, group: Group, queue: list[Queued], step: int) -> Iterator[Mismatch]:
-        header = torch.tensor([len(queue), _hash(queued.facts for queued in queue), step, _hash([repr(self.policy)])])
-        headers = self._gathered(HEADER, header, group)
+    def _compared(self, group: Group, queue: list[Queued], step: int, headers: Tensor) -> Iterator[Mismatch]:
         if (headers != headers[0]).any():
             yield self._lists(group, queue, step, headers)
             return
-        digests = torch.stack([queued.digest for queued in queue]) if queue else torch.empty(0, 2, dtype=torch.int64)
-        every = self._gathered(DIGESTS, digests, group) if queue else digests[None]
+        if group.size == 1 or not queue:
+            return
+        every = self._gathered(DIGESTS, torch.stack([queued.digest for queued in queue]), group)
         differ = (every != every[0]).any(0).any(-1).nonzero().view(-1).tolist()
         for index in differ[: self.policy.reports]:
             mismatch = self._examined(group, queue[index], every[:, index])
@@ -248,6 +273,8 @@ class Desync:
 
     def _gathered(self, name: str, tensor: Tensor, group: Group) -> Tensor:
         """(ranks, ...): that tensor of every rank in the group."""
+        if group.size == 1:
+            return tensor[None]
         whole = tensor.new_empty(group.size, *tensor.shape)
         self.comm.all_gather(name, whole.view(-1), tensor.reshape(-1).contiguous(), group)()
         return whole
@@ -353,6 +380,16 @@ def _hash(texts: Iterable[str]) -> int:
     for text in texts:
         found.update(text.encode() + b"\0")
     return int.from_bytes(found.digest(), "little", signed=True)
+
+
+def _when(queued: Queued) -> tuple[int, int]:
+    """Where in a step: phase and microbatch, in whatever order a schedule runs these."""
+    return PHASES.index(queued.name.phase), queued.name.microbatch or 0
+
+
+def _when_and_what(queued: Queued) -> tuple[tuple[int, int], str]:
+    """The same for ranks that come across their tensors in orders of their own."""
+    return _when(queued), queued.facts
 
 
 def _subsets(axes: tuple[str, ...]) -> Iterator[tuple[str, ...]]:

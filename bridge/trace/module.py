@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ class ModuleSource:
         self.module, self.optimizer, self.accumulation, self.comm = module, optimizer, accumulation, comm or data_ranks()
         self._step, self._passes = 1, 0
         self._calls: dict[Moment, list[Callable[[], None]]] = {"reduced": [], "updated": [], "ended": []}
-        next(iter(self.layers.values())).register_forward_pre_hook(self._count)
+        self.layers[self.entrance].register_forward_pre_hook(self._count)
         self.watch()
 
     def watch(self) -> None:
@@ -62,6 +62,16 @@ class ModuleSource:
     def layers(self) -> Mapping[str, nn.Module]:
         """See `Source`: the children, and those of lists among them."""
         return dict(_layers(self.model))
+
+    @property
+    def entrance(self) -> str:
+        """See `Source`."""
+        return next(iter(self.layers))
+
+    @property
+    def holders(self) -> Sequence[tuple[int, ...]]:
+        """See `Source`."""
+        return ()
 
     def now(self) -> Now:
         """See `Source`."""

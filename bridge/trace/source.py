@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -23,22 +23,30 @@ weights are updated, or left; the step is over."""
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A tensor that lives between steps. `tensor` tells which one of a parameter's (its name, a moment's), `layer` where."""
+    """A tensor that lives between steps. `tensor` tells which one of a parameter's (its name, a moment's), `layer` where.
+
+    Of pipeline ranks, where its placement has these among the replicas, only those at the places `holders` hold it, if not
+    all do.
+    """
 
     layer: str
     kind: str
     tensor: str
     local: Tensor
     placement: Placement
+    holders: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Now:
-    """Where a run is: its step, the microbatch that runs, and how many the step has over all data ranks (None: unknown)."""
+    """Where a run is: its step, the microbatch that runs, how many the step has over all data ranks (None: unknown), and
+    whether a forward runs once more, outside of any backward.
+    """
 
     step: int
     microbatch: int
     microbatches: int | None
+    again: bool = False
 
 
 class Source(Protocol):
@@ -47,6 +55,16 @@ class Source(Protocol):
     @property
     def layers(self) -> Mapping[str, nn.Module]:
         """Layers by global name, in order."""
+        ...
+
+    @property
+    def entrance(self) -> str:
+        """The first layer that this rank runs."""
+        ...
+
+    @property
+    def holders(self) -> Sequence[tuple[int, ...]]:
+        """The sets of places along the pipeline axis that hold some tensor alike, as all ranks know them."""
         ...
 
     @property

@@ -59,7 +59,7 @@ class Tracer:
         """Put in the hooks that some observer wants."""
         layers = self.source.layers
         if layers and self._wanted(INPUT):
-            self._handles.append(next(iter(layers.values())).register_forward_pre_hook(self._batch_hook))
+            self._handles.append(layers[self.source.entrance].register_forward_pre_hook(self._batch_hook))
         for layer, module in layers.items():
             if self._wanted(OUTPUT):
                 self._handles.append(module.register_forward_hook(self._output_hook(layer)))
@@ -85,17 +85,18 @@ class Tracer:
             observer.reached(moment)
 
     def _batch_hook(self, module: nn.Module, inputs: Any) -> None:
-        if module.training and not recomputing():
-            now = self.source.now()
+        now = self.source.now()
+        if module.training and not (now.again or recomputing()):
             for held in self.source.batch():
                 self._saw(now, "forward", held.layer, held.kind, held.tensor, held.local, held.placement)
 
     def _output_hook(self, layer: str) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
             if module.training:
-                now, again = self.source.now(), recomputing()
+                now = self.source.now()
                 for index, tensor in _tensors(output):
-                    self._saw(now, "forward", layer, OUTPUT, index, tensor, self.source.activation(layer, tensor, True), again)
+                    placement = self.source.activation(layer, tensor, True)
+                    self._saw(now, "forward", layer, OUTPUT, index, tensor, placement, now.again or recomputing())
 
         return hook
 
@@ -104,16 +105,19 @@ class Tracer:
             if module.training and torch.is_grad_enabled() and not recomputing():
                 for index, tensor in _tensors(inputs):
                     if tensor.requires_grad:
-                        tensor.register_hook(self._gradient_hook(layer, index, self.source.now()))  # type: ignore[no-untyped-call]
+                        self._await(tensor, layer, index, self.source.now())
 
         return hook
 
-    def _gradient_hook(self, layer: str, index: str, now: Now) -> Callable[[Tensor], None]:
+    def _await(self, tensor: Tensor, layer: str, index: str, now: Now) -> None:
+        """See the gradient of an activation, once: halves of a backward pass come by twice."""
+
         def hook(gradient: Tensor) -> None:
+            handle.remove()
             placement = self.source.activation(layer, gradient, False)
             self._saw(now, "backward", layer, GRADIENT, index, gradient, placement)
 
-        return hook
+        handle = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
 
     def _saw(
         self,

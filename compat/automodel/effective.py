@@ -281,6 +281,8 @@ def _learning_rate(given: Given) -> Iterator[str]:
         yield f"lr_scheduler.lr_warmup_steps: found {warmup}, expected fewer than the steps of the schedule ({decay})"
     if section.get("lr_decay_style") == "WSD" and "wsd_decay_steps" not in section:
         yield "lr_scheduler.wsd_decay_steps: missing; WSD needs the length of its last decay"
+    if section.get("lr_decay_style") == "WSD" and section.get("lr_wsd_decay_style") is None and section.get("wsd_decay_steps"):
+        yield "lr_scheduler.lr_wsd_decay_style: missing; training with WSD stops where its last decay begins; say its shape"
     if section.get("override_opt_param_scheduler") and section.get("use_checkpoint_opt_param_scheduler", True):
         yield "lr_scheduler.override_opt_param_scheduler: found beside use_checkpoint_opt_param_scheduler; set that to false"
 

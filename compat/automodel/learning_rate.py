@@ -7,7 +7,9 @@ from bridge.rules import Context, Group, convert
 STYLES = {"constant": "constant", "linear": "linear", "cosine": "cosine", "inverse-square-root": "inverse_sqrt", "WSD": "wsd"}
 FLAGS = {ours: theirs for theirs, ours in STYLES.items()}
 L, S = "lr_scheduler.", "optimizer.schedule."
-WSD = L + "wsd_decay_steps"
+LENGTH, LAST = L + "wsd_decay_steps", L + "lr_wsd_decay_style"
+TENTH = 10
+"""WSD needs the length of its decay; where a Plan leaves it open, it is the last of so many equal parts of the schedule."""
 
 
 def _read(values: Group, context: Context) -> Group:
@@ -21,6 +23,8 @@ def _read(values: Group, context: Context) -> Group:
         S + "warmup_from": values.get(L + "init_lr") if warmup != 0 else None,
         S + "total_steps": values.get(L + "lr_decay_steps") if ends else None,
         S + "minimum": values.get(L + "min_lr") if name != "constant" else None,
+        S + "decay_steps": values.get(LENGTH) if name == "wsd" else None,
+        S + "decay_shape": values.get(LAST) if name == "wsd" else None,
     }
 
 
@@ -34,13 +38,18 @@ def _write(values: Group, context: Context) -> Group:
         L + "init_lr": values.get(S + "warmup_from"),
         L + "lr_decay_steps": values.get(S + "total_steps"),
         L + "min_lr": values.get(S + "minimum"),
-        **({WSD: max(1, (values.get(S + "total_steps") or 0) // 10)} if name == "wsd" else {}),
+        **(_decay(values) if name == "wsd" else {}),
     }
 
 
+def _decay(values: Group) -> Group:
+    steps, total = values.get(S + "decay_steps"), values.get(S + "total_steps") or 0
+    return {LENGTH: max(1, total // TENTH) if steps is None else steps, LAST: values.get(S + "decay_shape") or "linear"}
+
+
 RULE = convert(
-    tuple(L + name for name in ("lr_decay_style", "lr_warmup_steps", "init_lr", "lr_decay_steps", "min_lr", "wsd_decay_steps")),
-    tuple(S + name for name in ("name", "warmup_steps", "warmup_from", "total_steps", "minimum")),
+    (*(L + name for name in ("lr_decay_style", "lr_warmup_steps", "init_lr", "lr_decay_steps", "min_lr")), LENGTH, LAST),
+    tuple(S + name for name in ("name", "warmup_steps", "warmup_from", "total_steps", "minimum", "decay_steps", "decay_shape")),
     _read,
     _write,
     carries={
@@ -49,10 +58,8 @@ RULE = convert(
         L + "init_lr": S + "warmup_from",
         L + "lr_decay_steps": S + "total_steps",
         L + "min_lr": S + "minimum",
-        WSD: (),
+        LENGTH: S + "decay_steps",
+        LAST: S + "decay_shape",
     },
-    blurs=lambda values: values.get(L + "lr_decay_style") == "WSD",
-    lossy="a Plan does not hold the length of WSD's last decay, which becomes a tenth of the schedule",
-    note="the length of the last decay is no part of a Plan",
     source="optim/optimizer.py: LRSchedulerConfig.build; optim/scheduler.py: OptimizerParamScheduler",
 )

@@ -281,7 +281,7 @@ class LrScheduler(Section):
     wd_incr_style: Literal["constant", "linear", "cosine"] | None = field(None, description="Shape between them.")
     use_checkpoint_opt_param_scheduler: bool | None = field(None, description="A checkpoint's values win.")
     override_opt_param_scheduler: bool | None = field(None, description="The recipe's values win.")
-    wsd_decay_steps: Count | None = field(None, description="Steps of WSD's last decay.")
+    wsd_decay_steps: Size | None = field(None, description="Steps of WSD's last decay.")
     lr_wsd_decay_style: Literal["linear", "cosine", "exponential", "minus_sqrt"] | None = field(
         None, description="Shape of WSD's last decay."
     )

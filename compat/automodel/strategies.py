@@ -16,6 +16,7 @@ from bridge.testing.strategies import Case, Group, Part, words
 from bridge.testing.strategies import values as typed_values
 from compat.automodel.effective import EXPERTS
 from compat.automodel.formats import nested, place_of
+from compat.automodel.learning_rate import LAST
 from compat.automodel.optimizers import CLASSES, argument_defaults
 from compat.automodel.pipeline_rules import AUTOPIPELINE
 from compat.automodel.releases import release
@@ -155,7 +156,10 @@ def _schedule(version: str) -> Groups:
         st.fixed_dictionaries(
             {L + "lr_decay_style": _field(L + "lr_decay_style"), **steps}, optional={L + "min_lr": RATE, L + "init_lr": RATE}
         ),
-        _group({L + "lr_decay_style": st.just("WSD"), L + "wsd_decay_steps": st.integers(1, 9)}, L + "lr_wsd_decay_style"),
+        _group(
+            {L + "lr_decay_style": st.just("WSD"), L + "wsd_decay_steps": st.integers(0, 9), LAST: _field(LAST)},
+            L + "lr_decay_steps",
+        ),
         _group({L + "max_lr": RATE}),
     )
 

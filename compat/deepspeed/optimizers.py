@@ -97,7 +97,7 @@ OPTIMIZER = convert(
     source="runtime/engine.py: _configure_basic_optimizer",
 )
 
-SCHEDULE = ("name", "warmup_steps", "warmup_from", "total_steps", "minimum")
+SCHEDULE = ("name", "warmup_steps", "warmup_from", "total_steps", "minimum", "decay_steps", "decay_shape")
 SHAPES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
 WARMUP_STEPS = 1000
 COSINE_FLOOR = 0.0001

@@ -473,6 +473,7 @@ def missing_rules() -> tuple[Rule, ...]:
         lacks("debug", "DeepSpeed has no per-layer logs", effect=Effect.NONE),
         only_ours("recompute.ratio", note="DeepSpeed recomputes groups of whole layers", effect=Effect.COST),
         only_ours("precision.fp8", note="DeepSpeed has no 8-bit products"),
+        only_ours("precision.frozen", note="DeepSpeed keeps frozen weights in the format of the model", effect=Effect.COST),
         always("loss", "mean_of_microbatches", "DeepSpeed averages over microbatches; the script's loss decides about tokens"),
     )
 

@@ -15,9 +15,15 @@ DECAYS = {
     "linear": "minimum + (peak - minimum) * (1 - done)",
     "cosine": "minimum + (peak - minimum) * (1 + math.cos(math.pi * done)) / 2",
     "inverse_sqrt": "max(minimum, peak * math.sqrt(max(warmup, 1) / max(step, 1))) if step <= total else minimum",
-    "wsd": "peak",
 }
 """Learning rate after warmup, where `done` runs from 0 to 1."""
+SHARES = {
+    "linear": "(1 - done)",
+    "cosine": "(1 + math.cos(math.pi * done)) / 2",
+    "exponential": "(2 * 0.5**done - 1)",
+    "minus_sqrt": "(1 - math.sqrt(done))",
+}
+"""What is left between minimum and peak in the decay of wsd."""
 
 
 def lines(values: Mapping[str, Any]) -> Iterator[str]:
@@ -26,14 +32,22 @@ def lines(values: Mapping[str, Any]) -> Iterator[str]:
     name, warmup, total = said.get("name") or "constant", said.get("warmup_steps") or 0, said.get("total_steps")
     yield f"peak, minimum = {values.get('optimizer.params.lr', 'LR')}, {said.get('minimum') or 0.0}"
     yield f"start, warmup, total = {said.get('warmup_from') or 0.0}, {warmup}, {total or 'STEPS'}"
+    if name == "wsd":
+        yield f"decay = {said.get('decay_steps', 'max(1, total // 10)')}"
     yield ""
     yield ""
     yield "def lr_factor(step):"
     if warmup:
         yield "    if step <= warmup:"
         yield "        return (start + (peak - start) * step / warmup) / peak"
-    if "done" in DECAYS[name]:
-        yield "    done = min(1.0, (step - warmup) / (total - warmup))"
     if name == "wsd":
-        yield "    # add your decay phase, down to the minimum"
-    yield f"    return ({DECAYS[name]}) / peak"
+        yield "    done = min(1.0, max(0, step - (total - decay)) / max(1, decay))"
+    elif "done" in DECAYS[name]:
+        yield "    done = min(1.0, (step - warmup) / (total - warmup))"
+    yield f"    return ({_rate(name, said)}) / peak"
+
+
+def _rate(name: str, said: Mapping[str, Any]) -> str:
+    if name == "wsd":
+        return f"minimum + (peak - minimum) * {SHARES[said.get('decay_shape') or 'linear']}"
+    return DECAYS[name]

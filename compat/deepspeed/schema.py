@@ -604,16 +604,6 @@ class ExpertParallel(Section):
     expert_activation: str | None = field(None, description="Activation of the experts; unset: the preset's.")
 
 
-class LearningRate(Section):
-    """A learning-rate schedule given to deepspeed.initialize(lr_scheduler=), in optimizer steps."""
-
-    name: Literal["constant", "linear", "cosine", "inverse_sqrt", "wsd"] | None = field(None, description="Shape after warmup.")
-    warmup_steps: Size | None = field(None, description="Steps of linear warmup.")
-    warmup_from: NonNegative | None = field(None, description="Learning rate at the first step of warmup.")
-    total_steps: Count | None = field(None, description="Step at which the decay ends, warmup included.")
-    minimum: NonNegative | None = field(None, description="Learning rate after the decay.")
-
-
 class CodeScheduler(Section):
     """A learning-rate schedule that the script builds itself, in optimizer steps."""
 
@@ -622,6 +612,10 @@ class CodeScheduler(Section):
     warmup_from: NonNegative | None = field(None, description="Learning rate at the first step of warmup.")
     total_steps: Count | None = field(None, description="Step at which the decay ends, warmup included.")
     minimum: NonNegative | None = field(None, description="Learning rate after the decay.")
+    decay_steps: Size | None = field(None, description="Steps of wsd's decay, the last of the schedule; open: a tenth of it.")
+    decay_shape: Literal["linear", "cosine", "exponential", "minus_sqrt"] | None = field(
+        None, description="Shape of wsd's decay; open: linear."
+    )
 
 
 class Code(Section):

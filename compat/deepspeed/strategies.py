@@ -124,7 +124,7 @@ def _scheduler(version: str) -> Groups:
     return st.sampled_from([*[EMPTY, coded] * 10, *_built("scheduler", version)]).flatmap(lambda groups: groups)
 
 
-CODED = ("warmup_steps", "warmup_from", "total_steps", "minimum")
+CODED = ("warmup_steps", "warmup_from", "total_steps", "minimum", "decay_steps", "decay_shape")
 
 
 def _built(section: str, version: str) -> list[Groups]:

@@ -32,9 +32,10 @@ def _product(*sizes: int | None) -> int:
 
 
 def _read(values: Group, context: Context) -> Group:
-    data, (depth, breadth) = _data(values), _rounds(values, context)
+    depth, breadth = _rounds(values, context)
     micro, sequence = _samples(values) if context.since("0.4.0") else (values.get(MICRO), values.get(LENGTH))
     steps = depth * breadth if depth and breadth else values.get(STEPS)
+    data = _data(values) or _told(values.get(TOTAL), micro, steps)
     return {
         "batch.micro": micro,
         "batch.accumulation": steps,
@@ -53,6 +54,11 @@ def _rounds(values: Group, context: Context) -> tuple[int | None, int | None]:
 def _data(values: Group) -> int | None:
     world = values.get(WORLD)
     return world // _product(*map(values.get, AXES)) or None if world else None
+
+
+def _told(total: int | None, micro: int | None, steps: int | None) -> int | None:
+    """Replicas, where nobody says how many ranks there are but the whole batch and its parts do."""
+    return total // (micro * steps) or None if total and micro and steps else None
 
 
 def _samples(values: Group) -> tuple[int, int]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from bridge.rules import Context, Group, convert
+from compat.fast_llm import text_schedule
 
 RATE = "optimizer.learning_rate."
-STEPS = "training.train_iters"
+STEPS, BASE = "training.train_iters", RATE + "base"
 STYLE, END, POWER, WARMUP, MINIMUM, TEXT = (
     RATE + name for name in ("decay_style", "decay_iterations", "decay_power", "warmup_iterations", "minimum", "schedule")
 )
 PLAN = "optimizer.schedule."
+NAMES = ("name", "total_steps", "warmup_steps", "warmup_from", "minimum", "decay_steps", "decay_shape")
 DECAYS = ("linear", "cosine")
 
 
@@ -38,7 +40,14 @@ def _total(values: Group) -> int | None:
     return total if total is not None and total > 0 else None
 
 
+def _as_text(values: Group) -> Group | None:
+    """WSD, which only a schedule as text can say."""
+    return text_schedule.read(values.get(TEXT) or "", values.get(BASE))
+
+
 def _read(values: Group, context: Context) -> Group:
+    if (wsd := _as_text(values)) is not None:
+        return {PLAN + name: value for name, value in wsd.items()}
     return {
         PLAN + "name": _shape(values),
         PLAN + "total_steps": _total(values),
@@ -50,6 +59,9 @@ def _read(values: Group, context: Context) -> Group:
 
 def _write(values: Group, context: Context) -> Group:
     name, total = values.get(PLAN + "name"), values.get(PLAN + "total_steps")
+    said = {name: values.get(PLAN + name) for name in NAMES} | {"peak": values.get("optimizer.lr")}
+    if name == "wsd" and (text := text_schedule.written(said)) is not None:
+        return {TEXT: text, STEPS: total}
     decays = name in DECAYS
     return {
         STYLE: name if decays or name == "constant" else None,
@@ -63,6 +75,8 @@ def _write(values: Group, context: Context) -> Group:
 def _blurs(values: Group) -> bool:
     """Whether a Plan cannot tell the shape, or has one count of steps where Fast-LLM has two."""
     steps, end = values.get(STEPS), values.get(END)
+    if (wsd := _as_text(values)) is not None:
+        return bool(steps != wsd["total_steps"])
     two = _shape(values) in DECAYS and bool(steps) and end is not None and end != steps
     negative = any((values.get(path) or 0) < 0 for path in (WARMUP, MINIMUM, END))
     return not _told(values) or two or negative
@@ -70,19 +84,24 @@ def _blurs(values: Group) -> bool:
 
 RULE = convert(
     (STYLE, END, POWER, WARMUP, MINIMUM, TEXT, STEPS),
-    tuple(PLAN + name for name in ("name", "total_steps", "warmup_steps", "warmup_from", "minimum")),
+    tuple(PLAN + name for name in NAMES),
     _read,
     _write,
+    sees=(BASE, "optimizer.lr"),
     blurs=_blurs,
     carries={
         STYLE: PLAN + "name",
         POWER: PLAN + "name",
-        TEXT: PLAN + "name",
+        TEXT: tuple(PLAN + name for name in NAMES),
         END: PLAN + "total_steps",
         STEPS: PLAN + "total_steps",
         WARMUP: (PLAN + "warmup_steps", PLAN + "warmup_from"),
         MINIMUM: PLAN + "minimum",
     },
-    lossy="Fast-LLM warms up from 0 to a constant (unless told), linear or cosine shape; a Plan has no other powers",
-    source="optimizer/learning_rate.py: create_schedule_from_config; a schedule as text is not read",
+    lossy=(
+        "Fast-LLM warms up from 0 to a constant (unless told), linear or cosine shape; WSD is a schedule as text, of one step "
+        "at the peak at least, and not exponential; a Plan has no other powers"
+    ),
+    note="a schedule as text is read where it is WSD",
+    source="optimizer/learning_rate.py: create_schedule_from_config",
 )

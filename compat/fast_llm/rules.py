@@ -223,6 +223,18 @@ def _write_precision(values: Group, context: Context) -> Group:
     return given
 
 
+STORE = STAGES + "store_frozen_weights_in_optimization_precision"
+KEPT = {True: "master", False: "compute"}
+
+FROZEN = convert(
+    STORE,
+    "precision.frozen",
+    lambda values, context: {"precision.frozen": KEPT[values[STORE]]} if values.get(STORE) is not None else {},
+    lambda values, context: {STORE: {ours: theirs for theirs, ours in KEPT.items()}.get(values.get("precision.frozen", ""))},
+    effect=Effect.COST,
+    source="multi_stage/stage_base.py: format of the shard of frozen weights",
+)
+
 SCALER = "optimizer.gradient_scaler."
 SCALES = {"static": "constant", "initial": "initial", "window": "window", "hysteresis": "hysteresis", "minimum": "minimum"}
 
@@ -398,6 +410,7 @@ def table() -> tuple[Rule, ...]:
         ZERO,
         *exchange_rules(),
         PRECISION,
+        FROZEN,
         LOSS_SCALE,
         *optimizer_rules(),
         learning_rate.RULE,

@@ -13,7 +13,9 @@ from bridge.testing.strategies import Case, Group, Part
 from compat.fast_llm.batch import AXES, DOCUMENT, ROUNDS, TOGETHER, TOKENS
 from compat.fast_llm.effective import BREADTH, DEPTH, GRADS, LENGTH, LEVEL, MICRO, NODE, RANK, STEPS, TOTAL, WEIGHTS, WORLD
 from compat.fast_llm.effective import PART as PIECE
-from compat.fast_llm.learning_rate import DECAYS, END, STYLE, WARMUP
+from compat.fast_llm.learning_rate import BASE as PEAK
+from compat.fast_llm.learning_rate import DECAYS, END, STYLE, TEXT, WARMUP
+from compat.fast_llm.learning_rate import STEPS as RUN
 from compat.fast_llm.model import BASE, LAYOUTS
 from compat.fast_llm.releases import release
 
@@ -84,7 +86,20 @@ _RATE: SearchStrategy[Group] = st.one_of(
         lambda drawn: {STYLE: drawn[0], WARMUP: drawn[1], END: drawn[1] + drawn[2]}
     ),
 )
-CHOICES = (_SHARDING, _RATE)
+LASTS = ("linear,{},{},{}", "cosine,{},{},{}", "power,{},{},{},0.5", "power,{},{},{},3.0")
+
+
+@st.composite
+def _text(draw: DrawFn) -> Group:
+    """A learning rate as text that warms up, stays and decays."""
+    peak, end = draw(st.floats(1e-5, 1e-2)), draw(st.floats(0, 1e-6))
+    up, stay, down = (draw(SMALL) for _ in range(3))
+    last = draw(st.sampled_from(LASTS)).format(down, peak, end)
+    run = draw(st.sampled_from((up + stay + down, 1000)))
+    return {TEXT: f"linear,{up},0.0,{peak};constant,{stay},{peak};{last}", PEAK: peak, RUN: run}
+
+
+CHOICES = (_SHARDING, _RATE | _text())
 
 RESERVED = (*AXES, WORLD, RANK, NODE, TOKENS, DOCUMENT, ROUNDS, TOGETHER, MICRO, DEPTH, BREADTH, STEPS, TOTAL, LENGTH, PIECE)
 """What hangs on the number of ranks and on the batch."""

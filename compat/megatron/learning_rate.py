@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bridge.errors import ConfigError
 from bridge.rules import Context, Group, convert
 
 STYLES = {
@@ -12,6 +13,8 @@ STYLES = {
     "WSD": "wsd",
 }
 FLAGS = {ours: theirs for theirs, ours in STYLES.items()}
+TENTH = 10
+"""WSD needs the length of its decay; where a Plan leaves it open, it is the last of so many equal parts of the schedule."""
 
 
 def _read(values: Group, context: Context) -> Group:
@@ -22,6 +25,19 @@ def _read(values: Group, context: Context) -> Group:
         "optimizer.schedule.warmup_steps": _warmup(values, total),
         "optimizer.schedule.warmup_from": values.get("lr_warmup_init"),
         "optimizer.schedule.minimum": values.get("min_lr"),
+        **(_last(values) if values.get("lr_decay_style") == "WSD" else {}),
+    }
+
+
+def _last(values: Group) -> Group:
+    """WSD's decay, counted as training is; without its length Megatron stops when it builds the scheduler."""
+    unit = "samples" if values.get("train_samples") and not values.get("train_iters") else "iters"
+    if values.get(f"lr_wsd_decay_{unit}") is None:
+        raise ConfigError(f"lr_wsd_decay_{unit}: missing, but lr_decay_style is WSD; set the length of its decay")
+    counted = {f"lr_wsd_decay_{unit}": values[f"lr_wsd_decay_{unit}"], "global_batch_size": values.get("global_batch_size")}
+    return {
+        "optimizer.schedule.decay_steps": max(0, _steps(counted, "lr_wsd_decay") or 0),
+        "optimizer.schedule.decay_shape": values.get("lr_wsd_decay_style"),
     }
 
 
@@ -50,13 +66,23 @@ def _write(values: Group, context: Context) -> Group:
         "lr_warmup_iters": schedule("warmup_steps"),
         "lr_warmup_init": schedule("warmup_from"),
         "min_lr": schedule("minimum"),
+        **(_decay(values) if schedule("name") == "wsd" else {}),
     }
+
+
+def _decay(values: Group) -> Group:
+    steps, total = (values.get(f"optimizer.schedule.{name}") for name in ("decay_steps", "total_steps"))
+    length = max(1, total // TENTH) if steps is None and total else steps
+    return {"lr_wsd_decay_iters": length, "lr_wsd_decay_style": values.get("optimizer.schedule.decay_shape") or "linear"}
+
+
+SAMPLES = ("lr_decay_samples", "lr_warmup_samples", "train_samples", "lr_wsd_decay_samples")
 
 
 def _blurs(values: Group) -> bool:
     """Whether a count of samples or a fraction is no whole number of steps, or the shape is Megatron's own."""
     batch, total = values.get("global_batch_size"), _steps(values, "lr_decay") or _steps(values, "train")
-    samples = [values.get(name) or 0 for name in ("lr_decay_samples", "lr_warmup_samples", "train_samples")]
+    samples = [values.get(name) or 0 for name in SAMPLES]
     fraction = (values.get("lr_warmup_fraction") or 0) * (total or 0)
     return bool(batch and any(count % batch for count in samples)) or abs(fraction - round(fraction)) > 1e-9
 
@@ -71,8 +97,14 @@ RULE = convert(
         "lr_warmup_samples",
         "lr_warmup_init",
         "min_lr",
+        "lr_wsd_decay_iters",
+        "lr_wsd_decay_samples",
+        "lr_wsd_decay_style",
     ),
-    tuple(f"optimizer.schedule.{name}" for name in ("name", "total_steps", "warmup_steps", "warmup_from", "minimum")),
+    tuple(
+        f"optimizer.schedule.{name}"
+        for name in ("name", "total_steps", "warmup_steps", "warmup_from", "minimum", "decay_steps", "decay_shape")
+    ),
     _read,
     _write,
     sees=("train_iters", "train_samples", "global_batch_size"),
@@ -86,6 +118,9 @@ RULE = convert(
         "lr_warmup_samples": "optimizer.schedule.warmup_steps",
         "lr_warmup_init": "optimizer.schedule.warmup_from",
         "min_lr": "optimizer.schedule.minimum",
+        "lr_wsd_decay_iters": "optimizer.schedule.decay_steps",
+        "lr_wsd_decay_samples": "optimizer.schedule.decay_steps",
+        "lr_wsd_decay_style": "optimizer.schedule.decay_shape",
         "train_iters": "optimizer.schedule.total_steps",
         "train_samples": "optimizer.schedule.total_steps",
     },

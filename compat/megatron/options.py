@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from types import MappingProxyType
 from typing import Any
@@ -115,6 +115,16 @@ def type_of(dest: str) -> str:
 
 def option_for(version: str, dest: str, value: Any) -> tuple[str, ...] | None:
     """Option and values that set `dest` to `value` at a release; None if nothing can."""
+    return _plain(version, dest, value) if isinstance(value, str | int | float) else _option_for(version, dest, value)
+
+
+@lru_cache(maxsize=4096, typed=True)
+def _plain(version: str, dest: str, value: str | float) -> tuple[str, ...] | None:
+    """The same for one word, which is asked for over and over; `True` and 1 are kept apart."""
+    return _option_for(version, dest, value)
+
+
+def _option_for(version: str, dest: str, value: Any) -> tuple[str, ...] | None:
     lines = (_line(flag, value) for flag in by_dest(version).get(dest, ()))
     return next((line for line in lines if line is not None), None)
 

@@ -113,7 +113,7 @@ def _said(fields: Mapping[str, Any], version: str, cls: str) -> Group:
 def answer(question: Mapping[str, Any]) -> Group:
     """What the installed classes hold, by `Class.field`; `ConfigError` with the reason of the first that refuses."""
     with _on_a_cluster():
-        return _joined({cls: held(_built(cls, fields)) for cls, fields in question.items()})
+        return _joined({cls: held(built(cls, fields)) for cls, fields in question.items()})
 
 
 def installed() -> str:
@@ -160,7 +160,8 @@ def _on_a_cluster() -> Iterator[None]:
         yield
 
 
-def _built(name: str, fields: Mapping[str, Any]) -> Any:
+def built(name: str, fields: Mapping[str, Any]) -> Any:
+    """A real config object of the installed release from plain `fields`; raises `ConfigError` with the reason of a refusal."""
     cls = getattr(import_module(PLACES[name]), name)
     known = {field.name: field for field in dataclasses.fields(cls) if field.init}
     try:

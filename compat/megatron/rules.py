@@ -527,6 +527,11 @@ def other_rules() -> tuple[Rule, ...]:
             lossy="Megatron offloads to host memory only, from 0.12, and only with its precision-aware optimizer",
             source="arguments.py: optimizer_cpu_offload needs use_precision_aware_optimizer",
         ),
+        only_ours(
+            "precision.frozen",
+            note="Megatron makes no master of weights that are not trained (optimizer/__init__.py)",
+            effect=Effect.COST,
+        ),
         convert(
             "fp8",
             "precision.fp8",

@@ -263,11 +263,18 @@ def _optimizer(version: str) -> Groups:
 
 @cache
 def _schedule(version: str) -> Groups:
-    """A learning rate and its schedule, counted in iterations or in samples."""
+    """A learning rate and its schedule, counted in iterations or in samples; WSD with the length of its decay."""
     style = {"lr_decay_style": st.sampled_from(("constant", "linear", "cosine", "inverse-square-root"))}
     common = {"lr": RATE, "min_lr": st.floats(0, 1e-6), **style}
     warmup, count = {"lr_warmup_init": st.floats(0, 1e-6)}, st.integers(1, 10**6)
-    return st.one_of([_counted(unit, common, warmup, count) for unit in ("iters", "samples")])
+    counted = st.one_of([_counted(unit, common, warmup, count) for unit in ("iters", "samples")])
+    return counted | st.one_of([_wsd(version, unit, {"lr": RATE, "min_lr": common["min_lr"]}) for unit in ("iters", "samples")])
+
+
+def _wsd(version: str, unit: str, common: Mapping[str, Any]) -> Groups:
+    length = {f"train_{unit}": st.integers(100, 10**6), f"lr_wsd_decay_{unit}": st.integers(0, 100)}
+    styles = next(flag.choices for flag in options.by_dest(version)["lr_wsd_decay_style"])
+    return _group({"lr_decay_style": st.just("WSD"), **length}, {**common, "lr_wsd_decay_style": st.sampled_from(styles)})
 
 
 def _counted(unit: str, common: Mapping[str, Any], warmup: Mapping[str, Any], count: SearchStrategy[int]) -> Groups:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import ceil
+from math import ceil, inf, nextafter
 from typing import Any
 
 from bridge.rules import Context, Group, convert
@@ -27,13 +27,15 @@ SHAPES: Mapping[str, str] = {
     "warmup_stable_decay": "wsd",
 }
 """The plan's shape that each of theirs is, or is nearest to."""
+TENTH = 10
+"""Where a Plan leaves the decay of WSD open, it is the last of so many equal parts of the schedule."""
 UNWARMED = ("constant", "reduce_lr_on_plateau")
 USUAL: Mapping[str, Mapping[str, float]] = {
     "polynomial": {"power": 1.0},
     "cosine": {"num_cycles": 0.5},
     "cosine_with_restarts": {"num_cycles": 1},
     "cosine_with_min_lr": {"num_cycles": 0.5},
-    "warmup_stable_decay": {"min_lr_ratio": 0},
+    "warmup_stable_decay": {"num_cycles": 0.5},
 }
 """Further arguments with which a shape is the plan's."""
 
@@ -48,7 +50,8 @@ def _blurred(values: Group) -> bool:
     unusual = any(said.get(key, usual) != usual for key, usual in USUAL.get(name, {}).items())
     slow = name == "inverse_sqrt" and (not _warmup(values) or "timescale" in said)
     open_ = values[RATIO] > 0 and values[WARMUP] == 0 and values[TOTAL] <= 0
-    return unusual or slow or open_ or name in ("reduce_lr_on_plateau", "warmup_stable_decay")
+    sudden = name == "warmup_stable_decay" and not said["num_stable_steps"] and not said["num_decay_steps"]
+    return unusual or slow or open_ or sudden or name == "reduce_lr_on_plateau"
 
 
 def _warmup(values: Group) -> int:
@@ -68,6 +71,8 @@ def _minimum(values: Group) -> float | None:
             return float(said.get("lr_end", POLYNOMIAL_END))
         case "cosine_with_min_lr":
             return float(said["min_lr"]) if "min_lr" in said else float(said["min_lr_rate"] * values[PEAK])
+        case "warmup_stable_decay":
+            return float(said.get("min_lr_ratio", 0) * values[PEAK])
     return None
 
 
@@ -78,6 +83,13 @@ def _total(values: Group) -> int | None:
     return values[TOTAL] if values[TOTAL] > 0 else None
 
 
+def _decay(values: Group) -> Group:
+    """The last decay, a half cosine; of no steps it is one whose first step is at the peak still."""
+    if values[TYPE] != "warmup_stable_decay":
+        return {}
+    return {SCHEDULE + "decay_steps": max(1, int(_said(values)["num_decay_steps"])), SCHEDULE + "decay_shape": "cosine"}
+
+
 def _read(values: Group, context: Context) -> Group:
     warmup = _warmup(values)
     return {
@@ -86,6 +98,7 @@ def _read(values: Group, context: Context) -> Group:
         SCHEDULE + "warmup_from": 0.0,
         SCHEDULE + "total_steps": _total(values),
         SCHEDULE + "minimum": _minimum(values),
+        **_decay(values),
     }
 
 
@@ -112,8 +125,22 @@ def _shape(values: Group, context: Context) -> tuple[str, Mapping[str, Any]]:
     if name == "inverse_sqrt" and context.since(REWRITTEN):
         return "inverse_sqrt", {}
     if name == "wsd" and context.since(REWRITTEN) and total and total >= warmup:
-        return "warmup_stable_decay", {"num_stable_steps": total - warmup, "num_decay_steps": 0}
+        return "warmup_stable_decay", _stable(values, total, warmup, minimum)
     return ("constant_with_warmup" if warmup else "constant"), {}
+
+
+def _stable(values: Group, total: int, warmup: int, minimum: float) -> Mapping[str, Any]:
+    """Lengths of plateau and decay, which is a tenth of the schedule where a Plan leaves it open, and the rate after it."""
+    told = values.get(SCHEDULE + "decay_steps")
+    decay = min(max(1, total // TENTH) if told is None else told, total - warmup)
+    lengths = {"num_stable_steps": total - warmup - decay, "num_decay_steps": decay}
+    return lengths | ({"min_lr_ratio": _ratio(minimum, _peak(values))} if minimum else {})
+
+
+def _ratio(part: float, whole: float) -> float:
+    """The share that gives `part` back when it is multiplied with `whole`, where rounding allows it."""
+    near = part / whole if whole else 0.0
+    return next((share for share in (near, nextafter(near, 0), nextafter(near, inf)) if share * whole == part), near)
 
 
 def _peak(values: Group) -> float:
@@ -123,21 +150,24 @@ def _peak(values: Group) -> float:
 
 RULE = convert(
     (TYPE, KWARGS, RATIO, WARMUP, TOTAL),
-    tuple(SCHEDULE + name for name in ("name", "warmup_steps", "warmup_from", "total_steps", "minimum")),
+    tuple(
+        SCHEDULE + name
+        for name in ("name", "warmup_steps", "warmup_from", "total_steps", "minimum", "decay_steps", "decay_shape")
+    ),
     _read,
     _write,
     sees=(PEAK, "optimizer.lr"),
     carries={
-        TYPE: (SCHEDULE + "name", SCHEDULE + "minimum"),
-        KWARGS: (SCHEDULE + "minimum", SCHEDULE + "total_steps"),
+        TYPE: (SCHEDULE + "name", SCHEDULE + "minimum", SCHEDULE + "decay_shape"),
+        KWARGS: (SCHEDULE + "minimum", SCHEDULE + "total_steps", SCHEDULE + "decay_steps"),
         RATIO: SCHEDULE + "warmup_steps",
         WARMUP: SCHEDULE + "warmup_steps",
         TOTAL: SCHEDULE + "total_steps",
     },
     blurs=_blurred,
     lossy=(
-        "Merak warms up from 0 in steps; a share of steps that only the data set tells, powers, restarts, plateaus and "
-        "the decay of warmup_stable_decay have no place in a Plan"
+        "Merak warms up from 0 in steps, and WSD decays along a half cosine after the warmup; a share of steps that only the "
+        "data set tells, powers, restarts and plateaus have no place in a Plan"
     ),
     source="merak_trainer.py: create_lr_scheduler; transformers, optimization.py: get_scheduler",
 )

@@ -14,6 +14,10 @@ core = pytest.importorskip("megatron.core")
 torch = pytest.importorskip("torch")
 
 STYLES = ("constant", "linear", "cosine", "inverse-square-root")
+DECAYS = tuple(
+    f"WSD --lr-wsd-decay-iters {steps} --lr-wsd-decay-style {shape}"
+    for steps, shape in enumerate(("linear", "cosine", "exponential", "minus_sqrt"), 8)
+)
 
 
 def factor(snippet: str) -> Any:
@@ -24,7 +28,7 @@ def factor(snippet: str) -> Any:
     return names
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", [*STYLES, *DECAYS])
 @pytest.mark.parametrize("warmup", [0, 1, 7])
 def test_it_equals_megatron(style: str, warmup: int) -> None:
     from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
@@ -42,7 +46,9 @@ def test_it_equals_megatron(style: str, warmup: int) -> None:
         min_lr=2e-5,
         lr_warmup_steps=warmup,
         lr_decay_steps=40,
-        lr_decay_style=style,
+        lr_decay_style=style.split()[0],
+        wsd_decay_steps=config.effective.get("lr_wsd_decay_iters"),
+        lr_wsd_decay_style=config.effective.get("lr_wsd_decay_style"),
         start_wd=0.0,
         end_wd=0.0,
         wd_incr_steps=40,

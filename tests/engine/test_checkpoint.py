@@ -71,6 +71,13 @@ def test_frozen_parameters_are_part_of_it(run: Any, tmp_path: Path) -> None:
         assert losses == pytest.approx(expected, rel=1e-9)
 
 
+def test_masters_of_frozen_parameters_survive_whole(run: Any, tmp_path: Path) -> None:
+    values = {**ADAMW, "precision.compute": "bf16", "precision.frozen": "master"}
+    saving, loading = (Case({**values, "zero.stage": level}, dtype=torch.float32, frozen=("block0",)) for level in (3, 0))
+    run(2, save, saving, tmp_path)
+    assert max(run(2, resume_without_optimizer, loading, tmp_path)) < 1e-6, "bf16 would be off by a thousandth"
+
+
 def test_weights_alone_can_be_loaded(run: Any, tmp_path: Path) -> None:
     world, saving = case("sharded")
     run(world, save, saving, tmp_path)

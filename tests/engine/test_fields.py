@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import torch
 from counts import counted
 from runs import Case, plain, trained
 from torch import nn
@@ -36,6 +37,7 @@ WEIGHTS = 11_600
 FP16 = {"precision.compute": "fp16"}
 OVERFLOW = {**FP16, "precision.loss_scale.initial": 2.0**40, "precision.loss_scale.hysteresis": 1}
 WARMUP = {"optimizer.schedule.warmup_steps": 2}
+WSD = {"optimizer.schedule.name": "wsd", "optimizer.schedule.total_steps": 3}
 SGD = {"optimizer.name": "sgd"}
 FULL = {"recompute.granularity": "full"}
 TWO_STAGES = {"stages.layers_per_stage": 2}
@@ -124,6 +126,14 @@ CHANGES = {
         ((0.01, 0.005), (0.01, 0.007)),
         {"optimizer.schedule.name": "linear", "optimizer.schedule.total_steps": 2},
         steps=2,
+    ),
+    "optimizer.schedule.decay_steps": Change("lrs", (1, 2), ((0.01, 0.01, 0.01), (0.01, 0.01, 0.005)), WSD, steps=3),
+    "optimizer.schedule.decay_shape": Change(
+        "lrs",
+        ("linear", "exponential"),
+        ((0.01, 0.01, 0.005), (0.01, 0.01, 0.01 * (2 * 0.5**0.5 - 1))),
+        {**WSD, "optimizer.schedule.decay_steps": 2},
+        steps=3,
     ),
     "recompute.granularity": Change("layer_calls", ("none", "full"), (4, 8)),
     "recompute.method": Change("layer_calls", ("uniform", "block"), (8, 6), {**FULL, **TWO_STAGES}),
@@ -237,6 +247,8 @@ SILENT: dict[str, tuple[Any, Mapping[str, Any], Mapping[str, Any]]] = {
     "optimizer.eps": (1.0, SGD, {}),
     "optimizer.schedule.total_steps": (3, CONSTANT, {"optimizer.schedule.name": "linear"}),
     "optimizer.schedule.minimum": (0.005, CONSTANT, {"optimizer.schedule.name": "inverse_sqrt"}),
+    "optimizer.schedule.decay_steps": (1, CONSTANT, WSD),
+    "optimizer.schedule.decay_shape": ("cosine", CONSTANT, WSD),
     "optimizer.schedule.warmup_from": (0.005, {}, WARMUP),
     "precision.loss_scale.static": (4.0, BF16, FP16),
     "precision.loss_scale.initial": (4.0, {**FP16, "precision.loss_scale.static": 8.0}, FP16),
@@ -288,6 +300,28 @@ def test_loss_counts_tokens_or_microbatches_alike() -> None:
     assert abs(tokens[0] - microbatches[0]) > 1e-4
 
 
+FROZEN = ("block1", "block2")
+ONE_BUFFER = {"zero.weight_buffers": 1}
+"""All frozen stages take turns in it, so that their slices lie beside it in either format."""
+
+
+@pytest.mark.parametrize(("world", "zero", "more"), [(1, {}, 4), (2, {"zero.stage": 1}, 2), (2, ONE_BUFFER, 1)])
+def test_frozen_weights_are_kept_in_the_format_asked_for(run: Any, world: int, zero: dict[str, int], more: int) -> None:
+    """`more`: bytes that a frozen element takes on each rank in the master format, beside what it takes in the other."""
+    given = {**BF16, **zero, "batch.accumulation": 2}
+    found = {
+        kept: run(world, trained, Case({**given, "precision.frozen": kept}, frozen=FROZEN, dtype=torch.float32))
+        for kept in ("compute", "master")
+    }
+    for compute, master in zip(*found.values(), strict=True):
+        assert master.losses == compute.losses and master.bytes == master.predicted_bytes
+        frozen = {name: change for name, change in master.change.items() if name.startswith(FROZEN)}
+        assert not any(change.any() for change in frozen.values()), "the whole of each weight came through"
+        assert any(compute.change[name].any() for name in frozen), "what bf16 cannot hold was rounded away"
+        elements = sum(change.numel() for change in frozen.values())
+        assert sum(master.bytes.values()) - sum(compute.bytes.values()) == elements * more
+
+
 BEYOND = {
     "parallel.context": 2,
     "parallel.expert": 2,
@@ -314,7 +348,7 @@ LOGS = {path for path in bridge.plan.paths() if path.startswith("debug.")}
 
 
 def test_every_field_is_honoured_or_limited() -> None:
-    assert {*CHANGES, "loss", "schedule.csv", *LOGS, *LIMITS} == set(bridge.plan.paths())
+    assert {*CHANGES, "loss", "schedule.csv", "precision.frozen", *LOGS, *LIMITS} == set(bridge.plan.paths())
     assert set(BEYOND) == set(LIMITS)
     assert all(limit.reason for limit in LIMITS.values())
 

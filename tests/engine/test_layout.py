@@ -24,6 +24,7 @@ SHAPES = {
     ),
 }
 BF16 = {"precision.compute": "bf16"}
+SPLIT = {"parallel.pipeline": 2, "parallel.tensor": 2, "batch.accumulation": 2}
 CASES: tuple[tuple[int, dict[str, Any]], ...] = (
     (1, {"zero.stage": 3, "batch.accumulation": 2}),
     (2, {**BF16, "zero.stage": 0}),
@@ -35,6 +36,15 @@ CASES: tuple[tuple[int, dict[str, Any]], ...] = (
     (4, {"parallel.tensor": 2, "parallel.sequence": True, "parallel.order": "data-tensor", "recompute.ratio": 0.5}),
     (4, {"parallel.tensor": 4, "zero.stage": 2, "recompute.granularity": "full", "recompute.method": "block"}),
     (4, {"parallel.tensor": 4, "parallel.sequence": True, "optimizer.name": "sgd"}),
+    (1, {"batch.accumulation": 3, "schedule.breadth_first": 3, "recompute.ratio": 0.5}),
+    (2, {"parallel.pipeline": 2, "batch.accumulation": 3}),
+    (2, {**BF16, "parallel.pipeline": 2, "batch.accumulation": 2, "schedule.name": "interleaved_1f1b", "zero.stage": 3}),
+    (2, {"parallel.pipeline": 2, "batch.accumulation": 4, "schedule.name": "zero_bubble_v", "stages.rule": "parameters"}),
+    (4, {**BF16, "parallel.pipeline": 2, "batch.accumulation": 4, "zero.stage": 3, "stages.layers_per_stage": 3}),
+    (4, {**BF16, "parallel.pipeline": 2, "batch.accumulation": 3, "zero.stage": 2, "schedule.name": "gpipe"}),
+    (4, {**SPLIT, "parallel.sequence": True, "schedule.name": "pre_recompute_1f1b", "recompute.granularity": "full"}),
+    (4, {**SPLIT, "schedule.name": "last_no_recompute_1f1b", "recompute.granularity": "full"}),
+    (4, {"parallel.pipeline": 4, "batch.accumulation": 5, "schedule.name": "shifted_critical_path", "recompute.ratio": 0.7}),
 )
 
 
@@ -57,6 +67,7 @@ LAUNCHES = {
     "data": (2, "--global-batch-size 8 --bf16 --use-distributed-optimizer"),
     "tensor": (2, "--global-batch-size 4 --tensor-model-parallel-size 2 --sequence-parallel"),
     "both": (4, "--global-batch-size 16 --bf16 --tensor-model-parallel-size 2 --use-distributed-optimizer"),
+    "pipeline": (2, "--global-batch-size 4 --bf16 --pipeline-model-parallel-size 2 --num-layers 4"),
 }
 
 

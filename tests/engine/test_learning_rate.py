@@ -1,6 +1,9 @@
-"""Learning-rate schedules: torch's own schedulers give the same numbers, and lengths that are missing are said."""
+"""Learning-rate schedules: torch's, Megatron's and Hugging Face's give the same numbers, and missing lengths are said."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
 
 import pytest
 import torch
@@ -16,7 +19,7 @@ PEAK, LOW = 0.3, 0.03
 WARMUP, TOTAL = 5, 25
 
 
-def ours(name: str, steps: int = 40, **more: float) -> list[float]:
+def ours(name: str, steps: int = 40, **more: float | str) -> list[float]:
     """Our learning rates, warmup included."""
     schedule = LearningRate.model_validate({"name": name, "warmup_steps": WARMUP, "total_steps": TOTAL, "minimum": LOW, **more})
     return [learning_rate(PEAK, schedule, step) for step in range(steps)]
@@ -42,6 +45,41 @@ def theirs(decay: str, steps: int = 40) -> list[float]:
 def test_decays_are_torchs(name: str) -> None:
     assert ours(name)[: TOTAL + 1] == pytest.approx(theirs(name)[: TOTAL + 1])
     assert ours(name)[TOTAL:] == pytest.approx([LOW] * 15)
+
+
+MEGATRON = {"constant": "constant", "linear": "linear", "cosine": "cosine", "inverse_sqrt": "inverse-square-root", "wsd": "WSD"}
+DECAYS = ("linear", "cosine", "exponential", "minus_sqrt")
+SHAPES = [*((name, 7, "linear") for name in MEGATRON if name != "wsd"), *product(["wsd"], (0, 1, 7, 20, 23, 30), DECAYS)]
+"""Names with the length and the shape of a decay, which only the last looks at; longer ones reach into the warmup."""
+
+
+@pytest.mark.parametrize(("name", "steps", "shape"), SHAPES)
+@pytest.mark.parametrize("warmup", [0, WARMUP])
+def test_every_step_is_megatrons(name: str, steps: int, shape: str, warmup: int) -> None:
+    core = pytest.importorskip("megatron.core.optimizer_param_scheduler")
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], PEAK)
+    decay = {"wsd_decay_steps": steps, "lr_wsd_decay_style": shape}
+    lengths = {"lr_warmup_steps": warmup, "lr_decay_steps": TOTAL, "wd_incr_steps": 1, "wd_incr_style": "constant"}
+    rates = {"init_lr": 0.01, "max_lr": PEAK, "min_lr": LOW, "start_wd": 0.0, "end_wd": 0.0}
+    theirs = core.OptimizerParamScheduler(optimizer, lr_decay_style=MEGATRON[name], **rates, **lengths, **decay)
+
+    def rates_of_theirs() -> Iterator[float]:
+        for _ in range(TOTAL + 5):
+            yield optimizer.param_groups[0]["lr"]
+            theirs.step(1)
+
+    found = ours(name, TOTAL + 5, warmup_steps=warmup, warmup_from=0.01, decay_steps=steps, decay_shape=shape)
+    assert found == pytest.approx(list(rates_of_theirs()), rel=1e-12)
+
+
+@pytest.mark.parametrize(("decay", "shape"), [(1, "cosine"), (7, "cosine"), (20, "linear"), (20, "1-sqrt")])
+def test_wsd_is_hugging_faces(decay: int, shape: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], PEAK)
+    lengths = {"num_stable_steps": TOTAL - WARMUP - decay, "num_decay_steps": decay, "min_lr_ratio": LOW / PEAK}
+    theirs = transformers.get_wsd_schedule(optimizer, WARMUP, decay_type=shape, **lengths)
+    found = ours("wsd", TOTAL + 5, warmup_from=LOW, decay_steps=decay, decay_shape=shape.replace("1-", "minus_"))
+    assert found == pytest.approx([PEAK * theirs.lr_lambdas[0](step) for step in range(TOTAL + 5)], rel=1e-12)
 
 
 def test_wsd_holds_the_peak_and_decays_at_the_end() -> None:

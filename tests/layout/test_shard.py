@@ -180,6 +180,23 @@ def test_frozen_parameters_have_neither_gradients_nor_state() -> None:
 
 
 @pytest.mark.parametrize(
+    ("level", "data", "frozen", "kept"),
+    [
+        (0, 1, "compute", {"weights": 80}),
+        (0, 1, "master", {"weights": 80, "master": 160}),
+        (0, 2, "master", {"weights": 80, "master": 160}),
+        (1, 2, "master", {"weights": 80, "master": 80}),
+        (3, 2, "compute", {"weights": 2 * 20 + 4 * 10}),
+        (3, 2, "master", {"weights": 2 * 20, "master": 4 * 20}),
+    ],
+)
+def test_frozen_parameters_are_kept_in_the_format_asked_for(level: int, data: int, frozen: str, kept: dict[str, int]) -> None:
+    parameters = [Parameter(f"{stage}.w", (10,), "fp32", (stage,), trainable=False) for stage in range(4)]
+    plan = Plan.of({"zero.stage": level, "precision.compute": "bf16", "precision.frozen": frozen})
+    assert {kind: size for kind, size in Layout.of(plan, parameters, 4, data).bytes().items() if size} == kept
+
+
+@pytest.mark.parametrize(
     ("zero", "level"),
     [
         ({}, 0), ({"stage": 0}, 0), ({"stage": 1}, 1), ({"stage": 2}, 2), ({"stage": 3}, 3),

@@ -3,7 +3,7 @@
 from bridge.layout.schedule.action import Action, Kind, Schedule
 from bridge.layout.schedule.check import prove
 from bridge.layout.schedule.generate import SCHEDULES, Shape, generate
-from bridge.layout.schedule.program import program
+from bridge.layout.schedule.program import program, trimmed
 from bridge.layout.schedule.timeline import Costs, Timeline, timeline
 
 __all__ = [
@@ -18,4 +18,5 @@ __all__ = [
     "program",
     "prove",
     "timeline",
+    "trimmed",
 ]

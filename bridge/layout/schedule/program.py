@@ -15,6 +15,12 @@ def program(schedule: Schedule) -> tuple[Row, ...]:
     return tuple(tuple(_spelled(schedule, row)) for row in schedule.rows)
 
 
+def trimmed(row: Row, first: int) -> Row:
+    """`row` of a program without backward on stages before `first`, the first one that trains."""
+    forward = (Kind.FORWARD, Kind.SEND_FORWARD, Kind.RECEIVE_FORWARD)
+    return tuple(action for action in row if action.kind in forward or action.stage >= first)
+
+
 def _spelled(schedule: Schedule, row: Row) -> Iterator[Action]:
     last = {action.stage: place for place, action in enumerate(row) if action.kind in WRITES}
     for place, action in enumerate(row):

@@ -106,7 +106,7 @@ def run(steps: Iterable[Step], values: Namespace) -> None:
     problems: list[str] = []
     known = values.__dict__
     for step in steps:
-        if step.needs and any(known.get(name) is None for name in step.needs):
+        if None in map(known.get, step.needs):
             continue
         try:
             if not _take(step, values, problems):

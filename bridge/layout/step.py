@@ -1,0 +1,70 @@
+"""Steps: everything that one rank sends in a step, from what it holds and the order in which it computes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from bridge.layout.pipeline import Pipeline
+from bridge.layout.recompute import Chunk, again_by_stage
+from bridge.layout.schedule.action import Row
+from bridge.layout.shard import Layout
+from bridge.layout.tensor import Site
+from bridge.layout.traffic import Traffic, Visits, activation_traffic, added, message_traffic, step_traffic, within
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is sent for a microbatch: its tokens, the inputs of each stage, and the gradients that go back for those."""
+
+    tokens: int
+    taken: Mapping[int, Traffic]
+    given: Mapping[int, Traffic]
+    variable: bool = False
+
+
+@dataclass(frozen=True)
+class Step:
+    """A pipeline rank's part of a step: its layout, its row of the program, and where activations pass between tensor ranks.
+
+    `parts` are the chunks of every stage, `names` those of every layer; `sequence`: tokens are split over tensor ranks.
+    """
+
+    rank: int
+    layout: Layout
+    pipeline: Pipeline
+    row: Row
+    parts: Sequence[Sequence[Chunk]]
+    names: Sequence[str]
+    sites: Sequence[Site]
+    sequence: bool
+
+    def traffic(self, sizes: Sizes, world: int, index: int = 0) -> dict[str, Traffic]:
+        """The collectives and messages of data rank `index` among `world` ranks, once training is under way."""
+        schedule = self.pipeline.schedule
+        local = {stage: place for place, stage in enumerate(self.pipeline.local(self.rank))}
+        order = None if schedule.name == "depth_first" else Visits.of(self.row, local)
+        return added(
+            step_traffic(self.layout, schedule.microbatches, world, index, order),
+            self._activations(sizes.tokens),
+            message_traffic(self.row, sizes.taken, sizes.given, sizes.variable),
+        )
+
+    def _activations(self, tokens: int) -> dict[str, Traffic]:
+        """Microbatches that compute the same layers again send the same."""
+        if not self.sites:
+            return {}
+        layers = again_by_stage(self.row, self.parts, self.pipeline.layers)
+        kept, number = self.pipeline.schedule.kept, self.pipeline.schedule.microbatches
+        alike = Counter(
+            frozenset(layer for stage, own in layers.items() if (stage, microbatch) not in kept for layer in own)
+            for microbatch in range(number)
+        )
+        return added(*(self._of_one(again, tokens, times) for again, times in alike.items()))
+
+    def _of_one(self, again: frozenset[int], tokens: int, times: int) -> dict[str, Traffic]:
+        names = {site.name for site in within(self.sites, (self.names[layer] for layer in again))}
+        compute = self.layout.flats[0].dtype if self.layout.flats else "fp32"
+        found = activation_traffic(self.sites, names, self.sequence, tokens, compute)
+        return {name: part * times for name, part in found.items()}

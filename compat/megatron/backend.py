@@ -1,0 +1,140 @@
+"""A plan on Megatron-Core itself: on GPUs, and on CPU with its requests for CUDA redirected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from bridge.backend import MICRO, Backend, Workload, unkept
+from bridge.dialect import Config
+from bridge.errors import ConfigError
+from bridge.layout.architecture import Architecture
+from bridge.plan import Plan
+from bridge.translation import lift, lower
+from compat.megatron import DIALECT, MegatronConfig, live
+from compat.megatron.real import installed
+
+if TYPE_CHECKING:
+    from compat.megatron.trainer import MegatronTrainer
+
+OPEN: Mapping[str, Any] = {
+    "optimizer.name": "adamw",
+    "optimizer.lr": 1e-3,
+    "optimizer.betas": (0.9, 0.999),
+    "optimizer.eps": 1e-8,
+    "optimizer.weight_decay": 0.0,
+    "optimizer.clip": 0.0,
+    "optimizer.schedule.name": "constant",
+    "precision.compute": "fp32",
+    "zero.stage": 0,
+}
+"""What the native engine takes where a plan leaves a field open, said aloud: Megatron's own defaults are others."""
+
+
+class MegatronBackend(Backend):
+    """Megatron-Core as an engine."""
+
+    name = "megatron"
+    title = "Megatron-Core"
+
+    @property
+    def release(self) -> str | None:
+        """See `Backend`."""
+        return live.installed_version()
+
+    def refusals(self, plan: Plan, world: int) -> tuple[str, ...]:
+        """See `Backend`."""
+        lost = unkept(completed(plan, MICRO), DIALECT, self._known(), world)
+        return (*_limits(plan.values()), *(line for line in lost if line.partition(":")[0] not in LIMITS))
+
+    def _known(self) -> str | None:
+        """The installed release where our tables know it, else the newest that they know."""
+        return self.release if self.release in DIALECT.versions else None
+
+    def open(self, run: Config | Plan, workload: Workload) -> MegatronTrainer:
+        """See `Backend`."""
+        from compat.megatron.trainer import MegatronTrainer
+
+        return MegatronTrainer(self.config(run, workload), workload)
+
+    def config(self, run: Config | Plan, workload: Workload) -> MegatronConfig:
+        """The config that runs: a plan in Megatron's words with the sizes of the workload, or a config as it is written."""
+        world, release = _world(), installed()
+        if isinstance(run, Plan):
+            whole = {**completed(run, workload.micro).values(), **_sizes(workload.architecture)}
+            found = lower(Plan.of(whole), DIALECT, release, world)
+        else:
+            found = DIALECT.config(run.given, release, world, run.entry)
+        assert isinstance(found, MegatronConfig)
+        return found
+
+
+LIMITS: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "parallel.context": ((1,), "its attention without Transformer Engine is not split by tokens; use 1"),
+    "model.experts": ((1,), "the model that is trained has no experts; use 1"),
+    "precision.fp8": ((), "8-bit products need Transformer Engine; leave it unset"),
+    "zero.stage": ((0, 1), "Megatron-FSDP, which shards gradients and weights, is not driven here; use 1"),
+    "zero.offload.optimizer": (("none",), "offloading is not driven here; use none"),
+}
+"""The values of a field that run, beyond what its config can say, and why others do not."""
+
+
+def _limits(values: Mapping[str, Any]) -> Iterator[str]:
+    name = values.get("optimizer.name")
+    if values.get("zero.stage") == 1 and name not in (None, "adam", "adamw"):
+        yield f"optimizer.name: found {name!r} with zero.stage 1; Megatron's distributed optimizer takes adam only, or use 0"
+    for path, (runs, reason) in LIMITS.items():
+        if path in values and values[path] not in runs:
+            yield f"{path}: found {values[path]!r}; {reason}"
+
+
+def _world() -> int:
+    from bridge.comm import joined
+    from bridge.engine.environment import detect
+
+    here = joined()
+    return here[1] if here else detect().world
+
+
+def completed(plan: Plan, micro: int) -> Plan:
+    """The plan with what it leaves open, as the native engine takes it; `micro` counts where nothing else says."""
+    batch = {} if plan.batch.global_ and plan.batch.accumulation else {"batch.micro": micro}
+    momentum = {"optimizer.momentum": 0.0} if plan.optimizer.name == "sgd" else {}
+    return Plan.of({**OPEN, **batch, **momentum, **plan.values()})
+
+
+def architecture(config: MegatronConfig) -> Architecture:
+    """The shape of the native GPT that computes what Megatron's flags describe. Raises `ConfigError` if there is none."""
+    args = config.args
+    ConfigError.raise_if(
+        f"{name}: found {args[name]!r}; expected {expected!r}, or nothing"
+        for name, expected in NATIVE.items()
+        if args.get(name, expected) != expected
+    )
+    shape = Architecture.of(lift(config).model)
+    return replace(
+        shape,
+        norm="rms" if args["normalization"] == "RMSNorm" else "layer",
+        gated=bool(args["swiglu"]),
+        rotary=args["position_embedding_type"] == "rope",
+        bias=bool(args["add_bias_linear"]),
+    )
+
+
+NATIVE: Mapping[str, Any] = {
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+    "num_experts": None,
+    "multi_latent_attention": False,
+}
+"""What the native GPT does not do otherwise."""
+
+
+def _sizes(shape: Architecture) -> dict[str, Any]:
+    """What a plan says of a model of that shape."""
+    names = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "sequence", "tied")
+    return {f"model.{name}": getattr(shape, name) for name in names}
+
+
+BACKEND = MegatronBackend()

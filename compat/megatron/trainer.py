@@ -1,0 +1,287 @@
+"""A run on Megatron-Core itself: its process groups, model, optimizer and schedules, and its numbers in native names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property, partial
+from itertools import islice
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.distributed import finalize_model_grads
+from megatron.core.optimizer import get_megatron_optimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from torch import Tensor, nn
+
+from bridge.backend import Step, Workload
+from bridge.comm import Comm, connect, joined
+from bridge.engine.environment import Environment, detect
+from bridge.engine.models.gpt import GPT, IGNORED
+from bridge.errors import BridgeError, ConfigError
+from bridge.layout.mesh import Mesh
+from bridge.plan import Plan
+from bridge.translation import lift
+from compat.megatron import MegatronConfig, model
+from compat.megatron.cpu import redirected
+from compat.megatron.states import States
+from compat.megatron.weights import Piece, Share, pieces
+
+if TYPE_CHECKING:
+    from bridge.backend import Batch
+
+LOSS = "mean loss"
+EXPORT = "whole weights"
+PIPELINE_LAST = "tp-cp-ep-dp-pp"
+DATA_LAST = "tp-cp-ep-pp-dp"
+
+
+class MegatronTrainer:
+    """Trains Megatron-Core's GPT as `config` says, with the weights that the native GPT of the workload starts from."""
+
+    def __init__(self, config: MegatronConfig, workload: Workload) -> None:
+        here = joined()
+        place = Environment(*here) if here else detect()
+        self.config, self.plan, self.shape = config, lift(config), workload.architecture
+        mesh = Mesh.of(self.plan.parallel, place.world)
+        self.micro = self.plan.batch.micro or workload.micro
+        self.accumulation = _accumulation(self.plan, self.micro, mesh.sizes["data"])
+        self._alone = _join(place)
+        self.comm = Comm(mesh, place.rank)
+        try:
+            with self.running():
+                self._open(workload.seed)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, seed: int) -> None:
+        args = self.config.args
+        _groups(self.plan, args)
+        model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
+        self.settings = model.transformer_config(self.config, self.shape)
+        self.chunks = model.chunks(self.settings, model.ddp_config(self.config), self.shape)
+        self.optimizer = get_megatron_optimizer(
+            model.optimizer_config(self.config), self.chunks, config_overrides={}, use_gloo_process_groups=False
+        )
+        self.states = States(self.optimizer)
+        self._load(GPT(self.shape, seed))
+        self.scheduler = OptimizerParamScheduler(self.optimizer, **_learning_rate(args))
+        self.settings.grad_scale_func = self.optimizer.scale_loss
+        self.settings.finalize_model_grads_func = finalize_model_grads
+        if self.chunks[0].ddp_config.overlap_grad_reduce:
+            waits = [chunk.no_sync for chunk in self.chunks]
+            self.settings.no_sync_func = waits if len(waits) > 1 else waits[0]
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Where there is no CUDA, with its requests redirected; what Megatron refuses is a `BridgeError`."""
+        redirection: AbstractContextManager[None] = nullcontext() if torch.cuda.is_available() else redirected()
+        with redirection:
+            try:
+                yield
+            except (AssertionError, ValueError) as error:
+                raise ConfigError(f"megatron: refused by Megatron-Core itself: {type(error).__name__}: {error}") from error
+
+    @property
+    def data(self) -> tuple[int, int]:
+        """See `Trainer`."""
+        group = self.comm.group("data")
+        return group.index, group.size
+
+    @property
+    def share(self) -> Share:
+        """This rank's place among the tensor ranks."""
+        group = self.comm.group("tensor")
+        return Share(group.index, group.size)
+
+    def train_batch(self, batches: Iterable[Batch]) -> Step:
+        """See `Trainer`."""
+        taken = list(islice(batches, self.accumulation))
+        if len(taken) < self.accumulation:
+            raise BridgeError(f"train_batch: found {len(taken)} microbatches, expected {self.accumulation}; give more")
+        with self.running():
+            for chunk in self.chunks:
+                chunk.train()
+                chunk.zero_grad_buffer()
+            self.optimizer.zero_grad()
+            losses = self._pass(taken)
+            lr = self.optimizer.param_groups[0]["lr"]
+            updated, norm, _ = self.optimizer.step()
+            if updated:
+                self.scheduler.step(1)
+            return Step(self._mean(losses), norm, lr, bool(updated))
+
+    def _pass(self, batches: list[Batch]) -> list[tuple[Tensor, Tensor]]:
+        """All microbatches forward and backward, by Megatron's own schedule; losses and what they count on the last stage."""
+        rows, tokens = batches[0][0].shape
+        found: list[tuple[Tensor, Tensor]] = get_forward_backward_func()(
+            forward_step_func=self._forward,
+            data_iterator=[iter(batches) for _ in self.chunks],
+            model=self.chunks,
+            num_microbatches=self.accumulation,
+            seq_length=tokens,
+            micro_batch_size=rows,
+        )
+        return found
+
+    def _forward(self, batches: Iterator[Batch], part: Any) -> tuple[Tensor, Any]:
+        device = torch.cuda.current_device()
+        tokens, targets = (tensor.to(device) for tensor in next(batches))
+        positions = torch.arange(tokens.shape[1], device=device).expand_as(tokens)
+        return part(tokens, positions, None, labels=targets.clamp(min=0)), partial(self._loss, targets)
+
+    def _loss(self, targets: Tensor, losses: Tensor) -> tuple[Any, ...]:
+        """As training's own loss function gives it: a sum with its count, or a mean."""
+        counts = targets != IGNORED
+        total, count = (losses.float() * counts).sum(), counts.sum()
+        if self.settings.calculate_per_token_loss:
+            return total, count.int(), (total.detach().clone(), count)
+        mean = total / count.clamp(min=1)
+        return mean, (mean.detach().clone(), torch.ones_like(count))
+
+    def _mean(self, losses: list[tuple[Tensor, Tensor]]) -> float:
+        """Over all microbatches of all data ranks."""
+        total = torch.zeros(2, dtype=torch.float64, device=torch.cuda.current_device())
+        if self.share.index == 0:
+            for loss, weight in losses:
+                total += torch.stack([loss.double(), weight.double()])
+        self.comm.all_reduce(LOSS, total, self.comm.world)()
+        return float(total[0] / total[1].clamp(min=1))
+
+    def named(self) -> Iterator[tuple[nn.Parameter, tuple[Piece, ...]]]:
+        """This rank's parameters, each with the native ones that lie in it."""
+        for name, weight in model.named(self.chunks):
+            yield weight, tuple(pieces(name, self.shape, self.share))
+
+    @torch.no_grad()
+    def _load(self, native: nn.Module) -> None:
+        """Into the weights, and unrounded into the masters, where there are any."""
+        wholes = dict(native.named_parameters())
+        for weight, parts in self.named():
+            exact = torch.zeros_like(weight, dtype=torch.float32)
+            for piece in parts:
+                piece.load(exact, wholes[piece.name].to(exact))
+            weight.copy_(exact)
+            self.states.master(weight).copy_(exact.view(-1)[self.states.owned(weight)])
+
+    @torch.no_grad()
+    def weights(self) -> Mapping[str, Tensor]:
+        """See `Trainer`. Every rank gets all."""
+        whole = torch.zeros(sum(map(prod, self._shapes.values())))
+        flat = torch.split(whole, [prod(shape) for shape in self._shapes.values()])
+        found = {name: part.view(shape) for (name, shape), part in zip(self._shapes.items(), flat, strict=True)}
+        for weight, parts in self.named():
+            for piece in parts if self._counts(weight) else ():
+                local = piece.of(self.states.filled(weight, self.states.master(weight)))
+                if piece.dim is not None or self.share.index == 0:
+                    piece.within(found[piece.name], local.shape).copy_(local)
+        there = whole.to(torch.cuda.current_device()) if torch.cuda.is_available() else whole
+        self.comm.all_reduce(EXPORT, there, self.comm.world)()
+        whole.copy_(there)
+        return found
+
+    @cached_property
+    def _shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of the native GPT's parameters by name."""
+        layers = (self.shape.parts(layer) for layer in self.shape.indices)
+        return {name: size for parts in layers for part in parts for name, size in part.shapes.items()}
+
+    def _counts(self, weight: nn.Parameter) -> bool:
+        """Whether this rank's values of the parameter are the ones to take: others hold copies."""
+        return (self.states.sharded or self.data[0] == 0) and not getattr(weight, "shared", False)
+
+    def bytes(self) -> Mapping[str, int]:
+        """See `Trainer`."""
+        buffers = [buffer for chunk in self.chunks for buffer in chunk.buffers]
+        weights = [weight for chunk in self.chunks for weight in chunk.parameters()]
+        held = {weight.untyped_storage().data_ptr() for weight in weights}
+        return {
+            "weights": _bytes(weights),
+            "gradients": _bytes(buffer.grad_data for buffer in buffers),
+            "optimizer": _bytes(tensor for tensor in self.states.kept() if tensor.untyped_storage().data_ptr() not in held),
+        }
+
+    def close(self) -> None:
+        """See `Trainer`. A process group that was made for this rank alone ends too."""
+        groups = [group for group in parallel_state._global_process_group_list or () if group is not None]
+        parallel_state.destroy_model_parallel()
+        for group in groups:
+            dist.destroy_process_group(group)
+        if self._alone:
+            dist.destroy_process_group()
+
+
+def _join(place: Environment) -> bool:
+    """Join the process group; whether it was made just now for one rank alone, which Megatron needs too."""
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    if torch.cuda.is_available():
+        torch.cuda.set_device(place.local_rank)
+    if place.world > 1 or joined():
+        connect(place.rank, place.world, place.address, backend)
+        return False
+    dist.init_process_group(backend, store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
+    return True
+
+
+def _groups(plan: Plan, args: Mapping[str, Any]) -> None:
+    """Megatron's process groups, as its own initialization makes them."""
+    parallel = plan.parallel
+    parallel_state.initialize_model_parallel(
+        parallel.tensor or 1,
+        parallel.pipeline or 1,
+        args.get("virtual_pipeline_model_parallel_size"),
+        num_distributed_optimizer_instances=args.get("num_distributed_optimizer_instances") or 1,
+        order=DATA_LAST if args.get("use_tp_pp_dp_mapping") else PIPELINE_LAST,
+        create_gloo_process_groups=False,
+    )
+
+
+def _accumulation(plan: Plan, micro: int, data: int) -> int:
+    batch = plan.batch
+    return batch.accumulation or max(1, (batch.global_ or micro * data) // (micro * data))
+
+
+def _learning_rate(args: Mapping[str, Any]) -> dict[str, Any]:
+    """What training gives its scheduler (training.py: get_optimizer_param_scheduler), in optimizer steps."""
+    total = args.get("lr_decay_iters") or args.get("train_iters") or _iterations(args, "lr_decay") or _iterations(args, "train")
+    if total is None and args["lr_decay_style"] != "constant":
+        raise ConfigError(f"lr_decay_style: found {args['lr_decay_style']}, which has no end; set train_iters or lr_decay_iters")
+    total = total or ENDLESS
+    fraction, batch = args.get("lr_warmup_fraction"), args.get("global_batch_size") or 1
+    warmup = args.get("lr_warmup_iters") or (args.get("lr_warmup_samples") or 0) / batch
+    decay = args.get("lr_wsd_decay_iters") or _iterations(args, "lr_wsd_decay")
+    return {
+        "init_lr": args["lr_warmup_init"],
+        "max_lr": args["lr"],
+        "min_lr": args["min_lr"],
+        "lr_warmup_steps": warmup if fraction is None else fraction * total,
+        "lr_decay_steps": total,
+        "lr_decay_style": args["lr_decay_style"],
+        "start_wd": args["start_weight_decay"],
+        "end_wd": args["end_weight_decay"],
+        "wd_incr_steps": total,
+        "wd_incr_style": args["weight_decay_incr_style"],
+        "wsd_decay_steps": decay,
+        "lr_wsd_decay_style": args["lr_wsd_decay_style"],
+    }
+
+
+ENDLESS = 1 << 40
+"""Steps after which a constant learning rate would end."""
+
+
+def _iterations(args: Mapping[str, Any], name: str) -> float | None:
+    samples, batch = args.get(f"{name}_samples"), args.get("global_batch_size")
+    return samples / batch if samples and batch else None
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of the storages that tensors live in, each once."""
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(storages.values())

@@ -1,0 +1,135 @@
+"""Which parameters of the native GPT lie in each parameter of Megatron's, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from bridge.layout.architecture import Architecture
+from bridge.trace.placement import Placement
+
+LAYERS = "decoder.layers."
+"""What precedes the number of a layer in the names of Megatron's parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A tensor rank and how many there are."""
+
+    index: int = 0
+    ranks: int = 1
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A native parameter within one of Megatron's. `pick` takes this rank's part out of the tensor, as a view; it is of
+    the `whole` shape, from `start` on along `dim` (None: tensor ranks hold replicas).
+    """
+
+    name: str
+    whole: tuple[int, ...]
+    dim: int | None
+    start: int
+    pick: Callable[[Tensor], Tensor]
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """This rank's part, in its native shape: `tensor` is the parameter, its gradient or its state."""
+        return self.pick(tensor).reshape(-1, *tensor.shape[1:])
+
+    def load(self, tensor: Tensor, whole: Tensor) -> None:
+        """Copy this rank's part of `whole` into its place in `tensor`."""
+        view = self.pick(tensor)
+        view.copy_(self.within(whole, self.of(tensor).shape).reshape(view.shape))
+
+    def within(self, whole: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Of a whole tensor, the part of that shape which is this rank's."""
+        return whole if self.dim is None else whole.narrow(self.dim, self.start, shape[self.dim])
+
+    def placement(self, shape: tuple[int, ...], replicas: tuple[str, ...] = ()) -> Placement:
+        """Where a part of that shape lies in the whole."""
+        offsets = tuple(self.start * (dim == self.dim) for dim in range(len(self.whole)))
+        return Placement.box(self.whole, offsets, tuple(shape), (*(("tensor",) if self.dim is None else ()), *replicas))
+
+
+def pieces(name: str, shape: Architecture, share: Share) -> Iterator[Piece]:
+    """What lies in the parameter `name` of Megatron's GPT (layers by their number in the whole model)."""
+    wholes = {found: size for layer in shape.indices for part in shape.parts(layer) for found, size in part.shapes.items()}
+    for native, dim, pick in _within(name, shape, share):
+        whole = wholes[native]
+        rows = _rows(shape, share) if native in VOCABULARY else whole[dim or 0] // share.ranks
+        yield Piece(native, whole, dim, 0 if dim is None else share.index * rows, pick)
+
+
+Found = tuple[str, int | None, Callable[[Tensor], Tensor]]
+
+VOCABULARY = ("embedding.tokens.weight", "head.logits.weight")
+SPLIT = {"linear_proj.weight": 1, "linear_fc2.weight": 1, "linear_qkv": 0, "linear_fc1": 0}
+"""Along which dimension tensor ranks hold parts, by how names in a layer go on; others are replicas."""
+LAYER = {
+    "input_layernorm": "norm1",
+    "pre_mlp_layernorm": "norm2",
+    "self_attention.linear_proj": "attention.out",
+    "mlp.linear_fc2": "mlp.down",
+}
+"""Modules in a layer that are one of the native ones."""
+
+
+def _within(name: str, shape: Architecture, share: Share) -> Iterator[Found]:
+    if name.startswith(LAYERS):
+        number, _, rest = name.removeprefix(LAYERS).partition(".")
+        yield from ((f"block{number}.{native}", dim, pick) for native, dim, pick in _in_layer(rest, shape, share))
+    elif name == "embedding.position_embeddings.weight":
+        yield "embedding.positions.weight", None, _all
+    elif name.startswith("decoder.final_layernorm."):
+        yield name.replace("decoder.final_layernorm", "head.norm"), None, _all
+    else:
+        tied = shape.tied or name.startswith("embedding.")
+        yield VOCABULARY[0 if tied else 1], 0, _known(shape, share)
+
+
+def _in_layer(rest: str, shape: Architecture, share: Share) -> Iterator[Found]:
+    module, _, kind = rest.rpartition(".")
+    dim = next((dim for part, dim in SPLIT.items() if part in rest), None)
+    if module in LAYER:
+        yield f"{LAYER[module]}.{kind}", dim, _all
+    else:
+        parts = _heads(shape, share) if module == "self_attention.linear_qkv" else _halves(shape)
+        yield from ((f"{native}.{kind}", dim, pick) for native, pick in parts)
+
+
+def _heads(shape: Architecture, share: Share) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
+    """Group by group: the queries of a group, then its key, then its value (attention.py: get_query_key_value_tensors)."""
+    groups, queries, width = shape.kv_heads // share.ranks, shape.heads // shape.kv_heads, shape.hidden // shape.heads
+
+    def rows(first: int, last: int) -> Callable[[Tensor], Tensor]:
+        return lambda tensor: tensor.view(groups, queries + 2, width, *tensor.shape[1:])[:, first:last]
+
+    yield "attention.query", rows(0, queries)
+    yield "attention.key", rows(queries, queries + 1)
+    yield "attention.value", rows(queries + 1, queries + 2)
+
+
+def _halves(shape: Architecture) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
+    """On each tensor rank its part of the gate, then its part of what is gated (mlp.py: glu)."""
+    if not shape.gated:
+        yield "mlp.up", _all
+        return
+    yield "mlp.gate", lambda tensor: tensor[: len(tensor) // 2]
+    yield "mlp.up", lambda tensor: tensor[len(tensor) // 2 :]
+
+
+def _rows(shape: Architecture, share: Share) -> int:
+    """Rows of the padded vocabulary on each tensor rank."""
+    return -(-shape.vocab // share.ranks)
+
+
+def _known(shape: Architecture, share: Share) -> Callable[[Tensor], Tensor]:
+    """The rows of this rank that are no padding."""
+    kept = max(0, min(_rows(shape, share), shape.vocab - share.index * _rows(shape, share)))
+    return lambda tensor: tensor[:kept]
+
+
+def _all(tensor: Tensor) -> Tensor:
+    return tensor
