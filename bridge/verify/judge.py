@@ -107,7 +107,7 @@ def fitted(source: Config, target: Config, backends: Mapping[str, Backend], limi
     first, second = meant(source, backends), meant(target, backends)
     size = Size.of(first, limit)
     wanted = changes(first, size)
-    small = edited(source, wanted, size.world), edited(target, changes(second, size.like(first, second)), size.world)
+    small = _small(source, wanted, size, backends), _small(target, changes(second, size.like(first, second)), size, backends)
     told = {path: (first.values().get(path), value) for path, value in wanted.items()}
     if not fp16 and first.precision.compute == "fp16":
         small, told["precision.compute"] = (_bf16(small[0]), _bf16(small[1])), ("fp16", "bf16")
@@ -115,12 +115,22 @@ def fitted(source: Config, target: Config, backends: Mapping[str, Backend], limi
     return Pair(*small, plans, told, size)
 
 
+def _small(config: Config, changed: Mapping[str, Any], size: Size, backends: Mapping[str, Backend]) -> Config:
+    """`config` with those plan fields changed; its stack's backend knows best how."""
+    backend = backends.get(config.dialect.name)
+    return backend.edited(config, changed, size.world) if backend else edited(config, changed, size.world)
+
+
 def _bf16(config: Config) -> Config:
-    """`config` with bf16 wherever it still says fp16."""
-    for name in ("compute", "reduce", "master"):
-        if lift(config).values().get(f"precision.{name}") == "fp16":
-            config = edited(config, {f"precision.{name}": "bf16"}, config.world_size)
+    """`config` with bf16 for fp16, and formats that a stack derives from it as they were."""
+    for path, format in {path: lift(config).values().get(path) for path in FORMATS}.items():
+        wanted = "bf16" if format == "fp16" else format
+        if lift(config).values().get(path) != wanted:
+            config = edited(config, {path: wanted}, config.world_size)
     return config
+
+
+FORMATS = ("precision.compute", "precision.reduce", "precision.master")
 
 
 def meant(config: Config, backends: Mapping[str, Backend]) -> Plan:

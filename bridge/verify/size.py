@@ -17,7 +17,7 @@ WARMUP, LENGTH = 2, 8
 """Steps of warmup and of a whole learning-rate schedule at most, so that a few steps see its shape."""
 SCALE = 2.0**10
 """First loss scale at most: a larger one would skip all of a few steps."""
-AXES = ("data", "pipeline", "tensor")
+AXES = ("pipeline", "tensor", "data")
 
 
 @dataclass(frozen=True)
@@ -49,22 +49,21 @@ class Size:
 
     def like(self, plan: Plan, other: Plan) -> Size:
         """The size of `other` that stands to this one, of `plan`, as the two plans stand to each other."""
-        mine, theirs = Size.of(plan, self.world), Size.of(other, self.world)
-        share = _batch(other) / _batch(plan)
-        axes = theirs if theirs.world == self.world else mine
-        whole = max(1, round(self.batch * share / axes.data))
+        tensor = self.tensor if other.parallel.tensor != 1 else 1
+        pipeline = self.pipeline if other.parallel.pipeline != 1 else 1
+        data = self.world // (tensor * pipeline)
+        whole = max(1, round(self.batch * _batch(other) / _batch(plan) / data))
         micro = self.micro if whole % self.micro == 0 else 1
-        return Size(axes.data, axes.tensor, axes.pipeline, micro, whole // micro)
+        return Size(data, tensor, pipeline, micro, whole // micro)
 
 
 def _axes(plan: Plan, limit: int) -> Iterator[tuple[str, int]]:
-    """Sharded data ranks come first, then pipeline and tensor ranks, then plain data ranks."""
+    """Pipeline and tensor ranks come first: where they split a model, more can go wrong than among data ranks."""
     sizes = {axis: getattr(plan.parallel, axis) or 1 for axis in AXES}
     if plan.parallel.data is None:
         sizes["data"] = TWO
-    first = ("data", "pipeline", "tensor") if plan.zero.stage else ("pipeline", "tensor", "data")
     left = limit
-    for axis in first:
+    for axis in AXES:
         size = TWO if sizes[axis] > 1 and left >= TWO else 1
         left //= size
         yield axis, size
