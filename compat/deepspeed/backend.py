@@ -28,7 +28,7 @@ CODE = {
 
 
 COUNTED = ("batch.accumulation", "batch.global_")
-OFFLOADED = {"zero.offload.optimizer", "zero.offload.parameters"}
+OFFLOADED = frozenset({"zero.offload.optimizer", "zero.offload.parameters"})
 OFFLOADS = ("zero_optimization.cpu_offload", "zero_optimization.cpu_offload_param")
 """Old switches for the same."""
 LENGTHS = {
