@@ -148,7 +148,7 @@ def _fitted(
     from bridge.engine.fit import fit
 
     if wanted:
-        return fit(plan, here.world, architecture.heads)
+        return fit(plan, here.world, architecture)
     try:
         check(plan, here.world)
     except ConfigError as error:

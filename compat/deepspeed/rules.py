@@ -473,6 +473,7 @@ def missing_rules() -> tuple[Rule, ...]:
         only_ours("recompute.ratio", note="DeepSpeed recomputes groups of whole layers", effect=Effect.COST),
         only_ours("precision.fp8", note="DeepSpeed has no 8-bit products"),
         only_ours("precision.frozen", note="DeepSpeed keeps frozen weights in the format of the model", effect=Effect.COST),
+        only_ours("recompute.kept_microbatches", note="DeepSpeed recomputes in every microbatch", effect=Effect.COST),
         always("loss", "mean_of_microbatches", "DeepSpeed averages over microbatches; the script's loss decides about tokens"),
     )
 
