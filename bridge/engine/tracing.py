@@ -43,6 +43,11 @@ class EngineSource:
         return list(self.layers)[pipeline.layers[first][0]]
 
     @property
+    def recomputes(self) -> bool:
+        """See `Source`."""
+        return any(stage.recomputes for stage in self.engine.executor.stages.values())
+
+    @property
     def holders(self) -> Sequence[tuple[int, ...]]:
         """See `Source`."""
         homes = self.engine.pipeline.schedule.homes
