@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from threading import get_ident
 
 import torch
 from torch import Tensor
 
-COLUMNS = 1024
+COLUMNS = 128
 """Words in a row. A row's words are added up with weights that depend on their places, and then so are the rows."""
 
-ROWS = {"cpu": 256}
-"""Rows that are widened at a time: on a CPU 2 MiB, still in the cache when they are added up."""
-MOST = 1 << 14
-"""The same on other devices, where starting costs more than memory."""
+WEIGHTS = 1 << 15
+"""Weights of a row's words are smaller: its sums, of 128 words of 32 bits, stay below 2^53, up to where fp64 is exact."""
 
-WEIGHTS = 1 << 12
-"""Weights of a row's words are smaller: its sums, of 1,024 words of 32 bits, stay below 2^53, up to where fp64 is exact."""
+ROWS = 1 << 11
+"""Rows that a CPU widens at a time: 2 MiB, still in the cache when they are added up."""
+MOST = 1 << 17
+"""The same on other devices, where starting costs more than memory."""
 
 
 @torch.no_grad()
@@ -34,12 +35,13 @@ def digest(tensor: Tensor) -> Tensor:
 def bits(tensor: Tensor) -> Tensor:
     """() int64: a hash of the bits of `tensor`, payloads of NaNs included, on its device and without waiting for it.
 
-    The 32-bit words of each row are added up exactly, with two sets of odd weights, and these sums modulo 2^64 with odd numbers
-    of their own. So a change of any one bit changes the hash for certain, and so do two words of a row that are swapped; other
-    changes do except for a chance of about 2^-22 where few words of one row change, and of less than 2^-32 elsewhere.
+    The 32-bit words of each row are added up exactly with different odd weights, and these sums modulo 2^64 with odd numbers of
+    their own. So one changed bit changes the hash for certain, and so do two words of a row that are swapped. Other changes do
+    except for a chance of less than 2^-32, or of about 2^-15 if nothing changes but the same bit of three or more words of
+    one row, which has 512 bytes.
     """
-    rows = _row_sums(_words(tensor.detach())).view(-1)
-    return rows.dot(_multipliers(_at_least(len(rows)), rows.device)[: len(rows)])
+    rows = _row_sums(_words(tensor.detach()))
+    return rows.dot(_multipliers(_at_least(rows.numel()), rows.device)[: rows.numel()])
 
 
 def _canonical(tensor: Tensor) -> tuple[Tensor, Tensor]:
@@ -60,18 +62,28 @@ def _words(tensor: Tensor) -> Tensor:
 
 
 def _row_sums(words: Tensor) -> Tensor:
-    """(2, rows) int64: the weighted sums of each row; the last is filled up with zeros."""
-    count, most = -(-len(words) // COLUMNS), ROWS.get(words.device.type, MOST)
-    sums = words.new_empty(2, count, dtype=torch.float64)
-    wide = words.new_empty(min(most, count), COLUMNS, dtype=torch.float64)
-    for start in range(0, count, most):
-        part = words[start * COLUMNS : (start + most) * COLUMNS]
-        rows = wide[: -(-len(part) // COLUMNS)]
-        rows.view(-1)[: len(part)].copy_(part)
-        rows.view(-1)[len(part) :].zero_()
-        for total, weights in zip(sums, _weights(words.device), strict=True):
-            torch.mv(rows, weights, out=total[start : start + most])
-    return sums.long()
+    """(rows,) int64: the weighted sum of each row; the last is filled up with zeros."""
+    weights, most = _weights(words.device), COLUMNS * (ROWS if words.device.type == "cpu" else MOST)
+    starts = range(0, max(words.numel(), 1), most)
+    return torch.cat([torch.mv(_wide(words[start : start + most]), weights) for start in starts]).long()
+
+
+def _wide(words: Tensor) -> Tensor:
+    """(rows, COLUMNS) fp64, on a CPU in memory that the next call writes over."""
+    size = words.numel()
+    rows = -(-size // COLUMNS)
+    kept = words.device.type == "cpu"
+    wide = _scratch(get_ident())[:rows] if kept else words.new_empty(rows, COLUMNS, dtype=torch.float64)
+    flat = wide.view(-1)
+    flat[:size].copy_(words)
+    flat[size:].zero_()
+    return wide
+
+
+@lru_cache(maxsize=4)
+def _scratch(thread: int) -> Tensor:
+    """Room for the rows that are widened at a time, for each thread its own."""
+    return torch.empty(ROWS, COLUMNS, dtype=torch.float64)
 
 
 def _at_least(count: int) -> int:
@@ -87,14 +99,13 @@ def _multipliers(count: int, device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _weights(device: torch.device) -> Tensor:
-    """(2, COLUMNS) fp64: twice different odd numbers below `WEIGHTS`."""
-    orders = [_mixed(WEIGHTS // 2, salt).argsort()[:COLUMNS] for salt in (2, 3)]
-    return (torch.stack(orders) * 2 + 1).double().to(device)
+    """(COLUMNS,) fp64: different odd numbers below `WEIGHTS`."""
+    return (_mixed(WEIGHTS // 2, 2).argsort()[:COLUMNS] * 2 + 1).double().to(device)
 
 
 def _mixed(count: int, salt: int) -> Tensor:
     """int64 numbers without order, all different: splitmix64 of their places."""
-    word = (torch.arange(count, dtype=torch.int64) * 4 + salt) * -7046029254386353131
+    word = (torch.arange(count, dtype=torch.int64) * 2 + salt) * -7046029254386353131
     for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
         word = (word ^ _shifted(word, shift)) * factor
     return word ^ _shifted(word, 31)
