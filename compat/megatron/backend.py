@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bridge.backend import Backend, Workload
-from bridge.config import shown
+from bridge.backend import MICRO, Backend, Workload, unkept
 from bridge.dialect import Config
-from bridge.errors import BridgeError
+from bridge.errors import ConfigError
+from bridge.layout.architecture import Architecture
 from bridge.plan import Plan
-from bridge.rules import Effect
-from bridge.translation import lift, lower, plan_claims
+from bridge.translation import lift, lower
 from compat.megatron import DIALECT, MegatronConfig, live
+from compat.megatron.real import installed
 
 if TYPE_CHECKING:
     from compat.megatron.trainer import MegatronTrainer
@@ -44,26 +45,28 @@ class MegatronBackend(Backend):
 
     def refusals(self, plan: Plan, world: int) -> tuple[str, ...]:
         """See `Backend`."""
-        values = plan.values()
-        try:
-            kept = lift(lower(Plan.of({**OPEN, **values}), DIALECT, self.release, world)).values()
-        except BridgeError as error:
-            return (*_limits(values), *error.problems)
-        return (*_limits(values), *_changed(values, kept))
+        lost = unkept(completed(plan, MICRO), DIALECT, self._known(), world)
+        return (*_limits(plan.values()), *(line for line in lost if line.partition(":")[0] not in LIMITS))
+
+    def _known(self) -> str | None:
+        """The installed release where our tables know it, else the newest that they know."""
+        return self.release if self.release in DIALECT.versions else None
 
     def open(self, run: Config | Plan, workload: Workload) -> MegatronTrainer:
         """See `Backend`."""
-        from compat.megatron.trainer import MegatronTrainer
+        from compat.megatron.cpu import uncompiled
+
+        with uncompiled():
+            from compat.megatron.trainer import MegatronTrainer
 
         return MegatronTrainer(self.config(run, workload), workload)
 
     def config(self, run: Config | Plan, workload: Workload) -> MegatronConfig:
         """The config that runs: a plan in Megatron's words with the sizes of the workload, or a config as it is written."""
-        world, release = _world(), self.release
-        if release is None:
-            raise BridgeError("megatron-core: not installed; pip install megatron-core")
+        world, release = _world(), installed()
         if isinstance(run, Plan):
-            found = lower(completed(run, workload), DIALECT, release, world)
+            whole = {**completed(run, workload.micro).values(), **_sizes(workload.architecture)}
+            found = lower(Plan.of(whole), DIALECT, release, world)
         else:
             found = DIALECT.config(run.given, release, world, run.entry)
         assert isinstance(found, MegatronConfig)
@@ -81,19 +84,12 @@ LIMITS: Mapping[str, tuple[tuple[Any, ...], str]] = {
 
 
 def _limits(values: Mapping[str, Any]) -> Iterator[str]:
+    name = values.get("optimizer.name")
+    if values.get("zero.stage") == 1 and name not in (None, "adam", "adamw"):
+        yield f"optimizer.name: found {name!r} with zero.stage 1; Megatron's distributed optimizer takes adam only, or use 0"
     for path, (runs, reason) in LIMITS.items():
         if path in values and values[path] not in runs:
-            yield f"{path}: found {shown(values[path])}; {reason}"
-
-
-def _changed(values: Mapping[str, Any], kept: Mapping[str, Any]) -> Iterator[str]:
-    """Fields that Megatron's config cannot say where that changes the numbers, or the schedule."""
-    rules = plan_claims(DIALECT)
-    for path, value in values.items():
-        rule = rules[path]
-        matters = rule.effect_of(values) is Effect.NUMBERS or path in ("schedule.name", "schedule.csv")
-        if matters and path not in LIMITS and kept.get(path) != value:
-            yield f"{path}: found {shown(value)}; {rule.lossy or rule.note}"
+            yield f"{path}: found {values[path]!r}; {reason}"
 
 
 def _world() -> int:
@@ -104,20 +100,44 @@ def _world() -> int:
     return here[1] if here else detect().world
 
 
-def completed(plan: Plan, workload: Workload) -> Plan:
-    """The plan with what it leaves open, and the sizes of the model that is trained."""
-    shape = workload.architecture
-    sizes = {
-        "model.layers": shape.layers,
-        "model.hidden": shape.hidden,
-        "model.heads": shape.heads,
-        "model.kv_heads": shape.kv_heads,
-        "model.ffn": shape.ffn,
-        "model.vocab": shape.vocab,
-        "model.sequence": shape.sequence,
-        "model.tied": shape.tied,
-    }
-    return Plan.of({**OPEN, "batch.micro": workload.micro, **plan.values(), **sizes})
+def completed(plan: Plan, micro: int) -> Plan:
+    """The plan with what it leaves open, as the native engine takes it; `micro` counts where nothing else says."""
+    batch = {} if plan.batch.global_ and plan.batch.accumulation else {"batch.micro": micro}
+    momentum = {"optimizer.momentum": 0.0} if plan.optimizer.name == "sgd" else {}
+    return Plan.of({**OPEN, **batch, **momentum, **plan.values()})
+
+
+def architecture(config: MegatronConfig) -> Architecture:
+    """The shape of the native GPT that computes what Megatron's flags describe. Raises `ConfigError` if there is none."""
+    args = config.args
+    ConfigError.raise_if(
+        f"{name}: found {args[name]!r}; expected {expected!r}, or nothing"
+        for name, expected in NATIVE.items()
+        if args.get(name, expected) != expected
+    )
+    shape = Architecture.of(lift(config).model)
+    return replace(
+        shape,
+        norm="rms" if args["normalization"] == "RMSNorm" else "layer",
+        gated=bool(args["swiglu"]),
+        rotary=args["position_embedding_type"] == "rope",
+        bias=bool(args["add_bias_linear"]),
+    )
+
+
+NATIVE: Mapping[str, Any] = {
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+    "num_experts": None,
+    "multi_latent_attention": False,
+}
+"""What the native GPT does not do otherwise."""
+
+
+def _sizes(shape: Architecture) -> dict[str, Any]:
+    """What a plan says of a model of that shape."""
+    names = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "sequence", "tied")
+    return {f"model.{name}": getattr(shape, name) for name in names}
 
 
 BACKEND = MegatronBackend()

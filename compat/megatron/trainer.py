@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +29,7 @@ from bridge.plan import Plan
 from bridge.translation import lift
 from compat.megatron import MegatronConfig, model
 from compat.megatron.cpu import redirected
+from compat.megatron.states import States
 from compat.megatron.weights import Piece, Share, pieces
 
 if TYPE_CHECKING:
@@ -51,8 +53,12 @@ class MegatronTrainer:
         self.accumulation = _accumulation(self.plan, self.micro, mesh.sizes["data"])
         self._alone = _join(place)
         self.comm = Comm(mesh, place.rank)
-        with self.running():
-            self._open(workload.seed)
+        try:
+            with self.running():
+                self._open(workload.seed)
+        except BaseException:
+            self.close()
+            raise
 
     def _open(self, seed: int) -> None:
         args = self.config.args
@@ -60,10 +66,11 @@ class MegatronTrainer:
         model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
         self.settings = model.transformer_config(self.config, self.shape)
         self.chunks = model.chunks(self.settings, model.ddp_config(self.config), self.shape)
-        self._load(GPT(self.shape, seed))
         self.optimizer = get_megatron_optimizer(
             model.optimizer_config(self.config), self.chunks, config_overrides={}, use_gloo_process_groups=False
         )
+        self.states = States(self.optimizer)
+        self._load(GPT(self.shape, seed))
         self.scheduler = OptimizerParamScheduler(self.optimizer, **_learning_rate(args))
         self.settings.grad_scale_func = self.optimizer.scale_loss
         self.settings.finalize_model_grads_func = finalize_model_grads
@@ -154,42 +161,40 @@ class MegatronTrainer:
 
     @torch.no_grad()
     def _load(self, native: nn.Module) -> None:
+        """Into the weights, and unrounded into the masters, where there are any."""
         wholes = dict(native.named_parameters())
         for weight, parts in self.named():
-            weight.zero_()
+            exact = torch.zeros_like(weight, dtype=torch.float32)
             for piece in parts:
-                piece.load(weight, wholes[piece.name].to(weight))
+                piece.load(exact, wholes[piece.name].to(exact))
+            weight.copy_(exact)
+            self.states.master(weight).copy_(exact.view(-1)[self.states.owned(weight)])
 
     @torch.no_grad()
     def weights(self) -> Mapping[str, Tensor]:
         """See `Trainer`. Every rank gets all."""
-        wholes = {name: torch.zeros(shape) for name, shape in _shapes(self.shape).items()}
+        whole = torch.zeros(sum(map(prod, self._shapes.values())))
+        flat = torch.split(whole, [prod(shape) for shape in self._shapes.values()])
+        found = {name: part.view(shape) for (name, shape), part in zip(self._shapes.items(), flat, strict=True)}
         for weight, parts in self.named():
             for piece in parts if self._counts(weight) else ():
-                local = piece.of(self.master(weight))
+                local = piece.of(self.states.filled(weight, self.states.master(weight)))
                 if piece.dim is not None or self.share.index == 0:
-                    piece.within(wholes[piece.name], local.shape).copy_(local)
-        device = torch.device(torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-        for name, whole in wholes.items():
-            there = whole.to(device)
-            self.comm.all_reduce(EXPORT, there, self.comm.world)()
-            wholes[name] = there.cpu()
-        return wholes
+                    piece.within(found[piece.name], local.shape).copy_(local)
+        there = whole.to(torch.cuda.current_device()) if torch.cuda.is_available() else whole
+        self.comm.all_reduce(EXPORT, there, self.comm.world)()
+        whole.copy_(there)
+        return found
+
+    @cached_property
+    def _shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of the native GPT's parameters by name."""
+        layers = (self.shape.parts(layer) for layer in self.shape.indices)
+        return {name: size for parts in layers for part in parts for name, size in part.shapes.items()}
 
     def _counts(self, weight: nn.Parameter) -> bool:
         """Whether this rank's values of the parameter are the ones to take: others hold copies."""
-        sharded = getattr(weight, "main_param_sharded", False)
-        return (sharded or self.data[0] == 0) and not getattr(weight, "shared", False)
-
-    def master(self, weight: nn.Parameter) -> Tensor:
-        """What the optimizer keeps of a parameter, in its shape; where it is sharded, zero outside this rank's part."""
-        main = getattr(weight, "main_param", None)
-        if main is None or not getattr(weight, "main_param_sharded", False):
-            return weight.detach() if main is None else main.detach()
-        found = torch.zeros(weight.numel(), device=weight.device)
-        owned = self.optimizer.chained_optimizers[0]._get_model_param_range_map(weight)["param"]
-        found[owned.start : owned.end] = main
-        return found.view(weight.shape)
+        return (self.states.sharded or self.data[0] == 0) and not getattr(weight, "shared", False)
 
     def bytes(self) -> Mapping[str, int]:
         """See `Trainer`."""
@@ -199,16 +204,8 @@ class MegatronTrainer:
         return {
             "weights": _bytes(weights),
             "gradients": _bytes(buffer.grad_data for buffer in buffers),
-            "optimizer": _bytes(tensor for tensor in self._kept() if tensor.untyped_storage().data_ptr() not in held),
+            "optimizer": _bytes(tensor for tensor in self.states.kept() if tensor.untyped_storage().data_ptr() not in held),
         }
-
-    def _kept(self) -> Iterator[Tensor]:
-        """Masters and moments."""
-        for group in self.optimizer.param_groups:
-            yield from group["params"]
-        for part in self.optimizer.chained_optimizers:
-            for state in part.optimizer.state.values():
-                yield from (value for value in state.values() if isinstance(value, Tensor) and value.dim())
 
     def close(self) -> None:
         """See `Trainer`. A process group that was made for this rank alone ends too."""
@@ -282,11 +279,6 @@ ENDLESS = 1 << 40
 def _iterations(args: Mapping[str, Any], name: str) -> float | None:
     samples, batch = args.get(f"{name}_samples"), args.get("global_batch_size")
     return samples / batch if samples and batch else None
-
-
-def _shapes(shape: Any) -> dict[str, tuple[int, ...]]:
-    """Shapes of the native GPT's parameters by name."""
-    return {name: size for layer in shape.indices for part in shape.parts(layer) for name, size in part.shapes.items()}
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from runs import SHAPE, Case, global_batch, microbatches, model_of
+from runs import SHAPE, Case, microbatches, model_of
 from torch import Tensor
+from traces import fed
 
-from bridge.backend import Trainer, Workload
+from bridge.backend import Workload
 from bridge.engine import initialize
 from bridge.engine.models.gpt import mean_cross_entropy, summed_cross_entropy
 from bridge.plan import Plan
@@ -34,14 +35,6 @@ class Found:
     bytes: dict[str, int]
 
 
-def fed(case: Case, trainer: Trainer, step: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """This data rank's part of the global batch, microbatch by microbatch."""
-    (inputs, targets), number, (rank, ranks) = global_batch(case, step), trainer.accumulation, trainer.data
-    for index in range(number):
-        rows = torch.arange(case.batch).chunk(number * ranks)[index * ranks + rank]
-        yield inputs[rows], targets[rows]
-
-
 def on_megatron(rank: int, world: int, cases: Sequence[Case]) -> list[Found]:
     """Train each on Megatron-Core."""
     return [_megatron(case) for case in cases]
@@ -50,7 +43,7 @@ def on_megatron(rank: int, world: int, cases: Sequence[Case]) -> list[Found]:
 def _megatron(case: Case) -> Found:
     trainer = BACKEND.open(Plan.of(case.plan), Workload(case.shape, case.seed))
     try:
-        steps = [trainer.train_batch(fed(case, trainer, step)) for step in range(case.steps)]
+        steps = [trainer.train_batch(fed(case, *trainer.data, trainer.accumulation, step)) for step in range(case.steps)]
         named = {name: weight.numel() for chunk in trainer.chunks for name, weight in chunk.named_parameters()}
         norms = [step.grad_norm or 0.0 for step in steps]
         return Found([step.loss for step in steps], norms, dict(trainer.weights()), named, dict(trainer.bytes()))
@@ -74,19 +67,14 @@ def _engine(case: Case) -> Found:
     return Found(losses, norms, {name: weight.clone() for name, weight in engine.state_dict()}, {}, engine.bytes())
 
 
-def both(rank: int, world: int, cases: Sequence[Case]) -> list[tuple[Found, Found]]:
-    """On Megatron-Core, and on the engine with the same plan."""
-    return list(zip(on_megatron(rank, world, cases), on_engine(rank, world, cases), strict=True))
-
-
 def case_of(shape: Any, **values: Any) -> Case:
     """A case of eight sequences in a step, in fp32; `values` are plan values, with two underscores for a dot."""
     given = {name.replace("__", "."): value for name, value in values.items()}
-    return Case({**SETTINGS, **given}, shape, batch=8, steps=4, dtype=torch.float32, tokens=TOKENS)
+    return Case({**SETTINGS, **given}, shape, batch=8, steps=3, dtype=torch.float32, tokens=TOKENS)
 
 
 SETTINGS = {
-    "batch.micro": 1,
+    "batch.micro": 2,
     "batch.global_": 8,
     "precision.compute": "fp32",
     "optimizer.lr": 1e-2,

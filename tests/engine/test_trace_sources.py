@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from runs import Case
+from runs import SHAPE, Case
 from torch import nn
-from traces import traced, traced_deepspeed, traced_module
+from traces import traced, traced_deepspeed, traced_megatron, traced_module
 
 from bridge.errors import BridgeError
 from bridge.plan import Debug
@@ -68,6 +69,32 @@ def test_deepspeed(level: int, adam: bool, run: Ranks, natives: dict[bool, Run],
     run(2, traced_deepspeed, case(ADAMW if adam else SGD, **TWO), tmp_path, level, adam)
     equal(Run.read(tmp_path), natives[adam])
     assert Run.read(tmp_path).about["engine"] == "DeepSpeedEngine"
+
+
+SPLIT: dict[str, tuple[bool, dict[str, Any]]] = {
+    "tensor": (False, {"parallel.tensor": 2}),
+    "tensor and sequence": (True, {"parallel.tensor": 2, "parallel.sequence": True}),
+    "distributed optimizer": (True, {"zero.stage": 1, "batch.micro": 2}),
+}
+"""Whether with AdamW, and what Megatron-Core is asked for on two ranks."""
+
+
+@pytest.mark.skipif(find_spec("megatron") is None, reason="Megatron-Core is not installed")
+@pytest.mark.parametrize("layout", SPLIT)
+def test_megatron(layout: str, run: Ranks, natives: dict[bool, Run], tmp_path: Path) -> None:
+    adam, more = SPLIT[layout]
+    run(2, traced_megatron, case(ADAMW if adam else SGD, **more, **{"debug.tensor_parallel": True}), tmp_path)
+    equal(Run.read(tmp_path), natives[adam])
+    assert Run.read(tmp_path).about["engine"] == "Megatron-Core"
+
+
+@pytest.mark.skipif(find_spec("megatron") is None, reason="Megatron-Core is not installed")
+def test_megatron_pipeline(run: Ranks, tmp_path: Path) -> None:
+    deep = replace(case(SGD), shape=replace(SHAPE, layers=4))
+    traced(0, 1, deep, tmp_path / "native")
+    virtual = {"parallel.pipeline": 2, "schedule.name": "interleaved_1f1b", "schedule.virtual": 2}
+    run(2, traced_megatron, replace(deep, plan={**deep.plan, **virtual}), tmp_path / "megatron")
+    equal(Run.read(tmp_path / "megatron"), Run.read(tmp_path / "native"))
 
 
 def test_a_module_needs_its_optimizer() -> None:

@@ -14,6 +14,7 @@ from runs import Case, global_batch, microbatches, model_of
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from bridge.backend import Workload
 from bridge.engine import initialize
 from bridge.engine.models.gpt import mean_cross_entropy, summed_cross_entropy
 from bridge.errors import BridgeError
@@ -96,6 +97,23 @@ def traced_deepspeed(rank: int, world: int, case: Case, folder: Path, level: int
         for inputs, targets in fed(case, rank, world, accumulation, step):
             engine.backward(mean_cross_entropy(engine(inputs), targets))
             engine.step()
+
+
+def traced_megatron(rank: int, world: int, case: Case, folder: Path) -> None:
+    """The same training by Megatron-Core itself."""
+    from compat.megatron.backend import BACKEND
+
+    plan = Plan.of(case.plan)
+    trainer = BACKEND.open(plan, Workload(case.shape, case.seed))
+    try:
+        from compat.megatron.tracing import MegatronSource
+
+        source = MegatronSource(trainer.chunks, trainer.optimizer, trainer.accumulation, case.shape)
+        attach(source, plan.debug, folder, policy=Policy())
+        for step in range(case.steps):
+            trainer.train_batch(fed(case, *trainer.data, trainer.accumulation, step))
+    finally:
+        trainer.close()
 
 
 def logged(rank: int, world: int, case: Case, folder: Path) -> tuple[list[float], dict[str, torch.Tensor], list[int]]:

@@ -1,0 +1,87 @@
+"""What Megatron's optimizers keep of each parameter on this rank, whichever of them it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+NOTHING = slice(0, 0)
+"""The elements that a rank keeps of a parameter that is all kept by others."""
+
+
+@dataclass(frozen=True)
+class States:
+    """Looks into an `optimizer` of `get_megatron_optimizer`. What is kept of a parameter is flat: the elements `owned`."""
+
+    optimizer: Any
+
+    @property
+    def part(self) -> Any:
+        """The optimizer of all parameters but those of experts."""
+        return self.optimizer.chained_optimizers[0]
+
+    @property
+    def sharded(self) -> bool:
+        """Whether data ranks keep different elements: Megatron's distributed optimizer."""
+        return bool(self.part.config.use_distributed_optimizer)
+
+    def owned(self, weight: nn.Parameter) -> slice:
+        """The elements of a parameter of which this rank keeps state."""
+        if not self.sharded:
+            return slice(0, weight.numel())
+        if weight not in self.part.model_param_gbuf_map:
+            return NOTHING
+        found = self.part._get_model_param_range_map(weight)["param"]
+        return slice(found.start, found.end)
+
+    def gradient(self, weight: nn.Parameter) -> Tensor:
+        """Its gradient once data ranks have reduced it."""
+        gradient: Tensor = weight.main_grad  # type: ignore[attr-defined]
+        return gradient.view(-1)[self.owned(weight)]
+
+    def master(self, weight: nn.Parameter) -> Tensor:
+        """What the optimizer updates."""
+        found: Tensor = self._states(weight)["param"]
+        return found.detach().view(-1)
+
+    def moments(self, weight: nn.Parameter) -> Mapping[str, Tensor]:
+        """Its other state, by the optimizer's names; numbers such as counts of steps left out."""
+        return {name: value.view(-1) for name, value in self._states(weight).items() if name != "param" and _is_state(value)}
+
+    def _states(self, weight: nn.Parameter) -> Mapping[str, Any]:
+        if self.owned(weight) == NOTHING:
+            nothing = torch.empty(0, device=weight.device)
+            return {"param": nothing, **dict.fromkeys(self._names, nothing)}
+        if self.sharded:
+            found: Mapping[str, Any] = self.part._get_main_param_and_optimizer_states(weight)
+            return found
+        main = getattr(weight, "main_param", weight)
+        return {"param": main, **self.part.state.get(main, {})}
+
+    @property
+    def _names(self) -> list[str]:
+        """Names of state, as any parameter's has them."""
+        states = (state for state in self.part.state.values() if state)
+        return [name for name, value in next(states, {}).items() if _is_state(value)]
+
+    def kept(self) -> Iterator[Tensor]:
+        """All masters and moments."""
+        for group in self.optimizer.param_groups:
+            yield from group["params"]
+        for part in self.optimizer.chained_optimizers:
+            for state in part.state.values():
+                yield from filter(_is_state, state.values())
+
+    def filled(self, weight: nn.Parameter, kept: Tensor) -> Tensor:
+        """In the shape of the parameter: what is kept of it, and zeros where other ranks keep it."""
+        found = torch.zeros(weight.shape, dtype=kept.dtype, device=weight.device)
+        found.view(-1)[self.owned(weight)] = kept
+        return found
+
+
+def _is_state(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 0

@@ -1,0 +1,298 @@
+"""Real Megatron-Core models as a source of traces, in the names and shapes of the native GPT; the models stay as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from torch import Tensor, nn
+
+from bridge.comm import Comm
+from bridge.errors import BridgeError
+from bridge.layout.architecture import Architecture
+from bridge.layout.mesh import Mesh
+from bridge.plan import Parallel
+from bridge.trace.placement import Placement
+from bridge.trace.record import Unit
+from bridge.trace.source import Held, Kind, Moment, Now
+from bridge.trace.tracer import recomputing
+from compat.megatron import live, model
+from compat.megatron.rules import ORDERS
+from compat.megatron.states import States
+from compat.megatron.weights import Share, pieces
+
+GATHER = "whole tensors of the trace"
+TOKENS = 1
+"""The dimension of native activations (batch, sequence, width) that sequence parallelism splits."""
+
+
+class Window(nn.Module):
+    """A native layer, seen through Megatron's modules: hooks on it see the input of `first` and the output of `last` as the
+    native layer has them, (batch, sequence, width) instead of (sequence, batch, width). Without modules it is elsewhere.
+    """
+
+    def __init__(self, first: nn.Module | None = None, last: nn.Module | None = None, columns: int | None = None) -> None:
+        super().__init__()
+        self._ends, self._columns = (first, last), columns
+
+    def register_forward_pre_hook(self, hook: Callable[..., Any], **more: Any) -> Any:
+        """Call `hook` with the input as (input,); gradients come back through what it sees."""
+
+        def seen(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+            given = inputs[0] if inputs else named.get(HIDDEN)
+            if given is None or not given.is_floating_point():
+                hook(module, ())
+                return None
+            native = given.transpose(0, 1)
+            hook(module, (native,))
+            back = native.transpose(0, 1)
+            return ((back, *inputs[1:]), named) if inputs else (inputs, {**named, HIDDEN: back})
+
+        first = self._ends[0]
+        return first.register_forward_pre_hook(seen, with_kwargs=True) if first else Nothing()
+
+    def register_forward_hook(self, hook: Callable[..., Any], **more: Any) -> Any:
+        """Call `hook` with the output."""
+
+        def seen(module: nn.Module, inputs: Any, output: Any) -> None:
+            stream = output[0] if isinstance(output, tuple) else output
+            hook(module, inputs, stream.transpose(0, 1)[..., : self._columns])
+
+        last = self._ends[1]
+        return last.register_forward_hook(seen) if last else Nothing()
+
+
+HIDDEN = "hidden_states"
+"""The name under which a layer is given its input."""
+
+
+class Nothing:
+    """A hook that is elsewhere."""
+
+    def remove(self) -> None:
+        """There is nothing to remove."""
+
+
+class MegatronSource:
+    """Tells traces of GPT models `chunks`, one for each virtual stage, as training wraps them (DistributedDataParallel), whose
+    steps are those of `optimizer` (`get_megatron_optimizer`), each after `accumulation` microbatches by Megatron's schedules.
+
+    `shape` is that of the native GPT, where a padded vocabulary hides it. Weights are those that the optimizer updates. What the
+    distributed optimizer keeps in parts is put together over data ranks, which all take part. Raises `BridgeError` if the loss
+    is per token: how much a microbatch counts is then known at the end of a step only.
+    """
+
+    def __init__(self, chunks: Sequence[Any], optimizer: Any, accumulation: int = 1, shape: Architecture | None = None) -> None:
+        self.chunks, self.optimizer, self.accumulation = list(chunks), optimizer, accumulation
+        self.models = [model.bare(chunk) for chunk in self.chunks]
+        self.states, self.shape = States(optimizer), shape or _shape(self.models[0])
+        if self.models[0].config.calculate_per_token_loss:
+            raise BridgeError("attach: this Megatron-Core run averages its loss per token; trace one with a loss per microbatch")
+        self._step, self._running = 1, 0
+        self._passes = [0] * len(self.chunks)
+        self._batch: tuple[Tensor, ...] = ()
+        self._calls: dict[Moment, list[Callable[[], None]]] = {"reduced": [], "updated": [], "ended": []}
+        for index, chunk in enumerate(self.chunks):
+            chunk.register_forward_pre_hook(self._entering(index), with_kwargs=True)
+        self._watch()
+
+    def _entering(self, index: int) -> Callable[..., None]:
+        def hook(module: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+            if module.training and torch.is_grad_enabled() and not recomputing():
+                self._running = index
+                self._passes[index] += 1
+                given = (*inputs[:1], named.get("input_ids"), named.get("labels"))
+                self._batch = tuple(tensor for tensor in given if isinstance(tensor, Tensor))
+
+        return hook
+
+    def _watch(self) -> None:
+        """Gradients are whole where a step of the optimizer begins; a step is over where it ends."""
+        step = self.optimizer.step
+
+        def watched(*arguments: Any, **named: Any) -> Any:
+            self._tell("reduced")
+            result = step(*arguments, **named)
+            self._tell("updated")
+            self._tell("ended")
+            self._step += 1
+            self._passes = [0] * len(self.chunks)
+            return result
+
+        self.optimizer.step = watched
+
+    def _tell(self, moment: Moment) -> None:
+        for call in self._calls[moment]:
+            call()
+
+    @cached_property
+    def comm(self) -> Comm:
+        """See `Source`: Megatron's groups."""
+        return comm()
+
+    @cached_property
+    def layers(self) -> Mapping[str, nn.Module]:
+        """See `Source`: those of other pipeline ranks too, which nothing is seen of here."""
+        return {name: Window() for name in self.shape.names} | dict(self._windows())
+
+    def _windows(self) -> Iterator[tuple[str, nn.Module]]:
+        for part in self.models:
+            if part.pre_process:
+                yield self.shape.names[0], Window(part.embedding, part.embedding)
+            for layer in part.decoder.layers:
+                yield self.shape.names[layer.layer_number], Window(layer, layer)
+            if part.post_process:
+                yield self.shape.names[-1], Window(part.decoder.final_layernorm, part.output_layer, self._columns)
+
+    @property
+    def entrance(self) -> str:
+        """See `Source`."""
+        return next(self._windows())[0]
+
+    @property
+    def recomputes(self) -> bool:
+        """See `Source`."""
+        return bool(self.models[0].config.recompute_granularity == "full")
+
+    @property
+    def holders(self) -> Sequence[tuple[int, ...]]:
+        """See `Source`: tied copies are told of once."""
+        return ()
+
+    @property
+    def share(self) -> Share:
+        """This rank's place among the tensor ranks."""
+        group = self.comm.group("tensor")
+        return Share(group.index, group.size)
+
+    @property
+    def _columns(self) -> int:
+        """Words of the vocabulary, without padding, that this rank has logits of."""
+        rows = model.padded(self.shape, self.share.ranks) // self.share.ranks
+        return max(0, min(rows, self.shape.vocab - self.share.index * rows))
+
+    def now(self) -> Now:
+        """See `Source`."""
+        ranks = self.comm.group("data")
+        place = max(self._passes[self._running] - 1, 0) % self.accumulation
+        return Now(self._step, place * ranks.size + ranks.index, self.accumulation * ranks.size)
+
+    def factors(self) -> Mapping[Unit, float]:
+        """See `Source`. Schedules divide the loss by the number of microbatches; it is multiplied with the loss scale."""
+        scale = float(self.optimizer.get_loss_scale())
+        return {"parameter": 1 / scale, "activation": 1 / scale / self.comm.group("data").size}
+
+    def activation(self, layer: str, tensor: Tensor, output: bool) -> Placement:
+        """See `Source`. Logits are split by the vocabulary, and under sequence parallelism the stream by tokens."""
+        shape, (index, ranks) = tuple(tensor.shape), (self.share.index, self.share.ranks)
+        if ranks == 1:
+            return Placement.full(shape)
+        if output and layer == self.shape.names[-1]:
+            start = index * (model.padded(self.shape, ranks) // ranks)
+            return Placement.box((*shape[:-1], self.shape.vocab), (*(0 for _ in shape[:-1]), start), shape)
+        split = self.models[0].config.sequence_parallel
+        return Placement.full(shape).split(TOKENS, index, ranks) if split else Placement.full(shape, ("tensor",))
+
+    def tensors(self, kind: Kind) -> Iterator[Held]:
+        """See `Source`."""
+        if kind == "state":
+            yield self._counters()
+        elif kind in ("weight", "gradient", "moment") or (kind == "replica" and self.states.sharded):
+            for name, weight in model.named(self.chunks):
+                if not getattr(weight, "shared", False):
+                    yield from self._held(name, weight, kind)
+
+    def _held(self, name: str, weight: nn.Parameter, kind: Kind) -> Iterator[Held]:
+        """The native parameters that lie in one of Megatron's."""
+        replicas = () if self.states.sharded and kind != "replica" else ("data",)
+        for part, tensor in self._of(weight, kind):
+            for piece in pieces(name, self.shape, self.share):
+                local = piece.of(tensor)
+                layer, _, rest = piece.name.partition(".")
+                label = ".".join(word for word in (rest, part) if word)
+                yield Held(layer, kind, label, local, piece.placement(tuple(local.shape), replicas))
+
+    def _of(self, weight: nn.Parameter, kind: Kind) -> Iterator[tuple[str, Tensor]]:
+        """What there is of that kind of a parameter, in its shape, by what it adds to its name."""
+        states = self.states
+        if kind == "replica":
+            yield "", weight.detach()
+        elif kind == "moment":
+            yield from ((name, self._whole(weight, value)) for name, value in states.moments(weight).items())
+        else:
+            yield "", self._whole(weight, states.master(weight) if kind == "weight" else states.gradient(weight))
+
+    def _whole(self, weight: nn.Parameter, kept: Tensor) -> Tensor:
+        """Put together over data ranks, where each keeps a part."""
+        if not self.states.sharded:
+            return kept.detach().view(weight.shape)
+        found = self.states.filled(weight, kept.detach())
+        self.comm.all_reduce(GATHER, found, self.comm.group("data"))()
+        return found
+
+    def _counters(self) -> Held:
+        rates = (float(group["lr"]) for group in self.optimizer.param_groups)
+        numbers = torch.tensor([self._step, float(self.optimizer.get_loss_scale()), *rates], dtype=torch.float64)
+        return Held("", "state", "counters", numbers, Placement.full(tuple(numbers.shape), tuple(self.comm.mesh.sizes)))
+
+    def batch(self) -> Iterator[Held]:
+        """See `Source`. Tensor ranks take the same microbatch."""
+        for index, tensor in enumerate(self._batch):
+            yield Held("", "input", str(index), tensor, Placement.full(tuple(tensor.shape), ("tensor",)))
+
+    def on(self, moment: Moment, call: Callable[[], None]) -> None:
+        """See `Source`."""
+        self._calls[moment].append(call)
+
+    def settings(self) -> Mapping[str, object]:
+        """See `Source`."""
+        configs = {"model": self.models[0].config, "optimizer": self.states.part.config}
+        named = ((f"{part}.{name}", value) for part, config in configs.items() for name, value in vars(config).items())
+        return {name: value for name, value in named if live.is_plain(value)}
+
+    def about(self) -> Mapping[str, object]:
+        """See `Source`."""
+        formats = {str(weight.dtype).removeprefix("torch.") for chunk in self.chunks for weight in chunk.parameters()}
+        return {
+            "engine": "Megatron-Core",
+            "mesh": dict(self.comm.mesh.sizes),
+            "accumulation": self.accumulation,
+            "formats": sorted(formats),
+            "settings": {name: str(value) for name, value in self.settings().items()},
+        }
+
+
+def comm() -> Comm:
+    """The mesh of Megatron's process groups, whose data ranks may vary slower or faster than its pipeline ranks."""
+    sizes = {
+        "tensor": parallel_state.get_tensor_model_parallel_world_size(),
+        "pipeline": parallel_state.get_pipeline_model_parallel_world_size(),
+        "data": parallel_state.get_data_parallel_world_size(),
+    }
+    mine = tuple(dist.get_process_group_ranks(parallel_state.get_data_parallel_group()))
+    meshes = (Mesh.of(Parallel(**sizes, order=order), dist.get_world_size()) for order in ORDERS.values())
+    mesh = next(mesh for mesh in meshes if mesh.group(dist.get_rank(), "data") == mine)
+    return Comm(mesh, dist.get_rank())
+
+
+def _shape(part: Any) -> Architecture:
+    """The native shape of a GPT of Megatron's."""
+    config = part.config
+    return Architecture(
+        layers=config.num_layers,
+        hidden=config.hidden_size,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_query_groups,
+        ffn=config.ffn_hidden_size,
+        vocab=part.vocab_size,
+        sequence=part.max_sequence_length,
+        norm="rms" if config.normalization == "RMSNorm" else "layer",
+        gated=config.gated_linear_unit,
+        rotary=part.position_embedding_type == "rope",
+        tied=part.share_embeddings_and_output_weights,
+        bias=config.add_bias_linear,
+    )
