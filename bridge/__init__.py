@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import BridgeError, ConfigError, SourceError, TranslationError, VersionError
 
 if TYPE_CHECKING:
+    from bridge.choice import choose
     from bridge.engine import initialize
     from bridge.plan import Plan
     from bridge.translation import Result, lift, lower, translate
@@ -20,6 +21,7 @@ __all__ = [
     "SourceError",
     "TranslationError",
     "VersionError",
+    "choose",
     "initialize",
     "lift",
     "lower",
@@ -29,6 +31,7 @@ __all__ = [
 _LAZY = {
     "Plan": "plan",
     "Result": "translation",
+    "choose": "choice",
     "initialize": "engine",
     "lift": "translation",
     "lower": "translation",

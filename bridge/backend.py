@@ -78,8 +78,8 @@ class Trainer(Protocol):
         ...
 
     def bytes(self) -> Mapping[str, int]:
-        """Bytes of live tensors on this rank by kind: `weights` (those computed with), `gradients` (as they stood in the last
-        step when all were reduced, before the update), `optimizer` (masters that are kept apart, and moments).
+        """Bytes of live tensors on this rank by kind: `weights` (those computed with), `gradients` (the most that stood after a
+        microbatch of the last step, before the update), `optimizer` (masters that are kept apart, and moments).
         """
         ...
 
@@ -97,6 +97,8 @@ class Backend(ABC):
     name: ClassVar[str]
     """The dialect's name, or "native"."""
     title: ClassVar[str]
+    optional: ClassVar[tuple[Mapping[str, Any], ...]] = ()
+    """Settings that do without something of the training script (None: unset), which `verify` tries when numbers differ."""
 
     @property
     @abstractmethod
@@ -135,20 +137,23 @@ def unkept(plan: Plan, dialect: Dialect, version: str | None, world: int) -> Ite
     stack refuses to read counts too.
     """
     try:
-        kept = lift(lower(plan, dialect, version, world)).values()
+        target = lower(plan, dialect, version, world)
+        kept = lift(target).values()
     except BridgeError as error:
         yield from error.problems
         return
-    rules, values = plan_claims(dialect), plan.values()
-    for path, value in values.items():
-        rule = rules.get(path)
-        matters = rule is not None and (rule.effect_of(values) is Effect.NUMBERS or path in LAYOUT)
-        if rule is not None and matters and not path.startswith("model.") and not _as_good(path, value, kept.get(path)):
+    effective = target.effective.flat()
+    for path, rule in plan_claims(dialect).items():
+        value = plan.values().get(path)
+        matters = path in LAYOUT or rule.effect_of(effective) is Effect.NUMBERS
+        if matters and not path.startswith("model.") and not _as_good(path, value, kept.get(path), plan):
             yield f"{path}: found {value!r}; {rule.lossy or rule.note or f'{dialect.title} makes it {kept.get(path)!r}'}"
 
 
-def _as_good(path: str, value: Any, kept: Any) -> bool:
-    """Whether what is kept means the same: ones and switches that are off may stay unsaid; a higher ZeRO level shards more."""
-    if path == "zero.stage":
-        return kept is not None and kept >= value
-    return kept == value or (kept is None and value in (None, False, 1, "1f1b"))
+def _as_good(path: str, value: Any, kept: Any, plan: Plan) -> bool:
+    """Whether what is kept means the same: what is off may stay unsaid, and a higher ZeRO level shards more."""
+    if path == "zero.stage" and kept is not None:
+        return bool(kept >= (value or 0))
+    if value is None or kept == value or (path == "parallel.sequence" and (plan.parallel.tensor or 1) == 1):
+        return True
+    return kept is None and value in (False, 0, 1, "none", "1f1b") and value is not True

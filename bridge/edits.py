@@ -18,15 +18,23 @@ def edited(config: Config, changes: Mapping[str, Any], world_size: int | None = 
     Settings that stand for none of these fields stay as they were written, also where our own table would write them otherwise.
     Raises `BridgeError` if the stack refuses the result.
     """
-    meant = lift(config).values()
-    fresh = {path: value for path, value in changes.items() if meant.get(path) != value}
-    ours = {path: value for path, value in {**meant, **fresh}.items() if value is not None}
+    ours = {path: value for path, value in {**lift(config).values(), **changes}.items() if value is not None}
     given, context = dict(config.given), Context(config.version, world_size)
     for rule, values in seen_by(ours, config.dialect, world_size):
-        carriers = _carriers(rule, fresh)
+        carriers = _carriers(rule, changes)
         written = rule.write(values, context) if carriers else {}
         given = {path: value for path, value in given.items() if path not in carriers}
         given |= {path: value for path, value in written.items() if path in carriers and _sayable(config, path, value)}
+    return _with(config, given, world_size)
+
+
+def without(config: Config, settings: Mapping[str, Any]) -> Config:
+    """`config` with those of its own settings changed (None: unset). Raises `BridgeError` if the stack refuses the result."""
+    changed = {path: value for path, value in {**config.given, **settings}.items() if value is not None or path not in settings}
+    return _with(config, changed, config.world_size)
+
+
+def _with(config: Config, given: Mapping[str, Any], world_size: int | None) -> Config:
     changed = replace(config, given=Values(given), world_size=world_size)
     _ = changed.effective
     return changed

@@ -83,7 +83,9 @@ Exit codes:
   1  a failure, or another error
 """
 
-TRAIN = """Train the plan of FILE on the native engine: plain PyTorch, on the ranks that the launcher started.
+TRAIN = """Train the plan of FILE on the ranks that the launcher started: on the native engine, or on a real stack's.
+
+With --engine auto, the native engine runs what it can, else the first installed stack that can; why is said.
 
 \b
 Examples:
@@ -91,8 +93,29 @@ Examples:
   torchrun --nproc-per-node 2 -m bridge.cli train ds_config.json --save run
   deepspeed --num_accelerators 2 --module bridge.cli train ds_config.json --json
   torchrun --nproc-per-node 2 -m bridge.cli train ds_config.json --trace run --desync raise
+  torchrun --nproc-per-node 2 -m bridge.cli train launch.args --engine deepspeed --fit
 
 Sizes that do not fit the ranks are refused with the command that would fit; --fit shrinks them and says so.
+"""
+
+VERIFY = """Translate FILE, run both sides in small on this machine, and say whether they are the same run.
+
+FILE as it is written runs on its own stack where that is installed, the translation on the other one, and what each of them
+means on the native engine and on every other stack's engine that can: the same small GPT with the same weights and data, sizes
+shrunk to a few local ranks. Losses, gradient norms and every tensor are held against what FILE means. Where they differ by more
+than rounding, one feature after the other is switched off to find the cause.
+
+\b
+Examples:
+  stagebridge verify launch.args --to deepspeed --world-size 8
+  stagebridge verify ds_config.json --to megatron --world-size 8 --ranks 2
+  stagebridge verify ds_config.json --to megatron --code pipeline_stages=2 --world-size 2 --json
+
+\b
+Exit codes:
+  0  the same run on every engine that could run it
+  2  another run, on some engine or after the translation; the report says why
+  1  an error, or nothing could be held against FILE
 """
 
 LAYOUT = """Show where a plan puts its model: ranks and groups, stages, bytes on each rank, collectives in a step.
@@ -433,7 +456,9 @@ def train(
         typer.Option("--data", metavar="TEXT", help="File to train on, byte by byte; a bundled text by default."),
     ] = None,
     fit: Annotated[bool, typer.Option("--fit", help="Shrink sizes that do not fit the ranks launched, and say which.")] = False,
-    engine: Annotated[str, typer.Option("--engine", metavar="NAME", help="What runs it: native.")] = "native",
+    engine: Annotated[
+        str, typer.Option("--engine", metavar="NAME", help="What runs it: native, a stack with an engine of its own, or auto.")
+    ] = "native",
     save: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option("--save", metavar="DIR", help="Write a checkpoint at the end."),
@@ -459,13 +484,38 @@ def train(
     from bridge.cli.convert import Job
     from bridge.cli.train import Options, Watch, checked, train
 
-    checked("--engine", engine, ("native",))
     job = Job(file, from_, from_version, world_size, lenient, as_json, auto or (), code or (), env or (), launch)
     known = checked("--model", model, ("tiny", "file"))
     if desync is not None:
         checked("--desync", desync, ("log", "raise", "dump"))
     watch = Watch(trace, trace_full, desync, desync_every)
-    return train(job, Options(steps, known, data, fit, save, resume, deterministic, watch))
+    return train(job, Options(steps, known, data, fit, save, resume, deterministic, watch, engine))
+
+
+@app.command(help=VERIFY, short_help="Run a config and its translation side by side, and say if they are the same run.")
+def verify(
+    file: File,
+    to: Annotated[str, typer.Option("--to", metavar="DIALECT", help="Stack to translate to.", show_default=False)],
+    from_: From = None,
+    from_version: FromVersion = None,
+    to_version: ToVersion = None,
+    world_size: WorldSize = None,
+    auto: Auto = None,
+    code: Code = None,
+    env: Env = None,
+    launch: Launch = None,
+    lenient: Lenient = False,
+    ranks: Annotated[int, typer.Option("--ranks", metavar="N", min=1, max=8, help="Local ranks at most.")] = 4,
+    steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Steps of each run.")] = 3,
+    padded: Annotated[bool, typer.Option("--padded", help="Every third sample is half padding, which counts nothing.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Verify one file."""
+    from bridge.cli.convert import Job
+    from bridge.cli.verify import Options, verify
+
+    job = Job(file, from_, from_version, world_size, lenient, as_json, auto or (), code or (), env or (), launch)
+    return verify(job, Options(to, to_version, ranks, steps, padded))
 
 
 @app.command(help=SCHEDULE, short_help="Show, prove and draw a config's pipeline schedule.")

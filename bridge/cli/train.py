@@ -1,27 +1,35 @@
-"""What `train` does: read a config of any stack, and run its plan on the native engine."""
+"""What `train` does: read a config of any stack, and run its plan on the native engine or on a stack's own."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import sys
+import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import compat
+from bridge.backend import MICRO, Workload
+from bridge.choice import choose
 from bridge.cli.convert import Job, read
 from bridge.dialect import Config
 from bridge.errors import BridgeError, ConfigError, nearest
 from bridge.findings import Finding
+from bridge.layout.mesh import Mesh
 from bridge.plan import Plan
 from bridge.rules import Effect
 from bridge.translation import lift, unheld
 
 if TYPE_CHECKING:
+    from bridge.backend import Backend, Trainer
     from bridge.engine.environment import Environment
     from bridge.engine.models.gpt import Architecture
     from bridge.engine.training import Report, Training
@@ -57,6 +65,7 @@ class Watch:
 LEVELS = ("layer_outputs", "layer_gradients", "param_init", "all_param_gradients", "param_update")
 """What is logged where FILE does not say, and the level: statistics and 64 samples."""
 LEVEL = 9
+NATIVE = "native"
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,13 @@ class Options:
     resume: Path | None = None
     deterministic: bool = False
     watch: Watch = Watch()
+    engine: str = NATIVE
+
+    @property
+    def native(self) -> Iterator[str]:
+        """The options given that only the native engine has."""
+        given = {"--save": self.save, "--resume": self.resume, "--trace": self.watch.folder, "--desync": self.watch.desync}
+        yield from (name for name, value in {**given, "--deterministic": self.deterministic}.items() if value)
 
 
 def checked(option: str, value: str, known: tuple[str, ...]) -> str:
@@ -90,14 +106,85 @@ def train(job: Job, options: Options) -> int:
     config = _read(job, here.world, options.fit)
     plan = lift(config)
     architecture = _architecture(plan, options.model)
+    backend = _backend(plan, options, here, architecture, job.file)
+    runs = _native if backend is None else partial(_elsewhere, backend)
+    with _lost_ranks_named(options):
+        runs(config, plan, architecture, options, here, job)
+    end(here.world)
+    return 0
+
+
+def _native(config: Config, plan: Plan, architecture: Architecture, options: Options, here: Environment, job: Job) -> None:
     plan, changes = _fitted(plan, here, architecture, options.fit, job.file)
     training = _training(plan, architecture, options)
     if here.rank == 0:
         _say((*_unheard(config), *changes, *training.engine.findings))
-    with _lost_ranks_named(options):
-        _run(training, options, here.rank == 0, job.json)
-    end(here.world)
-    return 0
+    _run(training, options, here.rank == 0, job.json)
+
+
+def _backend(plan: Plan, options: Options, here: Environment, architecture: Architecture, file: str) -> Backend | None:
+    """The engine of another stack that is to run the plan, if one is; what was chosen, and why, is said."""
+    if options.engine == NATIVE:
+        return None
+    plan, _ = _placed(plan, here, architecture, options.fit, file)
+    wanted = None if options.engine == "auto" else options.engine
+    choice = choose(plan, compat.backends(), here.world, wanted)
+    if here.rank == 0:
+        print(choice, file=sys.stderr)
+    if choice.backend.name == NATIVE:
+        return None
+    ConfigError.raise_if(f"{option}: only the native engine has it; drop it, or use --engine native" for option in options.native)
+    return choice.backend
+
+
+def _placed(
+    plan: Plan, here: Environment, architecture: Architecture, wanted: bool, file: str
+) -> tuple[Plan, tuple[Finding, ...]]:
+    """The plan for the ranks at hand, whichever engine it is for."""
+    from bridge.engine.fit import fit
+
+    if wanted:
+        return fit(plan, here.world, architecture.heads)
+    try:
+        Mesh.of(plan.parallel, here.world)
+    except ConfigError as error:
+        raise ConfigError(*error.problems, _advice(plan, file)) from None
+    return plan, ()
+
+
+def _elsewhere(
+    backend: Backend, config: Config, plan: Plan, architecture: Architecture, options: Options, here: Environment, job: Job
+) -> None:
+    """Train on another stack's engine."""
+    plan, changes = _placed(plan, here, architecture, options.fit, job.file)
+    if here.rank == 0:
+        _say((*_unheard(config), *changes))
+    from bridge.comm import leave
+
+    with redirect_stdout(sys.stderr):  # stacks print what they like
+        trainer = backend.open(plan, Workload(architecture, micro=plan.batch.micro or MICRO))
+        reports = _reports(trainer, architecture, options)
+        for report in reports:
+            if here.rank == 0:
+                with redirect_stdout(sys.__stdout__):
+                    (_object if job.json else _line)(report)
+        trainer.close()
+    leave()
+
+
+def _reports(trainer: Trainer, architecture: Architecture, options: Options) -> Iterator[Report]:
+    from bridge.engine.data import Text
+    from bridge.engine.training import Report, memory, place
+    from bridge.verify.measure import batches
+
+    text, skipped = Text.of(options.data, architecture.sequence), 0
+    tokens = trainer.micro * trainer.accumulation * trainer.data[1] * architecture.sequence
+    for number in range(options.steps):
+        start = time.perf_counter()
+        step = trainer.train_batch(batches(text, trainer, number))
+        speed, skipped = tokens / (time.perf_counter() - start), skipped + (not step.updated)
+        norm, lr = (math.nan if value is None else value for value in (step.grad_norm, step.lr))
+        yield Report(number + 1, step.loss, norm, lr, 1.0, speed, memory(place()), skipped)
 
 
 def end(world: int) -> None:
@@ -228,7 +315,8 @@ def _line(report: Report) -> None:
 
 
 def _object(report: Report) -> None:
-    print(json.dumps(report.fields()), flush=True)
+    told = {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in report.fields().items()}
+    print(json.dumps(told), flush=True)
 
 
 class _Bar:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from bridge.backend import MICRO
 from bridge.engine import initialize
 from bridge.engine.data import BYTES, Text
 from bridge.engine.models.gpt import GPT, Architecture, mean_cross_entropy, summed_cross_entropy
@@ -20,9 +21,6 @@ from bridge.trace.desync import Policy
 
 TINY = Architecture(layers=4, hidden=128, heads=4, kv_heads=4, ffn=512, vocab=BYTES, sequence=64)
 """The model that needs nothing but time: under a million parameters."""
-
-MICRO = 4
-"""Sequences in a microbatch where a plan does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +94,17 @@ class Training:
             lr=progress.lr,
             loss_scale=engine.scaler.scale,
             tokens_per_second=tokens / seconds,
-            memory=_memory(engine.device),
+            memory=memory(engine.device),
             skipped=progress.skipped,
         )
 
 
-def _memory(device: torch.device) -> float:
+def place() -> torch.device:
+    """Where this process computes."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def memory(device: torch.device) -> float:
     """The most that this process has held so far, in MiB: on the accelerator, or of the whole process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20

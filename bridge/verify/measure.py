@@ -121,8 +121,8 @@ class Distance:
 
 MARGIN = 4.0
 """Times what the next wider format changes that still pass for rounding: two formats' errors, and other orders of summing."""
-LOSS, UPDATE = 1e-5, 2e-3
-"""What is rounding in any case: digits of a loss, and of an update in fp32 weights a hundred times larger."""
+LOSS, UPDATE = 1e-6, 1e-4
+"""What is rounding in any case: the last digits of a loss in fp32, and of an update that is small beside its weight."""
 
 
 def distance(run: Measured, other: Measured) -> Distance:

@@ -95,7 +95,18 @@ def architecture(plan: Plan) -> Architecture:
 def changes(plan: Plan, size: Size) -> dict[str, Any]:
     """What has to change in `plan`, by path, for it to be of that size; None: unset."""
     values, wanted = plan.values(), dict(_wanted(plan, size))
-    return {path: value for path, value in wanted.items() if path in values and values[path] != value}
+    known = {path: value for path, value in wanted.items() if path in values and values[path] != value}
+    return {**known, **_length(plan)}
+
+
+DECAYS = ("linear", "cosine", "wsd")
+
+
+def _length(plan: Plan) -> dict[str, Any]:
+    """The length of a schedule that ends, where it is left to the length of training."""
+    schedule = plan.optimizer.schedule
+    open_ = schedule.name in DECAYS and schedule.total_steps is None
+    return {"optimizer.schedule.total_steps": LENGTH} if open_ else {}
 
 
 def _wanted(plan: Plan, size: Size) -> Iterator[tuple[str, Any]]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from bridge.backend import Backend, Trainer, Workload, unkept
 from bridge.dialect import Config
@@ -31,6 +31,7 @@ class DeepSpeedBackend(Backend):
 
     name: ClassVar[str] = "deepspeed"
     title: ClassVar[str] = "DeepSpeed"
+    optional: ClassVar[tuple[Mapping[str, Any], ...]] = ({"code.manual_accumulation": None},)
 
     @property
     def release(self) -> str | None:
@@ -58,11 +59,11 @@ class DeepSpeedBackend(Backend):
 
     def meaning(self, config: Config) -> Plan:
         """See `Backend`: a script that accumulates by itself means all of its calls of `backward`."""
-        values = lift(config).values()
-        if config.effective.get("code.manual_accumulation"):
-            steps = values.get("batch.accumulation") or 1
-            values = values | {"batch.accumulation": steps * PASSES}  # type: ignore[operator]
-        return Plan.of(values)
+        plan = lift(config)
+        if not config.effective.get("code.manual_accumulation"):
+            return plan
+        batch = {f"batch.{name}": getattr(plan.batch, name) for name in ("accumulation", "global_")}
+        return Plan.of({**plan.values(), **{path: size * PASSES for path, size in batch.items() if size}})
 
     def _known(self) -> str | None:
         """The installed release where our tables know it, else the newest that they know."""

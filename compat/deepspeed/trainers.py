@@ -113,13 +113,15 @@ class DeepSpeedTrainer:
         self.adapt(data)
         self.engine = self._initialize(model, data)
         self._gradients = 0
-        take_step = self.engine._take_model_step
+        self._take_step, self.engine._take_model_step = self.engine._take_model_step, self._watched_step
 
-        def watched(*arguments: Any, **named: Any) -> None:
-            self._gradients = _bytes(gradients(self.engine))
-            take_step(*arguments, **named)
+    def _watched_step(self, *arguments: Any, **named: Any) -> None:
+        self.count()
+        self._take_step(*arguments, **named)
 
-        self.engine._take_model_step = watched
+    def count(self) -> None:
+        """Take note of the gradients that are held now."""
+        self._gradients = max(self._gradients, _bytes(gradients(self.engine)))
 
     def _initialize(self, model: nn.Module, data: dict[str, Any]) -> Any:
         optimizer = None if self.config.effective.get("optimizer.type") else build_optimizer
@@ -166,7 +168,7 @@ class DeepSpeedTrainer:
 
     def train_batch(self, batches: Iterable[Batch]) -> Step:
         """See `Trainer`."""
-        lr = self.engine.get_lr()[0]
+        lr, self._gradients = self.engine.get_lr()[0], 0
         loss = self.run(list(islice(batches, self.accumulation)))
         norm = self.engine.get_global_grad_norm()
         return Step(loss, None if norm is None else float(norm), float(lr), bool(self.engine.was_step_applied()))
@@ -237,6 +239,7 @@ class EngineTrainer(DeepSpeedTrainer):
             loss = mean_cross_entropy(self.engine(tokens), targets)
             self.engine.backward(loss / self.passes if self.passes > 1 else loss)
             total += loss.detach()
+            self.count()
             if (at + 1) % self.passes == 0:
                 self.engine.step()
         self.ds.comm.all_reduce(total)
@@ -369,17 +372,25 @@ def stored(engine: Any) -> Iterator[Tensor]:
 
 
 def gradients(engine: Any) -> Iterator[Tensor]:
-    """Gradients on this rank once all are reduced: whole, or the parts that ZeRO 2 and 3 keep."""
+    """Gradients as they lie on this rank: whole beside their parameters, or in what ZeRO's optimizers name after them."""
     yield from (weight.grad for weight in engine.module.parameters() if weight.grad is not None)
+    if engine.zero_optimization() or engine.bfloat16_enabled():
+        yield from _tensors([value for name, value in vars(engine.optimizer).items() if "grad" in name])
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor) and value.dim():
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(inner)
 
 
 def state(engine: Any) -> Iterator[Tensor]:
-    """Moments, and the masters that they belong to."""
-    basic = engine.basic_optimizer
-    for group in basic.param_groups:
-        for weight in group["params"]:
-            yield weight.data
-            yield from (value for value in basic.state.get(weight, {}).values() if isinstance(value, Tensor) and value.dim())
+    """Moments, and the masters that they belong to; numbers of steps left out."""
+    for weight, values in engine.basic_optimizer.state.items():
+        yield weight.data
+        yield from (value for value in values.values() if isinstance(value, Tensor) and value.dim())
 
 
 def _bytes(tensors: Iterable[Tensor], beside: Iterable[Tensor] = ()) -> int:

@@ -2,24 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import compat
-from bridge.backend import Workload
+from bridge.backend import Backend, Workload
+from bridge.edits import without
 from bridge.engine.backend import BACKEND as NATIVE
+from bridge.engine.data import Text
 from bridge.layout.architecture import Architecture
 from bridge.plan import Plan
-from bridge.verify.measure import Distance, Run, distance, measure
+from bridge.translation import lower, translate
+from bridge.verify.judge import Report, fitted, verify
+from bridge.verify.measure import Distance, Run, batches, distance, measure
 
 SHAPE = Architecture(layers=2, hidden=32, heads=4, kv_heads=4, ffn=64, sequence=16, tied=False, bias=False)
 
 
-def against_native(rank: int, world: int, name: str, values: dict[str, Any], tied: bool = False) -> Distance:
+def against_native(rank: int, world: int, name: str, values: dict[str, Any]) -> Distance:
     """How far a stack's own engine is from the native one on the same plan."""
-    plan, workload = Plan.of(values), Workload(Architecture(**{**{n: getattr(SHAPE, n) for n in SHAPE.__slots__}, "tied": tied}))
-    theirs = measure(Run(compat.backends()[name], plan), workload)
-    ours = measure(Run(NATIVE, plan), workload)
-    if rank == 0:
-        print([(s.loss, s.grad_norm, s.lr, s.updated) for s in theirs.steps])
-        print([(s.loss, s.grad_norm, s.lr, s.updated) for s in ours.steps])
-    return distance(theirs, ours)
+    plan = Plan.of(values)
+    workload = Workload(replace(SHAPE, tied=bool(plan.model.tied)))
+    return distance(*(measure(Run(backend, plan), workload) for backend in (compat.backends()[name], NATIVE)))
+
+
+def held(rank: int, world: int, name: str, values: dict[str, Any], settings: dict[str, Any]) -> dict[str, int]:
+    """Bytes by kind after two steps of a plan; `settings` are added to the config that a stack gets for it."""
+    plan, text = Plan.of(values), Text.of(None, SHAPE.sequence)
+    backend = {**compat.backends(), NATIVE.name: NATIVE}[name]
+    run = plan if backend is NATIVE else without(lower(plan, compat.load(name), backend.release, world), settings)
+    trainer = backend.open(run, Workload(SHAPE))
+    for step in range(2):
+        trainer.train_batch(batches(text, trainer, step))
+    trainer.close()
+    return dict(trainer.bytes())
+
+
+def verified(rank: int, world: int, source: tuple[str, Any, dict[str, Any]], to: str, steps: int) -> Report:
+    """What `verify` finds for a source (dialect, content, and what its `read` takes besides), without the tensors."""
+    name, content, said = source
+    config = compat.load(name).read(content, **said)
+    backends = compat.backends()
+    target = translate(config, compat.load(to), _release(backends, to), config.world_size).config
+    report = verify(fitted(config, target, backends, world, {}), backends, steps, note=lambda line: None)
+    return replace(report, rows=tuple(replace(row, measured=None) for row in report.rows))
+
+
+def _release(backends: Mapping[str, Backend], name: str) -> str | None:
+    return backends[name].release if name in backends else None

@@ -1,0 +1,178 @@
+"""What `verify` does: translate a file, run both sides in small on local ranks, and say whether they are the same run."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import redirect_stdout
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import compat
+from bridge import report as reports
+from bridge.cli.convert import STDIN, Job, answered, console, print_json, read
+from bridge.cli.local import ranks
+from bridge.dialect import Config
+from bridge.errors import BridgeError
+from bridge.translation import translate
+
+if TYPE_CHECKING:
+    from bridge.verify.judge import Pair
+
+RANK = "bridge.cli.verify"
+MARK = "@stagebridge "
+"""Begins our own lines among those that stacks print."""
+EXIT_CODES = {"same": reports.CLEAN, "differs": reports.FINDINGS, "not run": reports.ERROR}
+Fields = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Stack and release to translate to, ranks at most, steps, and whether samples are padded."""
+
+    to: str
+    to_version: str | None = None
+    ranks: int = 4
+    steps: int = 3
+    padded: bool = False
+
+
+def verify(job: Job, options: Options) -> int:
+    """Verify one file; the exit code."""
+
+    def work() -> int:
+        if find_spec("torch") is None:
+            raise BridgeError("verify: torch is not installed; pip install 'stagebridge[engine]'")
+        with tempfile.TemporaryDirectory() as folder:
+            found = _measured(_at_hand(job, Path(folder)), options)
+        code = EXIT_CODES[found["verdict"]]
+        if job.json:
+            print_json({**found, "exit_code": code})
+        else:
+            _show(found)
+        return code
+
+    return answered(job, work)
+
+
+def _at_hand(job: Job, folder: Path) -> Job:
+    """The job with its standard input in a file, which every rank can read."""
+    if job.file != STDIN:
+        return job
+    path = folder / "standard input"
+    path.write_bytes(sys.stdin.buffer.read())
+    return replace(job, file=str(path))
+
+
+def _measured(job: Job, options: Options) -> Fields:
+    """What the ranks found; their progress goes to stderr."""
+    world = _pair(job, options).size.world
+    lines = ranks(world, RANK, json.dumps({"job": asdict(job), "options": asdict(options)}))
+    told = (json.loads(line.removeprefix(MARK)) for line in lines if line.startswith(MARK))
+    found: Fields = {}
+    for said in told:
+        found = said.get("found", found)
+        if "note" in said and not job.json:
+            print(f"  {said['note']}", file=sys.stderr, flush=True)
+    if "problems" in found:
+        raise BridgeError(*found["problems"])
+    return found
+
+
+def _pair(job: Job, options: Options, fp16: bool = True) -> Pair:
+    """Both sides, in small."""
+    from bridge.verify.judge import fitted
+
+    source = read(job)
+    return fitted(source, _target(source, options), compat.backends(), options.ranks, fp16)
+
+
+def _target(source: Config, options: Options) -> Config:
+    """The translation: for the release that is asked for, else for the one that is installed and would run it."""
+    dialect, backend = compat.load(options.to), compat.backends().get(options.to)
+    installed = backend.release if backend and backend.release in dialect.versions else None
+    return translate(source, dialect, options.to_version or installed).config
+
+
+# On the terminal
+
+
+def _show(found: Fields) -> None:
+    out = console(sys.stdout)
+    table = reports.table_of("", "run", "engine", "loss", "gradient norm", "furthest tensor", "verdict")
+    for run in found["runs"]:
+        table.add_row(*_cells(run))
+    out.print(table)
+    for line in _words(found):
+        out.print(line, markup=False)
+
+
+def _cells(run: Fields) -> Iterator[str]:
+    written = "as written" if run["as_written"] else "as meant"
+    yield f"{run['side']}, {written}"
+    yield run["engine"]
+    losses, norms, gap = run["losses"], run["grad_norms"], run["distance"]
+    yield f"{losses[0]:.6f} -> {losses[-1]:.6f}" if losses else ""
+    yield "" if not norms else "not told" if norms[-1] is None else f"{norms[0]:.5g} -> {norms[-1]:.5g}"
+    yield f"{gap['tensor'].removesuffix('.weight')}  {float(gap['worst']):.1e}" if gap else ""
+    yield run["verdict"]
+
+
+def _words(found: Fields) -> Iterator[str]:
+    """Causes, what was changed, and the verdict."""
+    for run in found["runs"]:
+        if run["cause"]:
+            yield f"{run['side']} on {run['engine']}: {run['verdict']}: {run['cause']}"
+    yield f"\nIn small, on {found['ranks']} ranks{_changed(found['changes'])}."
+    yield f"Rounding alone changes losses by {found['rounding']['loss']:.0e}, updates by {found['rounding']['update']:.0e}."
+    yield {"same": "Same run.", "differs": "Not the same run.", "not run": "The translation could not be run."}[
+        found["verdict"]
+    ]
+
+
+def _changed(changes: Mapping[str, Fields]) -> str:
+    told = [f"{path} {change['before']} -> {change['after']}" for path, change in changes.items()]
+    return f"; changed for that: {', '.join(told)}" if told else ""
+
+
+# On a rank
+
+
+def main(text: str) -> None:
+    """Verify on one rank; the first of them prints what it does and what was found."""
+    from bridge.cli.train import end
+    from bridge.engine.environment import detect
+
+    said, here, out = json.loads(text), detect(), sys.stdout
+
+    def tell(**words: Any) -> None:
+        if here.rank == 0:
+            print(MARK + json.dumps(words, allow_nan=False), file=out, flush=True)
+
+    with redirect_stdout(sys.stderr):
+        tell(found=_found(Job(**said["job"]), Options(**said["options"]), lambda line: tell(note=line)))
+    end(here.world)
+
+
+def _found(job: Job, options: Options, note: Any) -> Fields:
+    from torch.cuda import is_available
+
+    from bridge import comm
+    from bridge.engine.environment import detect
+    from bridge.verify.judge import verify
+
+    here = detect()
+    comm.connect(here.rank, here.world, here.address, "nccl" if is_available() else "gloo")
+    try:
+        pair = _pair(job, options, fp16=is_available())
+        return verify(pair, compat.backends(), options.steps, options.padded, note).fields()
+    except BridgeError as error:
+        return {"verdict": "not run", "problems": list(error.problems)}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

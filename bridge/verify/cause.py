@@ -1,0 +1,129 @@
+"""Causes, found by measuring: the smallest changes after which two runs that differ no longer do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from bridge.backend import Backend, Workload
+from bridge.dialect import Config
+from bridge.edits import edited, without
+from bridge.errors import BridgeError
+from bridge.plan import Plan
+from bridge.verify.measure import Distance, Measured, Run, distance, measure
+from bridge.verify.size import made
+
+SGD = {"optimizer.name": "sgd", "optimizer.betas": None, "optimizer.eps": None}
+
+TRIALS: tuple[tuple[Mapping[str, Any], ...], ...] = (
+    ({"optimizer.clip": 0.0},),
+    ({"optimizer.weight_decay": 0.0},),
+    (SGD,),
+    ({"precision.compute": "fp32"},),
+    ({"batch.accumulation": 1, "batch.global_": None},),
+    ({"parallel.pipeline": 1},),
+    ({"parallel.tensor": 1},),
+    ({"zero.stage": 1}, {"zero.stage": 0}, {"zero.stage": 3}),
+)
+"""What is tried one by one, by plan path: each feature that may be at fault, switched off or swapped for another form of it (the
+forms of one in a row, until one helps).
+"""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What measurements have in common: the workload, how many steps, padding or not, ranks, and the engine to hold others
+    against. A run of a plan there is kept.
+    """
+
+    workload: Workload
+    steps: int
+    padded: bool
+    world: int
+    reference: Backend
+    kept: dict[str, Measured] = field(default_factory=dict)
+
+    def measure(self, run: Run) -> Measured:
+        """See `measure`."""
+        return measure(run, self.workload, self.steps, self.padded)
+
+    def expected(self, plan: Plan) -> Measured:
+        """What `plan` gives on the reference."""
+        key = plan.model_dump_json(exclude_none=True)
+        if key not in self.kept:
+            self.kept[key] = self.measure(Run(self.reference, plan))
+        return self.kept[key]
+
+
+def stack_causes(config: Config, backend: Backend, bench: Bench, rounding: Distance) -> Iterator[str]:
+    """Changes to a config, in its stack's words, after which the stack does what the config means."""
+    for forms in _trials(config, backend, bench.world):
+        words = (_difference(config.given, form.given) for form in forms if _heals(form, backend, bench, rounding))
+        yield from islice(words, 1)
+
+
+def _heals(changed: Config, backend: Backend, bench: Bench, rounding: Distance) -> bool:
+    """Whether the stack does what the changed config means; where that does not run, it tells nothing."""
+    try:
+        run, expected = bench.measure(Run(backend, changed)), bench.expected(backend.meaning(changed))
+    except BridgeError:
+        return False
+    return not distance(run, expected).beyond(rounding)
+
+
+def _trials(config: Config, backend: Backend, world: int) -> Iterator[list[Config]]:
+    """The config with each feature in its other forms; what the stack does not read, or is as before, is left out."""
+    for forms in TRIALS:
+        yield list(_forms(config, [partial(edited, config, _whole(form, world), world) for form in forms]))
+    for settings in backend.optional:
+        yield list(_forms(config, [partial(without, config, settings)]))
+
+
+def _forms(config: Config, makes: Iterable[Callable[[], Config]]) -> Iterator[Config]:
+    for make in makes:
+        with suppress(BridgeError):
+            changed = make()
+            if changed.given != config.given:
+                yield changed
+
+
+def _whole(trial: Mapping[str, Any], world: int) -> dict[str, Any]:
+    """A trial that frees ranks gives them to the data axis."""
+    freed = any(path.startswith("parallel.") for path in trial)
+    return {**trial, "parallel.data": world, "batch.global_": None} if freed else dict(trial)
+
+
+def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """What changed, in the stack's words; that something unsaid is now said to be off is no change."""
+    changed = [path for path in dict.fromkeys((*before, *after)) if before.get(path) != after.get(path)]
+    told = [path for path in changed if path in before or after[path]] or changed
+    return " and ".join(f"{path} {_said(after.get(path))}" for path in told)
+
+
+def _said(value: Any) -> str:
+    return "unset" if value is None else str(value)
+
+
+def plan_causes(source: Plan, target: Plan, bench: Bench, wanted: Measured, rounding: Distance) -> Iterator[str]:
+    """The fields in which `target` differs from `source` that change the numbers of `source` when they alone are changed; those
+    that only make sense together are changed together.
+    """
+    mine, theirs = source.values(), target.values()
+    groups: dict[str, dict[str, Any]] = {}
+    for path in dict.fromkeys((*mine, *theirs)):
+        if mine.get(path) != theirs.get(path):
+            together = next((section for section in TOGETHER if path.startswith(section)), path)
+            groups.setdefault(together, {})[path] = theirs.get(path)
+    for changed in groups.values():
+        with suppress(BridgeError):  # alone, that change may make no plan
+            if distance(bench.expected(made(source, changed)), wanted).beyond(rounding):
+                told = [path for path, new in changed.items() if new or mine.get(path)] or list(changed)
+                yield " and ".join(f"{path} became {_said(changed[path])} from {_said(mine.get(path))}" for path in told)
+
+
+TOGETHER = ("batch.", "optimizer.schedule.", "precision.loss_scale.")
+"""Sections whose fields are one setting."""

@@ -1,0 +1,241 @@
+"""Judging: a config and its translation, each on every engine that can run it, held against one reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from math import isfinite
+from typing import Any, Literal
+
+from bridge.backend import Backend, Workload
+from bridge.dialect import Config
+from bridge.edits import edited
+from bridge.engine.backend import BACKEND as NATIVE
+from bridge.errors import BridgeError
+from bridge.plan import Plan
+from bridge.translation import lift
+from bridge.verify.cause import Bench, plan_causes, stack_causes
+from bridge.verify.measure import Distance, Measured, Run, distance
+from bridge.verify.size import Size, architecture, changes, made
+
+Side = Literal["source", "target"]
+Verdict = Literal["reference", "same", "differs", "not run"]
+WIDER = {"bf16": "fp32", "fp16": "fp32", "fp32": "fp64"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One side on one engine: as its own stack runs the file (`written`), or as the file is meant; what came of it, and why."""
+
+    side: Side
+    engine: str
+    written: bool
+    verdict: Verdict
+    cause: str = ""
+    measured: Measured | None = None
+    distance: Distance | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """All rows, what was changed for them to fit (by plan path: before and after), the ranks, and what passes for rounding."""
+
+    rows: tuple[Row, ...]
+    changes: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    world: int = 1
+    rounding: Distance | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether every run gave the numbers of the reference; "not run" if none did otherwise, but no translation ran either."""
+        if any(row.verdict == "differs" for row in self.rows):
+            return "differs"
+        return "same" if any(row.side == "target" and row.verdict == "same" for row in self.rows) else "not run"
+
+    def fields(self) -> dict[str, Any]:
+        """As plain values."""
+        return {
+            "verdict": self.verdict,
+            "ranks": self.world,
+            "changes": {path: {"before": before, "after": after} for path, (before, after) in self.changes.items()},
+            "rounding": _plain(self.rounding),
+            "runs": [_row(row) for row in self.rows],
+        }
+
+
+def _row(row: Row) -> dict[str, Any]:
+    steps = row.measured.steps if row.measured else ()
+    return {
+        "side": row.side,
+        "engine": row.engine,
+        "as_written": row.written,
+        "verdict": row.verdict,
+        "cause": row.cause,
+        "losses": [step.loss for step in steps],
+        "grad_norms": [step.grad_norm for step in steps],
+        "distance": _plain(row.distance),
+    }
+
+
+def _plain(distance: Distance | None) -> dict[str, Any] | None:
+    """A distance as JSON can hold it: what is not finite as text."""
+    found = asdict(distance) if distance else None
+    return found and {name: str(it) if isinstance(it, float) and not isfinite(it) else it for name, it in found.items()}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A config and its translation, made small: as configs, and as what they mean."""
+
+    source: Config
+    target: Config
+    plans: Mapping[Side, Plan]
+    changes: Mapping[str, tuple[Any, Any]]
+    size: Size
+
+    def config(self, side: Side) -> Config:
+        """The config of a side."""
+        return self.source if side == "source" else self.target
+
+
+def fitted(source: Config, target: Config, backends: Mapping[str, Backend], limit: int, fp16: bool = True) -> Pair:
+    """Both sides on at most `limit` ranks, with the changes that takes; without `fp16`, bf16 stands for it on both.
+
+    Raises `BridgeError` if a stack refuses its file in that size.
+    """
+    first, second = meant(source, backends), meant(target, backends)
+    size = Size.of(first, limit)
+    wanted = changes(first, size)
+    small = edited(source, wanted, size.world), edited(target, changes(second, size.like(first, second)), size.world)
+    told = {path: (first.values().get(path), value) for path, value in wanted.items()}
+    if not fp16 and first.precision.compute == "fp16":
+        small, told["precision.compute"] = (_bf16(small[0]), _bf16(small[1])), ("fp16", "bf16")
+    plans: dict[Side, Plan] = {"source": meant(small[0], backends), "target": meant(small[1], backends)}
+    return Pair(*small, plans, told, size)
+
+
+def _bf16(config: Config) -> Config:
+    """`config` with bf16 wherever it still says fp16."""
+    for name in ("compute", "reduce", "master"):
+        if lift(config).values().get(f"precision.{name}") == "fp16":
+            config = edited(config, {f"precision.{name}": "bf16"}, config.world_size)
+    return config
+
+
+def meant(config: Config, backends: Mapping[str, Backend]) -> Plan:
+    """What a config and its script mean."""
+    backend = backends.get(config.dialect.name)
+    return backend.meaning(config) if backend else lift(config)
+
+
+def verify(pair: Pair, backends: Mapping[str, Backend], steps: int, padded: bool = False, note: Note = print) -> Report:
+    """Run both sides wherever they can be, on the ranks of this process group, all of which get the same report.
+
+    The reference is what the source means, on the native engine. Raises `BridgeError` if nothing can run that.
+    """
+    plan = pair.plans["source"]
+    workload = Workload(architecture(plan), micro=pair.size.micro)
+    bench = Bench(workload, steps, padded, pair.size.world, NATIVE)
+    note("native engine: what the source means")
+    reference = bench.expected(plan)
+    rounding = distance(bench.expected(_wider(plan)), reference)
+    rows = [Row("source", NATIVE.title, False, "reference", "", reference)]
+    court = Court(pair, backends, bench, reference, rounding, note)
+    return Report((*rows, *court.rows()), pair.changes, pair.size.world, rounding)
+
+
+Note = Callable[[str], object]
+
+
+def _wider(plan: Plan) -> Plan:
+    """The plan with numbers of the next wider format: how far it is off is what rounding does."""
+    wide = WIDER.get(plan.precision.compute or "fp32", "fp64")
+    wide_master = "fp64" if wide == "fp64" else plan.precision.master
+    return made(plan, {"precision.compute": wide, "precision.reduce": wide, "precision.master": wide_master})
+
+
+@dataclass(frozen=True)
+class Court:
+    """What every row is judged with."""
+
+    pair: Pair
+    backends: Mapping[str, Backend]
+    bench: Bench
+    reference: Measured
+    rounding: Distance
+    note: Note
+
+    def rows(self) -> Iterator[Row]:
+        """Everything but the reference."""
+        yield self._written("source")
+        yield from self._elsewhere()
+        target = self._target()
+        yield target
+        yield self._written("target", target)
+
+    def _written(self, side: Side, meant: Row | None = None) -> Row:
+        """A side by its own stack, as that is written; held against what it means."""
+        config, backend = self.pair.config(side), self.backends.get(self.pair.config(side).dialect.name)
+        if backend is None:
+            return Row(side, config.dialect.title, True, "not run", "there is no engine of this stack to run it on")
+        title = f"{backend.title} {backend.release or ''}".strip()
+        run = partial(self.bench.measure, Run(backend, config))
+        return self._judged(Row(side, title, True, "same"), run, partial(self._blame, side, backend, meant))
+
+    def _blame(self, side: Side, backend: Backend, meant: Row | None) -> str:
+        """Why a stack gives other numbers: the config means others, or the stack does not do what it means."""
+        config = self.pair.config(side)
+        if meant is not None and meant.verdict == "differs":
+            return meant.cause
+        self.note(f"{backend.title}: looking for the cause")
+        found = list(stack_causes(config, backend, self.bench, self.rounding))
+        healed = f"; it would with {', or with '.join(found)}" if found else "; no change that was tried makes it"
+        return f"{backend.title} does not do what the file means{healed}"
+
+    def _elsewhere(self) -> Iterator[Row]:
+        """What the source means, on engines of other stacks."""
+        plan, own = self.pair.plans["source"], {self.pair.source.dialect.name, self.pair.target.dialect.name}
+        for name, backend in self.backends.items():
+            if name in own or backend.release is None:
+                continue
+            row = Row("source", f"{backend.title} {backend.release}", False, "same")
+            refused = backend.refusals(plan, self.bench.world)
+            if refused:
+                yield Row(row.side, row.engine, False, "not run", "; ".join(refused))
+            else:
+                run = partial(self.bench.measure, Run(backend, plan))
+                yield self._judged(row, run, partial("{} computes otherwise".format, backend.title))
+
+    def _target(self) -> Row:
+        """What the translation means, on the native engine."""
+        plan = self.pair.plans["target"]
+        return self._judged(Row("target", NATIVE.title, False, "same"), partial(self.bench.expected, plan), self._translated)
+
+    def _translated(self) -> str:
+        """Which fields the translation changed so that numbers differ."""
+        self.note("native engine: looking for the cause")
+        plans = self.pair.plans
+        found = list(plan_causes(plans["source"], plans["target"], self.bench, self.reference, self.rounding))
+        return f"the translation means something else: {'; '.join(found) or 'several fields together'}"
+
+    def _judged(self, row: Row, run: Callable[[], Measured], cause: Callable[[], str]) -> Row:
+        self.note(f"{row.engine}: " + (f"the {row.side} as it is written" if row.written else f"what the {row.side} means"))
+        try:
+            measured = run()
+        except BridgeError as error:
+            return Row(row.side, row.engine, row.written, "not run", "; ".join(dict.fromkeys(error.problems)))
+        gap = distance(measured, self.reference)
+        further = gap.beyond(self.rounding)
+        words = f"{_further(further, gap, measured, self.reference)}: {cause()}" if further else ""
+        return Row(row.side, row.engine, row.written, "differs" if further else "same", words, measured, gap)
+
+
+def _further(further: Iterable[str], gap: Distance, run: Measured, reference: Measured) -> str:
+    """What differs, in numbers."""
+    words = {
+        "loss": f"losses by {gap.loss:.1e}",
+        "norm": f"gradient norm by {gap.norm or 0.0:.1e}",
+        "weights": f"updates by {gap.update:.1e}, {gap.share:.3f} of what they should be",
+    }
+    return ", ".join(words[name] for name in further)

@@ -1,0 +1,64 @@
+"""`verify` finds what stacks get wrong by measuring alone: no rule of ours is asked."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+from backends import verified
+
+from bridge.verify.judge import Report, Row
+
+pytestmark = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+
+RELEASE = {"version": "0.19.8", "world_size": 2}
+ADAMW = {"type": "AdamW", "params": {"lr": 1e-3, "eps": 1e-3}}
+FILE = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2, "optimizer": ADAMW, "gradient_clipping": 0.05}
+
+
+def reported(run: Any, content: dict[str, Any], code: dict[str, Any] | None = None) -> Report:
+    """The report on a DeepSpeed file, translated to a stack that has the same numbers and no engine here."""
+    source = ("deepspeed", {**FILE, **content}, {**RELEASE, "code": code})
+    first, second = run(2, verified, source, "fast_llm", 3)
+    assert first == second, "all ranks get the same report"
+    return first  # type: ignore[no-any-return]
+
+
+def only_fault(report: Report) -> Row:
+    """The one run that differs: the file as its own stack runs it."""
+    (fault,) = (row for row in report.rows if row.verdict == "differs")
+    assert fault.side == "source" and fault.written and fault.engine.startswith("DeepSpeed")
+    return fault
+
+
+def test_a_sound_file_is_the_same_run_before_and_after_translation(run: Any) -> None:
+    report = reported(run, {"zero_optimization": {"stage": 2}})
+    assert report.verdict == "same"
+    assert [row.verdict for row in report.rows if row.written and row.side == "source"] == ["same"]
+
+
+def test_deepspeeds_wrong_norm_with_a_pipeline_at_stage_0_is_found(run: Any) -> None:
+    fault = only_fault(reported(run, {}, {"pipeline_stages": 2}))
+    assert fault.distance is not None and fault.distance.share > 1.05, "it clips too little: by the norm of one stage"
+    for healed in ("gradient_clipping 0.0", "code.pipeline_stages unset", "zero_optimization.stage 1"):
+        assert healed in fault.cause
+
+
+def test_the_phantom_step_of_bf16_at_stage_0_is_found(run: Any) -> None:
+    adam = {**ADAMW, "params": {"lr": 1e-3}}
+    fault = only_fault(reported(run, {"bf16": {"enabled": True}, "optimizer": adam}))
+    assert fault.distance is not None and fault.distance.share == pytest.approx(0.744, abs=0.02), "one bias correction ahead"
+    for healed in ("optimizer.type SGD", "bf16.enabled False", "zero_optimization.stage 1"):
+        assert healed in fault.cause
+    assert "gradient_clipping" not in fault.cause
+
+
+@pytest.mark.parametrize("level", (1, 2))
+def test_gradients_lost_by_manual_accumulation_are_found(run: Any, level: int) -> None:
+    content = {"gradient_accumulation_steps": 1, "zero_optimization": {"stage": level}, "gradient_clipping": 0.0}
+    report = reported(run, content, {"manual_accumulation": True})
+    fault = next(row for row in report.rows if row.written and row.side == "source")
+    assert fault.verdict == "differs" and fault.distance is not None and (fault.distance.norm or 0) > 0.2
+    for healed in ("code.manual_accumulation unset", "zero_optimization.stage 0"):
+        assert healed in fault.cause
