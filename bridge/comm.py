@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
+from importlib import import_module
 from typing import Any, TypeVar
 
 import torch
@@ -201,7 +202,14 @@ def connect(rank: int, world: int, address: str, backend: str, timeout: float = 
 
     The process leaves it when it ends; see `leave` for ending in good order.
     """
-    if world > 1 and not dist.is_initialized():
+    if world == 1:
+        return
+    atexit.unregister(_abandon)
+    atexit.register(_abandon)
+    if not dist.is_initialized():
+        # Its functions have the group of all ranks as a default from when they are defined, and any optimizer imports it. Defined
+        # later, they would hold the group beyond its end, and its threads would meet an interpreter that is gone.
+        import_module("torch.distributed.nn.functional")
         dist.init_process_group(
             backend,
             init_method=f"tcp://{address}",
@@ -209,7 +217,6 @@ def connect(rank: int, world: int, address: str, backend: str, timeout: float = 
             world_size=world,
             timeout=timedelta(seconds=timeout),
         )
-        atexit.register(_abandon)
 
 
 def leave() -> None:

@@ -185,6 +185,9 @@ class Recompute(Section):
         None, description="Layers between checkpoints (uniform), or layers recomputed in a stage (block)."
     )
     ratio: Fraction | None = field(None, description="Share of the layers that are recomputed.")
+    kept_microbatches: Size | None = field(
+        None, description="Of the microbatches in flight on a pipeline rank, those that keep all activations; open: none."
+    )
     partition: bool | None = field(None, description="Saved activations are split over the tensor group.")
     offload: bool | None = field(None, description="Saved activations are kept in host memory.")
 

@@ -144,7 +144,7 @@ def _placed(
     from bridge.engine.fit import fit
 
     if wanted:
-        return fit(plan, here.world, architecture.heads)
+        return fit(plan, here.world, architecture)
     try:
         Mesh.of(plan.parallel, here.world)
     except ConfigError as error:
@@ -235,7 +235,7 @@ def _fitted(
     from bridge.engine.fit import fit
 
     if wanted:
-        return fit(plan, here.world, architecture.heads)
+        return fit(plan, here.world, architecture)
     try:
         check(plan, here.world)
     except ConfigError as error:

@@ -97,6 +97,11 @@ def _idle(values: Mapping[str, Any]) -> Iterator[Finding]:
                 )
 
 
+def _recomputes(values: Mapping[str, Any]) -> bool:
+    """Whether whole layers are computed again."""
+    return bool(values.get("recompute.granularity", "full" if "recompute.ratio" in values else "none") == "full")
+
+
 _ADAM, _DECAY = ("adam", "adamw"), ("linear", "cosine", "wsd")
 _SILENT: Mapping[tuple[str, ...], tuple[Callable[[Mapping[str, Any]], bool], str]] = {
     ("parallel.sequence",): (
@@ -133,12 +138,16 @@ _SILENT: Mapping[tuple[str, ...], tuple[Callable[[Mapping[str, Any]], bool], str
         "the loss scale is constant",
     ),
     ("recompute.method", "recompute.layers"): (
-        lambda values: values.get("recompute.granularity", "full" if "recompute.ratio" in values else "none") == "full",
+        _recomputes,
         "whole layers are not computed again",
     ),
     ("recompute.ratio",): (
         lambda values: values.get("recompute.granularity") not in ("none", "selective"),
         "whole layers are not computed again",
+    ),
+    ("recompute.kept_microbatches",): (
+        lambda values: values.get("parallel.pipeline", 1) > 1 and _recomputes(values),
+        "several microbatches are in flight, and some computed again, only in a pipeline with recompute",
     ),
     ("stages.boundaries",): (
         lambda values: values.get("stages.rule", "explicit") == "explicit",

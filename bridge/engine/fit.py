@@ -6,19 +6,27 @@ from collections.abc import Iterator, Mapping
 from math import gcd
 from typing import Any
 
+from bridge.engine.fields import accumulation_of
+from bridge.errors import ConfigError
 from bridge.findings import Finding
+from bridge.layout.architecture import Architecture
+from bridge.layout.pipeline import Pipeline, text_of
 from bridge.plan import Plan
 from bridge.rules import Effect
 
-ONE = ("parallel.pipeline", "parallel.context", "parallel.expert", "parallel.expert_tensor", "model.experts")
+ONE = ("parallel.context", "parallel.expert", "parallel.expert_tensor", "model.experts")
 """Sizes that the engine runs at 1 only."""
 
 
-def fit(plan: Plan, world: int, heads: int) -> tuple[Plan, tuple[Finding, ...]]:
-    """`plan` for `world` ranks and a model of `heads` heads: sizes shrink until they fit; every change is a finding."""
+STAGES = ("stages.rule", "stages.boundaries", "stages.layers_per_stage")
+ORDER = ("schedule.name", "schedule.virtual", "schedule.group", "schedule.csv")
+"""What is let go of where it does not suit another number of layers or ranks."""
+
+
+def fit(plan: Plan, world: int, shape: Architecture) -> tuple[Plan, tuple[Finding, ...]]:
+    """`plan` for `world` ranks and a model of `shape`: sizes shrink until they fit; every change is a finding."""
     values = dict(plan.values())
-    changes = dict(_changes(values, world, heads))
-    fitted = {**values, **changes}
+    changes = _changes(values, world, shape)
     findings = tuple(
         Finding(
             path,
@@ -32,24 +40,48 @@ def fit(plan: Plan, world: int, heads: int) -> tuple[Plan, tuple[Finding, ...]]:
         for path, new in changes.items()
         if values.get(path) != new
     )
-    return Plan.of(fitted), findings
+    return Plan.of({**values, **changes}), findings
 
 
-def _changes(values: Mapping[str, Any], world: int, heads: int) -> Iterator[tuple[str, Any]]:
+def _changes(values: Mapping[str, Any], world: int, shape: Architecture) -> dict[str, Any]:
+    """The longest pipeline that the plan asks for and the ranks, the layers and the microbatches allow; tensor ranks first."""
+    tensor = gcd(values.get("parallel.tensor", 1), gcd(world, shape.heads))
+    left, asked = world // tensor, values.get("parallel.pipeline", 1)
+    for pipeline in (number for number in range(min(asked, left), 1, -1) if left % number == 0):
+        sizes = dict(_sizes(values, world, tensor, pipeline))
+        for dropped in ((), STAGES, (*STAGES, *ORDER)):
+            changes = sizes | {path: None for path in dropped if path in values}
+            if _runs(Plan.of({**values, **changes}), shape, left // pipeline):
+                return changes
+    alone = dict(_sizes(values, world, tensor, 1))
+    if values.get("stages.rule", "carry") not in ("carry", "ceil") or "stages.boundaries" in values:
+        alone |= dict.fromkeys(STAGES)
+    return alone
+
+
+def _runs(plan: Plan, shape: Architecture, data: int) -> bool:
+    """Whether the schedule suits its ranks, the layers and the microbatches."""
+    try:
+        Pipeline.of(plan, shape.facts(), accumulation_of(plan, data), text_of(plan))
+    except ConfigError:
+        return False
+    return True
+
+
+def _sizes(values: Mapping[str, Any], world: int, tensor: int, pipeline: int) -> Iterator[tuple[str, Any]]:
+    data = world // (tensor * pipeline)
     yield from ((path, 1) for path in ONE if values.get(path, 1) != 1)
-    tensor = gcd(values.get("parallel.tensor", 1), gcd(world, heads))
-    if "parallel.tensor" in values:
-        yield "parallel.tensor", tensor
+    for path, size in (("parallel.tensor", tensor), ("parallel.pipeline", pipeline)):
+        if path in values:
+            yield path, size
     if values.get("parallel.sequence") and tensor == 1:
         yield "parallel.sequence", False
-    if values.get("parallel.data", world // tensor) != world // tensor:
-        yield "parallel.data", world // tensor
+    if values.get("parallel.data", data) != data:
+        yield "parallel.data", data
     if "batch.global_" in values:
-        yield "batch.global_", _global(values, world // tensor)
+        yield "batch.global_", _global(values, data)
     if "precision.fp8" in values:
         yield "precision.fp8", None
-    if values.get("stages.rule", "carry") not in ("carry", "ceil") or "stages.boundaries" in values:
-        yield from (("stages.rule", None), ("stages.boundaries", None), ("stages.layers_per_stage", None))
 
 
 def _global(values: Mapping[str, Any], data: int) -> int:

@@ -43,6 +43,11 @@ class EngineSource:
         return list(self.layers)[pipeline.layers[first][0]]
 
     @property
+    def recomputes(self) -> bool:
+        """See `Source`."""
+        return any(stage.recomputes for stage in self.engine.executor.stages.values())
+
+    @property
     def holders(self) -> Sequence[tuple[int, ...]]:
         """See `Source`."""
         homes = self.engine.pipeline.schedule.homes
@@ -153,13 +158,20 @@ class EngineSource:
                 yield from ((flats[index], name, state) for name, state in engine.optimizer.state(place).items())
 
     def _held(self, flat: Flat, kind: Kind, name: str, shard: Tensor) -> Iterator[Held]:
+        for layer, tensor, offset, placement in self._owned[flat.slots[0].parameter.name]:
+            local = shard[offset : offset + placement.count]
+            yield Held(layer, kind, f"{tensor}.{name}" if name else tensor, local, placement, flat.replicas)
+
+    @cached_property
+    def _owned(self) -> Mapping[str, Sequence[tuple[str, str, int, Placement]]]:
+        """By the first parameter of a flat buffer, what this rank owns of it: layer, name, where it begins, and its place."""
+        return {flat.slots[0].parameter.name: list(self._pieces(flat)) for flat in self.engine.layout.flats}
+
+    def _pieces(self, flat: Flat) -> Iterator[tuple[str, str, int, Placement]]:
         for piece in flat.pieces(self.engine.data.index):
             parameter = piece.parameter
             replicas = (*(("tensor",) if parameter.split is None else ()), *(() if flat.sharded else ("data",)))
-            placement = _box(parameter, replicas).run(piece.start, piece.stop)
-            local = shard[piece.offset : piece.offset + placement.count]
-            layer, tensor = self._split_name(parameter.name)
-            yield Held(layer, kind, ".".join(part for part in (tensor, name) if part), local, placement, flat.replicas)
+            yield *self._split_name(parameter.name), piece.offset, _box(parameter, replicas).run(piece.start, piece.stop)
 
     def _split_name(self, parameter: str) -> tuple[str, str]:
         """Its layer, and its name in there."""

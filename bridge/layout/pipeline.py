@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from bridge.errors import ConfigError
 from bridge.layout.partition import Layers, partition
-from bridge.layout.schedule import SCHEDULES, Schedule, Shape, generate, prove
+from bridge.layout.schedule import SCHEDULES, Schedule, Shape, generate, partly_kept, prove
 from bridge.layout.schedule.table import read
 from bridge.plan import Plan
 
@@ -62,10 +62,16 @@ def schedule_of(plan: Plan, microbatches: int, stages: int | None = None, table:
     """The plan's schedule over `stages` (default: as many as its ranks hold). Raises `ConfigError` if it does not fit."""
     name, ranks = name_of(plan), ranks_of(plan)
     if name == "csv":
-        return _from_table(plan, microbatches, stages, table)
+        return _kept(plan, _from_table(plan, microbatches, stages, table))
     virtual = _virtual(plan) if ranks > 1 else 1
     rounds = (plan.schedule.depth_first or 1) if name in ("looped_bfs", "breadth_first") else 1
-    return generate(name, Shape(ranks, stages or ranks * virtual, microbatches, plan.schedule.group, rounds))
+    return _kept(plan, generate(name, Shape(ranks, stages or ranks * virtual, microbatches, plan.schedule.group, rounds)))
+
+
+def _kept(plan: Plan, schedule: Schedule) -> Schedule:
+    """`schedule` with the microbatches that keep their activations, where several are in flight."""
+    number = plan.recompute.kept_microbatches or 0
+    return partly_kept(schedule, number) if number and schedule.ranks > 1 else schedule
 
 
 def _from_table(plan: Plan, microbatches: int, stages: int | None, table: str | None) -> Schedule:

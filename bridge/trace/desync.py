@@ -23,7 +23,7 @@ from torch import Tensor
 
 from bridge.comm import Comm, Group
 from bridge.errors import BridgeError
-from bridge.trace.digest import digest
+from bridge.trace.digest import bits, digest
 from bridge.trace.placement import Placement
 from bridge.trace.record import PHASES, Name
 from bridge.trace.source import Kind, Moment, Source
@@ -90,12 +90,12 @@ class Mismatch:
 
 @dataclass
 class Queued:
-    """A digest with the tensor it was taken of, while that is kept."""
+    """A tensor, while it is kept, and its digest; None if that is taken when all are compared."""
 
     name: Name
     facts: str
-    digest: Tensor
     tensor: Tensor | None
+    digest: Tensor | None
 
 
 @dataclass
@@ -116,7 +116,7 @@ class DesyncCheck:
         """See `Observer`."""
         if not self.desync.due(sight.name.step):
             return
-        if sight.name.kind == OUTPUT:
+        if sight.name.kind == OUTPUT and self.source.recomputes:
             self.desync.computed(sight)
         if not sight.again:
             self._enter(sight.microbatch)
@@ -141,13 +141,13 @@ class DesyncCheck:
         axes = tuple(self.desync.comm.mesh.sizes)
         for path, value in self.source.settings().items():
             number = torch.tensor([_hash([repr(value)])])
-            self.desync.add(Name(step, "init", "", None, "config", path), number, Placement.full((1,), axes))
+            self.desync.hold(Name(step, "init", "", None, "config", path), number, Placement.full((1,), axes))
 
     def _add_held(self, step: int, phase: str, kinds: tuple[Kind, ...]) -> None:
         for kind in kinds:
             for held in self.source.tensors(kind):
                 name = Name(step, phase, held.layer, None, held.kind, held.tensor)
-                self.desync.add(name, held.local, held.placement, held.holders)
+                self.desync.hold(name, held.local, held.placement, held.holders)
 
     def _enter(self, microbatch: int) -> None:
         # A tolerance needs the values to the end of the step; for bits, digests are enough.
@@ -189,13 +189,23 @@ class Desync:
         """Whether that step is compared."""
         return step % self.policy.every == 0
 
-    def add(self, name: Name, tensor: Tensor, placement: Placement, holders: tuple[int, ...] = ()) -> None:
+    def add(self, name: Name, tensor: Tensor, placement: Placement) -> None:
         """Queue the digest of `tensor`, as it is now, for the ranks that hold it alike."""
+        queue = self._queue(placement)
+        if queue is not None:
+            queue.append(Queued(name, _facts(name, tensor), tensor.detach(), digest(tensor)))
+
+    def hold(self, name: Name, tensor: Tensor, placement: Placement, holders: tuple[int, ...] = ()) -> None:
+        """Queue `tensor`, which stays as it is until all are compared, for the ranks that hold it alike."""
+        queue = self._queue(placement, holders)
+        if queue is not None:
+            queue.append(Queued(name, _facts(name, tensor), tensor.detach(), None))
+
+    def _queue(self, placement: Placement, holders: tuple[int, ...] = ()) -> list[Queued] | None:
+        """That of the ranks which hold a tensor alike; None if no others do."""
         axes = tuple(axis for axis in self._sizes if axis in placement.replicas)
-        if axes:
-            some = PIPELINE in axes and len(holders) < self._sizes[PIPELINE]
-            facts = f"{name} {tuple(tensor.shape)} {tensor.dtype}"
-            self._queues[axes, holders if some else ()].append(Queued(name, facts, digest(tensor), tensor.detach()))
+        some = PIPELINE in axes and len(holders) < self._sizes[PIPELINE]
+        return self._queues[axes, holders if some else ()] if axes else None
 
     def computed(self, sight: Sight) -> None:
         """Queue a forward's output for comparison with the same computed again in backward."""
@@ -235,8 +245,8 @@ class Desync:
         """What differs of all that is queued, and nothing more is; all ranks must take part, and none raises."""
         for (axes, _), queue in self._queues.items():
             queue.sort(key=_when_and_what if PIPELINE in axes else _when)
-        rows = [[len(queue), _hash(queued.facts for queued in queue), step, self._agreed] for queue in self._queues.values()]
-        headers = self._gathered(HEADER, torch.tensor(rows).view(-1, 4), self.comm.world)
+        rows = torch.tensor([[*_header(queue), step, self._agreed] for queue in self._queues.values()], dtype=torch.int64)
+        headers = self._gathered(HEADER, rows.view(-1, 5), self.comm.world)
         found: list[Mismatch] = []
         for at, (key, queue) in enumerate(self._queues.items()):
             found += self._compared(self._groups[key], queue, step, headers[list(self._groups[key].ranks), at])
@@ -259,17 +269,26 @@ class Desync:
         return bool(flag)
 
     def _compared(self, group: Group, queue: list[Queued], step: int, headers: Tensor) -> Iterator[Mismatch]:
-        if (headers != headers[0]).any():
+        """Digests of whole runs of tensors first, and only of those that differ of each tensor."""
+        alike = (headers == headers[0]).all(0)
+        if not alike[1:].all():
             yield self._lists(group, queue, step, headers)
             return
-        if group.size == 1 or not queue:
-            return
-        every = self._gathered(DIGESTS, torch.stack([queued.digest for queued in queue]), group)
-        differ = (every != every[0]).any(0).any(-1).nonzero().view(-1).tolist()
-        for index in differ[: self.policy.reports]:
-            mismatch = self._examined(group, queue[index], every[:, index])
+        runs = list(_runs(queue)) if alike[0] else [[queued] for queued in queue]
+        odd, _ = self._differ(group, [_digest_of(run) for run in runs])
+        suspects = [queued for index in odd for queued in runs[index]]
+        found, digests = self._differ(group, [_digest(queued) for queued in suspects])
+        for index in found[: self.policy.reports]:
+            mismatch = self._examined(group, suspects[index], digests[:, index])
             if mismatch:
                 yield mismatch
+
+    def _differ(self, group: Group, digests: Sequence[Tensor]) -> tuple[list[int], Tensor]:
+        """Which of `digests` differ between the ranks of a group, and those of all of them."""
+        if group.size == 1 or not digests:
+            return [], torch.empty(0)
+        every = self._gathered(DIGESTS, torch.stack(tuple(digests)), group)
+        return (every != every[0]).any(0).any(-1).nonzero().view(-1).tolist(), every
 
     def _gathered(self, name: str, tensor: Tensor, group: Group) -> Tensor:
         """(ranks, ...): that tensor of every rank in the group."""
@@ -286,8 +305,8 @@ class Desync:
         place = next((at for at, facts in enumerate(zip(*lists, strict=False)) if len(set(facts)) > 1), min(map(len, lists)))
         items = [facts[place] if place < len(facts) else "nothing more" for facts in lists]
         told = "; ".join(f"rank {rank} has {item}" for rank, item in zip(group.ranks, items, strict=True))
-        policies = "" if len(set(headers[:, 3].tolist())) == 1 else "; their policies differ too"
-        counts = _listed(headers[:, 0].tolist())
+        policies = "" if len(set(headers[:, 4].tolist())) == 1 else "; their policies differ too"
+        counts = _listed(headers[:, 1].tolist())
         name = Name(step, "reduce", "", None, "list")
         return Mismatch(name, group.ranks, _minority(group, items), f"{counts} tensors; item {place + 1}: {told}{policies}")
 
@@ -380,6 +399,57 @@ def _hash(texts: Iterable[str]) -> int:
     for text in texts:
         found.update(text.encode() + b"\0")
     return int.from_bytes(found.digest(), "little", signed=True)
+
+
+def _facts(name: Name, tensor: Tensor) -> str:
+    return f"{name} {tuple(tensor.shape)} {tensor.dtype}"
+
+
+def _header(queue: Sequence[Queued]) -> tuple[int, int, int]:
+    """How a queue falls into runs, how many tensors it has, and which."""
+    lengths = _hash(str(len(run)) for run in _runs(queue))
+    return lengths, len(queue), _hash(queued.facts for queued in queue)
+
+
+def _runs(queue: Iterable[Queued]) -> Iterator[list[Queued]]:
+    """Tensors that lie one after the other in a buffer, and those that do not each alone."""
+    run: list[Queued] = []
+    for queued in queue:
+        if run and not _adjoin(run[-1], queued):
+            yield run
+            run = []
+        run.append(queued)
+    if run:
+        yield run
+
+
+def _adjoin(one: Queued, other: Queued) -> bool:
+    first, second = one.tensor, other.tensor
+    if first is None or second is None or one.digest is not None or other.digest is not None:
+        return False
+    if first.dtype != second.dtype or not (first.is_contiguous() and second.is_contiguous()):
+        return False
+    end = first.storage_offset() + first.numel()
+    return end == second.storage_offset() and first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+
+
+def _digest_of(run: Sequence[Queued]) -> Tensor:
+    """(2,) of all of a run, where payloads of NaNs count; what differs only in them is found to be alike by `_digest`."""
+    first = run[0]
+    if first.digest is not None or first.tensor is None:
+        return _digest(first)
+    size = sum(queued.tensor.numel() for queued in run if queued.tensor is not None)
+    whole = first.tensor.as_strided((size,), (1,), first.tensor.storage_offset()) if len(run) > 1 else first.tensor
+    hashed = bits(whole)
+    return torch.stack([hashed, torch.zeros_like(hashed)])
+
+
+def _digest(queued: Queued) -> Tensor:
+    """(2,) of one tensor, payloads of NaNs left out."""
+    if queued.digest is None:
+        assert queued.tensor is not None, "what has no digest yet is kept"
+        queued.digest = digest(queued.tensor)
+    return queued.digest
 
 
 def _when(queued: Queued) -> tuple[int, int]:

@@ -3,30 +3,45 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from threading import get_ident
 
 import torch
 from torch import Tensor
 
-COLUMNS = 1024
-"""Words in a row. A row's words, and then the rows, are summed with weights that depend on their places."""
+COLUMNS = 128
+"""Words in a row. A row's words are added up with weights that depend on their places, and then so are the rows."""
 
-ROWS = 512
-"""Rows that a CPU widens at a time: 4 MiB, still in the cache when they are summed."""
+WEIGHTS = 1 << 15
+"""Weights of a row's words are smaller: its sums, of 128 words of 32 bits, stay below 2^53, up to where fp64 is exact."""
+
+ROWS = 1 << 11
+"""Rows that a CPU widens at a time: 2 MiB, still in the cache when they are added up."""
+MOST = 1 << 17
+"""The same on other devices, where starting costs more than memory."""
 
 
 @torch.no_grad()
 def digest(tensor: Tensor) -> Tensor:
     """(2,) int64: a hash of the bits of `tensor`, and its count of NaNs, on its device and without waiting for it.
 
-    Each 32-bit word is multiplied by an odd 64-bit number of its own and all are added modulo 2^64, so a change of any
-    one bit changes the sum for certain, and other changes (elements or rows swapped, all signs flipped) do except for
-    a chance of less than 2^-32. All NaNs hash alike: their payloads differ between kernels and mean nothing. Shape and
-    dtype do not enter; compare them apart.
+    All NaNs hash alike: their payloads differ between kernels and mean nothing. Shape and dtype do not enter; compare them
+    apart. See `bits` for what the hash sees.
     """
-    if not tensor.numel():
-        return torch.zeros(2, dtype=torch.int64, device=tensor.device)
     values, nans = _canonical(tensor.detach())
-    return torch.stack([_hash(_words(values)), nans])
+    return torch.stack([bits(values), nans])
+
+
+@torch.no_grad()
+def bits(tensor: Tensor) -> Tensor:
+    """() int64: a hash of the bits of `tensor`, payloads of NaNs included, on its device and without waiting for it.
+
+    The 32-bit words of each row are added up exactly with different odd weights, and these sums modulo 2^64 with odd numbers of
+    their own. So one changed bit changes the hash for certain, and so do two words of a row that are swapped. Other changes do
+    except for a chance of less than 2^-32, or of about 2^-15 if nothing changes but the same bit of three or more words of
+    one row, which has 512 bytes.
+    """
+    rows = _row_sums(_words(tensor.detach()))
+    return rows.dot(_multipliers(_at_least(rows.numel()), rows.device)[: rows.numel()])
 
 
 def _canonical(tensor: Tensor) -> tuple[Tensor, Tensor]:
@@ -46,42 +61,54 @@ def _words(tensor: Tensor) -> Tensor:
     return torch.nn.functional.pad(raw, (0, -len(raw) % 4)).view(torch.int32) if len(raw) % 4 else raw.view(torch.int32)
 
 
-def _hash(words: Tensor) -> Tensor:
-    full = len(words) // COLUMNS * COLUMNS
-    sums = [_row_sums(words[:full].view(-1, COLUMNS))]
-    if full < len(words):
-        rest = words[full:].long()
-        sums.append(rest.dot(_weights(COLUMNS, words.device)[: len(rest)]).view(1))
-    rows = torch.cat(sums)
-    return rows.dot(_weights(_at_least(len(rows)), words.device, salt=1)[: len(rows)])
+def _row_sums(words: Tensor) -> Tensor:
+    """(rows,) int64: the weighted sum of each row; the last is filled up with zeros."""
+    weights, most = _weights(words.device), COLUMNS * (ROWS if words.device.type == "cpu" else MOST)
+    starts = range(0, max(words.numel(), 1), most)
+    return torch.cat([torch.mv(_wide(words[start : start + most]), weights) for start in starts]).long()
 
 
-def _row_sums(rows: Tensor) -> Tensor:
-    """Weighted sum of each row, in 64 bits."""
-    weights = _weights(COLUMNS, rows.device)
-    if rows.device.type != "cpu":
-        # GPUs have no product of integer matrices.
-        return (rows.long() * weights).sum(1)
-    sums, wide = torch.empty(len(rows), dtype=torch.int64), torch.empty(min(ROWS, len(rows)), COLUMNS, dtype=torch.int64)
-    for start in range(0, len(rows), ROWS):
-        part = rows[start : start + ROWS]
-        torch.mv(wide[: len(part)].copy_(part), weights, out=sums[start : start + ROWS])
-    return sums
+def _wide(words: Tensor) -> Tensor:
+    """(rows, COLUMNS) fp64, on a CPU in memory that the next call writes over."""
+    size = words.numel()
+    rows = -(-size // COLUMNS)
+    kept = words.device.type == "cpu"
+    wide = _scratch(get_ident())[:rows] if kept else words.new_empty(rows, COLUMNS, dtype=torch.float64)
+    flat = wide.view(-1)
+    flat[:size].copy_(words)
+    flat[size:].zero_()
+    return wide
+
+
+@lru_cache(maxsize=4)
+def _scratch(thread: int) -> Tensor:
+    """Room for the rows that are widened at a time, for each thread its own."""
+    return torch.empty(ROWS, COLUMNS, dtype=torch.float64)
 
 
 def _at_least(count: int) -> int:
-    """A power of two from 1,024 on, so that few tables of weights are kept."""
-    return max(1024, 1 << (count - 1).bit_length()) if count else 1024
+    """A power of two from 1,024 on, so that few tables of multipliers are kept."""
+    return 1 << max(10, (count - 1).bit_length())
 
 
 @lru_cache(maxsize=64)
-def _weights(count: int, device: torch.device, salt: int = 0) -> Tensor:
-    """The first `count` odd multipliers, the same wherever they are computed: splitmix64 of their places."""
-    word = torch.arange(count, dtype=torch.int64) * 2 + salt + 1
-    word = word * -7046029254386353131
+def _multipliers(count: int, device: torch.device) -> Tensor:
+    """The first `count` odd multipliers, the same wherever they are computed."""
+    return (_mixed(count, 1) | 1).to(device)
+
+
+@lru_cache(maxsize=8)
+def _weights(device: torch.device) -> Tensor:
+    """(COLUMNS,) fp64: different odd numbers below `WEIGHTS`."""
+    return (_mixed(WEIGHTS // 2, 2).argsort()[:COLUMNS] * 2 + 1).double().to(device)
+
+
+def _mixed(count: int, salt: int) -> Tensor:
+    """int64 numbers without order, all different: splitmix64 of their places."""
+    word = (torch.arange(count, dtype=torch.int64) * 2 + salt) * -7046029254386353131
     for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
         word = (word ^ _shifted(word, shift)) * factor
-    return ((word ^ _shifted(word, 31)) | 1).to(device)
+    return word ^ _shifted(word, 31)
 
 
 def _shifted(word: Tensor, bits: int) -> Tensor:

@@ -69,6 +69,11 @@ class ModuleSource:
         return next(iter(self.layers))
 
     @property
+    def recomputes(self) -> bool:
+        """See `Source`: the module's own code decides."""
+        return True
+
+    @property
     def holders(self) -> Sequence[tuple[int, ...]]:
         """See `Source`."""
         return ()

@@ -63,6 +63,11 @@ class Source(Protocol):
         ...
 
     @property
+    def recomputes(self) -> bool:
+        """Whether the forward pass of a layer may run once more for backward."""
+        ...
+
+    @property
     def holders(self) -> Sequence[tuple[int, ...]]:
         """The sets of places along the pipeline axis that hold some tensor alike, as all ranks know them."""
         ...

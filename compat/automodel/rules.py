@@ -390,6 +390,7 @@ def missing_rules() -> tuple[Rule, ...]:
         lacks("precision.loss_scale", "AutoModel does not scale the loss"),
         only_ours("precision.fp8", note="8-bit products are a setting of the model's backend"),
         only_ours("precision.frozen", note="frozen weights are kept as they are loaded", effect=Effect.COST),
+        only_ours("recompute.kept_microbatches", note="AutoModel recomputes in every microbatch", effect=Effect.COST),
         only_ours(
             "recompute.ratio",
             "recompute.partition",

@@ -306,6 +306,13 @@ REFUSALS: tuple[Refusal, ...] = (
         until="0.19.3",
     ),
     Refusal(
+        lambda v: v.get("tensor_parallel.autotp_size", 0) > 1
+        and v["tensor_parallel.tp.tp_size"] not in (1, v["tensor_parallel.autotp_size"]),
+        "tensor_parallel.tp.tp_size: is not tensor_parallel.autotp_size, which is what counts; drop tp_size",
+        "runtime/engine.py, _apply_autotp_partitioning",
+        since="0.18.6",
+    ),
+    Refusal(
         lambda v: v["aio.use_gds"] and v.get("code.accelerator") != "cuda",
         "aio.use_gds: needs a CUDA accelerator; switch it off, or say code.accelerator is cuda",
         "runtime/swap_tensor/aio_config.py, get_aio_config",
@@ -412,7 +419,7 @@ def ranks(values: Flat, version: str, world_size: int | None) -> Ranks:
     if _mesh(values, at) not in (0, least):
         raise ConfigError(_mesh_problem(values, least))
     if least % dividing:
-        raise ConfigError(f"parallel: {shared} does not divide world size ({least}); use a multiple of {dividing} ranks")
+        raise ConfigError(f"{shared} does not divide world size ({least}); use a multiple of {dividing} ranks")
     data = int(values["data_parallel_size"]) if _mesh(values, at) else least // dividing
     return Ranks(least, data, shared)
 
@@ -452,12 +459,11 @@ def _mesh_problem(values: Flat, world: int) -> str:
 
 
 def _shared(values: Flat, at: Release) -> str:
-    sizes = {
-        "tensor": int(values["code.tensor_parallel"]),
-        "pipeline": int(values["code.pipeline_stages"]),
-        "sequence": _sequence(values, at),
-    }
-    return " x ".join(f"{axis} ({size})" for axis, size in sizes.items() if size > 1)
+    """What the ranks are shared among, by the keys that say so."""
+    sequence = _sequence(values, at)
+    told = "code.context_parallel" if sequence == values["code.context_parallel"] else "sequence_parallel_size"
+    sizes = {path: int(values[path]) for path in ("code.tensor_parallel", "code.pipeline_stages")} | {told: sequence}
+    return " x ".join(f"{path} ({size})" for path, size in sizes.items() if size > 1)
 
 
 def _implied(values: Flat) -> int:

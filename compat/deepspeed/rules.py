@@ -18,7 +18,7 @@ def layout_rules() -> tuple[Rule, ...]:
     """Sizes of the mesh axes, most of which DeepSpeed keeps in code."""
     return (
         convert(
-            ("code.tensor_parallel", "tensor_parallel.autotp_size", "tensor_parallel.tp.tp_size"),
+            ("code.tensor_parallel", "tensor_parallel.autotp_size"),
             "parallel.tensor",
             lambda values, context: {"parallel.tensor": _tensor(values)},
             lambda values, context: _above_one("code.tensor_parallel", values.get("parallel.tensor")),
@@ -61,8 +61,7 @@ def _above_one(path: str, size: int | None) -> Group:
 
 
 def _tensor(values: Group) -> int:
-    sizes = (values.get(path) or 1 for path in ("tensor_parallel.autotp_size", "tensor_parallel.tp.tp_size"))
-    return max(values.get("code.tensor_parallel") or 1, *sizes)
+    return max(values.get("code.tensor_parallel") or 1, values.get("tensor_parallel.autotp_size") or 1)
 
 
 def _read_context(values: Group, context: Context) -> Group:
@@ -474,6 +473,7 @@ def missing_rules() -> tuple[Rule, ...]:
         only_ours("recompute.ratio", note="DeepSpeed recomputes groups of whole layers", effect=Effect.COST),
         only_ours("precision.fp8", note="DeepSpeed has no 8-bit products"),
         only_ours("precision.frozen", note="DeepSpeed keeps frozen weights in the format of the model", effect=Effect.COST),
+        only_ours("recompute.kept_microbatches", note="DeepSpeed recomputes in every microbatch", effect=Effect.COST),
         always("loss", "mean_of_microbatches", "DeepSpeed averages over microbatches; the script's loss decides about tokens"),
     )
 

@@ -64,8 +64,9 @@ def _coded(draw: DrawFn, case: Case) -> dict[str, int]:
 def _automatic(draw: DrawFn, case: Case) -> dict[str, int]:
     """AutoTP, which the batch arithmetic does not count."""
     sizes = [size for size in (1, 2, 3, 4, 8) if (case.world_size or 1) % size == 0]
-    nested = {"tensor_parallel.tp.tp_size": draw(st.sampled_from(sizes))} if draw(st.booleans()) else {}
-    return {"tensor_parallel.autotp_size": draw(st.sampled_from(sizes)), **nested}
+    size = draw(st.sampled_from(sizes))
+    nested = {"tensor_parallel.tp.tp_size": draw(st.sampled_from((1, size)))} if draw(st.booleans()) else {}
+    return {"tensor_parallel.autotp_size": size, **nested}
 
 
 def _meshed(draw: DrawFn, case: Case) -> dict[str, int]:

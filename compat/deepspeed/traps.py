@@ -102,6 +102,7 @@ TRAPS: tuple[Trap, ...] = (
     _dead("pipeline.partition", "no effect; the script's PipelineModule(partition_method=) counts: say code.partition_method"),
     _dead("pipeline.seed_layers", "no effect; the script's PipelineModule(seed_layers=) counts"),
     _dead("disable_allgather", "no effect; drop it"),
+    _dead("tensor_parallel.tp.tp_size", "no effect; tensor_parallel.autotp_size counts", "runtime/engine.py, autotp_size"),
     _dead(ZERO + "allgather_partitions", "no effect; drop it"),
     _dead(ZERO + "cpu_offload_use_pin_memory", "no effect; use pin_memory in offload_optimizer or offload_param"),
     _dead("fp32_allreduce", "no effect since DeepSpeed 0.6; use communication_data_type"),

@@ -54,7 +54,10 @@ class MegatronBackend(Backend):
 
     def open(self, run: Config | Plan, workload: Workload) -> MegatronTrainer:
         """See `Backend`."""
-        from compat.megatron.trainer import MegatronTrainer
+        from compat.megatron.cpu import uncompiled
+
+        with uncompiled():
+            from compat.megatron.trainer import MegatronTrainer
 
         return MegatronTrainer(self.config(run, workload), workload)
 

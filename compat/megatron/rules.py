@@ -480,6 +480,23 @@ RECOMPUTE = convert(
 )
 
 
+PARTIAL = "num_microbatches_with_partial_activation_checkpoints"
+PARTLY = convert(
+    PARTIAL,
+    "recompute.kept_microbatches",
+    lambda values, context: {"recompute.kept_microbatches": values.get(PARTIAL) if _is_count(values.get(PARTIAL)) else None},
+    lambda values, context: {PARTIAL: values.get("recompute.kept_microbatches")},
+    effect=Effect.COST,
+    blurs=lambda values: values.get(PARTIAL) is not None and not _is_count(values[PARTIAL]),
+    note="what such a microbatch keeps is up to the forward step of the training script; here it keeps all",
+    source="pipeline_parallel/schedules.py: max_outstanding_backprops; a field of the class, without a flag",
+)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
 def _read_recompute(values: Group) -> Group:
     granularity = values.get("recompute_granularity") or "none"
     if granularity != "full":
@@ -527,6 +544,7 @@ def other_rules() -> tuple[Rule, ...]:
             lossy="Megatron offloads to host memory only, from 0.12, and only with its precision-aware optimizer",
             source="arguments.py: optimizer_cpu_offload needs use_precision_aware_optimizer",
         ),
+        PARTLY,
         only_ours(
             "precision.frozen",
             note="Megatron makes no master of weights that are not trained (optimizer/__init__.py)",

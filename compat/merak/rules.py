@@ -505,6 +505,7 @@ def other_rules() -> tuple[Rule, ...]:
         only_ours("recompute.partition", "recompute.offload", note="Merak keeps saved activations whole", effect=Effect.COST),
         only_ours("precision.fp8", note="Merak has no 8-bit products"),
         only_ours("precision.frozen", note="Merak keeps frozen weights in the format of the model", effect=Effect.COST),
+        only_ours("recompute.kept_microbatches", note="Merak recomputes in every microbatch", effect=Effect.COST),
         lacks("debug", "Merak has no per-layer logs", effect=Effect.NONE),
     )
 

@@ -53,9 +53,9 @@ REFUSED_BATCHES: list[tuple[dict[str, Any], int | None, str]] = [
     (
         {MICRO: 1, "code.tensor_parallel": 4, "code.pipeline_stages": 2},
         6,
-        r"tensor \(4\) x pipeline \(2\) does not divide world size \(6\)",
+        r"^code.tensor_parallel \(4\) x code.pipeline_stages \(2\) does not divide world size \(6\)",
     ),
-    ({MICRO: 1, "sequence_parallel_size": 2}, 3, r"sequence \(2\) does not divide world size \(3\)"),
+    ({MICRO: 1, "sequence_parallel_size": 2}, 3, r"^sequence_parallel_size \(2\) does not divide world size \(3\)"),
     ({MICRO: 1, "sequence_parallel_size": 2, "data_parallel_size": 2}, 8, r"is not the world size \(8\)"),
     ({TOTAL: 4, MICRO: 4, STEPS: 1, "tensor_parallel.autotp_size": 2}, 2, r"expected .* = 8"),
 ]

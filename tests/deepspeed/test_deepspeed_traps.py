@@ -20,6 +20,7 @@ CASES: list[tuple[str, Effect, dict[str, Any], dict[str, Any]]] = [
     ("pipeline.partition", S, {"pipeline.partition": "best"}, {}),
     ("pipeline.seed_layers", S, {"pipeline.seed_layers": True}, {}),
     ("disable_allgather", S, {"disable_allgather": True}, {}),
+    ("tensor_parallel.tp.tp_size", S, {"tensor_parallel.tp.tp_size": 2}, {"tensor_parallel.autotp_size": 2}),
     (Z + "allgather_partitions", S, {Z + "allgather_partitions": True}, {}),
     (Z + "cpu_offload_use_pin_memory", S, {Z + "cpu_offload_use_pin_memory": True}, {}),
     ("fp32_allreduce", S, {"fp32_allreduce": True}, {"communication_data_type": "fp32"}),

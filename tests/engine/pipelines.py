@@ -19,10 +19,13 @@ import torch
 from runs import SHAPE, Case, distance, global_batch, microbatches, model_of
 from torch import Tensor
 
+import compat
 from bridge.engine import initialize
-from bridge.engine.models.gpt import mean_cross_entropy, summed_cross_entropy
+from bridge.engine.models.gpt import Architecture, mean_cross_entropy, summed_cross_entropy
+from bridge.engine.training import Training
 from bridge.layout.schedule.timeline import in_flight
 from bridge.plan import Plan
+from bridge.translation import lift
 
 RATE = 0.3
 SGD = {"precision.compute": "fp64", "optimizer.name": "sgd", "optimizer.lr": RATE}
@@ -268,6 +271,20 @@ def peaks(rank: int, world: int, values: Mapping[str, Any], stages: int) -> tupl
     engine.executor.run = lambda feed: (run(feed), counted.append(engine.executor.peak))[0]  # type: ignore[method-assign]
     engine.train_batch(batches)
     return planned, counted[0], Kept.most
+
+
+def from_file(rank: int, world: int, path: Path, one: bool = False) -> tuple[list[str], list[float]]:
+    """Train what a recipe on disk says on the model that it describes, or with `one` without its pipeline: this rank's layers,
+    and the losses.
+    """
+    plan = lift(compat.load("automodel").read(path, world_size=2))
+    single = {"parallel.pipeline": None, "stages.boundaries": None, "stages.rule": None, "schedule.virtual": None}
+    shape = Architecture.of(plan.model.model_copy(update={"vocab": 256, "sequence": 8}))
+    training = Training.of(Plan.of({**plan.values(), **(single if one else {})}), shape)
+    engine = training.engine
+    local = engine.pipeline.local(engine.line.index)
+    layers = [shape.names[layer] for stage in local for layer in engine.pipeline.layers[stage]]
+    return layers, [report.loss for report in training.steps(3)]
 
 
 def endless(folder: Path) -> None:

@@ -158,7 +158,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"config": {"gradient_allreduce_op": "sum"}}, "gradient_allreduce_op: found 'sum'; gradients are summed"),
     ({"config": {"managed_gradient_accumulation": False}}, "managed_gradient_accumulation: found false; the engine counts"),
-    ({"config": {"sequence_parallel_size": 2}}, r"parallel: sequence \(2\) does not divide world size"),
+    ({"config": {"sequence_parallel_size": 2}}, r"sequence_parallel_size \(2\) does not divide world size"),
     (
         {"config": {"scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0.1, "cycle_max_lr": 0.2}}}},
         "scheduler.type: the engine has no OneCycle; use one of",

@@ -138,6 +138,7 @@ CHANGES = {
     "recompute.granularity": Change("layer_calls", ("none", "full"), (4, 8)),
     "recompute.method": Change("layer_calls", ("uniform", "block"), (8, 6), {**FULL, **TWO_STAGES}),
     "recompute.layers": Change("layer_calls", (1, 2), (6, 8), {**FULL, **TWO_STAGES, "recompute.method": "block"}),
+    "recompute.kept_microbatches": Change("layer_calls", (0, 1), (16, 12), {**PIPED, **FULL}, world=2),
     "recompute.ratio": Change("layer_calls", (0.25, 0.75), (5, 7)),
 }
 
@@ -257,6 +258,7 @@ SILENT: dict[str, tuple[Any, Mapping[str, Any], Mapping[str, Any]]] = {
     "precision.loss_scale.minimum": (2.0**20, {**FP16, "precision.loss_scale.static": 8.0}, FP16),
     "recompute.method": ("block", {}, FULL),
     "recompute.layers": (2, {"recompute.granularity": "none"}, {"recompute.ratio": 0.5}),
+    "recompute.kept_microbatches": (1, PIPED, {**PIPED, **FULL}),
     "recompute.ratio": (0.5, {"recompute.granularity": "none"}, FULL),
     "schedule.name": ("gpipe", {}, PIPED),
     "schedule.group": (2, {}, {**PIPED, **INTERLEAVED}),

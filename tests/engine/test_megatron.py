@@ -74,7 +74,7 @@ def results(pools: dict[int, Pool], function: Any, cases: Mapping[str, tuple[int
     found = {}
     for world in (2, 4):
         names = [name for name, (ranks, _) in cases.items() if ranks == world]
-        ranks = pools.setdefault(world, Pool(world)).run(function, [cases[name][1] for name in names])
+        ranks = pools.setdefault(world, Pool(world)).run(function, [cases[name][1] for name in names], timeout=300)
         found.update(zip(names, map(list, zip(*ranks, strict=True)), strict=True))
     return found
 
@@ -166,6 +166,8 @@ def test_bf16_runs_differ_by_rounding(name: str, megatron: dict[str, Ranks], eng
     for found, native in zip(megatron[name], engine[name], strict=True):
         assert found.losses == pytest.approx(native.losses, rel=bound)
         assert found.norms == pytest.approx(native.norms, rel=10 * bound)
+        for weight, values in native.weights.items():
+            torch.testing.assert_close(found.weights[weight], values, rtol=0.05, atol=20 * bound)
 
 
 def refused(world: int = 2, **values: Any) -> list[str]:

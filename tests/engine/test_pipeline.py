@@ -25,6 +25,7 @@ from pipelines import (
     combinations,
     error,
     evaluated,
+    from_file,
     overflowed,
     peaks,
     piped,
@@ -256,6 +257,41 @@ def test_breadth_first_on_one_rank_gives_the_same_and_gathers_less(run: Any) -> 
         assert second.traffic == second.predicted
         assert second.traffic["gather weights"][0] < first.traffic["gather weights"][0] / 2
         assert second.traffic["reduce gradients"][0] < first.traffic["reduce gradients"][0] / 2
+
+
+RECIPE = """
+step_scheduler: {global_batch_size: 4, local_batch_size: 4}
+optimizer: {_target_: torch.optim.AdamW, lr: 0.01}
+model: {torch_dtype: float32, config: {num_hidden_layers: 5, hidden_size: 16, num_attention_heads: 4, intermediate_size: 24}}
+distributed:
+  pp_size: 2
+  dp_size: 1
+  pipeline:
+    pp_schedule: SCHEDULE
+    pp_microbatch_size: 1
+    module_fqns_per_model_part: PARTS
+"""
+PARTS = {
+    "GPipe": (
+        "[[model.embed_tokens, model.layers.0], [model.layers.1, model.layers.2, model.layers.3, model.layers.4, lm_head]]",
+        [["embedding", "block0"], ["block1", "block2", "block3", "block4", "head"]],
+    ),
+    "Interleaved1F1B": (
+        "[[model.embed_tokens, model.layers.0, model.layers.1], [model.layers.2], [model.layers.3], [model.layers.4, lm_head]]",
+        [["embedding", "block0", "block1", "block3"], ["block2", "block4", "head"]],
+    ),
+}
+
+
+@pytest.mark.parametrize("schedule", PARTS)
+def test_a_recipe_that_names_its_parts_runs_as_it_says(run: Any, tmp_path: Path, schedule: str) -> None:
+    parts, layers = PARTS[schedule]
+    path = tmp_path / "recipe.yaml"
+    path.write_text(RECIPE.replace("SCHEDULE", schedule).replace("PARTS", parts))
+    ranks = run(2, from_file, path)
+    _, expected = from_file(0, 1, path, one=True)
+    assert [held for held, _ in ranks] == layers
+    assert all(losses == pytest.approx(expected, rel=1e-5) for _, losses in ranks)
 
 
 def test_stages_by_names_of_modules() -> None:

@@ -14,11 +14,12 @@ from runs import Case, data_order
 
 from bridge.cli import run as cli
 from bridge.engine.data import Text
-from bridge.engine.fields import check
+from bridge.engine.fields import accumulation_of, check
 from bridge.engine.fit import fit
 from bridge.engine.models.gpt import Architecture
 from bridge.engine.training import Training
 from bridge.errors import SourceError
+from bridge.layout.pipeline import Pipeline
 from bridge.plan import Plan
 
 CONFIG = {
@@ -66,25 +67,52 @@ def test_texts_too_short_or_missing_are_said(tmp_path: Path) -> None:
 
 sizes = st.none() | st.integers(1, 9)
 plans = st.builds(
-    lambda data, tensor, pipeline, micro, global_, sequence: Plan.model_validate(
+    lambda data, tensor, pipeline, micro, global_, sequence, name, rule: Plan.model_validate(
         {
             "parallel": {"data": data, "tensor": tensor, "pipeline": pipeline, "sequence": sequence},
             "batch": {"micro": micro, "global_": global_},
+            "schedule": {"name": name},
+            "stages": {"rule": rule},
         }
     ),
-    sizes, sizes, sizes, sizes, sizes, st.none() | st.booleans(),
+    sizes, sizes, sizes, sizes, sizes | st.just(48), st.none() | st.booleans(),
+    st.sampled_from([None, "1f1b", "interleaved_1f1b", "zero_bubble_v", "shifted_critical_path"]),
+    st.sampled_from([None, "even", "parameters"]),
 )  # fmt: skip
 
 
 @given(plans, st.sampled_from([1, 2, 3, 4, 6, 8]), st.sampled_from([1, 4, 12]))
 def test_a_fitted_plan_runs_and_every_change_is_said(plan: Plan, world: int, heads: int) -> None:
-    fitted, findings = fit(plan, world, heads)
+    shape = Architecture(layers=4, heads=heads)
+    fitted, findings = fit(plan, world, shape)
     mesh, _ = check(fitted, world)
+    Pipeline.of(fitted, shape.facts(), accumulation_of(fitted, mesh.sizes["data"]))
     assert mesh.world == world and heads % mesh.sizes["tensor"] == 0
     before, after = dict(plan.values()), dict(fitted.values())
     changed = {path for path in before if before[path] != after.get(path)}
     assert changed <= {finding.path for finding in findings}
-    assert fit(fitted, world, heads)[0] == fitted
+    assert fit(fitted, world, shape)[0] == fitted
+
+
+@pytest.mark.parametrize(
+    ("world", "asked", "kept"),
+    [
+        (2, {"pipeline": 4, "data": 2}, (1, 2, 1)),
+        (4, {"pipeline": 2, "tensor": 2, "data": 2}, (1, 2, 2)),
+        (4, {"pipeline": 4}, (1, 4, 1)),
+        (6, {"pipeline": 4}, (2, 3, 1)),
+        (8, {"pipeline": 8}, (2, 4, 1)),
+    ],
+)
+def test_pipelines_shrink_no_more_than_ranks_and_layers_ask_for(
+    world: int, asked: dict[str, int], kept: tuple[int, int, int]
+) -> None:
+    values = {"batch.micro": 1, "batch.global_": 16, "schedule.name": "1f1b", "stages.boundaries": (0, 1, 9)}
+    plan = Plan.of({**values, **{f"parallel.{axis}": size for axis, size in asked.items()}})
+    fitted, _ = fit(plan, world, Architecture(layers=3))
+    sizes = check(fitted, world)[0].sizes
+    assert (sizes["data"], sizes["pipeline"], sizes["tensor"]) == kept
+    assert fitted.schedule.name == "1f1b" and fitted.stages.boundaries is None
 
 
 def test_the_loss_falls_by_a_fifth() -> None:

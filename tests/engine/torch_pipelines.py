@@ -64,6 +64,56 @@ def pipelining(rank: int, world: int, theirs: str, values: Mapping[str, Any], fo
     return found
 
 
+SPLIT = {"parallel.pipeline": 2, "parallel.data": 2, "batch.accumulation": 4, "schedule.virtual": 2}
+
+
+def split_backward(rank: int, world: int, theirs: str, ours: str, shards: bool) -> list[dict[str, Tensor]]:
+    """Gradients of one step on 2 pipeline x 2 data ranks: torch's own schedule, with its FSDP of every layer where this `shards`
+    and else its DDP; and our engine's, at level 3 or 0.
+    """
+    level = {"zero.stage": 3 if shards else 0}
+    return [
+        _by_torch(theirs, shards),
+        _by_engine(Plan.of({**SGD, **SPLIT, **level, "schedule.name": ours, "stages.layers_per_stage": 2})),
+    ]
+
+
+def _by_torch(theirs: str, shards: bool) -> dict[str, Tensor]:
+    """What this rank's stages got, averaged over data ranks; parameters without a gradient are left out."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.pipelining import schedules
+    from torch.distributed.pipelining.stage import PipelineStage
+    from torch.nn.parallel import DistributedDataParallel
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pipeline", "data"))
+    line, data = mesh.get_local_rank("pipeline"), mesh.get_local_rank("data")
+    model = model_of(CASE)
+    layers, v = list(model), "ZBV" in theirs
+    local = ((0, 3), (1, 2))[line] if v else (line, line + 2)
+
+    def wrapped(stage: int) -> nn.Module:
+        part = nn.Sequential(*layers[2 * stage : 2 * stage + 2])
+        if not shards:
+            return DistributedDataParallel(part, process_group=mesh["data"].get_group())
+        for layer in part:
+            fully_shard(layer, mesh=mesh["data"], reshard_after_forward=True)
+        return fully_shard(part, mesh=mesh["data"], reshard_after_forward=True)
+
+    group = mesh["pipeline"].get_group()
+    stages = [PipelineStage(wrapped(stage), stage, 4, torch.device("cpu"), group=group) for stage in local]
+    number = SPLIT["batch.accumulation"]
+    schedule = getattr(schedules, theirs)(stages, number, mean_cross_entropy, scale_grads=False)
+    inputs, targets = (part.chunk(2)[data] for part in global_batch(CASE, 0))
+    schedule.step(*((inputs,) if 0 in local else ()), **({"target": targets, "losses": []} if 3 in local else {}))
+    return {name: _whole(weight.grad) / number for name, weight in model.named_parameters() if weight.grad is not None}
+
+
+def _whole(gradient: Any) -> Tensor:
+    whole: Tensor = gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
+    return whole
+
+
 def _by_engine(plan: Plan) -> dict[str, Tensor]:
     engine = initialize(model_of(CASE), plan, mean_cross_entropy, seed=11)
     before = {name: weight.clone() for name, weight in engine.state_dict()}

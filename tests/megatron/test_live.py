@@ -45,6 +45,11 @@ def test_an_object_comes_back_equal(given: dict[str, Any]) -> None:
     assert fields(again) == fields(real)
 
 
+def test_microbatches_that_keep_their_activations_are_part_of_the_plan() -> None:
+    real = core.ModelParallelConfig(num_microbatches_with_partial_activation_checkpoints=2)
+    assert bridge.lift(MEGATRON.read(real)).recompute.kept_microbatches == 2
+
+
 def test_callables_are_carried() -> None:
     def scale(loss: Any) -> Any:
         return loss

@@ -16,11 +16,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from bridge.cli.local import ranks
 from bridge.engine.fit import fit
 from bridge.errors import BridgeError
+from bridge.layout.architecture import PRESETS
 from bridge.plan import Plan
 
 RANKS = 2
-HEADS = 4
-"""Attention heads of the model that is trained."""
 STEPS, MORE = 20, 3
 MICROBATCHES = 2
 LR = 1e-3
@@ -59,7 +58,7 @@ def train(plan: Plan, folder: Path, out: Console) -> None:
 
 def _small(plan: Plan) -> tuple[Plan, list[str]]:
     """The plan for two ranks and a small model, and what was changed."""
-    fitted, findings = fit(plan, RANKS, HEADS)
+    fitted, findings = fit(plan, RANKS, PRESETS["tiny"])
     values = {path: value for path, value in fitted.values().items() if not path.startswith("optimizer.schedule.")}
     batch = (fitted.batch.micro or 1) * MICROBATCHES * (fitted.parallel.data or 1)
     values |= {"optimizer.lr": LR, "batch.accumulation": MICROBATCHES, "batch.global_": batch}

@@ -2,7 +2,7 @@
 
 from bridge.layout.schedule.action import Action, Kind, Schedule
 from bridge.layout.schedule.check import prove
-from bridge.layout.schedule.generate import SCHEDULES, Shape, generate
+from bridge.layout.schedule.generate import SCHEDULES, Shape, generate, partly_kept
 from bridge.layout.schedule.program import program, trimmed
 from bridge.layout.schedule.timeline import Costs, Timeline, timeline
 
@@ -15,6 +15,7 @@ __all__ = [
     "Shape",
     "Timeline",
     "generate",
+    "partly_kept",
     "program",
     "prove",
     "timeline",

@@ -1,0 +1,38 @@
+"""A training script as a user writes it, run under a launcher; in the end it says which threads of process groups are left."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import bridge.engine
+from bridge.plan import Plan
+
+WORKERS = ("runloop", "store")
+"""Threads that let go of Python's objects, and so must end before the interpreter does."""
+
+
+def say() -> None:
+    """Print what is left."""
+    names = [Path(task, "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    print(f"rank {os.environ['RANK']}: {[name for name in names if any(worker in name for worker in WORKERS)]}", flush=True)
+
+
+def main(way: str) -> None:
+    """Three steps, with the engine closed after them or not."""
+    atexit.register(say)  # registered before the engine's own, it runs after that
+    plan = Plan.of({"zero.stage": 2, "batch.accumulation": 2})
+    engine = bridge.engine.initialize([nn.Linear(4, 4), nn.Linear(4, 4)], plan, nn.functional.mse_loss)
+    for _ in range(3):
+        engine.train_batch([(torch.randn(2, 4), torch.randn(2, 4)) for _ in range(2)])
+    if way == "closed":
+        engine.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
