@@ -64,6 +64,8 @@ def _attempt(run: Run, workload: Workload, steps: int, padded: bool) -> tuple[Me
         trainer = run.backend.open(run.what, workload)
     except BridgeError as error:
         return None, "; ".join(error.problems)
+    except Exception as error:
+        return None, f"{run.backend.name}: failed before training: {type(error).__name__}: {error}"
     try:
         return _train(trainer, workload, steps, padded), ""
     except Exception as error:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from bridge.batch import solve
 from bridge.layout.architecture import Architecture
 from bridge.plan import Plan, paths
 
@@ -43,9 +44,10 @@ class Size:
     @classmethod
     def of(cls, plan: Plan, limit: int) -> Size:
         """A size for `plan` on at most `limit` ranks: what is split stays split as far as they go."""
-        axes = dict(_axes(plan, limit))
-        micro, accumulation = plan.batch.micro or TWO, plan.batch.accumulation or 1
-        return cls(axes["data"], axes["tensor"], axes["pipeline"], min(micro, TWO), min(accumulation, TWO))
+        axes, batch = dict(_axes(plan, limit)), plan.batch
+        solved = solve(batch.micro, batch.accumulation, batch.global_, plan.parallel.data)
+        accumulation = max(min(solved.accumulation or 1, TWO), axes["pipeline"])
+        return cls(axes["data"], axes["tensor"], axes["pipeline"], min(solved.micro or TWO, TWO), accumulation)
 
     def like(self, plan: Plan, other: Plan) -> Size:
         """The size of `other` that stands to this one, of `plan`, as the two plans stand to each other."""
@@ -114,6 +116,9 @@ def _wanted(plan: Plan, size: Size) -> Iterator[tuple[str, Any]]:
     if size.tensor == 1:
         yield "parallel.sequence", False
     yield from (("batch.micro", size.micro), ("batch.accumulation", size.accumulation), ("batch.global_", size.batch))
+    broad = (plan.schedule.breadth_first or 1) > 1
+    yield "schedule.depth_first", 1 if broad else size.accumulation
+    yield "schedule.breadth_first", size.accumulation if broad else 1
     yield from _model(architecture(plan))
     yield from _stages(plan, size)
     yield from _schedule(plan)
