@@ -108,7 +108,7 @@ def fitted(source: Config, target: Config, backends: Mapping[str, Backend], limi
     size = Size.of(first, limit)
     wanted = changes(first, size)
     small = _small(source, wanted, size, backends), _small(target, changes(second, size.like(first, second)), size, backends)
-    told = {path: (first.values().get(path), value) for path, value in wanted.items()}
+    told = {path: (first.values().get(path), value) for path, value in wanted.items() if not path.startswith("debug.")}
     if not fp16 and first.precision.compute == "fp16":
         small, told["precision.compute"] = (_bf16(small[0]), _bf16(small[1])), ("fp16", "bf16")
     plans: dict[Side, Plan] = {"source": meant(small[0], backends), "target": meant(small[1], backends)}

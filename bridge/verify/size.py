@@ -13,7 +13,8 @@ from bridge.plan import Plan, paths
 
 TWO = 2
 """What becomes of every size above one: the smallest that still splits, accumulates or repeats."""
-SEQUENCE = 16
+LAYERS, SEQUENCE = 4, 16
+"""Two pipeline ranks with two stages each have a layer in every one."""
 WARMUP, LENGTH = 2, 8
 """Steps of warmup and of a whole learning-rate schedule at most, so that a few steps see its shape."""
 SCALE = 2.0**10
@@ -79,10 +80,9 @@ def _batch(plan: Plan) -> int:
 
 def architecture(plan: Plan) -> Architecture:
     """The small model that stands for that of `plan`: as tied and as grouped as it, without dropout."""
-    stages = TWO * TWO if (plan.schedule.virtual or 1) > 1 else TWO
     heads, groups = plan.model.heads or 1, plan.model.kv_heads or plan.model.heads or 1
     return Architecture(
-        layers=stages,
+        layers=LAYERS,
         hidden=32,
         heads=4,
         kv_heads=TWO if groups < heads else 4,
