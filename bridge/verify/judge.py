@@ -21,6 +21,7 @@ from bridge.verify.size import Size, architecture, changes, made
 
 Side = Literal["source", "target"]
 Verdict = Literal["reference", "same", "differs", "not run"]
+DIGITS = {"bf16": 2.0**-7, "fp16": 2.0**-10, "fp32": 2.0**-23}
 WIDER = {"bf16": "fp32", "fp16": "fp32", "fp32": "fp64"}
 
 
@@ -149,7 +150,7 @@ def verify(pair: Pair, backends: Mapping[str, Backend], steps: int, padded: bool
     bench = Bench(workload, steps, padded, pair.size.world, NATIVE)
     note("native engine: what the source means")
     reference = bench.expected(plan)
-    rounding = distance(bench.expected(_wider(plan)), reference)
+    rounding = distance(bench.expected(_wider(plan)), reference).at_least(DIGITS.get(plan.precision.compute or "fp32", 0.0))
     rows = [Row("source", NATIVE.title, False, "reference", "", reference)]
     court = Court(pair, backends, bench, reference, rounding, note)
     return Report((*rows, *court.rows()), pair.changes, pair.size.world, rounding)
