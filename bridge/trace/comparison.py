@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
 from typing import Any, Literal
@@ -100,7 +100,8 @@ def compare(first: Run, second: Run, steps: Iterable[int] | None = None) -> Comp
             f"{first.folder}, {second.folder}: no step is whole in both; found {_told(first.steps)} and {_told(second.steps)}"
         )
     updates = Updates.of(first.about.get("settings", {})) if any(map(_adaptive, (first, second))) else None
-    lines = [line for step in sorted(wanted) for line in _step(first, second, step, updates)]
+    before: Before = {}
+    lines = [line for step in sorted(wanted) for line in _step(first, second, step, updates, before)]
     return Comparison(first, second, tuple(lines))
 
 
@@ -108,7 +109,11 @@ def _told(steps: Sequence[int]) -> str:
     return f"steps {steps[0]} to {steps[-1]}" if steps else "no step"
 
 
-def _step(first: Run, second: Run, step: int, updates: Updates | None) -> Iterator[Line]:
+Before = dict[tuple[str, str], Tensor]
+"""By layer and parameter, the samples (2, samples) of the weights as both runs logged them last."""
+
+
+def _step(first: Run, second: Run, step: int, updates: Updates | None, before: Before) -> Iterator[Line]:
     ours, theirs = _shared(first, step), _shared(second, step)
     others, scales, ratios = named(theirs), _scales(theirs), _ratios(first, second)
     for entry in ours:
@@ -117,15 +122,25 @@ def _step(first: Run, second: Run, step: int, updates: Updates | None) -> Iterat
             yield Line(entry.name, "only in A")
         else:
             bound, scale = _bound(first, entry, other, updates), scales[_section(entry.name)]
-            explained = _explained(updates, entry, other, scale)
-            line = _line(entry, other, bound, scale, ratios, explained)
+            line = _line(entry, other, bound, scale, ratios, _explained(updates, entry, other, scale))
+            key, pair = _parameter(entry.name), _pair(entry, other)
             if updates is not None and entry.name.phase == "reduce":
                 noise = max(line.distance, _unit(entry, other, first.about.get("formats", ())))
-                updates.gradient(_parameter(entry.name), _pair(entry, other), noise, scale)
+                updates.gradient(key, pair, noise, scale)
+            if entry.name.kind == "weight" and pair is not None:
+                line = _of_change(line, pair - before.get(key, pair), ratios)
+                before[key] = pair
             yield line
     yield from (Line(name, "only in B") for name in others)
     if updates is not None:
         updates.end()
+
+
+def _of_change(line: Line, change: Tensor, ratios: Mapping[str, float]) -> Line:
+    """What a fault in weights looks like in their `change`, beside which the weights themselves hardly differ."""
+    if line.verdict != "fault" or not change.any():
+        return line
+    return replace(line, cause=f"of the updates: {cause(change[0], change[1], ratios, 'update')}")
 
 
 def _explained(updates: Updates | None, one: Entry, other: Entry, scale: float) -> Tensor | None:
@@ -216,7 +231,7 @@ def _line(
     distance = _rms(apart) / size if size else float(_rms(values[0]) > 0) * math.inf
     if distance <= bound:
         return Line(name, "rounding" if distance else "equal", distance, bound)
-    return Line(name, "fault", distance, bound, cause(values[0], values[1], ratios, name.phase == "reduce"))
+    return Line(name, "fault", distance, bound, cause(values[0], values[1], ratios, name.phase))
 
 
 def _values(one: Entry, other: Entry) -> tuple[Tensor, Tensor]:
@@ -253,8 +268,8 @@ CLOSE = 1e-2
 """How near a scaled copy has to come, as a share, to be called one."""
 
 
-def cause(values: Tensor, others: Tensor, ratios: Mapping[str, float], reduced: bool = False) -> str:
-    """What the difference looks like, in words: A's `values` against B's; `reduced`: sums over ranks and microbatches."""
+def cause(values: Tensor, others: Tensor, ratios: Mapping[str, float], phase: str = "") -> str:
+    """What the difference looks like, in words: A's `values` against B's, in that phase of a step."""
     norm = float(others.norm())
     if not norm or not float(values.norm()):
         return "A is all zeros" if norm else "B is all zeros"
@@ -265,11 +280,17 @@ def cause(values: Tensor, others: Tensor, ratios: Mapping[str, float], reduced: 
     if torch.allclose(values.sort().values, others.sort().values, rtol=1e-6, atol=0):
         return "the same values in another order: swapped microbatches or samples"
     alike = float(values @ others) / (norm * float(values.norm()))
-    if reduced:
-        return f"cosine {alike:.4g}: where activations agree, a part of a sum is missing, or came twice"
+    if phase in HINTS:
+        return f"cosine {alike:.4g}: {HINTS[phase]}"
     if alike > 0.5:
         return f"the same direction up to a cosine of {alike:.4g}: a part of a sum is missing, or stale"
     return f"unrelated values (cosine {alike:.4g}): other inputs, or other random numbers"
+
+
+HINTS = {
+    "reduce": "where activations agree, a part of a sum is missing, or came twice",
+    "update": "where gradients agree, the optimizers' states, settings or clipping differ",
+}
 
 
 def _scaled(factor: float, ratios: Mapping[str, float]) -> str:
