@@ -127,8 +127,8 @@ def traced_deepspeed(rank: int, world: int, case: Case, folder: Path, level: int
             engine.step()
 
 
-def traced_megatron(rank: int, world: int, case: Case, folder: Path) -> None:
-    """The same training by Megatron-Core itself."""
+def traced_megatron(rank: int, world: int, case: Case, folder: Path, at: int | None = None) -> list[str]:
+    """The same training by Megatron-Core itself, with a weight changed on rank `at` before the second step; what ended it."""
     from compat.megatron.backend import BACKEND
 
     plan = Plan.of(case.plan)
@@ -139,9 +139,14 @@ def traced_megatron(rank: int, world: int, case: Case, folder: Path) -> None:
         source = MegatronSource(trainer.chunks, trainer.optimizer, trainer.accumulation, case.shape)
         attach(source, plan.debug, folder, policy=Policy())
         for step in range(case.steps):
+            if step == 1 and rank == at:
+                source.models[0].decoder.final_layernorm.weight.data[2] += 1
             trainer.train_batch(fed(case, *trainer.data, trainer.accumulation, step))
+    except DesyncError as error:
+        return list(error.problems)
     finally:
         trainer.close()
+    return []
 
 
 def logged(rank: int, world: int, case: Case, folder: Path) -> tuple[list[float], dict[str, torch.Tensor], list[int]]:
