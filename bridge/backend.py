@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from bridge.dialect import Config, Dialect
+from bridge.edits import edited
 from bridge.errors import BridgeError
 from bridge.layout.architecture import Architecture
 from bridge.plan import Plan
@@ -119,6 +120,10 @@ class Backend(ABC):
         plan runs as it is meant, by the config that the dialect writes for it; the native engine lifts configs of any stack.
         Raises `BridgeError` if that cannot be run.
         """
+
+    def edited(self, config: Config, changes: Mapping[str, Any], world: int) -> Config:
+        """A config of the stack's own with those plan fields changed, all else as it was written; see `bridge.edits`."""
+        return edited(config, changes, world)
 
     def meaning(self, config: Config) -> Plan:
         """What a config of the stack's own means, together with what the training script does in `open`."""

@@ -124,7 +124,7 @@ def _native(config: Config, plan: Plan, architecture: Architecture, options: Opt
 
 def _backend(plan: Plan, options: Options, here: Environment, architecture: Architecture, file: str) -> Backend | None:
     """The engine of another stack that is to run the plan, if one is; what was chosen, and why, is said."""
-    if options.engine == NATIVE:
+    if checked("--engine", options.engine, (NATIVE, "auto", *compat.backends())) == NATIVE:
         return None
     plan, _ = _placed(plan, here, architecture, options.fit, file)
     wanted = None if options.engine == "auto" else options.engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
@@ -71,16 +71,27 @@ def _at_hand(job: Job, folder: Path) -> Job:
 def _measured(job: Job, options: Options) -> Fields:
     """What the ranks found; their progress goes to stderr."""
     world = _pair(job, options).size.world
-    lines = ranks(world, RANK, json.dumps({"job": asdict(job), "options": asdict(options)}))
-    told = (json.loads(line.removeprefix(MARK)) for line in lines if line.startswith(MARK))
-    found: Fields = {}
-    for said in told:
-        found = said.get("found", found)
-        if "note" in said and not job.json:
-            print(f"  {said['note']}", file=sys.stderr, flush=True)
+    found = next(measured([(job, options)], world, None if job.json else _tell))
     if "problems" in found:
         raise BridgeError(*found["problems"])
     return found
+
+
+def _tell(note: str) -> None:
+    print(f"  {note}", file=sys.stderr, flush=True)
+
+
+def measured(
+    tasks: Sequence[tuple[Job, Options]], world: int, tell: Callable[[str], None] | None = None
+) -> Iterator[Fields]:
+    """The reports on several files, in order, from one start of `world` ranks; one that fails has its `problems` instead."""
+    spec = [{"job": asdict(job), "options": asdict(options)} for job, options in tasks]
+    for line in ranks(world, RANK, json.dumps(spec)):
+        said = json.loads(line.removeprefix(MARK)) if line.startswith(MARK) else {}
+        if "note" in said and tell:
+            tell(said["note"])
+        if "found" in said:
+            yield said["found"]
 
 
 def _pair(job: Job, options: Options, fp16: bool = True) -> Pair:
@@ -143,18 +154,19 @@ def _changed(changes: Mapping[str, Fields]) -> str:
 
 
 def main(text: str) -> None:
-    """Verify on one rank; the first of them prints what it does and what was found."""
+    """Verify one file after the other on one rank; the first of them prints what it does and what was found."""
     from bridge.cli.train import end
     from bridge.engine.environment import detect
 
-    said, here, out = json.loads(text), detect(), sys.stdout
+    tasks, here, out = json.loads(text), detect(), sys.stdout
 
     def tell(**words: Any) -> None:
         if here.rank == 0:
             print(MARK + json.dumps(words, allow_nan=False), file=out, flush=True)
 
     with redirect_stdout(sys.stderr):
-        tell(found=_found(Job(**said["job"]), Options(**said["options"]), lambda line: tell(note=line)))
+        for said in tasks:
+            tell(found=_found(Job(**said["job"]), Options(**said["options"]), lambda line: tell(note=line)))
     end(here.world)
 
 

@@ -13,7 +13,7 @@ from bridge.backend import Backend, Workload
 from bridge.dialect import Config
 from bridge.edits import edited, without
 from bridge.errors import BridgeError
-from bridge.plan import Plan
+from bridge.plan import LearningRate, Plan
 from bridge.verify.measure import Distance, Measured, Run, distance, measure
 from bridge.verify.size import made
 
@@ -25,6 +25,7 @@ TRIALS: tuple[tuple[Mapping[str, Any], ...], ...] = (
     (SGD,),
     ({"precision.compute": "fp32"},),
     ({"batch.accumulation": 1, "batch.global_": None},),
+    ({f"optimizer.schedule.{name}": None for name in LearningRate.model_fields},),
     ({"parallel.pipeline": 1},),
     ({"parallel.tensor": 1},),
     ({"zero.stage": 1}, {"zero.stage": 0}, {"zero.stage": 3}),

@@ -21,6 +21,7 @@ from bridge.verify.size import Size, architecture, changes, made
 
 Side = Literal["source", "target"]
 Verdict = Literal["reference", "same", "differs", "not run"]
+DIGITS = {"bf16": 2.0**-7, "fp16": 2.0**-10, "fp32": 2.0**-23}
 WIDER = {"bf16": "fp32", "fp16": "fp32", "fp32": "fp64"}
 
 
@@ -107,20 +108,30 @@ def fitted(source: Config, target: Config, backends: Mapping[str, Backend], limi
     first, second = meant(source, backends), meant(target, backends)
     size = Size.of(first, limit)
     wanted = changes(first, size)
-    small = edited(source, wanted, size.world), edited(target, changes(second, size.like(first, second)), size.world)
-    told = {path: (first.values().get(path), value) for path, value in wanted.items()}
+    small = _small(source, wanted, size, backends), _small(target, changes(second, size.like(first, second)), size, backends)
+    told = {path: (first.values().get(path), value) for path, value in wanted.items() if not path.startswith("debug.")}
     if not fp16 and first.precision.compute == "fp16":
         small, told["precision.compute"] = (_bf16(small[0]), _bf16(small[1])), ("fp16", "bf16")
     plans: dict[Side, Plan] = {"source": meant(small[0], backends), "target": meant(small[1], backends)}
     return Pair(*small, plans, told, size)
 
 
+def _small(config: Config, changed: Mapping[str, Any], size: Size, backends: Mapping[str, Backend]) -> Config:
+    """`config` with those plan fields changed; its stack's backend knows best how."""
+    backend = backends.get(config.dialect.name)
+    return backend.edited(config, changed, size.world) if backend else edited(config, changed, size.world)
+
+
 def _bf16(config: Config) -> Config:
-    """`config` with bf16 wherever it still says fp16."""
-    for name in ("compute", "reduce", "master"):
-        if lift(config).values().get(f"precision.{name}") == "fp16":
-            config = edited(config, {f"precision.{name}": "bf16"}, config.world_size)
+    """`config` with bf16 for fp16, and formats that a stack derives from it as they were."""
+    for path, format in {path: lift(config).values().get(path) for path in FORMATS}.items():
+        wanted = "bf16" if format == "fp16" else format
+        if lift(config).values().get(path) != wanted:
+            config = edited(config, {path: wanted}, config.world_size)
     return config
+
+
+FORMATS = ("precision.compute", "precision.reduce", "precision.master")
 
 
 def meant(config: Config, backends: Mapping[str, Backend]) -> Plan:
@@ -139,7 +150,7 @@ def verify(pair: Pair, backends: Mapping[str, Backend], steps: int, padded: bool
     bench = Bench(workload, steps, padded, pair.size.world, NATIVE)
     note("native engine: what the source means")
     reference = bench.expected(plan)
-    rounding = distance(bench.expected(_wider(plan)), reference)
+    rounding = distance(bench.expected(_wider(plan)), reference).at_least(DIGITS.get(plan.precision.compute or "fp32", 0.0))
     rows = [Row("source", NATIVE.title, False, "reference", "", reference)]
     court = Court(pair, backends, bench, reference, rounding, note)
     return Report((*rows, *court.rows()), pair.changes, pair.size.world, rounding)

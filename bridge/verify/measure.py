@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -64,6 +64,8 @@ def _attempt(run: Run, workload: Workload, steps: int, padded: bool) -> tuple[Me
         trainer = run.backend.open(run.what, workload)
     except BridgeError as error:
         return None, "; ".join(error.problems)
+    except Exception as error:
+        return None, f"{run.backend.name}: failed before training: {type(error).__name__}: {error}"
     try:
         return _train(trainer, workload, steps, padded), ""
     except Exception as error:
@@ -107,6 +109,13 @@ class Distance:
     share: float
     tensor: str
     worst: float
+
+    def at_least(self, digits: float) -> Distance:
+        """This distance as a measure of rounding in a format with so many digits (the spacing above 1), of which one run with
+        few tokens shows less than another may.
+        """
+        norm, share = max(self.norm or 0.0, digits / 8), max(abs(self.share - 1), digits / 2)
+        return replace(self, loss=max(self.loss, digits / 80), norm=norm, update=max(self.update, digits * 2), share=1 - share)
 
     def beyond(self, rounding: Distance) -> tuple[str, ...]:
         """In what it is more than rounding can be: "loss", "norm", "weights"."""

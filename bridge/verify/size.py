@@ -7,17 +7,19 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from bridge.batch import solve
 from bridge.layout.architecture import Architecture
 from bridge.plan import Plan, paths
 
 TWO = 2
 """What becomes of every size above one: the smallest that still splits, accumulates or repeats."""
-SEQUENCE = 16
+LAYERS, SEQUENCE = 4, 16
+"""Two pipeline ranks with two stages each have a layer in every one."""
 WARMUP, LENGTH = 2, 8
 """Steps of warmup and of a whole learning-rate schedule at most, so that a few steps see its shape."""
 SCALE = 2.0**10
 """First loss scale at most: a larger one would skip all of a few steps."""
-AXES = ("data", "pipeline", "tensor")
+AXES = ("pipeline", "tensor", "data")
 
 
 @dataclass(frozen=True)
@@ -43,28 +45,28 @@ class Size:
     @classmethod
     def of(cls, plan: Plan, limit: int) -> Size:
         """A size for `plan` on at most `limit` ranks: what is split stays split as far as they go."""
-        axes = dict(_axes(plan, limit))
-        micro, accumulation = plan.batch.micro or TWO, plan.batch.accumulation or 1
-        return cls(axes["data"], axes["tensor"], axes["pipeline"], min(micro, TWO), min(accumulation, TWO))
+        axes, batch = dict(_axes(plan, limit)), plan.batch
+        solved = solve(batch.micro, batch.accumulation, batch.global_, plan.parallel.data)
+        accumulation = max(min(solved.accumulation or 1, TWO), axes["pipeline"])
+        return cls(axes["data"], axes["tensor"], axes["pipeline"], min(solved.micro or TWO, TWO), accumulation)
 
     def like(self, plan: Plan, other: Plan) -> Size:
         """The size of `other` that stands to this one, of `plan`, as the two plans stand to each other."""
-        mine, theirs = Size.of(plan, self.world), Size.of(other, self.world)
-        share = _batch(other) / _batch(plan)
-        axes = theirs if theirs.world == self.world else mine
-        whole = max(1, round(self.batch * share / axes.data))
+        tensor = self.tensor if other.parallel.tensor != 1 else 1
+        pipeline = self.pipeline if other.parallel.pipeline != 1 else 1
+        data = self.world // (tensor * pipeline)
+        whole = max(1, round(self.batch * _batch(other) / _batch(plan) / data))
         micro = self.micro if whole % self.micro == 0 else 1
-        return Size(axes.data, axes.tensor, axes.pipeline, micro, whole // micro)
+        return Size(data, tensor, pipeline, micro, whole // micro)
 
 
 def _axes(plan: Plan, limit: int) -> Iterator[tuple[str, int]]:
-    """Sharded data ranks come first, then pipeline and tensor ranks, then plain data ranks."""
+    """Pipeline and tensor ranks come first: where they split a model, more can go wrong than among data ranks."""
     sizes = {axis: getattr(plan.parallel, axis) or 1 for axis in AXES}
     if plan.parallel.data is None:
         sizes["data"] = TWO
-    first = ("data", "pipeline", "tensor") if plan.zero.stage else ("pipeline", "tensor", "data")
     left = limit
-    for axis in first:
+    for axis in AXES:
         size = TWO if sizes[axis] > 1 and left >= TWO else 1
         left //= size
         yield axis, size
@@ -78,10 +80,9 @@ def _batch(plan: Plan) -> int:
 
 def architecture(plan: Plan) -> Architecture:
     """The small model that stands for that of `plan`: as tied and as grouped as it, without dropout."""
-    stages = TWO * TWO if (plan.schedule.virtual or 1) > 1 else TWO
     heads, groups = plan.model.heads or 1, plan.model.kv_heads or plan.model.heads or 1
     return Architecture(
-        layers=stages,
+        layers=LAYERS,
         hidden=32,
         heads=4,
         kv_heads=TWO if groups < heads else 4,
@@ -115,6 +116,9 @@ def _wanted(plan: Plan, size: Size) -> Iterator[tuple[str, Any]]:
     if size.tensor == 1:
         yield "parallel.sequence", False
     yield from (("batch.micro", size.micro), ("batch.accumulation", size.accumulation), ("batch.global_", size.batch))
+    broad = (plan.schedule.breadth_first or 1) > 1
+    yield "schedule.depth_first", 1 if broad else size.accumulation
+    yield "schedule.breadth_first", size.accumulation if broad else 1
     yield from _model(architecture(plan))
     yield from _stages(plan, size)
     yield from _schedule(plan)

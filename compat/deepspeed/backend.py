@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from bridge.backend import Backend, Trainer, Workload, unkept
 from bridge.dialect import Config
+from bridge.edits import edited, without
 from bridge.errors import VersionError
 from bridge.plan import Plan
 from bridge.translation import lift, lower
@@ -24,6 +25,17 @@ CODE = {
     "model.experts": "this model has no experts",
 }
 """Sizes above one that the training script would have to bring along."""
+
+
+COUNTED = ("batch.accumulation", "batch.global_")
+OFFLOADED = frozenset({"zero.offload.optimizer", "zero.offload.parameters"})
+OFFLOADS = ("zero_optimization.cpu_offload", "zero_optimization.cpu_offload_param")
+"""Old switches for the same."""
+LENGTHS = {
+    "optimizer.schedule.warmup_steps": "scheduler.params.warmup_num_steps",
+    "optimizer.schedule.total_steps": "scheduler.params.total_num_steps",
+}
+"""What a schedule's lengths are called in DeepSpeed's own schedulers."""
 
 
 class DeepSpeedBackend(Backend):
@@ -57,13 +69,27 @@ class DeepSpeedBackend(Backend):
         """The config that stands for `plan` on so many ranks."""
         return lower(plan, DIALECT, self._known(), world)  # type: ignore[return-value]
 
+    def edited(self, config: Config, changes: Mapping[str, Any], world: int) -> Config:
+        """See `Backend`: a scheduler of DeepSpeed's own keeps its kind, only its lengths change; batches of a script that
+        accumulates by itself are counted as the file counts them.
+        """
+        if config.effective.get("code.manual_accumulation"):
+            changes = {path: value // PASSES if path in COUNTED and value else value for path, value in changes.items()}
+        old = {path: None for path in config.given if path in OFFLOADS} if OFFLOADED & changes.keys() else {}
+        config = without(config, old)
+        if config.given.get("scheduler.type") is None:
+            return edited(config, changes, world)
+        lengths = {LENGTHS[path]: value for path, value in changes.items() if path in LENGTHS and value}
+        others = {path: value for path, value in changes.items() if path not in LENGTHS or not value}
+        said = {path: value for path, value in lengths.items() if path in config.effective}
+        return without(edited(config, others, world), said)
+
     def meaning(self, config: Config) -> Plan:
         """See `Backend`: a script that accumulates by itself means all of its calls of `backward`."""
         plan = lift(config)
         if not config.effective.get("code.manual_accumulation"):
             return plan
-        batch = {f"batch.{name}": getattr(plan.batch, name) for name in ("accumulation", "global_")}
-        return Plan.of({**plan.values(), **{path: size * PASSES for path, size in batch.items() if size}})
+        return Plan.of({path: value * PASSES if path in COUNTED else value for path, value in plan.values().items()})
 
     def _known(self) -> str | None:
         """The installed release where our tables know it, else the newest that they know."""

@@ -24,7 +24,7 @@ HIDDEN, SEQUENCE, VOCAB = 64, 32, 256
 
 # From ds_config.code.py, as convert wrote it.
 
-peak, minimum = 0.01, 0.001
+peak, minimum = 0.005, 0.0005
 start, warmup, total = 0.0, 2, 20
 
 
@@ -41,8 +41,8 @@ class Model(nn.Module):
     def __init__(self):
         super().__init__()
         self.tokens, self.positions = nn.Embedding(VOCAB, HIDDEN), nn.Embedding(SEQUENCE, HIDDEN)
-        layer = nn.TransformerEncoderLayer(HIDDEN, 4, 4 * HIDDEN, dropout=0.0, batch_first=True, norm_first=True)
-        self.layers = nn.TransformerEncoder(layer, 2, nn.LayerNorm(HIDDEN), enable_nested_tensor=False)
+        layer = nn.TransformerEncoderLayer(HIDDEN, 4, 4 * HIDDEN, dropout=0.0, batch_first=True, norm_first=True, bias=False)
+        self.layers = nn.TransformerEncoder(layer, 2, nn.LayerNorm(HIDDEN, bias=False), enable_nested_tensor=False)
         self.logits = nn.Linear(HIDDEN, VOCAB)
 
     def forward(self, tokens):

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import Case, data_order
 
+import compat
 from bridge.cli import run as cli
 from bridge.engine.data import Text
 from bridge.engine.fields import accumulation_of, check
@@ -133,10 +134,13 @@ def test_train_on_a_file(config: Path, capsys: pytest.CaptureFixture[str], tmp_p
     assert capsys.readouterr().out.startswith("step 1  loss ")
 
 
+ENGINES = " or ".join(("native", "auto", *compat.backends()))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--engine", "natve"], "--engine: found natve, expected native; did you mean native?"),
+        (["--engine", "natve"], f"--engine: found natve, expected {ENGINES}; did you mean native?"),
         (["--model", "big"], "--model: found big, expected tiny or file"),
         (["--model", "file"], "model.heads: the file does not state it; use --model tiny"),
         (["--data", "nowhere.txt"], "nowhere.txt: No such file or directory; give a file of text"),

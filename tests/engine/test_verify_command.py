@@ -1,0 +1,101 @@
+"""The `verify` command: a report for people and for programs, exit codes, and errors that say what to do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.cli import run as stagebridge
+from bridge.cli import verify as command
+from bridge.cli.verify import MARK
+from bridge.verify.measure import Distance
+
+ZERO3 = Path(__file__).parents[2] / "examples" / "fast_llm" / "batch_0.3.0.yaml"
+"""Shards weights in a pipeline, which only the native engine can run."""
+WORDS = ["verify", str(ZERO3), "--from-version", "0.3.0", "--to", "automodel", "--ranks", "2"]
+
+
+def test_one_run_on_two_local_ranks_from_file_to_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    code = stagebridge([*WORDS, "--steps", "2", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["exit_code"] == code == {"same": 0, "differs": 2}[found["verdict"]]
+    assert found["ranks"] == 2 and found["changes"]["batch.global_"] == {"before": 64, "after": 4}
+    reference, *others = found["runs"]
+    assert reference["verdict"] == "reference" and len(reference["losses"]) == 2
+    assert all(run["cause"] for run in others if run["verdict"] in ("not run", "differs"))
+
+
+ROUNDING = {"loss": 1e-7, "norm": 1e-7, "update": 1e-5, "share": 1.0, "tensor": "head.norm.weight", "worst": 1e-5}
+
+
+def run_of(**said: Any) -> dict[str, Any]:
+    """An entry of `runs`."""
+    usual = {"side": "source", "engine": "native engine", "as_written": False, "verdict": "reference", "cause": ""}
+    return {**usual, "losses": [2.0, 1.0], "grad_norms": [1.0, None], "distance": None, **said}
+
+
+def ranks_that_say(*lines: dict[str, Any]) -> Any:
+    """Stands for the ranks: what they print, among what a stack prints."""
+
+    def ranks(number: int, module: str, *arguments: str) -> Iterator[str]:
+        yield "stack: hello"
+        yield from (MARK + json.dumps(line) for line in lines)
+
+    return ranks
+
+
+CASES = {"same": (0, "Same run."), "differs": (2, "Not the same run."), "not run": (1, "The translation could not be run.")}
+
+
+@pytest.mark.parametrize("verdict", CASES)
+def test_the_table_and_the_exit_code(verdict: str, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    other = run_of(side="target", engine="Stack 1.0", as_written=True, verdict=verdict, cause="its clipping", distance=ROUNDING)
+    found = {"verdict": verdict, "ranks": 2, "changes": {}, "rounding": ROUNDING, "runs": [run_of(), other]}
+    monkeypatch.setattr(command, "ranks", ranks_that_say({"note": "native engine: runs"}, {"found": found}))
+    code, words = CASES[verdict]
+    assert stagebridge(WORDS) == code
+    out, err = capsys.readouterr()
+    assert words in out and f"target on Stack 1.0: {verdict}: its clipping" in out and "not told" in out
+    assert "native engine: runs" in err and "hello" not in out + err
+
+
+def test_what_the_ranks_cannot_read_is_an_error(monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(command, "ranks", ranks_that_say({"found": {"verdict": "not run", "problems": ["model: too wide"]}}))
+    assert stagebridge(WORDS) == 1
+    assert "error: model: too wide" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["verify", "nowhere.json", "--to", "megatron"], "nowhere.json"),
+        (["verify", str(ZERO3), "--from-version", "0.3.0", "--to", "megatrn"], "did you mean megatron?"),
+        (["verify", str(ZERO3), "--to", "megatron", "--ranks", "0"], "'--ranks'"),
+        (["verify", str(ZERO3)], "--to"),
+        (
+            ["train", str(ZERO3), "--from-version", "0.3.0", "--engine", "nvidia", "--fit"],
+            "engine: found nvidia, expected native",
+        ),
+    ],
+)
+def test_wrong_usage_is_an_error_that_says_what_to_do(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert stagebridge(words) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_options_of_the_native_engine_are_refused_for_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}))
+    assert stagebridge(["train", str(path), "--engine", "deepspeed", "--save", str(tmp_path / "run")]) == 1
+    assert "--save: only the native engine has it" in capsys.readouterr().err
+
+
+def test_rounding_is_told_from_a_difference() -> None:
+    rounding = Distance(1e-6, 1e-6, 0.05, 0.999, "head.norm.weight", 0.1)
+    assert Distance(3e-6, None, 0.15, 1.003, "head.norm.weight", 0.3).beyond(rounding) == ()
+    assert Distance(0.0, None, 0.15, 0.75, "head.norm.weight", 0.3).beyond(rounding) == ("weights",)
+    assert Distance(1e-3, 0.5, 0.05, 1.0, "head.norm.weight", 0.3).beyond(rounding) == ("loss", "norm")
