@@ -8,7 +8,9 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,8 @@ from bridge.engine.models.gpt import GPT, mean_cross_entropy
 from bridge.engine.runner import Engine
 from bridge.engine.tracing import EngineSource
 from bridge.plan import Plan
-from bridge.trace.desync import Desync, Policy
+from bridge.trace.desync import Desync, DesyncCheck, Policy
+from bridge.trace.layer_log import LayerLog
 from bridge.trace.record import Name
 
 WIDTH = 512
@@ -61,12 +64,37 @@ def data_of(rank: int, plan: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor
     return batch_of(task, 0, rank, RANKS)
 
 
-def added(rank: int, world: int, plan: dict[str, Any], more: dict[str, Any], folder: str, pairs: int) -> list[Pair]:
-    """Times with and without `more`, in turns."""
+def added(rank: int, world: int, plan: dict[str, Any], more: dict[str, Any], folder: str, pairs: int) -> tuple[list[Pair], float]:
+    """Times with and without `more`, in turns; and processor time spent within what watches, as a share of the rest."""
     steps, data = [engine_of({**plan, **more}, folder), engine_of(plan, folder)], data_of(rank, plan)
     for step in steps:
         timed(step, data, WARMUP)
-    return [in_turns(lambda index: timed(steps[index], data, 1), pair) for pair in range(pairs)]
+    with clocked() as spent:
+        found = [in_turns(lambda index: timed(steps[index], data, 1), pair) for pair in range(pairs)]
+    whole = sum(watched.processor for watched, _ in found)
+    return found, spent[0] / (whole - spent[0])
+
+
+@contextmanager
+def clocked() -> Iterator[list[float]]:
+    """Adds up the processor time of all calls of observers while inside."""
+    spent, plain = [0.0], [(kind, name, getattr(kind, name)) for kind in (DesyncCheck, LayerLog) for name in ("saw", "reached")]
+
+    def within(call: Callable[..., None]) -> Callable[..., None]:
+        def measured(*arguments: object) -> None:
+            start = time.process_time()
+            call(*arguments)
+            spent[0] += time.process_time() - start
+
+        return measured
+
+    for kind, name, call in plain:
+        setattr(kind, name, within(call))
+    try:
+        yield spent
+    finally:
+        for kind, name, call in plain:
+            setattr(kind, name, call)
 
 
 def in_turns(time: Callable[[int], Time], pair: int) -> Pair:
@@ -101,14 +129,14 @@ def beside_gathering(rank: int, world: int, plan: dict[str, Any], folder: str, p
     return [in_turns(lambda index: timed(calls[index], data, 1), pair) for pair in range(pairs)]
 
 
-def row(layout: str, what: str, beside: str, bound: float, found: list[Pair]) -> str:
+def row(layout: str, what: str, beside: str, bound: float, found: list[Pair], inside: float | None = None) -> str:
     """One line of the table."""
     times = [f"{statistics.median(pair[index].wall for pair in found) * 1e3:.0f} ms" for index in (0, 1)]
     cells = [layout, what, beside, *times]
     for kind in ("wall", "processor"):
         found_ratios = ratios(found, kind)
         cells.append(f"{statistics.median(found_ratios):.3f} ({found_ratios[0]:.3f} to {found_ratios[-1]:.3f})")
-    return line([*cells, f"{bound:.2f}"])
+    return line([*cells, "" if inside is None else f"{1 + inside:.3f}", f"{bound:.2f}"])
 
 
 def main() -> None:
@@ -117,15 +145,15 @@ def main() -> None:
     options.add_argument("--pairs", type=int, default=9, help="measurements of each comparison")
     options.add_argument("--layout", choices=LAYOUTS, action="append", help="only this one")
     given = options.parse_args()
-    heads = ("layout", "step with", "beside", "with", "beside", "wall time", "processor time", "bound")
+    heads = ("layout", "step with", "beside", "with", "beside", "wall time", "processor time", "measured inside", "bound")
     print(line(heads), line(["---"] * len(heads)), sep="\n")
     pool = Pool(RANKS)
     with tempfile.TemporaryDirectory() as folder:
         for layout in given.layout or LAYOUTS:
             plan = LAYOUTS[layout]
             for what, (more, bound) in WATCHED.items():
-                found = pool.run(added, plan, more, str(Path(folder, "run")), given.pairs, timeout=TIMEOUT)[0]
-                print(row(layout, what, "the same step without", bound, found), flush=True)
+                found, inside = pool.run(added, plan, more, str(Path(folder, "run")), given.pairs, timeout=TIMEOUT)[0]
+                print(row(layout, what, "the same step without", bound, found, inside), flush=True)
             found = pool.run(beside_gathering, plan, str(Path(folder, "run")), given.pairs, timeout=TIMEOUT)[0]
             print(row(layout, "digests of all replicated state", "gathering it whole", 1 / CHEAPER, found), flush=True)
     pool.close()

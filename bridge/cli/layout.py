@@ -227,7 +227,7 @@ def _show_ranks(outline: Outline, pipeline: int, out: Console) -> None:
     out.print(_stages(outline, contents[most], f"Kept by {who}{staged}"))
     calls = contents[most]["collectives"]
     if calls:
-        out.print(_collectives(calls, f"Collectives{' and messages' if staged else ''} of {who} in a step"))
+        out.print(_collectives(calls, f"Sent in a step by {who.partition(',')[0]}"))
 
 
 def _weight(content: Mapping[str, Any]) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
 from typing import Any, Literal
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from bridge.errors import BridgeError
+from bridge.trace.adaptive import Updates
 from bridge.trace.record import MEMORY, SHARD, Name
 from bridge.trace.run import Entry, Run, named
 
@@ -25,18 +26,18 @@ FAULTS: tuple[Verdict, ...] = ("fault", "nan", "only in A", "only in B", "other 
 SLACK = 8.0
 """How many roundings deep one layer is, about: sums within it are longer than one operation."""
 
+GAIN = 8.0
+"""How many times more than the weights on their way values may be apart."""
 
-TRUST = 1e-2
-"""Adam divides each element of a gradient by its own size, so that rounding beside the largest becomes a part of the update, or
-all of it. Elements whose gradient was below this share of its usual size are left out of updates, and what the others gain by
-it, at most one over this share, is added to the bound from the first update on.
-"""
+UNKNOWN = 100.0
+"""How many times more than by rounding alone values may be apart after an adaptive update of which the logs have no samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
     """What became of one tensor: root mean square of the difference over that of the values (`distance`), and how large
-    rounding may make it (`bound`); `cause` is what a fault looks like.
+    rounding may make it (`bound`); `cause` is what a fault looks like. Of weights, the distance is what adaptive updates do not
+    explain by the distance of their gradients.
     """
 
     name: Name
@@ -98,8 +99,9 @@ def compare(first: Run, second: Run, steps: Iterable[int] | None = None) -> Comp
         raise BridgeError(
             f"{first.folder}, {second.folder}: no step is whole in both; found {_told(first.steps)} and {_told(second.steps)}"
         )
-    noise: Noise = {}
-    lines = [line for step in sorted(wanted) for line in _step(first, second, step, noise)]
+    updates = Updates.of(first.about.get("settings", {})) if any(map(_adaptive, (first, second))) else None
+    before: Before = {}
+    lines = [line for step in sorted(wanted) for line in _step(first, second, step, updates, before)]
     return Comparison(first, second, tuple(lines))
 
 
@@ -107,25 +109,54 @@ def _told(steps: Sequence[int]) -> str:
     return f"steps {steps[0]} to {steps[-1]}" if steps else "no step"
 
 
-Noise = dict[tuple[str, str], Tensor]
-"""By layer and parameter, the samples whose gradient was too small in some step to say where an adaptive update goes."""
+Before = dict[tuple[str, str], Tensor]
+"""By layer and parameter, the samples (2, samples) of the weights as both runs logged them last."""
 
 
-def _step(first: Run, second: Run, step: int, noise: Noise) -> Iterator[Line]:
+def _step(first: Run, second: Run, step: int, updates: Updates | None, before: Before) -> Iterator[Line]:
     ours, theirs = _shared(first, step), _shared(second, step)
-    others, scales = named(theirs), _scales(theirs)
-    ratios, adaptive = _ratios(first, second), any(map(_adaptive, (first, second)))
+    others, scales, ratios = named(theirs), _scales(theirs), _ratios(first, second)
     for entry in ours:
         other = others.pop(entry.name, None)
         if other is None:
             yield Line(entry.name, "only in A")
         else:
-            scale = scales[_section(entry.name)]
-            if adaptive and entry.name.phase == "reduce":
-                _note(noise, other, scale)
-            left_out = noise.get(_parameter(entry.name)) if entry.name.phase == "update" else None
-            yield _line(entry, other, _bound(first, entry, other, adaptive), scale, ratios, left_out)
+            bound, scale = _bound(first, entry, other, updates), scales[_section(entry.name)]
+            line = _line(entry, other, bound, scale, ratios, _explained(updates, entry, other, scale))
+            key, pair = _parameter(entry.name), _pair(entry, other)
+            if updates is not None and entry.name.phase == "reduce":
+                noise = max(line.distance, _unit(entry, other, first.about.get("formats", ())))
+                updates.gradient(key, pair, noise, scale)
+            if entry.name.kind == "weight" and pair is not None:
+                line = _of_change(line, pair - before.get(key, pair), ratios)
+                before[key] = pair
+            yield line
     yield from (Line(name, "only in B") for name in others)
+    if updates is not None:
+        updates.end()
+
+
+def _of_change(line: Line, change: Tensor, ratios: Mapping[str, float]) -> Line:
+    """What a fault in weights looks like in their `change`, beside which the weights themselves hardly differ."""
+    if line.verdict != "fault" or not change.any():
+        return line
+    return replace(line, cause=f"of the updates: {cause(change[0], change[1], ratios, 'update')}")
+
+
+def _explained(updates: Updates | None, one: Entry, other: Entry, scale: float) -> Tensor | None:
+    """How far apart each sample of a weight may be because gradients were rounded; None: not at all, or unknown."""
+    if updates is not None and one.name.phase == "update":
+        return updates.weight(_parameter(one.name), _pair(one, other), scale)
+    if updates is not None and one.name.phase == "init":
+        updates.begin(_parameter(one.name), _pair(one, other))
+    return None
+
+
+def _pair(one: Entry, other: Entry) -> Tensor | None:
+    """(2, samples) of both, where both have the same."""
+    if one.samples is None or other.samples is None or len(one.samples) != len(other.samples):
+        return None
+    return torch.stack([one.samples, other.samples])
 
 
 def _shared(run: Run, step: int) -> tuple[Entry, ...]:
@@ -137,18 +168,6 @@ def _adaptive(run: Run) -> bool:
     """Whether its optimizer divides gradients by their own size."""
     settings: Mapping[str, Any] = run.about.get("settings", {})
     return "sgd" not in str(settings.get("optimizer.name", settings.get("optimizer", "adamw"))).lower()
-
-
-def _note(noise: Noise, gradient: Entry, scale: float) -> None:
-    """Add what of `gradient` is too small to trust; beside statistics alone, all or nothing."""
-    if gradient.samples is not None:
-        small = gradient.samples.abs() < TRUST * scale
-    elif gradient.summary is not None and gradient.summary.finite:
-        small = torch.tensor(gradient.summary.norm / math.sqrt(gradient.summary.finite) < TRUST * scale)
-    else:
-        return
-    key = _parameter(gradient.name)
-    noise[key] = small | noise[key] if key in noise else small
 
 
 def _parameter(name: Name) -> tuple[str, str]:
@@ -168,22 +187,31 @@ def _scales(entries: Iterable[Entry]) -> dict[tuple[str, str], float]:
     return defaultdict(float, {section: median(found) for section, found in sizes.items()})
 
 
-def _bound(run: Run, one: Entry, other: Entry, adaptive: bool) -> float:
+def _bound(run: Run, one: Entry, other: Entry, updates: Updates | None) -> float:
     """How far rounding may carry the two apart: units in the last place of the coarsest format on the way, growing with the
-    root of the layers and steps behind.
+    root of the layers and steps behind, and what adaptive updates before made of it.
     """
+    if one.name.phase == "init":
+        return 0.0
     layers = list(run.about.get("layers", ()))
     place = layers.index(one.name.layer) + 1 if one.name.layer in layers else len(layers)
     depth = place if one.name.phase == "forward" else 2 * len(layers) - place + 1
-    formats = {one.first.dtype, other.first.dtype, *run.about.get("formats", ())}
-    unit = max(torch.finfo(getattr(torch, name)).eps for name in formats if getattr(torch, name).is_floating_point)
-    exact = one.name.phase == "init"
-    amplified = adaptive and (one.name.step > 1 or one.name.phase == "update")
-    return 0.0 if exact else SLACK * unit * math.sqrt(max(1, depth) * max(1, one.name.step)) / (TRUST if amplified else 1)
+    explained = updates is not None and one.name.phase == "update" and _pair(one, other) is not None
+    formats = () if explained else run.about.get("formats", ())
+    plain = SLACK * _unit(one, other, formats) * math.sqrt(max(1, depth) * max(1, one.name.step))
+    if updates is None or (explained and updates.drift is not None):
+        return plain
+    return plain * UNKNOWN if updates.drift is None or one.name.phase == "update" else plain + GAIN * updates.drift
+
+
+def _unit(one: Entry, other: Entry, formats: Iterable[str]) -> float:
+    """The unit in the last place of the coarsest format."""
+    formats = {one.first.dtype, other.first.dtype, *formats}
+    return max(torch.finfo(getattr(torch, name)).eps for name in formats if getattr(torch, name).is_floating_point)
 
 
 def _line(
-    one: Entry, other: Entry, bound: float, scale: float, ratios: Mapping[str, float], left_out: Tensor | None
+    one: Entry, other: Entry, bound: float, scale: float, ratios: Mapping[str, float], explained: Tensor | None
 ) -> Line:
     name = one.name
     if one.shape != other.shape:
@@ -196,13 +224,14 @@ def _line(
     if any(map(any, odd)):
         return Line(name, "nan", math.inf, bound, f"NaNs and infinities: {odd[0]} against {odd[1]}")
     values = _values(one, other)
-    if left_out is not None and left_out.shape in ((), values[0].shape):
-        values = values[0][~left_out.expand_as(values[0])], values[1][~left_out.expand_as(values[1])]
+    apart = (values[0] - values[1]).abs()
+    if explained is not None:
+        apart = (apart - explained).clamp(min=0)
     size = max(_rms(values[1]), scale)
-    distance = _rms(values[0] - values[1]) / size if size else float(_rms(values[0]) > 0) * math.inf
+    distance = _rms(apart) / size if size else float(_rms(values[0]) > 0) * math.inf
     if distance <= bound:
         return Line(name, "rounding" if distance else "equal", distance, bound)
-    return Line(name, "fault", distance, bound, cause(values[0], values[1], ratios, name.phase == "reduce"))
+    return Line(name, "fault", distance, bound, cause(values[0], values[1], ratios, name.phase))
 
 
 def _values(one: Entry, other: Entry) -> tuple[Tensor, Tensor]:
@@ -239,8 +268,8 @@ CLOSE = 1e-2
 """How near a scaled copy has to come, as a share, to be called one."""
 
 
-def cause(values: Tensor, others: Tensor, ratios: Mapping[str, float], reduced: bool = False) -> str:
-    """What the difference looks like, in words: A's `values` against B's; `reduced`: sums over ranks and microbatches."""
+def cause(values: Tensor, others: Tensor, ratios: Mapping[str, float], phase: str = "") -> str:
+    """What the difference looks like, in words: A's `values` against B's, in that phase of a step."""
     norm = float(others.norm())
     if not norm or not float(values.norm()):
         return "A is all zeros" if norm else "B is all zeros"
@@ -251,11 +280,17 @@ def cause(values: Tensor, others: Tensor, ratios: Mapping[str, float], reduced: 
     if torch.allclose(values.sort().values, others.sort().values, rtol=1e-6, atol=0):
         return "the same values in another order: swapped microbatches or samples"
     alike = float(values @ others) / (norm * float(values.norm()))
-    if reduced:
-        return f"cosine {alike:.4g}: where activations agree, a part of a sum is missing, or came twice"
+    if phase in HINTS:
+        return f"cosine {alike:.4g}: {HINTS[phase]}"
     if alike > 0.5:
         return f"the same direction up to a cosine of {alike:.4g}: a part of a sum is missing, or stale"
     return f"unrelated values (cosine {alike:.4g}): other inputs, or other random numbers"
+
+
+HINTS = {
+    "reduce": "where activations agree, a part of a sum is missing, or came twice",
+    "update": "where gradients agree, the optimizers' states, settings or clipping differ",
+}
 
 
 def _scaled(factor: float, ratios: Mapping[str, float]) -> str:

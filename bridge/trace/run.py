@@ -7,7 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -34,9 +34,15 @@ class Part:
         """What was kept under that key, in fp64."""
         if key is None:
             return None
-        with safe_open(self.folder / f"{self.record.name.step:08d}.safetensors", "pt") as file:
-            found: Tensor = file.get_tensor(key)
+        path = self.folder / f"{self.record.name.step:08d}.safetensors"
+        found: Tensor = _opened(path, path.stat().st_mtime_ns).get_tensor(key)
         return found.double()
+
+
+@lru_cache(maxsize=128)
+def _opened(path: Path, written: int) -> Any:
+    """A file whose list of tensors is read once; `written`, its time, tells it from a later one of that name."""
+    return safe_open(path, "pt")
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 import torch
@@ -112,5 +113,12 @@ def sampled(shape: tuple[int, ...], level: int) -> Tensor:
 @torch.no_grad()
 def take(tensor: Tensor, placement: Placement, level: int) -> tuple[Tensor, Tensor]:
     """The samples of the whole that this rank holds: their numbers among all samples, and their values."""
+    numbers, places = _sampled_here(placement, level, tensor.device)
+    return numbers.clone(), tensor.detach().reshape(-1)[places]
+
+
+@lru_cache(maxsize=4096)
+def _sampled_here(placement: Placement, level: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Of the samples of a whole, those held here: their numbers, and where they lie. Others get the same: copy them."""
     held, places = placement.within(sampled(placement.whole, level))
-    return held.nonzero().view(-1), tensor.detach().reshape(-1)[places.to(tensor.device)]
+    return held.nonzero().view(-1), places.to(device)

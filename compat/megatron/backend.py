@@ -70,6 +70,7 @@ class MegatronBackend(Backend):
         else:
             found = DIALECT.config(run.given, release, world, run.entry)
         assert isinstance(found, MegatronConfig)
+        ConfigError.raise_if(_undriven(found.args))
         return found
 
 
@@ -81,6 +82,20 @@ LIMITS: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "zero.offload.optimizer": (("none",), "offloading is not driven here; use none"),
 }
 """The values of a field that run, beyond what its config can say, and why others do not."""
+
+
+UNDRIVEN: Mapping[str, str] = {
+    "use_megatron_fsdp": "Megatron-FSDP is not driven here; use the distributed optimizer",
+    "use_torch_fsdp2": "torch's FSDP is not driven here; use the distributed optimizer",
+    "optimizer_cpu_offload": "offloading is not driven here; drop it",
+    "num_experts": "the model that is trained has no experts; drop it",
+    "fp8": "8-bit products need Transformer Engine; drop it",
+}
+"""Arguments under which a run would not be the one that is opened here."""
+
+
+def _undriven(args: Mapping[str, Any]) -> Iterator[str]:
+    yield from (f"{name}: found {args[name]!r}; {reason}" for name, reason in UNDRIVEN.items() if args.get(name))
 
 
 def _limits(values: Mapping[str, Any]) -> Iterator[str]:

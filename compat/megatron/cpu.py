@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -19,6 +21,16 @@ CPU = torch.device("cpu")
 
 
 @contextmanager
+def quiet() -> Iterator[None]:
+    """While inside, Megatron does not say what nobody can act upon without a GPU: which kernels it misses, and what it finds
+    outdated in itself.
+    """
+    with warnings.catch_warnings(), patch.object(logging.getLogger("megatron.core.rerun_state_machine"), "disabled", True):
+        warnings.filterwarnings("ignore", module=r"megatron\.|torch\.distributed")
+        yield
+
+
+@contextmanager
 def uncompiled() -> Iterator[None]:
     """While inside, `torch.compile` leaves functions as they are, unless there is CUDA. Megatron-Core asks for it when it is
     loaded, for fused functions that are not called on CPU; loading the compiler takes longer than all the rest.
@@ -26,6 +38,7 @@ def uncompiled() -> Iterator[None]:
     with ExitStack() as stack:
         if not torch.cuda.is_available():
             stack.enter_context(patch.object(torch, "compile", lambda function, **options: function))
+            stack.enter_context(quiet())
         yield
 
 
@@ -45,6 +58,7 @@ def redirected() -> Iterator[None]:
         stack.enter_context(patch.multiple(torch.cuda.random, get_rng_state=_state))
         stack.enter_context(patch.multiple(random, _get_cuda_rng_state=_state, _set_cuda_rng_state=_set_state))
         stack.enter_context(patch.multiple(messages, _p2p_ops=partial(_kept, messages._p2p_ops)))
+        stack.enter_context(quiet())
         stack.enter_context(_Redirection())
         yield
 

@@ -201,10 +201,15 @@ class MegatronSource:
         """See `Source`."""
         if kind == "state":
             yield self._counters()
-        elif kind in ("weight", "gradient", "moment") or (kind == "replica" and self.states.sharded):
+        elif kind in ("weight", "gradient", "moment") or (kind == "replica" and self._gathered):
             for name, weight in model.named(self.chunks):
                 if not getattr(weight, "shared", False):
                     yield from self._held(name, weight, kind)
+
+    @property
+    def _gathered(self) -> bool:
+        """Whether data ranks have put the weights together by the end of a step; with overlap they do in the next one."""
+        return self.states.sharded and not self.chunks[0].ddp_config.overlap_param_gather
 
     def _held(self, name: str, weight: nn.Parameter, kind: Kind) -> Iterator[Held]:
         """The native parameters that lie in one of Megatron's."""

@@ -74,9 +74,9 @@ class MegatronTrainer:
         self.scheduler = OptimizerParamScheduler(self.optimizer, **_learning_rate(args))
         self.settings.grad_scale_func = self.optimizer.scale_loss
         self.settings.finalize_model_grads_func = finalize_model_grads
-        if self.chunks[0].ddp_config.overlap_grad_reduce:
-            waits = [chunk.no_sync for chunk in self.chunks]
-            self.settings.no_sync_func = waits if len(waits) > 1 else waits[0]
+        for field, method in _overlaps(args):
+            calls = [getattr(chunk, method) for chunk in self.chunks]
+            setattr(self.settings, field, calls if len(calls) > 1 else calls[0])
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -240,6 +240,16 @@ def _groups(plan: Plan, args: Mapping[str, Any]) -> None:
         order=DATA_LAST if args.get("use_tp_pp_dp_mapping") else PIPELINE_LAST,
         create_gloo_process_groups=False,
     )
+
+
+def _overlaps(args: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What schedules call of a part of the model so that its collectives overlap compute (training.py: train)."""
+    if args.get("overlap_grad_reduce"):
+        yield "no_sync_func", "no_sync"
+        if args.get("align_grad_reduce"):
+            yield "grad_sync_func", "start_grad_sync"
+    if args.get("overlap_param_gather") and args.get("align_param_gather"):
+        yield "param_sync_func", "start_param_sync"
 
 
 def _accumulation(plan: Plan, micro: int, data: int) -> int:

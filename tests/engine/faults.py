@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +28,8 @@ SGD = {"precision.compute": "fp64", "optimizer.name": "sgd", "optimizer.lr": 0.1
 TENSOR = {"parallel.tensor": 2, "batch.micro": 4, "batch.accumulation": 2}
 TOKENS = {**TENSOR, "parallel.sequence": True}
 DATA = {"parallel.data": 2, "batch.micro": 2, "batch.accumulation": 2}
+PIPELINE = {"parallel.pipeline": 2, "batch.micro": 2, "batch.accumulation": 4}
+BOTH = {"parallel.data": 2, "parallel.pipeline": 2, "batch.micro": 2, "batch.accumulation": 2, "zero.stage": 0}
 FOUR = {"parallel.data": 2, "parallel.tensor": 2, "batch.micro": 2, "batch.accumulation": 2, "zero.stage": 0}
 
 
@@ -47,9 +50,17 @@ class Fault:
     """Settings that only rank `at` has."""
 
     @property
-    def world(self) -> int:
-        """Ranks."""
-        return int(self.layout.get("parallel.tensor", 1) * self.layout.get("parallel.data", 1))
+    def layouts(self) -> tuple[Mapping[str, Any], ...]:
+        """Where it is tried: what only a comparison of runs finds, also with pipelines."""
+        return (self.layout, {**self.layout, **PIPED}) if self.detector == "diff" else (self.layout,)
+
+
+PIPED = {"parallel.pipeline": 2, "schedule.name": "interleaved_1f1b", "schedule.virtual": 2}
+
+
+def world_of(layout: Mapping[str, Any]) -> int:
+    """Ranks of a layout."""
+    return prod(layout.get(f"parallel.{axis}", 1) for axis in ("tensor", "data", "pipeline"))
 
 
 def owned(engine: Engine, shards: Iterable[Tensor], name: str) -> Tensor:
@@ -61,7 +72,7 @@ def owned(engine: Engine, shards: Iterable[Tensor], name: str) -> Tensor:
     raise LookupError(name)
 
 
-NORM = "block0.norm1.weight"
+NORM, TIED = "block0.norm1.weight", "embedding.tokens.weight"
 
 
 def flip(tensor: Tensor) -> None:
@@ -108,6 +119,17 @@ def stale_tie(engine: Engine, batches: Batches) -> None:
     logits: Any = engine.model.get_submodule("head.logits")
     old = model_of(Case({})).get_submodule("head.logits").weight.detach()
     logits.forward = lambda stream: torch.nn.functional.linear(stream, old)  # type: ignore[arg-type]
+
+
+def stale_copy(engine: Engine, batches: Batches) -> None:
+    """The copy of the tied weight on a rank is what it was before the first step."""
+    old = model_of(Case({})).get_parameter(TIED).detach()
+    owned(engine, engine.weights.shards, TIED).copy_(old.view(-1))
+
+
+def lost_tie(engine: Engine, batches: Batches) -> None:
+    """Each pipeline rank updates its copy of the tied weight by its own gradient alone."""
+    engine.gradients._tied = []
 
 
 class Nothing(set[str]):
@@ -181,6 +203,15 @@ FAULTS: Mapping[str, Fault] = {
     "stale tied weight": Fault(
         stale_tie, DATA, "diff", "2/forward/head/output", "a part of a sum is missing, or stale", None, SGD
     ),
+    "stale tied weight on one pipeline rank": Fault(
+        stale_copy, BOTH, "check", "2/reduce/embedding/weight/tokens.weight", "of ranks 0, 1, 2, 3, 3 stands alone", 3
+    ),
+    "tied gradients not summed over pipeline ranks": Fault(
+        lost_tie, PIPELINE, "check", "2/reduce/embedding/gradient/tokens.weight", TWO, None
+    ),
+    "microbatches in another order on one pipeline rank": Fault(
+        lambda engine, batches: batches[::-1], PIPELINE, "check", "2/forward/microbatch 0/input/0", TWO
+    ),
     "swapped microbatches": Fault(
         lambda engine, batches: batches[::-1], TOKENS, "diff", "2/forward/embedding/output", "swapped microbatches", None, SGD
     ),
@@ -252,18 +283,18 @@ LOGS = ("layer_outputs", "layer_gradients", "param_init", "all_param_gradients",
 LEVELS = {f"debug.{name}": 13 for name in LOGS}
 
 
-def values(fault: Fault, rank: int) -> dict[str, Any]:
+def values(fault: Fault, layout: Mapping[str, Any], rank: int) -> dict[str, Any]:
     """Plan values on that rank."""
     watched = LEVELS if fault.detector == "diff" else {"debug.tensor_parallel": True}
     own = fault.own if fault.own and rank == fault.at else {}
-    return {**fault.optimizer, **fault.layout, **own, **watched}
+    return {**fault.optimizer, **layout, **own, **watched}
 
 
-def struck(rank: int, world: int, name: str, folder: Path) -> tuple[list[str], int]:
+def struck(rank: int, world: int, name: str, layout: Mapping[str, Any], folder: Path) -> tuple[list[str], int]:
     """Train three steps with that fault in the second; what the checks reported, and steps done."""
     fault = FAULTS[name]
     torch.manual_seed(5)
-    case, steps = Case(values(fault, rank)), 0
+    case, steps = Case(values(fault, layout, rank)), 0
     try:
         plan = Plan.of(case.plan)
         engine = initialize(model_of(case), plan, mean_cross_entropy, seed=11, trace=folder, policy=Policy())
@@ -283,11 +314,16 @@ def table() -> str:
     heads = ("fault", "strikes", "layout", "found by", "named")
     rows = [heads, ("---",) * len(heads)]
     for name, fault in FAULTS.items():
-        layout = ", ".join(f"{path.partition('.')[2]} {value}" for path, value in fault.layout.items() if path.startswith(AXES))
+        layout = _told(fault.layout) + "; also with pipeline 2, interleaved" * (len(fault.layouts) - 1)
         where = "all ranks" if fault.at is None else f"rank {fault.at}"
         rows.append((name, where, layout, DETECTORS[fault.detector], f"`{fault.named}`"))
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-AXES = ("parallel.", "zero.")
+def _told(layout: Mapping[str, Any]) -> str:
+    sizes = {path.partition(".")[2]: value for path, value in layout.items() if path.startswith("parallel.")}
+    axes = [name if value is True else f"{name} {value}" for name, value in sizes.items()]
+    return ", ".join(axes + [f"ZeRO {level}" for path, level in layout.items() if path == "zero.stage"])
+
+
 DETECTORS = {"check": "desync check", "diff": "`trace diff`", "refused": "refused before the first step"}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from runs import Case
 from safetensors.torch import load_file
-from traces import checked, failing
+from traces import checked, failing, wavering
 
 from bridge.trace.desync import Policy
 
@@ -20,6 +20,7 @@ ADAMW = {"precision.compute": "fp64", "optimizer.name": "adamw", "optimizer.lr":
 TENSOR = {**ADAMW, "parallel.tensor": 2, "batch.micro": 4, "batch.accumulation": 2}
 FLAT = {**TENSOR, "optimizer.lr": 0.0}
 DATA = {**ADAMW, "parallel.data": 2, "batch.micro": 2, "batch.accumulation": 2}
+PIPELINE = {"parallel.pipeline": 2, "batch.micro": 2, "batch.accumulation": 4}
 FOUR = {**ADAMW, "parallel.data": 2, "parallel.tensor": 2, "batch.micro": 2, "batch.accumulation": 2}
 
 LAYOUTS = [
@@ -76,6 +77,20 @@ def test_a_check_every_other_step(run: Ranks) -> None:
     for reports, steps in run(2, checked, Case(TENSOR), 1, Policy(every=3)):
         assert steps == 2
         assert any(report.startswith("desync: 3/reduce/block0/weight/norm1.weight") for report in reports)
+
+
+AGAIN = {
+    "in backward": (1, {"batch.micro": 8, "recompute.granularity": "full"}),
+    "ahead of backward": (2, {**PIPELINE, "schedule.name": "pre_recompute_1f1b", "recompute.granularity": "full"}),
+}
+
+
+@pytest.mark.parametrize("when", AGAIN)
+def test_a_forward_that_is_run_again_is_compared_with_the_first(when: str, run: Ranks) -> None:
+    world, plan = AGAIN[when]
+    said = [report for reports in run(world, wavering, Case({**ADAMW, **plan})) for report in reports]
+    assert any("/forward/block1/microbatch 0/output: rank 0 differs from itself; computing it again" in line for line in said)
+    assert not any("embedding" in line or "block0" in line for line in said)
 
 
 def test_a_log_goes_on(run: Ranks) -> None:

@@ -35,6 +35,8 @@ from compat.megatron.backend import BACKEND, architecture
 EVEN = replace(GATED, norm="layer", hidden=64, ffn=128, vocab=128, layers=2)
 """Sizes that Megatron's buffers, which pad each parameter to 64 elements and their end to 128, take as they are."""
 INTERLEAVED = {"schedule__name": "interleaved_1f1b", "schedule__virtual": 2}
+OVERLAPPED = {"zero__overlap": True, "zero__overlap_gather": True}
+LAST = {"parallel__order": "tensor-context-expert-pipeline-data"}
 SPLIT: Mapping[str, tuple[int, Case]] = {
     "tensor": (2, case_of(GATED, parallel__tensor=2)),
     "tensor, odd vocabulary": (2, case_of(LEARNED, parallel__tensor=2)),
@@ -42,6 +44,7 @@ SPLIT: Mapping[str, tuple[int, Case]] = {
     "tensor and sequence, odd vocabulary": (2, case_of(LEARNED, parallel__tensor=2, parallel__sequence=True)),
     "data": (2, case_of(GATED, zero__stage=0)),
     "distributed optimizer": (2, case_of(GATED, zero__stage=1)),
+    "distributed optimizer, overlapped": (2, case_of(GATED, zero__stage=1, **OVERLAPPED)),
     "tensor x data": (4, case_of(GATED, parallel__tensor=2, zero__stage=1)),
 }
 PIPED: Mapping[str, tuple[int, Case]] = {
@@ -52,6 +55,10 @@ PIPED: Mapping[str, tuple[int, Case]] = {
     "tensor x pipeline": (4, case_of(GATED, parallel__tensor=2, parallel__pipeline=2)),
     "tensor x pipeline and sequence": (4, case_of(LEARNED, parallel__tensor=2, parallel__pipeline=2, parallel__sequence=True)),
     "interleaved x data": (4, case_of(GATED, parallel__pipeline=2, zero__stage=1, **INTERLEAVED)),
+    "data x interleaved, overlapped": (
+        4,
+        case_of(GATED, parallel__pipeline=2, zero__stage=1, **INTERLEAVED, **OVERLAPPED, **LAST),
+    ),
 }
 BYTES = {
     f"{compute} at level {level}": (2, case_of(EVEN, zero__stage=level, precision__compute=compute))

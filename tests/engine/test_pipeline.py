@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from pipelines import (
     overflowed,
     peaks,
     piped,
+    piped_all,
     resumed,
     unequal,
 )
@@ -40,7 +42,7 @@ from bridge.engine.environment import Environment
 from bridge.engine.models.gpt import mean_cross_entropy
 from bridge.errors import BridgeError, ConfigError
 from bridge.layout.pipeline import by_names
-from bridge.layout.schedule import Shape, generate
+from bridge.layout.schedule import Schedule, Shape, generate, prove
 from bridge.layout.schedule.table import written
 from bridge.plan import Plan
 
@@ -160,6 +162,40 @@ def test_a_table_is_run(run: Any, tmp_path: Path) -> None:
     table.write_text(written(generate("zero_bubble_v", Shape(2, 4, 4))))
     case = Case({**SGD, **PIPED, "schedule.name": "csv", "schedule.csv": str(table)}, DEEP, batch=16)
     assert error(run(4, piped, case), expected(16)) < 1e-9
+
+
+def shuffled(seed: int, ranks: int) -> tuple[Schedule, int]:
+    """A schedule whose actions changed places at random as long as the checker passed it, and how often they did."""
+    draw = random.Random(seed)
+    name, virtual = draw.choice(
+        [("gpipe", 1), ("1f1b", 1), ("interleaved_1f1b", 2), ("looped_bfs", 2), ("zero_bubble", 2), ("zero_bubble_v", 2)]
+    )
+    found, moved = generate(name, Shape(ranks, ranks * virtual, 4)), 0
+    for _ in range(60):
+        rows = [list(row) for row in found.rows]
+        row = draw.choice(rows)
+        one, other = draw.sample(range(len(row)), 2)
+        row[one], row[other] = row[other], row[one]
+        changed = replace(found, rows=tuple(map(tuple, rows)))
+        if rows != [list(row) for row in found.rows] and not prove(changed):
+            found, moved = changed, moved + 1
+    return found, moved
+
+
+@pytest.mark.parametrize(("ranks", "seeds"), [(2, range(8)), (4, range(8, 12))])
+def test_what_the_checker_passes_ends_well_and_loses_nothing(run: Any, tmp_path: Path, ranks: int, seeds: range) -> None:
+    cases, moves = [], 0
+    for seed in seeds:
+        schedule, moved = shuffled(seed, ranks)
+        table, moves = tmp_path / f"{seed}.csv", moves + moved
+        table.write_text(written(schedule))
+        values = {"parallel.pipeline": ranks, "schedule.name": "csv", "schedule.csv": str(table)}
+        buffers = {"zero.weight_buffers": 1, "zero.grad_buffers": 1} if seed % 2 else {}
+        cases.append(Case({**SGD, **values, **buffers, "batch.accumulation": 4}, DEEP, batch=8, steps=1))
+    assert moves > len(seeds)
+    one = alone(cases[0])
+    for runs in zip(*run(ranks, piped_all, cases), strict=True):
+        assert error(list(runs), one) < 1e-9
 
 
 def test_a_killed_rank_ends_the_job_and_is_named(tmp_path: Path) -> None:

@@ -93,8 +93,16 @@ def test_megatron_pipeline(run: Ranks, tmp_path: Path) -> None:
     deep = replace(case(SGD), shape=replace(SHAPE, layers=4))
     traced(0, 1, deep, tmp_path / "native")
     virtual = {"parallel.pipeline": 2, "schedule.name": "interleaved_1f1b", "schedule.virtual": 2}
-    run(2, traced_megatron, replace(deep, plan={**deep.plan, **virtual}), tmp_path / "megatron")
+    watched = {**deep.plan, **virtual, "debug.tensor_parallel": True}
+    assert run(2, traced_megatron, replace(deep, plan=watched), tmp_path / "megatron") == [[], []]
     equal(Run.read(tmp_path / "megatron"), Run.read(tmp_path / "native"))
+
+
+@pytest.mark.skipif(find_spec("megatron") is None, reason="Megatron-Core is not installed")
+def test_a_changed_copy_in_megatron_is_named(run: Ranks, tmp_path: Path) -> None:
+    plan = {**{name: value for name, value in SGD.items() if "debug" not in name}, "debug.tensor_parallel": True}
+    for problems in run(2, traced_megatron, case(plan, **{"parallel.tensor": 2}), tmp_path, 1):
+        assert problems[0].startswith("desync: 2/backward/head/microbatch 0/input gradient: ranks 0, 1 disagree"), problems
 
 
 def test_a_module_needs_its_optimizer() -> None:

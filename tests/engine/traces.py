@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,33 @@ def checked(
     except DesyncError as error:
         return list(error.problems), steps
     return [], steps
+
+
+def wavering(rank: int, world: int, case: Case) -> list[str]:
+    """Train with a layer whose second forward of a microbatch gives other bits than the first; the reports."""
+    engine = initialize(model_of(case), Plan.of({**case.plan, "debug.tensor_parallel": True}), mean_cross_entropy)
+    seen: set[int] = set()
+
+    def waver(module: Any, inputs: Any, output: Tensor) -> Tensor:
+        again = engine.place in seen
+        seen.add(engine.place)
+        return output * 1.00001 if again else output
+
+    engine.model.get_submodule("block1").register_forward_hook(waver, prepend=True)
+    with reports() as said:
+        engine.train_batch(microbatches(case, engine, 0))
+    return said
+
+
+@contextmanager
+def reports() -> Iterator[list[str]]:
+    """What the checks log while inside."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("bridge.trace").addHandler(handler)
+    yield said
+    logging.getLogger("bridge.trace").removeHandler(handler)
 
 
 def traced_module(rank: int, world: int, case: Case, folder: Path) -> None:
@@ -99,8 +127,8 @@ def traced_deepspeed(rank: int, world: int, case: Case, folder: Path, level: int
             engine.step()
 
 
-def traced_megatron(rank: int, world: int, case: Case, folder: Path) -> None:
-    """The same training by Megatron-Core itself."""
+def traced_megatron(rank: int, world: int, case: Case, folder: Path, at: int | None = None) -> list[str]:
+    """The same training by Megatron-Core itself, with a weight changed on rank `at` before the second step; what ended it."""
     from compat.megatron.backend import BACKEND
 
     plan = Plan.of(case.plan)
@@ -111,9 +139,14 @@ def traced_megatron(rank: int, world: int, case: Case, folder: Path) -> None:
         source = MegatronSource(trainer.chunks, trainer.optimizer, trainer.accumulation, case.shape)
         attach(source, plan.debug, folder, policy=Policy())
         for step in range(case.steps):
+            if step == 1 and rank == at:
+                source.models[0].decoder.final_layernorm.weight.data[2] += 1
             trainer.train_batch(fed(case, *trainer.data, trainer.accumulation, step))
+    except DesyncError as error:
+        return list(error.problems)
     finally:
         trainer.close()
+    return []
 
 
 def logged(rank: int, world: int, case: Case, folder: Path) -> tuple[list[float], dict[str, torch.Tensor], list[int]]:
@@ -128,16 +161,12 @@ def logged(rank: int, world: int, case: Case, folder: Path) -> tuple[list[float]
 
 def drifted(rank: int, world: int, case: Case) -> tuple[list[str], int]:
     """Train three steps, with one rank's weight other than the other's from the second on; what was logged, and steps done."""
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("bridge.trace").addHandler(handler)
     engine = initialize(model_of(case), Plan.of(case.plan), mean_cross_entropy, seed=11)
-    for step in range(3):
-        if step == 1 and rank == 1:
-            owned(engine, engine.weights.shards, NORM)[2] += 1
-        engine.train_batch(microbatches(case, engine, step))
-    logging.getLogger("bridge.trace").removeHandler(handler)
+    with reports() as said:
+        for step in range(3):
+            if step == 1 and rank == 1:
+                owned(engine, engine.weights.shards, NORM)[2] += 1
+            engine.train_batch(microbatches(case, engine, step))
     return said, engine.progress.steps
 
 

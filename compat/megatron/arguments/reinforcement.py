@@ -48,6 +48,11 @@ def samples(since: str, until: str = "") -> tuple[Step, ...]:
     )
 
 
+def _whole_groups(a: Namespace) -> bool:
+    """Whether generations divide into groups; Megatron itself divides by zero where a group is empty."""
+    return bool(a.grpo_group_size) and a.rl_num_parallel_generations % a.grpo_group_size == 0
+
+
 def _tasks(a: Namespace) -> None:
     """How many rollouts are generated at once, from whichever of three flags was given (0.17 and 0.18)."""
     if not a.perform_rl_step:
@@ -60,7 +65,7 @@ def _tasks(a: Namespace) -> None:
     if batches:
         a.rl_parallel_generation_tasks = a.rl_num_parallel_generation_batches * a.rl_generation_batch_size
     elif a.rl_num_parallel_generations is not None:
-        a.rl_parallel_generation_tasks = a.rl_num_parallel_generations // a.grpo_group_size
+        a.rl_parallel_generation_tasks = a.rl_num_parallel_generations // (a.grpo_group_size or 1)
     else:
         a.rl_parallel_generation_tasks = 512
     a.rl_enforce_generation_order = a.rl_generation_batch_size > 1
@@ -142,7 +147,7 @@ RL_STEPS: tuple[Step, ...] = (
         "0.19.0",
     ),
     _rl(
-        lambda a: a.rl_num_parallel_generations is not None and a.rl_num_parallel_generations % a.grpo_group_size,
+        lambda a: a.rl_num_parallel_generations is not None and not _whole_groups(a),
         "rl_num_parallel_generations: found {rl_num_parallel_generations}; expected a multiple of"
         " grpo_group_size ({grpo_group_size})",
         "0.17.0",
