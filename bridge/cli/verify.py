@@ -137,7 +137,8 @@ def _words(found: Fields) -> Iterator[str]:
         if run["cause"]:
             yield f"{run['side']} on {run['engine']}: {run['verdict']}: {run['cause']}"
     yield f"\nIn small, on {found['ranks']} ranks{_changed(found['changes'])}."
-    yield f"Rounding alone changes losses by {float(found['rounding']['loss']):.0e}, updates by {float(found['rounding']['update']):.0e}."
+    loss, update = (float(found["rounding"][name]) for name in ("loss", "update"))
+    yield f"Rounding alone changes losses by {loss:.0e}, updates by {update:.0e}."
     yield {"same": "Same run.", "differs": "Not the same run.", "not run": "The translation could not be run."}[found["verdict"]]
 
 
