@@ -201,7 +201,7 @@ class Court:
         """Why a stack gives other numbers: the config means others, or the stack does not do what it means."""
         config = self.pair.config(side)
         if meant is not None and meant.verdict == "differs":
-            return meant.cause
+            return meant.cause.partition(": ")[2]
         self.note(f"{backend.title}: looking for the cause")
         found = list(stack_causes(config, backend, self.bench, self.rounding))
         healed = f"; it would with {', or with '.join(found)}" if found else "; no change that was tried makes it"
