@@ -247,7 +247,7 @@ def test_a_config_that_says_too_little_or_too_much_is_refused() -> None:
     from megatron.core import ModelParallelConfig
 
     parts = DIALECT.read(ModelParallelConfig())
-    more = "--tensor-model-parallel-size 1 --num-experts 4".split()
+    more = ["--tensor-model-parallel-size", "1", "--num-experts", "4"]
     experts = DIALECT.read([*words(), *more], BACKEND.release, 1)
     for config, reason in ((parts, "nothing of batches"), (experts, "num_experts: found 4")):
         with pytest.raises(BridgeError, match=reason):
