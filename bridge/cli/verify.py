@@ -81,9 +81,7 @@ def _tell(note: str) -> None:
     print(f"  {note}", file=sys.stderr, flush=True)
 
 
-def measured(
-    tasks: Sequence[tuple[Job, Options]], world: int, tell: Callable[[str], None] | None = None
-) -> Iterator[Fields]:
+def measured(tasks: Sequence[tuple[Job, Options]], world: int, tell: Callable[[str], None] | None = None) -> Iterator[Fields]:
     """The reports on several files, in order, from one start of `world` ranks; one that fails has its `problems` instead."""
     spec = [{"job": asdict(job), "options": asdict(options)} for job, options in tasks]
     for line in ranks(world, RANK, json.dumps(spec)):
@@ -127,8 +125,8 @@ def _cells(run: Fields) -> Iterator[str]:
     yield f"{run['side']}, {written}"
     yield run["engine"]
     losses, norms, gap = run["losses"], run["grad_norms"], run["distance"]
-    yield f"{losses[0]:.6f} -> {losses[-1]:.6f}" if losses else ""
-    yield "" if not norms else "not told" if norms[-1] is None else f"{norms[0]:.5g} -> {norms[-1]:.5g}"
+    yield f"{float(losses[0]):.6f} -> {float(losses[-1]):.6f}" if losses else ""
+    yield "" if not norms else "not told" if norms[-1] is None else f"{float(norms[0]):.5g} -> {float(norms[-1]):.5g}"
     yield f"{gap['tensor'].removesuffix('.weight')}  {float(gap['worst']):.1e}" if gap else ""
     yield run["verdict"]
 
@@ -139,10 +137,9 @@ def _words(found: Fields) -> Iterator[str]:
         if run["cause"]:
             yield f"{run['side']} on {run['engine']}: {run['verdict']}: {run['cause']}"
     yield f"\nIn small, on {found['ranks']} ranks{_changed(found['changes'])}."
-    yield f"Rounding alone changes losses by {found['rounding']['loss']:.0e}, updates by {found['rounding']['update']:.0e}."
-    yield {"same": "Same run.", "differs": "Not the same run.", "not run": "The translation could not be run."}[
-        found["verdict"]
-    ]
+    loss, update = (float(found["rounding"][name]) for name in ("loss", "update"))
+    yield f"Rounding alone changes losses by {loss:.0e}, updates by {update:.0e}."
+    yield {"same": "Same run.", "differs": "Not the same run.", "not run": "The translation could not be run."}[found["verdict"]]
 
 
 def _changed(changes: Mapping[str, Fields]) -> str:

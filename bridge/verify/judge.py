@@ -73,16 +73,19 @@ def _row(row: Row) -> dict[str, Any]:
         "as_written": row.written,
         "verdict": row.verdict,
         "cause": row.cause,
-        "losses": [step.loss for step in steps],
-        "grad_norms": [step.grad_norm for step in steps],
+        "losses": [_finite(step.loss) for step in steps],
+        "grad_norms": [_finite(step.grad_norm) for step in steps],
         "distance": _plain(row.distance),
     }
 
 
 def _plain(distance: Distance | None) -> dict[str, Any] | None:
-    """A distance as JSON can hold it: what is not finite as text."""
-    found = asdict(distance) if distance else None
-    return found and {name: str(it) if isinstance(it, float) and not isfinite(it) else it for name, it in found.items()}
+    return {name: _finite(value) for name, value in asdict(distance).items()} if distance else None
+
+
+def _finite(value: Any) -> Any:
+    """A value as JSON can hold it: numbers that are not finite as text, as Python's float reads it."""
+    return str(value) if isinstance(value, float) and not isfinite(value) else value
 
 
 @dataclass(frozen=True)
@@ -198,7 +201,7 @@ class Court:
         """Why a stack gives other numbers: the config means others, or the stack does not do what it means."""
         config = self.pair.config(side)
         if meant is not None and meant.verdict == "differs":
-            return meant.cause
+            return meant.cause.partition(": ")[2]
         self.note(f"{backend.title}: looking for the cause")
         found = list(stack_causes(config, backend, self.bench, self.rounding))
         healed = f"; it would with {', or with '.join(found)}" if found else "; no change that was tried makes it"

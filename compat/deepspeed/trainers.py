@@ -75,7 +75,7 @@ def opened(config: DeepSpeedConfig, workload: Workload) -> DeepSpeedTrainer:
 
 def settings(config: DeepSpeedConfig, workload: Workload) -> dict[str, Any]:
     """The file as `deepspeed.initialize` gets it: without logs, with a batch where it is open, and on CPU with torch's Adam,
-    whose arithmetic is that of DeepSpeed's kernels.
+    whose arithmetic is that of DeepSpeed's kernels and which always corrects its bias.
     """
     data = {key: value for key, value in config.ds_config.items() if key not in QUIET}
     if not {"train_batch_size", "train_micro_batch_size_per_gpu"} & data.keys():
@@ -83,7 +83,8 @@ def settings(config: DeepSpeedConfig, workload: Workload) -> dict[str, Any]:
     if not torch.cuda.is_available() and config.effective.get("optimizer.type") in ("adam", "adamw"):
         decay = config.effective.get("optimizer.params.weight_decay") or 0.0
         written = data["optimizer"].get("params") or {}
-        data["optimizer"] = {**data["optimizer"], "params": {**written, "weight_decay": decay, "torch_adam": True}}
+        same = {name: value for name, value in written.items() if (name, value) != ("bias_correction", True)}
+        data["optimizer"] = {**data["optimizer"], "params": {**same, "weight_decay": decay, "torch_adam": True}}
     return data
 
 
