@@ -64,7 +64,8 @@ class Updates:
 
         def setting(name: str, default: Any) -> Any:
             found = settings.get(f"optimizer.{name}", settings.get(f"group 0.{name}"))
-            return default if found is None else literal_eval(found) if isinstance(found, str) else found
+            found = literal_eval(found) if isinstance(found, str) else found
+            return default if found is None else found
 
         first, second = setting("betas", cls.betas)
         return cls((float(first), float(second)), float(setting("eps", cls.eps)), float(setting("weight_decay", cls.decay)))

@@ -99,7 +99,8 @@ def compare(first: Run, second: Run, steps: Iterable[int] | None = None) -> Comp
         raise BridgeError(
             f"{first.folder}, {second.folder}: no step is whole in both; found {_told(first.steps)} and {_told(second.steps)}"
         )
-    updates = Updates.of(first.about.get("settings", {})) if any(map(_adaptive, (first, second))) else None
+    settings = {**second.about.get("settings", {}), **first.about.get("settings", {})}
+    updates = Updates.of(settings) if any(map(_adaptive, (first, second))) else None
     before: Before = {}
     lines = [line for step in sorted(wanted) for line in _step(first, second, step, updates, before)]
     return Comparison(first, second, tuple(lines))

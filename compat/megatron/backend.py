@@ -79,6 +79,8 @@ LIMITS: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "model.experts": ((1,), "the model that is trained has no experts; use 1"),
     "precision.fp8": ((), "8-bit products need Transformer Engine; leave it unset"),
     "zero.stage": ((0, 1), "Megatron-FSDP, which shards gradients and weights, is not driven here; use 1"),
+    "zero.weight_buffers": ((), "Megatron has no counted buffers; leave it unset"),
+    "zero.grad_buffers": ((), "Megatron has no counted buffers; leave it unset"),
     "zero.offload.optimizer": (("none",), "offloading is not driven here; use none"),
 }
 """The values of a field that run, beyond what its config can say, and why others do not."""
@@ -95,6 +97,8 @@ UNDRIVEN: Mapping[str, str] = {
 
 
 def _undriven(args: Mapping[str, Any]) -> Iterator[str]:
+    if "lr" not in args:
+        yield "megatron: found a config object, which says nothing of batches and the optimizer; expected flags, or a recipe"
     yield from (f"{name}: found {args[name]!r}; {reason}" for name, reason in UNDRIVEN.items() if args.get(name))
 
 

@@ -1,4 +1,4 @@
-"""A training script as a user writes it, run under a launcher; in the end it says which threads of process groups are left."""
+"""A training script as a user writes it, run under a launcher; in the end it says which workers of process groups are left."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import nn
 import bridge.engine
 from bridge.plan import Plan
 
-WORKERS = ("runloop", "store")
-"""Threads that let go of Python's objects, and so must end before the interpreter does."""
+WORKER = "runloop"
+"""Part of the name of threads that let go of Python's objects, and so must end before the interpreter does."""
 
 
 def say() -> None:
     """Print what is left."""
     names = [Path(task, "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
-    print(f"rank {os.environ['RANK']}: {[name for name in names if any(worker in name for worker in WORKERS)]}", flush=True)
+    print(f"rank {os.environ['RANK']}: {[name for name in names if WORKER in name]}", flush=True)
 
 
 def main() -> None:

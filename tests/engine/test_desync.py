@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -20,7 +21,6 @@ ADAMW = {"precision.compute": "fp64", "optimizer.name": "adamw", "optimizer.lr":
 TENSOR = {**ADAMW, "parallel.tensor": 2, "batch.micro": 4, "batch.accumulation": 2}
 FLAT = {**TENSOR, "optimizer.lr": 0.0}
 DATA = {**ADAMW, "parallel.data": 2, "batch.micro": 2, "batch.accumulation": 2}
-PIPELINE = {"parallel.pipeline": 2, "batch.micro": 2, "batch.accumulation": 4}
 FOUR = {**ADAMW, "parallel.data": 2, "parallel.tensor": 2, "batch.micro": 2, "batch.accumulation": 2}
 
 LAYOUTS = [
@@ -79,17 +79,11 @@ def test_a_check_every_other_step(run: Ranks) -> None:
         assert any(report.startswith("desync: 3/reduce/block0/weight/norm1.weight") for report in reports)
 
 
-AGAIN = {
-    "in backward": (1, {"batch.micro": 8, "recompute.granularity": "full"}),
-    "ahead of backward": (2, {**PIPELINE, "schedule.name": "pre_recompute_1f1b", "recompute.granularity": "full"}),
-}
-
-
-@pytest.mark.parametrize("when", AGAIN)
-def test_a_forward_that_is_run_again_is_compared_with_the_first(when: str, run: Ranks) -> None:
-    world, plan = AGAIN[when]
-    said = [report for reports in run(world, wavering, Case({**ADAMW, **plan})) for report in reports]
-    assert any("/forward/block1/microbatch 0/output: rank 0 differs from itself; computing it again" in line for line in said)
+def test_a_forward_that_is_run_again_is_compared_with_the_first(run: Ranks) -> None:
+    case = Case({**TENSOR, "recompute.granularity": "full"})
+    said = [report for reports in run(2, wavering, case) for report in reports]
+    named = re.compile(r"desync: 1/forward/block1/microbatch 0/output: rank \d differs from itself; computing it again")
+    assert any(map(named.match, said)), said
     assert not any("embedding" in line or "block0" in line for line in said)
 
 

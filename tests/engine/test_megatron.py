@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ if find_spec("megatron") is None:
 from megatron_runs import GATED, LEARNED, Found, case_of, on_engine, on_megatron
 from runs import Case
 
+from bridge.backend import Workload
 from bridge.engine import initialize
 from bridge.engine.data import Text
 from bridge.engine.models.gpt import GPT, mean_cross_entropy
@@ -185,6 +187,8 @@ def refused(world: int = 2, **values: Any) -> list[str]:
 def test_a_plan_is_refused_with_the_field_in_the_way() -> None:
     assert refused(parallel__tensor=2, zero__stage=1, optimizer__name="adamw", precision__compute="bf16") == []
     assert refused(zero__stage=3) == ["zero.stage"]
+    assert refused(zero__weight_buffers=1) == ["zero.weight_buffers"]
+    assert refused(optimizer__name="sgd") == [] and refused(optimizer__name="sgd", zero__stage=1) == ["optimizer.name"]
     assert refused(optimizer__name="lamb", precision__compute="fp64") == ["precision.compute", "optimizer.name"]
     assert refused(parallel__pipeline=2, schedule__name="zero_bubble", batch__accumulation=4) == ["schedule.name"]
     assert refused(parallel__context=2, model__experts=4) == ["parallel.context", "model.experts"]
@@ -214,7 +218,7 @@ def test_the_example_under_torchrun_equals_the_engine() -> None:
     flags = [str(EXAMPLE / "tiny.args"), "--train-iters", "3"]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     done = subprocess.run(
-        [*launcher, str(EXAMPLE / "train.py"), *flags], capture_output=True, text=True, timeout=120, check=False
+        [*launcher, str(EXAMPLE / "train.py"), *flags], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
     steps = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
@@ -226,10 +230,25 @@ def test_the_example_under_torchrun_equals_the_engine() -> None:
     assert [step["loss"] for step in steps] == pytest.approx(expected, rel=1e-5) and len(steps) == 3
 
 
+def words() -> list[str]:
+    """The flags of the example."""
+    return shlex.split((EXAMPLE / "tiny.args").read_text(encoding="utf-8"), comments=True)
+
+
 @pytest.mark.parametrize(
     ("flag", "field"), [("--num-experts 4 --disable-bias-linear", "num_experts"), ("--hidden-dropout 0.1", "hidden_dropout")]
 )
 def test_a_model_that_is_not_the_native_one_is_refused(flag: str, field: str) -> None:
-    words = [word for line in (EXAMPLE / "tiny.args").read_text().splitlines() for word in line.partition("#")[0].split()]
     with pytest.raises(BridgeError, match=f"{field}: found"):
-        architecture(DIALECT.read([*words, *flag.split()], BACKEND.release, 2))
+        architecture(DIALECT.read([*words(), *flag.split()], BACKEND.release, 2))
+
+
+def test_a_config_that_says_too_little_or_too_much_is_refused() -> None:
+    from megatron.core import ModelParallelConfig
+
+    parts = DIALECT.read(ModelParallelConfig())
+    more = ["--tensor-model-parallel-size", "1", "--num-experts", "4"]
+    experts = DIALECT.read([*words(), *more], BACKEND.release, 1)
+    for config, reason in ((parts, "nothing of batches"), (experts, "num_experts: found 4")):
+        with pytest.raises(BridgeError, match=reason):
+            BACKEND.config(config, Workload(GATED))
