@@ -83,7 +83,9 @@ def settings(config: DeepSpeedConfig, workload: Workload) -> dict[str, Any]:
     if not torch.cuda.is_available() and config.effective.get("optimizer.type") in ("adam", "adamw"):
         decay = config.effective.get("optimizer.params.weight_decay") or 0.0
         written = data["optimizer"].get("params") or {}
-        same = {name: value for name, value in written.items() if (name, value) != ("bias_correction", True)}
+        same = {name: value for name, value in written.items() if name != "bias_correction"}
+        if written.get("bias_correction") is False:
+            raise BridgeError("optimizer.params.bias_correction: found False; torch's Adam, which runs on CPU, cannot")
         data["optimizer"] = {**data["optimizer"], "params": {**same, "weight_decay": decay, "torch_adam": True}}
     return data
 
