@@ -42,6 +42,12 @@ TRAPS = (
         "num_microbatches_calculator.py: ConstantNumMicroBatchesCalculator",
     ),
     Inert(
+        "use_distributed_optimizer",
+        lambda args: args.get("optimizer") == "sgd",
+        "shards the state of Adam only: with sgd training stops at the start; drop it, or use adam",
+        "optimizer/distrib_optimizer.py: DistributedOptimizer.__init__",
+    ),
+    Inert(
         "data_parallel_sharding_strategy",
         _no_fsdp,
         "has no effect without --use-megatron-fsdp (0.12 and 0.13: --use-custom-fsdp): nothing is sharded by it",

@@ -1,0 +1,38 @@
+"""What Megatron accepts and then ignores, or stops at, is said on reading."""
+
+from __future__ import annotations
+
+import pytest
+
+import bridge
+import compat
+
+MEGATRON = compat.load("megatron")
+BARE = (
+    "--micro-batch-size 1 --global-batch-size 4 --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "
+    "--max-position-embeddings 32 --lr 1e-3 "
+)
+CASES = {
+    "use_distributed_optimizer": ("--use-distributed-optimizer --optimizer sgd", "--use-distributed-optimizer"),
+    "adam_beta1": ("--adam-beta1 0.8 --optimizer sgd", "--adam-beta1 0.8"),
+    "sgd_momentum": ("--sgd-momentum 0.8", "--sgd-momentum 0.8 --optimizer sgd"),
+    "num_query_groups": ("--num-query-groups 2", "--num-query-groups 2 --group-query-attention"),
+    "hysteresis": ("--hysteresis 3 --bf16", "--hysteresis 3 --fp16"),
+}
+"""Flags with which the argument does nothing good, and flags with which it works."""
+
+
+@pytest.mark.parametrize("path", CASES)
+@pytest.mark.parametrize("version", ["0.9.0", MEGATRON.versions[-1]])
+def test_it_is_said_where_it_bites_and_only_there(path: str, version: str) -> None:
+    caught, left = (MEGATRON.read((BARE + flags).split(), version, 4) for flags in CASES[path])
+    assert path in {finding.path for finding in caught.findings}
+    assert path not in {finding.path for finding in left.findings}
+
+
+def test_it_is_said_of_a_translation_too() -> None:
+    """DeepSpeed shards the state of SGD; Megatron's launch with the same would stop."""
+    source = {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "SGD", "params": {"lr": 0.1}}}
+    config = compat.load("deepspeed").read(source | {"zero_optimization": {"stage": 1}}, world_size=4)
+    result = bridge.translate(config, MEGATRON)
+    assert any("stops at the start" in finding.message for finding in result.findings)
