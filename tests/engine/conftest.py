@@ -20,14 +20,6 @@ from pool import Pool
 Run = Callable[..., list[Any]]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that start ranks share one pool of them, so one worker of several runs them all."""
-    here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("ranks"))
-
-
 @pytest.fixture(scope="session")
 def pools() -> Iterator[dict[int, Pool]]:
     """Pools by world size, started on first use and ended with the test run."""
