@@ -30,6 +30,8 @@ SMALL = st.integers(1, 8)
 STEPS = st.sampled_from((0, 1, 0, 2, 3, 4, 0, 8, 12))
 RATE = st.floats(1e-6, 1e-2)
 POWER = st.integers(1, 20).map(lambda power: 2.0**power)
+SHAPES = ("constant", "linear", "cosine", "inverse-square-root")
+"""Schedules that need nothing else; WSD needs the length of its decay."""
 DTYPES = ("torch.float32", "torch.bfloat16", "torch.float16")
 
 
@@ -264,7 +266,7 @@ def _optimizer(version: str) -> Groups:
 @cache
 def _schedule(version: str) -> Groups:
     """A learning rate and its schedule, counted in iterations or in samples; WSD with the length of its decay."""
-    style = {"lr_decay_style": st.sampled_from(("constant", "linear", "cosine", "inverse-square-root"))}
+    style = {"lr_decay_style": st.sampled_from(SHAPES)}
     common = {"lr": RATE, "min_lr": st.floats(0, 1e-6), **style}
     warmup, count = {"lr_warmup_init": st.floats(0, 1e-6)}, st.integers(1, 10**6)
     counted = st.one_of([_counted(unit, common, warmup, count) for unit in ("iters", "samples")])
@@ -370,6 +372,7 @@ OWN: Mapping[str, SearchStrategy[Any]] = {
     "microbatch_group_size_per_vp_stage": SMALL,
     **dict.fromkeys(("encoder_tensor_model_parallel_size", "encoder_pipeline_model_parallel_size"), st.just(1) | SMALL),
     "encoder_seq_length": st.integers(1, 16).map(lambda count: 48 * count),
+    "lr_decay_style": st.sampled_from(SHAPES),
     **dict.fromkeys(("train_iters", "train_samples", "lr_decay_iters", "lr_decay_samples", "ddp_bucket_size"), COUNT),
     "hidden_size": st.integers(1, 16).map(lambda count: 192 * count),
     **dict.fromkeys(("lr_warmup_iters", "lr_warmup_samples"), st.integers(0, 10**6)),
