@@ -8,7 +8,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import partial
@@ -115,7 +115,9 @@ def train(job: Job, options: Options) -> int:
 
 
 def _native(config: Config, plan: Plan, architecture: Architecture, options: Options, here: Environment, job: Job) -> None:
-    plan, changes = _fitted(plan, here, architecture, options.fit, job.file)
+    from bridge.engine.fields import check
+
+    plan, changes = _fitted(plan, here, architecture, options.fit, job.file, check)
     training = _training(plan, architecture, options)
     if here.rank == 0:
         _say((*_unheard(config), *changes, *training.engine.findings))
@@ -126,7 +128,7 @@ def _backend(plan: Plan, options: Options, here: Environment, architecture: Arch
     """The engine of another stack that is to run the plan, if one is; what was chosen, and why, is said."""
     if checked("--engine", options.engine, (NATIVE, "auto", *compat.backends())) == NATIVE:
         return None
-    plan, _ = _placed(plan, here, architecture, options.fit, file)
+    plan, _ = _fitted(plan, here, architecture, options.fit, file, _meshed)
     wanted = None if options.engine == "auto" else options.engine
     choice = choose(plan, compat.backends(), here.world, wanted)
     if here.rank == 0:
@@ -137,26 +139,11 @@ def _backend(plan: Plan, options: Options, here: Environment, architecture: Arch
     return choice.backend
 
 
-def _placed(
-    plan: Plan, here: Environment, architecture: Architecture, wanted: bool, file: str
-) -> tuple[Plan, tuple[Finding, ...]]:
-    """The plan for the ranks at hand, whichever engine it is for."""
-    from bridge.engine.fit import fit
-
-    if wanted:
-        return fit(plan, here.world, architecture)
-    try:
-        Mesh.of(plan.parallel, here.world)
-    except ConfigError as error:
-        raise ConfigError(*error.problems, _advice(plan, file)) from None
-    return plan, ()
-
-
 def _elsewhere(
     backend: Backend, config: Config, plan: Plan, architecture: Architecture, options: Options, here: Environment, job: Job
 ) -> None:
     """Train on another stack's engine."""
-    plan, changes = _placed(plan, here, architecture, options.fit, job.file)
+    plan, changes = _fitted(plan, here, architecture, options.fit, job.file, _meshed)
     if here.rank == 0:
         _say((*_unheard(config), *changes))
     from bridge.comm import leave
@@ -228,10 +215,15 @@ def _architecture(plan: Plan, model: str) -> Architecture:
     return Architecture.of(stated)
 
 
+def _meshed(plan: Plan, world: int) -> Mesh:
+    """What every engine asks: that the sizes fit the ranks."""
+    return Mesh.of(plan.parallel, world)
+
+
 def _fitted(
-    plan: Plan, here: Environment, architecture: Architecture, wanted: bool, file: str
+    plan: Plan, here: Environment, architecture: Architecture, wanted: bool, file: str, check: Callable[[Plan, int], object]
 ) -> tuple[Plan, tuple[Finding, ...]]:
-    from bridge.engine.fields import check
+    """The plan for the ranks at hand: shrunk if that is `wanted`, else as it is, if it passes the `check` of its engine."""
     from bridge.engine.fit import fit
 
     if wanted:

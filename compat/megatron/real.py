@@ -193,7 +193,7 @@ def _function(name: str) -> Any:
 
 
 def _stand_in(name: str) -> Any:
-    """A function of that name, for those that older releases define inside of arguments.py."""
+    """A function of that name, for those that older releases define inside of arguments.py; configs hold it, none calls it."""
 
     def stand_in(x: Any) -> Any:
         raise NotImplementedError(name)
