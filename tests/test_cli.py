@@ -182,6 +182,14 @@ class TestConvert:
         given = json.loads(done.out)["target"]["given"]
         assert (given["micro_batch_size"], given["pipeline_model_parallel_size"]) == (2, 2)
 
+    def test_code_in_sections(self, cli: Cli, deepspeed: Path) -> None:
+        said = ["--code", "scheduler.name=cosine", "--code", "scheduler.total_steps=50", "--json"]
+        source = json.loads(cli("convert", deepspeed, "--to", "megatron", *said).out)["source"]["given"]
+        assert (source["code.scheduler.name"], source["code.scheduler.total_steps"]) == ("cosine", 50)
+        both = cli("check", deepspeed, "--code", "scheduler=1", "--code", "scheduler.name=cosine")
+        assert both.code == 1
+        assert both.err == "error: --code scheduler: found a value and parts of it (scheduler.name); keep one of them\n"
+
     @pytest.mark.parametrize(
         ("options", "says"),
         [

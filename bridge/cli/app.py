@@ -236,7 +236,7 @@ Auto = Annotated[
 ]
 Code = Annotated[
     Optional[list[str]],  # noqa: UP045
-    typer.Option("--code", metavar="NAME=VALUE", help="What the training script says beside FILE."),
+    typer.Option("--code", metavar="NAME=VALUE", help="What the training script says beside FILE; dots for its sections."),
 ]
 ModelSize = Annotated[
     Optional[int],  # noqa: UP045

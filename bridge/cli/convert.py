@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import compat
 from bridge import carry as carry_over
 from bridge import report
+from bridge.config import nest
 from bridge.dialect import Config, Dialect
 from bridge.errors import BridgeError, SourceError, TranslationError
 from bridge.files import Document, Original, Script, load, parse, read_stream, read_text, scalar, write_all
@@ -45,7 +46,7 @@ class Job:
     @property
     def said(self) -> dict[str, dict[str, Any]]:
         """What was said beside the file, by keyword of a dialect's `read`."""
-        said = {"auto": _named(self.auto, "--auto"), "code": _named(self.code, "--code")}
+        said = {"auto": _named(self.auto, "--auto"), "code": _nested(_named(self.code, "--code"))}
         return {keyword: values for keyword, values in said.items() if values}
 
 
@@ -135,6 +136,17 @@ def _pair(pair: str, option: str) -> tuple[str, str]:
 
 def _named(pairs: Sequence[str], option: str) -> dict[str, Any]:
     return {name: scalar(value) for name, value in (_pair(pair, option) for pair in pairs)}
+
+
+def _nested(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted names as sections."""
+    BridgeError.raise_if(
+        f"--code {name}: found a value and parts of it ({part}); keep one of them"
+        for name in said
+        for part in said
+        if part.startswith(name + ".")
+    )
+    return nest(said)
 
 
 def document_of(job: Job) -> Document:

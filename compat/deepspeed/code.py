@@ -45,22 +45,18 @@ def script(values: Flat, world_size: int | None = None) -> str:
     return "\n\n".join(text for text in map("\n".join, parts) if text) + "\n"
 
 
-def _scheduled(values: Flat) -> bool:
-    return any(path.startswith(schedule.PREFIX) for path in values)
-
-
 def _scheduler(values: Flat) -> Iterator[str]:
-    if _scheduled(values):
+    if schedule.steers(values):
         yield from schedule.lines(values)
         yield ""
 
 
 def _imports(values: Flat) -> Iterator[str]:
-    if _scheduled(values):
+    if schedule.steers(values):
         yield "import math"
         yield ""
     yield "import deepspeed"
-    if _scheduled(values):
+    if schedule.steers(values):
         yield "from torch.optim.lr_scheduler import LambdaLR"
     if _piped(values):
         yield "from deepspeed.pipe import PipelineModule"
@@ -120,8 +116,10 @@ def _start(values: Flat) -> Iterator[str]:
     yield "    model_parameters=[p for p in model.parameters() if p.requires_grad],"
     if values.get("optimizer.type") is None:
         yield "    optimizer=build_optimizer,  # the file names none"
-    if _scheduled(values):
+    if schedule.steers(values):
         yield "    lr_scheduler=lambda optimizer: LambdaLR(optimizer, lr_factor),"
+    elif schedule.said(values).get("name") == schedule.OTHER:
+        yield "    lr_scheduler=build_scheduler,  # yours; no Plan knows it"
     if _mpu(values):
         yield "    mpu=mpu,"
     yield f'    config="{FILE}",'

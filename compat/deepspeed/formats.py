@@ -54,6 +54,11 @@ PARTITION: Mapping[str, Any] = {
 }
 """Keys of tensor_parallel.partition_config (module_inject/autotp_config.py, AutoTPConfig.from_dict)."""
 
+UNSCHEDULED = (
+    "not given: Hugging Face's Trainer then brings a scheduler of its own, linear unless told otherwise; read as a constant rate;"
+    " say the real one, as in --code scheduler.name=linear --code scheduler.total_steps=1000"
+)
+
 Tree = dict[str, Any]
 """Names at one level: a path for a leaf, a `Tree` for a section."""
 
@@ -386,6 +391,8 @@ class _Reader:
         self.problems.extend(problems)
         for path, value in resolved.items():
             self._value(path, path, value)
+        if resolved and not any(path.startswith(("scheduler.", "code.scheduler.")) for path in self.given):
+            self.finding("scheduler.type", UNSCHEDULED, Effect.NUMBERS)
 
     # Collecting
 

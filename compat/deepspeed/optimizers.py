@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bridge.rules import Context, Group, convert
+from compat.deepspeed.schedule import OTHER
 
 PARAMS = "optimizer.params"
 ADAM_LIKE = ("adam", "adamw")
@@ -107,7 +108,7 @@ KEEPS_LR_SINCE = "0.17.2"
 def _read_schedule(values: Group, context: Context) -> Group:
     shape = SHAPES.get(values.get("scheduler.type") or "")
     if shape is None:
-        return {f"optimizer.schedule.{name}": values.get(f"code.scheduler.{name}") for name in SCHEDULE}
+        return _coded(values)
     start, end = _ends(values, shape)
     return {
         "optimizer.schedule.name": shape,
@@ -116,6 +117,19 @@ def _read_schedule(values: Group, context: Context) -> Group:
         "optimizer.schedule.total_steps": values.get("scheduler.params.total_num_steps"),
         "optimizer.schedule.minimum": end,
     }
+
+
+def _coded(values: Group) -> Group:
+    """What the script says; where neither it nor the file makes a scheduler for the file's optimizer, its rate stays."""
+    paths = {name: f"code.scheduler.{name}" for name in SCHEDULE}
+    said = {name: values[path] for name, path in paths.items() if values.get(path) is not None}
+    if said.get("name") == OTHER:
+        return {}
+    if said or (values.get("optimizer.type") and not values.get("scheduler.type")):
+        said = {"name": "constant", "warmup_steps": 0} | said
+        said = ({"warmup_from": 0.0} if said["warmup_steps"] else {}) | said
+        said = ({"minimum": 0.0} if said["name"] != "constant" else {}) | said
+    return {f"optimizer.schedule.{name}": value for name, value in said.items()}
 
 
 def _ends(values: Group, shape: str) -> tuple[float | None, float | None]:
@@ -130,7 +144,10 @@ def _ends(values: Group, shape: str) -> tuple[float | None, float | None]:
 
 
 def _write_schedule(values: Group, context: Context) -> Group:
-    return {f"code.scheduler.{name}": values.get(f"optimizer.schedule.{name}") for name in SCHEDULE}
+    said = {name: values.get(f"optimizer.schedule.{name}") for name in SCHEDULE}
+    if values.get("optimizer.name") in TYPES and all(value is None for value in said.values()):
+        said["name"] = OTHER
+    return {f"code.scheduler.{name}": value for name, value in said.items()}
 
 
 SCHEDULER = convert(
@@ -153,7 +170,7 @@ SCHEDULER = convert(
     tuple(f"optimizer.schedule.{name}" for name in SCHEDULE),
     _read_schedule,
     _write_schedule,
-    sees=(f"{PARAMS}.lr",),
+    sees=(f"{PARAMS}.lr", "optimizer.type", "optimizer.name"),
     carries={
         "scheduler.params.warmup_num_steps": "optimizer.schedule.warmup_steps",
         "scheduler.params.warmup_min_lr": ("optimizer.schedule.warmup_from", "optimizer.schedule.minimum"),

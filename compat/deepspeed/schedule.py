@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 PREFIX = "code.scheduler."
+OTHER = "other"
+"""The name of a schedule that no Plan knows."""
 DECAYS = {
     "constant": "peak",
     "linear": "minimum + (peak - minimum) * (1 - done)",
@@ -26,14 +28,26 @@ SHARES = {
 """What is left between minimum and peak in the decay of wsd."""
 
 
+def said(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What the code part says of the schedule, by name."""
+    return {path.removeprefix(PREFIX): value for path, value in values.items() if path.startswith(PREFIX)}
+
+
+def steers(values: Mapping[str, Any]) -> bool:
+    """Whether the schedule is one that changes the rate, and is known."""
+    found = said(values)
+    still = found.get("name") == "constant" and not found.get("warmup_steps")
+    return bool(found) and not still and found.get("name") != OTHER
+
+
 def lines(values: Mapping[str, Any]) -> Iterator[str]:
     """The definition of `lr_factor(step)`: learning rate over the optimizer's, for optimizer steps counted from 0."""
-    said = {path.removeprefix(PREFIX): value for path, value in values.items() if path.startswith(PREFIX)}
-    name, warmup, total = said.get("name") or "constant", said.get("warmup_steps") or 0, said.get("total_steps")
-    yield f"peak, minimum = {values.get('optimizer.params.lr', 'LR')}, {said.get('minimum') or 0.0}"
-    yield f"start, warmup, total = {said.get('warmup_from') or 0.0}, {warmup}, {total or 'STEPS'}"
+    found = said(values)
+    name, warmup, total = found.get("name") or "constant", found.get("warmup_steps") or 0, found.get("total_steps")
+    yield f"peak, minimum = {values.get('optimizer.params.lr', 'LR')}, {found.get('minimum') or 0.0}"
+    yield f"start, warmup, total = {found.get('warmup_from') or 0.0}, {warmup}, {total or 'STEPS'}"
     if name == "wsd":
-        yield f"decay = {said.get('decay_steps', 'max(1, total // 10)')}"
+        yield f"decay = {found.get('decay_steps', 'max(1, total // 10)')}"
     yield ""
     yield ""
     yield "def lr_factor(step):"
@@ -44,10 +58,10 @@ def lines(values: Mapping[str, Any]) -> Iterator[str]:
         yield "    done = min(1.0, max(0, step - (total - decay)) / max(1, decay))"
     elif "done" in DECAYS[name]:
         yield "    done = min(1.0, (step - warmup) / (total - warmup))"
-    yield f"    return ({_rate(name, said)}) / peak"
+    yield f"    return ({_rate(name, found)}) / peak"
 
 
-def _rate(name: str, said: Mapping[str, Any]) -> str:
+def _rate(name: str, found: Mapping[str, Any]) -> str:
     if name == "wsd":
-        return f"minimum + (peak - minimum) * {SHARES[said.get('decay_shape') or 'linear']}"
+        return f"minimum + (peak - minimum) * {SHARES[found.get('decay_shape') or 'linear']}"
     return DECAYS[name]

@@ -607,7 +607,9 @@ class ExpertParallel(Section):
 class CodeScheduler(Section):
     """A learning-rate schedule that the script builds itself, in optimizer steps."""
 
-    name: Literal["constant", "linear", "cosine", "inverse_sqrt", "wsd"] | None = field(None, description="Shape after warmup.")
+    name: Literal["constant", "linear", "cosine", "inverse_sqrt", "wsd", "other"] | None = field(
+        None, description="Shape after warmup; other: one that no Plan knows."
+    )
     warmup_steps: Size | None = field(None, description="Steps of linear warmup.")
     warmup_from: NonNegative | None = field(None, description="Learning rate at the first step of warmup.")
     total_steps: Count | None = field(None, description="Step at which the decay ends, warmup included.")

@@ -24,6 +24,7 @@ from bridge.layout.architecture import Architecture
 from bridge.layout.tensor import TensorPlan
 from bridge.plan import LearningRate
 from compat.deepspeed.backend import PASSES
+from compat.deepspeed.schedule import said, steers
 
 if TYPE_CHECKING:
     from bridge.backend import Batch
@@ -97,11 +98,9 @@ def build_optimizer(parameters: Iterable[Any]) -> torch.optim.Optimizer:
 
 def scheduler_of(config: DeepSpeedConfig) -> Callable[[torch.optim.Optimizer], Any] | None:
     """What the script passes as `lr_scheduler`, where the code part has one."""
-    prefix = "code.scheduler."
-    said = {path.removeprefix(prefix): value for path, value in config.given.items() if path.startswith(prefix)}
-    if not said:
+    if not steers(config.given):
         return None
-    schedule = LearningRate.model_validate(said)
+    schedule = LearningRate.model_validate(said(config.given))
     peak = config.effective.get("optimizer.params.lr") or DEFAULTS["lr"]
     factor = lambda step: learning_rate(peak, schedule, step) / peak  # noqa: E731
     return partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=factor)

@@ -307,6 +307,14 @@ TRAPS: tuple[Trap, ...] = (
         "runtime/engine.py: _scheduler_from_config",
     ),
     Trap(
+        "scheduler.type",
+        lambda seen: seen["optimizer.type"] is not None and not seen.wrote("scheduler", "code.scheduler"),
+        "not given: taken as a constant rate, which DeepSpeed keeps unless the script or a trainer brings a scheduler;"
+        " if one does, say it, as in --code scheduler.name=linear --code scheduler.total_steps=1000",
+        Effect.NONE,
+        "runtime/engine.py: _configure_lr_scheduler",
+    ),
+    Trap(
         "optimizer.params.max_grad_norm",
         lambda seen: "optimizer.params.max_grad_norm" in seen.given,
         f"not an optimizer parameter: {NOT_THERE}; use gradient_clipping",
@@ -410,7 +418,7 @@ def _given(path: str, given: Mapping[str, Any]) -> bool:
 def _worded(trap: Trap, seen: Seen) -> str:
     """The row's message; for an unknown type with the nearest known name."""
     kind = trap.path.removesuffix(".type") + "s"
-    if kind in seen.at.types and not seen.at.forms(kind, seen[trap.path]):
+    if kind in seen.at.types and seen[trap.path] is not None and not seen.at.forms(kind, seen[trap.path]):
         name = str(seen[trap.path])
         return f"{name}: {trap.message}{_closest(name, seen.at.types[kind])}"
     return trap.message

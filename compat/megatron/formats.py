@@ -215,11 +215,6 @@ def _oddities(document: Document, at: tuple[str, ...]) -> Iterator[Finding]:
             yield Finding(key, message, Effect.NONE, True, origin=Origin(document.line(key)))
 
 
-def flag_words(given: Mapping[str, Any], version: str) -> list[str]:
-    """The command line that sets `given` at that release; `ConfigError` lists what no flag of it can set."""
-    return [word for option, *values in flag_lines(given, version) for word in (option, *values)]
-
-
 def flag_lines(given: Mapping[str, Any], version: str) -> list[tuple[str, ...]]:
     """One tuple for each flag: the option and its values."""
     problems, found = [], []

@@ -19,12 +19,13 @@ TENTH = 10
 
 def _read(values: Group, context: Context) -> Group:
     total = _steps(values, "lr_decay") or _steps(values, "train")
+    name, warmup = STYLES.get(values.get("lr_decay_style") or ""), _warmup(values, total)
     return {
-        "optimizer.schedule.name": STYLES.get(values.get("lr_decay_style") or ""),
+        "optimizer.schedule.name": name,
         "optimizer.schedule.total_steps": total,
-        "optimizer.schedule.warmup_steps": _warmup(values, total),
-        "optimizer.schedule.warmup_from": values.get("lr_warmup_init"),
-        "optimizer.schedule.minimum": values.get("min_lr"),
+        "optimizer.schedule.warmup_steps": warmup,
+        "optimizer.schedule.warmup_from": values.get("lr_warmup_init") if warmup != 0 else None,
+        "optimizer.schedule.minimum": values.get("min_lr") if name != "constant" else None,
         **(_last(values) if values.get("lr_decay_style") == "WSD" else {}),
     }
 

@@ -171,9 +171,7 @@ def stage_rules() -> tuple[Rule, ...]:
         convert(
             "args.train_schedule",
             "schedule.name",
-            lambda values, context: (
-                {"schedule.name": ORDERS[values["args.train_schedule"]]} if _piped(values.get("init.pp")) else {}
-            ),
+            lambda values, context: _read_order(values),
             lambda values, context: _write_order(values),
             effect=Effect.COST,
             sees=(

@@ -88,10 +88,6 @@ def _checkpoints(seen: Seen) -> bool:
     return bool(seen["activation_checkpointing"])
 
 
-def _odd_chunks(seen: Seen) -> bool:
-    return seen["tp_overlapping_level"] == 1 and seen.size("tp") > 1 and seen["per_device_train_batch_size"] % 2 == 1
-
-
 TRAPS: tuple[Trap, ...] = (
     # Nothing reads them
     _dead("split_inputs", "nothing in Merak reads it", "merak_args/args.py", since=REWRITTEN),

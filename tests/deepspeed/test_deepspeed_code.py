@@ -35,6 +35,8 @@ SCRIPTS: list[tuple[dict[str, Any], int | None, tuple[str, ...], tuple[str, ...]
         ("LambdaLR(optimizer, lr_factor)", "def lr_factor(step):"),
         (),
     ),
+    ({"code.scheduler.name": "constant"}, 1, (), ("lr_scheduler",)),
+    ({"code.scheduler.name": "other"}, 1, ("lr_scheduler=build_scheduler,",), ("lr_factor",)),
 ]
 
 

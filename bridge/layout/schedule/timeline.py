@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -136,13 +135,3 @@ def in_flight(row: Row) -> int:
         now += (action.kind is Kind.FORWARD) - (action.kind in WRITES)
         peak = max(peak, now)
     return peak
-
-
-def in_flight_by_stage(row: Row) -> dict[int, int]:
-    """The most microbatches in flight on each stage of a rank."""
-    now: Counter[int] = Counter()
-    peak: Counter[int] = Counter()
-    for action in row:
-        now[action.stage] += (action.kind is Kind.FORWARD) - (action.kind in WRITES)
-        peak[action.stage] = max(peak[action.stage], now[action.stage])
-    return dict(peak)
