@@ -229,7 +229,7 @@ def _losses(config: Config, meant: Mapping[str, Any], kept: Mapping[str, Any], b
         gone = moved if lost else () if rule.ours else moved - target.given.keys()
         changed = [path for path in paths if path in theirs or path in gone]
         if changed:
-            yield from _lost(config, rule, changed, lost, kept, back, target)
+            yield from _lost(config, rule, changed, lost, meant, kept, back, target)
 
 
 def _differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
@@ -250,6 +250,7 @@ def _lost(
     rule: Rule,
     changed: Sequence[str],
     lost: tuple[str, ...],
+    meant: Mapping[str, Any],
     kept: Mapping[str, Any],
     back: Values,
     target: Config,
@@ -258,8 +259,10 @@ def _lost(
     blurred = rule.blurs is not None and rule.blurs(rule.seen(rule.theirs, config.effective))
     for path in changed:
         before, after, given = config.effective.get(path, config.given.get(path)), back.get(path), path in config.given
-        if given or (lost and effect is Effect.NUMBERS):
-            mine = tuple(ours for ours in lost if ours in rule.carried(path))
+        mine = tuple(ours for ours in lost if ours in rule.carried(path))
+        # What the source leaves open is told by what the target takes for it (`_openings`).
+        opened = before is None and not any(ours in meant for ours in mine)
+        if given or (lost and effect is Effect.NUMBERS and not opened):
             how = _fate(rule, path, mine, blurred, gone=all(kept.get(ours) is None for ours in mine))
             reason, origin = _reason(rule, how, mine, target), config.origins.get(path)
             yield Finding(path, reason, Effect.NONE if how is How.DERIVED else effect, given, how, before, after, origin)

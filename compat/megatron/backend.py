@@ -99,6 +99,8 @@ UNDRIVEN: Mapping[str, str] = {
 def _undriven(args: Mapping[str, Any]) -> Iterator[str]:
     if "lr" not in args:
         yield "megatron: found a config object, which says nothing of batches and the optimizer; expected flags, or a recipe"
+    elif args["lr"] is None:
+        yield "lr: not given; Megatron stops when it builds the optimizer: give one"
     yield from (f"{name}: found {args[name]!r}; {reason}" for name, reason in UNDRIVEN.items() if args.get(name))
 
 

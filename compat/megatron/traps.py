@@ -89,7 +89,9 @@ TRAPS = (
 
 
 def inert(config: Config) -> Iterator[Finding]:
-    """A finding for each given argument that does nothing."""
+    """A finding for each given argument that does nothing, and for a learning rate that is missing."""
+    if "lr" in config.effective and config.effective["lr"] is None:
+        yield Finding("lr", "not given: training stops when it builds the optimizer; give --lr", Effect.NONE)
     for trap in TRAPS:
         if trap.path in config.given and trap.without(config.effective):
             yield Finding(trap.path, trap.message, Effect.NONE, True, origin=config.origins.get(trap.path))
