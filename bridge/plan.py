@@ -101,9 +101,7 @@ class Offload(Section):
 class Zero(Section):
     """Sharding of optimizer state, gradients and weights over data ranks."""
 
-    stage: UpToThree | None = field(
-        None, description="0 replicates, 1 shards optimizer state, 2 gradients too, 3 weights too."
-    )
+    stage: UpToThree | None = field(None, description="0 replicates, 1 shards optimizer state, 2 gradients too, 3 weights too.")
     weight_buffers: Count | None = field(None, description="Stages whose weights may be whole at once.")
     grad_buffers: Count | None = field(None, description="Stages whose gradients may be whole at once.")
     replicas: Count | None = field(None, description="Groups that each hold a full set of shards (hybrid sharding).")

@@ -211,9 +211,7 @@ def _unit(one: Entry, other: Entry, formats: Iterable[str]) -> float:
     return max(torch.finfo(getattr(torch, name)).eps for name in formats if getattr(torch, name).is_floating_point)
 
 
-def _line(
-    one: Entry, other: Entry, bound: float, scale: float, ratios: Mapping[str, float], explained: Tensor | None
-) -> Line:
+def _line(one: Entry, other: Entry, bound: float, scale: float, ratios: Mapping[str, float], explained: Tensor | None) -> Line:
     name = one.name
     if one.shape != other.shape:
         return Line(name, "other shape", cause=f"{list(one.shape)} against {list(other.shape)}")

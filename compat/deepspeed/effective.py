@@ -306,8 +306,10 @@ REFUSALS: tuple[Refusal, ...] = (
         until="0.19.3",
     ),
     Refusal(
-        lambda v: v.get("tensor_parallel.autotp_size", 0) > 1
-        and v["tensor_parallel.tp.tp_size"] not in (1, v["tensor_parallel.autotp_size"]),
+        lambda v: (
+            v.get("tensor_parallel.autotp_size", 0) > 1
+            and v["tensor_parallel.tp.tp_size"] not in (1, v["tensor_parallel.autotp_size"])
+        ),
         "tensor_parallel.tp.tp_size: is not tensor_parallel.autotp_size, which is what counts; drop tp_size",
         "runtime/engine.py, _apply_autotp_partitioning",
         since="0.18.6",

@@ -32,6 +32,14 @@ def pools() -> Iterator[dict[int, Pool]]:
         pool.close()
 
 
+@pytest.fixture(scope="module")
+def foreign(pools: dict[int, Pool]) -> Iterator[None]:
+    """For modules that run other engines in the pools: these leave process groups behind, whose threads wake all the time."""
+    yield
+    for pool in pools.values():
+        pool.close()
+
+
 @pytest.fixture
 def run(pools: dict[int, Pool]) -> Run:
     """`run(world, function, *arguments)`: results by rank; one rank runs in this process."""

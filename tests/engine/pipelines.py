@@ -1,6 +1,7 @@
 """Pipelines on real ranks: what each runs, every combination of them, and a script that runs them all.
 
-`python tests/engine/pipelines.py [part of a name]` runs every combination and prints the largest errors.
+`python tests/engine/pipelines.py` runs every combination in fp64, fp32 and bf16 and prints the largest errors; a number format
+after it runs that one, and part of a name after that some of the combinations.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import count, product
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from runs import SHAPE, Case, distance, global_batch, microbatches, model_of
+from runs import SHAPE, Case, Outcome, distance, global_batch, microbatches, model_of, plain, trained
 from torch import Tensor
 
 import compat
@@ -168,6 +170,34 @@ def error(runs: list[Run], expected: Run) -> float:
     return max(numbers + steps)
 
 
+def rounded(case: Case, compute: str) -> Case:
+    """The case in another number format: five steps of AdamW from the same weights."""
+    return replace(case, plan={**case.plan, **ADAMW, "precision.compute": compute}, dtype=torch.float32, steps=5)
+
+
+@cache
+def references(batch: int) -> tuple[Outcome, Outcome]:
+    """The same five steps in one process, in fp32 and all in bf16."""
+    case = Case(ADAMW, DEEP, batch=batch, steps=5)
+    return plain(replace(case, dtype=torch.float32)), plain(replace(case, dtype=torch.bfloat16))
+
+
+def excess(outcomes: list[Outcome], case: Case) -> float:
+    """Distance from one process in fp32 over what is allowed: 1e-5 of the first gradient norm and of each loss in fp32; in bf16
+    twice the distance that one process has in it.
+    """
+    exact, rough = references(case.batch)
+    losses = max(_apart(outcome, exact) for outcome in outcomes)
+    if case.plan["precision.compute"] == "bf16":
+        return losses / (2 * _apart(rough, exact))
+    return max(losses, *(abs(outcome.norms[0] / exact.norms[0] - 1) for outcome in outcomes)) / 1e-5
+
+
+def _apart(one: Outcome, other: Outcome) -> float:
+    """The largest relative distance of two runs' losses."""
+    return max(abs(found / wanted - 1) for found, wanted in zip(one.losses, other.losses, strict=True))
+
+
 def resumed(rank: int, world: int, first: Case, second: Case, folder: Path) -> tuple[list[float], list[float]]:
     """Losses of steps two and three: trained on with `first`, and read back into `second`, another layout and seed."""
     engine = initialize(model_of(first), Plan.of(first.plan), mean_cross_entropy, seed=11)
@@ -298,29 +328,41 @@ def endless(folder: Path) -> None:
         (folder / f"{engine.comm.rank}.{step}").touch()
 
 
-def main(part: str = "") -> None:
-    """Run every combination whose name contains `part`; exit with 1 if any is off."""
+@cache
+def one_process(batch: int) -> Run:
+    """The three steps of a combination with as many sequences, in one process."""
+    return alone(Case(SGD, DEEP, batch=batch))
+
+
+def measured(pool: Any, case: Case, compute: str) -> float:
+    """A combination's error over what is allowed."""
+    if compute == "fp64":
+        return error(pool.run(piped, case, timeout=300), one_process(case.batch)) / 1e-9
+    case = rounded(case, compute)
+    return excess(pool.run(trained, case, timeout=300), case)
+
+
+def main(compute: str = "", part: str = "") -> None:
+    """Run the combinations whose names contain `part`; exit with 1 if one is off."""
     from pool import Pool
 
-    pool, worst, number, expected = Pool(4), 0.0, 0, {}
-    start = time.perf_counter()
-    for name, case in combinations():
-        if part not in name:
-            continue
-        key = case.batch
-        expected[key] = expected.get(key) or alone(case)
-        try:
-            found = error(pool.run(piped, case, timeout=300), expected[key])
-        except Exception as problem:
-            print(f"{name}: FAILED {type(problem).__name__} {str(problem)[-600:]}", flush=True)
-            worst = float("inf")
-            continue
-        worst, number = max(worst, found), number + 1
-        if found > 1e-9:
-            print(f"{name}: {found:.1e}", flush=True)
-    print(f"{number} combinations, largest error {worst:.1e}, {time.perf_counter() - start:.0f} s")
+    pool, worst = Pool(4), 0.0
+    for each in [compute] if compute else ["fp64", "fp32", "bf16"]:
+        start, errors = time.perf_counter(), dict[str, float]()
+        for name, case in combinations():
+            if part in name:
+                try:
+                    errors[name] = measured(pool, case, each)
+                except Exception as problem:
+                    errors[name] = float("inf")
+                    print(f"{each}; {name}: FAILED {type(problem).__name__} {str(problem)[-600:]}", flush=True)
+        off = {name: found for name, found in errors.items() if found > 1}
+        print(*(f"{each}; {name}: {found:.2g} of what is allowed" for name, found in off.items()), sep="\n", flush=True)
+        worst = max(worst, *errors.values())
+        seconds = time.perf_counter() - start
+        print(f"{each}: {len(errors)} combinations, largest error {max(errors.values()):.2g} of what is allowed, {seconds:.0f} s")
     pool.close()
-    sys.exit(worst > 1e-9)
+    sys.exit(worst > 1)
 
 
 if __name__ == "__main__":

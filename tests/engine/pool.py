@@ -4,9 +4,12 @@ after a hang.
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
+import signal
 import socket
+import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
@@ -42,6 +45,14 @@ class Pool:
             raise RankError("\n".join(failures))
         return [value for _, value in answers]
 
+    def _show(self, silent: list[int]) -> None:
+        """Have these ranks write to stderr where they are."""
+        for rank in silent:
+            process, _ = self._ranks[rank]
+            if process.is_alive():
+                os.kill(process.pid, signal.SIGUSR1)
+                time.sleep(0.2)  # one after the other
+
     def close(self) -> None:
         """End the processes."""
         for process, pipe in self._ranks:
@@ -69,6 +80,7 @@ class Pool:
             if not ready:
                 silent = sorted(set(range(self.world)) - set(answers))
                 told = "".join(f"\nrank {rank}:\n{text}" for rank, (good, text) in answers.items() if not good)
+                self._show(silent)
                 self.close()
                 raise RankError(f"ranks {silent} gave no answer within {timeout} s{told}")
             for pipe in ready:
@@ -95,6 +107,7 @@ def _serve(rank: int, world: int, port: int, pipe: Connection) -> None:
 
     from bridge.comm import connect
 
+    faulthandler.register(signal.SIGUSR1)
     torch.set_num_threads(1)
     connect(rank, world, f"127.0.0.1:{port}", "gloo")
     while True:

@@ -14,6 +14,7 @@ from bridge.engine.models.gpt import GPT
 from bridge.errors import BridgeError
 from bridge.plan import Plan
 
+pytestmark = pytest.mark.usefixtures("foreign")
 REAL = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 
 ADAMW = {"optimizer.name": "adamw", "optimizer.lr": 0.01, "optimizer.eps": 1e-6, "optimizer.weight_decay": 0.1}

@@ -38,7 +38,6 @@ def settings(folder: Path, **debug: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name.startswith("debug.")}
 
 
-
 def entries(folder: Path) -> list[Entry]:
     """All tensors of a run."""
     run = Run.read(folder)
@@ -140,7 +139,6 @@ def test_activation_memory(run: Ranks, tmp_path: Path) -> None:
     backward = {("backward", layer, place) for layer in LAYERS[1:] for place in (0, 1)}
     assert seen == {("forward", layer, place) for layer in LAYERS for place in (0, 1)} | backward
     assert all(entry.samples is not None and 2**20 < entry.samples.min() < 2**40 for entry in found)
-
 
 
 def test_tensor_parallel(run: Ranks, tmp_path: Path) -> None:

@@ -65,7 +65,6 @@ def test_a_dump_that_cannot_be_written_still_names_the_mismatch(run: Ranks, tmp_
         assert "cannot be written" in reports[-1]
 
 
-
 @pytest.mark.parametrize(("ulps", "steps"), [(0, 1), (2**40, 3)])
 def test_units_in_the_last_place_that_are_tolerated(ulps: int, steps: int, run: Ranks) -> None:
     """One bit is one unit in the weight, and more where gradients cancel; without a learning rate it stays that."""

@@ -34,6 +34,7 @@ from bridge.translation import lift
 from compat.megatron import DIALECT, cpu
 from compat.megatron.backend import BACKEND, architecture
 
+pytestmark = pytest.mark.usefixtures("foreign")
 EVEN = replace(GATED, norm="layer", hidden=64, ffn=128, vocab=128, layers=2)
 """Sizes that Megatron's buffers, which pad each parameter to 64 elements and their end to 128, take as they are."""
 INTERLEAVED = {"schedule__name": "interleaved_1f1b", "schedule__virtual": 2}

@@ -11,6 +11,7 @@ import torch
 from oracles import BUILDERS, Task, batch_of, losses
 from pool import Pool
 
+pytestmark = pytest.mark.usefixtures("foreign")
 TASK = Task()
 SIX_DIGITS = 1e-6
 

@@ -10,6 +10,7 @@ from pipelines import alone
 from runs import distance
 from torch_pipelines import CASE, pipelining, split_backward
 
+pytestmark = pytest.mark.usefixtures("foreign")
 PLAN = {"parallel.pipeline": 2, "batch.accumulation": 4, "schedule.virtual": 2, "stages.layers_per_stage": 2}
 
 

@@ -20,6 +20,7 @@ from bridge.trace import attach
 from bridge.trace.comparison import compare
 from bridge.trace.run import Run
 
+pytestmark = pytest.mark.usefixtures("foreign")
 Ranks = Callable[..., list[Any]]
 
 LOGS = ("layer_outputs", "layer_gradients", "param_init", "all_param_gradients", "param_update")

@@ -10,7 +10,10 @@ from backends import verified
 
 from bridge.verify.judge import Report, Row
 
-pytestmark = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+pytestmark = [
+    pytest.mark.usefixtures("foreign"),
+    pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed"),
+]
 
 RELEASE = {"version": "0.19.8", "world_size": 2}
 ADAMW = {"type": "AdamW", "params": {"lr": 1e-3, "eps": 1e-3}}

@@ -33,9 +33,7 @@ def traced(rank: int, world: int, case: Case, folder: Path, full: bool = False, 
     return [engine.train_batch(microbatches(case, engine, step)) for step in range(case.steps)]
 
 
-def checked(
-    rank: int, world: int, case: Case, at: int | None = None, policy: Policy | None = None
-) -> tuple[list[str], int]:
+def checked(rank: int, world: int, case: Case, at: int | None = None, policy: Policy | None = None) -> tuple[list[str], int]:
     """Train with desync checks, with one bit of a weight flipped on rank `at` in the second step; reports, and steps done."""
     torch.manual_seed(5)
     plan, steps = Plan.of({**case.plan, "debug.tensor_parallel": True}), 0
