@@ -356,8 +356,9 @@ def main(compute: str = "", part: str = "") -> None:
                 except Exception as problem:
                     errors[name] = float("inf")
                     print(f"{each}; {name}: FAILED {type(problem).__name__} {str(problem)[-600:]}", flush=True)
-        off = {name: found for name, found in errors.items() if found > 1}
-        print(*(f"{each}; {name}: {found:.2g} of what is allowed" for name, found in off.items()), sep="\n", flush=True)
+        for name, found in errors.items():
+            if 1 < found < float("inf"):
+                print(f"{each}; {name}: {found:.2g} of what is allowed", flush=True)
         worst = max(worst, *errors.values())
         seconds = time.perf_counter() - start
         print(f"{each}: {len(errors)} combinations, largest error {max(errors.values()):.2g} of what is allowed, {seconds:.0f} s")
