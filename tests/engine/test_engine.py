@@ -72,9 +72,12 @@ def test_dropout_does_not_depend_on_layout_recompute_or_accumulation_order(run: 
             assert distance(outcome.change, base.change) < 1e-9
 
 
-@pytest.mark.parametrize(("world", "tensor", "sequence"), [(1, 1, False), (2, 1, False), (2, 2, False), (2, 2, True)])
+SHARED = [("bf16", 1, 1, False), ("bf16", 2, 1, False), ("bf16", 2, 2, False), ("bf16", 2, 2, True), ("fp32", 2, 1, False)]
+"""Number format, ranks, tensor ranks, and whether tokens are split."""
+
+
+@pytest.mark.parametrize(("compute", "world", "tensor", "sequence"), SHARED)
 @pytest.mark.parametrize("level", [0, 1, 2, 3])
-@pytest.mark.parametrize("compute", ["fp32", "bf16"])
 def test_every_live_byte_is_predicted(run: Any, world: int, tensor: int, sequence: bool, level: int, compute: str) -> None:
     values = {"precision.compute": compute, "zero.stage": level, "parallel.tensor": tensor, "parallel.sequence": sequence}
     case = Case({**ADAMW, **values, "batch.accumulation": 2}, dtype=torch.float32)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from itertools import product
 from typing import Any
 
 import pytest
@@ -58,14 +57,12 @@ def agree(found: Outcome, expected: Outcome, tolerance: float) -> None:
     assert found.bytes == found.predicted_bytes
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
 @pytest.mark.parametrize("zero", ZERO, ids=lambda zero: "-".join(map(str, zero)))
-def test_sgd(run: Any, world: int, zero: tuple[int, int | None, int | None]) -> None:
-    cases = [
-        Case({**plan(SGD, zero, accumulation), **recompute}, batch=16)
-        for accumulation, recompute in ([(1, {}), (4, RECOMPUTE)] if world == 4 else product((1, 4), ({}, RECOMPUTE)))
-    ]
-    for outcomes in run(world, trained_all, cases):
+def test_sgd_on_four_ranks(run: Any, zero: tuple[int, int | None, int | None]) -> None:
+    """Every level with every number of buffers; fewer ranks, and the rest, are in `test_layouts.py`."""
+    ways: list[tuple[int, dict[str, Any]]] = [(1, {}), (4, RECOMPUTE)]
+    cases = [Case({**plan(SGD, zero, accumulation), **recompute}, batch=16) for accumulation, recompute in ways]
+    for outcomes in run(4, trained_all, cases):
         for outcome in outcomes:
             agree(outcome, reference("sgd"), 1e-9)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from itertools import product
 from typing import Any
 
 import pytest
@@ -44,21 +43,10 @@ MESHES = ((2, 2, False), (2, 2, True), (4, 2, False), (4, 2, True), (4, 4, False
 """Ranks, tensor ranks, and whether tokens are split."""
 
 
-@pytest.mark.parametrize(("world", "tensor", "sequence"), MESHES)
-@pytest.mark.parametrize("level", [0, 3])
-def test_every_layout(run: Any, world: int, tensor: int, sequence: bool, level: int) -> None:
-    """With whole weights and with shards of them; `test_layouts.py` has what lies between."""
-    base = {**SGD, "parallel.tensor": tensor, "parallel.sequence": sequence, "zero.stage": level}
-    ways = product((1, 4 if world == tensor else 2), ({}, FULL))
-    cases = [Case({**base, "batch.accumulation": number, **recompute}) for number, recompute in ways]
-    for outcomes in run(world, trained_all, cases):
-        for outcome in outcomes:
-            agree(outcome, reference("grouped, tied"))
-
-
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != "grouped, tied"])
 @pytest.mark.parametrize(("world", "tensor", "sequence"), MESHES)
 def test_other_shapes(run: Any, shape: str, world: int, tensor: int, sequence: bool) -> None:
+    """What `test_layouts.py` does with the first shape."""
     base = {**SGD, "parallel.tensor": tensor, "parallel.sequence": sequence}
     cases = [
         Case({**base, "zero.stage": 0, "batch.accumulation": 4}, SHAPES[shape]),
