@@ -58,6 +58,7 @@ UNSCHEDULED = (
     "not given: Hugging Face's Trainer then brings a scheduler of its own, linear unless told otherwise; read as a constant rate;"
     " say the real one, as in --code scheduler.name=linear --code scheduler.total_steps=1000"
 )
+"""Said of a file whose "auto" shows that one of these integrations fills it in, and that leaves the schedule to it."""
 
 Tree = dict[str, Any]
 """Names at one level: a path for a leaf, a `Tree` for a section."""
