@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -16,7 +17,9 @@ import compat
 from bridge.rules import Effect
 
 HOME = Path(__file__).resolve().parents[1]
-TRUTH = HOME.parent / "shared" / "truth" / "megatron_cli.jsonl"
+SHARED = os.environ.get("STAGEBRIDGE_SHARED")
+SAMPLE = HOME / "tests" / "megatron" / "sample.jsonl"
+LAUNCHES = Path(SHARED) / "truth" / "megatron_cli.jsonl" if SHARED else SAMPLE
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -67,7 +70,7 @@ def timed(name: str, work: Callable[[T], Any], items: list[T]) -> list[Any]:
 def main() -> None:
     """Read all rows, convert what is accepted to DeepSpeed, write it, and convert it back."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("file", nargs="?", type=Path, default=TRUTH, help="launches, one JSON object a line")
+    parser.add_argument("file", nargs="?", type=Path, default=LAUNCHES, help="launches, one JSON object a line")
     options = parser.parse_args()
     launches = rows(options.file)
     watch = Stopwatch()

@@ -1,7 +1,7 @@
 """1,050 single edits of DeepSpeed configs, judged by DeepSpeed and by us; writes docs/deepspeed_edits.md.
 
-Usage: python benchmarks/deepspeed_edits.py [FOLDER]; FOLDER holds real configs, ../shared/corpus/deepspeed unless given.
-Where there is none, configs are generated.
+Usage: python benchmarks/deepspeed_edits.py [FOLDER]; FOLDER holds real configs; else
+corpus/deepspeed of the folder that STAGEBRIDGE_SHARED names does. Where there is none, configs are generated.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from compat.deepspeed import real
 COUNT = 1050
 RANKS = 8
 HOME = Path(__file__).resolve().parents[1]
-CORPUS = HOME.parent / "shared" / "corpus" / "deepspeed"
+CORPUS = Path(os.environ.get("STAGEBRIDGE_SHARED", ".")) / "corpus" / "deepspeed"
 PAGE = HOME / "docs" / "deepspeed_edits.md"
 DIALECT = compat.load("deepspeed")
 RELEASE = real.installed()

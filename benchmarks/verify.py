@@ -1,11 +1,12 @@
 """Ten Megatron recipes and ten DeepSpeed configs through `stagebridge verify`; writes docs/verify.md.
 
-Usage: python benchmarks/verify.py [FOLDER]; FOLDER holds truth/ and corpus/, ../shared unless given.
+Usage: python benchmarks/verify.py [FOLDER]; FOLDER holds truth/ and corpus/; else STAGEBRIDGE_SHARED names it.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -137,4 +138,5 @@ def main(shared: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else HOME.parent / "shared")
+    named = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("STAGEBRIDGE_SHARED")
+    main(Path(named)) if named else sys.exit("Name the folder that holds truth/ and corpus/.")

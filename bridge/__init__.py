@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import sys
+
+if sys.argv[:1] == ["-m"] and "bridge.cli" in sys.orig_argv and not sys.flags.safe_path:
+    # said before anything is imported that a file of the current directory could stand for
+    sys.exit("error: python -m bridge.cli imports files of the current directory; run python -P -m stagebridge instead")
 
 from bridge.errors import BridgeError, ConfigError, SourceError, TranslationError, VersionError
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from bridge.choice import choose
     from bridge.engine import initialize
+    from bridge.layout.parameters import count_parameters
     from bridge.plan import Plan
     from bridge.translation import Result, lift, lower, translate
 
@@ -22,6 +30,7 @@ __all__ = [
     "TranslationError",
     "VersionError",
     "choose",
+    "count_parameters",
     "initialize",
     "lift",
     "lower",
@@ -32,6 +41,7 @@ _LAZY = {
     "Plan": "plan",
     "Result": "translation",
     "choose": "choice",
+    "count_parameters": "layout.parameters",
     "initialize": "engine",
     "lift": "translation",
     "lower": "translation",

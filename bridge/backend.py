@@ -150,8 +150,8 @@ def unkept(plan: Plan, dialect: Dialect, version: str | None, world: int) -> Ite
     effective = target.effective.flat()
     for path, rule in plan_claims(dialect).items():
         value = plan.values().get(path)
-        matters = path in LAYOUT or rule.effect_of(effective) is Effect.NUMBERS
-        if matters and not path.startswith("model.") and not _as_good(path, value, kept.get(path), plan):
+        matters = path in LAYOUT or rule.effect_of(effective).reaches(Effect.NUMBERS)
+        if matters and not path.startswith(("model.", "run.")) and not _as_good(path, value, kept.get(path), plan):
             yield f"{path}: found {value!r}; {rule.lossy or rule.note or f'{dialect.title} makes it {kept.get(path)!r}'}"
 
 

@@ -5,15 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from pydantic import Field
+
+from bridge import limits
+from bridge.config import Count, Section, shown, validate
 from bridge.dialect import Config, Dialect
-from bridge.errors import SourceError
-from bridge.files import Original
+from bridge.errors import ConfigError, SourceError
+from bridge.files import Original, check_nested
+from bridge.secrets import Secrets, left
 
 FORMAT = 1
+AGAIN = "delete it, or convert again"
 
 
 @dataclass(frozen=True)
@@ -22,6 +28,9 @@ class Carry:
 
     `original` is the text that the source was read from, where its dialect can write into it. On the way back a group of
     fields is restored as it was if the target still means the same by it; what was edited in the target since then wins.
+
+    `secrets` never get into a sidecar: marks stand there for them, and `source` is the file that has them. None: there is no such
+    file, and the sidecar is the only place that holds what was given.
     """
 
     dialect: str
@@ -32,6 +41,8 @@ class Carry:
     meant: Mapping[str, Any]
     digest: str = field(default="", compare=False)
     original: Original | None = field(default=None, compare=False)
+    secrets: Secrets | None = field(default=None, compare=False, repr=False)
+    source: str = field(default="", compare=False)
 
     @classmethod
     def of(cls, source: Config, target: Config, meant: Mapping[str, Any]) -> Carry:
@@ -47,12 +58,18 @@ class Carry:
             "version": self.version,
             "world_size": self.world_size,
             "entry": self.entry,
-            "given": _encoded(dict(self.given)),
-            "meant": _encoded(dict(self.meant)),
+            "given": _encoded(self._without(dict(self.given))),
+            "meant": _encoded(self._without(dict(self.meant))),
         }
         if self.original is not None:
-            record["original"] = asdict(self.original)
+            text = self.original.text if self.secrets is None else self.secrets.hide(self.original.text)
+            record["original"] = asdict(replace(self.original, text=text, outside=self._without(dict(self.original.outside))))
+        if left(record):
+            record["source"] = self.source
         return json.dumps(record, indent=1, default=str) + "\n"
+
+    def _without(self, values: dict[str, Any]) -> Any:
+        return values if self.secrets is None else self.secrets.within(values)
 
 
 TUPLE = "tuple"
@@ -93,24 +110,85 @@ def find(path: Path) -> Carry | None:
     return parse(read_text(place), str(place)) if place.exists() else None
 
 
+class _Text(Section):
+    """The text of a source as it stands in a sidecar."""
+
+    text: str
+    suffix: str = ""
+    outside: dict[str, str] = Field({})
+    chosen: Count | None = None
+
+
+class _Record(Section):
+    """What a sidecar holds."""
+
+    stagebridge: Literal[1]
+    digest: str
+    dialect: str
+    version: str
+    world_size: Count | None
+    entry: str
+    given: dict[str, Any]
+    meant: dict[str, Any]
+    original: _Text | None = None
+    source: str = ""
+
+
 def parse(text: str, where: str) -> Carry:
     """A carry-over from the text of a sidecar; `SourceError` if it is none."""
     try:
-        record = json.loads(text)
-        if record["stagebridge"] != FORMAT:
-            raise SourceError(f"{where}: found carry-over format {record['stagebridge']}, expected {FORMAT}; convert again")
-        return Carry(
-            record["dialect"],
-            record["version"],
-            record["world_size"],
-            record["entry"],
-            _decoded(record["given"]),
-            _decoded(record["meant"]),
-            record["digest"],
-            Original(**record["original"]) if "original" in record else None,
-        )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise SourceError(f"{where}: not a carry-over file ({error}); delete it, or convert again") from None
+        record = validate(_Record, _mapping(text, where))
+        given, meant = (_settings(part, values) for part, values in (("given", record.given), ("meant", record.meant)))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise SourceError(f"{where}: not a carry-over file ({error}); {AGAIN}") from None
+    except ConfigError as error:
+        raise SourceError(*(f"{where}: not a carry-over file ({problem}); {AGAIN}" for problem in error.problems)) from None
+    original = Original(**record.original.model_dump()) if record.original else None
+    return Carry(
+        record.dialect,
+        record.version,
+        record.world_size,
+        record.entry,
+        given,
+        meant,
+        record.digest,
+        original,
+        source=record.source,
+    )
+
+
+def _settings(part: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """A part of a sidecar; what is written for a tuple or the like stands for no settings."""
+    found = _decoded(values)
+    if not isinstance(found, dict):
+        raise ValueError(f"{part}: found {shown(found)}, expected a mapping of settings")
+    return found
+
+
+def _mapping(text: str, where: str) -> dict[str, Any]:
+    if len(text) > limits.SIDECAR:
+        raise SourceError(f"{where}: found more than {limits.SIDECAR >> 20} MiB, expected a carry-over file; {AGAIN}")
+    data = json.loads(text)
+    check_nested(data, where, 4 * limits.VALUES)
+    if not isinstance(data, dict):
+        raise ValueError(f"found {shown(data)}, expected a mapping")
+    return data
+
+
+def revealed(carry: Carry, secrets: Secrets) -> Carry:
+    """`carry` with those of `secrets` that it has marks for; a setting whose secret is not known stays away."""
+    original = carry.original
+    if original is not None:
+        outside = {name: secrets.shown(value) for name, value in original.outside.items()}
+        original = replace(original, text=secrets.shown(original.text), outside=outside)
+    given = {path: value for path, value in secrets.shown(dict(carry.given)).items() if not left(value)}
+    return replace(carry, given=given, meant=secrets.shown(dict(carry.meant)), original=original, secrets=secrets)
+
+
+def marks(carry: Carry) -> tuple[str, ...]:
+    """The marks in `carry` that stand for secrets."""
+    kept = [dict(carry.given), *([carry.original.text, dict(carry.original.outside)] if carry.original else [])]
+    return tuple(left(kept))
 
 
 def restored(carry: Carry, dialect: Dialect, lowered: Mapping[str, Any], meant: Mapping[str, Any]) -> dict[str, Any]:

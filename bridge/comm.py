@@ -5,7 +5,12 @@ recorded.
 from __future__ import annotations
 
 import atexit
+import json
+import os
 import re
+import sys
+import time
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -13,13 +18,16 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from importlib import import_module
+from itertools import count
+from math import inf, nan
+from threading import Event, Thread
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bridge.errors import BridgeError
+from bridge.errors import BridgeError, ConfigError
 from bridge.layout.mesh import Mesh
 from bridge.layout.traffic import Traffic
 
@@ -55,6 +63,36 @@ class Group:
 
 PATIENCE = timedelta(seconds=5)
 """What a process gives a collective that is under way when it ends."""
+
+
+SILENT, GIVEN_UP = "STAGEBRIDGE_SILENCE", "STAGEBRIDGE_TIMEOUT"
+"""Variables that set the limits below, for any program that uses the engine."""
+
+
+def _seconds(variable: str, usual: float, least: float) -> float:
+    """What an environment variable says; raises `ConfigError` for what is no number of seconds."""
+    said = os.environ.get(variable)
+    try:
+        seconds = usual if said is None else float(said)
+    except ValueError:
+        seconds = nan
+    if not least <= seconds < inf:
+        raise ConfigError(f"{variable}: found {said!r}, expected a number of seconds, at least {least:g}")
+    return seconds
+
+
+SILENCE = _seconds(SILENT, 60, 0)
+"""Seconds after which a rank that others wait for is named; 0: never."""
+TIMEOUT = _seconds(GIVEN_UP, 600, 1)
+"""Seconds after which waiting for another rank is an error."""
+
+
+def patient(silence: float | None, timeout: float | None) -> None:
+    """Limits in seconds for what is joined from now on; None: what the environment says."""
+    global SILENCE, TIMEOUT
+    SILENCE = _seconds(SILENT, 60, 0) if silence is None else silence
+    TIMEOUT = _seconds(GIVEN_UP, 600, 1) if timeout is None else timeout
+
 
 _UNDER_WAY: set[dist.Work] = set()
 """Collectives that nobody has waited for yet."""
@@ -197,8 +235,8 @@ class Comm:
         return _waiting(work, name, others)
 
 
-def connect(rank: int, world: int, address: str, backend: str, timeout: float = 600.0) -> None:
-    """Join the process group at `address` (host:port) unless this process has; `timeout` in seconds.
+def connect(rank: int, world: int, address: str, backend: str, timeout: float | None = None) -> None:
+    """Join the process group at `address` (host:port) unless this process has; `timeout` in seconds (default: `TIMEOUT`).
 
     The process leaves it when it ends; see `leave` for ending in good order.
     """
@@ -215,14 +253,17 @@ def connect(rank: int, world: int, address: str, backend: str, timeout: float = 
             init_method=f"tcp://{address}",
             rank=rank,
             world_size=world,
-            timeout=timedelta(seconds=timeout),
+            timeout=timedelta(seconds=timeout or TIMEOUT),
         )
+        if SILENCE > 0:
+            _watch(rank)
 
 
 def leave() -> None:
     """Wait for all ranks and leave the process group, so that none ends while another still talks to it."""
     if joined() is not None:
-        dist.barrier()
+        with told("leave"):
+            dist.barrier()
         _abandon()
 
 
@@ -231,6 +272,10 @@ def _abandon() -> None:
     for work in tuple(_UNDER_WAY):
         with suppress(RuntimeError):
             work.wait(PATIENCE)
+    for watcher in _WATCHERS:
+        watcher.ended.set()
+        watcher.join(PATIENCE.total_seconds())
+    _WATCHERS.clear()
     _UNDER_WAY.clear()
     _HANDLES.clear()
     if joined() is not None:
@@ -246,8 +291,76 @@ def everyones(value: Said) -> list[Said]:
     """What each rank of the process group says, in order of ranks; plain objects, for tests and reports."""
     found: list[Any] = [None] * dist.get_world_size() if joined() else [value]
     if joined():
-        dist.all_gather_object(found, value)
+        with told("compare"):
+            dist.all_gather_object(found, value)
     return found
+
+
+@contextmanager
+def told(name: str) -> Iterator[None]:
+    """While all ranks do something together that is not ours: say what this one waits for, and which others there are if one
+    of them goes.
+    """
+    here = joined() or (0, 1)
+    peers = [rank for rank in range(here[1]) if rank != here[0]]
+    with _telling(name, peers):
+        HERE.enter(name, peers)
+        yield
+        HERE.leave(name)
+
+
+@dataclass(frozen=True)
+class Board:
+    """Where ranks leave notes for each other beside collectives: the store through which they met.
+
+    `turn` tells meetings apart.
+    """
+
+    store: dist.distributed_c10d.Store
+    rank: int
+    world: int
+    turn: str
+
+    def post(self, name: str, text: str) -> None:
+        """Leave a note."""
+        self.store.set(f"{self.turn}/{name}", text)
+
+    def read(self, name: str, rank: int) -> str:
+        """The note that `rank` leaves, once it is there; who keeps others waiting is said. Raises `LostRank`."""
+        key, waited = f"{self.turn}/{name}", 0.0
+        while not self._there(key, min(SILENCE, TIMEOUT)):
+            waited += SILENCE
+            said = f"rank {rank} has not come to {name!r} for {waited:g} s"
+            if waited >= TIMEOUT:
+                raise LostRank(f"{said}; see its messages")
+            warnings.warn(said, stacklevel=2)
+        return str(self.store.get(key).decode())
+
+    def meet(self, name: str, patience: float = 5.0) -> None:
+        """Wait for all ranks, but not for long: the first one keeps the store, and should not end before others have read."""
+        if self.store.add(f"{self.turn}/{name}", 1) == self.world:
+            self.post(f"all {name}", "")
+        self._there(f"{self.turn}/all {name}", patience)
+
+    def _there(self, key: str, seconds: float) -> bool:
+        try:
+            self.store.wait([key], timedelta(seconds=seconds))
+        except RuntimeError as error:
+            if not self.store.check([key]):
+                return False
+            raise LostRank(f"{key}: {error}") from None
+        return True
+
+
+_TURNS = count()
+
+
+def board() -> Board | None:
+    """A board for one meeting of all ranks, who must ask for as many in the same order; None where there is one rank alone."""
+    here = joined()
+    if here is None or here[1] == 1:
+        return None
+    return Board(dist.distributed_c10d._get_default_store(), *here, f"stagebridge/{next(_TURNS)}")
 
 
 def _open(ranks: tuple[int, ...], world: int, purpose: str = "") -> None:
@@ -270,10 +383,98 @@ def _waiting(work: dist.Work, name: str, peers: Sequence[int]) -> Wait:
 
     def wait() -> None:
         with _telling(name, peers):
+            HERE.enter(name, peers)
             work.wait()
+            HERE.leave(name)
         _UNDER_WAY.discard(work)
 
     return wait
+
+
+@dataclass
+class Presence:
+    """What this process does: its step and action, what it waits for and with whom, what it waited for last, and since when."""
+
+    step: int = 0
+    action: object = "start"
+    waits: str = ""
+    peers: Sequence[int] = ()
+    last: str = ""
+    since: float = field(default_factory=time.monotonic)
+
+    def enter(self, name: str, peers: Sequence[int]) -> None:
+        """Begin to wait."""
+        self.since, self.peers, self.waits = time.monotonic(), peers, name
+
+    def leave(self, name: str) -> None:
+        """Wait no more."""
+        self.since, self.waits, self.last = time.monotonic(), "", name
+
+    def told(self, tick: int) -> str:
+        """For other ranks to read."""
+        last = f"step {self.step}, {self.action}" + (f", after {self.last}" if self.last else "")
+        return json.dumps({"tick": tick, "waits": self.waits, "last": last, "for": time.monotonic() - self.since})
+
+
+HERE = Presence()
+"""This process."""
+
+
+class Watcher(Thread):
+    """Beside the work: tells other ranks what this one does, and names those that keep it waiting for `SILENCE` seconds."""
+
+    def __init__(self, store: dist.distributed_c10d.Store, rank: int, say: Callable[[str], None]) -> None:
+        super().__init__(daemon=True)
+        self.store, self.rank, self.say, self.ended = store, rank, say, Event()
+        self._seen: dict[int, int] = {}
+        self._named = 0.0
+
+    def run(self) -> None:
+        """Look several times in the time of silence, until the end, or until the store is gone with the rank that kept it."""
+        tick = 0
+        with suppress(RuntimeError):
+            while not self.ended.wait(SILENCE / 4):
+                tick += 1
+                self.store.set(f"stagebridge/now/{self.rank}", HERE.told(tick))
+                self._look()
+
+    def _look(self) -> None:
+        waits, peers, since = HERE.waits, HERE.peers, HERE.since
+        waited = time.monotonic() - since
+        if not waits or waited < SILENCE / 2:
+            return
+        said = {peer: self._read(peer) for peer in peers}
+        silent = [peer for peer, now in said.items() if not now or now["tick"] == self._seen.get(peer) or not now["waits"]]
+        self._seen = {peer: now["tick"] for peer, now in said.items() if now}
+        if waited < SILENCE or self._named == since:
+            return
+        self._named = since
+        for peer in silent or peers:
+            self.say(f"rank {self.rank} waits in {waits!r} for rank {peer}, {_told(said[peer])}; it gives up after {TIMEOUT:g} s")
+
+    def _read(self, peer: int) -> dict[str, Any]:
+        key = f"stagebridge/now/{peer}"
+        found: dict[str, Any] = json.loads(self.store.get(key)) if self.store.check([key]) else {}
+        return found
+
+
+def _told(now: Mapping[str, Any]) -> str:
+    if not now:
+        return "which has not said anything yet"
+    if now["waits"]:
+        return f"which itself waits in {now['waits']!r} (step and last action: {now['last']})"
+    return f"silent for {now['for']:.0f} s or more; its last action: {now['last']}"
+
+
+_WATCHERS: list[Watcher] = []
+
+
+def _watch(rank: int) -> None:
+    """Start this process's watcher, over a connection to the store of its own where torch can have one."""
+    store = dist.distributed_c10d._get_default_store()
+    clone = getattr(store, "clone", None)
+    _WATCHERS.append(Watcher(clone() if clone else store, rank, lambda line: print(f"note: {line}", file=sys.stderr, flush=True)))
+    _WATCHERS[-1].start()
 
 
 class LostRank(BridgeError, RuntimeError):

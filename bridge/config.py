@@ -12,7 +12,9 @@ from annotated_types import Ge, Gt
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
+from bridge import limits
 from bridge.errors import ConfigError, nearest
+from bridge.secrets import hide
 
 
 def _whole(value: Any) -> Any:
@@ -148,9 +150,13 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
     root: dict[str, Any] = {}
     for path, value in flat.items():
         *parents, leaf = path.split(".")
+        if len(parents) > limits.DEPTH:
+            raise ConfigError(f"{shown(path)}: found a name of more than {limits.DEPTH} parts; a config is flatter")
         place = root
         for parent in parents:
             place = place.setdefault(parent, {})
+            if not isinstance(place, dict):
+                raise ConfigError(f"{shown(path)}: found a value and parts of it; keep one of them")
         place[leaf] = value
     return root
 
@@ -194,7 +200,10 @@ def unknown_key(path: str, schema: type[Section]) -> str:
 
 def shown(value: Any, limit: int = 60) -> str:
     """`value` as a person would write it, cut to `limit` characters."""
-    text = repr(value)
+    try:
+        text = hide(repr(value))
+    except (ValueError, RecursionError):  # an integer of thousands of digits, or lists in lists without end
+        return f"a {type(value).__name__} too large to show"
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 

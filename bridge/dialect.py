@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from packaging.version import InvalidVersion, Version
 
+from bridge import limits
 from bridge.config import Section, Values, fields
 from bridge.errors import ConfigError, TranslationError, VersionError, nearest
 from bridge.findings import Disagreement, Finding, Origin
 from bridge.kinds import kind
 from bridge.moves import Move
-from bridge.rules import Context, Rule
+from bridge.rules import Context, Effect, Rule
 
 if TYPE_CHECKING:
     from bridge.files import Original
@@ -29,6 +31,7 @@ class Reading:
 
     `given` holds typed values by schema path, exactly those that the user wrote; `entry` names the entry point that such a
     source goes through (it decides which defaults and derivations apply). `world_size` is there where the source says it.
+    `gaps` are what the source leaves open and may settle what else is missing.
     """
 
     given: Values
@@ -37,6 +40,7 @@ class Reading:
     findings: tuple[Finding, ...] = ()
     opaque: Mapping[str, Any] = field(default_factory=dict)
     world_size: int | None = None
+    gaps: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,16 @@ class Config:
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
         """What the stack accepts and then ignores or gets wrong, and what was odd about the source."""
-        return (*self.remarks, *self.dialect.inspect(self))
+        stopped = (finding for finding in self.missing if finding.effect is Effect.STOPS)
+        return (*self.remarks, *self.dialect.inspect(self), *self.dialect.beyond(self), *stopped)
+
+    @cached_property
+    def missing(self) -> tuple[Finding, ...]:
+        """What its stack cannot start without and it does not say.
+
+        For a part of a launch, where that stands elsewhere, none of it stops the run, and `findings` leave it out.
+        """
+        return tuple(self.dialect.missing(self))
 
     @property
     def typed(self) -> Section:
@@ -106,6 +119,10 @@ class Dialect(ABC):
     formats: ClassVar[tuple[str, ...]]
     rewrites: ClassVar[tuple[str, ...]] = ()
     """Formats whose text is kept, comments and all, where a config comes back into it."""
+    model: ClassVar[bool] = True
+    """Whether its config defines the model; else the training script brings it, and loses nothing that a config says of it."""
+    about: ClassVar[str] = ""
+    """The one section of a plan that its config is about; it leaves the others to whoever uses it. Empty: all of them."""
     config_type: ClassVar[type[Config]] = Config
 
     @property
@@ -174,6 +191,21 @@ class Dialect(ABC):
         """What the stack accepts and then ignores or gets wrong."""
         return ()
 
+    def beyond(self, config: Config) -> Iterable[Finding]:
+        """Given numbers that no run can mean."""
+        from bridge.bounds import beyond
+
+        package = f"{type(self).__module__}.releases"
+        return beyond(config.given, package, config.origins) if type(self).__module__.startswith("compat.") else ()
+
+    def missing(self, config: Config) -> Iterable[Finding]:
+        """What the stack cannot start without and `config` lacks."""
+        return ()
+
+    def whole(self, config: Config) -> bool:
+        """Whether `config` is meant as all that the stack is started with, rather than as a part of it."""
+        return False
+
     def to_object(self, config: Config) -> Any:
         """The stack's own config object; dialects without one say so."""
         raise VersionError(f"{self.name}: has no config object; write it as {' or '.join(self.formats)}")
@@ -187,21 +219,23 @@ class Dialect(ABC):
         if version is None:
             return self.versions[-1]
         if version not in self.versions:
-            raise VersionError(f"{self.name}: unknown release {version}; {neighbours(version, self.versions)}")
+            raise VersionError(f"{self.name}: {unknown_release(version, self.versions)}")
         return version
 
     def read(self, source: Any, version: str | None = None, world_size: int | None = None, lenient: bool = False) -> Config:
         """Read a source of this stack and check it as that release would; raises `BridgeError` with every problem."""
         release = self.release(version)
-        config = self.build(self.parse(source, release, lenient), release, world_size)
+        reading = self.parse(source, release, lenient)
+        config = self.build(reading, release, world_size)
         try:
             _ = config.effective
         except ConfigError as error:
-            raise ConfigError(*(located(problem, config.origins) for problem in error.problems)) from None
+            raise ConfigError(*(located(problem, config.origins) for problem in error.problems), *reading.gaps) from None
         return config
 
     def build(self, reading: Reading, version: str, world_size: int | None) -> Config:
-        """A config from a reading, without checking it."""
+        """A config from a reading, without checking it; no number in it is beyond 64 bits, infinite, or none."""
+        ConfigError.raise_if(f"{path}: {flaw}" for path, value in reading.given.items() for flaw in _out_of_range(value))
         world_size = world_size or reading.world_size
         return self.config_type(
             self, reading.given, version, world_size, reading.entry, reading.origins, reading.findings, reading.opaque
@@ -213,7 +247,8 @@ class Dialect(ABC):
 
         written = self.render(config, format or self.format_of(path))
         if path is not None:
-            write_all(self.files(written, Path(path)))
+            texts = self.files(written, Path(path))
+            write_all(texts, texts.keys() - {Path(path)})
         return written
 
     def rewritten(self, config: Config, original: Original, was: str, path: Path) -> Written | None:
@@ -255,8 +290,23 @@ class Dialect(ABC):
     default_entry: ClassVar[str] = "file"
 
 
-def neighbours(version: str, known: Sequence[str]) -> str:
-    """The known releases nearest to one that is not, in words."""
+def _out_of_range(value: Any) -> Iterator[str]:
+    if isinstance(value, float) and not isfinite(value):
+        yield f"found {value}; write a finite number"
+    elif isinstance(value, int) and abs(value) > limits.INTEGER:
+        yield "found a whole number beyond 64 bits; write a smaller one"
+    elif isinstance(value, Mapping | list | tuple):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _out_of_range(inner)
+
+
+def unknown_release(version: str, known: Sequence[str]) -> str:
+    """That a release is not `known`, and which are nearest to it, in words."""
+    named = version if len(version) <= limits.NAME else f"{version[: limits.NAME]}…"
+    return f"unknown release {named}; {_neighbours(named, known)}"
+
+
+def _neighbours(version: str, known: Sequence[str]) -> str:
     try:
         wanted = Version(version)
     except InvalidVersion:

@@ -130,9 +130,9 @@ def _merged(changes: Iterable[Change]) -> Iterator[Change]:
     for change in changes:
         first = found.setdefault(change.path, change)
         if change.kind is Kind.REFUSED and first is not change:
-            found[change.path] = replace(first, message=change.message)
+            found[change.path] = replace(first, message=change.message, effect=change.effect)
         elif first.kind is Kind.REFUSED and change.kind is Kind.GONE:
-            found[change.path] = replace(change, message=first.message)
+            found[change.path] = replace(change, message=first.message, effect=first.effect)
     return iter(found.values())
 
 
@@ -166,7 +166,7 @@ def _renamed(before: Config, version: str) -> Iterator[Change]:
 def _refused(before: Config, problems: Iterable[str]) -> Iterator[Change]:
     for problem in problems:
         path = _path_of(problem, before)
-        yield replace(_change(before, path, Kind.REFUSED, problem), effect=Effect.NUMBERS)
+        yield replace(_change(before, path, Kind.REFUSED, problem), effect=Effect.STOPS)
 
 
 def _path_of(problem: str, config: Config) -> str:

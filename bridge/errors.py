@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import islice
+
+from bridge import limits
 
 
 class BridgeError(Exception):
@@ -18,8 +21,10 @@ class BridgeError(Exception):
 
     @classmethod
     def raise_if(cls, problems: Iterable[str]) -> None:
-        """Raise one error that lists all `problems`, if there are any."""
-        found = tuple(dict.fromkeys(problems))
+        """Raise one error that lists all `problems`, if there are any; beyond `limits.PROBLEMS` that there are more."""
+        found = tuple(dict.fromkeys(islice(problems, limits.PROBLEMS + 1)))
+        if len(found) > limits.PROBLEMS:
+            found = (*found[:-1], f"more than {limits.PROBLEMS} problems; is this the right file?")
         if found:
             raise cls(*found)
 
@@ -40,7 +45,23 @@ class TranslationError(BridgeError):
     """A config cannot be expressed in the other dialect."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`"; did you mean X?"` for the known name closest to `name`, or an empty string."""
-    match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)
-    return f"; did you mean {match[0]}?" if match else ""
+FEW = 5
+"""Problems of one kind that are listed: a file with more of them is not the right file."""
+
+
+def few(problems: Sequence[str], what: str) -> list[str]:
+    """The first of `problems`, and how many more `what` there are."""
+    more = len(problems) - FEW
+    return [*problems[:FEW], *([f"{more:,} more {what}; is this the right file?"] if more > 0 else [])]
+
+
+def nearest(name: str, known: Iterable[str], before: int = 0) -> str:
+    """`"; did you mean X?"` for the known name closest to `name`, or an empty string.
+
+    `before` counts what was said of the same file already: nobody reads more than `limits.PROBLEMS`.
+    """
+    if len(name) > limits.NAME or before > limits.PROBLEMS:
+        return ""
+    spelled = {word.lower(): word for word in known}
+    match = difflib.get_close_matches(name.lower(), list(spelled), n=1, cutoff=0.7)
+    return f"; did you mean {spelled[match[0]]}?" if match else ""

@@ -38,8 +38,8 @@ class Finding:
 
     @property
     def matters(self) -> bool:
-        """Whether it counts for the exit code: a set field that was lost, or anything that changes the numbers."""
-        return self.given or self.effect is Effect.NUMBERS
+        """Whether `--strict` refuses it: a set field that was lost, or anything that changes the numbers or stops the run."""
+        return self.given or self.effect.reaches(Effect.NUMBERS)
 
 
 @dataclass(frozen=True, slots=True)

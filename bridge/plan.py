@@ -9,26 +9,13 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field as field
 
-from bridge.config import Count, Field, Real, Section, Size, UpToThree, Values, fields, flatten, nest, validate
+from bridge.config import Count, Field, Real, Section, Size, UpToThree, Values, Whole, fields, flatten, nest, validate
+from bridge.model import Model as Model
 
 Dtype = Literal["fp64", "fp32", "bf16", "fp16"]
 Device = Literal["none", "cpu", "nvme"]
 Level = Annotated[int, Ge(0)]
 Fraction = Annotated[Real, Ge(0), Le(1)]
-
-
-class Model(Section):
-    """Facts about the model for arithmetic; the model itself is defined elsewhere."""
-
-    layers: Count | None = field(None, description="Number of transformer layers.")
-    hidden: Count | None = field(None, description="Width of the residual stream.")
-    heads: Count | None = field(None, description="Number of attention heads.")
-    kv_heads: Count | None = field(None, description="Number of key and value heads (grouped queries).")
-    ffn: Count | None = field(None, description="Width of the feed-forward layer.")
-    experts: Count | None = field(None, description="Experts in a mixture-of-experts layer.")
-    tied: bool | None = field(None, description="Embedding and output layer share their weights.")
-    vocab: Count | None = field(None, description="Vocabulary size, before padding.")
-    sequence: Count | None = field(None, description="Tokens in a sequence.")
 
 
 class Parallel(Section):
@@ -41,7 +28,15 @@ class Parallel(Section):
     expert: Count | None = field(None, description="Ranks that split the experts.")
     expert_tensor: Count | None = field(None, description="Ranks that split each expert's matrices.")
     sequence: bool | None = field(None, description="Sequence parallelism: norms and dropout split by tokens in a tensor group.")
+    tensor_overlap: bool | None = field(None, description="Messages of tensor parallelism overlap compute.")
     order: str | None = field(None, description="Axes from fastest to slowest varying rank, joined by '-'.")
+    vocabulary: bool | None = field(None, description="Tensor ranks split the embedding and the output layer too.")
+    context_method: Literal["p2p", "a2a", "all_gather", "a2a+p2p"] | None = field(
+        None, description="How context ranks exchange keys and values."
+    )
+    dispatcher: Literal["all_gather", "all_to_all", "deepep", "hybridep"] | None = field(
+        None, description="How tokens reach the experts of other ranks."
+    )
 
 
 class Stages(Section):
@@ -96,6 +91,7 @@ class Offload(Section):
     optimizer: Device | None = field(None, description="Where optimizer state lives.")
     optimizer_ratio: Fraction | None = field(None, description="Share of the optimizer state that is offloaded.")
     parameters: Device | None = field(None, description="Where parameters live between uses.")
+    pinned: bool | None = field(None, description="The host's memory for them is page-locked.")
 
 
 class Zero(Section):
@@ -106,8 +102,16 @@ class Zero(Section):
     grad_buffers: Count | None = field(None, description="Stages whose gradients may be whole at once.")
     replicas: Count | None = field(None, description="Groups that each hold a full set of shards (hybrid sharding).")
     bucket: Size | None = field(None, description="Elements reduced in one collective; none: the stack's own choice.")
+    gather_bucket: Size | None = field(None, description="Elements gathered in one collective; none: as `bucket`.")
+    prescale: bool | None = field(None, description="Gradients are divided before they are summed.")
+    predivide: Annotated[Real, Gt(0)] | None = field(None, description="Part of that division that comes first; open: all of it.")
     overlap: bool | None = field(None, description="Gradient reduction overlaps the backward pass.")
     overlap_gather: bool | None = field(None, description="Weight gathering overlaps compute.")
+    average_in_collective: bool | None = field(None, description="The collective takes the mean; no division follows it.")
+    double_buffer: bool | None = field(None, description="Gathered weights lie in two buffers that are used in turn.")
+    registered: bool | None = field(None, description="Buffers are registered with the library of collectives.")
+    fp8_transposes: bool | None = field(None, description="Transposes of 8-bit weights are kept.")
+    meta_init: bool | None = field(None, description="The model is built without memory before it is sharded.")
     offload: Offload = field(Offload(), description="State kept outside the accelerator.")
 
     @property
@@ -141,6 +145,14 @@ class Precision(Section):
     )
     loss_scale: LossScale = field(LossScale(), description="Loss scaling for fp16.")
     fp8: Literal["e4m3", "hybrid"] | None = field(None, description="8-bit matrix products.")
+    fp8_recipe: Literal["tensorwise", "delayed", "blockwise", "mxfp8"] | None = field(
+        None, description="How values are scaled to 8 bits."
+    )
+    fp8_weights: bool | None = field(None, description="Weights are gathered in 8 bits.")
+    autocast: Dtype | None = field(None, description="Format that torch.autocast runs operations in; open: none.")
+    residual: Dtype | None = field(None, description="Format of the residual stream; open: that of compute.")
+    router: Dtype | None = field(None, description="Format of the experts' router; open: that of compute.")
+    moments: tuple[Dtype, Dtype] | None = field(None, description="Formats of the optimizer's first and second moment.")
 
 
 class LearningRate(Section):
@@ -157,6 +169,15 @@ class LearningRate(Section):
     )
 
 
+class DecayRamp(Section):
+    """A weight decay that changes over the steps."""
+
+    shape: Literal["linear", "cosine"] | None = field(None, description="Shape of the ramp; open: weight decay is constant.")
+    start: Annotated[Real, Ge(0)] | None = field(None, description="Weight decay at the first step.")
+    end: Annotated[Real, Ge(0)] | None = field(None, description="Weight decay at the end of the ramp, and after it.")
+    steps: Size | None = field(None, description="Steps of the ramp.")
+
+
 class Optimizer(Section):
     """The optimizer and its hyperparameters."""
 
@@ -168,10 +189,58 @@ class Optimizer(Section):
         None, description="Decay of the two moments."
     )
     eps: Annotated[Real, Ge(0)] | None = field(None, description="Term added to the root of the second moment.")
-    momentum: Annotated[Real, Ge(0)] | None = field(None, description="Momentum of sgd.")
+    momentum: Annotated[Real, Ge(0)] | None = field(None, description="Momentum of sgd and muon.")
+    nesterov: bool | None = field(None, description="Nesterov's form of the momentum.")
+    amsgrad: bool | None = field(None, description="The largest second moment so far is used.")
+    bias_correction: bool | None = field(None, description="Moments are corrected for their start at zero; open: they are.")
     weight_decay: Annotated[Real, Ge(0)] | None = field(None, description="Weight decay.")
+    decay_scope: Literal["all", "matrices"] | None = field(
+        None, description="Which parameters decay: all, or all but biases and norms."
+    )
+    decay_ramp: DecayRamp = field(DecayRamp(), description="Weight decay over the steps.")
+    embedding_lr: Annotated[Real, Ge(0)] | None = field(None, description="Factor of the embedding's learning rate.")
+    output_lr: Annotated[Real, Ge(0)] | None = field(None, description="Factor of the output layer's learning rate.")
     clip: Annotated[Real, Ge(0)] | None = field(None, description="Bound on the global gradient norm; 0 is off.")
     schedule: LearningRate = field(LearningRate(), description="Learning-rate schedule.")
+
+
+class Adapters(Section):
+    """Low-rank adapters (LoRA): the weights beside them do not train."""
+
+    rank: Count | None = field(None, description="Width of an adapter; open: there are none.")
+    alpha: Annotated[Real, Gt(0)] | None = field(None, description="An adapter's output is scaled by alpha / rank.")
+    dropout: Fraction | None = field(None, description="Dropout of an adapter's input.")
+
+
+class Run(Section):
+    """The course of the run: its length, its seed, and what happens how often, in optimizer steps."""
+
+    steps: Count | None = field(None, description="Optimizer steps after which the run ends, whatever the learning rate does.")
+    epochs: Annotated[Real, Gt(0)] | None = field(None, description="Passes over the data after which the run ends.")
+    seed: Whole | None = field(None, description="First seed of random numbers; each stack draws from it in its own order.")
+    log_interval: Size | None = field(None, description="Steps between lines of the log; 0: never.")
+    save_interval: Size | None = field(None, description="Steps between checkpoints; 0: never.")
+    save_optimizer: bool | None = field(None, description="Checkpoints hold the optimizer's state.")
+    save_random: bool | None = field(None, description="Checkpoints hold the state of random numbers.")
+    weights_only: bool | None = field(None, description="A checkpoint gives the weights alone, and steps count from zero.")
+    load_optimizer: bool | None = field(None, description="The optimizer's state is taken from the checkpoint at the start.")
+    load_random: bool | None = field(None, description="The state of random numbers is taken from the checkpoint at the start.")
+    eval_interval: Size | None = field(None, description="Steps between evaluations; 0: never.")
+    collect_interval: Count | None = field(None, description="Steps between garbage collections by hand; open: Python's own.")
+    loaders: Size | None = field(None, description="Processes that load data on each rank.")
+    backend: str | None = field(None, description="Library of the collectives, as torch.distributed calls it.")
+    timeout: Annotated[Real, Gt(0)] | None = field(None, description="Seconds after which a collective gives up.")
+    timers: bool | None = field(None, description="The log has the time of each part of a step.")
+    exit_interval: Size | None = field(None, description="Steps after which the run ends, to be started again; 0: never.")
+    keep_checkpoints: Count | None = field(None, description="Checkpoints that are kept; open: all.")
+    async_save: bool | None = field(None, description="Checkpoints are written while training goes on.")
+    eval_steps: Size | None = field(None, description="Steps of an evaluation.")
+    resumed_schedule: Literal["given", "checkpoint", "same"] | None = field(
+        None, description="Whose schedule of learning rate and weight decay a resumed run takes; same: they have to agree."
+    )
+    host_init: bool | None = field(None, description="First weights are drawn on the host.")
+    project: str | None = field(None, description="Project of Weights & Biases that logs go to.")
+    entity: str | None = field(None, description="Its user or team.")
 
 
 class Recompute(Section):
@@ -188,6 +257,9 @@ class Recompute(Section):
     )
     partition: bool | None = field(None, description="Saved activations are split over the tensor group.")
     offload: bool | None = field(None, description="Saved activations are kept in host memory.")
+    modules: tuple[Literal["attention", "projections", "mlp", "experts", "norm", "latent", "shared_experts"], ...] | None = field(
+        None, description="Parts of a block that are computed again, for granularity selective; attention: its core alone."
+    )
 
 
 class Debug(Section):
@@ -215,6 +287,8 @@ class Plan(Section):
     zero: Zero = field(Zero(), description="Sharding over data ranks.")
     precision: Precision = field(Precision(), description="Number formats.")
     optimizer: Optimizer = field(Optimizer(), description="Optimizer.")
+    run: Run = field(Run(), description="Course of the run.")
+    adapters: Adapters = field(Adapters(), description="Low-rank adapters.")
     recompute: Recompute = field(Recompute(), description="Activation recomputation.")
     loss: Literal["mean_of_microbatches", "per_token"] | None = field(None, description="How microbatch losses are averaged.")
     debug: Debug = field(Debug(), description="Per-layer logging.")

@@ -75,7 +75,7 @@ class Entry:
     @property
     def numbers(self) -> bool:
         """Whether losing it changes the numbers of some run."""
-        return self.effect in (None, Effect.NUMBERS)
+        return self.effect is None or self.effect.reaches(Effect.NUMBERS)
 
 
 def entry(dialect: Dialect, path: str, others: Sequence[Dialect] = ()) -> Entry:

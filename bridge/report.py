@@ -5,37 +5,45 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
+from bridge.clean import clean
 from bridge.config import Values, shown
 from bridge.dialect import Config, Dialect
 from bridge.drift import Change, Drift, Kind
+from bridge.exits import Exit
 from bridge.findings import Finding
 from bridge.rules import Effect, How
+from bridge.secrets import hide
 from bridge.translation import Result
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-CLEAN, ERROR, FINDINGS = 0, 1, 2
-"""Exit codes: nothing lost, an error (and any loss under `--strict`), something lost or changed."""
-
-EFFECT_STYLE = {Effect.NUMBERS: "bold red", Effect.ROUNDING: "yellow", Effect.COST: "cyan", Effect.NONE: "dim"}
-EFFECT_ORDER = (Effect.NUMBERS, Effect.ROUNDING, Effect.COST, Effect.NONE)
+EFFECT_STYLE = dict(zip(Effect, ("bold white on red", "bold red", "yellow", "cyan", "dim"), strict=True))
 
 
-def exit_code(result: Result) -> int:
-    """0 if nothing the user set and nothing that matters for the numbers was dropped or changed, else 2."""
-    return CLEAN if result.exact else FINDINGS
+def exit_of(remarks: Iterable[Finding | Change], threshold: Effect = Effect.NUMBERS) -> Exit:
+    """What a command ends with that has these to say: an error if the run stops, findings if one reaches the threshold."""
+    effects = {remark.effect for remark in remarks}
+    if Effect.STOPS in effects:
+        return Exit.ERROR
+    return Exit.FINDINGS if any(effect.reaches(threshold) for effect in effects) else Exit.CLEAN
 
 
-def check_code(config: Config) -> int:
-    """0 for a clean config, 2 if there are findings."""
-    return FINDINGS if config.findings else CLEAN
+def remarks_of(result: Result) -> tuple[Finding, ...]:
+    """Everything that a translation has to say, what was odd about its source included."""
+    return (*result.findings, *all_of(result.source), *result.missing)
 
 
-def as_json(result: Result) -> dict[str, Any]:
+def all_of(config: Config) -> tuple[Finding, ...]:
+    """Findings on a config, and what a part of a launch leaves to others."""
+    return (*config.findings, *(finding for finding in config.missing if finding.effect is not Effect.STOPS))
+
+
+def as_json(result: Result, threshold: Effect = Effect.NUMBERS) -> dict[str, Any]:
     """A translation as one JSON object; the form is stable and described in docs/json.md."""
     written = result.written
     return {
@@ -56,27 +64,22 @@ def as_json(result: Result) -> dict[str, Any]:
             }
             for field in result.fields
         ],
-        "findings": [*map(finding_json, result.findings), *map(finding_json, result.source.findings)],
-        "exit_code": exit_code(result),
+        "findings": [*map(finding_json, remarks_of(result))],
+        "exit_code": exit_of(remarks_of(result), threshold),
     }
 
 
-def check_json(config: Config) -> dict[str, Any]:
+def check_json(config: Config, threshold: Effect = Effect.NUMBERS) -> dict[str, Any]:
     """A check as one JSON object."""
     return {
         "source": _side(config),
         "effective": _plain(config.effective),
-        "findings": [finding_json(finding) for finding in config.findings],
-        "exit_code": check_code(config),
+        "findings": [finding_json(finding) for finding in all_of(config)],
+        "exit_code": exit_of(all_of(config), threshold),
     }
 
 
-def drift_code(drift: Drift) -> int:
-    """0 if the file means the same in both releases, else 2."""
-    return CLEAN if drift.same else FINDINGS
-
-
-def drift_json(drift: Drift, format: str | None = None) -> dict[str, Any]:
+def drift_json(drift: Drift, format: str | None = None, threshold: Effect = Effect.NUMBERS) -> dict[str, Any]:
     """What a file means in two releases as one JSON object; the migrated file as text in `format`."""
     migrated = drift.migrated
     return {
@@ -90,7 +93,7 @@ def drift_json(drift: Drift, format: str | None = None) -> dict[str, Any]:
         "edits": [{"path": path, "before": _plain(old), "after": _plain(new)} for path, (old, new) in drift.edits.items()],
         "migrated": {**_side(migrated), "text": migrated.text(format)} if migrated else None,
         "left": [_drifted(change) for change in drift.left],
-        "exit_code": drift_code(drift),
+        "exit_code": exit_of((*drift.changes, *drift.remarks), threshold),
     }
 
 
@@ -144,27 +147,36 @@ def text(result: Result, console: Console) -> None:
     """Print a translation as tables: what was lost or changed first, then what mapped."""
     source, target = result.source, result.config
     console.print(f"[bold]{_name(source)}[/] -> [bold]{_name(target)}[/]  on {target.world_size or '?'} ranks")
-    if result.source.findings:
-        console.print(_remarks("On reading", result.source.findings))
+    _told("On reading", all_of(result.source), console)
     if result.findings:
         console.print(_losses(result.findings))
     console.print(_mapped(result))
     _outside(result, console)
+    _told("", result.missing, console)
     console.print(summary(result))
 
 
 def check_text(config: Config, console: Console) -> None:
     """Print what there is to say about one config."""
-    console.print(f"[bold]{_name(config)}[/]: {len(config.given)} settings given, valid")
-    if config.findings:
-        console.print(_remarks("Findings", config.findings))
+    verdict = "would not run" if exit_of(config.findings) is Exit.ERROR else "valid"
+    console.print(f"[bold]{_name(config)}[/]: {len(config.given)} settings given, {verdict}")
+    _told("Findings", all_of(config), console)
+
+
+def _told(title: str, findings: Iterable[Finding], console: Console) -> None:
+    """Findings under a title, and under one of their own what is still to be added."""
+    lacking = [finding for finding in findings if finding.how is How.MISSING]
+    others = [finding for finding in findings if finding.how is not How.MISSING]
+    for heading, group in ((title, others), ("You still have to add", lacking)):
+        if group:
+            console.print(_remarks(heading, group))
 
 
 def summary(result: Result) -> str:
     """One line: how many settings survived, and how the others fared by effect."""
     lost = [finding for finding in result.findings if finding.how is not How.DERIVED]
     counts = Counter(finding.effect for finding in lost)
-    parts = [f"{counts[effect]} {effect}" for effect in EFFECT_ORDER if counts[effect]]
+    parts = [f"{counts[effect]} {effect}" for effect in Effect if counts[effect]]
     changed = f"{len(lost)} lost or changed ({', '.join(parts)})" if lost else "nothing lost"
     return f"{len(result.fields)} settings written; {changed}"
 
@@ -183,14 +195,21 @@ def table_of(title: str, *columns: str) -> Table:
     from rich import box
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, highlight=False)
+    class Clean(Table):
+        """A table in whose cells input stays on its line and does nothing to the terminal."""
+
+        def add_row(self, *cells: Any, **options: Any) -> None:
+            """As rich does, with texts cleaned."""
+            super().add_row(*(hide(clean(cell)) if isinstance(cell, str) else cell for cell in cells), **options)
+
+    table = Clean(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, highlight=False)
     for column in columns:
         table.add_column(column, overflow="fold", min_width=26 if column == "setting" else None)
     return table
 
 
 def _by_effect(findings: Iterable[Finding]) -> list[Finding]:
-    return sorted(findings, key=lambda finding: (EFFECT_ORDER.index(finding.effect), not finding.given))
+    return sorted(findings, key=lambda finding: (finding.effect.rank, not finding.given))
 
 
 def _styled(effect: Effect) -> str:
@@ -267,10 +286,12 @@ def _outside(result: Result, console: Console) -> None:
         console.print(written.snippet, markup=False, highlight=False, soft_wrap=True)
     if written.environment:
         console.print("[bold]Environment[/]")
-        console.print("\n".join(f"export {name}={value}" for name, value in written.environment.items()), markup=False)
+        console.print(
+            "\n".join(f"export {name}={quote(clean(value))}" for name, value in written.environment.items()), markup=False
+        )
     if written.launch:
         console.print("[bold]Launch[/]")
-        console.print(" ".join(written.launch), markup=False, highlight=False, soft_wrap=True)
+        console.print(clean(" ".join(written.launch)), markup=False, highlight=False, soft_wrap=True)
 
 
 def drift_text(drift: Drift, console: Console) -> None:
@@ -292,7 +313,7 @@ def _changes(title: str, changes: Iterable[Change], old: str, new: str) -> Table
     from rich.markup import escape
 
     rows = table_of(title, "setting", old, new, "why")
-    for change in sorted(changes, key=lambda change: (EFFECT_ORDER.index(change.effect), list(Kind).index(change.kind))):
+    for change in sorted(changes, key=lambda change: (change.effect.rank, list(Kind).index(change.kind))):
         where = f"{change.path} (line {change.origin.line})" if change.origin and change.origin.line else change.path
         plain = change.kind in (Kind.DEFAULT, Kind.DERIVED)
         why = f"{_styled(change.effect)}: {change.kind}{'' if plain else '; ' + escape(change.message)}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache, cached_property
@@ -23,15 +23,34 @@ class How(StrEnum):
     APPROXIMATE = "approximate"
     DEFAULTED = "defaulted"
     DROPPED = "dropped"
+    MISSING = "missing"
 
 
 class Effect(StrEnum):
-    """What a change of a field does to the run."""
+    """What a field, or a change of it, does to the run; from the worst on."""
 
-    NONE = "same numbers"
-    ROUNDING = "same up to rounding"
+    STOPS = "the run stops"
     NUMBERS = "different numbers"
+    ROUNDING = "same up to rounding"
     COST = "memory or speed"
+    NONE = "same numbers"
+
+    @property
+    def rank(self) -> int:
+        """Its place from the worst one on."""
+        return _RANKS[self]
+
+    def reaches(self, threshold: Effect) -> bool:
+        """Whether it is as bad as `threshold`, or worse."""
+        return self.rank <= threshold.rank
+
+
+_RANKS: Mapping[Effect, int] = {effect: rank for rank, effect in enumerate(Effect)}
+
+
+@cache
+def _since(release: str, version: str) -> bool:
+    return Version(release) >= Version(version)
 
 
 @dataclass(frozen=True)
@@ -48,8 +67,39 @@ class Context:
 
     def since(self, version: str) -> bool:
         """Whether this release is `version` or a later one."""
-        return self.release >= Version(version)
+        return _since(self.version, version)
 
+
+_LOSSES: Mapping[Effect, str] = {
+    Effect.NUMBERS: (
+        "model adapters run.steps run.epochs run.seed run.weights_only run.load_optimizer run.load_random run.resumed_schedule "
+        "run.host_init optimizer.nesterov optimizer.amsgrad optimizer.bias_correction optimizer.decay_scope optimizer.decay_ramp "
+        "optimizer.embedding_lr optimizer.output_lr precision.fp8_recipe precision.autocast"
+    ),
+    Effect.ROUNDING: (
+        "zero.prescale zero.predivide zero.average_in_collective precision.fp8_weights precision.residual precision.router "
+        "precision.moments"
+    ),
+    Effect.COST: (
+        "zero.gather_bucket zero.double_buffer zero.registered zero.fp8_transposes zero.meta_init zero.offload.pinned "
+        "parallel.tensor_overlap parallel.vocabulary parallel.context_method parallel.dispatcher recompute.modules "
+        "run.collect_interval run.loaders run.backend run.timers run.async_save"
+    ),
+    Effect.NONE: (
+        "model.family run.log_interval run.save_interval run.save_optimizer run.save_random run.eval_interval run.timeout "
+        "run.exit_interval run.keep_checkpoints run.eval_steps run.project run.entity"
+    ),
+}
+
+
+def _losses() -> Mapping[str, Effect]:
+    """The effect for each path below one that `_LOSSES` names; the longest name wins."""
+    named = sorted((start, effect) for effect, starts in _LOSSES.items() for start in starts.split())
+    return {path: effect for start, effect in named for path in paths() if path == start or path.startswith(start + ".")}
+
+
+EFFECTS: Mapping[str, Effect] = _losses()
+"""What losing a field of a plan does to the run, the same in every stack."""
 
 Side = Callable[[Group, Context], Group]
 
@@ -68,7 +118,8 @@ class Rule:
     `effect` is what losing the group does to the run (a function of its values where that depends), `lossy` what may be
     lost between the two sides, `blurs` tells for values of theirs whether reading them already loses it, `note` is a remark
     for people, `source` the place in the stack's source that the row stands on. `carries` says which of ours a path of theirs
-    stands for, where that is not the whole group.
+    stands for, where that is not the whole group. `model` marks facts about the model itself. In a `mixed` group each of ours
+    has an effect of its own, as `EFFECTS` says. `tells` says what reading loses, in words.
     """
 
     theirs: tuple[str, ...]
@@ -82,6 +133,14 @@ class Rule:
     sees: tuple[str, ...] = ()
     blurs: Callable[[Group], bool] | None = None
     carries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    model: bool = False
+    mixed: bool = False
+    tells: Callable[[Group], str] | None = None
+
+    @property
+    def about_model(self) -> bool:
+        """Whether all that it tells is a fact about the model itself."""
+        return self.model or (bool(self.ours) and all(path.startswith("model.") for path in self.ours))
 
     def carried(self, theirs: str) -> tuple[str, ...]:
         """Plan paths that a path of theirs stands for."""
@@ -97,6 +156,12 @@ class Rule:
         """What losing the group does to a run with these values of theirs, whatever else stands among them."""
         return self.effect if isinstance(self.effect, Effect) else self.effect(self.seen(self.theirs, values))
 
+    def effect_of_losing(self, ours: tuple[str, ...], values: Group) -> Effect:
+        """What losing these of ours does to a run with these values of theirs; that of the whole group where none is named."""
+        if not self.mixed or not ours:
+            return self.effect_of(values)
+        return min((EFFECTS.get(path, Effect.NUMBERS) for path in ours), key=lambda effect: effect.rank)
+
     def seen(self, claimed: tuple[str, ...], values: Group) -> dict[str, Any]:
         """Of `values`, what a side of this rule sees: what it claims, and what the rule may see besides."""
         return {path: values[path] for path in (*claimed, *self.sees) if path in values}
@@ -106,8 +171,8 @@ def _paths(paths: str | tuple[str, ...]) -> tuple[str, ...]:
     return (paths,) if isinstance(paths, str) else paths
 
 
-def rename(theirs: str, ours: str, *, effect: Effect = Effect.NUMBERS, note: str = "", source: str = "") -> Rule:
-    """The same value under two names."""
+def rename(theirs: str, ours: str, *, effect: Effect | None = None, note: str = "", source: str = "") -> Rule:
+    """The same value under two names; unless given, the effect is that of the plan's field."""
 
     def read(values: Group, context: Context) -> Group:
         return {ours: values[theirs]} if values.get(theirs) is not None else {}
@@ -115,7 +180,51 @@ def rename(theirs: str, ours: str, *, effect: Effect = Effect.NUMBERS, note: str
     def write(values: Group, context: Context) -> Group:
         return {theirs: values[ours]} if values.get(ours) is not None else {}
 
-    return Rule((theirs,), (ours,), read, write, effect, note=note, source=source)
+    return Rule((theirs,), (ours,), read, write, effect or EFFECTS.get(ours, Effect.NUMBERS), note=note, source=source)
+
+
+def counted(theirs: str, ours: str, *, never: int | None = 0, note: str = "", source: str = "") -> Rule:
+    """The same number of steps or parts; `never` is what a 0 of ours is in theirs."""
+
+    def read(values: Group, context: Context) -> Group:
+        return {ours: max(0, values[theirs])} if values.get(theirs) is not None else {}
+
+    return convert(
+        theirs,
+        ours,
+        read,
+        lambda values, context: {theirs: values.get(ours) or never if ours in values else None},
+        effect=EFFECTS[ours],
+        blurs=lambda values: (values.get(theirs) or 0) < 0,
+        note=note,
+        source=source,
+    )
+
+
+def switched_off(theirs: str, ours: str, *, note: str = "", source: str = "") -> Rule:
+    """A switch of theirs that turns off what a plan's field says is on."""
+    return convert(
+        theirs,
+        ours,
+        lambda values, context: {ours: not values[theirs]} if theirs in values else {},
+        lambda values, context: {theirs: True} if values.get(ours) is False else {},
+        effect=EFFECTS[ours],
+        note=note,
+        source=source,
+    )
+
+
+def scaled(theirs: str, ours: str, factor: float, *, note: str = "", source: str = "") -> Rule:
+    """The same quantity in two units: ours is `factor` times theirs."""
+    return convert(
+        theirs,
+        ours,
+        lambda values, context: {ours: values[theirs] * factor} if values.get(theirs) else {},
+        lambda values, context: {theirs: values[ours] / factor} if values.get(ours) else {},
+        effect=EFFECTS[ours],
+        note=note,
+        source=source,
+    )
 
 
 def convert(
@@ -131,10 +240,13 @@ def convert(
     sees: tuple[str, ...] = (),
     blurs: Callable[[Group], bool] | None = None,
     carries: Mapping[str, str | tuple[str, ...]] | None = None,
+    model: bool = False,
+    mixed: bool = False,
+    tells: Callable[[Group], str] | None = None,
 ) -> Rule:
     """Two groups and the functions between them; `lossy` says what does not survive."""
     carried = {path: _paths(stands_for) for path, stands_for in (carries or {}).items()}
-    return Rule(_paths(theirs), _paths(ours), read, write, effect, lossy, note, source, sees, blurs, carried)
+    return Rule(_paths(theirs), _paths(ours), read, write, effect, lossy, note, source, sees, blurs, carried, model, mixed, tells)
 
 
 def always(ours: str, value: Any, note: str, effect: Effect = Effect.NUMBERS) -> Rule:
@@ -142,9 +254,35 @@ def always(ours: str, value: Any, note: str, effect: Effect = Effect.NUMBERS) ->
     return Rule((), (ours,), lambda values, context: {ours: value}, _nothing, effect, note=note)
 
 
-def only_theirs(*theirs: str, note: str, effect: Effect = Effect.NONE, source: str = "") -> Rule:
+ADAM = {"optimizer.nesterov": False, "optimizer.amsgrad": False, "optimizer.bias_correction": True}
+
+
+def plain_adam(*ours: str, note: str) -> tuple[Rule, ...]:
+    """What an Adam without further switches does."""
+    return tuple(always(path, ADAM[path], note, EFFECTS[path]) for path in ours)
+
+
+def only_theirs(
+    *theirs: str, note: str, effect: Effect | Callable[[Group], Effect] = Effect.NONE, source: str = "", model: bool = False
+) -> Rule:
     """Fields of the stack that no Plan field stands for, and why."""
-    return Rule(theirs, (), _nothing, _nothing, effect, note=note, source=source)
+    return Rule(theirs, (), _nothing, _nothing, effect, note=note, source=source, model=model)
+
+
+def the_rest(mapped: Iterable[Rule], reasons: Mapping[str, str]) -> tuple[Rule, ...]:
+    """Plan fields that no row of `mapped` claims; the longest beginning of a path in `reasons` has the reason."""
+    claimed = {path for rule in mapped for path in rule.ours}
+    rows = []
+    for path in paths():
+        starts = [start for start in reasons if path == start or path.startswith(start + ".")]
+        if path not in claimed and starts:
+            rows.append(only_ours(path, note=reasons[max(starts, key=len)], effect=EFFECTS[path]))
+    return tuple(rows)
+
+
+def each_only_ours(*ours: str, note: str) -> tuple[Rule, ...]:
+    """Plan fields that the stack cannot express, each with its own effect."""
+    return tuple(only_ours(path, note=note, effect=EFFECTS[path]) for path in ours)
 
 
 def only_ours(*ours: str, note: str, effect: Effect = Effect.NUMBERS) -> Rule:

@@ -8,12 +8,14 @@ from functools import cache, cached_property
 from math import prod
 from typing import Any
 
+from bridge import limits
 from bridge.batch import solve
 from bridge.carry import Carry, edits, overrulers, restored
-from bridge.config import Values
+from bridge.config import Values, shown
 from bridge.dialect import Config, Dialect, Written
 from bridge.errors import BridgeError, ConfigError
 from bridge.findings import Finding
+from bridge.meaning import plain
 from bridge.plan import Plan
 from bridge.rules import Context, Effect, How, Rule
 
@@ -58,10 +60,42 @@ class Result:
         """What the target stack keeps outside its file."""
         return self.written.code
 
+    @cached_property
+    def missing(self) -> tuple[Finding, ...]:
+        """What the target's stack cannot start without and the source did not say.
+
+        Where the source is a part of a launch, or of a stack that keeps the rest in code, the target is a part too.
+        """
+        source, whole = self.source, self.source.dialect.whole(self.source)
+        known = {finding.path for finding in source.missing} if source.dialect.name == self.config.dialect.name else set()
+        wanted = (finding for finding in self.config.missing if finding.path not in known)
+        return tuple(_weighed(finding, whole) for finding in wanted)
+
     @property
     def exact(self) -> bool:
         """Whether nothing that the user set, and nothing that matters for the numbers, was dropped or changed."""
         return not any(finding.matters for finding in self.findings)
+
+
+class Meaning(dict[str, Any]):
+    """Values of a plan, which stay as they are, with what they come to."""
+
+    @cached_property
+    def plain(self) -> dict[str, Any]:
+        """The same without what has no effect, and with what open fields mean by themselves."""
+        return plain(self)
+
+
+def _weighed(finding: Finding, whole: bool) -> Finding:
+    """What lacks stops the run where a whole launch was translated; a part of one goes on elsewhere."""
+    if whole:
+        return replace(finding, effect=Effect.STOPS)
+    return replace(finding, effect=Effect.NUMBERS) if finding.effect is Effect.STOPS else finding
+
+
+def _remarks(target: Config) -> Iterator[Finding]:
+    """Findings on the target but for what it lacks, which is no loss (`Result.missing`)."""
+    return (finding for finding in target.findings if finding.how is not How.MISSING)
 
 
 def lift(config: Config) -> Plan:
@@ -98,28 +132,40 @@ def translate(
     """
     release, meant = dialect.release(version), _lift(config)
     world = world_size or _world(meant) or config.world_size
-    same = dialect.name == config.dialect.name
+    same, told = dialect.name == config.dialect.name, carry
     if carry is None and same:
         carry = Carry.of(config, config, meant)
-    target = _target(meant, dialect, release, world, carry)
+    target = _target(meant, dialect, release, world, replace(carry, given=_sound(carry, dialect)) if carry and told else carry)
     if same:
         target = replace(target, opaque=config.opaque)
     kept = _lift(target)
     back = target.effective if same else _back(kept, config)
-    losses, openings = _losses(config, meant, kept, back, target), _openings(config, meant, kept, target)
-    findings = (*losses, *openings, *_left_behind(config, target), *target.findings)
+    losses, openings = tuple(_losses(config, meant, kept, back, target)), _openings(config, meant, kept, target)
+    losses += tuple(_nameless(config, meant, kept, losses, target))
+    unused = _unused(told, meant, target) if told else ()
+    findings = (*losses, *openings, *unused, *_left_behind(config, target), *_remarks(target))
     return Result(
         config, target, Plan.of(meant), findings, tuple(_reports(config, meant, kept, target)), Carry.of(config, target, kept)
     )
 
 
-def _lift(config: Config) -> dict[str, Any]:
+def _lift(config: Config) -> Meaning:
+    # Rules look only at what they claim or see (a law holds them to it), so that nothing has to be picked out for each.
     effective: Mapping[str, Any] = config.effective.flat()
     ours: dict[str, Any] = {}
     for rule in config.dialect.rules:
         if rule.ours:
-            ours.update(rule.read(rule.seen(rule.theirs, effective), config.context))
-    return {path: value for path, value in ours.items() if value is not None}
+            ours.update(rule.read(effective, config.context))
+    ConfigError.raise_if(_beyond(ours))
+    return Meaning((path, value) for path, value in ours.items() if value is not None)
+
+
+def _beyond(ours: Mapping[str, Any]) -> Iterator[str]:
+    """What counts more than any run has, and would keep whoever works with it busy for ever."""
+    for path, most in limits.PLAN.items():
+        value = ours.get(path)
+        if isinstance(value, int) and value > most:
+            yield f"{path}: found {value:,}, expected at most {most:,}; no run has as many"
 
 
 def _lower(ours: Mapping[str, Any], dialect: Dialect, version: str, world_size: int | None) -> Config:
@@ -139,6 +185,19 @@ def _target(ours: Mapping[str, Any], dialect: Dialect, version: str, world_size:
     return dialect.config(rest, version, world_size, carry.entry)
 
 
+def _sound(carry: Carry, dialect: Dialect) -> Mapping[str, Any]:
+    """What a sidecar gives, without values of a kind that their settings never have."""
+    return carry.given if _valid(dialect, carry.given) else {k: v for k, v in carry.given.items() if _valid(dialect, {k: v})}
+
+
+def _valid(dialect: Dialect, given: Mapping[str, Any]) -> bool:
+    try:
+        dialect.typed(Values(given))
+    except ValueError:
+        return False
+    return True
+
+
 def _undone(config: Config, ours: Mapping[str, Any], carry: Carry) -> bool:
     """Whether something that was put back takes an edit back."""
     now = _lift(config)
@@ -148,8 +207,10 @@ def _undone(config: Config, ours: Mapping[str, Any], carry: Carry) -> bool:
 def written_by(ours: Mapping[str, Any], dialect: Dialect, version: str, world_size: int | None) -> dict[str, Any]:
     """What the table of `dialect` writes for the values of a plan; None is left open."""
     given: dict[str, Any] = {}
-    for rule, values in seen_by(ours, dialect, world_size):
-        given.update(rule.write(values, Context(version, world_size)))
+    solved, context = _solved(ours, world_size), Context(version, world_size)
+    for rule in dialect.rules:
+        if rule.ours and rule.theirs:
+            given.update(rule.write(solved, context))
     return given
 
 
@@ -219,17 +280,33 @@ def plan_claims(dialect: Dialect) -> Mapping[str, Rule]:
     return {path: rule for rule in dialect.rules for path in rule.ours}
 
 
-def _losses(config: Config, meant: Mapping[str, Any], kept: Mapping[str, Any], back: Values, target: Config) -> Iterator[Finding]:
+def _losses(config: Config, meant: Meaning, kept: Meaning, back: Values, target: Config) -> Iterator[Finding]:
     before = config.effective.flat()
     # What its stack moves elsewhere fares as its group does.
     moved = {path for path, value in config.given.items() if value is not None and before.get(path) is None}
-    ours, theirs = _differing(meant, kept), _differing(before, back.flat()) - moved
+    ours, theirs = _differing(meant.plain, kept.plain), _differing(before, back.flat()) - moved
     for rule, paths in _at_stake(config):
         lost = tuple(path for path in rule.ours if path in ours)
         gone = moved if lost else () if rule.ours else moved - target.given.keys()
         changed = [path for path in paths if path in theirs or path in gone]
         if changed:
             yield from _lost(config, rule, changed, lost, meant, kept, back, target)
+
+
+def _unused(carry: Carry, meant: Mapping[str, Any], target: Config) -> Iterator[Finding]:
+    """What a sidecar holds that could not be put back, though nothing of it was edited."""
+    dialect = target.dialect
+    if carry.dialect != dialect.name:
+        return
+    table, changed, overruling = claims(dialect), edits(carry, meant), overrulers(carry, dialect, meant)
+    for path, value in carry.given.items():
+        rule = table.get(path)
+        if value is None or path in overruling or (rule and not changed.isdisjoint(rule.ours)) or target.given.get(path) == value:
+            continue
+        why = f"{dialect.title} {target.version} takes no such value there" if rule else f"{dialect.title} has no such setting"
+        effect = rule.effect_of(target.effective) if rule else Effect.NUMBERS
+        message = f"the sidecar says {shown(value, 30)}, which was not put back: {why}"
+        yield Finding(path, message, effect, True, How.DROPPED, value, target.effective.get(path))
 
 
 def _differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
@@ -255,17 +332,59 @@ def _lost(
     back: Values,
     target: Config,
 ) -> Iterator[Finding]:
-    effect = rule.effect_of(config.effective)
-    blurred = rule.blurs is not None and rule.blurs(rule.seen(rule.theirs, config.effective))
+    seen = rule.seen(rule.theirs, config.effective)
+    blurred = rule.blurs is not None and rule.blurs(seen)
+    effect = _weight(rule, lost, blurred, config, target)
     for path in changed:
         before, after, given = config.effective.get(path, config.given.get(path)), back.get(path), path in config.given
         mine = tuple(ours for ours in lost if ours in rule.carried(path))
         # What the source leaves open is told by what the target takes for it (`_openings`).
         opened = before is None and not any(ours in meant for ours in mine)
-        if given or (lost and effect is Effect.NUMBERS and not opened):
+        if given or (lost and effect.reaches(Effect.NUMBERS) and not opened):
             how = _fate(rule, path, mine, blurred, gone=all(kept.get(ours) is None for ours in mine))
-            reason, origin = _reason(rule, how, mine, target), config.origins.get(path)
-            yield Finding(path, reason, Effect.NONE if how is How.DERIVED else effect, given, how, before, after, origin)
+            told = f"{rule.tells(seen)}; " if blurred and rule.tells else ""
+            reason = told + _reason(rule, how, mine, target)
+            named = path if given else _given(config, rule, mine, path)
+            weight = Effect.NONE if how is How.DERIVED else effect
+            yield Finding(named, reason, weight, given, how, before, after, config.origins.get(named))
+
+
+def _weight(rule: Rule, lost: tuple[str, ...], blurred: bool, config: Config, target: Config) -> Effect:
+    """What losing these fields of a plan, and what a plan cannot hold of the group, does to the run."""
+    if rule.about_model and not target.dialect.model:
+        beside = tuple(path for path in lost if not path.startswith("model."))
+        return rule.effect_of_losing(beside, config.effective) if rule.mixed and beside else Effect.NONE
+    effect = rule.effect_of_losing(lost, config.effective)
+    return min(effect, rule.effect_of(config.effective), key=lambda one: one.rank) if blurred else effect
+
+
+def _nameless(config: Config, meant: Meaning, kept: Meaning, told: Sequence[Finding], target: Config) -> Iterator[Finding]:
+    """Facts of the model that are lost though no setting tells them alone: what goes without saying in a family of models.
+
+    What one reason leaves open is one finding.
+    """
+    table, named = plan_claims(config.dialect), {finding.path for finding in told if finding.effect.reaches(Effect.NUMBERS)}
+    lost = _differing(meant.plain, kept.plain) & meant.keys() if target.dialect.model else ()
+    open_: dict[str, list[str]] = {}
+    for ours in sorted(path for path in lost if path.startswith("model.")):
+        rule = table[ours]
+        effect = rule.effect_of_losing((ours,), config.effective)
+        if effect.reaches(Effect.NUMBERS) and named.isdisjoint((*rule.theirs, *rule.carriers(ours))):
+            reason = _reason(rule, How.DROPPED, (ours,), target)
+            if kept.get(ours) is None:
+                open_.setdefault(reason, []).append(ours)
+            else:
+                yield Finding(ours, reason, effect, False, How.DROPPED, meant[ours], kept[ours])
+    for reason, paths in open_.items():
+        before = {path.removeprefix("model."): meant[path] for path in paths}
+        path = paths[0] if len(paths) == 1 else "model"
+        yield Finding(path, reason, Effect.NUMBERS, False, How.DROPPED, before if len(paths) > 1 else meant[path])
+
+
+def _given(config: Config, rule: Rule, lost: tuple[str, ...], path: str) -> str:
+    """The setting that the user wrote, where it stands for what `path`, which nobody wrote, tells of a plan."""
+    carriers = (carrier for ours in lost for carrier in rule.carriers(ours))
+    return next((carrier for carrier in carriers if carrier in config.given), path)
 
 
 def _fate(rule: Rule, path: str, lost: tuple[str, ...], blurred: bool, gone: bool) -> How:
@@ -293,28 +412,37 @@ def _left_behind(config: Config, target: Config) -> Iterator[Finding]:
         yield Finding(path, message, Effect.NUMBERS, True, How.DROPPED, config.opaque[path], origin=config.origins.get(path))
 
 
-def _openings(config: Config, meant: Mapping[str, Any], kept: Mapping[str, Any], target: Config) -> Iterator[Finding]:
+def _openings(config: Config, meant: Meaning, kept: Meaning, target: Config) -> Iterator[Finding]:
     """What the source left to the training script and the target decides by a default of its own."""
-    mine, theirs = plan_claims(config.dialect), plan_claims(target.dialect)
+    mine, theirs, said, left = plan_claims(config.dialect), plan_claims(target.dialect), meant.plain, kept.plain
     for ours, value in kept.items():
-        if ours in meant or ours not in mine:
+        if ours in said or ours not in left or ours not in mine or not _looked_at(ours, config.dialect):
             continue
         rule = theirs[ours]
-        effect = rule.effect_of(target.effective)
-        if effect is not Effect.NUMBERS:
+        effect = rule.effect_of_losing((ours,), target.effective)
+        if not effect.reaches(Effect.NUMBERS):
             continue
         path = next((path for path in rule.carriers(ours) if target.effective.get(path) == value), ours)
         message = f"{config.dialect.name} leaves {ours} open; {target.dialect.name} takes {value!r} by default"
         yield Finding(path, message, effect, False, How.DEFAULTED, None, value)
 
 
-def _reports(config: Config, meant: Mapping[str, Any], kept: Mapping[str, Any], target: Config) -> Iterator[FieldReport]:
-    sources, table = plan_claims(config.dialect), claims(target.dialect)
+def _looked_at(ours: str, dialect: Dialect) -> bool:
+    """Whether a field is of those that a config of the dialect decides: what it leaves to others is not lost.
+
+    The course of a run is up to a training script, often the model too; and some configs are about one thing alone.
+    """
+    scripted = ("run.",) if dialect.model else ("run.", "model.")
+    return ours.startswith(dialect.about) and not ours.startswith(scripted)
+
+
+def _reports(config: Config, meant: Meaning, kept: Meaning, target: Config) -> Iterator[FieldReport]:
+    sources, table, said, left = plan_claims(config.dialect), claims(target.dialect), meant.plain, kept.plain
     for path, value in target.given.items():
         rule = table[path]
         ours = tuple(name for name in rule.carried(path) if name in meant)
         origins = tuple(dict.fromkeys(p for name in ours for p in _written(config, sources.get(name), name)))
-        changed = any(meant[name] != kept.get(name) for name in ours)
+        changed = any(said.get(name) != left.get(name) for name in ours)
         how = _came(rule, path, ours, origins, changed)
         origins = origins or (() if rule.ours else (CARRIED,))
         effect = rule.effect_of(target.effective)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.dialect import Dialect
 from bridge.errors import BridgeError, nearest
+from bridge.plugins import Plugin, found
 
 if TYPE_CHECKING:
     from bridge.backend import Backend
@@ -21,28 +22,58 @@ if TYPE_CHECKING:
 PATH = "STAGEBRIDGE_PATH"
 """Environment variable with folders that hold further dialects, separated as in PATH."""
 
-__path__ = [*__path__, *(folder for folder in os.environ.get(PATH, "").split(os.pathsep) if folder)]
+OWN = tuple(sorted(module.name for module in pkgutil.iter_modules(__path__) if module.ispkg))
+"""Names of the dialects that are part of this package."""
+_FOLDERS = tuple(folder for folder in os.environ.get(PATH, "").split(os.pathsep) if folder)
+__path__ = [*__path__, *_FOLDERS]
+
+
+@cache
+def plugins() -> Mapping[str, Plugin]:
+    """Dialects of others by name, as far as their files say without being run."""
+    return {plugin.name: plugin for plugin in found(_FOLDERS, OWN)[0]}
+
+
+def faults() -> tuple[str, ...]:
+    """What is wrong with the folders that STAGEBRIDGE_PATH names, a line each."""
+    return tuple(f"{PATH}: {fault}" for fault in found(_FOLDERS, OWN)[1])
 
 
 def names() -> tuple[str, ...]:
     """Names of all dialects, in alphabetical order."""
-    return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__) if module.ispkg))
+    return tuple(sorted((*OWN, *plugins())))
+
+
+def candidates(data: Any) -> tuple[str, ...]:
+    """Dialects that may be asked whether parsed `data` is theirs: our own, and those whose declared signature matches."""
+    return tuple(name for name in names() if name in OWN or plugins()[name].matches(data))
 
 
 @cache
 def load(name: str) -> Dialect:
-    """The dialect in folder `name`; `BridgeError` with the nearest name if there is none."""
+    """The dialect in folder `name`; `BridgeError` with the nearest name if there is none, or it cannot be imported."""
     if name not in names():
         raise BridgeError(f"{name}: unknown dialect; known are {', '.join(names())}{nearest(name, names())}")
-    dialect: Dialect = import_module(f"compat.{name}").DIALECT
+    dialect: Dialect = _imported(name, "", "DIALECT")
     return dialect
 
 
+def _imported(name: str, module: str, attribute: str) -> Any:
+    """A name of a dialect's module; what goes wrong in code of others is one line."""
+    try:
+        return getattr(import_module(f"compat.{name}{module}"), attribute)
+    except (Exception, SystemExit) as error:
+        if name in OWN:
+            raise
+        where = plugins()[name].place
+        raise BridgeError(f"{name}: {where} cannot be imported ({type(error).__name__}: {error}); mend it, or drop it") from error
+
+
 @cache
-def backends() -> Mapping[str, Backend]:
-    """The engines of those dialects that have a module `backend`, by dialect."""
-    found = [name for name in names() if find_spec(f"compat.{name}.backend")]
-    return {name: import_module(f"compat.{name}.backend").BACKEND for name in found}
+def backends(*named: str | None) -> Mapping[str, Backend]:
+    """The engines of our own dialects, and of those `named`, that have a module `backend`, by dialect."""
+    wanted = [name for name in names() if name in OWN or name in named]
+    return {name: _imported(name, ".backend", "BACKEND") for name in wanted if find_spec(f"compat.{name}.backend")}
 
 
 def translate(

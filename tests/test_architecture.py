@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from graphlib import TopologicalSorter
 from importlib.util import find_spec
@@ -70,7 +70,10 @@ def part(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
-everyone = pytest.mark.parametrize("module", sorted(modules()))
+def everyone(test: Callable[..., None]) -> Callable[..., None]:
+    """For every module; what its text says is the same on every Python."""
+    marked: Callable[..., None] = pytest.mark.once(pytest.mark.parametrize("module", sorted(modules()))(test))
+    return marked
 
 
 def test_modules_are_found() -> None:
@@ -104,6 +107,7 @@ def test_nothing_imports_the_command_line(module: str) -> None:
         assert not [name for name in imports(module, at_load=False) if name.startswith("bridge.cli")]
 
 
+@pytest.mark.once
 def test_no_cycles() -> None:
     graph = {name: imports(name, at_load=True) for name in modules()}
     assert list(TopologicalSorter(graph).static_order())

@@ -83,7 +83,7 @@ def deepspeed(tmp_path: Path) -> Path:
 class TestConvert:
     def test_the_file_goes_to_stdout_and_the_report_to_stderr(self, cli: Cli, megatron: Path, tmp_path: Path) -> None:
         done = cli("convert", megatron, "--to", "deepspeed", "--world-size", "8")
-        assert done.code == 2
+        assert done.code == 0
         written = json.loads(done.out)
         assert written["train_micro_batch_size_per_gpu"] == 2
         assert written["gradient_accumulation_steps"] == 32
@@ -93,7 +93,7 @@ class TestConvert:
 
     def test_with_an_output_the_report_goes_to_stdout(self, cli: Cli, megatron: Path, tmp_path: Path) -> None:
         done = cli("convert", megatron, "--to", "deepspeed", "--world-size", "8", "-o", "ds.json")
-        assert done.code == 2
+        assert done.code == 0
         assert "sequence_parallel" in done.out
         assert done.err == ""
         assert json.loads((tmp_path / "ds.json").read_text())["train_batch_size"] == 128
@@ -148,7 +148,7 @@ class TestConvert:
         done = cli("convert", megatron, "--to", "deepspeed", "--world-size", "8", "--json")
         found = json.loads(done.out)
         assert set(found) == {"source", "target", "environment", "launch", "plan", "fields", "findings", "exit_code"}
-        assert found["exit_code"] == done.code == 2
+        assert found["exit_code"] == done.code == 0
         assert (found["source"]["dialect"], found["target"]["dialect"]) == ("megatron", "deepspeed")
         assert json.loads(found["target"]["text"])["train_batch_size"] == 128
         lost = {finding["path"]: finding for finding in found["findings"]}
@@ -210,13 +210,101 @@ class TestConvert:
         assert re.search(says, done.err)
 
 
+EVEN = "--micro-batch-size 2 --global-batch-size 64 --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 "
+EVEN += "--max-position-embeddings 64 --lr 1e-3 --bf16 --tensor-model-parallel-size 2 --sequence-parallel"
+
+
+class TestExitCodes:
+    """One table for every command: the worst effect among the findings decides, from a threshold on."""
+
+    @pytest.mark.parametrize(
+        ("flags", "threshold", "code"),
+        [
+            (EVEN, [], 0),
+            (EVEN, ["--fail-on", "different numbers"], 0),
+            (EVEN, ["--fail-on", "memory"], 2),
+            (EVEN, ["--fail-on", "memory or speed"], 2),
+            (EVEN + " --global-batch-size 63", [], 1),
+            (EVEN + " --global-batch-size 63", ["--fail-on", "stops"], 1),
+            (EVEN + " --optimizer sgd --use-distributed-optimizer", ["--fail-on", "stops"], 1),
+            (EVEN + " --calculate-per-token-loss", [], 2),
+            (EVEN + " --calculate-per-token-loss", ["--fail-on", "stops"], 0),
+        ],
+    )
+    def test_convert(self, cli: Cli, flags: str, threshold: list[str], code: int) -> None:
+        done = cli("convert", "-", "--to", "deepspeed", "--world-size", "8", "--json", *threshold, stdin=flags.encode())
+        assert done.code == json.loads(done.out)["exit_code"] == code
+
+    def test_a_lone_remark_of_same_numbers_is_none_to_fail_on(self, cli: Cli) -> None:
+        flags = (EVEN + " --min-loss-scale 2").encode()
+        assert cli("check", "-", "--world-size", "8", stdin=flags).code == 0
+        assert cli("check", "-", "--world-size", "8", "--fail-on", "same-numbers", stdin=flags).code == 2
+
+    def test_a_batch_that_does_not_divide_is_said_once(self, cli: Cli) -> None:
+        odd = EVEN.replace("size 64 ", "size 63 ", 1).encode()
+        done = cli("check", "-", "--world-size", "8", "--from-version", "0.17.0", "--json", stdin=odd)
+        found = [finding["effect"] for finding in json.loads(done.out)["findings"] if finding["path"] == "global_batch_size"]
+        assert (done.code, found) == (1, ["the run stops"])
+
+    @pytest.mark.parametrize("words", ["nothing", "same", "", "numbers"])
+    def test_an_effect_that_is_none_is_wrong_usage(self, cli: Cli, words: str, tmp_path: Path) -> None:
+        done = cli("convert", "-", "--to", "deepspeed", "-o", "x.json", "--fail-on", words, stdin=EVEN.encode())
+        assert done.code == 1 and "--fail-on" in done.err and not (tmp_path / "x.json").exists()
+
+    def test_every_command_tells_its_codes(self, cli: Cli) -> None:
+        for command in ("", "convert", "check", "diff", "drift", "show", "layout", "schedule", "train", "verify", "fuzz", "demo"):
+            words = ["trace", "diff"] if command == "diff" else [command] if command else []
+            assert "Exit codes:\n    0  " in cli(*words, "--help").out, command
+
+
+WHOLE = EVEN + " --train-iters 10 --mock-data --tokenizer-type NullTokenizer --vocab-size 100"
+NEEDED = ["micro_batch_size", "num_layers", "hidden_size", "num_attention_heads", "max_position_embeddings", "seq_length", "lr"]
+
+
+def without(flags: str, name: str) -> str:
+    return re.sub(rf"--{name.replace('_', '-')} \S+ ?", "", flags)
+
+
+class TestWhatIsStillToBeAdded:
+    @pytest.mark.parametrize("name", [*NEEDED, "train_iters"])
+    def test_a_launch_that_the_stack_refuses_is_never_valid(self, cli: Cli, name: str) -> None:
+        done = cli("check", "-", "--world-size", "8", stdin=without(WHOLE, name).encode())
+        assert done.code == 1 and "You still have to add" in done.out and f"--{name.replace('_', '-')}" in done.out
+
+    def test_a_whole_launch_lacks_nothing(self, cli: Cli) -> None:
+        done = cli("check", "-", "--world-size", "8", stdin=WHOLE.encode())
+        assert done.code == 0 and "still have to add" not in done.out
+
+    def test_sizes_may_come_from_a_checkpoint(self, cli: Cli) -> None:
+        flags = without(without(WHOLE, "num_layers"), "hidden_size") + " --use-checkpoint-args --load x"
+        assert cli("check", "-", "--world-size", "8", stdin=flags.encode()).code != 1
+
+    def test_a_fragment_is_no_error(self, cli: Cli) -> None:
+        done = cli("check", "-", "--world-size", "8", stdin=b"--tensor-model-parallel-size 2 --sequence-parallel --bf16")
+        assert done.code == 2 and "You still have to add" in done.out
+
+    @pytest.mark.parametrize(("to", "flag"), [("megatron", "--num-layers"), ("automodel", "model._target_")])
+    def test_of_a_target(self, cli: Cli, deepspeed: Path, to: str, flag: str) -> None:
+        done = cli("convert", deepspeed, "--to", to, "--world-size", "2", "--json")
+        found = {finding["path"]: finding for finding in json.loads(done.out)["findings"] if finding["how"] == "missing"}
+        assert done.code == 2 and any(flag in finding["message"] for finding in found.values())
+        assert {finding["effect"] for finding in found.values()} <= {"different numbers", "same numbers"}
+        report = cli("convert", deepspeed, "--to", to, "--world-size", "2").err
+        assert "You still have to add" in report and flag in report
+
+    def test_of_the_target_of_a_whole_launch(self, cli: Cli) -> None:
+        done = cli("convert", "-", "--to", "automodel", "--world-size", "8", "--json", stdin=WHOLE.encode())
+        found = [finding for finding in json.loads(done.out)["findings"] if finding["how"] == "missing"]
+        assert done.code == 1 and {finding["effect"] for finding in found} == {"the run stops"}
+
+
 class TestCheck:
     def test_findings(self, cli: Cli, tmp_path: Path) -> None:
         (tmp_path / "x.args").write_text(
             "--micro-batch-size 1\n--num-layers 4\n--hidden-size 64\n--num-attention-heads 4\n--lr 1e-4 --lr 2e-4\n"
         )
         done = cli("check", "x.args", "--world-size", "1", "--from-version", "0.16.1", "--lenient")
-        assert done.code in (1, 2)
+        assert done.code == 2
         assert "lr" in done.out + done.err
 
     def test_json(self, cli: Cli, deepspeed: Path) -> None:
@@ -260,7 +348,7 @@ class TestDemo:
         assert all(path.name in done.out for path in folder.iterdir())
         assert "came back equal" in done.out
         compile((folder / "ds_config.code.py").read_text(), "ds_config.code.py", "exec")
-        assert json.loads((folder / "report.json").read_text())["exit_code"] == 2
+        assert json.loads((folder / "report.json").read_text())["exit_code"] == 0
 
     def test_twice_is_fine(self, cli: Cli) -> None:
         assert [cli("demo", "--no-train", "-o", "x").code for _ in range(2)] == [0, 0]
@@ -315,7 +403,7 @@ BAD: dict[str, tuple[str, bytes, str]] = {
     "large": ("x.json", b" " * (17 * 2**20), "16 MiB"),
     "deep JSON": ("x.json", b'{"a":' * 50_000, "deeper than 100"),
     "deep YAML": ("x.yaml", b"a: " + b"[" * 50_000, "deeper than 100"),
-    "alias bomb": ("x.yaml", bomb().encode(), "more than 100,000 values"),
+    "alias bomb": ("x.yaml", bomb().encode(), "more than 20,000 values"),
     "python object": ("x.yaml", b"MODEL_ARGS: !!python/object/apply:os.system ['touch pwned']\n", "tag"),
     "unknown tag": ("x.yaml", b"MODEL_ARGS: !run {}\n", "tag"),
     "duplicate keys": ("x.json", b'{"train_batch_size": 8,\n"train_batch_size": 16}', "lines 1 and 2"),
@@ -361,7 +449,7 @@ class TestBadInput:
 
     def test_through_the_real_command(self, tmp_path: Path) -> None:
         process = start("check", "missing.json", cwd=tmp_path)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate()
         assert (process.returncode, out) == (1, "")
         assert err == "error: missing.json: no such file; check the path\n"
 
@@ -369,8 +457,8 @@ class TestBadInput:
 class TestTerminals:
     def test_a_pipe_has_no_colour(self, megatron: Path) -> None:
         process = start("convert", megatron, "--to", "deepspeed", "--world-size", "8")
-        out, err = process.communicate(timeout=60)
-        assert process.returncode == 2
+        out, err = process.communicate()
+        assert process.returncode == 0
         assert "\x1b" not in out + err
 
     @pytest.mark.parametrize("columns", [40, 80, 160])
@@ -387,7 +475,7 @@ class TestTerminals:
         process.stdout.close()
         assert process.stderr is not None
         err = process.stderr.read()
-        process.wait(60)
+        process.wait()
         assert process.returncode == 1
         assert err == ""
 
@@ -408,7 +496,7 @@ def terminal(arguments: list[str], columns: int) -> str:
     process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=variables, cwd=folder)
     os.close(theirs)
     shown = b"".join(_chunks(ours))
-    process.wait(60)
+    process.wait()
     os.close(ours)
     return shown.decode()
 

@@ -14,8 +14,11 @@ from packaging.requirements import Requirement
 
 import bridge
 import compat
+import stagebridge
 
 HOME = Path(__file__).resolve().parents[1]
+FRONT = HOME / "bridge" / "cli" / "front" / "stagebridge"
+"""The package that the wheel puts beside the others."""
 PROJECT = tomllib.loads((HOME / "pyproject.toml").read_text())["project"]
 README = (HOME / "README.md").read_text()
 TESTS = "pip install -c constraints.txt tox && tox"
@@ -31,19 +34,20 @@ def test_version_is_said_once() -> None:
     assert installed.version == bridge.__version__
 
 
-@pytest.mark.parametrize("package", ["bridge", "compat"])
+@pytest.mark.parametrize("package", ["bridge", "compat", "stagebridge"])
 def test_types_are_shipped(package: str) -> None:
     assert files(package).joinpath("py.typed").is_file()
 
 
 def test_package_data_is_shipped() -> None:
     """Every data file of the checkout is where the imported package is."""
-    for package in (bridge, compat):
-        name, installed = package.__name__, Path(str(package.__file__)).parent
-        data = [path for path in (HOME / name).rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")]
+    places = {bridge: HOME / "bridge", compat: HOME / "compat", stagebridge: FRONT}
+    for package, place in places.items():
+        files_in_it = [path for path in place.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")]
+        data = [path for path in files_in_it if place == FRONT or FRONT not in path.parents]
         assert data
         for path in data:
-            assert (installed / path.relative_to(HOME / name)).is_file(), path
+            assert (Path(str(package.__file__)).parent / path.relative_to(place)).is_file(), path
 
 
 def test_public_names_exist() -> None:

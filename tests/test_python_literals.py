@@ -45,7 +45,7 @@ def test_lines_are_those_of_the_keys() -> None:
         ("config = {'a': 1e999}", "a number out of range"),
         ("config = " + "[" * 3000, "not a Python dictionary"),
         ("config = " + "[" * 150 + "1" + "]" * 150, "nesting deeper"),
-        ("config = {'a': '" + "x" * 2**20 + "'}", "more than 1 MiB"),
+        ("config = {'a': '" + "x" * 2**20 + "'}", "more than 512 KiB"),
     ],
 )
 def test_what_would_have_to_run_is_refused(text: str, said: str) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bridge.cli import run
+from bridge.cli.schedule import repeated
+from bridge.layout.schedule import Shape, generate, timeline
 
 LAUNCH = (
     "--num-layers 16 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 --vocab-size 100"
@@ -55,6 +58,24 @@ def test_picture_and_table(capsys: pytest.CaptureFixture[str], launch: str, tmp_
 
 
 def test_what_does_not_fit_is_refused(capsys: pytest.CaptureFixture[str], launch: str) -> None:
-    code, _, error = said(capsys, launch, "--world-size", "4", "--microbatches", "2")
+    code, _, error = said(capsys, launch, "--world-size", "4", "--microbatches", "1000000000")
     assert code == 1
-    assert error == "error: batch.accumulation: 2 microbatches for 4 pipeline ranks; use at least 4, or fewer ranks\n"
+    assert error.startswith("error: batch.accumulation: found 1,000,000,000 microbatches through 4 stages, expected at most")
+
+
+def test_fewer_microbatches_than_ranks_are_shown(capsys: pytest.CaptureFixture[str], launch: str) -> None:
+    """Megatron runs 1F1B on them as well (schedules.py, forward_backward_pipelining_without_interleaving)."""
+    code, out, _ = said(capsys, launch, "--world-size", "4", "--json", "--microbatches", "2")
+    assert code == 0 and json.loads(out)["rows"][0] == ["0F0", "0F1", "0B0", "0B1"]
+
+
+def test_text_shows_what_repeats_once(capsys: pytest.CaptureFixture[str], launch: str) -> None:
+    """The warmup, one round of the steady state with its count, and the cooldown; every unit of time is in one of them."""
+    code, out, _ = said(capsys, launch, "--world-size", "4", "--microbatches", "512")
+    assert code == 0 and len(out.splitlines()) < 40 and max(map(len, out.splitlines())) < 700
+    times = int(re.search(r"(\d+) times, each with the next 1 microbatch:", out)[1])  # type: ignore[index]
+    assert 500 <= times <= 512
+    found = timeline(generate("interleaved_1f1b", Shape(4, 8, 512)))
+    parts = repeated(found)
+    assert sum(part.times * (part.stop - part.start) for part in parts) == round(found.length)
+    assert max(part.times * part.further for part in parts) >= 480 and sum(part.stop - part.start for part in parts) < 150

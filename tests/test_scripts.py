@@ -116,6 +116,7 @@ def test_the_table_is_as_large_as_promised() -> None:
     assert len({row["repository"] for row in REAL}) >= 6
 
 
+@pytest.mark.outside
 @pytest.mark.skipif(CLONES is None, reason="STAGEBRIDGE_SCRIPTS names no folder of clones")
 @pytest.mark.parametrize("row", REAL, ids=named)
 def test_real_scripts_say_what_a_human_reads(row: dict[str, Any], tmp_path: Path) -> None:
@@ -138,6 +139,7 @@ def test_own_scripts_say_what_a_human_reads(row: dict[str, Any]) -> None:
     [
         ('echo "never closed\ntorchrun a.py --num-layers 2\n', "line 1: not shell syntax"),
         ("if true; then\ntorchrun a.py --num-layers 2\n", "line 1: opens what is never closed; found no fi"),
+        ("cat > a.json <<EOF\n$(x\nEOF\ntorchrun a.py --num-layers 2\n", "line 2: opens what is never closed; found no )"),
         ("ls\ncat > ds.json <<EOF\n{\n", "line 2: opens what is never closed; found no end of the here-document"),
         (":(){ :|:& };:\n", "line 1: : calls itself without end"),
         ("f() { eval f; }\nf\n", "line 1: f calls itself without end"),
@@ -148,7 +150,8 @@ def test_own_scripts_say_what_a_human_reads(row: dict[str, Any]) -> None:
         ("torchrun a.py --num-layers 2\n# comment\n--bf16\ntorchrun b.py --num-layers 4\n", "--launch 2: line 4: b.py"),
         ("torchrun a.py --hidden-size 2 \\\n# --bf16 \\\n--num-layers 2\n", "line 3: --num-layers: no part of the run"),
         ("torchrun a.py --num-layers $((1/0))\n", "line 1: --num-layers: $((1/0)) (line 1) is not known"),
-        ("for n in 2 4; do torchrun a.py --num-layers $n; done\n", "a loop gives it several values"),
+        ("for n in 2 4; do torchrun a.py --num-layers $n; done\n", "--launch 2: line 1: a.py"),
+        ("for n in $N; do torchrun a.py --num-layers $n; done\n", "a loop gives it several values"),
         ("N=2\nwhile read x; do N=$x; done < f\ntorchrun a.py --num-layers $N\n", "line 3: --num-layers: $N"),
         ("torchrun a.py --num-layers ${!N}\n", "line 1: --num-layers: ${!N}"),
         ("(" * 4000, "not shell syntax"),

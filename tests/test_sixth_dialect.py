@@ -16,6 +16,8 @@ import compat
 HERE = Path(__file__).parent
 SOURCE = HERE / "sixth" / "kite"
 FIVE = compat.names()
+TRAINED = tuple(name for name in FIVE if not compat.load(name).about)
+"""Stacks whose configs say how a run is trained."""
 PROMISES = ("test_laws.py", "test_carry.py", "test_drift.py", "test_docs.py", "test_fuzz.py", "test_architecture.py")
 """Tests that are written for every dialect there is; each runs for this one too, and for its pairs with the others."""
 
@@ -46,6 +48,7 @@ def test_a_folder_that_is_not_there_is_no_dialect(tmp_path: Path) -> None:
     assert ran(tmp_path / "nowhere", "-c", "import compat; print(*compat.names())").split() == list(FIVE)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("file", [name for name in PROMISES if (HERE / name).exists()])
 def test_the_general_promises_are_kept(place: Path, file: str) -> None:
     """The very tests of the other stacks, with those of its ids that name it."""
@@ -69,9 +72,9 @@ def test_its_files_are_recognised_converted_and_carried_back(place: Path, tmp_pa
     """To each of the five and back, by the command line, with what they cannot say in the sidecar."""
     config = {"ranks": {"tensor": 2, "pipeline": 2}, "feed": {"each": 2, "times": 4}, "update": {"rate": 0.25}, "tail": "red"}
     (tmp_path / "run.json").write_text(json.dumps(config))
-    command, ranks = ("-m", "bridge.cli"), ("--world-size", "8")
+    command, ranks = ("-P", "-m", "bridge.cli"), ("--world-size", "8")
     assert "Kite 2.0 (newest known)" in ran(place, *command, "check", "run.json", *ranks, folder=tmp_path)
-    for name in FIVE:
+    for name in TRAINED:
         out, back = f"{name}.out", f"{name}.json"
         ran(place, *command, "convert", "run.json", "--to", name, *ranks, "-o", out, folder=tmp_path, code=2)
         words = ("convert", out, "--from", name, "--to", "kite", *ranks, "-o", back)
@@ -82,7 +85,7 @@ def test_its_files_are_recognised_converted_and_carried_back(place: Path, tmp_pa
 def test_its_releases_drift(place: Path, tmp_path: Path) -> None:
     (tmp_path / "old.json").write_text(json.dumps({"update": {"lr": 0.25}, "ranks": {"pipeline": 2}, "spread": 2}))
     words = ("drift", "old.json", "--from-version", "1.0", "--world-size", "2", "-o", "new.json", "--json")
-    said = json.loads(ran(place, "-m", "bridge.cli", *words, folder=tmp_path, code=2))
+    said = json.loads(ran(place, "-P", "-m", "bridge.cli", *words, folder=tmp_path, code=1))
     assert {change["path"]: change["kind"] for change in said["changes"]} == {
         "update.lr": "renamed",
         "update.bound": "default moved",
@@ -93,6 +96,7 @@ def test_its_releases_drift(place: Path, tmp_path: Path) -> None:
     assert new == {"update": {"rate": 0.25, "bound": 0.0}, "ranks": {"pipeline": 2}, "spread": 1}
 
 
+@pytest.mark.once
 def test_its_documentation_is_gathered(place: Path, tmp_path: Path) -> None:
     """A page of its own and its rows in the fidelity matrix, made by the generator of all the others."""
     docs = tmp_path / "docs"
@@ -102,3 +106,41 @@ def test_its_documentation_is_gathered(place: Path, tmp_path: Path) -> None:
     assert all(f"| `{path}`" in page for path in ("ranks.tensor", "update.rate", "spread", "wind"))
     assert (docs / "fidelity" / "kite.md").exists()
     assert "Kite" in (docs / "fidelity" / "README.md").read_text()
+
+
+TELLTALE = "\nfrom pathlib import Path\nPath(__file__).with_name('ran').touch()\n"
+
+
+def test_a_plugin_runs_only_if_it_is_named_or_its_signature_matches(place: Path, tmp_path: Path) -> None:
+    """Beside a missing folder, one without a dialect, one that cannot be parsed and one that cannot be imported."""
+    stacks = tmp_path / "stacks"
+    shutil.copytree(SOURCE, stacks / "kite", ignore=shutil.ignore_patterns("__pycache__"))
+    files = {
+        "empty": "",
+        "broken": "DIALECT = (",
+        "other": "SIGNATURE = ['--sail']\nDIALECT = None",
+        "bad": "DIALECT = 1\nraise OSError",
+    }
+    for name, text in files.items():
+        (stacks / name).mkdir()
+        (stacks / name / "__init__.py").write_text(TELLTALE + text)
+    path = stacks / "kite" / "__init__.py"
+    path.write_text(path.read_text() + TELLTALE)
+    folders = Path(os.pathsep.join((str(tmp_path / "nowhere"), str(stacks))))
+    theirs = {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1}
+    mine = {"ranks": {"tensor": 2}, "feed": {"each": 2}, "update": {"rate": 0.25}}
+    for name, content in (("ds.json", theirs), ("run.json", mine)):
+        (tmp_path / name).write_text(json.dumps(content))
+    command = ("-P", "-m", "bridge.cli")
+    for words in (("check", "ds.json"), ("convert", "ds.json", "--to", "megatron"), ("show", "deepspeed", "gradient_clipping")):
+        said = ran(folders, *command, *words, folder=tmp_path, code=None)
+        assert not list(stacks.glob("*/ran")), words
+        if words[0] == "check":
+            assert [
+                said.count(text) for text in ("nowhere: there is no such folder", "empty: its __init__.py sets no", "broken: its")
+            ] == [1] * 3
+            assert "Traceback" not in said
+    assert "Kite 2.0" in ran(folders, *command, "check", "run.json", folder=tmp_path, code=None)
+    assert [path.parent.name for path in stacks.glob("*/ran")] == ["kite"]
+    said = ran(folders, *command, "check", "run.json", "--from", "bad", folder=tmp_path, code=1)
+    assert said.count("cannot be imported (OSError") == 1 and "Traceback" not in said

@@ -6,9 +6,10 @@ import os
 import sys
 from typing import NoReturn
 
+from bridge.clean import clean_block
 from bridge.errors import BridgeError
+from bridge.exits import Exit
 
-ERROR = 1
 INTERRUPTED = 130
 
 
@@ -20,7 +21,7 @@ def main() -> NoReturn:
     except BrokenPipeError:
         # The reader went away: nothing is left to say, and Python's own flush at exit must not say it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = ERROR
+        code = int(Exit.ERROR)
     except KeyboardInterrupt:
         code = INTERRUPTED
     sys.exit(code)
@@ -31,15 +32,20 @@ def run(arguments: list[str]) -> int:
     import typer
 
     from bridge.cli.app import app
+    from bridge.cli.terminal import complain
+    from bridge.secrets import HIDDEN
+
+    HIDDEN.forget()
 
     # Typer brings its own click or uses the installed one; this is the class of usage errors in either.
     usage_error: type[Exception] = typer.BadParameter.__mro__[1]
     try:
         return int(app(arguments, prog_name="stagebridge", standalone_mode=False) or 0)
     except BridgeError as error:
-        print("\n".join(f"error: {problem}" for problem in error.problems), file=sys.stderr)
+        complain(error.problems)
     except usage_error as error:
+        error.message = clean_block(error.message)  # type: ignore[attr-defined]
         error.show()  # type: ignore[attr-defined]
     except typer.Abort:
         return INTERRUPTED
-    return ERROR
+    return Exit.ERROR

@@ -1,4 +1,4 @@
-"""`python -m bridge.cli`: the same as the `stagebridge` command."""
+"""`python -P -m bridge.cli`: the same as the `stagebridge` command; without `-P` it refuses, and names that of `stagebridge`."""
 
 from bridge.cli import main
 

@@ -7,15 +7,13 @@ from typing import Annotated, Optional
 
 import typer
 
-EXIT_CODES = """
-\b
-Exit codes:
-  0  nothing that was set, and nothing that matters for the numbers, was lost or changed
-  2  something was; the report says what and why
-  1  an error (wrong usage too), or any loss under --strict
-"""
+from bridge.exits import table
+from bridge.limits import COUNT, RANKS
 
-CONVERT = f"""Convert a training config from one stack to another, and say what did not map and why.
+DONE = "-"
+"""A command that ends well or with an error, and has no findings."""
+
+CONVERT = """Convert a training config from one stack to another, and say what did not map and why.
 
 The converted file goes to stdout and the report to stderr; with -o the file goes to OUT and the report to stdout.
 Beside OUT lies OUT.carry.json with what the other stack cannot say; the way back picks it up, and edits win over it.
@@ -30,8 +28,10 @@ Examples:
   stagebridge convert old.json --to deepspeed --from-version 0.16.0 --to-version 0.19.8 -o new.json
 
 FILE is JSON, HJSON, YAML (a recipe with MODEL_ARGS too), a launch script (.sh; read, never run), or plain command-line flags
-with # comments; - reads stdin.
-{EXIT_CODES}"""
+with # comments; - reads stdin. Values that look like secrets stand as marks (__hidden_NAME__) in the report, on stdout, in the
+sidecar and in --json; OUT alone has the values.
+
+""" + table(error="wrong usage, refused, or the run stops (what is written would); also any loss under --strict")
 
 CHECK = """Read a config as its stack would, and say what is wrong, ignored or surprising in it.
 
@@ -40,12 +40,7 @@ Examples:
   stagebridge check ds_config.json
   stagebridge check launch.args --world-size 8 --from-version 0.16.1
 
-\b
-Exit codes:
-  0  clean
-  2  valid, with findings
-  1  not valid, or another error
-"""
+""" + table(error="wrong usage, not valid, or the run stops")
 
 DRIFT = """Say what the same file means in two releases of its own stack, and write the file that keeps its meaning.
 
@@ -58,12 +53,11 @@ Examples:
   stagebridge drift launch.args --from-version 0.13.0 --to-version 0.18.0 --world-size 64 -o new.args
   stagebridge drift new.json --from-version 0.19.8 --to-version 0.16.0 --json
 
-\b
-Exit codes:
-  0  the file means the same in both releases
-  2  it does not; the report says where
-  1  an error, also where the first release refuses the file
-"""
+""" + table(
+    clean="the file means the same in both releases, up to the threshold",
+    findings="it does not: different numbers, or what --fail-on names",
+    error="wrong usage, refused by the first release, or the run stops in the second",
+)
 
 FUZZ = """Fuzz a stack: generated configs of all its releases are written, read, lifted, lowered and converted.
 
@@ -77,11 +71,7 @@ Examples:
   stagebridge fuzz megatron --to deepspeed --examples 1000 --seed 7
   stagebridge fuzz merak --from-version 2.2.2 --json
 
-\b
-Exit codes:
-  0  no failure
-  1  a failure, or another error
-"""
+""" + table(clean="no failure", findings="a failure", error="wrong usage, or another error")
 
 TRAIN = """Train the plan of FILE on the ranks that the launcher started: on the native engine, or on a real stack's.
 
@@ -90,13 +80,17 @@ With --engine auto, the native engine runs what it can, else the first installed
 \b
 Examples:
   stagebridge train ds_config.json --steps 50
-  torchrun --nproc-per-node 2 -m bridge.cli train ds_config.json --save run
-  deepspeed --num_accelerators 2 --module bridge.cli train ds_config.json --json
-  torchrun --nproc-per-node 2 -m bridge.cli train ds_config.json --trace run --desync raise
-  torchrun --nproc-per-node 2 -m bridge.cli train launch.args --engine deepspeed --fit
+  PYTHONSAFEPATH=1 torchrun --nproc-per-node 2 -m stagebridge train ds_config.json --save run
+  PYTHONSAFEPATH=1 deepspeed --num_accelerators 2 --module stagebridge train ds_config.json --json
+  PYTHONSAFEPATH=1 torchrun --nproc-per-node 2 -m stagebridge train ds_config.json --trace run --desync raise
+  PYTHONSAFEPATH=1 torchrun --nproc-per-node 2 -m stagebridge train launch.args --engine deepspeed --fit
 
 Sizes that do not fit the ranks are refused with the command that would fit; --fit shrinks them and says so.
-"""
+
+""" + table(
+    clean="trained; what the engine does otherwise is told at the start, as launchers take other codes for a crash",
+    findings=DONE,
+)
 
 VERIFY = """Translate FILE, run both sides in small on this machine, and say whether they are the same run.
 
@@ -111,12 +105,12 @@ Examples:
   stagebridge verify ds_config.json --to megatron --world-size 8 --ranks 2
   stagebridge verify ds_config.json --to megatron --code pipeline_stages=2 --world-size 2 --json
 
-\b
-Exit codes:
-  0  the same run on every engine that could run it
-  2  another run, on some engine or after the translation; the report says why
-  1  an error, or nothing could be held against FILE
-"""
+""" + table(
+    clean="the same run, on both stacks as they are",
+    findings="another run, on some engine or after the translation; the report says why",
+    error="wrong usage, or refused",
+    unproved="nothing was proved, or a part: a side did not run on its own stack, or ran without experts, fp8 or context ranks",
+)
 
 LAYOUT = """Show where a plan puts its model: ranks and groups, stages, bytes on each rank, collectives in a step.
 
@@ -129,11 +123,10 @@ Examples:
   stagebridge layout ds_config.json --ranks 4 --model gpt2
   stagebridge layout zero3.json --layers 24 --hidden 1024 --heads 16 --vocab 50304 --sequence 1024 --json
 
-\b
-Exit codes:
-  0  shown
-  1  an error: wrong usage, a size that is missing, sizes that do not fit the ranks (the message says which would)
-"""
+""" + table(
+    clean="shown; the engine does nothing otherwise that reaches the threshold",
+    error="wrong usage, a size that is missing, sizes that do not fit the ranks (the message says which would)",
+)
 
 SHOW = """Show what a field of a stack means: type, bounds, default by release, and where it goes in the other stacks.
 
@@ -145,7 +138,8 @@ Examples:
   stagebridge show megatron --json params_dtype
   stagebridge show automodel distributed.pipeline
   stagebridge show fast_llm
-"""
+
+""" + table(clean="shown", findings=DONE, error="wrong usage: no such stack or field")
 
 SCHEDULE = """Show the pipeline schedule of a config: what each rank computes when, its bubble, and activations in flight.
 
@@ -157,7 +151,8 @@ Examples:
   stagebridge schedule launch.args --world-size 8
   stagebridge schedule recipe.yaml --microbatches 8 --png schedule.png
   stagebridge schedule launch.args --csv schedule.csv     (torch.distributed.pipelining reads it)
-"""
+
+""" + table(clean="shown, and proved", findings=DONE, error="wrong usage, refused, or a schedule that does not hold")
 
 TRACE = """See inside runs: where two of them part, and what every layer of one did.
 
@@ -172,17 +167,17 @@ missing sum, another scale, swapped microbatches) is said. NaNs never pass.
 
 \b
 Examples:
-  torchrun --nproc-per-node 2 -m bridge.cli train tp2.json --steps 5 --trace two
+  PYTHONSAFEPATH=1 torchrun --nproc-per-node 2 -m stagebridge train tp2.json --steps 5 --trace two
   stagebridge train one.json --steps 5 --trace one
   stagebridge trace diff two one
   stagebridge trace diff two one --html parts.html      (heat map: layer x step)
 
-\b
-Exit codes:
-  0  equal up to rounding
-  2  they differ
-  1  an error: no run there, or no step that both have
-"""
+""" + table(
+    clean="equal up to rounding",
+    findings="they differ",
+    error="wrong usage: no run there, or no step that both have",
+    unproved="nothing was proved: no tensor was logged with values",
+)
 
 LINES = """Show the tensors that a run logged, put together over its ranks: shape, type, statistics, samples.
 
@@ -193,12 +188,14 @@ Examples:
   stagebridge trace show run --step 3
   stagebridge trace show run --layer block1 --kind output --microbatches
   stagebridge trace show run --kind gradient --plot norms.png
-"""
+
+""" + table(clean="shown", findings=DONE, error="wrong usage: no run there, or nothing in it passes the filters")
 
 DEMO = """Convert a bundled Megatron launch (8 ranks) to DeepSpeed and back, print the report and write the files.
 
 Where torch is installed, the converted plan is then trained on two local ranks with a small model, saved and resumed.
-"""
+
+""" + table(clean="done", findings=DONE, error="something failed")
 
 app = typer.Typer(
     add_completion=False,
@@ -206,8 +203,19 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    help="Translate LLM training configs between stacks, with every loss named. Start with: stagebridge demo",
+    help="Translate LLM training configs between stacks, with every loss named. Start with: stagebridge demo\n\n" + table(),
 )
+
+
+def _file(path: Path | None) -> Path | None:
+    """A file that can be written, said before any work is done for it."""
+    if path is not None:
+        from bridge.errors import SourceError
+        from bridge.files import obstacles
+
+        SourceError.raise_if(obstacles(path))
+    return path
+
 
 File = Annotated[str, typer.Argument(metavar="FILE", help="Config file; - reads standard input.", show_default=False)]
 From = Annotated[
@@ -224,11 +232,11 @@ ToVersion = Annotated[
 ]
 Output = Annotated[
     Optional[Path],  # noqa: UP045
-    typer.Option("-o", "--output", metavar="OUT", help="File to write; its suffix picks the format."),
+    typer.Option("-o", "--output", metavar="OUT", callback=_file, help="File to write; its suffix picks the format."),
 ]
 WorldSize = Annotated[
     Optional[int],  # noqa: UP045
-    typer.Option("--world-size", metavar="N", min=1, help="Ranks of the run, where the file does not say."),
+    typer.Option("--world-size", metavar="N", min=1, max=RANKS, help="Ranks of the run, where the file does not say."),
 ]
 Auto = Annotated[
     Optional[list[str]],  # noqa: UP045
@@ -240,7 +248,7 @@ Code = Annotated[
 ]
 ModelSize = Annotated[
     Optional[int],  # noqa: UP045
-    typer.Option(metavar="N", min=1, help="Size of the model, over what FILE or --model says.", show_default=False),
+    typer.Option(metavar="N", min=1, max=COUNT, help="Size of the model, over what FILE or --model says.", show_default=False),
 ]
 Env = Annotated[
     Optional[list[str]],  # noqa: UP045
@@ -250,7 +258,29 @@ Launch = Annotated[
     Optional[int],  # noqa: UP045
     typer.Option("--launch", metavar="N", min=1, help="Which run of a launch script is meant, where it starts several."),
 ]
-Lenient = Annotated[bool, typer.Option("--lenient", help="Leave out unknown keys and flags instead of refusing them.")]
+AllowPath = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option(
+        "--allow-path", metavar="PATH", help="A file or folder outside FILE's own folder that FILE may name; else none is opened."
+    ),
+]
+Lenient = Annotated[bool, typer.Option("--lenient", help="Leave out unknown keys, flags and values, and name them.")]
+FailOn = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(
+        "--fail-on",
+        metavar="EFFECT",
+        help="Least effect that counts: stops, different (the default), rounding, memory, or same numbers.",
+    ),
+]
+Silence = Annotated[
+    Optional[float],  # noqa: UP045
+    typer.Option("--silence", metavar="S", min=0, help="Name a rank that keeps others waiting for S seconds (60); 0 is off."),
+]
+Timeout = Annotated[
+    Optional[float],  # noqa: UP045
+    typer.Option("--timeout", metavar="S", min=1, help="Give up after waiting S seconds for another rank (600)."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the report (docs/json.md).")]
 
 
@@ -286,8 +316,10 @@ def convert(
     code: Code = None,
     env: Env = None,
     launch: Launch = None,
+    allow_path: AllowPath = None,
     output: Output = None,
     as_json: Json = False,
+    fail_on: FailOn = None,
     strict: Annotated[bool, typer.Option("--strict", help="Any loss is an error, and nothing is written.")] = False,
     lenient: Lenient = False,
     carry: Annotated[bool, typer.Option(help="Use and write what the other stack cannot say (OUT.carry.json).")] = True,
@@ -295,7 +327,20 @@ def convert(
     """Convert one file."""
     from bridge.cli.convert import Job, convert
 
-    job = Job(file, from_, from_version, world_size, lenient, as_json, auto or (), code or (), env or (), launch)
+    job = Job(
+        file,
+        from_,
+        from_version,
+        world_size,
+        lenient,
+        as_json,
+        auto or (),
+        code or (),
+        env or (),
+        launch,
+        fail_on,
+        allow_path or (),
+    )
     return convert(job, to, to_version, output, strict, carry)
 
 
@@ -309,13 +354,30 @@ def check(
     code: Code = None,
     env: Env = None,
     launch: Launch = None,
+    allow_path: AllowPath = None,
     as_json: Json = False,
+    fail_on: FailOn = None,
     lenient: Lenient = False,
 ) -> int:
     """Check one file."""
     from bridge.cli.convert import Job, check
 
-    return check(Job(file, from_, from_version, world_size, lenient, as_json, auto or (), code or (), env or (), launch))
+    return check(
+        Job(
+            file,
+            from_,
+            from_version,
+            world_size,
+            lenient,
+            as_json,
+            auto or (),
+            code or (),
+            env or (),
+            launch,
+            fail_on,
+            allow_path or (),
+        )
+    )
 
 
 @app.command(help=LAYOUT, short_help="Show stages, bytes and collectives of a config's plan.")
@@ -325,7 +387,9 @@ def layout(
     from_version: FromVersion = None,
     ranks: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--ranks", "--world-size", metavar="N", min=1, help="Ranks of the run; by default what FILE's sizes need."),
+        typer.Option(
+            "--ranks", "--world-size", metavar="N", min=1, max=RANKS, help="Ranks of the run; by default what the sizes need."
+        ),
     ] = None,
     model: Annotated[
         str, typer.Option("--model", metavar="NAME", help="file, or a known shape: tiny, gpt2, llama-7b, ...")
@@ -343,14 +407,16 @@ def layout(
     ] = None,
     micro_batch: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--micro-batch", metavar="N", min=1, help="Sequences in a microbatch, where FILE does not say."),
+        typer.Option("--micro-batch", metavar="N", min=1, max=COUNT, help="Sequences in a microbatch, where FILE does not say."),
     ] = None,
     auto: Auto = None,
     code: Code = None,
     env: Env = None,
     launch: Launch = None,
+    allow_path: AllowPath = None,
     lenient: Lenient = False,
     as_json: Json = False,
+    fail_on: FailOn = None,
 ) -> int:
     """Show the layout of one file."""
     from bridge.cli.convert import Job
@@ -359,7 +425,9 @@ def layout(
 
     sizes = {"layers": layers, "hidden": hidden, "heads": heads, "kv_heads": kv_heads, "ffn": ffn, "vocab": vocab}
     given = {**sizes, "sequence": sequence, "tied": tied}
-    job = Job(file, from_, from_version, ranks, lenient, as_json, auto or (), code or (), env or (), launch)
+    job = Job(
+        file, from_, from_version, ranks, lenient, as_json, auto or (), code or (), env or (), launch, fail_on, allow_path or ()
+    )
     return layout(job, Sizes(checked("--model", model, MODELS), given, micro_batch))
 
 
@@ -393,15 +461,30 @@ def drift(
     code: Code = None,
     env: Env = None,
     launch: Launch = None,
+    allow_path: AllowPath = None,
     output: Output = None,
     as_json: Json = False,
+    fail_on: FailOn = None,
     lenient: Lenient = False,
 ) -> int:
     """Compare one file in two releases."""
     from bridge.cli.convert import Job
     from bridge.cli.drift import drift
 
-    job = Job(file, from_, from_version, world_size, lenient, as_json, auto or (), code or (), env or (), launch)
+    job = Job(
+        file,
+        from_,
+        from_version,
+        world_size,
+        lenient,
+        as_json,
+        auto or (),
+        code or (),
+        env or (),
+        launch,
+        fail_on,
+        allow_path or (),
+    )
     return drift(job, to_version, output)
 
 
@@ -431,11 +514,13 @@ def fuzz(
 def demo(
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Folder to write to.")] = Path("stagebridge-demo"),
     train: Annotated[bool, typer.Option(help="Train the plan on two local ranks, where torch is installed.")] = True,
+    silence: Silence = None,
+    timeout: Timeout = None,
 ) -> int:
     """Run the bundled example."""
     from bridge.cli.demo import demo
 
-    return demo(output, train)
+    return demo(output, train, silence, timeout)
 
 
 @app.command(help=TRAIN, short_help="Run a config's plan on the native engine.")
@@ -448,6 +533,7 @@ def train(
     code: Code = None,
     env: Env = None,
     launch: Launch = None,
+    allow_path: AllowPath = None,
     lenient: Lenient = False,
     steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Steps in all, those before a resume counted.")] = 20,
     model: Annotated[str, typer.Option("--model", metavar="NAME", help="tiny, or file: what FILE states.")] = "tiny",
@@ -478,18 +564,22 @@ def train(
         typer.Option("--desync", metavar="WHAT", help="Compare ranks that must agree; on a mismatch: log, raise or dump."),
     ] = None,
     desync_every: Annotated[int, typer.Option("--desync-every", metavar="N", min=1, help="Compare every N steps.")] = 1,
+    silence: Silence = None,
+    timeout: Timeout = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a step.")] = False,
 ) -> int:
     """Train on one file."""
     from bridge.cli.convert import Job
     from bridge.cli.train import Options, Watch, checked, train
 
-    job = Job(file, from_, from_version, world_size, lenient, as_json, auto or (), code or (), env or (), launch)
+    job = Job(
+        file, from_, from_version, world_size, lenient, as_json, auto or (), code or (), env or (), launch, allow=allow_path or ()
+    )
     known = checked("--model", model, ("tiny", "file"))
     if desync is not None:
         checked("--desync", desync, ("log", "raise", "dump"))
     watch = Watch(trace, trace_full, desync, desync_every)
-    return train(job, Options(steps, known, data, fit, save, resume, deterministic, watch, engine))
+    return train(job, Options(steps, known, data, fit, save, resume, deterministic, watch, engine, silence, timeout))
 
 
 @app.command(help=VERIFY, short_help="Run a config and its translation side by side, and say if they are the same run.")
@@ -504,6 +594,7 @@ def verify(
     code: Code = None,
     env: Env = None,
     launch: Launch = None,
+    allow_path: AllowPath = None,
     lenient: Lenient = False,
     ranks: Annotated[int, typer.Option("--ranks", metavar="N", min=1, max=8, help="Local ranks at most.")] = 4,
     steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Steps of each run.")] = 3,
@@ -514,7 +605,9 @@ def verify(
     from bridge.cli.convert import Job
     from bridge.cli.verify import Options, verify
 
-    job = Job(file, from_, from_version, world_size, lenient, as_json, auto or (), code or (), env or (), launch)
+    job = Job(
+        file, from_, from_version, world_size, lenient, as_json, auto or (), code or (), env or (), launch, allow=allow_path or ()
+    )
     return verify(job, Options(to, to_version, ranks, steps, padded))
 
 
@@ -528,18 +621,21 @@ def schedule(
     code: Code = None,
     env: Env = None,
     launch: Launch = None,
+    allow_path: AllowPath = None,
     lenient: Lenient = False,
     microbatches: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--microbatches", metavar="N", min=1, help="Microbatches in a step; by default what FILE says."),
+        typer.Option("--microbatches", metavar="N", min=1, max=COUNT, help="Microbatches in a step; by default what FILE says."),
     ] = None,
     png: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--png", metavar="OUT", help="Draw it: a row for each rank."),
+        typer.Option("--png", metavar="OUT", callback=_file, help="Draw it: a row for each rank."),
     ] = None,
     csv: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--csv", metavar="OUT", help="Write it as a compute-only table of torch.distributed.pipelining."),
+        typer.Option(
+            "--csv", metavar="OUT", callback=_file, help="Write it as a compute-only table of torch.distributed.pipelining."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> int:
@@ -547,7 +643,9 @@ def schedule(
     from bridge.cli.convert import Job
     from bridge.cli.schedule import Options, schedule
 
-    job = Job(file, from_, from_version, world_size, lenient, as_json, auto or (), code or (), env or (), launch)
+    job = Job(
+        file, from_, from_version, world_size, lenient, as_json, auto or (), code or (), env or (), launch, allow=allow_path or ()
+    )
     return schedule(job, Options(microbatches, png, csv))
 
 
@@ -561,7 +659,7 @@ def trace_diff(
     second: Annotated[Path, typer.Argument(metavar="B", help="Folder of the run it is held against.", show_default=False)],
     html: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--html", metavar="OUT", help="Write a heat map: layer x step."),
+        typer.Option("--html", metavar="OUT", callback=_file, help="Write a heat map: layer x step."),
     ] = None,
     as_json: Json = False,
 ) -> int:
@@ -589,7 +687,7 @@ def trace_show(
     microbatches: Annotated[bool, typer.Option("--microbatches", help="Show each microbatch apart too.")] = False,
     plot: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--plot", metavar="OUT", help="Draw a statistic over steps, as PNG."),
+        typer.Option("--plot", metavar="OUT", callback=_file, help="Draw a statistic over steps, as PNG."),
     ] = None,
     statistic: Annotated[str, typer.Option("--statistic", metavar="NAME", help="What to plot.")] = "norm",
     as_json: Json = False,

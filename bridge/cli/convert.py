@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
-import json
+import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import compat
 from bridge import carry as carry_over
 from bridge import report
+from bridge.cli import sidecar
+from bridge.cli.budget import bounded
+from bridge.cli.sidecar import Sidecar
+from bridge.cli.terminal import console, content, note, print_json
 from bridge.config import nest
 from bridge.dialect import Config, Dialect
-from bridge.errors import BridgeError, SourceError, TranslationError
-from bridge.files import Document, Original, Script, load, parse, read_stream, read_text, scalar, write_all
+from bridge.errors import BridgeError, SourceError, TranslationError, nearest
+from bridge.exits import Exit
+from bridge.files import (
+    Document,
+    Original,
+    Script,
+    as_private_as,
+    parse,
+    reaching,
+    read_stream,
+    read_text,
+    scalar,
+    write_all,
+)
+from bridge.files.lock import shared
+from bridge.rules import Effect
+from bridge.secrets import HIDDEN, keep_hidden
 from bridge.translation import Result, translate
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
 STDIN = "-"
-PIPE_WIDTH = 120
-"""Columns of a report that does not go to a terminal."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +56,8 @@ class Job:
     code: Sequence[str] = ()
     env: Sequence[str] = ()
     launch: int | None = None
+    fail_on: str | None = None
+    allow: Sequence[str] = ()
 
     @property
     def said(self) -> dict[str, dict[str, Any]]:
@@ -49,22 +65,41 @@ class Job:
         said = {"auto": _named(self.auto, "--auto"), "code": _nested(_named(self.code, "--code"))}
         return {keyword: values for keyword, values in said.items() if values}
 
+    @property
+    def threshold(self) -> Effect:
+        """The least effect of a finding that counts for the exit code."""
+        return Effect.NUMBERS if self.fail_on is None else effect_named(self.fail_on)
+
+
+def effect_named(words: str) -> Effect:
+    """The one effect that `words` name, in whole or in part: `different numbers`, `memory`, `stops`."""
+    said = words.lower().replace("-", " ").replace("_", " ").strip()
+    found = [effect for effect in Effect if said == effect] or [effect for effect in Effect if said and said in effect]
+    if len(found) != 1:
+        raise BridgeError(f"--fail-on: found {words!r}, expected one of {', '.join(Effect)}{nearest(said, tuple(Effect))}")
+    return found[0]
+
 
 def convert(job: Job, to: str, to_version: str | None, output: Path | None, strict: bool, with_carry: bool) -> int:
     """Convert one file; the exit code."""
 
+    @bounded()
     def work() -> int:
-        if with_carry and (carry := _carry_of(job)):
-            print(_note(job, carry), file=sys.stderr)
-        result = translated(job, compat.load(to), to_version, with_carry)
-        result = replace(result, carry=replace(result.carry, original=_original(job, result)))
-        if strict and not result.exact:
-            _refuse(result, job)
-        texts = files(result, output, with_carry, _before(job, result, with_carry)) if output else {}
+        target = compat.load(to)
+        with together(job):
+            beside = sidecar_of(job, with_carry)
+            if said := beside.note(job.file, target.name):
+                note(said)
+            result = translated(job, target, to_version, beside)
+            result = replace(result, carry=_kept(job, result, output))
+        if strict and not (result.exact and not beside.edited):
+            _refuse(result, job, beside)
+        texts = files(result, output, with_carry, _before(result, beside)) if output else {}
         not_over_input(job, texts)
-        write_all(texts)
+        with as_private_as(*beside.sources):
+            write_all(texts, texts.keys() - {output})
         _say(result, job, output)
-        return report.exit_code(result)
+        return report.exit_of(report.remarks_of(result), job.threshold)
 
     return answered(job, work)
 
@@ -72,25 +107,38 @@ def convert(job: Job, to: str, to_version: str | None, output: Path | None, stri
 def check(job: Job) -> int:
     """Check one file; the exit code."""
 
+    @bounded()
     def work() -> int:
         config = read(job)
         if job.json:
-            print_json(report.check_json(config))
+            print_json(report.check_json(config, job.threshold))
         else:
             report.check_text(config, console(sys.stdout))
-        return report.check_code(config)
+        return report.exit_of(report.all_of(config), job.threshold)
 
     return answered(job, work)
 
 
 def answered(job: Job, work: Callable[[], int]) -> int:
-    """Run `work`; with --json an error is an object on stdout as well."""
+    """Run `work` within what the job's file may reach; with --json an error is an object on stdout as well."""
     try:
-        return work()
+        _ = job.threshold
+        for fault in compat.faults():
+            note(f"note: {fault}")
+        with within(job):
+            return work()
     except BridgeError as error:
         if job.json:
-            print_json({"problems": list(error.problems), "exit_code": report.ERROR})
+            print_json({"problems": list(error.problems), "exit_code": Exit.ERROR})
         raise
+
+
+@contextmanager
+def within(job: Job) -> Iterator[None]:
+    """What the job's file names is opened only in its folder or where --allow-path says, and nothing is written wider than it."""
+    standard = job.file == STDIN
+    with reaching(Path() if standard else Path(job.file).parent, job.allow), as_private_as(None if standard else job.file):
+        yield
 
 
 # Reading
@@ -150,40 +198,56 @@ def _nested(said: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def document_of(job: Job) -> Document:
-    """The job's file as data; a script as the user starts it."""
+    """The job's file as data; a script as the user starts it. From here on nothing that is printed holds its secrets."""
     standard = job.file == STDIN
-    found = parse(read_stream(sys.stdin.buffer, "standard input"), "standard input") if standard else load(Path(job.file))
-    return _started(found, job)
+    name = "standard input" if standard else job.file
+    text = standard_input() if standard else read_text(Path(job.file))
+    keep_hidden(text, _outside(job))
+    document = _started(parse(text, name, "" if standard else Path(job.file).suffix.lower()), job)
+    if isinstance(document.data, Script):
+        keep_hidden("", document.data.named)
+    return document
+
+
+def standard_input() -> str:
+    """What is piped in. Raises `SourceError`."""
+    if sys.stdin is None:  # closed by whoever started the command
+        raise SourceError("standard input: closed; pipe the config in, or name its file")
+    return read_stream(sys.stdin.buffer, "standard input")
 
 
 def recognised(document: Document) -> Dialect:
     """The dialect that is surest of `document`; `SourceError` if none or more than one is."""
-    scores = {name: compat.load(name).recognises(document.data) for name in compat.names()}
+    scores = {name: compat.load(name).recognises(document.data) for name in compat.candidates(document.data)}
     best = max(scores.values(), default=0)
     found = [name for name, score in scores.items() if score == best]
     if best == 0:
-        seen = f" (the runs that it starts: {document.data.seen})" if isinstance(document.data, Script) else ""
-        raise SourceError(f"{document.name}: no stack recognises it{seen}; name it with --from {' or '.join(scores)}")
+        script = document.data if isinstance(document.data, Script) else None
+        seen = f" (the runs that it starts: {script.seen})" if script else ""
+        lost = script.lost if script else ()
+        named = " or ".join(compat.names())
+        raise SourceError(f"{document.name}: no stack recognises it{seen}; name it with --from {named}", *lost)
     if len(found) > 1:
         raise SourceError(f"{document.name}: could be for {' or '.join(found)}; name it with --from")
     return compat.load(found[0])
 
 
-def translated(job: Job, target: Dialect, version: str | None, with_carry: bool) -> Result:
+def translated(job: Job, target: Dialect, version: str | None, beside: Sidecar) -> Result:
     """The job's file in another dialect, with what an earlier conversion left beside the file."""
-    carry = _carry_of(job) if with_carry else None
-    fitting = carry if carry and carry.dialect == target.name else None
-    return translate(read(job), target, version, job.world_size, fitting)
+    result = translate(read(job), target, version, job.world_size, beside.fitting(target.name))
+    return replace(result, findings=(*beside.findings, *result.findings)) if beside.fitting(target.name) else result
 
 
-def _note(job: Job, carry: carry_over.Carry) -> str:
-    edited = carry.digest != carry_over.digest_of(read_text(job.file))
-    edits = f"; {job.file} was edited since, and edits win" if edited else ""
-    return f"note: reads {carry_over.beside(Path(job.file))} as well{edits}; --no-carry leaves it out"
+def sidecar_of(job: Job, wanted: bool = True) -> Sidecar:
+    """What lies beside the job's file."""
+    return sidecar.beside(Path(job.file)) if wanted and job.file != STDIN else Sidecar()
 
 
-def _carry_of(job: Job) -> carry_over.Carry | None:
-    return carry_over.find(Path(job.file)) if job.file != STDIN else None
+@contextmanager
+def together(job: Job) -> Iterator[None]:
+    """Within this block no other run writes the job's file and what lies beside it."""
+    with shared(Path() if job.file == STDIN else Path(job.file).parent):
+        yield
 
 
 # Writing
@@ -192,21 +256,23 @@ Before = tuple[Original, str]
 """A text that the target was once read from, and the release that it was for."""
 
 
-def _original(job: Job, result: Result) -> Original | None:
-    """The text of the job's file, where its dialect can write into it again."""
-    if job.file == STDIN or not result.source.dialect.rewrites:
-        return None
+def _kept(job: Job, result: Result, output: Path | None) -> carry_over.Carry:
+    """The carry-over with the text of the job's file, where its dialect can write into it again, and with what to leave out."""
+    if job.file == STDIN:
+        return replace(result.carry, secrets=HIDDEN)
     original = Original(read_text(job.file), Path(job.file).suffix.lower(), _outside(job), job.launch)
-    return original if original.document.format in result.source.dialect.rewrites else None
+    rewritable = original.document.format in result.source.dialect.rewrites
+    source, folder = os.path.realpath(job.file), os.path.realpath((output or Path(job.file)).parent)
+    near = os.path.relpath(source, folder) if Path(source).is_relative_to(folder) else source
+    return replace(result.carry, original=original if rewritable else None, secrets=original.secrets, source=near)
 
 
-def _before(job: Job, result: Result, with_carry: bool) -> Before | None:
+def _before(result: Result, beside: Sidecar) -> Before | None:
     """What the target was read from: the file itself in another release, else what the sidecar tells."""
     if result.source.dialect.name == result.config.dialect.name:
         return (result.carry.original, result.source.version) if result.carry.original else None
-    carry = _carry_of(job) if with_carry else None
-    fits = carry is not None and carry.dialect == result.config.dialect.name
-    return (carry.original, carry.version) if carry and fits and carry.original else None
+    carry = beside.fitting(result.config.dialect.name)
+    return (carry.original, carry.version) if carry and carry.original else None
 
 
 def files(result: Result, output: Path, with_carry: bool, before: Before | None = None) -> dict[Path, str]:
@@ -221,7 +287,7 @@ def files(result: Result, output: Path, with_carry: bool, before: Before | None 
     return {**dialect.files(written, output), **carried}
 
 
-def not_over_input(job: Job, texts: Mapping[Path, str]) -> None:
+def not_over_input(job: Job, texts: Iterable[Path]) -> None:
     """Refuse to write over the file that is read."""
     for path in texts:
         with suppress(OSError):
@@ -229,32 +295,20 @@ def not_over_input(job: Job, texts: Mapping[Path, str]) -> None:
                 raise SourceError(f"{path}: is the file that is converted; name another output")
 
 
-def _refuse(result: Result, job: Job) -> None:
+def _refuse(result: Result, job: Job, beside: Sidecar) -> None:
     if not job.json:
         report.text(result, console(sys.stderr))
     lost = [finding for finding in result.findings if finding.matters]
-    problems = (f"{finding.path}: {finding.how}: {finding.message}" for finding in lost)
+    odd = [finding for finding in beside.findings if beside.edited and finding not in lost]
+    problems = (f"{finding.path}: {f'{finding.how}: ' if finding.how else ''}{finding.message}" for finding in (*odd, *lost))
     raise TranslationError(*problems, "strict: nothing was written; drop --strict to accept the loss")
 
 
 def _say(result: Result, job: Job, output: Path | None) -> None:
     if job.json:
-        print_json(report.as_json(result))
+        print_json(report.as_json(result, job.threshold))
     elif output:
         report.text(result, console(sys.stdout))
     else:
-        sys.stdout.write(result.written.text)
-        sys.stdout.flush()
+        content(result.written.text)
         report.text(result, console(sys.stderr))
-
-
-def print_json(content: dict[str, Any]) -> None:
-    """Print one JSON object."""
-    print(json.dumps(content, indent=2, allow_nan=False))
-
-
-def console(stream: Any) -> Console:
-    """A console on `stream`: colour and the terminal's width on a terminal, neither in a pipe."""
-    from rich.console import Console
-
-    return Console(file=stream, width=None if stream.isatty() else PIPE_WIDTH, highlight=False)

@@ -7,7 +7,9 @@ from functools import partial
 from pathlib import Path
 
 from bridge import report
-from bridge.cli.convert import STDIN, Job, answered, console, dialect_of, document_of, not_over_input, print_json, read_as
+from bridge.cli.budget import bounded
+from bridge.cli.convert import STDIN, Job, answered, dialect_of, document_of, not_over_input, read_as
+from bridge.cli.terminal import console, content, print_json
 from bridge.drift import Drift
 from bridge.drift import drift as compare
 from bridge.errors import TranslationError
@@ -17,6 +19,7 @@ from bridge.files import write_all
 def drift(job: Job, to_version: str | None, output: Path | None) -> int:
     """Compare one file in two releases; the exit code."""
 
+    @bounded()
     def work() -> int:
         document = document_of(job)
         dialect = dialect_of(job, document)
@@ -25,7 +28,7 @@ def drift(job: Job, to_version: str | None, output: Path | None) -> int:
         if output:
             _write(job, found, output)
         _say(job, found, output)
-        return report.drift_code(found)
+        return report.exit_of((*found.changes, *found.remarks), job.threshold)
 
     return answered(job, work)
 
@@ -36,16 +39,15 @@ def _write(job: Job, found: Drift, output: Path) -> None:
     dialect = found.before.dialect
     texts = dialect.files(dialect.render(found.migrated, dialect.format_of(output)), output)
     not_over_input(job, texts)
-    write_all(texts)
+    write_all(texts, texts.keys() - {output})
 
 
 def _say(job: Job, found: Drift, output: Path | None) -> None:
     format = found.before.dialect.format_of(output or (None if job.file == STDIN else job.file))
     if job.json:
-        print_json(report.drift_json(found, format))
+        print_json(report.drift_json(found, format, job.threshold))
     elif output or found.migrated is None:
         report.drift_text(found, console(sys.stdout))
     else:
-        sys.stdout.write(found.migrated.text(format))
-        sys.stdout.flush()
+        content(found.migrated.text(format))
         report.drift_text(found, console(sys.stderr))

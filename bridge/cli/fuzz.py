@@ -9,9 +9,9 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import compat
-from bridge import report
-from bridge.cli.convert import print_json
+from bridge.cli.terminal import print_json
 from bridge.errors import BridgeError
+from bridge.exits import Exit
 
 if TYPE_CHECKING:
     from bridge.testing.fuzz import Covered, Failure, Task
@@ -42,7 +42,7 @@ def fuzz(
         print_json(_json(task, covered, failure, file))
     else:
         print("\n".join(_lines(task, covered, failure, file)))
-    return report.ERROR if failure else report.CLEAN
+    return Exit.FINDINGS if failure else Exit.CLEAN
 
 
 def _progress(task: Task) -> Callable[[Covered], None]:
@@ -130,5 +130,5 @@ def _json(task: Task, covered: Covered, failure: Failure | None, file: str) -> d
         "settings": sorted(covered.fields),
         "failure": found,
         "again": _again(task),
-        "exit_code": report.ERROR if failure else report.CLEAN,
+        "exit_code": Exit.FINDINGS if failure else Exit.CLEAN,
     }

@@ -11,15 +11,19 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from bridge import report
-from bridge.cli.convert import Job, answered, console, print_json, read
-from bridge.engine.fields import remarks
+from bridge.cli.budget import bounded
+from bridge.cli.convert import Job, answered, read
+from bridge.cli.terminal import console, print_json
+from bridge.engine.fields import beyond
 from bridge.errors import BridgeError, ConfigError
 from bridge.findings import Finding
 from bridge.layout.architecture import PRESETS, Architecture
 from bridge.layout.mesh import AXES, Mesh
 from bridge.layout.outline import Outline
 from bridge.layout.shard import BYTES, Flat, Layout
-from bridge.plan import Plan
+from bridge.meaning import head_size
+from bridge.plan import Model, Plan
+from bridge.rules import Effect
 from bridge.translation import lift
 
 if TYPE_CHECKING:
@@ -29,8 +33,10 @@ if TYPE_CHECKING:
 FILE = "file"
 """The model that the config itself states."""
 MODELS = (FILE, *PRESETS)
-NEEDED = ("layers", "hidden", "heads", "vocab", "sequence")
-"""Sizes without which nothing can be said; the others follow from them."""
+NEEDED = ("layers", "hidden", "heads", "sequence")
+"""Sizes without which nothing can be said; the others follow from them, but for the number of words, which may stay unknown."""
+WORDS = ("embedding.tokens", "head.logits")
+"""Weights whose size hangs on the number of words."""
 KINDS = ("weights", "gradients", "master", "moments")
 
 
@@ -46,15 +52,16 @@ class Sizes:
 def layout(job: Job, sizes: Sizes) -> int:
     """Show the layout of one file; the exit code."""
 
+    @bounded()
     def work() -> int:
         plan = _plan(job)
-        findings = remarks(plan.values())
-        outline = Outline.of(_sized(plan, sizes), _shape(plan, sizes), job.world_size or _world(plan))
+        outline = outline_of(plan, sizes, job.world_size)
+        findings = (*beyond(plan.values()), *_left_out(plan, outline, job.world_size))
         if job.json:
-            print_json(as_json(outline, findings))
+            print_json(as_json(outline, findings, job.threshold))
         else:
             _show(outline, findings, console(sys.stdout))
-        return report.CLEAN
+        return report.exit_of(findings, job.threshold)
 
     return answered(job, work)
 
@@ -92,12 +99,53 @@ def _shape(plan: Plan, sizes: Sizes) -> Architecture:
     given = {name: value for name, value in sizes.given.items() if value is not None}
     if sizes.model != FILE:
         return _changed(PRESETS[sizes.model], given)
-    model = plan.model.model_copy(update=given)
+    model = _resized(plan.model, given)
     missing = [name for name in NEEDED if getattr(model, name) is None]
     if missing:
         options = ", ".join(f"--{name}" for name in missing)
         raise ConfigError(f"model: FILE does not state its {', '.join(missing)}; give {options}, or --model {'|'.join(PRESETS)}")
-    return Architecture.of(model)
+    shape = Architecture.of(model)
+    return shape if model.vocab or model.embedding.padded_vocab else replace(shape, vocab=0)
+
+
+def _resized(model: Model, given: Mapping[str, Any]) -> Model:
+    """`model` with what was given; what merely followed from the sizes that were replaced follows from the new ones."""
+    changed: dict[str, Any] = dict(given)
+    if "heads" in given and model.kv_heads == model.heads:
+        changed["kv_heads"] = given["heads"]
+    if {"heads", "hidden"} & given.keys() and head_size(_widths(model)) == model.attention.head_size:
+        changed["attention"] = model.attention.model_copy(update={"head_size": None})
+    return model.model_copy(update=changed)
+
+
+def _widths(model: Model) -> dict[str, Any]:
+    """The sizes that the width of a head follows from."""
+    return {"model.hidden": model.hidden, "model.heads": model.heads}
+
+
+def outline_of(plan: Plan, sizes: Sizes, world: int | None) -> Outline:
+    """The outline of a plan on `world` ranks. Raises `BridgeError` if it does not fit."""
+    return Outline.of(_sized(plan, sizes), _shape(plan, sizes), _ranks(plan, world))
+
+
+def _ranks(plan: Plan, world: int | None) -> int:
+    """Ranks of the mesh: all, but for those beside it, such as those of a separate encoder."""
+    mesh = _world(plan)
+    return mesh if world is None or (plan.parallel.data is not None and mesh < world) else world
+
+
+def _left_out(plan: Plan, outline: Outline, world: int | None) -> Iterator[Finding]:
+    """What a layout does not count, or shows otherwise."""
+    parallel, mesh = plan.parallel, outline.mesh.world
+    if world is not None and mesh != world:
+        yield Finding("parallel", f"{world - mesh} of {world} ranks are beside the mesh, and not shown", Effect.NONE)
+    yield from (Finding("schedule", note, Effect.NONE) for note in outline.notes)
+    if (parallel.context or 1) > 1:
+        yield Finding("parallel.context", "exchanges of keys and values between context ranks are not counted", Effect.NONE)
+    if (parallel.expert or 1) > 1:
+        yield Finding("parallel.expert", "messages of tokens to the experts of other ranks are not counted", Effect.NONE)
+    if plan.model.predicted:
+        yield Finding("model.predicted", "blocks that predict further tokens are not counted", Effect.NONE)
 
 
 def _changed(shape: Architecture, given: Mapping[str, Any]) -> Architecture:
@@ -108,10 +156,13 @@ def _changed(shape: Architecture, given: Mapping[str, Any]) -> Architecture:
 # For programs
 
 
-def as_json(outline: Outline, findings: Iterable[Finding]) -> dict[str, Any]:
+def as_json(outline: Outline, findings: Sequence[Finding], threshold: Effect = Effect.NUMBERS) -> dict[str, Any]:
     """A layout as one JSON object; the form is stable and described in docs/json.md."""
     mesh, shape = outline.mesh, outline.shape
-    sizes = {name: getattr(shape, name) for name in (*NEEDED, "kv_heads", "ffn", "tied", "norm", "gated", "rotary", "bias")}
+    named = ("layers", "hidden", "heads", "vocab", "sequence", "kv_heads", "ffn", "tied", "norm", "gated", "rotary", "bias")
+    sizes: dict[str, Any] = {name: getattr(shape, name) for name in named}
+    sizes |= {"vocab": shape.vocab or None, "experts": shape.experts.count if shape.experts else None}
+    sizes |= {"active": shape.active(), "unknown": [] if shape.vocab else list(WORDS)}
     return {
         "model": {**sizes, "parameters": shape.size()},
         "batch": {"micro": outline.micro, "accumulation": outline.accumulation, "tokens": outline.tokens},
@@ -125,7 +176,7 @@ def as_json(outline: Outline, findings: Iterable[Finding]) -> dict[str, Any]:
         ],
         "ranks": [{"ranks": ranks, **content} for ranks, content in _alike(outline)],
         "findings": list(map(report.finding_json, findings)),
-        "exit_code": report.CLEAN,
+        "exit_code": report.exit_of(findings, threshold),
     }
 
 
@@ -136,9 +187,14 @@ def _names(outline: Outline, stage: int) -> list[str]:
 def _alike(outline: Outline) -> list[tuple[list[int], dict[str, Any]]]:
     """Ranks that keep and send the same, with what that is."""
     found: dict[str, tuple[list[int], dict[str, Any]]] = {}
+    written: dict[object, tuple[str, dict[str, Any]]] = {}
     for rank in range(outline.mesh.world):
-        content = _content(outline, rank)
-        found.setdefault(json.dumps(content), ([], content))[0].append(rank)
+        kind = outline.kind(rank)
+        if kind not in written:
+            content = _content(outline, rank)
+            written[kind] = json.dumps(content), content
+        text, content = written[kind]
+        found.setdefault(text, ([], content))[0].append(rank)
     return list(found.values())
 
 
@@ -180,9 +236,11 @@ def _show(outline: Outline, findings: Sequence[Finding], out: Console) -> None:
     shape, plan = outline.shape, outline.plan
     sizes = " x ".join(f"{axis} {size}" for axis, size in outline.mesh.sizes.items() if size > 1) or "one"
     out.print(f"[bold]{outline.mesh.world} ranks[/]: {sizes}")
+    words = f"vocab {shape.vocab}" if shape.vocab else "vocab unknown: embedding and head are unknown, and not counted"
+    routed = f", {shape.experts.count} experts ({shape.active() / 1e6:,.1f} M active)" if shape.experts else ""
     out.print(
         f"[bold]{shape.size() / 1e6:,.1f} M parameters[/]: {shape.layers} layers, hidden {shape.hidden}, heads {shape.heads}"
-        f" (keys {shape.kv_heads}), ffn {shape.ffn}, vocab {shape.vocab}{', tied' * shape.tied}, sequence {shape.sequence}"
+        f" (keys {shape.kv_heads}), ffn {shape.ffn}{routed}, {words}{', tied' * shape.tied}, sequence {shape.sequence}"
     )
     optimizer = plan.optimizer.name or "adamw"
     out.print(
@@ -219,7 +277,9 @@ def _short(words: Sequence[str], shown: int, joint: str) -> str:
 def _show_ranks(outline: Outline, pipeline: int, out: Console) -> None:
     """One pipeline rank: its stages, and the collectives of the rank that keeps and sends most."""
     ranks = [rank for rank in range(outline.mesh.world) if outline.mesh.coordinate(rank, "pipeline") == pipeline]
-    contents = {rank: _content(outline, rank) for rank in ranks}
+    kinds = {outline.kind(rank): rank for rank in reversed(ranks)}
+    known = {kind: _content(outline, rank) for kind, rank in kinds.items()}
+    contents = {rank: known[outline.kind(rank)] for rank in ranks}
     most = max(ranks, key=lambda rank: (_weight(contents[rank]), -rank))
     alike = all(_weight(content) == _weight(contents[most]) for content in contents.values())
     who = f"rank {most}, which keeps and sends most" if not alike else "each rank" if len(ranks) > 1 else f"rank {most}"

@@ -9,12 +9,14 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import IO
 
+import bridge
 from bridge.errors import BridgeError
 
-PATIENCE = 30.0
-"""Seconds that a rank gets to end once the others have."""
+PATIENCE = 300.0
+"""Seconds that a rank gets to end once the first has nothing more to say."""
 TAIL = 6
 """Lines that are shown of what a failed rank said last."""
 
@@ -33,20 +35,33 @@ def ranks(number: int, module: str, *arguments: str) -> Iterator[str]:
         assert first is not None, "the first rank's output is a pipe"
         yield from (line.rstrip("\n") for line in first)
         for rank, process in enumerate(started):
-            if process.wait(PATIENCE):
-                raise BridgeError(f"rank {rank} ended with code {process.returncode}: {_last(words[rank])}")
+            try:
+                code = process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                raise BridgeError(f"rank {rank} does not end; it said last: {_last(words[rank])}") from None
+            if code:
+                raise BridgeError(f"rank {rank} ended with code {code}: {_last(words[rank])}")
 
 
 def _start(rank: int, number: int, port: int, command: list[str], words: IO[str]) -> subprocess.Popen[str]:
     output = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
     return subprocess.Popen(
-        [sys.executable, "-m", *command],
+        [sys.executable, "-P", "-m", *command],
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=words,
         text=True,
-        env={**os.environ, **_environment(rank, number, port)},
+        env={**os.environ, **_environment(rank, number, port), "PYTHONPATH": _path()},
     )
+
+
+def _path() -> str:
+    """PYTHONPATH without the entries that mean the current directory; where our package itself lies there, as in a checkout
+    that is not installed, it is named.
+    """
+    named = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(entry)]
+    home = str(Path(bridge.__file__).parents[1])
+    return os.pathsep.join([*named, *([home] if home == os.getcwd() and home not in named else [])])
 
 
 def _environment(rank: int, number: int, port: int) -> Mapping[str, str]:

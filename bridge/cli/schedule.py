@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import groupby
@@ -10,11 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.batch import solve
-from bridge.cli.convert import Job, answered, console, print_json, read
+from bridge.cli.budget import bounded
+from bridge.cli.convert import Job, answered, not_over_input, read
+from bridge.cli.terminal import console, print_json, say
 from bridge.errors import BridgeError, ConfigError
+from bridge.exits import Exit
 from bridge.files import write_all
 from bridge.layout.partition import Layers, partition
-from bridge.layout.pipeline import name_of, ranks_of, schedule_of, text_of
+from bridge.layout.pipeline import described, name_of, ranks_of, schedule_of, text_of
 from bridge.layout.schedule import Costs, Kind, Schedule, Timeline, prove, timeline
 from bridge.layout.schedule.table import written
 from bridge.layout.schedule.timeline import in_flight
@@ -47,25 +51,29 @@ def schedule(job: Job, options: Options) -> int:
     """Show the schedule; the exit code."""
 
     def work() -> int:
-        plan = lift(read(job))
-        found = _timeline(plan, options.microbatches)
+        with bounded():
+            found, notes = timed(lift(read(job)), options.microbatches)
+        not_over_input(job, [path for path in (options.csv, options.png) if path])
         if options.csv:
             write_all({options.csv: written(found.schedule)})
         if options.png:
             draw(found, options.png)
-        print_json(as_json(found)) if job.json else _print(found)
+        print_json({**as_json(found), "notes": list(notes)}) if job.json else _print(found, notes)
         for path in (options.csv, options.png):
             if path and not job.json:
-                print(f"wrote {path}")
-        return 0
+                say(f"wrote {path}")
+        return Exit.CLEAN
 
     return answered(job, work)
 
 
-def _timeline(plan: Plan, microbatches: int | None) -> Timeline:
-    found = schedule_of(plan, _microbatches(plan, microbatches), _stages(plan), text_of(plan))
+def timed(plan: Plan, microbatches: int | None) -> tuple[Timeline, tuple[str, ...]]:
+    """The schedule in time, and why it is not the plan's own where that cannot be written down."""
+    number, stages = _microbatches(plan, microbatches), _stages(plan)
+    shown, notes = described(plan, number)
+    found = schedule_of(shown, number, stages, text_of(plan), short=True)
     ConfigError.raise_if(f"schedule: {problem}" for problem in prove(found))
-    return timeline(found, Costs(again=float(_recomputes(plan, found))))
+    return timeline(found, Costs(again=float(_recomputes(plan, found)))), notes
 
 
 def _microbatches(plan: Plan, given: int | None) -> int:
@@ -106,7 +114,7 @@ def as_json(found: Timeline) -> dict[str, Any]:
         "overhead": found.overhead,
         "in_flight": [in_flight(row) for row in it.rows],
         "kept": sorted(map(list, it.kept)),
-        "exit_code": 0,
+        "exit_code": Exit.CLEAN,
     }
 
 
@@ -123,9 +131,11 @@ def _number(count: int, word: str, plural: str = "s") -> str:
     return f"{count} {word}{plural if count != 1 else ''}"
 
 
-def _print(found: Timeline) -> None:
+def _print(found: Timeline, notes: tuple[str, ...] = ()) -> None:
     out = console(sys.stdout)
     out.print(title(found), markup=False)
+    for note in notes:
+        out.print(f"note: {note}", markup=False)
     legend = ", ".join(f"{letter} {NAMES[letter]}" for letter in NAMES if letter in _letters(found))
     stage = "stage, " if _several(found) else ""
     out.print(f"cells: {stage}action ({legend}), microbatch; a dot is an idle unit of time\n", markup=False)
@@ -135,15 +145,90 @@ def _print(found: Timeline) -> None:
 
 
 def _print_rows(found: Timeline, out: Console) -> None:
-    """A row for each rank, in blocks as wide as the terminal."""
+    """A row for each rank, in blocks as wide as the terminal; what repeats is shown once if one block is not enough."""
     cells = [_cells(found, rank) for rank in range(found.schedule.ranks)]
     width = max((len(text) for row in cells for text, _ in row), default=1) + 1
     label = len(f"rank {found.schedule.ranks - 1}  ")
     block = max(1, (out.width - label) // width) if sys.stdout.isatty() else CELLS
-    for start in range(0, max(map(len, cells)), block):
-        for rank, row in enumerate(cells):
-            out.print(_line(f"rank {rank}".ljust(label), row[start : start + block], width), soft_wrap=True)
-        out.print()
+    length = max(map(len, cells))
+    parts = repeated(found) if length > block else [Part(0, length)]
+    for part in parts:
+        if part.times > 1:
+            again = f"{part.times} times, each with the next {_number(part.further, 'microbatch', 'es')}:"
+            out.print(again, markup=False, highlight=False)
+        for start in range(part.start, part.stop, block):
+            for rank, row in enumerate(cells):
+                out.print(_line(f"rank {rank}".ljust(label), row[start : min(start + block, part.stop)], width), soft_wrap=True)
+            out.print()
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Units of time of a schedule from `start` to `stop` that come `times` times, each with microbatches `further` on."""
+
+    start: int
+    stop: int
+    times: int = 1
+    further: int = 0
+
+
+Column = tuple[tuple[int, str, int, bool] | None, ...]
+"""What each rank does in a unit of time: stage, letter, microbatch, and whether it began before; None: nothing."""
+
+LONGEST = 600
+"""Units of time after which something may come again."""
+OFTEN = 3
+"""Times that something has to come to be shown once."""
+
+
+def repeated(found: Timeline) -> list[Part]:
+    """The time of a schedule in parts: what comes again and again at once, with its count, and what lies between."""
+    columns, parts, place, plain = _columns(found), list[Part](), 0, 0
+    while place < len(columns):
+        part = max(_from(columns, place), key=lambda part: part.times * (part.stop - part.start), default=None)
+        if part is None:
+            place += 1
+            continue
+        parts += [Part(plain, place)] * (plain < place) + [part]
+        place = plain = place + part.times * (part.stop - part.start)
+    return parts + [Part(plain, place)] * (plain < place)
+
+
+def _from(columns: list[Column], start: int) -> Iterator[Part]:
+    """What begins at `start` and comes often enough, the shortest first."""
+    for period in range(1, min(LONGEST, (len(columns) - start) // OFTEN) + 1):
+        further = _further(columns[start], columns[start + period])
+        if not further:
+            continue
+        length = period
+        while start + length < len(columns) and _further(columns[start + length - period], columns[start + length]) == further:
+            length += 1
+        if length // period >= OFTEN:
+            yield Part(start, start + period, length // period, further)
+            if 2 * length > len(columns) - start:
+                return
+
+
+def _further(before: Column, after: Column) -> int:
+    """How many microbatches further on `after` is, where it is the same as `before` but for that; 0 where it is not."""
+    steps = set[int]()
+    for one, other in zip(before, after, strict=True):
+        if (one is None) != (other is None):
+            return 0
+        if one is not None and other is not None:
+            if (one[0], one[1], one[3]) != (other[0], other[1], other[3]):
+                return 0
+            steps.add(other[2] - one[2])
+    return max(0, steps.pop()) if len(steps) == 1 else 0
+
+
+def _columns(found: Timeline) -> list[Column]:
+    rows: list[list[tuple[int, str, int, bool] | None]] = [[None] * round(found.length) for _ in found.rows]
+    for rank, row in enumerate(found.rows):
+        for action, start, end in ((span.action, round(span.start), round(span.end)) for span in row):
+            for place in range(start, end):
+                rows[rank][place] = (action.stage, str(action.kind), action.microbatch, place > start)
+    return list(zip(*rows, strict=True))
 
 
 def _summary(found: Timeline, rank: int) -> str:

@@ -9,11 +9,12 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import compat
-from bridge import reference, report
-from bridge.cli.convert import console
+from bridge import reference
+from bridge.cli.terminal import console
 from bridge.config import fields, shown
 from bridge.dialect import Dialect
 from bridge.errors import BridgeError, ConfigError
+from bridge.exits import Exit
 from bridge.findings import Disagreement
 from bridge.reference import Arrival, Entry, Span
 
@@ -28,7 +29,7 @@ def show(name: str, field: str | None, as_json: bool) -> int:
         content = _content(compat.load(name), field)
     except BridgeError as error:
         if as_json:
-            _print({"problems": list(error.problems), "exit_code": report.ERROR})
+            _print({"problems": list(error.problems), "exit_code": Exit.ERROR})
         raise
     if as_json:
         _print(_entry(content) if isinstance(content, Entry) else _listing(compat.load(name), content))
@@ -36,7 +37,7 @@ def show(name: str, field: str | None, as_json: bool) -> int:
         _field(content, console(sys.stdout))
     else:
         _list(compat.load(name), content, console(sys.stdout))
-    return report.CLEAN
+    return Exit.CLEAN
 
 
 Sections = Mapping[str, tuple[Entry, ...]]
@@ -47,7 +48,7 @@ def _content(dialect: Dialect, field: str | None) -> Entry | Sections:
         return reference.entries(dialect)
     path = resolved(dialect, field)
     if path is not None:
-        return reference.entry(dialect, path, [compat.load(other) for other in compat.names()])
+        return reference.entry(dialect, path, [compat.load(other) for other in dict.fromkeys((*compat.OWN, dialect.name))])
     inside = {
         section: group
         for section, group in reference.entries(dialect).items()

@@ -11,8 +11,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.convert import console, print_json
+from bridge.clean import clean
+from bridge.cli.terminal import console, print_json, say
 from bridge.errors import BridgeError, nearest
+from bridge.exits import Exit
 from bridge.files import write_all, write_text
 
 if TYPE_CHECKING:
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
     from bridge.trace.run import Entry, Run
     from bridge.trace.summary import Summary
 
-SAME, DIFFERENT, ERROR = 0, 2, 1
+MEASURED = ("equal", "rounding")
+"""Verdicts on tensors whose values were held against each other."""
 STATISTICS = ("mean", "std", "low", "high", "norm", "nans", "infs")
 """What a line shows of a tensor, and what can be plotted."""
 SHOWN = 8
@@ -41,14 +44,14 @@ class Selection:
 
 
 def diff(first: Path, second: Path, html: Path | None, as_json: bool) -> int:
-    """Compare two runs; 0 if they are equal up to rounding, 2 if not."""
+    """Compare two runs; the exit code."""
 
     def work() -> int:
         from bridge.trace.comparison import compare
         from bridge.trace.heat_map import page
 
         found = compare(_run(first), _run(second))
-        code = DIFFERENT if found.divergence else SAME
+        code = _exit(found)
         if html:
             write_text(html, page(found))
         print_json({**_comparison(found), "exit_code": code}) if as_json else _tell(found, html)
@@ -71,12 +74,12 @@ def show(folder: Path, selection: Selection, plot: Path | None, statistic: str, 
             draw(entries, statistic, plot)
         if as_json:
             tensors = [_fields(entry, selection.microbatches) for entry in entries]
-            print_json({**_head(run), "tensors": tensors, "exit_code": SAME})
+            print_json({**_head(run), "tensors": tensors, "exit_code": Exit.CLEAN})
         elif plot:
-            print(f"wrote {plot}")
+            say(f"wrote {plot}")
         else:
             _list(run, entries, selection.microbatches)
-        return SAME
+        return Exit.CLEAN
 
     return _answered(as_json, work)
 
@@ -89,8 +92,15 @@ def _answered(as_json: bool, work: Callable[[], int]) -> int:
         return work()
     except BridgeError as error:
         if as_json:
-            print_json({"problems": list(error.problems), "exit_code": ERROR})
+            print_json({"problems": list(error.problems), "exit_code": Exit.ERROR})
         raise
+
+
+def _exit(found: Comparison) -> Exit:
+    """Findings where they part; nothing is proved where no tensor that both have was logged with values."""
+    if found.divergence:
+        return Exit.FINDINGS
+    return Exit.CLEAN if any(line.verdict in MEASURED for line in found.lines) else Exit.UNPROVED
 
 
 def _run(folder: Path) -> Run:
@@ -159,7 +169,8 @@ def _layout(run: Run) -> str:
 def _tell_faults(found: Comparison, out: Console) -> None:
     first = found.divergence
     if first is None:
-        out.print("equal up to rounding", style="green")
+        proved = _exit(found) is Exit.CLEAN
+        out.print("equal up to rounding" if proved else "no tensor was logged with values: nothing to compare")
         return
     out.print(f"\nthey part at {first.name}: {first.verdict}", style="red", markup=False, soft_wrap=True)
     out.print(f"  {_measured(first)}", markup=False)
@@ -191,7 +202,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     for head in heads:
         table.add_column(head, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(clean(cell)) for cell in row))
     return table
 
 
@@ -293,6 +304,6 @@ def _series(entries: Iterable[Entry], statistic: str) -> dict[str, dict[int, flo
     found: dict[str, dict[int, float]] = {}
     for entry in entries:
         if entry.summary is not None:
-            label = str(entry.name).partition("/")[2]
+            label = clean(str(entry.name).partition("/")[2]).replace("$", r"\$")  # no formula
             found.setdefault(label, {})[entry.name.step] = float(getattr(entry.summary, statistic))
     return found

@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING
 import compat
 from bridge.backend import MICRO, Workload
 from bridge.choice import choose
-from bridge.cli.convert import Job, read
+from bridge.cli.convert import Job, read, within
+from bridge.cli.terminal import note, say
 from bridge.dialect import Config
 from bridge.errors import BridgeError, ConfigError, nearest
+from bridge.exits import Exit
 from bridge.findings import Finding
 from bridge.layout.mesh import Mesh
 from bridge.plan import Plan
@@ -81,12 +83,15 @@ class Options:
     deterministic: bool = False
     watch: Watch = Watch()
     engine: str = NATIVE
+    silence: float | None = None
+    timeout: float | None = None
 
     @property
     def native(self) -> Iterator[str]:
         """The options given that only the native engine has."""
         given = {"--save": self.save, "--resume": self.resume, "--trace": self.watch.folder, "--desync": self.watch.desync}
-        yield from (name for name, value in {**given, "--deterministic": self.deterministic}.items() if value)
+        limits = {"--silence": self.silence is not None, "--timeout": self.timeout is not None}
+        yield from (name for name, value in {**given, "--deterministic": self.deterministic, **limits}.items() if value)
 
 
 def checked(option: str, value: str, known: tuple[str, ...]) -> str:
@@ -100,18 +105,21 @@ def train(job: Job, options: Options) -> int:
     """Train; the exit code."""
     if find_spec("torch") is None:
         raise BridgeError("train: torch is not installed; pip install 'stagebridge[engine]'")
+    from bridge import comm
     from bridge.engine.environment import detect
 
+    comm.patient(options.silence, options.timeout)
     here = detect()
-    config = _read(job, here.world, options.fit)
-    plan = lift(config)
-    architecture = _architecture(plan, options.model)
-    backend = _backend(plan, options, here, architecture, job.file)
-    runs = _native if backend is None else partial(_elsewhere, backend)
-    with _lost_ranks_named(options):
-        runs(config, plan, architecture, options, here, job)
+    with within(job):
+        config = _read(job, here.world, options.fit)
+        plan = lift(config)
+        architecture = _architecture(plan, options.model)
+        backend = _backend(plan, options, here, architecture, job.file)
+        runs = _native if backend is None else partial(_elsewhere, backend)
+        with _lost_ranks_named(options):
+            runs(config, plan, architecture, options, here, job)
     end(here.world)
-    return 0
+    return Exit.CLEAN
 
 
 def _native(config: Config, plan: Plan, architecture: Architecture, options: Options, here: Environment, job: Job) -> None:
@@ -126,13 +134,13 @@ def _native(config: Config, plan: Plan, architecture: Architecture, options: Opt
 
 def _backend(plan: Plan, options: Options, here: Environment, architecture: Architecture, file: str) -> Backend | None:
     """The engine of another stack that is to run the plan, if one is; what was chosen, and why, is said."""
-    if checked("--engine", options.engine, (NATIVE, "auto", *compat.backends())) == NATIVE:
+    if checked("--engine", options.engine, (NATIVE, "auto", *compat.backends(options.engine))) == NATIVE:
         return None
     plan, _ = _fitted(plan, here, architecture, options.fit, file, _meshed)
     wanted = None if options.engine == "auto" else options.engine
-    choice = choose(plan, compat.backends(), here.world, wanted)
+    choice = choose(plan, compat.backends(options.engine), here.world, wanted)
     if here.rank == 0:
-        print(choice, file=sys.stderr)
+        note(str(choice))
     if choice.backend.name == NATIVE:
         return None
     ConfigError.raise_if(f"{option}: only the native engine has it; drop it, or use --engine native" for option in options.native)
@@ -199,7 +207,7 @@ def _read(job: Job, world: int, fit: bool) -> Config:
 
 def _unheard(config: Config) -> Iterator[Finding]:
     """What the file says of the numbers that no plan holds, and so the engine does not hear."""
-    return (finding for finding in unheld(config) if finding.effect in (Effect.NUMBERS, Effect.ROUNDING))
+    return (finding for finding in unheld(config) if finding.effect.reaches(Effect.ROUNDING))
 
 
 def _architecture(plan: Plan, model: str) -> Architecture:
@@ -211,8 +219,10 @@ def _architecture(plan: Plan, model: str) -> Architecture:
         return TINY
     missing = [name for name in ("layers", "hidden", "heads") if getattr(plan.model, name) is None]
     ConfigError.raise_if(f"model.{name}: the file does not state it; use --model tiny" for name in missing)
-    stated = plan.model.model_copy(update={"vocab": max(plan.model.vocab or BYTES, BYTES)})
-    return Architecture.of(stated)
+    embedding = plan.model.embedding
+    words = max(embedding.padded_vocab or plan.model.vocab or BYTES, BYTES)
+    whole = embedding.model_copy(update={"padded_vocab": None})
+    return Architecture.of(plan.model.model_copy(update={"vocab": words, "embedding": whole}))
 
 
 def _meshed(plan: Plan, world: int) -> Mesh:
@@ -239,14 +249,14 @@ def _advice(plan: Plan, file: str) -> str:
     """The command that would run the plan as it is, where there is one, and the one that makes it fit."""
     from bridge.engine.fields import check
 
-    command = f"-m bridge.cli train {shlex.quote(file)}"
+    command = f"-m stagebridge train {shlex.quote(file)}"
     parallel = plan.parallel
     ranks = (parallel.data or 1) * (parallel.tensor or 1) * (parallel.pipeline or 1)
     try:
         check(plan, ranks)
     except ConfigError:
         return f"to run it here: stagebridge train {shlex.quote(file)} --fit shrinks sizes until they fit, and says which"
-    return f"to run it as it is: torchrun --nproc-per-node {ranks} {command}; or add --fit to shrink it"
+    return f"to run it as it is: PYTHONSAFEPATH=1 torchrun --nproc-per-node {ranks} {command}; or add --fit to shrink it"
 
 
 def _training(plan: Plan, architecture: Architecture, options: Options) -> Training:
@@ -261,6 +271,7 @@ def _training(plan: Plan, architecture: Architecture, options: Options) -> Train
         trace=watch.folder,
         full=watch.full,
         policy=watch.policy(),
+        alike={"--steps": options.steps, "--resume": bool(options.resume), "--save": bool(options.save)},
     )
     if options.resume:
         training.engine.load_checkpoint(options.resume)
@@ -269,7 +280,7 @@ def _training(plan: Plan, architecture: Architecture, options: Options) -> Train
 
 def _say(findings: Iterable[Finding]) -> None:
     for finding in findings:
-        print(f"note: {finding.path}: {finding.message} ({finding.effect.value})", file=sys.stderr)
+        note(f"note: {finding.path}: {finding.message} ({finding.effect.value})")
 
 
 def _run(training: Training, options: Options, first: bool, as_json: bool) -> None:
@@ -281,7 +292,7 @@ def _run(training: Training, options: Options, first: bool, as_json: bool) -> No
     if options.save:
         path = training.engine.save_checkpoint(options.save)
         if first and not as_json:
-            print(f"saved {path}")
+            say(f"saved {path}")
     training.engine.close()
 
 

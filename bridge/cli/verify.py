@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import compat
 from bridge import report as reports
-from bridge.cli.convert import STDIN, Job, answered, console, print_json, read
+from bridge.cli.convert import STDIN, Job, answered, read, standard_input, within
 from bridge.cli.local import ranks
+from bridge.cli.terminal import console, note, print_json
 from bridge.dialect import Config
 from bridge.errors import BridgeError
+from bridge.exits import Exit
+from bridge.files import write_text
 from bridge.translation import translate
 
 if TYPE_CHECKING:
@@ -26,7 +29,6 @@ if TYPE_CHECKING:
 RANK = "bridge.cli.verify"
 MARK = "@stagebridge "
 """Begins our own lines among those that stacks print."""
-EXIT_CODES = {"same": reports.CLEAN, "differs": reports.FINDINGS, "not run": reports.ERROR}
 Fields = dict[str, Any]
 
 
@@ -49,7 +51,7 @@ def verify(job: Job, options: Options) -> int:
             raise BridgeError("verify: torch is not installed; pip install 'stagebridge[engine]'")
         with tempfile.TemporaryDirectory() as folder:
             found = _measured(_at_hand(job, Path(folder)), options)
-        code = EXIT_CODES[found["verdict"]]
+        code = _exit(found)
         if job.json:
             print_json({**found, "exit_code": code})
         else:
@@ -59,13 +61,20 @@ def verify(job: Job, options: Options) -> int:
     return answered(job, work)
 
 
+def _exit(found: Fields) -> Exit:
+    """Findings where a run differs; clean only where both sides ran whole on their own stacks."""
+    if found["verdict"] == "differs":
+        return Exit.FINDINGS
+    return Exit.CLEAN if found["proved"] else Exit.UNPROVED
+
+
 def _at_hand(job: Job, folder: Path) -> Job:
     """The job with its standard input in a file, which every rank can read."""
     if job.file != STDIN:
         return job
     path = folder / "standard input"
-    path.write_bytes(sys.stdin.buffer.read())
-    return replace(job, file=str(path))
+    write_text(path, standard_input())
+    return replace(job, file=str(path), allow=(*job.allow, str(Path.cwd())))
 
 
 def _measured(job: Job, options: Options) -> Fields:
@@ -77,8 +86,8 @@ def _measured(job: Job, options: Options) -> Fields:
     return found
 
 
-def _tell(note: str) -> None:
-    print(f"  {note}", file=sys.stderr, flush=True)
+def _tell(said: str) -> None:
+    note(f"  {said}")
 
 
 def measured(tasks: Sequence[tuple[Job, Options]], world: int, tell: Callable[[str], None] | None = None) -> Iterator[Fields]:
@@ -97,12 +106,12 @@ def _pair(job: Job, options: Options, fp16: bool = True) -> Pair:
     from bridge.verify.judge import fitted
 
     source = read(job)
-    return fitted(source, _target(source, options), compat.backends(), options.ranks, fp16)
+    return fitted(source, _target(source, options), compat.backends(options.to, job.dialect), options.ranks, fp16)
 
 
 def _target(source: Config, options: Options) -> Config:
     """The translation: for the release that is asked for, else for the one that is installed and would run it."""
-    dialect, backend = compat.load(options.to), compat.backends().get(options.to)
+    dialect, backend = compat.load(options.to), compat.backends(options.to).get(options.to)
     installed = backend.release if backend and backend.release in dialect.versions else None
     return translate(source, dialect, options.to_version or installed).config
 
@@ -140,6 +149,8 @@ def _words(found: Fields) -> Iterator[str]:
     loss, update = (float(found["rounding"][name]) for name in ("loss", "update"))
     yield f"Rounding alone changes losses by {loss:.0e}, updates by {update:.0e}."
     yield {"same": "Same run.", "differs": "Not the same run.", "not run": "The translation could not be run."}[found["verdict"]]
+    if found["verdict"] == "same" and not found["proved"]:
+        yield "That is a verdict in part: a side did not run on its own stack, or was run without some of its parts."
 
 
 def _changed(changes: Mapping[str, Fields]) -> str:
@@ -177,8 +188,9 @@ def _found(job: Job, options: Options, note: Any) -> Fields:
     here = detect()
     comm.connect(here.rank, here.world, here.address, "nccl" if is_available() else "gloo")
     try:
-        pair = _pair(job, options, fp16=is_available())
-        return verify(pair, compat.backends(), options.steps, options.padded, note).fields()
+        with within(job):
+            pair = _pair(job, options, fp16=is_available())
+            return verify(pair, compat.backends(options.to, job.dialect), options.steps, options.padded, note).fields()
     except BridgeError as error:
         return {"verdict": "not run", "problems": list(error.problems)}
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +35,7 @@ def initialize(
     trace: str | Path | None = None,
     full: bool = False,
     policy: Policy | None = None,
+    alike: Mapping[str, Any] = MappingProxyType({}),
 ) -> Engine:
     """An engine that trains `model` as `plan` says, on the ranks that the launcher started (`environment`:
     found out).
@@ -45,15 +47,18 @@ def initialize(
     give the same bits (see `randomness.determine`). `module_fqns_per_model_part` names the layers of each pipeline stage
     instead of the plan's rule; `variable_shapes` lets what passes between pipeline ranks differ in shape by microbatch.
     What `plan.debug` asks for is logged to the folder `trace` (default: "trace"), `full` with whole tensors instead of
-    samples, and checked by `policy` (default: mismatches are logged); see `bridge.trace.attach`. Raises `BridgeError` before
-    any process group exists if the plan cannot run.
+    samples, and checked by `policy` (default: mismatches are logged); see `bridge.trace.attach`. Ranks first compare what they
+    were started with, `alike` among it, and all raise `ConfigError` with the first difference. Raises `BridgeError` before any
+    process group exists if the plan cannot run.
     """
     import torch
 
     from bridge import comm
+    from bridge.engine.agreement import agree, facts_of
     from bridge.engine.environment import Environment, detect
     from bridge.engine.fields import accumulation_of, check
     from bridge.engine.layers import as_module
+    from bridge.engine.optimizer import spared
     from bridge.engine.randomness import determine
     from bridge.engine.runner import Engine, pipeline_of
 
@@ -66,7 +71,11 @@ def initialize(
     if deterministic:
         determine()
     comm.connect(found.rank, found.world, found.address, "nccl" if place.type == "cuda" else "gloo")
+    others = {"seed": seed, "device": place.type, "tensor_plan": tensor_plan, "variable_shapes": variable_shapes}
+    parts = {"module_fqns_per_model_part": module_fqns_per_model_part, "loss_fn": "given" if loss_fn else None}
+    agree(facts_of({**alike, **others, **parts}, plan, module, groups))
     module, ranks = module.to(place), comm.Comm(mesh, found.rank)
+    groups = groups or spared(module, plan.optimizer)
     engine = Engine(module, plan, ranks, place, loss_fn, seed, findings, tensor_plan, groups, pipeline, variable_shapes)
     if any(plan.debug.model_dump(exclude_none=True).values()):
         _watch(engine, plan, trace or "trace", full, policy)

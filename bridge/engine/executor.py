@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_leaves
 
+from bridge.comm import HERE
 from bridge.engine.gradients import Gradients
 from bridge.engine.halves import Halves
 from bridge.engine.messages import Form, Forms, Messages
@@ -107,7 +108,7 @@ class Executor:
         """Go on until the row ends, or to the first action that is to `stop`."""
         while not self.done and not stop(self.row[self._place]):
             action = self.row[self._place]
-            self.microbatch = max(action.microbatch, 0)
+            self.microbatch, HERE.action = max(action.microbatch, 0), action
             _RUN[action.kind](self, action, feed)
             self._place += 1
         if self.done:

@@ -5,7 +5,7 @@ say so.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bridge.batch import solve
@@ -42,11 +42,50 @@ LIMITS: Mapping[str, Limit] = {
     "zero.offload.parameters": Limit(("none",), "parameters stay on the device"),
     "recompute.partition": Limit((False,), "saved activations are kept whole"),
     "recompute.offload": Limit((False,), "saved activations stay on the device"),
+    "parallel.tensor_overlap": Limit((False,), "messages of tensor groups do not overlap compute"),
+    "zero.gather_bucket": Limit((), "weights are gathered stage by stage"),
+    "zero.prescale": Limit((False,), "gradients are divided after they are summed", Effect.ROUNDING),
+    "zero.predivide": Limit((1.0,), "gradients are divided after they are summed", Effect.ROUNDING),
+    "optimizer.nesterov": Limit((False,), "the engine's sgd has no Nesterov form; leave it off", Effect.NUMBERS),
+    "optimizer.amsgrad": Limit((False,), "the engine's Adam has no amsgrad; leave it off", Effect.NUMBERS),
+    "optimizer.bias_correction": Limit((True,), "the engine's Adam corrects its moments; leave it on", Effect.NUMBERS),
+    "optimizer.embedding_lr": Limit((1.0,), "the engine has one learning rate; leave it unset", Effect.NUMBERS),
+    "optimizer.output_lr": Limit((1.0,), "the engine has one learning rate; leave it unset", Effect.NUMBERS),
+    "adapters.rank": Limit((), "the engine has no adapters; leave it unset", Effect.NUMBERS),
+    "adapters.alpha": Limit((), "the engine has no adapters"),
+    "adapters.dropout": Limit((0,), "the engine has no adapters"),
+    "precision.fp8_recipe": Limit((), "the engine has no 8-bit products"),
+    "precision.fp8_weights": Limit((False,), "the engine has no 8-bit products"),
+    "precision.autocast": Limit((), "the engine does not use torch.autocast; leave it unset", Effect.NUMBERS),
+    "precision.residual": Limit((), "the residual stream is in the format of compute", Effect.ROUNDING),
+    "precision.router": Limit((), "the engine has no experts"),
+    "precision.moments": Limit((), "moments are in the format of the master weights", Effect.ROUNDING),
+    "parallel.vocabulary": Limit((True,), "tensor ranks split embedding and output layer"),
+    "parallel.context_method": Limit((), "the engine does not split attention by tokens"),
+    "parallel.dispatcher": Limit((), "the engine has no experts"),
+    "zero.average_in_collective": Limit((False,), "gradients are divided after they are summed", Effect.ROUNDING),
+    "zero.double_buffer": Limit((False,), "buffers are counted by `zero.weight_buffers`"),
+    "zero.registered": Limit((False,), "buffers are not registered"),
+    "zero.fp8_transposes": Limit((False,), "the engine has no 8-bit products"),
+    "zero.meta_init": Limit((False,), "the model is built in memory"),
+    "zero.offload.pinned": Limit((), "nothing is kept outside of the device"),
+    "recompute.modules": Limit((), "whole layers are computed again"),
+    "optimizer.decay_ramp.shape": Limit((), "the engine's weight decay is constant; leave it unset", Effect.NUMBERS),
 }  # fmt: skip
 """Every field that the engine does not honour for each of its values; all others it does as told.
 
 Other values of a field that changes the numbers are refused, those of the rest are findings.
 """
+
+
+COURSE = tuple(path for path in paths() if path.startswith("run."))
+"""What is up to the loop that calls the engine: how long a run is, and what it saves, loads, evaluates and logs."""
+DEFINED = tuple(
+    path
+    for path in paths()
+    if path in ("model.family", "model.predicted", "model.dropout") or (path.startswith("model.") and path.count(".") > 1)
+)
+"""What is up to the model that the engine is given."""
 
 
 def check(plan: Plan, world: int) -> tuple[Mesh, tuple[Finding, ...]]:
@@ -66,6 +105,11 @@ def remarks(values: Mapping[str, Any]) -> tuple[Finding, ...]:
     beyond = tuple(_beyond(values))
     ConfigError.raise_if(f"{it.path}: found {it.before!r}; {it.message}" for it in beyond if it.effect is Effect.NUMBERS)
     return beyond
+
+
+def beyond(values: Mapping[str, Any]) -> tuple[Finding, ...]:
+    """Where `values`, by path, are beyond the engine's limits, for those who run them elsewhere: notes without an effect."""
+    return tuple(replace(it, effect=Effect.NONE, message=f"not for the native engine: {it.message}") for it in _beyond(values))
 
 
 def accumulation_of(plan: Plan, data: int) -> int:
@@ -112,6 +156,10 @@ _SILENT: Mapping[tuple[str, ...], tuple[Callable[[Mapping[str, Any]], bool], str
     ("optimizer.betas", "optimizer.eps"): (
         lambda values: values.get("optimizer.name", "adamw") in _ADAM,
         "sgd has no moments",
+    ),
+    tuple(f"optimizer.decay_ramp.{name}" for name in ("start", "end", "steps")): (
+        lambda values: "optimizer.decay_ramp.shape" in values,
+        "weight decay is constant",
     ),
     ("optimizer.schedule.total_steps",): (
         lambda values: values.get("optimizer.schedule.name") in (*_DECAY, "inverse_sqrt"),

@@ -22,7 +22,8 @@ class Gradients:
     number.
 
     The first contribution to a parameter's place is copied, later ones are added, so nothing is zeroed. A
-    shared buffer is handed to the next stage only after its reduction has ended. `holders` are the groups that sum the
+    shared buffer is handed to the next stage only after its reduction has ended. Sums in fp16 are of `share` of each rank's
+    gradients, so that none overflows that their mean would not. `holders` are the groups that sum the
     gradients of what several pipeline ranks hold.
     """
 
@@ -40,6 +41,8 @@ class Gradients:
             home: torch.zeros(size, dtype=TORCH[home.dtype], device=device) for home, size in layout.homes("grad").items()
         }
         self.shards = {index: self._shard(flat) for index, flat in self.flats.items()}
+        half = any(flat.reduce == "fp16" for flat in self.flats.values())
+        self.share = 1 / self.group.size if half else 1.0
         self._written: set[str] = set()
         self._reduced: set[int] = set()
         self._pending: dict[Home, tuple[int, Wait]] = {}
@@ -123,6 +126,8 @@ class Gradients:
         self._pending[flat.grad_home] = index, self._start(index, flat, whole)
 
     def _start(self, index: int, flat: Flat, whole: Tensor) -> Wait:
+        if self.share != 1:
+            whole.mul_(self.share)
         if not flat.sharded:
             return self.comm.all_reduce(REDUCE, whole, self.group)
         if index not in self._reduced:

@@ -10,10 +10,18 @@ from typing import Any
 
 from bridge.plan import Plan
 
+LIMIT = 10
+"""Steps in a row that may be skipped where no smaller loss scale can help; one more is an error."""
+STATE = ("scale", "window", "hysteresis", "minimum", "good", "tolerated")
+
 
 @dataclass
 class LossScaler:
-    """The scale and what decides its next change; `window` None keeps it constant."""
+    """The scale and what decides its next change; `window` None keeps it constant.
+
+    The first doubling, and one after an overflow, takes `lead` good steps more than the window has. With `refill` a good step
+    brings back the hysteresis. With `final` an overflow at the minimum ends the run.
+    """
 
     scale: float = 1.0
     window: int | None = None
@@ -21,6 +29,9 @@ class LossScaler:
     minimum: float = 1.0
     good: int = 0
     tolerated: int = 0
+    lead: int = 0
+    refill: bool = False
+    final: bool = False
 
     @classmethod
     def of(cls, plan: Plan) -> LossScaler:
@@ -52,12 +63,19 @@ class LossScaler:
 
     def _good(self, window: int) -> None:
         self.good += 1
-        if self.good == window:
-            self.good, self.tolerated, self.scale = 0, self.hysteresis - 1, self.scale * 2
+        if self.refill:
+            self.tolerated = self.hysteresis - 1
+        if self.good == window + self.lead:
+            self.good, self.tolerated, self.scale = self.lead, self.hysteresis - 1, self.scale * 2
+
+    @property
+    def helps(self) -> bool:
+        """Whether another overflow would bring the scale, now or soon, to a smaller one."""
+        return self.window is not None and (self.tolerated > 0 or self.scale > self.minimum)
 
     def state(self) -> dict[str, float | int | None]:
         """What a checkpoint keeps."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name in STATE}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from another scaler's `state`; a constant scale stays what the plan says."""

@@ -24,6 +24,8 @@ DEFAULTS: Mapping[str, Any] = {
     "clip": 0.0,
 }
 """What an unset field of the optimizer means to the engine."""
+HALF = (torch.float16, torch.bfloat16)
+"""Formats in which a norm would overflow, or lose digits, where its elements do not."""
 HYPER = ("lr", "betas", "eps", "momentum", "weight_decay")
 """What groups of parameters may have of their own."""
 
@@ -40,6 +42,14 @@ class Group:
 
     names: frozenset[str]
     settings: Mapping[str, Any]
+
+
+def spared(module: nn.Module, settings: Settings) -> tuple[Group, ...]:
+    """Biases and norms as a group without weight decay, if the plan's decay is for matrices alone."""
+    if settings.decay_scope != "matrices" or not settings.weight_decay:
+        return ()
+    names = frozenset(name for name, parameter in module.named_parameters() if parameter.ndim <= 1)
+    return (Group(names, {"weight_decay": 0.0}),) if names else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +87,7 @@ class ShardOptimizer:
 
     def lr(self, planned: float) -> float:
         """The learning rate of the next step: that of the first group, where there are any, else as planned."""
-        return float(self.groups[0].settings["lr"]) if self.groups else planned
+        return float(self.groups[0].settings.get("lr", planned)) if self.groups else planned
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor], lr: float) -> None:
@@ -137,8 +147,11 @@ def _runs(index: int, pieces: Iterable[Piece], numbers: Mapping[str, int]) -> It
 
 def squared_norm(parts: Iterable[Tensor]) -> Tensor:
     """Sum of the squares of all elements, in fp64 on the parts' device; not finite if any element is not."""
-    norms = torch._foreach_norm(list(parts))
-    return torch.stack(norms).double().square().sum()
+    found: dict[torch.dtype | None, list[Tensor]] = {}
+    for part in parts:
+        found.setdefault(torch.float32 if part.dtype in HALF else None, []).append(part)
+    norms = [torch.stack(torch._foreach_norm(alike, 2, dtype=dtype)).double() for dtype, alike in found.items()]
+    return torch.cat(norms).square().sum()
 
 
 def clip_factor(norm: float, clip: float) -> float:

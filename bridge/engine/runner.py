@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from bridge.comm import Comm, leave
+from bridge.comm import HERE, Comm, leave, told
 from bridge.comm import Group as Ranks
 from bridge.engine.executor import Executor, Feed
 from bridge.engine.fields import accumulation_of
@@ -20,7 +21,7 @@ from bridge.engine.formats import TORCH
 from bridge.engine.gradients import Gradients
 from bridge.engine.layers import Arguments, facts, layers_of, parameter_facts
 from bridge.engine.learning_rate import learning_rate
-from bridge.engine.loss_scale import LossScaler
+from bridge.engine.loss_scale import LIMIT, LossScaler
 from bridge.engine.messages import Messages
 from bridge.engine.optimizer import Group, ShardOptimizer, clip_factor, setting, squared_norm
 from bridge.engine.stage import Draw, Stage, differentiable, recompute_parts
@@ -45,6 +46,10 @@ by.
 
 
 INITIAL = "initial weights"
+
+
+class DataEnded(BridgeError):
+    """A rank had no data for the whole of a step, which all ranks have left without an update."""
 
 
 @dataclass(eq=False)
@@ -114,6 +119,7 @@ class Engine:
         self.parameters = parameter_facts(named, layers, self.pipeline.layers, marks)
         self.layout, local = self._layout(self.line.index), self.pipeline.local(self.line.index)
         parameters = _kept(named, on_rank(self.parameters, homes, self.line.index))
+        self._trained = [(name, weight, weight.requires_grad) for name, weight in parameters.items()]
         self.weights = Weights(self.layout, parameters, comm, device)
         self.gradients = Gradients(self.layout, parameters, comm, device, _holders(comm, self.parameters, homes))
         self.scattered = tuple(site.name for site in sites if site.kind == "scatter")
@@ -123,9 +129,14 @@ class Engine:
         self.executor = _executor(self, stages, variable_shapes)
         self.optimizer = ShardOptimizer(plan.optimizer, self.weights.masters(), self.weights.pieces(), groups)
         self.scaler, self.progress = LossScaler.of(plan), Progress()
+        self.say: Callable[[str], None] = _warn
+        self.skips_allowed, self._in_vain = LIMIT, 0
+        self._share = 1 / self.accumulation if plan.precision.compute == "fp16" else 1.0
         self._feed = Feed(self._enter, self._leave, self._root, self._draw)
         self._source: Iterator[Any] = iter(())
         self._fed: list[tuple[Any, ...]] = []
+        self._last: tuple[Any, ...] = ()
+        self._short: int | None = None
         self._ends: dict[int, tuple[Any, Tensor | float]] = {}
         self._losses: dict[int, tuple[Tensor, Tensor | float]] = {}
         self._turns: list[Turn] = []
@@ -154,6 +165,11 @@ class Engine:
     def batch(self) -> Any:
         """Inputs and targets of the microbatch that runs; all pipeline ranks have them."""
         return self._microbatch(self.executor.microbatch) if self._given is None else self._given
+
+    @property
+    def gradient_unit(self) -> float:
+        """What reduced gradients are multiplied with to be those of the mean loss; `unit` is the same for activations."""
+        return self.unit / self.gradients.share
 
     @property
     def module(self) -> nn.Module:
@@ -185,7 +201,7 @@ class Engine:
         self._refuse_more("backward")
         weight = self._weight()
         self._losses[self._micro] = loss.detach(), weight
-        root = loss * weight * self.scaler.scale
+        root = self._scaled(loss, weight)
         turns = {turn.number: turn for turn in self._turns}
 
         def reached(number: int) -> bool:
@@ -206,15 +222,19 @@ class Engine:
         """
         if not self.is_gradient_accumulation_boundary():
             return False
+        self._refuse_moved()
         self.gradients.finish()
         self._tell("reduced")
-        squares, loss, weight = self._agree()
+        squares, loss, weight, ended = self._agree()
+        if ended:
+            self._drop(ended)
         updated = math.isfinite(squares)
         self._note(squares, loss, weight, updated)
         if updated:
-            self._update(weight)
+            self._update()
         self._tell("updated")
         self._tell("ended")
+        self._judge(updated, loss)
         self.scaler.update(overflow=not updated)
         self._begin(updated)
         return updated
@@ -233,7 +253,7 @@ class Engine:
         ranks.
         """
         self.train()
-        self._source, self._given = iter(batches), None
+        self._source, self._given = iter(fitting(batches, self.accumulation - self._micro)), None
         self._fed += [()] * (self._micro - len(self._fed))
         self.executor.run(self._feed)
         self._microbatch(self.accumulation - 1)
@@ -289,7 +309,8 @@ class Engine:
         """Write everything that a resume needs into `save_dir`/`tag`; see `checkpoint.save`. All ranks must take part."""
         from bridge.engine import checkpoint
 
-        return checkpoint.save(self, Path(save_dir), tag, client_state or {}, save_latest)
+        with told("save checkpoint"):
+            return checkpoint.save(self, Path(save_dir), tag, client_state or {}, save_latest)
 
     def load_checkpoint(
         self, load_dir: str | Path, tag: str | None = None, load_optimizer_states: bool = True
@@ -297,7 +318,8 @@ class Engine:
         """Continue from `load_dir`/`tag` (default: the latest), written on any layout; see `checkpoint.load`."""
         from bridge.engine import checkpoint
 
-        return checkpoint.load(self, Path(load_dir), tag, load_optimizer_states)
+        with told("load checkpoint"):
+            return checkpoint.load(self, Path(load_dir), tag, load_optimizer_states)
 
     def close(self) -> None:
         """End in good order: wait for what is under way and for all ranks, then leave the process group."""
@@ -321,13 +343,23 @@ class Engine:
         return step.traffic(self.executor.messages.sizes(tokens), self.comm.world.size, self.data.index)
 
     def _next(self, source: Iterator[Any]) -> tuple[Any, ...]:
+        """The next microbatch; where there is none, the last one again, so that the step's collectives go on until all agree to
+        leave it.
+        """
         try:
-            return tuple(next(source))
+            self._last = tuple(next(source))
         except StopIteration:
-            raise BridgeError(
-                f"train_batch: data ended after {self._micro} microbatches of a step, expected"
-                f" {self.accumulation}; give more data"
-            ) from None
+            if not self._last:
+                raise DataEnded(self._ended(len(self._fed))) from None
+            self.lack(len(self._fed))
+        return self._last
+
+    def lack(self, number: int | None = None) -> None:
+        """Note that this rank has data for `number` microbatches of the step only (default: those that have run): the others
+        stand in, and all ranks leave the step at its end with `DataEnded`.
+        """
+        if self._short is None:
+            self._short = self._micro if number is None else number
 
     def _refuse_more(self, what: str) -> None:
         if self.is_gradient_accumulation_boundary():
@@ -335,6 +367,15 @@ class Engine:
                 f"{what}: all {self.accumulation} microbatches of this step have run; call engine.step(),"
                 " or set batch.accumulation to the number wanted"
             )
+
+    def _refuse_moved(self) -> None:
+        """Buffers and masters are laid out once, for the parameters that are trained then."""
+        for name, weight, trained in self._trained:
+            if weight.requires_grad != trained:
+                raise BridgeError(
+                    f"{name}: requires_grad is {weight.requires_grad}, but was {trained} when the engine was made; save a"
+                    " checkpoint, make another engine, and load it there"
+                )
 
     def _refuse_parts(self) -> None:
         """Only depth-first accumulation on one pipeline rank can be fed a microbatch at a time."""
@@ -363,6 +404,21 @@ class Engine:
             self._fed.append(self._next(self._source))
         return self._fed[microbatch]
 
+    def _drop(self, ended: float) -> None:
+        """Leave a step that some rank has no data for, on all ranks alike. `ended`: the sum of their numbers, each more by all
+        ranks' number.
+        """
+        world, short, step = self.comm.world.size, self._short, self.started
+        self._clear()
+        if short is not None:
+            raise DataEnded(self._ended(short))
+        who = f"rank {int(ended) - world}" if ended < 2 * world else "several ranks"
+        left = "all ranks leave the step, no weight changed"
+        raise DataEnded(f"step {step}: the data of {who} ended; {left}; give all ranks as much data")
+
+    def _ended(self, number: int) -> str:
+        return f"train_batch: data ended after {number} microbatches of a step, expected {self.accumulation}; give more data"
+
     def _enter(self, microbatch: int) -> Any:
         return self._cast(self._inputs(self._microbatch(microbatch), {}))
 
@@ -375,8 +431,13 @@ class Engine:
     def _root(self, microbatch: int) -> Tensor:
         loss, weight = self._ends.pop(microbatch)
         self._micro += 1
-        root: Tensor = loss * weight * self.scaler.scale
-        return root
+        return self._scaled(loss, weight)
+
+    def _scaled(self, loss: Tensor, weight: Tensor | float) -> Tensor:
+        """Where backward of a microbatch starts: in fp16, its share of the step is taken before anything can overflow."""
+        if self._share == self.scaler.scale == 1:
+            return loss * weight
+        return (loss.float() if loss.dtype == torch.float16 else loss) * (weight * self._share) * self.scaler.scale
 
     def _draw(self, microbatch: int) -> Draw:
         """Random numbers depend on the microbatch's place among those of all data ranks in this step."""
@@ -455,16 +516,17 @@ class Engine:
             self._totals[0] += loss.double() * weight
             self._totals[1] += weight
 
-    def _agree(self) -> tuple[float, float, float]:
-        """Sum over all ranks of squared gradients, losses and what losses count, in one collective."""
+    def _agree(self) -> tuple[float, float, float, float]:
+        """Sum over all ranks of squared gradients, losses, what losses count and whose data ended, in one collective."""
         self._count()
         own = [part for flat, shard in self.gradients.parts() for part in self._counted(flat, shard)]
         squares = squared_norm(own) if own else self._totals.new_zeros(())
         totals = self._totals if self.tensor.index == 0 else torch.zeros_like(self._totals)
-        vector = torch.cat([squares.view(1), totals])
+        mine = self.comm.rank + self.comm.world.size if self._short is not None else 0
+        vector = torch.cat([squares.view(1), totals, totals.new_full((1,), mine)])
         self.comm.all_reduce(AGREE, vector, self.comm.world)()
-        first, second, third = vector.tolist()
-        return first, second, third
+        first, second, third, fourth = vector.tolist()
+        return first, second, third, fourth
 
     def _counted(self, flat: Flat, shard: Tensor) -> Iterator[Tensor]:
         """What of this rank's slice enters the global norm: every element of the model does so once."""
@@ -481,15 +543,34 @@ class Engine:
 
     def _note(self, squares: float, loss: float, weight: float, updated: bool) -> None:
         progress, divisor = self.progress, max(weight, 1.0)
-        self.unit = 1 / (divisor * self.scaler.scale)
+        self.unit = 1 / (divisor * self.scaler.scale * self._share)
         progress.loss = loss / divisor
-        progress.grad_norm = math.sqrt(squares) / (divisor * self.scaler.scale) if updated else math.inf
+        progress.grad_norm = math.sqrt(squares) * self.gradient_unit if updated else math.inf
         lr = learning_rate(setting(self.plan.optimizer, "lr"), self.plan.optimizer.schedule, progress.steps)
         progress.lr = self.optimizer.lr(lr)
 
-    def _update(self, weight: float) -> None:
-        clip = clip_factor(self.progress.grad_norm, setting(self.plan.optimizer, "clip"))
-        factor = clip / (max(weight, 1.0) * self.scaler.scale)
+    def _judge(self, updated: bool, loss: float) -> None:
+        """Say why a step is skipped, unless a smaller loss scale is all it takes; too many of these in a row are an error."""
+        helps = self.scaler.helps and math.isfinite(loss)
+        self._in_vain = 0 if updated or helps else self._in_vain + 1
+        if not self._in_vain:
+            return
+        said = f"step {self.started}: skipped, no weight changed: {self._reason(loss)}"
+        if self._in_vain > self.skips_allowed or (self.scaler.final and not self.scaler.helps):
+            raise BridgeError(f"{said}; {self._in_vain} steps in a row came to nothing; see data, learning rate and formats")
+        own = [number for number, (value, _) in sorted(self._losses.items()) if not value.isfinite()]
+        if own or self.comm.rank == 0:
+            mine = f" (rank {self.comm.rank}: microbatch {', '.join(map(str, own))})" if own else ""
+            self.say(said + mine)
+
+    def _reason(self, loss: float) -> str:
+        if not math.isfinite(loss):
+            return f"the loss is {loss}"
+        scale = f" at loss scale {self.scaler.scale:g}" if self.plan.precision.compute == "fp16" else ""
+        return f"the loss is finite, its gradients are not{scale}"
+
+    def _update(self) -> None:
+        factor = self.gradient_unit * clip_factor(self.progress.grad_norm, setting(self.plan.optimizer, "clip"))
         gradients = [part.to(TORCH[flat.master]) for flat, part in self.gradients.parts()]
         if gradients:
             torch._foreach_mul_(gradients, factor)
@@ -502,6 +583,11 @@ class Engine:
         self.progress.skipped += not updated
         fed = sum(_rows(self._inputs(batch, {})) for batch in self._fed if batch)
         self.progress.samples += (self._rows + fed) * self.data.size
+        self._clear()
+
+    def _clear(self) -> None:
+        """Have nothing of the step left."""
+        HERE.step, self._short = self.started, None
         self.gradients.clear()
         self.executor.begin()
         self._totals.zero_()
@@ -567,6 +653,20 @@ def _own_plan(model: nn.Module, ranks: int) -> TensorPlan:
     if own is None:
         raise ConfigError("parallel.tensor: this model does not say how to split it; pass `tensor_plan` to initialize")
     return own(ranks)
+
+
+def fitting(batches: Iterable[Any], number: int) -> Iterable[Any]:
+    """`batches`, unless their length is known and more than a step takes: the rest would be lost, or come first every time."""
+    if isinstance(batches, Sized) and len(batches) > number:
+        raise BridgeError(
+            f"train_batch: found {len(batches)} batches, expected the {number} of a step; pass one iterator over all of them,"
+            " iter(batches), in every call"
+        )
+    return batches
+
+
+def _warn(line: str) -> None:
+    warnings.warn(line, stacklevel=2)
 
 
 def _rows(inputs: Any) -> int:

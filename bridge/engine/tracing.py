@@ -67,7 +67,7 @@ class EngineSource:
 
     def factors(self) -> Mapping[Unit, float]:
         """See `Source`."""
-        return {"activation": self.engine.unit, "parameter": self.engine.unit}
+        return {"activation": self.engine.unit, "parameter": self.engine.gradient_unit}
 
     def on(self, moment: Moment, call: Callable[[], None]) -> None:
         """See `Source`."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import torch
 
@@ -67,14 +69,17 @@ class Training:
         trace: Path | None = None,
         full: bool = False,
         policy: Policy | None = None,
+        alike: Mapping[str, Any] = MappingProxyType({}),
     ) -> Training:
-        """Build model, data and engine (`trace`, `full` and `policy` as in `initialize`); raises `BridgeError` before any
-        process group exists if something does not fit.
+        """Build model, data and engine (`trace`, `full`, `policy` and `alike` as in `initialize`); raises `BridgeError` if
+        something does not fit.
         """
         text = Text.of(data, architecture.sequence, seed)
         loss = summed_cross_entropy if plan.loss == "per_token" else mean_cross_entropy
         model = GPT(architecture, seed)
-        engine = initialize(model, plan, loss, seed=seed, deterministic=deterministic, trace=trace, full=full, policy=policy)
+        watch: dict[str, Any] = {"trace": trace, "full": full, "policy": policy}
+        told = {"length of the text": len(text.content), "deterministic": deterministic, **alike}
+        engine = initialize(model, plan, loss, seed=seed, deterministic=deterministic, alike=told, **watch)
         return cls(engine, text, plan.batch.micro or MICRO)
 
     def steps(self, number: int) -> Iterator[Report]:

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from bridge.files.document import MAX_DEPTH, MAX_NODES, Document, Duplicate, Key, dotted
+from bridge.files.document import Document, Duplicate, Key, check_nested, dotted
 from bridge.files.entries import edit_entries
 from bridge.files.json import load_hjson, load_json, load_json_or_hjson
+from bridge.files.named import OutsideError, find, folder_of, own, placed, reaching
 from bridge.files.original import Original
-from bridge.files.read import MAX_BYTES, is_text, load, parse, read_stream, read_text
+from bridge.files.read import is_text, load, parse, read_stream, read_text
 from bridge.files.shell import Launch, Script, load_script
 from bridge.files.words import load_words
-from bridge.files.write import write_all, write_text
+from bridge.files.write import as_private_as, obstacles, write_all, write_text
 from bridge.files.yaml import load_yaml, scalar
 
 __all__ = [
-    "MAX_BYTES",
-    "MAX_DEPTH",
-    "MAX_NODES",
     "Document",
     "Duplicate",
     "Key",
     "Launch",
     "Original",
+    "OutsideError",
     "Script",
+    "as_private_as",
+    "check_nested",
     "dotted",
     "edit_entries",
+    "find",
+    "folder_of",
     "is_text",
     "load",
     "load_hjson",
@@ -32,7 +35,11 @@ __all__ = [
     "load_script",
     "load_words",
     "load_yaml",
+    "obstacles",
+    "own",
     "parse",
+    "placed",
+    "reaching",
     "read_stream",
     "read_text",
     "scalar",

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from bridge import limits
 from bridge.errors import SourceError
 
 Key = tuple[str | int, ...]
 """Place of a value: mapping keys and list positions from the root."""
 
-MAX_NODES = 100_000
-MAX_DEPTH = 100
+LONGEST = 400
+"""Digits of a number, above which it is not worked out."""
 TEXT = "text"
 """What messages call a source that has no name of its own."""
 
@@ -44,7 +45,7 @@ class Document:
 
     def line(self, *key: str | int) -> int | None:
         """Line of the value at `key`, or of the nearest parent that has one."""
-        parents = (key[:length] for length in range(len(key), -1, -1))
+        parents = (key[:length] for length in range(min(len(key), limits.DEPTH), -1, -1))
         return next((self.lines[parent] for parent in parents if parent in self.lines), None)
 
 
@@ -108,20 +109,37 @@ class Builder:
 
 
 def check_limits(nodes: int, depth: int, name: str, line: int) -> None:
-    """Refuse what no config needs: more than 100,000 values, or nesting deeper than 100."""
-    if nodes > MAX_NODES:
-        found = f"found more than {MAX_NODES:,} values, aliases opened"
+    """Refuse what no config needs: more values than `limits.VALUES`, or deeper nesting than `limits.DEPTH`."""
+    if nodes > limits.VALUES:
+        found = f"found more than {limits.VALUES:,} values, aliases opened"
         raise SourceError(f"{name}: line {line}: {found}; a config is smaller, is this the right file?")
-    if depth > MAX_DEPTH:
-        found = f"found nesting deeper than {MAX_DEPTH} levels"
+    if depth > limits.DEPTH:
+        found = f"found nesting deeper than {limits.DEPTH} levels"
         raise SourceError(f"{name}: line {line}: {found}; a config is flatter, is this the right file?")
 
 
+def check_nested(data: Any, name: str, most: int = limits.VALUES) -> None:
+    """The limits of a file for data that was none; they also end cycles. Raises `SourceError`."""
+    level, nodes, depth = [data], 0, 0
+    while level:
+        nodes, depth = nodes + len(level), depth + 1
+        if nodes > most or depth > limits.DEPTH:
+            found = f"more than {most:,} values or {limits.DEPTH} levels of nesting"
+            raise SourceError(f"{name}: found {found}; a config is smaller")
+        level = [inner for value in level for inner in _inner(value)]
+
+
+def _inner(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+
+
 def check_scalar(value: Any, name: str, line: int | None, key: Key) -> None:
-    """Refuse NaN, infinity, numbers beyond the range of a float, and text with half a surrogate pair."""
+    """Refuse NaN, infinity, numbers out of range, and text with half a surrogate pair."""
     if isinstance(value, float) and not math.isfinite(value):
         found = "found NaN, infinity or a number out of range"
         raise SourceError(f"{name}: line {line}: {dotted(key)}: {found}; write a finite number")
+    if isinstance(value, int) and abs(value) > limits.INTEGER:
+        raise SourceError(f"{name}: line {line}: {dotted(key)}: found a whole number beyond 64 bits; write a smaller one")
     if isinstance(value, str) and not _encodable(value):
         where = dotted(key).encode("ascii", "backslashreplace").decode()
         raise SourceError(f"{name}: line {line}: {where}: found half a surrogate pair; write whole characters")
@@ -137,5 +155,5 @@ def dotted(key: Key) -> str:
 
 
 def integer(digits: str) -> int | float:
-    """A decimal integer; infinity, which no document may hold, where it has 400 digits or more."""
-    return int(digits) if len(digits) < 400 else math.inf
+    """A decimal integer; infinity, which no document may hold, where it has more digits than any number in range."""
+    return int(digits) if len(digits) < LONGEST else math.inf

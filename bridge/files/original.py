@@ -9,6 +9,7 @@ from functools import cached_property
 from bridge.files.document import Document
 from bridge.files.read import parse
 from bridge.files.shell import Script
+from bridge.secrets import Secrets
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,12 @@ class Original:
     suffix: str = ""
     outside: Mapping[str, str] = field(default_factory=dict)
     chosen: int | None = None
+
+    @cached_property
+    def secrets(self) -> Secrets:
+        """What must not be shown of it: in its text, in variables of a script, and in what that was started with."""
+        data = self.document.data
+        return Secrets.of(self.text, {**self.outside, **(data.named if isinstance(data, Script) else {})})
 
     @cached_property
     def document(self) -> Document:

@@ -10,7 +10,6 @@ from bridge.files.document import TEXT, Builder, Document, Entry, Node, check_li
 
 ASSIGNED = re.compile(r"\w+(?:\s*:\s*[\w.\[\], ]+)?\s*=\s*[{\[]")
 """How text opens that gives a dictionary a name."""
-MAX_CHARACTERS = 2**20
 
 
 class NotPythonError(SourceError):
@@ -20,7 +19,9 @@ class NotPythonError(SourceError):
 def load_python(text: str, name: str = TEXT) -> Document:
     """Parse one dictionary or list of literals, bare or assigned to a name. Raises `SourceError`."""
     builder = Builder(name)
-    document = builder.document(_node(_literal(text, name), name, 0), "python")
+    root = _literal(text, name)
+    check_limits(sum(1 for node in ast.walk(root) if isinstance(node, ast.Constant)), 0, name, root.lineno)
+    document = builder.document(_node(root, name, 0), "python")
     SourceError.raise_if(
         f"{name}: lines {twin.lines[0]} and {twin.lines[1]}: {dotted(twin.key)} is given twice; keep one"
         for twin in document.duplicates
@@ -29,8 +30,6 @@ def load_python(text: str, name: str = TEXT) -> Document:
 
 
 def _literal(text: str, name: str) -> ast.expr:
-    if len(text) > MAX_CHARACTERS:
-        raise NotPythonError(f"{name}: found more than 1 MiB of Python; a config is smaller, is this the right file?")
     try:
         body = ast.parse(text.strip()).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -55,12 +54,19 @@ def _node(value: ast.expr, name: str, depth: int) -> Node:
         case ast.Dict(keys=keys, values=values):
             pairs = zip(keys, values, strict=True)
             return Node([_entry(key, item, name, depth) for key, item in pairs], value.lineno, "mapping")
-    found = ast.unparse(value)[:40]
+    found = _source(value)
     raise NotPythonError(f"{name}: line {value.lineno}: found {found}, expected a literal; nothing is run, write the value")
+
+
+def _source(value: ast.expr) -> str:
+    try:
+        return ast.unparse(value)[:40]
+    except RecursionError:
+        return "a long expression"
 
 
 def _entry(key: ast.expr | None, value: ast.expr, name: str, depth: int) -> Entry:
     if not isinstance(key, ast.Constant) or not isinstance(key.value, str):
-        found = "**" if key is None else ast.unparse(key)[:40]
+        found = "**" if key is None else _source(key)
         raise NotPythonError(f"{name}: line {value.lineno}: found the key {found}, expected text in quotes")
     return key.value, _node(value, name, depth + 1), key.lineno

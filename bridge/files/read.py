@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
+from bridge import limits
 from bridge.config import shown
 from bridge.errors import SourceError
 from bridge.files.document import TEXT, Document
@@ -19,7 +21,6 @@ from bridge.files.yaml import load_yaml
 
 Loader = Callable[[str, str], Document]
 
-MAX_BYTES = 16 * 2**20
 LOADERS: Mapping[str, Loader] = {
     ".json": load_json_or_hjson,
     ".hjson": load_hjson,
@@ -50,6 +51,9 @@ def is_text(source: str) -> bool:
 
 def parse(text: str, name: str = TEXT, suffix: str = "") -> Document:
     """Parse `text` in the format that `suffix` (`.json`, ...) or else the content stands for."""
+    if len(text) > limits.TEXT:
+        found = f"found more than {limits.TEXT >> 10} KiB of text"
+        raise SourceError(f"{name}: {found}; a config is smaller, is this the right file?")
     if not text.strip():
         raise SourceError(f"{name}: empty; expected a config")
     document = _loader(text, suffix)(text, name)
@@ -111,11 +115,11 @@ PYTHONIC = re.compile(r"'\s*:|:\s*(?:True|False|None)\b")
 def read_text(path: str | Path) -> str:
     """Text of the UTF-8 file at `path`, line ends as `\\n`; `SourceError` if it is no such file or over 16 MiB."""
     try:
-        with open(path, "rb") as stream:
-            _check_size(os.fstat(stream.fileno()).st_size, path)
+        with open(path, "rb", opener=_at_once) as stream:
+            _check_kind(os.fstat(stream.fileno()), path)
             return read_stream(stream, str(path))
     except FileNotFoundError:
-        raise SourceError(f"{path}: no such file; check the path") from None
+        raise SourceError(f"{_printable(str(path))}: no such file; check the path") from None
     except IsADirectoryError:
         raise SourceError(f"{path}: found a directory, expected a config file; name a file in it") from None
     except (OSError, ValueError) as error:
@@ -123,17 +127,33 @@ def read_text(path: str | Path) -> str:
         raise SourceError(f"{_printable(str(path))}: cannot be read ({reason.lower()}); check the path") from None
 
 
+def _at_once(path: str, flags: int) -> int:
+    """Open without waiting for somebody to write into what may be a pipe."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def _check_kind(status: os.stat_result, path: str | Path) -> None:
+    if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+        raise SourceError(f"{path}: found a device or a pipe, expected a regular file; give what comes out of it as -")
+    _check_size(status.st_size, path)
+
+
 def read_stream(stream: BinaryIO, name: str) -> str:
-    """Text of a binary stream; `SourceError` if it is not text or over 16 MiB."""
-    content = stream.read(MAX_BYTES + 1)
+    """Text of a binary stream; `SourceError` if it cannot be read, is not text or over 16 MiB."""
+    try:
+        content = stream.read(limits.FILE + 1)
+    except OSError as error:
+        raise SourceError(
+            f"{name}: cannot be read ({(error.strerror or str(error)).lower()}); check where it comes from"
+        ) from None
     _check_size(len(content), name)
     return _decoded(content, name)
 
 
 def _check_size(size: int, name: str | Path) -> None:
-    if size > MAX_BYTES:
-        limit = MAX_BYTES >> 20
-        raise SourceError(f"{name}: found more than {limit} MiB; a config is smaller, is this the right file?")
+    if size > limits.FILE:
+        found = f"found more than {limits.FILE >> 20} MiB"
+        raise SourceError(f"{name}: {found}; a config is smaller, is this the right file?")
 
 
 def _decoded(content: bytes, name: str) -> str:

@@ -1,14 +1,41 @@
-"""Files written whole or not at all: beside the target, synced, then renamed."""
+"""Files written whole or not at all: beside the target, synced, then renamed; never open to more people than their source."""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 
+from bridge.config import shown
 from bridge.errors import SourceError
+from bridge.files.lock import exclusive
+
+PLAIN = 0o666
+"""What a new file may be opened with, before the process's own mask."""
+PRIVATE = 0o600
+_WIDEST: ContextVar[int] = ContextVar("widest", default=0o777)
+
+
+@contextmanager
+def as_private_as(*sources: str | Path | None) -> Iterator[None]:
+    """Within this block nothing that this process writes is open to more people than each of `sources` is.
+
+    None stands for a source that has no file, such as standard input.
+    """
+    widest = _WIDEST.get()
+    for source in sources:
+        with suppress(OSError, ValueError):
+            widest &= stat.S_IMODE(os.stat(source).st_mode) | 0o700 if source is not None else 0o777
+    token, mask = _WIDEST.set(widest), os.umask(0o077)
+    os.umask(mask | (0o077 & ~widest))
+    try:
+        yield
+    finally:
+        _WIDEST.reset(token)
+        os.umask(mask)
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -16,41 +43,60 @@ def write_text(path: str | Path, text: str) -> None:
     write_all({Path(path): text})
 
 
-def write_all(texts: Mapping[Path, str] | Mapping[Path, str | bytes]) -> None:
-    """Write several files, all of them or none. Raises `SourceError`."""
+def write_all(texts: Mapping[Path, str] | Mapping[Path, str | bytes], beside: Iterable[Path] = ()) -> None:
+    """Write several files, all of them or none, so that no other writer's are among them. Raises `SourceError`.
+
+    Those `beside` were not named by whoever runs this: a link in the place of one is refused, not followed.
+    """
     targets = {Path(os.path.realpath(path)): text for path, text in texts.items()}
-    SourceError.raise_if(problem for path in targets for problem in _obstacles(path))
+    SourceError.raise_if(problem for path in targets for problem in obstacles(path))
+    SourceError.raise_if(_link(path) for path in beside if path in texts and path.is_symlink())
     staged: dict[Path, Path] = {}
+    path = Path()
     try:
         for path, text in targets.items():
             staged[path] = _beside(path)
             _stage(path, staged[path], text)
-        _rename(staged)
+        with ExitStack() as locks:
+            for folder in sorted({path.parent for path in targets}):
+                locks.enter_context(exclusive(folder))
+            _rename(staged)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise SourceError(f"{path}: cannot be written ({reason}); nothing was written") from None
     finally:
-        for beside in staged.values():
-            beside.unlink(missing_ok=True)
+        for leftover in staged.values():
+            leftover.unlink(missing_ok=True)
 
 
-def _obstacles(path: Path) -> Iterator[str]:
-    if path.is_dir():
-        yield f"{path}: found a directory, expected the name of a file; name a file in it"
-    elif path.exists() and not path.is_file():
-        yield f"{path}: found a device or a pipe, expected a regular file; name another"
-    elif not path.parent.is_dir():
-        yield f"{path}: there is no directory {path.parent}; create it first"
+def _link(path: Path) -> str:
+    return f"{path}: is a link to {os.path.realpath(path)}, which is not written through; remove the link, or name another output"
+
+
+def obstacles(path: Path) -> Iterator[str]:
+    """Why no file can be written to `path`."""
+    try:
+        if not path.name or path.is_dir():
+            yield f"{path}: found a directory, expected the name of a file; name a file in it"
+        elif path.exists() and not path.is_file():
+            yield f"{path}: found a device or a pipe, expected a regular file; name another"
+        elif not path.parent.is_dir():
+            yield f"{path}: there is no directory {path.parent}; create it first"
+    except OSError as error:
+        yield f"{shown(str(path))}: cannot be written ({(error.strerror or str(error)).lower()}); name another"
 
 
 def _beside(path: Path) -> Path:
-    return path.parent / f".stagebridge-{os.getpid()}-{os.urandom(4).hex()}.tmp"
+    return path.parent / f".stagebridge-{os.getpid()}-{os.urandom(8).hex()}.tmp"
 
 
 def _stage(path: Path, beside: Path, text: str | bytes) -> None:
-    with open(beside, "xb") as stream:
-        if path.exists():
-            os.chmod(beside, stat.S_IMODE(path.stat().st_mode))
+    """Write the new content; the mode is that of the file that it replaces, and no wider than that of its source."""
+    there = stat.S_IMODE(path.stat().st_mode) & 0o777 if path.exists() else None
+    mode = PLAIN & _WIDEST.get() if there is None else PRIVATE
+    with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as stream:
+        if there is not None:
+            os.fchmod(stream.fileno(), there & _WIDEST.get())
         stream.write(text.encode() if isinstance(text, str) else text)
         stream.flush()
         os.fsync(stream.fileno())
@@ -64,7 +110,7 @@ def _rename(staged: Mapping[Path, Path]) -> None:
         for path, beside in staged.items():
             os.replace(beside, path)
             moved.append(path)
-    except OSError:
+    except BaseException:
         for path in moved:
             _put_back(path, before[path])
         raise

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from bridge import limits
 from bridge.errors import SourceError
-from bridge.files.document import TEXT, Builder, Document, Entry, Node, check_limits, integer
+from bridge.files.document import LONGEST, TEXT, Builder, Document, Entry, Node, check_limits, integer
 
 
 def load_yaml(text: str, name: str = TEXT) -> Document:
@@ -56,6 +57,8 @@ def scalar(text: str) -> Any:
 
 def _integer(text: str) -> int | float:
     sign, digits = (-1 if text[0] == "-" else 1), text.lstrip("+-")
+    if len(digits) >= LONGEST:
+        return math.inf
     if ":" in digits:
         return int(_sexagesimal(text, int))
     if digits[:2] in ("0b", "0x"):
@@ -91,6 +94,9 @@ class _Events:
         from ruamel.yaml import YAML
         from ruamel.yaml.error import YAMLError
 
+        if found := TAGGED.search(text):
+            line = text.count("\n", 0, found.start()) + 1
+            raise self.refuse(line, f"found a tag of more than {limits.NAME} characters; drop it")
         yaml: Any = YAML(typ="safe", pure=True)
         yaml.version = (1, 1)
         try:
@@ -209,3 +215,5 @@ class _Events:
 
 
 TAG = "tag:yaml.org,2002:"
+TAGGED = re.compile(rf"^[^#'\"\n]*?(?<![^\s,\[{{-])![^\s'\"]{{{limits.NAME}}}", re.MULTILINE)
+"""A tag that takes the scanner long, since it goes over one of n characters n times."""

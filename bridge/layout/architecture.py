@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from math import prod
-from typing import Literal
+from typing import Any, Literal
 
+from bridge import limits
 from bridge.errors import ConfigError
 from bridge.layout.partition import Layers
 from bridge.layout.shard import Parameter
@@ -18,7 +18,7 @@ from bridge.plan import Model
 class Part:
     """A module with weights: a matrix (`outputs`, `inputs`), or a vector where there are no inputs, and maybe a bias.
 
-    `tied` names the module whose weight it uses instead of its own.
+    `tied` names the module whose weight it uses instead of its own. There are `copies` of it, one in each expert.
     """
 
     name: str
@@ -27,12 +27,23 @@ class Part:
     inputs: int = 0
     bias: bool = False
     tied: str = ""
+    copies: int = 1
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the weight and the bias, by global name."""
         weight: tuple[int, ...] = (self.outputs, self.inputs) if self.inputs else (self.outputs,)
         return {f"{self.tied or self.name}.weight": weight} | ({f"{self.name}.bias": (self.outputs,)} if self.bias else {})
+
+    @property
+    def size(self) -> int:
+        """Elements of all copies, a tied weight left out."""
+        return self.used - self.outputs * self.inputs * bool(self.tied)
+
+    @property
+    def used(self) -> int:
+        """Elements of all copies, with a tied weight that another module has."""
+        return self.copies * self.outputs * ((self.inputs or 1) + self.bias)
 
     def role(self, names: TensorPlan) -> str | None:
         """What `names` make of it: "embed", or a kind of split linear layer, or None."""
@@ -43,16 +54,52 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A tensor rank's place: which of how many ranks, and whether norms and dropout are split by tokens."""
+    """A tensor rank's place: which of how many ranks, and whether norms and dropout are split by tokens.
+
+    Experts are divided among `experts` ranks, and each expert among `within` tensor ranks; `same` ranks hold the same ones.
+    """
 
     ranks: int = 1
     index: int = 0
     sequence: bool = False
+    experts: int = 1
+    within: int = 1
+    same: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Widths of multi-head latent attention: of the narrow vectors (0: queries are made directly) and of the parts of a head."""
+
+    query: int
+    kv: int
+    plain: int
+    rotary: int
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Experts of a block: how many, how wide, how many a token goes to, the width of those that all tokens see, and where."""
+
+    count: int
+    ffn: int
+    top_k: int
+    shared: int = 0
+    shared_gate: bool = False
+    router_bias: bool = False
+    layers: tuple[bool, ...] | None = None
+
+    def within(self, block: int) -> bool:
+        """Whether a block has experts."""
+        return self.layers is None or (block < len(self.layers) and self.layers[block])
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """Shape of a GPT. Sizes as in a plan's model section; `sequence` bounds learned positions only."""
+    """Shape of a GPT. Sizes as in a plan's model section, 0 words where their number is not known; `sequence` bounds learned
+    positions unless `positions` says how many rows there are. Biases of one kind of layer follow `bias` unless told.
+    """
 
     layers: int = 4
     hidden: int = 128
@@ -67,30 +114,53 @@ class Architecture:
     tied: bool = True
     bias: bool = True
     dropout: float = 0.0
+    head_size: int | None = None
+    qkv_bias: bool | None = None
+    output_bias: bool | None = None
+    mlp_bias: bool | None = None
+    norm_bias: bool | None = None
+    head_norm: Literal["none", "head", "own", "width"] = "none"
+    place: Literal["before", "after", "both"] = "before"
+    shared_norm: bool = False
+    sinks: bool = False
+    positions: int | None = None
+    width: int | None = None
+    embedding_norm: bool = False
+    logits_bias: bool = False
+    latent: Latent | None = None
+    experts: Experts | None = None
 
     @classmethod
     def of(cls, model: Model) -> Architecture:
         """The shape that a plan states; what it leaves open follows from the rest."""
-        hidden, heads = model.hidden or cls().hidden, model.heads or cls().heads
+        usual = cls()
+        hidden, heads = model.hidden or usual.hidden, model.heads or usual.heads
         return cls(
-            layers=model.layers or cls().layers,
+            layers=model.layers or usual.layers,
             hidden=hidden,
             heads=heads,
             kv_heads=model.kv_heads or heads,
             ffn=model.ffn or 4 * hidden,
-            vocab=model.vocab or cls().vocab,
-            sequence=model.sequence or cls().sequence,
-            tied=cls().tied if model.tied is None else model.tied,
+            vocab=model.embedding.padded_vocab or model.vocab or usual.vocab,
+            sequence=model.sequence or usual.sequence,
+            tied=usual.tied if model.tied is None else model.tied,
+            **_stated(model),
+            **_attention(model),
+            **_feed_forward(model),
+            **_embedding(model),
         )
 
     def problems(self) -> Iterator[str]:
         """What does not fit together."""
-        if self.hidden % self.heads:
+        for size in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "sequence"):
+            if getattr(self, size) > limits.PLAN[f"model.{size}"]:
+                yield f"model.{size}: found {getattr(self, size):,}, expected at most {limits.PLAN[f'model.{size}']:,}"
+        if self.hidden % self.heads and self.head_size is None and self.latent is None:
             yield f"model.heads: {self.heads} does not divide hidden ({self.hidden}); use a divisor"
         if self.heads % self.kv_heads:
             yield f"model.kv_heads: {self.kv_heads} does not divide heads ({self.heads}); use a divisor"
-        if self.rotary and self.hidden // self.heads % 2:
-            yield f"model.heads: {self.hidden // self.heads} wide heads cannot rotate; make the width even"
+        if self.rotary and self.latent is None and self.head % 2:
+            yield f"model.heads: {self.head} wide heads cannot rotate; make the width even"
 
     def tensor_plan(self, ranks: int) -> TensorPlan:
         """How `ranks` tensor ranks split this model. Raises `ConfigError` if its heads do not divide."""
@@ -98,13 +168,30 @@ class Architecture:
             raise ConfigError(f"parallel.tensor: {ranks} ranks do not divide heads ({self.heads}); use a divisor")
         keys = ("attention.key", "attention.value")
         divides = self.kv_heads % ranks == 0
+        within = ("mlp", *(("experts", "shared") if self.experts else ()))
+        inner = tuple(f"{layer}.{part}" for layer in within for part in (("up", "gate") if self.gated else ("up",)))
         return TensorPlan(
-            columns=("attention.query", "mlp.up", *(["mlp.gate"] if self.gated else []), *(keys if divides else ())),
-            rows=("attention.out", "mlp.down"),
+            columns=("attention.query", *inner, *(keys if divides else ())),
+            rows=("attention.out", *(f"{layer}.down" for layer in within)),
             shared=() if divides else keys,
             vocabulary=("embedding.tokens", "head.logits"),
             scattered=("embedding",),
         )
+
+    @property
+    def head(self) -> int:
+        """Width of a head."""
+        return self.head_size or self.hidden // self.heads
+
+    @property
+    def rows(self) -> int:
+        """Rows of the table of learned positions; 0: there is none."""
+        return self.positions if self.positions is not None else 0 if self.rotary else self.sequence
+
+    def biased(self, name: Literal["qkv_bias", "output_bias", "mlp_bias", "norm_bias"]) -> bool:
+        """Whether a kind of layer has biases: as it is told, or as the others."""
+        told: bool | None = getattr(self, name)
+        return (self.norm == "layer" if name == "norm_bias" else self.bias) if told is None else told
 
     @property
     def indices(self) -> range:
@@ -120,17 +207,44 @@ class Architecture:
         """The modules with weights in a layer, in order."""
         if layer == 0:
             return self._embedding()
-        return self._block(self.names[layer]) if layer <= self.layers else self._head()
+        return self._block(f"block{layer - 1}", layer - 1) if layer <= self.layers else self._head()
 
     def facts(self) -> Layers:
-        """What partition rules see."""
-        sizes = (sum(prod(shape) for part in self.parts(layer) for shape in part.shapes.values()) for layer in self.indices)
-        return Layers(len(self.indices), leading=1, trailing=1, parameters=tuple(sizes))
+        """What partition rules see; a tied weight counts wherever it is used."""
+        first, *blocks, last = self._sizes()
+        tied = sum(part.used - part.size for part in self._head())
+        return Layers(len(self.indices), leading=1, trailing=1, parameters=(first, *blocks, last + tied))
 
     def size(self) -> int:
         """Parameters in all, tied ones once."""
-        shapes = {name: shape for layer in self.indices for part in self.parts(layer) for name, shape in part.shapes.items()}
-        return sum(map(prod, shapes.values()))
+        return sum(self._sizes())
+
+    def active(self) -> int:
+        """Parameters that a token passes: all but experts that were not chosen for it."""
+        idle = (self.experts.count - self.experts.top_k) * self._expert() if self.experts else 0
+        return self.size() - idle * sum(map(self.routed, range(self.layers)))
+
+    def routed(self, block: int) -> bool:
+        """Whether a block has experts."""
+        return self.experts is not None and self.experts.within(block)
+
+    def _expert(self) -> int:
+        """Parameters of one expert."""
+        return sum(part.size // part.copies for part in self._block("block", self._first_routed()) if part.copies > 1)
+
+    def _first_routed(self) -> int:
+        return next((block for block in range(self.layers) if self.routed(block)), 0)
+
+    def _sizes(self) -> tuple[int, ...]:
+        """Parameters of each layer, tied weights left out; blocks of one kind are counted once."""
+        kinds = {routed: sum(part.size for part in self._block("block", block)) for routed, block in self._kinds().items()}
+        ends = (sum(part.size for part in self.parts(layer)) for layer in (0, self.layers + 1))
+        first, last = ends
+        return (first, *(kinds[self.routed(block)] for block in range(self.layers)), last)
+
+    def _kinds(self) -> dict[bool, int]:
+        """A block of each kind: with experts, and without."""
+        return {self.routed(block): block for block in reversed(range(self.layers))}
 
     def parameters(self, stages: Mapping[int, int], share: Share) -> list[Parameter]:
         """Parameters, in fp32, as tensor rank `share` holds those of the layers in `stages`, which says the stage of each."""
@@ -151,34 +265,141 @@ class Architecture:
         return found + scattered
 
     def _embedding(self) -> tuple[Part, ...]:
-        tokens = Part("embedding.tokens", "embedding", self.vocab, self.hidden)
-        positions = Part("embedding.positions", "embedding", self.sequence, self.hidden)
-        return (tokens,) if self.rotary else (tokens, positions)
+        width = self.width or self.hidden
+        rows = self.rows
+        parts = [Part("embedding.tokens", "embedding", self.vocab, width)] if self.vocab else []
+        if rows:
+            parts.append(Part("embedding.positions", "embedding", rows, self.hidden))
+        if width != self.hidden:
+            parts.append(Part("embedding.project", "linear", self.hidden, width))
+        return (*parts, *([self._norm("embedding.norm")] if self.embedding_norm else []))
 
-    def _block(self, name: str) -> tuple[Part, ...]:
-        keys = self.hidden // self.heads * self.kv_heads
-        attention = (("query", self.hidden), ("key", keys), ("value", keys), ("out", self.hidden))
-        inner = ("up", "gate") if self.gated else ("up",)
-        return (
-            self._norm(f"{name}.norm1"),
-            self._norm(f"{name}.norm2"),
-            *(Part(f"{name}.attention.{part}", "linear", width, self.hidden, self.bias) for part, width in attention),
-            *(Part(f"{name}.mlp.{part}", "linear", self.ffn, self.hidden, self.bias) for part in inner),
-            Part(f"{name}.mlp.down", "linear", self.hidden, self.ffn, self.bias),
-        )
+    def _block(self, name: str, block: int) -> tuple[Part, ...]:
+        attention = self._latent(name) if self.latent else self._attention(name)
+        feed_forward = self._routed(f"{name}.mlp") if self.routed(block) else self._dense(f"{name}.mlp", self.ffn)
+        return (*self._norms(name), *attention, *feed_forward)
+
+    def _norms(self, name: str) -> Iterator[Part]:
+        number = 1 if self.shared_norm else 2
+        yield from (self._norm(f"{name}.norm{index}") for index in range(1, number + 1))
+        if self.place == "both":
+            yield from (self._norm(f"{name}.norm{index}") for index in (3, 4))
+
+    def _attention(self, name: str) -> Iterator[Part]:
+        queries, keys, qkv = self.heads * self.head, self.kv_heads * self.head, self.biased("qkv_bias")
+        for part, width in (("query", queries), ("key", keys), ("value", keys)):
+            yield Part(f"{name}.attention.{part}", "linear", width, self.hidden, qkv)
+        yield Part(f"{name}.attention.out", "linear", self.hidden, queries, self.biased("output_bias"))
+        if self.head_norm != "none":
+            widths = (self.head, self.head) if self.head_norm == "head" else (queries, keys)
+            yield from (
+                self._norm(f"{name}.attention.{part}_norm", size) for part, size in zip(("query", "key"), widths, strict=True)
+            )
+        if self.sinks:
+            yield Part(f"{name}.attention.sinks", "norm", self.heads)
+
+    def _latent(self, name: str) -> Iterator[Part]:
+        """Narrow vectors, their norms, and what is made of them; only the narrow ones and the output have biases."""
+        it, qkv = self.latent or Latent(0, 0, 0, 0, 0), self.biased("qkv_bias")
+        queries, out = self.heads * (it.plain + it.rotary), self.heads * it.value
+        narrow = ((("query", it.query, 0),) if it.query else ()) + (("key_value", it.kv, it.rotary),)
+        for part, rank, beside in narrow:
+            yield Part(f"{name}.attention.narrow_{part}", "linear", rank + beside, self.hidden, qkv)
+            if self.head_norm != "none":
+                yield self._norm(f"{name}.attention.{part}_norm", rank)
+        yield Part(f"{name}.attention.query", "linear", queries, it.query or self.hidden)
+        yield Part(f"{name}.attention.key_value", "linear", self.heads * (it.plain + it.value), it.kv)
+        yield Part(f"{name}.attention.out", "linear", self.hidden, out, self.biased("output_bias"))
+
+    def _dense(self, name: str, width: int, copies: int = 1) -> Iterator[Part]:
+        bias = self.biased("mlp_bias")
+        for part in ("up", "gate") if self.gated else ("up",):
+            yield Part(f"{name}.{part}", "linear", width, self.hidden, bias, copies=copies)
+        yield Part(f"{name}.down", "linear", self.hidden, width, bias, copies=copies)
+
+    def _routed(self, name: str) -> Iterator[Part]:
+        it = self.experts or Experts(1, self.ffn, 1)
+        yield Part(f"{name}.router", "linear", it.count, self.hidden, it.router_bias)
+        yield from self._dense(f"{name}.experts", it.ffn, it.count)
+        if it.shared:
+            yield from self._dense(f"{name}.shared", it.shared)
+        if it.shared_gate:
+            yield Part(f"{name}.shared_gate", "linear", 1, self.hidden)
 
     def _head(self) -> tuple[Part, ...]:
-        tied = "embedding.tokens" if self.tied else ""
-        return self._norm("head.norm"), Part("head.logits", "linear", self.vocab, self.hidden, tied=tied)
+        width, tied = self.width or self.hidden, "embedding.tokens" if self.tied else ""
+        out = (Part("head.project", "linear", width, self.hidden),) if width != self.hidden else ()
+        logits = Part("head.logits", "linear", self.vocab, width, self.logits_bias, tied)
+        return (self._norm("head.norm"), *out, *((logits,) if self.vocab else ()))
 
-    def _norm(self, name: str) -> Part:
-        return Part(name, "norm", self.hidden, bias=self.norm == "layer")
+    def _norm(self, name: str, size: int | None = None) -> Part:
+        return Part(name, "norm", size or self.hidden, bias=self.biased("norm_bias"))
 
     def _held(self, layer: int, share: Share) -> Iterator[Parameter]:
         names = self.tensor_plan(share.ranks) if share.ranks > 1 else None
         for part in self.parts(layer):
+            whole = part.copies > 1 and share.within == 1
             for name, shape in part.shapes.items():
-                yield Parameter(name, shape, "fp32", ()) if names is None else _split(part, name, shape, names, share)
+                alone = names is None or whole
+                held = Parameter(name, shape, "fp32", ()) if alone or names is None else _split(part, name, shape, names, share)
+                yield held if part.copies == 1 else _of_experts(held, part.copies, share)
+
+
+def _stated(model: Model) -> dict[str, Any]:
+    """Norms, biases and dropout, where a plan says them."""
+    norm, attention = model.norm, model.attention
+    told = {
+        "norm": norm.kind,
+        "norm_bias": norm.bias,
+        "place": norm.place,
+        "gated": model.mlp.gated,
+        "qkv_bias": attention.qkv_bias,
+        "output_bias": attention.output_bias,
+        "mlp_bias": model.mlp.bias,
+        "dropout": model.dropout,
+    }
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def _attention(model: Model) -> dict[str, Any]:
+    attention, latent = model.attention, model.attention.latent
+    found: dict[str, Any] = {
+        "head_size": attention.head_size,
+        "head_norm": attention.norm or "none",
+        "sinks": bool(attention.sinks),
+        "shared_norm": bool(model.norm.parallel and model.norm.shared),
+    }
+    if latent.kv_rank is None:
+        return found
+    widths = (latent.query_rank, latent.kv_rank, latent.plain_size, latent.rotary_size, latent.value_size)
+    return found | {"latent": Latent(*(width or 0 for width in widths))}
+
+
+def _feed_forward(model: Model) -> dict[str, Any]:
+    moe = model.moe
+    if not model.experts:
+        return {}
+    width = moe.ffn or model.ffn or 4 * (model.hidden or Architecture().hidden)
+    choice = (moe.top_k or 1, moe.shared_ffn or 0, bool(moe.shared_gate), bool(moe.router_bias), moe.layers)
+    return {"experts": Experts(model.experts, width, *choice)}
+
+
+def _embedding(model: Model) -> dict[str, Any]:
+    embedding, kind = model.embedding, model.embedding.positions
+    rows = (embedding.max_positions or model.sequence or Architecture().sequence) + (embedding.offset or 0)
+    return {
+        "rotary": kind in (None, "rotary"),
+        "positions": None if kind in (None, "rotary") else rows if kind == "learned" else 0,
+        "width": embedding.width,
+        "embedding_norm": bool(embedding.norm),
+        "logits_bias": bool(embedding.output_bias),
+    }
+
+
+def _of_experts(held: Parameter, copies: int, share: Share) -> Parameter:
+    """The same parameter of all experts that a rank holds."""
+    local = max(map(len, (cut(copies, share.experts, index) for index in (0, share.experts - 1))))
+    return replace(held, shape=(local, *held.shape), same=share.same, partial=False)
 
 
 def _split(part: Part, name: str, shape: tuple[int, ...], names: TensorPlan, share: Share) -> Parameter:

@@ -8,6 +8,7 @@ from functools import cached_property
 from itertools import product
 from math import prod
 
+from bridge import limits
 from bridge.errors import ConfigError, nearest
 from bridge.plan import Parallel
 
@@ -36,6 +37,8 @@ class Mesh:
     def of(cls, parallel: Parallel, world: int) -> Mesh:
         """The mesh of `world` ranks; an unset `data` takes the ranks that are left. Raises `ConfigError`."""
         sizes = {axis: getattr(parallel, axis) or 1 for axis in AXES}
+        if max(world, *sizes.values()) > limits.RANKS:
+            raise ConfigError(f"parallel: found {max(world, *sizes.values()):,} ranks, expected at most {limits.RANKS:,}")
         sizes["data"] = parallel.data or _data(sizes, world)
         if prod(sizes.values()) != world:
             raise ConfigError(_wrong_product(sizes, world))
@@ -87,8 +90,9 @@ def _data(sizes: Mapping[str, int], world: int) -> int:
 
 def _wrong_product(sizes: Mapping[str, int], world: int) -> str:
     given = {axis: size for axis, size in sizes.items() if size > 1}
-    equation = " x ".join(f"{axis} ({size})" for axis, size in given.items())
-    return f"parallel: {equation} does not divide world size ({world}); {_advice(sizes, world)}"
+    equation = " x ".join(f"{axis} ({size})" for axis, size in given.items()) or "data (1)"
+    wrong = "is not the" if world % prod(sizes.values()) == 0 else "does not divide"
+    return f"parallel: {equation} {wrong} world size ({world}); {_advice(sizes, world)}"
 
 
 def _advice(sizes: Mapping[str, int], world: int) -> str:

@@ -10,6 +10,7 @@ from functools import cache
 from itertools import accumulate, pairwise
 from math import ceil, floor
 
+from bridge import limits
 from bridge.errors import ConfigError
 from bridge.plan import Stages
 
@@ -50,6 +51,8 @@ def partition(stages: Stages, layers: Layers, parts: int | None = None) -> tuple
     number of stages when `layers_per_stage` is unset. Raises `ConfigError` if the rule lacks what it needs or
     cannot fill each stage.
     """
+    if max(layers.count, parts or 0) > limits.LAYERS:
+        raise ConfigError(f"model.layers: found {layers.count:,}, expected at most {limits.LAYERS:,} layers and stages")
     rule = stages.rule or ("explicit" if stages.boundaries else "carry")
     boundaries = _RULES[rule](stages, layers, parts)
     return tuple(range(first, last) for first, last in pairwise(boundaries))
@@ -164,8 +167,12 @@ def _explicit_problems(boundaries: Boundaries, layers: Layers) -> Iterator[str]:
     elif boundaries[-1] not in (layers.body, layers.count):
         known = " or ".join(str(number) for number in dict.fromkeys((layers.body, layers.count)))
         yield f"stages.boundaries: end at {boundaries[-1]}, but the model has {known} layers; end there"
-    for first, last in pairwise(boundaries):
-        if last <= first:
+    pairs = list(pairwise(boundaries))
+    for place, (first, last) in enumerate(pairs):
+        # A stage at an end may have the embedding or the head alone.
+        beside = (place == 0 and layers.leading) or (place == len(pairs) - 1 and layers.trailing)
+        alone = last == first and beside and boundaries[-1] == layers.body != layers.count
+        if last <= first and not alone:
             yield f"stages.boundaries: {last} follows {first}; each stage needs a layer; let them increase"
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from bridge.errors import ConfigError
 from bridge.layout.partition import Layers, partition
-from bridge.layout.schedule import SCHEDULES, Schedule, Shape, generate, partly_kept, prove
+from bridge.layout.schedule import SCHEDULES, Schedule, Shape, check_size, generate, partly_kept, problems, prove
 from bridge.layout.schedule.table import read
 from bridge.plan import Plan
 
@@ -22,18 +23,29 @@ class Pipeline:
     layers: Ranges
 
     @classmethod
-    def of(cls, plan: Plan, layers: Layers, microbatches: int, table: str | None = None, parts: Ranges | None = None) -> Pipeline:
-        """The pipeline that `plan` asks for; `table` is the text of its CSV, `parts` are stages that were cut otherwise.
+    def of(
+        cls,
+        plan: Plan,
+        layers: Layers,
+        microbatches: int,
+        table: str | None = None,
+        parts: Ranges | None = None,
+        short: bool = False,
+    ) -> Pipeline:
+        """The pipeline that `plan` asks for; `table` is the text of its CSV, `parts` are stages that were cut otherwise, and
+        `short` ones have fewer microbatches than ranks.
 
         A stage that the plan cuts for a pipeline rank is cut further, layer by layer, so that its weights and gradients need
         not be whole at once; `stages.layers_per_stage` keeps its layers together. Raises `ConfigError` if anything does not
         fit, or the ranks would not end well.
         """
-        outer, schedule = _outline(plan, layers, microbatches, table, parts)
+        check_size(layers.count, microbatches)
+        outer, schedule = _outline(plan, layers, microbatches, table, parts, short)
         apart = parts is None and plan.stages.layers_per_stage is None and ranks_of(plan) > 1
         inner = tuple(range(layer, layer + 1) for layer in range(layers.count)) if apart else outer
         found = cls(schedule.expanded([len(part) for part in outer]) if apart else schedule, inner)
-        ConfigError.raise_if(f"schedule: {problem}" for problem in prove(found.schedule))
+        # A stage in parts runs them one after the other, so that what holds of the stages holds of their parts.
+        ConfigError.raise_if(f"schedule: {problem}" for problem in prove(schedule))
         return found
 
     def local(self, rank: int) -> tuple[int, ...]:
@@ -58,14 +70,70 @@ def name_of(plan: Plan) -> str:
     return "1f1b" if (schedule.virtual or 1) == 1 else "interleaved_1f1b"
 
 
-def schedule_of(plan: Plan, microbatches: int, stages: int | None = None, table: str | None = None) -> Schedule:
+def schedule_of(
+    plan: Plan, microbatches: int, stages: int | None = None, table: str | None = None, short: bool = False
+) -> Schedule:
     """The plan's schedule over `stages` (default: as many as its ranks hold). Raises `ConfigError` if it does not fit."""
-    name, ranks = name_of(plan), ranks_of(plan)
+    name = name_of(plan)
     if name == "csv":
         return _kept(plan, _from_table(plan, microbatches, stages, table))
+    return _kept(plan, generate(name, _shape(plan, microbatches, stages, short)))
+
+
+def described(plan: Plan, microbatches: int, layers: Layers | None = None) -> tuple[Plan, tuple[str, ...]]:
+    """`plan` with the nearest schedule that can be written down for as many microbatches, and why it is not its own."""
+    if name_of(plan) == "csv" or ranks_of(plan) == 1:
+        return plan, ()
+    plan, notes = _cut(plan, layers) if layers else (plan, ())
+    stages = stages_of(plan, layers) if layers else None
+    found = tuple(problems(name_of(plan), _shape(plan, microbatches, stages, True)))
+    plain = "1f1b" if _shape(plan, microbatches, stages).virtual == 1 else "looped_bfs"
+    other = _with(plan, name=plain, group=None, depth_first=None)
+    if not found or any(problems(plain, _shape(other, microbatches, stages, True))):
+        return plan, notes
+    return other, (*notes, *(f"{problem}; shown as {plain}" for problem in found))
+
+
+def _cut(plan: Plan, layers: Layers) -> tuple[Plan, tuple[str, ...]]:
+    """`plan`, with one stage on a rank where its layers do not fill as many as it asks for."""
+    try:
+        stages_of(plan, layers)
+    except ConfigError as error:
+        other = _with(plan, name="1f1b", group=None, depth_first=None, virtual=None)
+        if plan.schedule.virtual in (None, 1) or plan.stages.boundaries:
+            raise
+        stages_of(other, layers)
+        return other, (f"{error}; shown with one stage on a rank",)
+    return plan, ()
+
+
+def _with(plan: Plan, **schedule: Any) -> Plan:
+    return plan.model_copy(update={"schedule": plan.schedule.model_copy(update=schedule)})
+
+
+def _shape(plan: Plan, microbatches: int, stages: int | None = None, short: bool = False) -> Shape:
+    name, ranks = name_of(plan), ranks_of(plan)
     virtual = _virtual(plan) if ranks > 1 else 1
     rounds = (plan.schedule.depth_first or 1) if name in ("looped_bfs", "breadth_first") else 1
-    return _kept(plan, generate(name, Shape(ranks, stages or ranks * virtual, microbatches, plan.schedule.group, rounds)))
+    return Shape(ranks, stages or ranks * virtual, microbatches, plan.schedule.group, rounds, short)
+
+
+def stages_of(plan: Plan, layers: Layers) -> int:
+    """Stages of the plan's schedule over `layers`, as it is written; 0 for a table. Raises `ConfigError` if it does not fit."""
+    if name_of(plan) == "csv":
+        return 0
+    return len(partition(plan.stages, layers, None if ranks_of(plan) == 1 else ranks_of(plan) * _virtual(plan)))
+
+
+def period_of(plan: Plan, microbatches: int, stages: int) -> int:
+    """How many more microbatches make a step longer by what repeats; 0 where nothing is known to. Raises `ConfigError` where
+    the schedule does not fit the microbatches there are.
+    """
+    if name_of(plan) == "csv" or plan.recompute.kept_microbatches:
+        return 0
+    shape = _shape(plan, microbatches, stages, True)
+    ConfigError.raise_if(problems(name_of(plan), shape))
+    return shape.rounds * (shape.group or shape.ranks)
 
 
 def _kept(plan: Plan, schedule: Schedule) -> Schedule:
@@ -90,7 +158,9 @@ def _misfits(found: Schedule, where: str, wanted: tuple[int, int, int]) -> Itera
             yield f"{where}: is for {has} {name}, but the plan has {expected}; change one of the two"
 
 
-def _outline(plan: Plan, layers: Layers, microbatches: int, table: str | None, parts: Ranges | None) -> tuple[Ranges, Schedule]:
+def _outline(
+    plan: Plan, layers: Layers, microbatches: int, table: str | None, parts: Ranges | None, short: bool
+) -> tuple[Ranges, Schedule]:
     """Stages as the plan cuts them, and the schedule over those."""
     ranks = ranks_of(plan)
     if ranks == 1:
@@ -100,7 +170,7 @@ def _outline(plan: Plan, layers: Layers, microbatches: int, table: str | None, p
     outer = parts or partition(plan.stages, layers, wanted)
     if plan.schedule.virtual is not None and len(outer) != wanted:
         raise ConfigError(f"stages: {len(outer)} where the schedule has {wanted}; change stages, or schedule.virtual")
-    return outer, schedule_of(plan, microbatches, len(outer), table)
+    return outer, schedule_of(plan, microbatches, len(outer), table, short)
 
 
 def _virtual(plan: Plan) -> int:
@@ -110,10 +180,14 @@ def _virtual(plan: Plan) -> int:
 
 
 def text_of(plan: Plan) -> str | None:
-    """The text of the plan's table of actions, if it names one. Raises `SourceError` if there is no such file."""
-    from bridge.files import read_text
+    """The text of the plan's table of actions, if it names one. Raises `SourceError` if there is no such file, or, within
+    `bridge.files.reaching`, if it lies outside; elsewhere the plan is the caller's own word.
+    """
+    from bridge.files import placed, read_text
 
-    return read_text(plan.schedule.csv) if name_of(plan) == "csv" and plan.schedule.csv else None
+    if name_of(plan) != "csv" or not plan.schedule.csv:
+        return None
+    return read_text(placed(plan.schedule.csv))
 
 
 def by_names(stages: Sequence[Sequence[str]], layers: Sequence[str]) -> Ranges:

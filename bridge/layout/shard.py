@@ -26,7 +26,8 @@ class Parameter:
 
     `split` tells along which dimension tensor ranks hold different parts, of `whole` in all, from `start` on this one (None:
     they hold replicas). Each rank sees only its share of the gradient of a `partial` replica: shares have to be summed.
-    `replicas` are the pipeline ranks whose stages use it, where they are several.
+    `replicas` are the pipeline ranks whose stages use it, where they are several. `same` ranks hold the same values of it,
+    as for experts that are divided among ranks (0: all data ranks).
     """
 
     name: str
@@ -39,6 +40,7 @@ class Parameter:
     whole: int = 0
     partial: bool = False
     replicas: tuple[int, ...] = ()
+    same: int = 0
 
     @property
     def size(self) -> int:
@@ -161,6 +163,7 @@ class Home(NamedTuple):
     frozen: bool
     dtype: Dtype
     place: int
+    same: int = 0
 
 
 @dataclass(frozen=True)
@@ -206,6 +209,11 @@ class Flat:
         return self.slots[0].parameter.replicas
 
     @property
+    def alone(self) -> bool:
+        """Whether no other rank holds it, so that its gradients are complete."""
+        return self.slots[0].parameter.same == 1
+
+    @property
     def sharded(self) -> bool:
         """Whether data ranks own different slices."""
         return self.shards > 1
@@ -224,7 +232,7 @@ class Flat:
 
     def owned(self, index: int) -> range:
         """The slice of data rank `index`, in elements of the padded buffer."""
-        start = self.shard * (index if self.sharded else 0)
+        start = self.shard * (index % self.shards)
         return range(start, start + self.shard)
 
     def pieces(self, index: int) -> Iterator[Piece]:
@@ -349,8 +357,8 @@ def _buffers(homes: Mapping[Home, int]) -> int:
     return sum(size * BYTES[home.dtype] for home, size in homes.items())
 
 
-Kind = tuple[bool, bool, Dtype]
-"""Tied or not, frozen or not, format: parameters that differ in it lie in different pools."""
+Kind = tuple[bool, bool, Dtype, int]
+"""Tied or not, frozen or not, format, ranks that hold the same: parameters that differ in it lie in different pools."""
 
 
 def _flats(parameters: Sequence[Parameter], stages: int, format_: Format, counts: Counts) -> Iterator[Flat]:
@@ -364,26 +372,27 @@ def _flats(parameters: Sequence[Parameter], stages: int, format_: Format, counts
 def _groups(parameters: Sequence[Parameter], format_: Format) -> Iterator[tuple[Kind, list[Parameter]]]:
     """Parameters by kind and stage, in order of stages, tied ones last; one that other pipeline ranks hold too is alone."""
 
-    def key(parameter: Parameter) -> tuple[bool, int, bool, Dtype, str]:
+    def key(parameter: Parameter) -> tuple[bool, int, bool, Dtype, str, int]:
         tied, alone = len(parameter.stages) > 1 or bool(parameter.replicas), parameter.name if parameter.replicas else ""
-        return tied, parameter.stages[0], not parameter.trainable, format_.compute or parameter.dtype, alone
+        return tied, parameter.stages[0], not parameter.trainable, format_.compute or parameter.dtype, alone, parameter.same
 
-    for (tied, _, frozen, dtype, _), group in groupby(sorted(parameters, key=key), key):
-        yield (tied, frozen, dtype), list(group)
+    for (tied, _, frozen, dtype, _, same), group in groupby(sorted(parameters, key=key), key):
+        yield (tied, frozen, dtype, same), list(group)
 
 
 def _flat(kind: Kind, group: list[Parameter], index: int, number: int, format_: Format, counts: Counts) -> Flat:
-    tied, frozen, dtype = kind
+    tied, frozen, dtype, same = kind
+    shards = same if same and counts.shards > 1 else counts.shards
     master, reduce = format_.master_of(dtype, frozen), format_.reduce_of(dtype)
-    whole = tied or (counts.shards == 1 and master == dtype)
+    whole = tied or (shards == 1 and master == dtype)
     weights = number if whole or counts.weights is None else min(counts.weights, number)
-    grads = number if tied or counts.shards == 1 or counts.grads is None else min(counts.grads, number)
+    grads = number if tied or shards == 1 or counts.grads is None else min(counts.grads, number)
     return Flat(
         stage=group[0].stages[0],
         slots=tuple(_slots(group)),
-        shards=counts.shards,
-        weight_home=Home(tied, frozen, dtype, index % weights),
-        grad_home=Home(tied, frozen, reduce, index % grads),
+        shards=shards,
+        weight_home=Home(tied, frozen, dtype, index % weights, same),
+        grad_home=Home(tied, frozen, reduce, index % grads, same),
         weight_shared=_shared(index, weights, number),
         grad_shared=_shared(index, grads, number),
         dtype=dtype,

@@ -26,11 +26,11 @@ SCATTER_TOKENS = "scatter tokens"
 LARGEST = "largest logit"
 LOGITS = "sum logits"
 AGREE = "agree"
-"""The one collective over all ranks in a step: squared norm, loss and count of what the loss was averaged
-over.
+"""The one collective over all ranks in a step: squared norm, loss, count of what the loss was averaged over, and whose data
+ended.
 """
 
-AGREED = 3
+AGREED = 4
 """Numbers that ranks agree on, in fp64."""
 
 HEADER_LENGTH = 64
@@ -166,7 +166,7 @@ def _reductions(layout: Layout, writers: tuple[int, ...]) -> Traffic:
     if layout.data == 1:
         return Traffic()
     flats = (layout.flats[index] for done in reductions(layout, writers) for index in done)
-    return sum((Traffic(1, flat.padded * BYTES[flat.reduce]) for flat in flats), Traffic())
+    return sum((Traffic(1, flat.padded * BYTES[flat.reduce]) for flat in flats if not flat.alone), Traffic())
 
 
 def _tied(layout: Layout) -> Traffic:

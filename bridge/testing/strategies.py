@@ -26,7 +26,7 @@ Group = Mapping[str, Any]
 
 WORDS = "abcxyzABC019_-. /:'\"\\#$é"
 WORLDS = (1, 2, 4, 8, 3, 6, 12, 16, 24, 32, 64, 96, None)
-LARGE = 10**9
+LARGE = 10**6
 EXTRAS = 64
 """Fields beside the core of a config that are tried, at most."""
 NEEDY = 10

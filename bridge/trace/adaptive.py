@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bridge.errors import SourceError
+
 Key = tuple[str, str]
 """Layer and parameter."""
 
@@ -67,8 +69,11 @@ class Updates:
             found = literal_eval(found) if isinstance(found, str) else found
             return default if found is None else found
 
-        first, second = setting("betas", cls.betas)
-        return cls((float(first), float(second)), float(setting("eps", cls.eps)), float(setting("weight_decay", cls.decay)))
+        try:
+            first, second = setting("betas", cls.betas)
+            return cls((float(first), float(second)), float(setting("eps", cls.eps)), float(setting("weight_decay", cls.decay)))
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
+            raise SourceError(f"run.json: settings of the optimizer are no numbers ({error}); it is damaged") from None
 
     def begin(self, key: Key, weights: Tensor | None) -> None:
         """The weights (2, samples) before the first update."""

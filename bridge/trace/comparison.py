@@ -208,7 +208,8 @@ def _bound(run: Run, one: Entry, other: Entry, updates: Updates | None) -> float
 def _unit(one: Entry, other: Entry, formats: Iterable[str]) -> float:
     """The unit in the last place of the coarsest format."""
     formats = {one.first.dtype, other.first.dtype, *formats}
-    return max(torch.finfo(getattr(torch, name)).eps for name in formats if getattr(torch, name).is_floating_point)
+    floating = (getattr(torch, name) for name in formats if getattr(torch, name).is_floating_point)
+    return max((torch.finfo(dtype).eps for dtype in floating), default=0.0)
 
 
 def _line(one: Entry, other: Entry, bound: float, scale: float, ratios: Mapping[str, float], explained: Tensor | None) -> Line:
@@ -258,7 +259,7 @@ def _ratios(first: Run, second: Run) -> dict[str, float]:
     for label, run in (("A", first), ("B", second)):
         sizes: Mapping[str, Any] = run.about.get("mesh", {})
         counts = {f"{axis} ranks of {label}": size for axis, size in sizes.items()}
-        counts[f"microbatches of {label}"] = run.about.get("accumulation", 1)
+        counts[f"microbatches of {label}"] = run.about.get("accumulation") or 1
         found.update({what: float(count) for what, count in counts.items() if count > 1})
     return found
 

@@ -46,7 +46,7 @@ def page(found: Comparison) -> str:
     return PAGE.format(
         title=escape(f"{found.first.folder} against {found.second.folder}"),
         verdict=escape(_verdict(first)),
-        steps="".join(f"<th>{step}</th>" for step in steps),
+        steps="".join(f"<th>{escape(str(step))}</th>" for step in steps),
         rows="\n".join(rows),
         key="".join(f'<td style="background:{colour}">{label}</td>' for (_, colour), label in zip(COLOURS, LABELS, strict=True)),
     )

@@ -6,10 +6,9 @@ its line is added to `steps.jsonl`. A line that is not whole is not there.
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,19 +19,13 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bridge.errors import BridgeError
+from bridge.errors import BridgeError, SourceError
+from bridge.files.sealed import seal
+from bridge.state.digests import digest_of
 from bridge.trace.placement import Placement
 from bridge.trace.record import Name, Record, Unit
+from bridge.trace.schema import FORMAT, RUN, STEPS, lines, rank_folder
 from bridge.trace.summary import SAMPLES, STATISTICS, Summary, measure, take
-
-FORMAT = 1
-RUN = "run.json"
-STEPS = "steps.jsonl"
-
-
-def rank_folder(run: Path, rank: int) -> Path:
-    """Where a rank writes."""
-    return run / f"rank-{rank:05d}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +44,21 @@ class Log:
     def __init__(
         self, run: Path, rank: int, about: Mapping[str, Any] | None = None, full: bool = False, strict: bool = False
     ) -> None:
-        self.run, self.folder, self.full, self.strict = run, rank_folder(run, rank), full, strict
+        self.run, self.rank, self.folder, self.full, self.strict = run, rank, rank_folder(run, rank), full, strict
         self._seen: list[Seen] = []
         self._open, self._first = True, True
         with self._guarded("nothing is logged"):
             self.folder.mkdir(parents=True, exist_ok=True)
             _cut_torn_line(self.folder / STEPS)
             if rank == 0:
-                _publish(run / RUN, json.dumps({"format": FORMAT, "ranks": 1, **(about or {})}, indent=1))
+                _publish(run / RUN, seal({"format": FORMAT, "ranks": 1, **(about or {})}, indent=1))
 
     @contextmanager
     def _guarded(self, consequence: str) -> Iterator[None]:
         """What cannot be written is said once and ends the log; training goes on, unless the log is strict."""
         try:
             yield
-        except (OSError, SafetensorError) as error:
+        except (OSError, SafetensorError, SourceError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             problem = f"{self.folder}: {reason}; {consequence}; name a folder with room that can be written to"
             self._open = False
@@ -107,11 +100,11 @@ class Log:
         records = [_finished(index, part, tensors, factors or {}) for index, part in enumerate(seen)]
         with self._guarded(f"the log ends before step {step}"):
             if self._first:
-                _drop_from(self.folder / STEPS, step)
+                _drop_from(self.run, self.rank, step)
                 self._first = False
-            if tensors:
-                _publish_tensors(self.folder / f"{step:08d}.safetensors", tensors)
-            _append(self.folder / STEPS, json.dumps({"step": step, "records": [record.fields() for record in records]}))
+            digest = _publish_tensors(self.folder / f"{step:08d}.safetensors", tensors) if tensors else None
+            fields = [record.fields() for record in records]
+            _append(self.folder / STEPS, seal({"step": step, "rank": self.rank, "records": fields, "tensors": digest}))
 
 
 def _finished(index: int, part: Seen, tensors: dict[str, Tensor], factors: Mapping[Unit, float]) -> Record:
@@ -130,10 +123,13 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _publish_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+def _publish_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
+    """The digest of the file."""
     beside = path.with_suffix(".tmp")
     save_file(tensors, beside)
+    digest = digest_of(beside)
     _replace(beside, path)
+    return digest
 
 
 def _publish(path: Path, text: str) -> None:
@@ -161,17 +157,10 @@ def _cut_torn_line(path: Path) -> None:
         os.truncate(path, content.rfind(b"\n") + 1)
 
 
-def _drop_from(path: Path, step: int) -> None:
+def _drop_from(run: Path, rank: int, step: int) -> None:
     """Leave only what came before `step`: an earlier run in this folder, or one that a resume goes on from further back."""
+    path = rank_folder(run, rank) / STEPS
     if path.exists():
-        kept = [line for line in path.read_text().splitlines() if json.loads(line)["step"] < step]
-        _publish(path, "".join(f"{line}\n" for line in kept))
-
-
-def lines_of(path: Path) -> Iterable[dict[str, Any]]:
-    """The whole lines of a rank's log; the last one is left out if a kill cut it. None if the rank has not begun."""
-    for line in path.read_text().splitlines() if path.exists() else ():
-        try:
-            yield json.loads(line)
-        except json.JSONDecodeError:
-            return
+        text = path.read_text()
+        found = zip(text.splitlines(), lines(run, rank, sealed=True), strict=True)
+        _publish(path, "".join(f"{content}\n" for content, line in found if line.step < step))

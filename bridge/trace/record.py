@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -59,18 +58,3 @@ class Record:
     def fields(self) -> dict[str, Any]:
         """As JSON values."""
         return asdict(self) | {"name": list(self.name)}
-
-    @classmethod
-    def of(cls, fields: Mapping[str, Any]) -> Record:
-        """From JSON values."""
-        parts = {
-            "name": Name(*fields["name"]),
-            "placement": _placement(fields["placement"]),
-            "summary": None if fields["summary"] is None else Summary(**fields["summary"]),
-        }
-        return cls(**{**fields, **parts})
-
-
-def _placement(fields: Mapping[str, Any]) -> Placement:
-    found: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
-    return Placement(**found)

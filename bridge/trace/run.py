@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
@@ -13,36 +12,56 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from bridge.config import shown
 from bridge.errors import SourceError
-from bridge.trace.log import RUN, STEPS, lines_of, rank_folder
+from bridge.files.contained import regular
+from bridge.state.digests import digest_of
 from bridge.trace.placement import Placement
 from bridge.trace.record import PHASES, Name, Record
+from bridge.trace.schema import RUN, STEPS, UNSEALED, Line, head, lines, rank_folder, record
 from bridge.trace.summary import Summary, sampled
+
+MOST_MISSING = 4096
+"""How many times more elements a tensor may have than its log has: ranks whose logs are not there yet."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A record with the folder of its rank."""
+    """A record with the folder of its rank, and the digest of the file with its tensors."""
 
     record: Record
     folder: Path
+    digest: str | None = None
 
-    def tensor(self, key: str | None) -> Tensor | None:
-        """What was kept under that key, in fp64."""
+    def tensor(self, key: str | None, count: int | None = None) -> Tensor | None:
+        """What was kept under that key, in fp64: `count` numbers. Raises `SourceError` if it is not there."""
         if key is None:
             return None
         path = self.folder / f"{self.record.name.step:08d}.safetensors"
-        found: Tensor = _opened(path, path.stat().st_mtime_ns).get_tensor(key)
+        try:
+            found: Tensor = _opened(path, path.stat().st_mtime_ns, self.digest).get_tensor(key)
+        except (SafetensorError, OSError) as error:
+            raise SourceError(f"{path}: {error}; it is damaged") from None
+        if found.dim() != 1 or (count is not None and len(found) != count):
+            raise SourceError(f"{path}: {shown(key)} has shape {tuple(found.shape)}, expected ({count},); it is damaged")
         return found.double()
 
 
 @lru_cache(maxsize=128)
-def _opened(path: Path, written: int) -> Any:
+def _opened(path: Path, written: int, digest: str | None) -> Any:
     """A file whose list of tensors is read once; `written`, its time, tells it from a later one of that name."""
-    return safe_open(path, "pt")
+    if digest is not None and digest_of(regular(path, path.parent.parent)) != digest:
+        raise SourceError(f"{path}: it is not what was written, {STEPS} has another digest; it is damaged")
+    return safe_open(regular(path, path.parent.parent), "pt")
+
+
+def _room(elements: int, present: int, name: object) -> None:
+    """Raises `SourceError` where a tensor is so much larger than what was logged of it that its log cannot be right."""
+    if elements > MOST_MISSING * max(present, 1):
+        raise SourceError(f"{name}: found {present} numbers in the log, expected about {elements}; it is damaged")
 
 
 @dataclass(frozen=True)
@@ -81,11 +100,16 @@ class Entry:
         found = [part for part in self.parts if part.record.samples]
         if not found:
             return None
+        values = [part.tensor(part.record.samples) for part in found]
+        _room(min(prod(self.shape), 2**self.first.level), sum(len(part) for part in values if part is not None), self.name)
         samples = torch.full((len(sampled(self.shape, self.first.level)),), math.nan, dtype=torch.float64)
-        for part in found:
-            values, numbers = part.tensor(part.record.samples), part.tensor(_numbers(part.record))
-            assert values is not None and numbers is not None, "samples are written with their numbers"
-            samples[numbers.long()] = values * part.record.factor
+        for part, held in zip(found, values, strict=True):
+            assert held is not None, "asked only where there are samples"
+            numbers = part.tensor(_numbers(part.record), len(held))
+            assert numbers is not None, "asked only where there are samples"
+            if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(samples):
+                raise SourceError(f"{part.folder}: {self.name}: numbers of samples that it does not have; it is damaged")
+            samples[numbers.long()] = held * part.record.factor
         return samples
 
     @cached_property
@@ -93,9 +117,12 @@ class Entry:
         """All of it in fp64, NaN where a rank's part is missing; None unless whole tensors were kept."""
         if not any(part.record.full for part in self.parts):
             return None
+        _room(prod(self.shape), sum(part.record.placement.count for part in self.parts), self.name)
         flat = torch.full((prod(self.shape),), math.nan, dtype=torch.float64)
         for part in self.parts:
-            if (values := part.tensor(part.record.full)) is not None:
+            if part.record.placement.whole != self.shape:
+                raise SourceError(f"{part.folder}: {self.name}: a part of another whole; it is damaged")
+            if (values := part.tensor(part.record.full, part.record.placement.count)) is not None:
                 flat[part.record.placement.places()] = values * part.record.factor
         return flat.view(self.shape)
 
@@ -114,19 +141,18 @@ class Run:
 
     folder: Path
     about: Mapping[str, Any]
-    lines: Mapping[Path, Mapping[int, Sequence[Mapping[str, Any]]]]
+    lines: Mapping[Path, Mapping[int, Line]]
 
     @classmethod
     def read(cls, folder: str | Path) -> Run:
         """Raises `SourceError` if that is no run."""
         path = Path(folder)
-        try:
-            about = json.loads((path / RUN).read_text())
-        except (OSError, json.JSONDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else f"{RUN} is not whole"
-            raise SourceError(f"{path}: {reason}; expected the folder of a traced run, with {RUN} in it") from None
-        ranks = [folder / STEPS for folder in (rank_folder(path, rank) for rank in range(about["ranks"]))]
-        return cls(path, about, {rank.parent: {line["step"]: line["records"] for line in lines_of(rank)} for rank in ranks})
+        if not (path / RUN).exists():
+            raise SourceError(f"{path}: expected the folder of a traced run, with {RUN} in it")
+        about = head(path)
+        sealed, ranks = about["format"] != UNSEALED, range(about["ranks"])
+        logged = {rank_folder(path, rank): {line.step: line for line in lines(path, rank, sealed)} for rank in ranks}
+        return cls(path, about, logged)
 
     @cached_property
     def steps(self) -> tuple[int, ...]:
@@ -153,7 +179,8 @@ class Run:
 
     def _parts(self, step: int) -> Iterator[Part]:
         for folder, steps in self.lines.items():
-            yield from (Part(Record.of(fields), folder) for fields in steps[step])
+            line, where = steps[step], f"{folder / STEPS}: step {step}"
+            yield from (Part(record(fields, step, where), folder, line.tensors) for fields in line.records)
 
 
 def _place(placement: Placement) -> Any:
@@ -163,7 +190,8 @@ def _place(placement: Placement) -> Any:
 
 def _scaled(summary: Summary, factor: float) -> Summary:
     low, high = sorted((summary.low * factor, summary.high * factor)) if summary.finite else (math.inf, -math.inf)
-    total, squares = summary.total * factor, summary.squares * factor**2
+    # not `factor**2`, which is an error where it is beyond a float
+    total, squares = summary.total * factor, summary.squares * factor * factor
     return replace(summary, total=total, squares=squares, low=low, high=high)
 
 

@@ -22,6 +22,8 @@ from bridge.verify.size import Size, architecture, changes, made
 Side = Literal["source", "target"]
 Verdict = Literal["reference", "same", "differs", "not run"]
 DIGITS = {"bf16": 2.0**-7, "fp16": 2.0**-10, "fp32": 2.0**-23}
+PARTS = ("model.experts", "precision.fp8", "parallel.context", "parallel.expert", "parallel.expert_tensor")
+"""What the small run does without, and what changes numbers: a verdict without it is one in part."""
 WIDER = {"bf16": "fp32", "fp16": "fp32", "fp32": "fp64"}
 
 
@@ -54,10 +56,18 @@ class Report:
             return "differs"
         return "same" if any(row.side == "target" and row.verdict == "same" for row in self.rows) else "not run"
 
+    @property
+    def proved(self) -> bool:
+        """Whether both sides gave the reference's numbers on their own stacks, as written, and no part was taken away for it."""
+        sides = {row.side for row in self.rows if row.written and row.verdict == "same"}
+        taken = any(self.changes.get(path, (None, None))[0] not in (None, 1) for path in PARTS)
+        return self.verdict == "same" and sides == {"source", "target"} and not taken
+
     def fields(self) -> dict[str, Any]:
         """As plain values."""
         return {
             "verdict": self.verdict,
+            "proved": self.proved,
             "ranks": self.world,
             "changes": {path: {"before": before, "after": after} for path, (before, after) in self.changes.items()},
             "rounding": _plain(self.rounding),

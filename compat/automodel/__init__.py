@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -106,6 +106,21 @@ class AutoModelDialect(Dialect):
         from compat.automodel.traps import inspect
 
         return tuple(inspect(config.given, config.effective, release(config.version), config.entry, config.origins))
+
+    def missing(self, config: Config) -> Iterator[Finding]:
+        """What a recipe wants of model, optimizer and data."""
+        from bridge.requirements import missing
+        from compat.automodel.formats import RECIPE
+        from compat.automodel.requirements import NEEDS
+
+        if config.entry == RECIPE:
+            yield from missing(config.given, NEEDS, self.whole(config))
+
+    def whole(self, config: Config) -> bool:
+        """Whether it names the recipe, the model or the data."""
+        from compat.automodel.requirements import whole
+
+        return whole(config.given)
 
     def render(self, config: Config, format: str | None = None) -> Written:
         """Explicit YAML and the launch command."""

@@ -8,6 +8,8 @@ from typing import Any
 
 from bridge.errors import BridgeError, ConfigError
 from compat.automodel.formats import IGNORED, OBJECT, OLD, PIPELINE, TARGET, history
+from compat.automodel.model import problems as model_problems
+from compat.automodel.model import sizes
 from compat.automodel.optimizers import argument_defaults
 from compat.automodel.releases import Release
 from compat.automodel.schedules import SCHEDULES, Schedule, schedule
@@ -46,12 +48,13 @@ def effective(given: Given, release: Release, world_size: int | None = None, ent
     """Values that a run starts with, by path; raises one `ConfigError` that lists every reason to stop."""
     if entry == OBJECT:
         return _object(given, release)
-    kind = strategy(given, release)
+    kind, whole = strategy(given, release), {**sizes(given), **given}
     problems = [
         *_unread(given, release),
         *_strategy(given, release, kind),
-        *_mesh(given, release, world_size, kind),
-        *_pipeline(given, release),
+        *_mesh(whole, release, world_size, kind),
+        *_pipeline(whole, release),
+        *model_problems(given),
     ]
     problems += [*_steps(given, world_size), *_learning_rate(given)]
     ConfigError.raise_if(problems)
@@ -173,7 +176,7 @@ def _pipeline(given: Given, release: Release) -> Iterator[str]:
 
 
 def _schedule_name(given: Given) -> Iterator[str]:
-    name = given.get(PP + "pp_schedule") or "1f1b"
+    name = given.get(PP + "pp_schedule", "1f1b")
     try:
         found = schedule(name, PP + "pp_schedule")
     except BridgeError as error:
@@ -185,7 +188,7 @@ def _schedule_name(given: Given) -> Iterator[str]:
 
 def chosen(given: Given) -> Schedule:
     """The schedule by name; what runs, unless a CSV does, and what places stages in any case."""
-    return SCHEDULES[(given.get(PP + "pp_schedule") or "1f1b").lower()]
+    return SCHEDULES[given.get(PP + "pp_schedule", "1f1b").lower()]
 
 
 def passed(given: Given) -> tuple[int | None, int]:

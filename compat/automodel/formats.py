@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -13,9 +13,12 @@ from typing import Any
 from bridge.config import Values, fields, nest, shown
 from bridge.dialect import Reading, Written, flags_of
 from bridge.errors import ConfigError, SourceError, nearest
-from bridge.files import MAX_DEPTH, MAX_NODES, Document, is_text, load, read_text, scalar
+from bridge.families import NULL
+from bridge.families.schema import spelled
+from bridge.files import Document, OutsideError, check_nested, find, folder_of, load, own, read_text, scalar
 from bridge.findings import Finding, Origin
 from bridge.rules import Effect
+from compat.automodel import signatures
 from compat.automodel.leaves import expected, takes_text, typed
 from compat.automodel.releases import NEW_LAYOUT, Release, instead, since, until
 from compat.automodel.schedules import Table, table
@@ -26,6 +29,7 @@ RECIPE, OBJECT = "recipe", "object"
 PIPELINE = "distributed.pipeline"
 TARGET = "_target_"
 OLD = "autopipeline"
+CONFIG = "model.config."
 SIGNAL = "step_scheduler.preemption_signal"
 """Setting where null is not the default but switches something off: kept as an empty list."""
 IGNORED = ("clip_grad_norm.max_norm",)
@@ -71,15 +75,14 @@ def read(source: Any, release: Release, lenient: bool = False) -> Reading:
     data, document, entry = _loaded(source)
     reader = _Reader(release, lenient, document)
     reader.recipe(data)
-    folder = Path(source).parent if isinstance(source, Path) or (isinstance(source, str) and not is_text(source)) else Path()
-    reader.schedule_file(folder)
+    reader.schedule_file(folder_of(document or source))
     ConfigError.raise_if(reader.problems)
     return Reading(Values(reader.given), entry, reader.origins, tuple(reader.findings), reader.opaque)
 
 
 def _loaded(source: Any) -> tuple[Mapping[str, Any], Document | None, str]:
     if isinstance(source, Mapping):
-        _limit(source)
+        check_nested(source, "mapping")
         return _as_recipe(source)
     if isinstance(source, Written):
         document = load(source.text)
@@ -123,23 +126,6 @@ def overrides(words: Sequence[str]) -> dict[str, Any]:
         return nest(flat)
     except (AttributeError, TypeError):
         raise SourceError("overrides: one names a section, another a setting inside of it; keep one") from None
-
-
-def _limit(data: Mapping[str, Any]) -> None:
-    """The same limits for a mapping as for a file; they also end cycles."""
-    level: list[Any] = [data]
-    nodes = depth = 0
-    while level:
-        nodes, depth = nodes + len(level), depth + 1
-        if nodes > MAX_NODES or depth > MAX_DEPTH:
-            raise SourceError(
-                f"mapping: found more than {MAX_NODES:,} values or {MAX_DEPTH} levels of nesting; a recipe is smaller"
-            )
-        level = [inner for value in level for inner in _inner(value)]
-
-
-def _inner(value: Any) -> Iterable[Any]:
-    return value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
 
 
 STRICT = ("step_scheduler", "distributed", "lr_scheduler", "clip_grad_norm", OLD)
@@ -186,10 +172,15 @@ class _Reader:
     def walk(self, data: Mapping[str, Any], path: str, level: Tree) -> None:
         """Read each entry of `data`; what a free-form section has beside its typed settings is kept together."""
         others: dict[str, Any] = {}
+        refused = dict(signatures.refused(path, data)) if REST in level else {}
         for name, value in data.items():
             written = f"{path}.{name}" if path else str(name)
             entry = None if name == REST else level.get(name)
-            if entry is None and REST in level:
+            if name in refused:
+                self.unread(written, refused[name])
+            elif entry is None and REST in level:
+                self.free(written, path, str(name), data, level)
+                self.inside(written, value)
                 others[str(name)] = _plain(value)
             elif entry is None:
                 self.unknown(written, level)
@@ -201,6 +192,20 @@ class _Reader:
                 self.no_mapping(written, str(name), value, level, others)
         if others:
             self.set(level.get(REST) or f"{path}.{REST}", others, path)
+
+    def free(self, written: str, path: str, name: str, data: Mapping[str, Any], level: Tree) -> None:
+        """Say of a free-form setting what AutoModel makes of it, as far as its own recipes tell."""
+        if remark := signatures.strange(path, name, data, level, len(self.findings)):
+            self.finding(written, remark, Effect.NUMBERS)
+
+    def inside(self, written: str, value: Any) -> None:
+        """Say the same of every name inside of a section that is kept as it stands."""
+        apart = written.partition(".")[0] in signatures.APART
+        for place, message, stops in signatures.inside(written, value):
+            if stops:
+                self.unread(place, message)
+            else:
+                self.finding(place, message, Effect.NONE if apart else Effect.NUMBERS)
 
     def no_mapping(self, written: str, name: str, value: Any, level: Tree, others: dict[str, Any]) -> None:
         """A text or list where a section can be: free-form in a free-form place."""
@@ -235,6 +240,7 @@ class _Reader:
         if flaw:
             self.problem(written, flaw)
         else:
+            self.inside(written, known)
             self.set(path, _plain(known), written)
 
     def known(self, written: str, path: str) -> bool:
@@ -246,7 +252,7 @@ class _Reader:
 
     def unknown(self, written: str, level: Tree) -> None:
         """A setting that no release has."""
-        self.unread(written, f"unknown key{nearest(written.rpartition('.')[2], level)}")
+        self.unread(written, f"unknown key{nearest(written.rpartition('.')[2], level, len(self.problems) + len(self.findings))}")
 
     def unread(self, written: str, message: str) -> None:
         if self.lenient:
@@ -264,18 +270,20 @@ class _Reader:
 
     # A schedule in a file of its own
 
-    def schedule_file(self, folder: Path) -> None:
-        """Check the CSV of the schedule where it can be found from here."""
+    def schedule_file(self, folder: Path | None) -> None:
+        """Check the CSV of the schedule, where the recipe's folder has it or it was allowed."""
         name = self.given.get(f"{PIPELINE}.pp_schedule_csv")
         if not isinstance(name, str):
             return
-        path = next((path for path in (Path(name), folder / name) if _is_file(path)), None)
-        if path is None:
-            self.finding(f"{PIPELINE}.pp_schedule_csv", f"{name} is not here, so it was not checked", Effect.NONE)
-            return
         try:
-            self.fits(table(read_text(path), name), name)
-        except ConfigError as error:
+            path = find(name, folder) if self.document else own(name)
+            if path is None:
+                self.finding(f"{PIPELINE}.pp_schedule_csv", f"{shown(name)} is not here, so it was not checked", Effect.NONE)
+            else:
+                self.fits(table(read_text(path), name), name)
+        except OutsideError as error:
+            self.finding(f"{PIPELINE}.pp_schedule_csv", str(error), Effect.NONE)
+        except (ConfigError, SourceError) as error:
             self.problems.extend(error.problems)
 
     def fits(self, found: Table, name: str) -> None:
@@ -305,17 +313,12 @@ class _Reader:
         )
 
 
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False
-
-
 def _meant(path: str, value: Any) -> Any:
     """What AutoModel's loader makes of a text: null, a switch or a number (config/loader.py, translate_value)."""
     if path == SIGNAL and value in (None, "none", "None"):
         return ()
+    if nullable(path) and value in (None, "none", "None", NULL):
+        return NULL
     if value in ("none", "None") and expected(path) != "true, false or selective":
         return None
     return scalar(value) if isinstance(value, str) and not takes_text(path) else value
@@ -371,8 +374,16 @@ def place_of(path: str, given: Mapping[str, Any], release: Release) -> tuple[str
     return tuple((path.replace(PIPELINE, OLD, 1) if old and path.startswith(PIPELINE + ".") else path).split("."))
 
 
+@cache
+def nullable(path: str) -> bool:
+    """Whether null says something else there than leaving the key out."""
+    return path.startswith(CONFIG) and NULL in expected(path).split()
+
+
 def _spelled(path: str, value: Any) -> Any:
-    return None if path == SIGNAL and value == () else value
+    if path == SIGNAL and value == ():
+        return None
+    return spelled(path.removeprefix(CONFIG), value) if path.startswith(CONFIG) else value
 
 
 def text(given: Mapping[str, Any], release: Release) -> str:

@@ -8,6 +8,8 @@ STYLES = {"constant": "constant", "linear": "linear", "cosine": "cosine", "inver
 FLAGS = {ours: theirs for theirs, ours in STYLES.items()}
 L, S = "lr_scheduler.", "optimizer.schedule."
 LENGTH, LAST = L + "wsd_decay_steps", L + "lr_wsd_decay_style"
+RAMP = "optimizer.decay_ramp.shape"
+"""It stands in the same section, and a section without a style is a cosine (optim/optimizer.py: LRSchedulerConfig)."""
 TENTH = 10
 """WSD needs the length of its decay; where a Plan leaves it open, it is the last of so many equal parts of the schedule."""
 
@@ -30,7 +32,7 @@ def _read(values: Group, context: Context) -> Group:
 
 def _write(values: Group, context: Context) -> Group:
     name, warmup = values.get(S + "name"), values.get(S + "warmup_steps")
-    if name not in FLAGS or (name == "constant" and warmup == 0):
+    if name not in FLAGS or (name == "constant" and warmup == 0 and not values.get(RAMP)):
         return {}
     return {
         L + "lr_decay_style": FLAGS[name],
@@ -52,6 +54,7 @@ RULE = convert(
     tuple(S + name for name in ("name", "warmup_steps", "warmup_from", "total_steps", "minimum", "decay_steps", "decay_shape")),
     _read,
     _write,
+    sees=(RAMP,),
     carries={
         L + "lr_decay_style": S + "name",
         L + "lr_warmup_steps": S + "warmup_steps",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bridge.rules import Context, Group, Rule, convert
+from bridge.rules import ADAM, Context, Group, Rule, convert
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +72,55 @@ def _read(values: Group, context: Context) -> Group:
 def _write(values: Group, context: Context) -> Group:
     name = values.get("optimizer.name")
     kept = {f"optimizer.{part}": values.get(f"optimizer.{part}") for part in _taken(name)}
+    if _fused(values):
+        return {"optimizer._target_": FUSED, MODE: name == "adamw", **kept}
     return {"optimizer._target_": TORCH.get(name or ""), **kept}
 
+
+SWITCHES = ("nesterov", "amsgrad", "bias_correction")
+TAKING = {"nesterov": ("sgd",), "amsgrad": ("adam", "adamw"), "bias_correction": ("adam", "adamw")}
+"""The optimizers that take each switch."""
+FUSED = "transformer_engine.pytorch.optimizers.fused_adam.FusedAdam"
+
+
+def _fused(values: Group) -> bool:
+    """Whether only Transformer Engine's Adam can do it: without bias correction."""
+    return values.get("optimizer.name") in TAKING["bias_correction"] and values.get("optimizer.bias_correction") is False
+
+
+def _or_usual(value: bool | None, switch: str) -> bool:
+    """What the class does where nothing is said: it corrects moments, and has the other switches off."""
+    return switch == "bias_correction" if value is None else value
+
+
+def _read_switches(values: Group, context: Context) -> Group:
+    taken = (switch for switch in SWITCHES if _name(values) in TAKING[switch])
+    return {f"optimizer.{switch}": _or_usual(values.get(f"optimizer.{switch}"), switch) for switch in taken}
+
+
+def _write_switches(values: Group, context: Context) -> Group:
+    taken = (switch for switch in SWITCHES if values.get("optimizer.name") in TAKING[switch])
+    found = {switch: values.get(f"optimizer.{switch}") for switch in taken}
+    return {f"optimizer.{switch}": value for switch, value in found.items() if value not in (None, ADAM[f"optimizer.{switch}"])}
+
+
+SWITCHED: Rule = convert(
+    tuple(f"optimizer.{switch}" for switch in SWITCHES),
+    tuple(f"optimizer.{switch}" for switch in SWITCHES),
+    _read_switches,
+    _write_switches,
+    sees=("optimizer._target_", MODE, "optimizer.name"),
+    carries={f"optimizer.{switch}": f"optimizer.{switch}" for switch in SWITCHES},
+    lossy="sgd takes nesterov, Adam amsgrad, and Transformer Engine's Adam a switch of bias correction",
+    source="arguments of the class that the recipe names",
+)
 
 RULE: Rule = convert(
     ("optimizer._target_", MODE, *(f"optimizer.{name}" for name in NAMES)),
     ("optimizer.name", *(f"optimizer.{name}" for name in NAMES)),
     _read,
     _write,
-    sees=(PEAK,),
+    sees=(PEAK, "optimizer.bias_correction"),
     carries={
         "optimizer._target_": "optimizer.name",
         MODE: "optimizer.name",

@@ -6,9 +6,24 @@ from functools import cache
 from math import isqrt
 
 from bridge.config import fields
-from bridge.rules import Context, Effect, Group, Rule, always, convert, lacks, only_ours, only_theirs, rename
+from bridge.rules import (
+    Context,
+    Effect,
+    Group,
+    Rule,
+    always,
+    convert,
+    each_only_ours,
+    lacks,
+    only_ours,
+    only_theirs,
+    rename,
+    the_rest,
+)
+from compat.automodel import course, model, weight_decay
 from compat.automodel.learning_rate import RULE as LEARNING_RATE
 from compat.automodel.optimizers import RULE as OPTIMIZER
+from compat.automodel.optimizers import SWITCHED
 from compat.automodel.pipeline_rules import PP, SCHEDULE, STAGES, D, named_kind, pipeline_ranks
 from compat.automodel.schedules import SCHEDULES
 from compat.automodel.schema import AutoModel
@@ -331,55 +346,86 @@ def _clip(bound: float | None) -> float | None:
     return 0.0 if bound is not None and bound >= UNBOUND else bound
 
 
-COUNTS = tuple(f"model.config.{name}" for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+PACKED, SAMPLE = "packed_sequence.packed_sequence_size", "dataset.seq_len"
 
-EXPERTS = convert(
-    COUNTS,
-    "model.experts",
-    lambda values, context: {"model.experts": next((values[path] for path in COUNTS if path in values), None)},
-    lambda values, context: {COUNTS[0]: values.get("model.experts")},
-    effect=Effect.NONE,
-    blurs=lambda values: sum(path in values for path in COUNTS) > 1,
-    lossy="families of models call it differently; a recipe for another family needs its own word",
+SEQUENCE = convert(
+    (PACKED, SAMPLE),
+    "model.sequence",
+    lambda values, context: {"model.sequence": values.get(PACKED) or values.get(SAMPLE)},
+    lambda values, context: {SAMPLE: values.get("model.sequence")},
+    blurs=lambda values: bool(values.get(PACKED)),
+    lossy="several samples packed into one sequence become samples of that length",
+    source="recipes/llm/train_ft.py: packed_sequence_size; data sets take seq_len",
+)
+
+ASYNC = convert(
+    D + "enable_async_tensor_parallel",
+    "parallel.tensor_overlap",
+    lambda values, context: _read_async(values),
+    lambda values, context: (
+        {D + "enable_async_tensor_parallel": values.get("parallel.tensor_overlap")} if _can_overlap(values, context) else {}
+    ),
+    effect=Effect.COST,
+    sees=(D + "strategy", D + "_target_", D + "tp_size", *STRATEGY_SEES),
+    blurs=lambda values: not _read_async(values),
+    lossy="FSDP2 alone overlaps messages of tensor parallelism",
+    source="components/distributed/config.py: FSDP2Config.enable_async_tensor_parallel",
 )
 
 
-TIE = "model.config.tie_word_embeddings"
+def _read_async(values: Group) -> Group:
+    works = (values.get(D + "tp_size") or 1) > 1 and _kind(values) == "fsdp2"
+    return {"parallel.tensor_overlap": values.get(D + "enable_async_tensor_parallel")} if works else {}
 
-TIED = convert(
-    TIE,
-    "model.tied",
-    lambda values, context: {"model.tied": values.get(TIE)},
-    lambda values, context: {TIE: _tied(values)},
-    sees=("parallel.pipeline",),
-    lossy="AutoModel refuses tied embeddings in a pipeline; train without one, or a model that is not tied",
-    source="pipelining/hf_utils.py: validate_hf_model_for_pipeline_support",
+
+def _can_overlap(values: Group, context: Context) -> bool:
+    return (values.get("parallel.tensor") or 1) > 1 and strategy(values, context) == "fsdp2"
+
+
+SIZES = {"tp_size": "tensor", "pp_size": "pipeline", "cp_size": "context", "ep_size": "expert"}
+SWITCHES = (D + "overlap_grad_reduce", D + "overlap_param_gather")
+
+
+def _kind(values: Group) -> str:
+    return values.get(D + "strategy") or _managed(values.get(D + "_target_"))
+
+
+def _stays(values: Group, context: Context) -> str:
+    """What would shard the plan of these settings."""
+    sizes = {f"parallel.{ours}": values.get(D + theirs) for theirs, ours in SIZES.items()}
+    return strategy({**sizes, "zero.stage": values.get(D + "zero_dp_strategy")}, context)
+
+
+OVERLAP = convert(
+    SWITCHES,
+    ("zero.overlap", "zero.overlap_gather"),
+    lambda values, context: _read_overlap(values, context),
+    lambda values, context: _write_overlap(values, context),
+    effect=Effect.COST,
+    sees=(D + "strategy", D + "_target_", D + "zero_dp_strategy", *(D + name for name in SIZES), *STRATEGY_SEES),
+    blurs=lambda values: _kind(values) == "megatron_fsdp" and not all(values.get(path) is not False for path in SWITCHES),
+    carries={D + "overlap_grad_reduce": "zero.overlap", D + "overlap_param_gather": "zero.overlap_gather"},
+    lossy="FSDP2 and DDP, which take most levels, always overlap; Megatron-FSDP has a switch for each",
+    source="components/distributed/config.py: MegatronFSDPConfig; FSDP2 and DDP reduce during backward",
 )
 
 
-def _tied(values: Group) -> bool | None:
-    tied: bool | None = values.get("model.tied")
-    return None if tied and (values.get("parallel.pipeline") or 1) > 1 else tied
-
-
-def model_rules() -> tuple[Rule, ...]:
-    """Facts about the model, where a recipe overrides its Hugging Face config."""
-    names = {
-        "num_hidden_layers": "layers",
-        "hidden_size": "hidden",
-        "num_attention_heads": "heads",
-        "num_key_value_heads": "kv_heads",
-        "intermediate_size": "ffn",
-        "vocab_size": "vocab",
+def _read_overlap(values: Group, context: Context) -> Group:
+    kind = _kind(values) if _kind(values) != "megatron_fsdp" else _stays(values, context)
+    if kind == "ddp":
+        return {"zero.overlap": True}
+    if kind == "fsdp2":
+        return {"zero.overlap": True, "zero.overlap_gather": True}
+    switches = (values.get(D + name) for name in ("overlap_grad_reduce", "overlap_param_gather"))
+    return {
+        path: value for path, value in zip(("zero.overlap", "zero.overlap_gather"), switches, strict=True) if value is not None
     }
-    note = "an override of the model's own config"
-    facts = (rename(f"model.config.{theirs}", f"model.{ours}", effect=Effect.NONE, note=note) for theirs, ours in names.items())
-    return (
-        *facts,
-        EXPERTS,
-        TIED,
-        only_ours("model.sequence", note="the length of samples is up to the data set", effect=Effect.NONE),
-    )
+
+
+def _write_overlap(values: Group, context: Context) -> Group:
+    if strategy(values, context) != "megatron_fsdp":
+        return {}
+    return dict(zip(SWITCHES, (values.get("zero.overlap"), values.get("zero.overlap_gather")), strict=True))
 
 
 def missing_rules() -> tuple[Rule, ...]:
@@ -402,11 +448,11 @@ def missing_rules() -> tuple[Rule, ...]:
             "zero.weight_buffers",
             "zero.grad_buffers",
             "zero.bucket",
-            "zero.overlap",
-            "zero.overlap_gather",
+            "zero.gather_bucket",
             note=fsdp,
             effect=Effect.COST,
         ),
+        *each_only_ours("zero.prescale", "zero.predivide", note="FSDP2 divides gradients once"),
         only_ours("zero.offload.optimizer_ratio", note="FSDP2 offloads all or nothing", effect=Effect.COST),
         only_ours(
             "schedule.group",
@@ -420,16 +466,22 @@ def missing_rules() -> tuple[Rule, ...]:
     )
 
 
+OFFLOADED, PINNED = ("zero.offload.optimizer", "zero.offload.parameters"), D + "offload_policy.pin_memory"
 OFFLOAD = convert(
     (D + "offload_policy._target_", D + "offload_policy.pin_memory"),
-    ("zero.offload.optimizer", "zero.offload.parameters"),
-    lambda values, context: dict.fromkeys(("zero.offload.optimizer", "zero.offload.parameters"), _device(values)),
-    lambda values, context: {D + "offload_policy.pin_memory": True} if _offloads(values, context) else {},
+    (*OFFLOADED, "zero.offload.pinned"),
+    lambda values, context: {**dict.fromkeys(OFFLOADED, _device(values)), "zero.offload.pinned": _pinned(values)},
+    lambda values, context: {PINNED: values.get("zero.offload.pinned") is not False} if _offloads(values, context) else {},
     effect=Effect.COST,
     sees=STRATEGY_SEES,
     lossy="FSDP2 alone offloads, to host memory: weights, gradients and optimizer state together",
     source="components/distributed/config.py: FSDP2Config.offload_policy",
 )
+
+
+def _pinned(values: Group) -> bool | None:
+    """torch's policy pins memory unless it is told not to."""
+    return values.get(PINNED) is not False if _device(values) == "cpu" else None
 
 
 def _device(values: Group) -> str:
@@ -444,23 +496,38 @@ def _offloads(values: Group, context: Context) -> bool:
 SECTIONS: dict[str, tuple[str, Effect]] = {
     "distributed": ("a setting of AutoModel's sharding", Effect.COST),
     "autopipeline": ("a drawing of the schedule", Effect.NONE),
+    "distributed.check_for_nan_in_grad": ("a check that no longer has effect", Effect.NONE),
+    "distributed.report_nan_in_param_grad": ("a check of each gradient", Effect.NONE),
+    "distributed.calculate_per_token_loss": ("how losses are averaged", Effect.NUMBERS),
+    "distributed.moe.lm_head_precision": ("formats inside the model", Effect.ROUNDING),
+    "distributed.moe.mp_policy": ("formats inside the model", Effect.ROUNDING),
+    "distributed.average_in_collective": ("the order of scaling and summing gradients", Effect.ROUNDING),
+    "distributed.enable_compile": ("torch.compile of the model", Effect.ROUNDING),
+    "distributed.tp_plan": ("how modules are split over tensor ranks", Effect.ROUNDING),
     "step_scheduler": ("when AutoModel ends, saves and logs", Effect.NONE),
+    "step_scheduler.start_step": ("where a resumed run starts", Effect.NUMBERS),
+    "step_scheduler.start_epoch": ("where a resumed run starts", Effect.NUMBERS),
     "lr_scheduler": ("a setting of AutoModel's own scheduler", Effect.NUMBERS),
     "optimizer": ("an argument of the optimizer class", Effect.NUMBERS),
-    "model": ("which model to load, and how it is built", Effect.NONE),
+    "model": ("which model is built, and what weights it starts from", Effect.NUMBERS),
+    "model.backend": ("how the model is computed", Effect.ROUNDING),
+    "model.backend.fake_balanced_gate": ("how tokens reach experts", Effect.NUMBERS),
+    "model.backend.dispatcher": ("how tokens reach experts", Effect.COST),
+    "model.backend.te_fp8": ("8-bit products", Effect.NUMBERS),
+    "model.backend.enable_fsdp_optimizations": ("how gradients of stages are exchanged", Effect.COST),
     "packed_sequence": ("how samples are packed", Effect.NUMBERS),
-    "dataset": ("the training data", Effect.NONE),
-    "dataloader": ("the training data", Effect.NONE),
+    "dataset": ("the training data", Effect.NUMBERS),
+    "dataloader": ("how the training data is drawn", Effect.NUMBERS),
     "peft": ("which weights train", Effect.NUMBERS),
     "freeze_config": ("which weights train", Effect.NUMBERS),
-    "loss_fn": ("the loss", Effect.NONE),
+    "loss_fn": ("the loss", Effect.NUMBERS),
     "autocast": ("torch.autocast of the recipe", Effect.NUMBERS),
     "teacher_model": ("distillation", Effect.NUMBERS),
     "teacher_distributed": ("distillation", Effect.COST),
     "compile": ("torch.compile of the model", Effect.ROUNDING),
-    "rng": ("the seed", Effect.NONE),
-    "seed": ("the seed", Effect.NONE),
-    "checkpoint": ("AutoModel's checkpoints", Effect.NONE),
+    "rng": ("how random states are kept", Effect.NUMBERS),
+    "checkpoint": ("AutoModel's checkpoints, and what weights a run starts from", Effect.NUMBERS),
+    "*": ("other sections, 8-bit products among them", Effect.NUMBERS),
 }
 """What sections stand for where no Plan field does: why they stay behind, and what that does to the run."""
 PIPELINE = ("how AutoModel takes a model apart", Effect.NONE)
@@ -476,9 +543,23 @@ def leftover_rules(claimed: frozenset[str]) -> tuple[Rule, ...]:
     rows: dict[tuple[str, Effect], list[str]] = {}
     for path in fields(AutoModel):
         if path not in claimed:
-            section = PIPELINE if path.startswith(PP) else SECTIONS.get(path.split(".")[0], OTHER)
+            starts = [start for start in SECTIONS if path == start or path.startswith(start + ".")]
+            section = PIPELINE if path.startswith(PP) else SECTIONS[max(starts, key=len)] if starts else OTHER
             rows.setdefault(SETTINGS.get(path, section), []).append(path)
     return tuple(only_theirs(*paths, note=note, effect=effect) for (note, effect), paths in rows.items())
+
+
+LACKS = {
+    "model": "the family of the model decides",
+    "parallel": "AutoModel has no such switch",
+    "zero": "AutoModel has no such switch",
+    "precision": "AutoModel has no such switch",
+    "optimizer": "AutoModel has factors for patterns of names",
+    "adapters": "adapters are a section of their own in recipes",
+    "recompute.modules": "AutoModel saves or drops whole layers",
+    "run": "AutoModel's recipes have no such switch",
+}
+"""Why what no row above claims has no place."""
 
 
 @cache
@@ -487,7 +568,10 @@ def table() -> tuple[Rule, ...]:
     mapped = (
         BATCH,
         OPTIMIZER,
+        SWITCHED,
+        *weight_decay.RULES,
         LEARNING_RATE,
+        *course.RULES,
         CLIP,
         PRECISION,
         ZERO,
@@ -496,8 +580,12 @@ def table() -> tuple[Rule, ...]:
         STAGES,
         SCHEDULE,
         RECOMPUTE,
-        *model_rules(),
+        OVERLAP,
+        ASYNC,
+        *model.RULES,
+        SEQUENCE,
         *missing_rules(),
     )
+    mapped = (*mapped, *the_rest(mapped, LACKS))
     claimed = frozenset(path for rule in mapped for path in rule.theirs)
     return (*mapped, *leftover_rules(claimed))

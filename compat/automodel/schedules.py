@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from bridge.errors import ConfigError, nearest
+from bridge.config import shown
+from bridge.errors import ConfigError, few, nearest
+from bridge.layout.schedule import check_size
+from bridge.layout.schedule.table import cells
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ def _advice(name: str) -> str:
     return f"use one of {', '.join(known)}{nearest(name, SCHEDULES)}"
 
 
-CELL = re.compile(r"(\d+)([FIWB])(\d+)")
+CELL = re.compile(r"([0-9]{1,9})([FIWB])([0-9]{1,9})")
 
 
 @dataclass(frozen=True)
@@ -97,14 +98,15 @@ def table(text: str, name: str = "schedule") -> Table:
     Checks that each stage is on one rank, and that each rank runs every microbatch of its stages forward once and backward
     once (whole, or as input and weight parts) in a possible order. Raises `ConfigError` with every problem.
     """
-    rows = [row for row in csv.reader(io.StringIO(text)) if row]
+    rows = cells(text, name)
     problems: list[str] = [f"{name}: empty; expected a row for each pipeline rank"] if not rows else []
     ranks = tuple(
         tuple(_cell(cell, f"{name}: row {rank + 1}, column {step + 1}", problems) for step, cell in enumerate(row))
         for rank, row in enumerate(rows)
     )
-    ConfigError.raise_if(problems)
+    ConfigError.raise_if(few(problems, "cells that are no actions"))
     found = Table(ranks)
+    check_size(found.stages, found.microbatches)
     ConfigError.raise_if(f"{name}: {problem}" for problem in _flaws(found))
     return found
 
@@ -114,7 +116,9 @@ def _cell(text: str, where: str, problems: list[str]) -> tuple[int, str, int] | 
     if match:
         return int(match[1]), match[2], int(match[3])
     if text.strip():
-        problems.append(f"{where}: found {text.strip()!r}, expected a stage, one of F, I, W, B, and a microbatch, such as 0F0")
+        problems.append(
+            f"{where}: found {shown(text.strip(), 16)}, expected a stage, one of F, I, W, B, and a microbatch, such as 0F0"
+        )
     return None
 
 
@@ -127,8 +131,9 @@ def _flaws(found: Table) -> Iterator[str]:
     missing = [str(stage) for stage in range(found.stages) if stage not in homes]
     if missing:
         yield f"no rank runs stage {', '.join(missing)}; number stages from 0 without gaps"
+    microbatches = found.microbatches
     for row in found.ranks:
-        yield from _row_flaws(row, found.microbatches)
+        yield from _row_flaws(row, microbatches)
 
 
 def _row_flaws(row: Sequence[tuple[int, str, int] | None], microbatches: int) -> Iterator[str]:

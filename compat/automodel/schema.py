@@ -9,6 +9,7 @@ from pydantic import BeforeValidator
 from pydantic import Field as field
 
 from bridge.config import Count, Real, Section, Size, UpToThree, Whole
+from bridge.families.schema import ModelKeys
 
 DTYPES = {
     name: short
@@ -222,22 +223,18 @@ class Backend(Section):
 
     attn: str | None = field(None, description="Implementation of attention.")
     enable_fsdp_optimizations: bool | None = field(None, description="FSDP-aware gradient exchange, of stages too.")
+    fake_balanced_gate: bool | None = field(None, description="Tokens are spread evenly over experts, whatever the router says.")
+    gate_precision: Dtype | None = field(None, description="Number format of the router.")
+    dispatcher: str | None = field(None, description="How tokens reach their experts.")
+    te_fp8: Free | None = field(None, description="8-bit products by Transformer Engine.")
     others: Free | None = rest("about the model's implementation")
 
 
-class ModelConfig(Section):
-    """Overrides of the model's Hugging Face config."""
+class ModelConfig(ModelKeys):
+    """Overrides of the model's Hugging Face config, or all of it."""
 
-    num_hidden_layers: Count | None = field(None, description="Number of decoder layers.")
-    hidden_size: Count | None = field(None, description="Width of the residual stream.")
-    num_attention_heads: Count | None = field(None, description="Number of attention heads.")
-    num_key_value_heads: Count | None = field(None, description="Number of key and value heads.")
-    intermediate_size: Count | None = field(None, description="Width of the feed-forward layer.")
-    vocab_size: Count | None = field(None, description="Vocabulary size.")
-    num_experts: Count | None = field(None, description="Experts in a layer, as Qwen models call it.")
-    num_local_experts: Count | None = field(None, description="The same, as Mixtral and GPT-OSS call it.")
-    n_routed_experts: Count | None = field(None, description="The same, as DeepSeek calls it.")
-    tie_word_embeddings: bool | None = field(None, description="Embedding and output layer share their weights.")
+    target: str | None = field(None, alias="_target_", description="Config class of the model; kept as text, never loaded.")
+    model_type: str | None = field(None, description="The family, by the name that transformers has for it.")
     others: Free | None = rest("in the model's config")
 
 
@@ -260,6 +257,10 @@ class Optimizer(Section):
     momentum: NonNegative | None = field(None, description="Momentum of SGD.")
     weight_decay: NonNegative | None = field(None, description="Weight decay.")
     adam_w_mode: bool | None = field(None, description="Transformer Engine's FusedAdam decays weights apart.")
+    nesterov: bool | None = field(None, description="Nesterov's form of SGD's momentum.")
+    amsgrad: bool | None = field(None, description="Adam takes the largest second moment so far.")
+    bias_correction: bool | None = field(None, description="Transformer Engine's FusedAdam corrects moments for their start.")
+    param_group_overrides: list[Any] | None = field(None, description="Factors on rate and decay of parameters, by pattern.")
     others: Free | None = rest("the optimizer takes")
 
 
@@ -307,6 +308,36 @@ class Dataset(Section):
     others: Free | None = rest("about the data")
 
 
+class Rng(Section):
+    """Random numbers, as a class and its arguments."""
+
+    seed: Whole | None = field(None, description="First seed.")
+    others: Free | None = rest("about random numbers")
+
+
+class Dataloader(Section):
+    """Loading of training data, as a class and its arguments."""
+
+    num_workers: Size | None = field(None, description="Processes that load data on each rank.")
+    others: Free | None = rest("about loading training data")
+
+
+class Checkpoint(Section):
+    """Checkpoints: where they are written, in which form, and what to start from."""
+
+    is_async: bool | None = field(None, description="Checkpoints are written while training goes on.")
+    restore_from: str | None = field(None, description="Checkpoint to go on from.")
+    others: Free | None = rest("about checkpoints")
+
+
+class Wandb(Section):
+    """Log to Weights & Biases."""
+
+    project: str | None = field(None, description="Project that logs go to.")
+    entity: str | None = field(None, description="Its user or team.")
+    others: Free | None = rest("about that log")
+
+
 class AutoModel(Section):
     """A recipe. Sections that say nothing about the spread of a run are free-form."""
 
@@ -322,17 +353,17 @@ class AutoModel(Section):
     dataset: Dataset = field(Dataset(), description="Training data.")
     recipe: str | Free | None = field(None, description="Recipe class that runs the file; kept as text, never loaded.")
     seed: Whole | None = field(None, description="Seed, for recipes without a random-state section.")
-    rng: Free | None = field(None, description="Seed and state of random numbers, as a class and its arguments.")
+    rng: Rng = field(Rng(), description="Random numbers.")
     loss_fn: Free | str | None = field(None, description="Loss class or function, with its arguments.")
-    dataloader: Free | None = field(None, description="Loading of training data.")
+    dataloader: Dataloader = field(Dataloader(), description="Loading of training data.")
     validation_dataset: Free | None = field(None, description="Data set of validation, as a class and its arguments.")
     validation_dataloader: Free | None = field(None, description="Loading of validation data.")
-    checkpoint: Free | None = field(None, description="Where checkpoints are written, in which form, and what to start from.")
+    checkpoint: Checkpoint = field(Checkpoint(), description="Checkpoints.")
     peft: Free | None = field(None, description="Adapters such as LoRA.")
     compile: Free | None = field(None, description="Settings of torch.compile.")
     autocast: Free | None = field(None, description="torch.autocast of some recipes.")
     benchmark: Free | None = field(None, description="Settings of the benchmark recipe.")
-    wandb: Free | None = field(None, description="Log to Weights & Biases.")
+    wandb: Wandb = field(Wandb(), description="Log to Weights & Biases.")
     ci: Free | None = field(None, description="How the project's own tests run the file.")
     freeze_config: Free | None = field(None, description="Parts of the model that do not train.")
     processor: Free | None = field(None, description="Image and audio processing.")

@@ -12,20 +12,33 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from bridge.config import fields
 from bridge.dialect import Config
+from bridge.families import FAMILIES
+from bridge.testing.models import KEYS, of_family
 from bridge.testing.strategies import Case, Group, Part, words
 from bridge.testing.strategies import values as typed_values
 from compat.automodel.effective import EXPERTS
 from compat.automodel.formats import nested, place_of
 from compat.automodel.learning_rate import LAST
-from compat.automodel.optimizers import CLASSES, argument_defaults
+from compat.automodel.model import CLASS, MODULE, NAMED, TYPE, C
+from compat.automodel.optimizers import CLASSES, TAKING, argument_defaults
 from compat.automodel.pipeline_rules import AUTOPIPELINE
 from compat.automodel.releases import release
 from compat.automodel.rules import MANAGERS
 from compat.automodel.schedules import SCHEDULES
 from compat.automodel.schema import AutoModel
 from compat.automodel.virtual_stages import named
+from compat.automodel.weight_decay import GROUPS, SPARED
 
 Groups = SearchStrategy[Group]
+SIZED = (
+    "num_attention_heads",
+    "num_key_value_heads",
+    "hidden_size",
+    "vocab_size",
+    "intermediate_size",
+    *EXPERTS,
+)
+"""Keys of the model's config that hang on the number of ranks."""
 D, PP, L = "distributed.", "distributed.pipeline.", "lr_scheduler."
 LAYERS = "model.config.num_hidden_layers"
 SMALL = st.integers(1, 6)
@@ -57,6 +70,7 @@ def core(draw: DrawFn, case: Case) -> Sequence[Group]:
         {**first, **_batch(draw, case, sizes, first)},
         *split,
         _widths(draw, sizes),
+        *draw(_model(ranks > 1)),
         *(draw(choice(case.version)) for choice in CHOICES),
     ]
 
@@ -93,6 +107,18 @@ def _widths(draw: DrawFn, sizes: Mapping[str, int]) -> Group:
     experts = {draw(st.sampled_from(EXPERTS)): sizes.get("ep_size", 1) * draw(st.sampled_from((2, 4)))}
     kept = draw(st.sampled_from(({}, {}, config, {**config, **experts, "intermediate_size": 512 * heads})))
     return {f"model.config.{name}": size for name, size in kept.items()}
+
+
+@st.composite
+def _model(draw: DrawFn, layers: bool) -> Sequence[Group]:
+    """In some recipes the whole config of a model: its class, and keys that its family reads."""
+    name = draw(st.sampled_from((*("",) * 120, *FAMILIES)))
+    if not name:
+        return ()
+    first, *more = draw(of_family(name, without=(*SIZED, "tie_word_embeddings")))
+    named = {CLASS: MODULE + FAMILIES[name].config} if FAMILIES[name].config else {TYPE: name}
+    groups = ({} if layers else first, *more)
+    return [named, *({C + key: value for key, value in group.items()} for group in groups)]
 
 
 def _pipeline(draw: DrawFn, case: Case, ranks: int) -> dict[str, Any]:
@@ -141,9 +167,18 @@ def _split(draw: DrawFn, ranks: int, name: str) -> Group:
     )
 
 
+def _arguments(target: str) -> tuple[str, ...]:
+    """What a recipe may say beside the class: its arguments, switches that it takes, and groups of parameters."""
+    fused = "FusedAdam" in target
+    switches = (
+        ["bias_correction"] if fused else [name for name in ("nesterov", "amsgrad") if CLASSES[target].ours in TAKING[name]]
+    )
+    return (*argument_defaults(target), *(f"optimizer.{name}" for name in switches), GROUPS)
+
+
 @cache
 def _optimizer(version: str) -> Groups:
-    known = [_group({"optimizer._target_": st.just(target)}, *argument_defaults(target)) for target in CLASSES]
+    known = [_group({"optimizer._target_": st.just(target)}, *_arguments(target)) for target in CLASSES]
     return st.one_of(st.just({}), _group({"optimizer._target_": st.just("dion.Dion")}, "optimizer.lr", "optimizer.*"), *known)
 
 
@@ -200,15 +235,19 @@ RESERVED = (
     *(PP + name for name in ("pp_schedule", "layers_per_stage", "round_", "module_fqns_", "pp_microbatch_")),
     *("autopipeline._target_", "step_scheduler.global_", "step_scheduler.local_", "optimizer."),
     *(L + name for name in ("lr_", "max_lr", "min_lr", "init_lr", "wsd_")),
-    *(f"model.config.{name}" for name in ("num_", "n_routed_", "hidden_", "intermediate_", "vocab_")),
+    *(C + name for name in SIZED),
+    *(C + name for name in ("num_hidden_layers",)),
+    *NAMED,
 )
 """What hangs on the number of ranks, on the number of layers, or on a type that takes some arguments and not others."""
 
 SCOPES = st.lists(st.sampled_from(("language", "vision", "audio", "multimodal")), min_size=1, max_size=2, unique=True).map(tuple)
 OWN: Mapping[str, SearchStrategy[Any]] = {
     "optimizer.lr": st.just(0.0) | RATE,
+    GROUPS: st.sampled_from(([dict(SPARED)], [{"pattern": "embed", "lr_mult": 0.5}])),
     D + "activation_checkpointing_scope": SCOPES,
     PP + "pp_schedule_csv": words().map(lambda name: f"no such/{name.strip()}.csv"),
+    **{C + name: drawn for name, drawn in KEYS.items()},
     "step_scheduler.preemption_signal": st.sampled_from((15, ("SIGTERM",), ("SIGTERM", "SIGUSR1"), ())),
 }
 """Values that a setting takes only in a form which its type does not tell."""

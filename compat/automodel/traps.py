@@ -12,6 +12,8 @@ from compat.automodel.formats import OBJECT, OLD
 from compat.automodel.releases import Release
 
 Found = tuple[str, str, Effect]
+SEED = 42
+"""The seed of the training recipes where the top level has none."""
 
 
 def inspect(
@@ -34,6 +36,23 @@ def _found(given: Mapping[str, Any], effective: Mapping[str, Any], release: Rele
     else:
         yield from _inert(given, effective)
     yield from _steps(given)
+    yield from _seed(given)
+
+
+def _seed(given: Mapping[str, Any]) -> Iterator[Found]:
+    """recipes/llm/train_ft.py, recipes/vlm/finetune.py, setup: StatefulRNG(seed=cfg.get("seed", 42)), in every release."""
+    section = given.get("rng")
+    if not isinstance(section, Mapping):
+        return
+    seed = given.get("seed", SEED)
+    if section.get("seed", seed) != seed:
+        yield (
+            "rng.seed",
+            f"not read by the training recipes, which take seed at the top level, here {seed}; set that",
+            Effect.NONE,
+        )
+    elif "seed" in given and "seed" not in section:
+        yield "seed", "what the training recipes read; they do not read the rng section beside it", Effect.NONE
 
 
 def _layout(given: Mapping[str, Any], release: Release) -> Iterator[Found]:

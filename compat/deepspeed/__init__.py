@@ -56,6 +56,7 @@ class DeepSpeedDialect(Dialect):
     name: ClassVar[str] = "deepspeed"
     title: ClassVar[str] = "DeepSpeed"
     formats: ClassVar[tuple[str, ...]] = ("json",)
+    model: ClassVar[bool] = False
     rewrites: ClassVar[tuple[str, ...]] = ("hjson", "script")
     config_type: ClassVar[type[Config]] = DeepSpeedConfig
 

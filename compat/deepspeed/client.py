@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from bridge.engine.optimizer import HYPER, Group
-from bridge.errors import ConfigError
+from bridge.errors import BridgeError, ConfigError
 from bridge.findings import Finding
 from bridge.plan import Optimizer as Settings
 from bridge.rules import Effect
@@ -105,3 +105,31 @@ def scheduled(scheduler: Any, optimizer: Optimizer) -> Any:
             " lr_scheduler=lambda optimizer: ..."
         )
     return found
+
+
+SLICES = "the optimizer's state lies in slices on all ranks"
+REFUSED = {
+    "add_param_group": "the engine's buffers are laid out once; pass all groups to initialize, or save_checkpoint and start anew",
+    "state_dict": f"{SLICES}; engine.save_checkpoint(folder) keeps it, and engine.load_checkpoint brings it back",
+    "load_state_dict": f"{SLICES}; engine.load_checkpoint(folder) brings back what engine.save_checkpoint kept",
+}
+"""Calls of the optimizer that a script sees which would be without effect, or tell what is not so."""
+
+
+def guard(optimizer: Optimizer, stepping: Callable[[], bool]) -> None:
+    """Have calls of `optimizer` that the engine could not follow raise `BridgeError`, also its `step` unless `stepping`."""
+    for name, advice in REFUSED.items():
+        setattr(optimizer, name, _refusing(f"optimizer.{name}: {advice}"))
+
+    def stepped(*_: Any) -> None:
+        if not stepping():
+            raise BridgeError("optimizer.step: the engine updates the weights; call engine.step() instead")
+
+    optimizer.register_step_pre_hook(stepped)
+
+
+def _refusing(line: str) -> Callable[..., Any]:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise BridgeError(line)
+
+    return refuse

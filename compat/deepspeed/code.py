@@ -39,9 +39,16 @@ def _autotp(values: Flat) -> int:
     return int(values.get("tensor_parallel.autotp_size") or 0)
 
 
+def _course(values: Flat) -> Iterator[str]:
+    """What the script sets before it builds anything."""
+    if values.get("code.seed") is not None:
+        yield f"torch.manual_seed({values['code.seed']})  # the same seed; each stack draws in its own order"
+
+
 def script(values: Flat, world_size: int | None = None) -> str:
     """A short training script that fits the JSON: it names what the reader fills in."""
-    parts = (_imports(values), _scheduler(values), [*_model(values, world_size), *_checkpointing(values)], _start(values))
+    model = [*_model(values, world_size), *_checkpointing(values)]
+    parts = (_imports(values), _course(values), _scheduler(values), model, _start(values))
     return "\n\n".join(text for text in map("\n".join, parts) if text) + "\n"
 
 
@@ -56,6 +63,8 @@ def _imports(values: Flat) -> Iterator[str]:
         yield "import math"
         yield ""
     yield "import deepspeed"
+    if values.get("code.seed") is not None:
+        yield "import torch"
     if schedule.steers(values):
         yield "from torch.optim.lr_scheduler import LambdaLR"
     if _piped(values):
@@ -110,10 +119,24 @@ def _checkpointing(values: Flat) -> Iterator[str]:
         yield f"# in the model, for every {group}: deepspeed.checkpointing.checkpoint(layers, hidden)"
 
 
+def _spares(values: Flat) -> bool:
+    """Whether biases and norms do not decay, which DeepSpeed's file cannot say."""
+    return values.get("code.decay_scope") == "matrices" and bool(values.get("optimizer.params.weight_decay"))
+
+
 def _start(values: Flat) -> Iterator[str]:
+    if _spares(values):
+        yield "trained = [p for p in model.parameters() if p.requires_grad]"
+        yield "groups = ["
+        yield f'    {{"params": [p for p in trained if p.ndim > 1], "weight_decay": {values["optimizer.params.weight_decay"]}}},'
+        yield '    {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},  # biases and norms'
+        yield "]"
     yield "engine, optimizer, loader, scheduler = deepspeed.initialize("
     yield "    model=model,"
-    yield "    model_parameters=[p for p in model.parameters() if p.requires_grad],"
+    if _spares(values):
+        yield "    model_parameters=groups,"
+    else:
+        yield "    model_parameters=[p for p in model.parameters() if p.requires_grad],"
     if values.get("optimizer.type") is None:
         yield "    optimizer=build_optimizer,  # the file names none"
     if schedule.steers(values):
@@ -124,10 +147,13 @@ def _start(values: Flat) -> Iterator[str]:
         yield "    mpu=mpu,"
     yield f'    config="{FILE}",'
     yield ")"
+    length = values.get("code.steps")
+    each = "# for each micro batch" + (f", until {length} steps are made" if length else "")
+    whole = f"  # {length} times" if length else ""
     yield (
-        "loss = engine.train_batch(iterator)"
+        f"loss = engine.train_batch(iterator){whole}"
         if _piped(values)
-        else "loss = engine(batch); engine.backward(loss); engine.step()  # for each micro batch"
+        else f"loss = engine(batch); engine.backward(loss); engine.step()  {each}"
     )
 
 

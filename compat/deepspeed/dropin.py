@@ -16,6 +16,7 @@ from torch import nn
 import bridge.engine
 from bridge import comm
 from bridge.dialect import Config
+from bridge.edits import without
 from bridge.engine.environment import Environment, detect
 from bridge.engine.fields import check
 from bridge.engine.formats import TORCH
@@ -25,13 +26,24 @@ from bridge.errors import BridgeError, ConfigError
 from bridge.findings import Finding
 from bridge.plan import Plan
 from bridge.rules import Effect
-from bridge.translation import lift, plan_claims, unheld
+from bridge.translation import claims, lift, plan_claims, unheld
 from compat.deepspeed import DIALECT, client, schedulers
 from compat.deepspeed.engine import DeepSpeedEngine
 
 Launch = tuple[DeepSpeedEngine, torch.optim.Optimizer | None, Any, Any]
 PORT = 29500
-SCHEDULER = "scheduler."
+RUN = ("scheduler.", "fp16.consecutive_hysteresis", "dataloader_drop_last")
+"""Settings that no plan holds and the drop-in runs as they are."""
+READ = ("steps_per_print", "dataloader_drop_last", "train_micro_batch_size_per_gpu")
+"""Settings that the drop-in reads itself."""
+NAMED = {"communication_data_type": "gradients are exchanged in the format that they accumulate in, data_types.grad_accum_dtype"}
+WEIGHTY = {
+    "communication_data_type": Effect.ROUNDING,
+    "data_types.grad_accum_dtype": Effect.ROUNDING,
+    "zero_optimization.offload_optimizer.device": Effect.COST,
+    "zero_optimization.offload_param.device": Effect.COST,
+}
+"""What settings that change no plan do to DeepSpeed's own run, where that is anything."""
 SIZES = tuple(f"get_{kind}_parallel_world_size" for kind in ("model", "tensor_model", "pipeline_model", "pipe"))
 MANAGED = "managed_gradient_accumulation"
 
@@ -62,15 +74,18 @@ def initialize(
         raise ConfigError("model: none given; deepspeed.initialize requires a model")
     here = _environment(distributed_port, dist_init_required)
     read = _read(args, config, config_params, here.world)
-    ConfigError.raise_if((*_beyond(read), *_meshes(mpu, mesh_param)))
-    plan, module = _open(lift(read), optimizer is not None), as_module(model)
+    ConfigError.raise_if((*beyond(read), *_meshes(mpu, mesh_param)))
+    plan, module = opened(lift(read), optimizer is not None), as_module(model)
     check(plan, here.world)
     face = _face(plan, optimizer, model_parameters, module)
     scheduler = _scheduler(lr_scheduler, face, read)
-    native = _native(module, plan, face, here, [*_left(read), *_whole(module, plan)])
+    native = _native(module, plan, face, here, [*left(read), *_whole(module, plan)], read)
+    _scale(native, read)
     _warn(native, read)
     loss_fn = getattr(model, "loss_fn", None)
     engine = DeepSpeedEngine(native, read, face, scheduler, collate_fn, loss_fn, here.local_rank)
+    if face is not None:
+        client.guard(face, engine.stepping)
     if training_data is not None:
         engine.training_dataloader = engine.deepspeed_io(training_data)
     return engine, face, engine.training_dataloader, scheduler
@@ -127,18 +142,18 @@ def _read(args: Any, config: Any, params: Any, world: int) -> Config:
     return DIALECT.read(given[0], None, world)
 
 
-def _open(plan: Plan, own: bool) -> Plan:
+def opened(plan: Plan, own: bool) -> Plan:
     """The plan without what others decide: a scheduler sets learning rates, and the script may have its `own` optimizer."""
     left = ("optimizer.schedule.", "optimizer.name") if own else "optimizer.schedule."
     return Plan.of({path: value for path, value in plan.values().items() if not path.startswith(left)})
 
 
 def _lost(config: Config) -> Iterator[Finding]:
-    """What the config sets and no plan holds; its scheduler runs as it is."""
-    return (finding for finding in unheld(config) if not finding.path.startswith(SCHEDULER))
+    """What the config sets and neither a plan holds nor the drop-in runs."""
+    return (finding for finding in unheld(config) if not finding.path.startswith(RUN))
 
 
-def _beyond(config: Config) -> Iterator[str]:
+def beyond(config: Config) -> Iterator[str]:
     """Settings of which the numbers depend and that the engine cannot run."""
     for finding in _lost(config):
         if finding.effect is Effect.NUMBERS:
@@ -153,9 +168,26 @@ def _beyond(config: Config) -> Iterator[str]:
         )
 
 
-def _left(config: Config) -> Iterator[Finding]:
-    """Settings that are left behind and change no numbers."""
-    return (finding for finding in _lost(config) if finding.effect is not Effect.NUMBERS)
+def left(config: Config) -> Iterator[Finding]:
+    """Settings that are left behind and change no numbers, and those that say nothing beside the others."""
+    yield from (finding for finding in _lost(config) if finding.effect is not Effect.NUMBERS)
+    yield from _silent(config)
+
+
+def _silent(config: Config) -> Iterator[Finding]:
+    """Settings that a plan has a field for, and that it would be the same without."""
+    meant, rules = lift(config).values(), claims(config.dialect)
+    for path in config.given:
+        if path not in rules or not rules[path].ours or path.startswith((*RUN, *READ)):
+            continue
+        try:
+            other = without(config, {path: None})
+        except BridgeError:  # DeepSpeed does not run without it
+            continue
+        value = config.effective.get(path)
+        if value != other.effective.get(path) and lift(other).values() == meant:
+            effect = WEIGHTY.get(path, Effect.NONE)
+            yield Finding(path, NAMED.get(path, "it changes nothing beside the other settings"), effect, True, before=value)
 
 
 def _meshes(mpu: Any, mesh_param: Any) -> Iterator[str]:
@@ -194,16 +226,32 @@ def _scheduler(given: Any, face: torch.optim.Optimizer | None, config: Config) -
     return schedulers.scheduler(section["type"], section.get("params") or {}, face)
 
 
-def _native(model: nn.Module, plan: Plan, face: torch.optim.Optimizer | None, here: Environment, left: list[Finding]) -> Engine:
+def _native(
+    model: nn.Module, plan: Plan, face: torch.optim.Optimizer | None, here: Environment, left: list[Finding], read: Config
+) -> Engine:
     """The native engine; like DeepSpeed, it rounds weights and buffers to the compute format before it copies masters."""
     groups = client.groups_of(face, model) if face else ()
     own = client.settings_of(face) if face else {"optimizer.name": "sgd"}
     frozen = list(client.freeze_others(model, groups)) if face else []
     if plan.precision.compute in ("bf16", "fp16"):
         model.to(TORCH[plan.precision.compute])
-    engine = bridge.engine.initialize(model, Plan.of({**plan.values(), **own}), environment=here, groups=groups)
+    given = {path: read.given[path] for path in sorted(read.given)}
+    engine = bridge.engine.initialize(model, Plan.of({**plan.values(), **own}), environment=here, groups=groups, alike=given)
     engine.findings += (*left, *frozen)
     return engine
+
+
+def _scale(engine: Engine, config: Config) -> None:
+    """Have the loss scale follow DeepSpeed's rule (runtime/fp16/loss_scaler.py: DynamicLossScaler): its first window is a step
+    longer, and an overflow at the minimum is an error. Without ZeRO there is no hysteresis (runtime/fp16/unfused_optimizer.py).
+    """
+    scaler = engine.scaler
+    if scaler.window is None:
+        return
+    scaler.lead, scaler.final = 1, engine.plan.zero.stage != 0
+    scaler.refill = bool(config.effective.get("fp16.consecutive_hysteresis"))
+    if engine.plan.zero.stage == 0:
+        scaler.hysteresis, scaler.tolerated = 1, 0
 
 
 def _warn(engine: Engine, config: Config) -> None:

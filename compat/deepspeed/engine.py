@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,13 +15,16 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from bridge.dialect import Config
-from bridge.engine.checkpoint import LATEST
+from bridge.engine import buffers
+from bridge.engine.checkpoint import LATEST, together
 from bridge.engine.formats import TORCH
-from bridge.engine.runner import Engine
+from bridge.engine.runner import Engine, fitting
 from bridge.errors import BridgeError, ConfigError
 from bridge.findings import Finding
 
 EVALUATE = "evaluate"
+EPOCHS = ("last_batch_iteration", "last_epoch")
+"""What schedulers of DeepSpeed and torch call how far they have come."""
 CLIENT, OWN = "client_state", "deepspeed"
 NO_OPTIMIZER = "no optimizer: name one in the config, or pass optimizer to initialize"
 
@@ -48,7 +52,9 @@ class DeepSpeedEngine:
         self.device, self.global_rank, self.world_size = native.device, native.comm.rank, native.comm.world.size
         self.dp_world_size, self.mp_world_size = native.data.size, native.tensor.size
         self._iterator: Iterator[Any] | None = None
-        self._applied, self._calls = False, 0
+        self._last: Any = None
+        self._applied, self._calls, self._moved = False, 0, self._epoch()
+        self._stepping = self._told_twice = False
 
     def __getattr__(self, name: str) -> Any:
         """An attribute of the model."""
@@ -91,9 +97,9 @@ class DeepSpeedEngine:
         model takes (a tuple or a mapping: argument by argument), and the model returns the loss.
         """
         self.train()
-        source = self._batches() if data_iter is None else iter(data_iter)
+        source = self._batches() if data_iter is None else iter(fitting(data_iter, self.gradient_accumulation_steps()))
         for _ in range(self.gradient_accumulation_steps()):
-            self.backward(self._loss(self._next(source))[0])
+            self.backward(self._loss(self._fed(source))[0])
             self.step()
         return torch.tensor(self.native.progress.loss, device=self.device)
 
@@ -332,18 +338,32 @@ class DeepSpeedEngine:
             self.native.progress = before
         else:
             self._restore(state.get(OWN, {}), load_optimizer_states, load_lr_scheduler_states)
+            self._moved = self._epoch()
         return str(path), state.get(CLIENT, {})
 
     def save_16bit_model(
         self, save_dir: str | Path, save_filename: str = "pytorch_model.bin", exclude_frozen_parameters: bool = False
     ) -> bool:
-        """Write the whole model's weights in the compute format, as `torch.save` does. All ranks must take part."""
+        """Write the whole model as `torch.save` does: weights in the compute format, buffers as they are, and every name of a
+        tensor that several share, so that a fresh model takes it strictly. All ranks must take part.
+        """
+        model = self.native.model
+        BridgeError.raise_if(
+            f"save_16bit_model: {name} of the model's state is no tensor; keep it in a buffer" for name in buffers.others(model)
+        )
         compute = TORCH[self.native.plan.precision.compute or "fp32"]
-        whole = {name: weight.to(compute).cpu() for name, weight in self.native.state_dict()}
-        if self.global_rank == 0:
-            Path(save_dir).mkdir(parents=True, exist_ok=True)
-            torch.save(whole, Path(save_dir) / save_filename)
+        found = {name: weight.to(compute).cpu() for name, weight in self.native.state_dict()}
+        found.update((name, held.cpu()) for name, held in buffers.whole(self.native))
+        if exclude_frozen_parameters:
+            found = {name: held for name, held in found.items() if name not in self._frozen()}
+        whole = {alias: found[name] for alias, name in buffers.aliases(model).items() if name in found}
+        with together(self.native):
+            if self.global_rank == 0:
+                _write(whole, Path(save_dir), save_filename)
         return True
+
+    def _frozen(self) -> set[str]:
+        return {parameter.name for parameter in self.native.parameters if not parameter.trainable}
 
     def destroy(self) -> None:
         """Leave the process group in good order."""
@@ -371,9 +391,30 @@ class DeepSpeedEngine:
     def _tell(self, lr_kwargs: Mapping[str, Any]) -> None:
         """Let the optimizer's own hooks run (it has no gradients of its own, so nothing else happens), then its scheduler."""
         assert self.optimizer is not None
-        self.optimizer.step()
+        self._stepping = True
+        try:
+            self.optimizer.step()
+        finally:
+            self._stepping = False
         if self.lr_scheduler is not None:
+            self._twice()
             self.lr_scheduler.step(**lr_kwargs)
+            self._moved = self._epoch()
+
+    def stepping(self) -> bool:
+        """Whether the engine itself calls the optimizer's `step` now."""
+        return self._stepping
+
+    def _epoch(self) -> Any:
+        """How far the scheduler has come, where it says so."""
+        return next((getattr(self.lr_scheduler, name) for name in EPOCHS if hasattr(self.lr_scheduler, name)), None)
+
+    def _twice(self) -> None:
+        """Say once if the script moves the scheduler too."""
+        if self._moved is not None and self._epoch() != self._moved and not self._told_twice and self.global_rank == 0:
+            self._told_twice = True
+            said = "the script calls lr_scheduler.step(), and engine.step() does too: the rate moves twice"
+            warnings.warn(f"step {self.global_steps}: {said}", stacklevel=4)
 
     def _print(self) -> None:
         every = self._values.get("steps_per_print")
@@ -390,6 +431,16 @@ class DeepSpeedEngine:
         if self._iterator is None:
             self._iterator = _repeated(self.training_dataloader)
         return self._iterator
+
+    def _fed(self, source: Iterator[Any]) -> Any:
+        """The next batch to train on; where there is none, the last one again: all ranks leave the step together at its end."""
+        try:
+            self._last = self._next(source)
+        except BridgeError:
+            if self._last is None:
+                raise
+            self.native.lack()
+        return self._last
 
     def _next(self, source: Iterator[Any]) -> Any:
         try:
@@ -419,6 +470,21 @@ class DeepSpeedEngine:
         mean = torch.stack([loss.detach().double() for loss in losses]).mean()
         self.native.comm.all_reduce(EVALUATE, mean, self.native.data)()
         return (mean / self.dp_world_size).to(losses[0].dtype)
+
+
+def _write(whole: Mapping[str, Tensor], folder: Path, name: str) -> None:
+    """One file, put in place when it is whole."""
+    beside = folder / f".{name}.tmp"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with beside.open("wb") as file:
+            torch.save(dict(whole), file)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(folder / name)
+    except (OSError, RuntimeError) as error:
+        beside.unlink(missing_ok=True)
+        raise BridgeError(f"{folder / name}: not written ({error}); make room, or choose another folder") from None
 
 
 def _repeated(loader: Iterable[Any]) -> Iterator[Any]:

@@ -16,10 +16,10 @@ from typing import Any
 from bridge.config import Values, fields, nest, shown
 from bridge.dialect import Reading, Written, code_beside
 from bridge.errors import ConfigError, SourceError, nearest
-from bridge.files import MAX_DEPTH, MAX_NODES, Document, Script, is_text, load, parse
+from bridge.files import Document, Script, check_nested, is_text, load, parse
 from bridge.findings import Finding, Origin
 from bridge.rules import Effect
-from compat.deepspeed import auto, scripts
+from compat.deepspeed import auto, inside, scripts
 from compat.deepspeed.leaves import expected, typed
 from compat.deepspeed.releases import ALIASES, KEYS, PARTS, Release, Type
 from compat.deepspeed.schema import DeepSpeed
@@ -125,7 +125,7 @@ def _loaded(source: Any) -> tuple[Mapping[str, Any], Document | None, str]:
         return {**_mapping(load(source.text)), "code": dict(source.code)}, None, "file"
     live = getattr(source, "_param_dict", source)
     if isinstance(live, Mapping):
-        _limit(live)
+        check_nested(live, "mapping")
         return live, None, "object"
     if not isinstance(source, str | Path | Document):
         raise SourceError(f"source: found {shown(source)}, expected a path, text, mapping or DeepSpeedConfig")
@@ -141,23 +141,6 @@ def _beside(source: str | Path | Document) -> dict[str, Any]:
     path = Path(source.name if isinstance(source, Document) else source)
     beside = code_beside(path)
     return {"code": _mapping(load(beside))} if os.path.isfile(path) and os.path.isfile(beside) else {}
-
-
-def _limit(data: Mapping[str, Any]) -> None:
-    """The same limits for a mapping as for a file; they also end cycles."""
-    level: list[Any] = [data]
-    nodes = depth = 0
-    while level:
-        nodes, depth = nodes + len(level), depth + 1
-        if nodes > MAX_NODES or depth > MAX_DEPTH:
-            raise SourceError(
-                f"mapping: found more than {MAX_NODES:,} values or {MAX_DEPTH} levels of nesting; a config is smaller"
-            )
-        level = [inner for value in level for inner in _inner(value)]
-
-
-def _inner(value: Any) -> Iterable[Any]:
-    return value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
 
 
 def _mapping(document: Document) -> Mapping[str, Any]:
@@ -301,13 +284,15 @@ class _Reader:
             flaw = _flaw(value)
             if flaw:
                 self.problem(written, flaw)
+        for name, message in inside.unread(path, value):
+            self.finding(name, message, Effect.NUMBERS)
         if path == "tensor_parallel.partition_config" and isinstance(value, Mapping):
             self._partition(value, written, PARTITION)
 
     def _partition(self, value: Mapping[str, Any], written: str, names: Mapping[str, Any]) -> None:
         for name, inner in value.items():
             if name not in names:
-                self.problem(f"{written}.{name}", f"unknown key{nearest(str(name), names)}")
+                self.problem(f"{written}.{name}", f"unknown key{nearest(str(name), names, len(self.problems))}")
             elif names[name] is not None:
                 specs = [item for item in inner if isinstance(item, Mapping)] if isinstance(inner, list) else []
                 if not isinstance(inner, list) or len(specs) < len(inner):
@@ -349,7 +334,7 @@ class _Reader:
             self.section(value, target, entry)
             return
         if not forms or len(names) < len(forms):
-            self._own(target, value, entry)
+            self._own(target, value, entry, forms)
             return
         known = {argument for args in names for argument in args}
         known |= {argument for form in forms for argument in (*form.required, *form.ignored)} | {"max_grad_norm"}
@@ -359,9 +344,11 @@ class _Reader:
         name = self.given.get(target.replace(".params", ".type"))
         return self.release.forms(PARAMS[target], name) if isinstance(name, str) else ()
 
-    def _own(self, target: str, value: Mapping[str, Any], entry: Tree) -> None:
-        for name, argument in self._entries(value, target):
+    def _own(self, target: str, value: Mapping[str, Any], entry: Tree, forms: tuple[Type, ...]) -> None:
+        for before, (name, argument) in enumerate(self._entries(value, target)):
             path = f"{target}.{name}"
+            if remark := inside.strange(PARAMS[target], forms, str(self.given[target.replace(".params", ".type")]), name, before):
+                self.finding(path, *remark)
             if argument == "auto" or (name in entry and _fits(path, argument)):
                 self.leaf(path, path, argument)
             else:
@@ -382,7 +369,7 @@ class _Reader:
         level: Any = _tree(self.release)
         for name in filter(None, parent.split(".")):
             level = level.get(name, {})
-        return nearest(written.rpartition(".")[2], level)
+        return nearest(written.rpartition(".")[2], level, len(self.problems) + len(self.findings))
 
     # "auto"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bridge.rules import Context, Group, convert
+from bridge.rules import ADAM, Context, Effect, Group, convert, lacks
 from compat.deepspeed.schedule import OTHER
 
 PARAMS = "optimizer.params"
@@ -68,6 +68,7 @@ def _write(values: Group, context: Context) -> Group:
     given = {f"{PARAMS}.{key}": value for key, value in hyper.items() if value is not None}
     if name in ADAM_LIKE:
         given[f"{PARAMS}.adam_w_mode"] = name == "adamw"
+        given |= {f"{PARAMS}.torch_adam": True} if values.get("optimizer.amsgrad") else {}
     else:
         given["zero_allow_untested_optimizer"] = True
     return {"optimizer.type": TYPES[name], **given}
@@ -84,7 +85,7 @@ OPTIMIZER = convert(
     ("optimizer.name", *(f"optimizer.{key}" for key in HYPER)),
     _read,
     _write,
-    sees=SCHEDULE_LR,
+    sees=(*SCHEDULE_LR, "optimizer.amsgrad"),
     carries={
         "optimizer.type": "optimizer.name",
         **{f"{PARAMS}.{key}": f"optimizer.{key}" for key in HYPER},
@@ -185,4 +186,54 @@ SCHEDULER = convert(
     source="runtime/lr_schedules.py",
 )
 
-RULES = (OPTIMIZER, SCHEDULER)
+SWITCHES = ("nesterov", "amsgrad", "bias_correction")
+TAKING = {"nesterov": ("sgd",), "amsgrad": ("adam", "adamw"), "bias_correction": ("adam", "adamw", "lamb")}
+"""The optimizers that take each switch."""
+
+
+def _read_switches(values: Group, context: Context) -> Group:
+    name = _name(values)
+    found = {switch: values.get(f"{PARAMS}.{switch}") for switch in SWITCHES if name in TAKING[switch]}
+    return {f"optimizer.{switch}": value for switch, value in found.items() if value is not None}
+
+
+def _write_switches(values: Group, context: Context) -> Group:
+    taken = (switch for switch in SWITCHES if values.get("optimizer.name") in TAKING[switch])
+    found = {switch: values.get(f"optimizer.{switch}") for switch in taken}
+    return {f"{PARAMS}.{switch}": value for switch, value in found.items() if value not in (None, ADAM[f"optimizer.{switch}"])}
+
+
+SWITCHED = convert(
+    tuple(f"{PARAMS}.{switch}" for switch in SWITCHES),
+    tuple(f"optimizer.{switch}" for switch in SWITCHES),
+    _read_switches,
+    _write_switches,
+    sees=("optimizer.type", f"{PARAMS}.adam_w_mode", "optimizer.name"),
+    carries={f"{PARAMS}.{switch}": f"optimizer.{switch}" for switch in SWITCHES},
+    lossy="DeepSpeed's sgd takes nesterov, its Adam of torch amsgrad, and its own Adam a switch of bias correction",
+    source="runtime/engine.py: _configure_basic_optimizer hands all parameters to the class",
+)
+
+SCOPE, FLAT = "code.decay_scope", "all"
+
+DECAYED = (
+    convert(
+        SCOPE,
+        "optimizer.decay_scope",
+        lambda values, context: {"optimizer.decay_scope": values.get(SCOPE) or FLAT} if _name(values) else {},
+        lambda values, context: {SCOPE: values["optimizer.decay_scope"]} if _grouped(values) else {},
+        effect=lambda values: Effect.NUMBERS if values.get(f"{PARAMS}.weight_decay") else Effect.NONE,
+        sees=("optimizer.type", f"{PARAMS}.adam_w_mode", "optimizer.name", f"{PARAMS}.weight_decay"),
+        carries={f"{PARAMS}.weight_decay": "optimizer.decay_scope"},
+        note="groups of parameters are made by the script; a flat list decays all of them",
+        source="runtime/engine.py: _configure_basic_optimizer takes model_parameters as they are",
+    ),
+    lacks("optimizer.decay_ramp", "DeepSpeed's weight decay is constant"),
+)
+
+
+def _grouped(values: Group) -> bool:
+    return values.get("optimizer.name") in TYPES and values.get("optimizer.decay_scope") not in (None, FLAT)
+
+
+RULES = (OPTIMIZER, SWITCHED, *DECAYED, SCHEDULER)

@@ -6,7 +6,8 @@ from functools import cache
 from math import log2
 
 from bridge.config import fields
-from bridge.rules import Context, Effect, Group, Rule, always, convert, lacks, only_ours, only_theirs, rename
+from bridge.rules import Context, Effect, Group, Rule, always, convert, lacks, only_ours, only_theirs, rename, the_rest
+from compat.deepspeed import course, switches
 from compat.deepspeed.optimizers import RULES as OPTIMIZERS
 from compat.deepspeed.schema import DeepSpeed
 
@@ -214,16 +215,22 @@ def exchange_rules() -> tuple[Rule, ...]:
     section = "zero_optimization"
     return (
         convert(
-            (f"{section}.reduce_bucket_size", f"{section}.allgather_bucket_size"),
-            "zero.bucket",
-            lambda values, context: {"zero.bucket": values.get(f"{section}.reduce_bucket_size")},
-            lambda values, context: {
-                f"{section}.reduce_bucket_size": values.get("zero.bucket", BUCKET),
-                f"{section}.allgather_bucket_size": values.get("zero.bucket", BUCKET),
-            },
+            BUCKETS,
+            ("zero.bucket", "zero.gather_bucket"),
+            lambda values, context: dict(zip(("zero.bucket", "zero.gather_bucket"), map(values.get, BUCKETS), strict=True)),
+            _write_buckets,
             effect=Effect.COST,
-            lossy="a Plan has one bucket size for reducing and gathering",
-            blurs=lambda values: len(set(values.values())) > 1,
+            carries=dict(zip(BUCKETS, ("zero.bucket", "zero.gather_bucket"), strict=True)),
+        ),
+        rename("prescale_gradients", "zero.prescale", source="runtime/engine.py: allreduce_bucket"),
+        rename("gradient_predivide_factor", "zero.predivide", source="runtime/engine.py: allreduce_bucket"),
+        convert(
+            OVERLAPPED,
+            "parallel.tensor_overlap",
+            lambda values, context: {"parallel.tensor_overlap": values.get(OVERLAPPED)},
+            lambda values, context: {OVERLAPPED: True} if values.get("parallel.tensor_overlap") else {},
+            effect=Effect.COST,
+            source="runtime/tensor_parallel/config.py: tp_overlap_comm",
         ),
         convert(
             f"{section}.overlap_comm",
@@ -236,7 +243,16 @@ def exchange_rules() -> tuple[Rule, ...]:
             source="runtime/engine.py: overlap_comm is off with pipelines; stage 0 reduces after the backward pass",
         ),
         only_ours("zero.overlap_gather", note="DeepSpeed has no switch for gathering weights ahead", effect=Effect.COST),
-        only_ours("zero.replicas", note="DeepSpeed shards over all data ranks", effect=Effect.COST),
+        convert(
+            MICS,
+            "zero.replicas",
+            _read_replicas,
+            _write_replicas,
+            effect=Effect.COST,
+            sees=("zero_optimization.stage", "zero.stage", "parallel.data", "parallel.pipeline", *AXES, *STAGE_SEES),
+            lossy="DeepSpeed shards over groups of ranks with MiCS alone, at stage 3 and up to 0.19.6",
+            source="runtime/zero/mics.py: MiCS_Init; runtime/engine.py: mics_shard_size at stage 3",
+        ),
         only_ours(
             "zero.weight_buffers", "zero.grad_buffers", note="DeepSpeed buffers count elements, not stages", effect=Effect.COST
         ),
@@ -245,6 +261,27 @@ def exchange_rules() -> tuple[Rule, ...]:
 
 
 STAGE_SEES = ("precision.compute", "optimizer.clip", *ENABLED, "gradient_clipping", "code.pipeline_stages")
+
+
+OVERLAPPED = "tensor_parallel.tp_overlap_comm"
+BUCKETS = ("zero_optimization.reduce_bucket_size", "zero_optimization.allgather_bucket_size")
+MICS = "zero_optimization.mics_shard_size"
+
+
+def _write_buckets(values: Group, context: Context) -> Group:
+    reduced = values.get("zero.bucket", BUCKET)
+    return dict(zip(BUCKETS, (reduced, values.get("zero.gather_bucket", reduced)), strict=True))
+
+
+def _read_replicas(values: Group, context: Context) -> Group:
+    size, data = values.get(MICS) or -1, _data_ranks(values, context)
+    grouped = size > 0 and data and data % size == 0 and _read_stage(values) == 3
+    return {"zero.replicas": data // size} if grouped and data else {}
+
+
+def _write_replicas(values: Group, context: Context) -> Group:
+    replicas, data = values.get("zero.replicas") or 1, values.get("parallel.data") or 1
+    return {MICS: data // replicas} if replicas > 1 and data % replicas == 0 and _stage(values) == 3 else {}
 
 
 def _read_overlap(values: Group, context: Context) -> Group:
@@ -267,18 +304,19 @@ OFFLOAD = convert(
         f"{PARAM_DEVICE}.device",
         f"{PARAM_DEVICE}.pin_memory",
     ),
-    ("zero.offload.optimizer", "zero.offload.optimizer_ratio", "zero.offload.parameters"),
+    ("zero.offload.optimizer", "zero.offload.optimizer_ratio", "zero.offload.parameters", "zero.offload.pinned"),
     lambda values, context: _read_offload(values),
     lambda values, context: _write_offload(values),
     effect=Effect.COST,
     sees=("zero_optimization.stage", "zero.stage", "parallel.pipeline", *STAGE_SEES),
     carries={
         f"{OPTIMIZER_DEVICE}.device": "zero.offload.optimizer",
-        f"{OPTIMIZER_DEVICE}.pin_memory": "zero.offload.optimizer",
+        f"{OPTIMIZER_DEVICE}.pin_memory": "zero.offload.pinned",
         f"{OPTIMIZER_DEVICE}.ratio": "zero.offload.optimizer_ratio",
         f"{PARAM_DEVICE}.device": "zero.offload.parameters",
-        f"{PARAM_DEVICE}.pin_memory": "zero.offload.parameters",
+        f"{PARAM_DEVICE}.pin_memory": "zero.offload.pinned",
     },
+    blurs=lambda values: _pinned_apart(values),
     lossy="DeepSpeed offloads optimizer state at stage 1 and above, a part of it and parameters at stage 3 only",
     source="reference: offload below these stages is accepted and ignored",
 )
@@ -287,22 +325,36 @@ OFFLOAD = convert(
 def _read_offload(values: Group) -> Group:
     stage = values.get("zero_optimization.stage") or 0
     optimizer = (values.get(f"{OPTIMIZER_DEVICE}.device") or "none") if stage >= 1 else "none"
-    partial = stage == 3 and optimizer != "none"
+    parameters = (values.get(f"{PARAM_DEVICE}.device") or "none") if stage == 3 else "none"
     return {
         "zero.offload.optimizer": optimizer,
-        "zero.offload.optimizer_ratio": values.get(f"{OPTIMIZER_DEVICE}.ratio") if partial else None,
-        "zero.offload.parameters": (values.get(f"{PARAM_DEVICE}.device") or "none") if stage == 3 else "none",
+        "zero.offload.optimizer_ratio": values.get(f"{OPTIMIZER_DEVICE}.ratio") if stage == 3 and optimizer != "none" else None,
+        "zero.offload.parameters": parameters,
+        "zero.offload.pinned": next(iter(_pinned(values, optimizer, parameters)), None),
     }
+
+
+def _pinned(values: Group, optimizer: str, parameters: str) -> list[bool]:
+    """Whether host memory is pinned, for what is kept there; both of them, where they differ."""
+    kept = {OPTIMIZER_DEVICE: optimizer, PARAM_DEVICE: parameters}
+    found = (bool(values.get(f"{section}.pin_memory")) for section, device in kept.items() if device != "none")
+    return list(dict.fromkeys(found))
+
+
+def _pinned_apart(values: Group) -> bool:
+    read = _read_offload(values)
+    return len(_pinned(values, read["zero.offload.optimizer"], read["zero.offload.parameters"])) > 1
 
 
 def _write_offload(values: Group) -> Group:
     stage, given = _stage(values), {}
+    pinned = values.get("zero.offload.pinned", True)
     if stage >= 1 and (device := values.get("zero.offload.optimizer")) not in (None, "none"):
-        given = {f"{OPTIMIZER_DEVICE}.device": device, f"{OPTIMIZER_DEVICE}.pin_memory": True}
+        given = {f"{OPTIMIZER_DEVICE}.device": device, f"{OPTIMIZER_DEVICE}.pin_memory": pinned}
         if stage == 3:
             given[f"{OPTIMIZER_DEVICE}.ratio"] = values.get("zero.offload.optimizer_ratio", 1.0)
     if stage == 3 and (device := values.get("zero.offload.parameters")) not in (None, "none"):
-        given |= {f"{PARAM_DEVICE}.device": device, f"{PARAM_DEVICE}.pin_memory": True}
+        given |= {f"{PARAM_DEVICE}.device": device, f"{PARAM_DEVICE}.pin_memory": pinned}
     return given
 
 
@@ -468,7 +520,6 @@ def _write_recompute(values: Group) -> Group:
 def missing_rules() -> tuple[Rule, ...]:
     """What a Plan can say and DeepSpeed cannot."""
     return (
-        lacks("model", "the model is defined by the training script", effect=Effect.NONE),
         lacks("debug", "DeepSpeed has no per-layer logs", effect=Effect.NONE),
         only_ours("recompute.ratio", note="DeepSpeed recomputes groups of whole layers", effect=Effect.COST),
         only_ours("precision.fp8", note="DeepSpeed has no 8-bit products"),
@@ -480,15 +531,45 @@ def missing_rules() -> tuple[Rule, ...]:
 
 SECTIONS: dict[str, tuple[str, Effect]] = {
     "zero_optimization": ("a setting inside DeepSpeed's ZeRO", Effect.COST),
+    "zero_optimization.zero_quantized_weights": ("weights are gathered in fewer bits", Effect.NUMBERS),
+    "zero_optimization.zero_quantized_nontrainable_weights": ("frozen weights are gathered in fewer bits", Effect.NUMBERS),
+    "zero_optimization.zero_quantized_gradients": ("gradients are reduced in fewer bits", Effect.NUMBERS),
+    "zero_optimization.zenflow": ("the most important gradients are applied first, others later", Effect.NUMBERS),
+    "zero_optimization.log_trace_cache_warnings": ("logs of DeepSpeed's engine", Effect.NONE),
+    "zero_optimization.ignore_unused_parameters": ("a check of DeepSpeed's engine", Effect.NONE),
+    "zero_optimization.round_robin_gradients": ("which rank owns which gradient", Effect.COST),
     "tensor_parallel": ("how AutoTP replaces layers is DeepSpeed's own", Effect.COST),
     "expert_parallel": ("how AutoEP replaces layers is DeepSpeed's own", Effect.COST),
+    **{
+        f"expert_parallel.{name}": ("how AutoEP routes tokens to experts", Effect.NUMBERS)
+        for name in (
+            "top_k",
+            "score_func",
+            "score_apply",
+            "route_norm",
+            "route_scale",
+            "routed_scaling_factor",
+            "num_expert_groups",
+            "num_limited_groups",
+            "has_shared_experts",
+            "load_balance_coeff",
+        )
+    },
     "pipeline": ("a setting inside DeepSpeed's pipeline engine", Effect.COST),
+    "pipeline.seed_layers": ("layers are seeded one by one", Effect.NUMBERS),
     "activation_checkpointing": ("a setting of DeepSpeed's checkpointing functions", Effect.COST),
     "compile": ("DeepCompile is DeepSpeed's own", Effect.COST),
+    "compile.debug_log": ("logs of DeepCompile", Effect.NONE),
     "aio": ("I/O of DeepSpeed's offload", Effect.COST),
     "hybrid_engine": ("DeepSpeed's engine for generation", Effect.COST),
     "autotuning": ("DeepSpeed's autotuner", Effect.NONE),
     "data_efficiency": ("DeepSpeed's data sampling and layer dropping", Effect.NUMBERS),
+    "data_efficiency.data_sampling.num_workers": ("how data is loaded", Effect.COST),
+    "data_efficiency.data_sampling.pin_memory": ("how data is loaded", Effect.COST),
+    "dataloader_drop_last": ("whether the last incomplete batch is trained on", Effect.NUMBERS),
+    "memory_breakdown": ("the time that logs of memory take", Effect.COST),
+    "disable_python_gc": ("when Python collects garbage", Effect.COST),
+    "graph_harvesting": ("the step runs as a CUDA graph", Effect.COST),
     "torch_autocast": ("torch.autocast inside DeepSpeed's engine", Effect.NUMBERS),
     "data_types": ("formats inside DeepSpeed's engine", Effect.ROUNDING),
     "fp16": ("a setting inside DeepSpeed's fp16 optimizer", Effect.NUMBERS),
@@ -513,8 +594,6 @@ SECTIONS: dict[str, tuple[str, Effect]] = {
     "progressive_layer_drop": ("DeepSpeed's layer dropping", Effect.NUMBERS),
     "elasticity": ("DeepSpeed's elastic batch sizes", Effect.NUMBERS),
     "eigenvalue": ("removed from DeepSpeed", Effect.NONE),
-    "gradient_predivide_factor": ("the order of scaling and summing gradients", Effect.ROUNDING),
-    "prescale_gradients": ("the order of scaling and summing gradients", Effect.ROUNDING),
     "gradient_allreduce_op": ("gradients are summed instead of averaged", Effect.NUMBERS),
     "seq_parallel_communication_data_type": ("a format inside DeepSpeed's engine", Effect.ROUNDING),
     "managed_gradient_accumulation": ("who counts microbatches is up to DeepSpeed's engine and the script", Effect.NONE),
@@ -530,8 +609,22 @@ def leftover_rules(claimed: frozenset[str]) -> tuple[Rule, ...]:
     rows: dict[tuple[str, Effect], list[str]] = {}
     for path in fields(DeepSpeed):
         if path not in claimed:
-            rows.setdefault(SECTIONS.get(path.split(".")[0], OTHER), []).append(path)
+            starts = [start for start in SECTIONS if path == start or path.startswith(start + ".")]
+            rows.setdefault(SECTIONS[max(starts, key=len)] if starts else OTHER, []).append(path)
     return tuple(only_theirs(*paths, note=note, effect=effect) for (note, effect), paths in rows.items())
+
+
+LACKS = {
+    "model": "the model is defined by the training script",
+    "parallel": "DeepSpeed has no key for it",
+    "zero": "DeepSpeed has no key for it",
+    "precision": "DeepSpeed has no key for it",
+    "optimizer": "the training script makes groups of parameters",
+    "adapters": "the training script brings adapters",
+    "recompute.modules": "DeepSpeed recomputes groups of whole layers",
+    "run": "the training script decides",
+}
+"""Why what no row above claims has no place."""
 
 
 @cache
@@ -548,7 +641,10 @@ def table() -> tuple[Rule, ...]:
         *layout_rules(),
         *pipeline_rules(),
         RECOMPUTE,
+        *course.RULES,
+        *switches.RULES,
         *missing_rules(),
     )
+    mapped = (*mapped, *the_rest(mapped, LACKS))
     claimed = frozenset(path for rule in mapped for path in rule.theirs)
     return (*mapped, *leftover_rules(claimed))

@@ -632,6 +632,12 @@ class Code(Section):
     checkpoint_interval: Count | None = field(None, description="Layers between those calls.")
     manual_accumulation: bool | None = field(None, description="The script calls backward several times before each step.")
     scheduler: CodeScheduler | None = field(None, description="Learning-rate schedule that the script builds.")
+    decay_scope: Literal["all", "matrices"] | None = field(
+        None, description="Which parameters the script's groups decay: all, or all but biases and norms."
+    )
+    steps: Count | None = field(None, description="Optimizer steps that the script makes.")
+    epochs: Positive | None = field(None, description="Passes over the data that the script makes.")
+    seed: Whole | None = field(None, description="Seed that the script sets.")
     accelerator: Literal["cuda", "cpu", "xpu", "npu", "hpu", "mps", "mlu", "sdaa", "supa"] | None = field(
         None, description="Accelerator of the run, as in DS_ACCELERATOR."
     )

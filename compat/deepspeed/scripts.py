@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from bridge.errors import ConfigError, SourceError
-from bridge.files import Document, Launch, Script, load, parse, scalar
+from bridge.files import Document, Launch, Script, find, folder_of, load, parse, scalar
 from bridge.files.shell import Pieces, cut, known, line_of, spelled, unknowns
 
 WORKING_FOLDER = ("`pwd`", "$(pwd)", "$PWD", "${PWD}")
@@ -104,16 +102,15 @@ def _here(script: Script, content: Pieces) -> Document:
 
 
 def _beside(script: Script, path: Pieces, line: int) -> Document:
-    """The file that the script names, looked for from where it may be started."""
+    """The file that the script names, in its folder or where it was allowed."""
     path = cut_folder(path)
     name = known(path)
     if name is None:
         part = next(unknowns(path))
         raise SourceError(f"{script.name}: line {line}: {part.spelling} in the name of the config is not known: {part.why}")
-    folders = [*Path(script.name).absolute().parents, Path.cwd()]
-    found = next((folder / name for folder in folders if os.path.isfile(folder / name)), None)
+    found = find(name, folder_of(script.name))
     if found is None:
-        raise SourceError(f"{script.name}: line {line}: {name}: no such file from the script's folder upwards; put it there")
+        raise SourceError(f"{script.name}: line {line}: {name}: no such file in the script's folder; put it there")
     return load(found)
 
 

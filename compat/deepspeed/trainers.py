@@ -96,6 +96,16 @@ def build_optimizer(parameters: Iterable[Any]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, **{name: DEFAULTS[name] for name in ("lr", "betas", "eps", "weight_decay")})
 
 
+def decayed(model: nn.Module, config: DeepSpeedConfig) -> list[Any]:
+    """What the script hands over as parameters: a flat list, or groups where biases and norms do not decay."""
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    decay = config.effective.get("optimizer.params.weight_decay")
+    if config.given.get("code.decay_scope") != "matrices" or not decay:
+        return trained
+    matrices, rest = ([weight for weight in trained if (weight.ndim > 1) is wide] for wide in (True, False))
+    return [{"params": matrices, "weight_decay": decay}, {"params": rest, "weight_decay": 0.0}]
+
+
 def scheduler_of(config: DeepSpeedConfig) -> Callable[[torch.optim.Optimizer], Any] | None:
     """What the script passes as `lr_scheduler`, where the code part has one."""
     if not steers(config.given):
@@ -127,10 +137,9 @@ class DeepSpeedTrainer:
 
     def _initialize(self, model: nn.Module, data: dict[str, Any]) -> Any:
         optimizer = None if self.config.effective.get("optimizer.type") else build_optimizer
-        trained = [weight for weight in model.parameters() if weight.requires_grad]
         engine, *_ = self.ds.initialize(
             model=model,
-            model_parameters=trained,
+            model_parameters=decayed(model, self.config),
             optimizer=optimizer,
             lr_scheduler=scheduler_of(self.config),
             config=data,

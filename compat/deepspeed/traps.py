@@ -178,35 +178,35 @@ TRAPS: tuple[Trap, ...] = (
         PARAM + ".nvme_path",
         lambda seen: seen[PARAM + ".device"] == "nvme" and not seen[PARAM + ".nvme_path"] and seen.stage == 3,
         f"missing for device nvme: {NOT_THERE}; give a directory",
-        Effect.COST,
+        Effect.STOPS,
         "runtime/zero/partition_parameters.py",
     ),
     Trap(
         OFFLOAD + ".nvme_path",
         lambda seen: seen[OFFLOAD + ".device"] == "nvme" and not seen[OFFLOAD + ".nvme_path"] and seen.stage == 3,
         f"missing for device nvme: {NOT_THERE}; give a directory",
-        Effect.COST,
+        Effect.STOPS,
         "runtime/zero/stage3.py",
     ),
     Trap(
         ZERO + "legacy_stage1",
         lambda seen: bool(seen[ZERO + "legacy_stage1"]) and seen.stage > 0,
         f"gone since DeepSpeed 0.5.9: {NOT_THERE}; drop it",
-        Effect.NUMBERS,
+        Effect.STOPS,
         "runtime/engine.py: _configure_zero_optimizer",
     ),
     Trap(
         "prescale_gradients",
         lambda seen: seen["prescale_gradients"] and seen.stage >= 2 and seen[ZERO + "reduce_scatter"],
         f"not possible at stage 2 and 3 with reduce_scatter: {NOT_THERE}; switch one of them off",
-        Effect.NUMBERS,
+        Effect.STOPS,
         "runtime/zero/stage_1_and_2.py, stage3.py",
     ),
     Trap(
         "gradient_predivide_factor",
         lambda seen: seen["gradient_predivide_factor"] != 1 and seen.stage >= 2 and seen[ZERO + "reduce_scatter"],
         f"not possible at stage 2 and 3 with reduce_scatter: {NOT_THERE}; use 1.0",
-        Effect.NUMBERS,
+        Effect.STOPS,
         "runtime/zero/stage_1_and_2.py, stage3.py",
     ),
     # Numbers
@@ -253,7 +253,7 @@ TRAPS: tuple[Trap, ...] = (
             and (seen.piped or bool(seen["compile.deepcompile"]) or (seen.stage < 2 and bool(seen[ZERO + "overlap_comm"])))
         ),
         f"false does not go with a pipeline, DeepCompile, or overlap_comm below stage 2: {NOT_THERE}",
-        Effect.NUMBERS,
+        Effect.STOPS,
         "runtime/engine.py: _do_sanity_check",
     ),
     Trap(
@@ -268,14 +268,14 @@ TRAPS: tuple[Trap, ...] = (
         "data_types.grad_accum_dtype",
         lambda seen: seen.stage == 0 and seen["data_types.grad_accum_dtype"] not in (None, seen.precision),
         f"another format than the model's is not possible at stage 0: {NOT_THERE}; use stage 1",
-        Effect.NUMBERS,
+        Effect.STOPS,
         "runtime/engine.py: _do_optimizer_sanity_check",
     ),
     Trap(
         "data_types.param_dtype",
         lambda seen: seen["data_types.param_dtype"] not in (None, seen.precision),
         f"must be the training precision: {NOT_THERE}; drop it",
-        Effect.NUMBERS,
+        Effect.STOPS,
         "runtime/engine.py: _assert_valid_mixed_precision_config",
     ),
     Trap(
@@ -296,14 +296,14 @@ TRAPS: tuple[Trap, ...] = (
         "optimizer.type",
         _typed("optimizers"),
         f"not an optimizer of this release or of PyTorch: {NOT_THERE}",
-        Effect.NUMBERS,
+        Effect.STOPS,
         "runtime/engine.py: _configure_basic_optimizer",
     ),
     Trap(
         "scheduler.type",
         _typed("schedulers"),
         f"not a scheduler of this release or of PyTorch: {NOT_THERE}",
-        Effect.NUMBERS,
+        Effect.STOPS,
         "runtime/engine.py: _scheduler_from_config",
     ),
     Trap(
@@ -318,7 +318,7 @@ TRAPS: tuple[Trap, ...] = (
         "optimizer.params.max_grad_norm",
         lambda seen: "optimizer.params.max_grad_norm" in seen.given,
         f"not an optimizer parameter: {NOT_THERE}; use gradient_clipping",
-        Effect.NUMBERS,
+        Effect.STOPS,
         "runtime/engine.py: _configure_basic_optimizer",
     ),
     Trap(
@@ -341,7 +341,7 @@ TRAPS: tuple[Trap, ...] = (
             and bool(seen.at.forms("optimizers", seen["optimizer.type"]))
         ),
         f"ZeRO wants it true for this optimizer: {NOT_THERE}",
-        Effect.NUMBERS,
+        Effect.STOPS,
         "runtime/engine.py: _do_optimizer_sanity_check",
     ),
     Trap(
@@ -370,14 +370,14 @@ TRAPS: tuple[Trap, ...] = (
         "steps_per_print",
         lambda seen: seen.piped and seen["wall_clock_breakdown"] and seen["steps_per_print"] is None,
         "missing: with a pipeline and wall_clock_breakdown the first step fails; give a number",
-        Effect.NONE,
+        Effect.STOPS,
         "runtime/pipe/engine.py: _exec_optimizer_step",
     ),
     Trap(
         "steps_per_print",
         lambda seen: seen.piped and seen["steps_per_print"] is None,
         "missing: with a pipeline the first step fails before DeepSpeed 0.16.5; give a number",
-        Effect.NONE,
+        Effect.STOPS,
         "runtime/pipe/engine.py: train_batch",
         since="0.15.2",
         until="0.16.4",
@@ -448,7 +448,7 @@ def _arguments(seen: Seen) -> Iterator[tuple[str, str, Effect]]:
         if form is None or form.args is None or argument == path or argument == "max_grad_norm":
             continue
         if argument not in (*form.args, *form.ignored):
-            yield path, f"not an argument of the {form.form} {name} that these settings choose: {NOT_THERE}", Effect.NUMBERS
+            yield path, f"not an argument of the {form.form} {name} that these settings choose: {NOT_THERE}", Effect.STOPS
 
 
 def _form(seen: Seen) -> str:

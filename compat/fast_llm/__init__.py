@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,7 +13,7 @@ from bridge.dialect import Config, Dialect, Reading, Written
 from bridge.errors import VersionError
 from bridge.findings import Disagreement, Finding
 from bridge.moves import Move
-from bridge.rules import Rule
+from bridge.rules import Effect, Rule
 
 SETTING = re.compile(r"(model|training|schedule|batch|optimizer|data|run)\.[\w.]+=")
 SUFFIXES = {".yaml": "yaml", ".yml": "yaml", ".txt": "overrides", ".args": "overrides"}
@@ -104,6 +104,16 @@ class FastLLMDialect(Dialect):
         from compat.fast_llm.traps import inspect
 
         return tuple(inspect(config))
+
+    def beyond(self, config: Config) -> Iterable[Finding]:
+        """Given numbers that no run can mean, those inside of sections that are kept as they stand among them."""
+        from compat.fast_llm.signatures import below_zero
+
+        yield from super().beyond(config)
+        for path, section in config.given.items():
+            for place, value in below_zero(section, path):
+                message = f"found {value}, which no run can mean; expected at least 0"
+                yield Finding(place, message, Effect.NUMBERS, True, origin=config.origins.get(place) or config.origins.get(path))
 
     def render(self, config: Config, format: str | None = None) -> Written:
         """YAML, or the words of a command line; and the launch command."""

@@ -143,10 +143,22 @@ def _other(values: Flat) -> Iterator[str]:
     checkpoint = values.get("training.checkpoint") or {}
     if checkpoint.get("interval") is not None and values.get("run.experiment_dir") is None:  # training/config.py, TrainerConfig
         yield "training.checkpoint.interval: checkpoints need a place; give run.experiment_dir"
+    yield from _stops(checkpoint, values.get("training.shutdown") or {})
     if values.get("reference_models"):  # training/config.py, TrainerConfig._validate
         for path in (PIPELINE, SPLIT):
             if values[path] > 1:
                 yield f"{path}: found {values[path]}, expected 1 beside reference_models"
+
+
+def _stops(checkpoint: Flat, shutdown: Flat) -> Iterator[str]:
+    """A run stops at a checkpoint (training/config.py, TrainingConfig._validate; config_utils/interval.py, is_sub_interval)."""
+    stop, every = shutdown.get("interval"), checkpoint.get("interval")
+    if type(stop) is not int:
+        return
+    if type(every) is not int or every < 1:
+        yield f"training.shutdown.interval: found {stop} without checkpoints; give training.checkpoint.interval"
+    elif stop % every:
+        yield f"training.shutdown.interval: found {stop}, expected a multiple of training.checkpoint.interval ({every})"
 
 
 MICRO, TOTAL, STEPS = BATCH + "micro_batch_size", BATCH + "batch_size", BATCH + "sequential_micro_batches"

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
+from bridge import limits
 from bridge.config import Values, fields, nest, shown
 from bridge.dialect import Reading, Written, flags_of
 from bridge.errors import ConfigError, SourceError, nearest
-from bridge.files import Document, load, load_words, load_yaml
+from bridge.files import Document, check_nested, find, folder_of, load, load_words, load_yaml
 from bridge.findings import Finding, Origin
 from bridge.rules import Effect
+from compat.fast_llm import signatures
 from compat.fast_llm.effective import GRADS, LEVEL, WEIGHTS, implied
 from compat.fast_llm.leaves import nullable, typed
 from compat.fast_llm.releases import KEYS, Release
@@ -90,12 +92,16 @@ def _loaded(source: Any) -> _Source:
     if (words := flags_of(source)) is not None:
         return _command(words)
     if isinstance(source, str) and _is_override(source):
-        return _command(load_words(source).data)
+        return _command(load_words(source).data, _named)
     if not isinstance(source, str | Path | Document):
         raise SourceError(f"fast_llm: found {shown(source)}; expected a path, text, a mapping or a list of overrides")
     document = load(source)
     if isinstance(document.data, list):
-        return _command(document.data)
+        if wrong := [word for word in document.data if not isinstance(word, str)]:
+            raise SourceError(
+                f"{document.name}: found {shown(wrong[0])} in a list, expected a mapping, or words of a command line"
+            )
+        return _command(document.data, partial(_named, folder=folder_of(document)))
     return _Source(document.data, document, strings=_strings(document))
 
 
@@ -107,6 +113,7 @@ def _is_override(text: str) -> bool:
 
 def _mapping(source: Mapping[Any, Any]) -> _Source:
     """Plain nested data of a mapping whose own keys may be dotted."""
+    check_nested(source, "mapping")
     found = _Source({})
     for key, value in source.items():
         if not isinstance(key, str):
@@ -115,8 +122,11 @@ def _mapping(source: Mapping[Any, Any]) -> _Source:
     return found
 
 
-def _command(words: Sequence[str]) -> _Source:
-    """A command line: names of the runnable first, then options and overrides (engine/config_utils/runnable.py)."""
+def _command(words: Sequence[str], place: Callable[[str], str | Path] = str) -> _Source:
+    """A command line: names of the runnable first, then options and overrides (engine/config_utils/runnable.py).
+
+    `place` says where the file lies that the words name.
+    """
     rest = list(dropwhile(NAME.fullmatch, words))
     found, overrides, problems = _Source({}), list[str](), list[str]()
     while rest:
@@ -124,7 +134,7 @@ def _command(words: Sequence[str]) -> _Source:
         name, equals, value = word.partition("=")
         if name in VALUED:
             value = value if equals else rest.pop(0) if rest else ""
-            found = _based(value) if name in VALUED[:2] else found
+            found = _based(place(value)) if name in VALUED[:2] else found
         elif OVERRIDE.match(word):
             overrides.append(word)
         elif word not in SWITCHES:
@@ -135,7 +145,12 @@ def _command(words: Sequence[str]) -> _Source:
     return found
 
 
-def _based(path: str) -> _Source:
+def _named(name: str, folder: Path | None = None) -> str | Path:
+    """Where a file lies that an input names; raises `OutsideError`."""
+    return find(name, folder) or name
+
+
+def _based(path: str | Path) -> _Source:
     document = load(path)
     if not isinstance(document.data, dict):
         raise SourceError(f"{path}: expected a mapping of settings")
@@ -157,6 +172,8 @@ def _override(found: _Source, name: str, text: str) -> None:
 
 def _put(found: _Source, name: str, value: Any) -> None:
     *parents, leaf = name.split(".")
+    if len(parents) > limits.DEPTH:
+        raise SourceError(f"{shown(name)}: found a name of more than {limits.DEPTH} parts; a config is flatter")
     place = found.data
     for parent in parents:
         inner = place.get(parent)
@@ -222,13 +239,28 @@ class _Reader:
             return
         if known is None and fields(FastLLM)[path].default is None and path not in (WEIGHTS, GRADS):
             return
+        if isinstance(known, Mapping):
+            self.held(path, known)
         self.given[path] = known
         if origin := self.source.origin(path):
             self.origins[path] = origin
 
+    def held(self, section: str, data: Mapping[str, Any]) -> None:
+        """Hold a section against the classes of the release; when lenient, what it refuses is a finding."""
+        found = list(signatures.problems(data, section, self.release.version))
+        if found and (other := signatures.of_another_release(data, section, self.release.version)):
+            message = f"laid out as in Fast-LLM {other}, and this is {self.release.version}, which stops at it: {found[0][1]}"
+            self.findings.append(Finding(found[0][0], message, Effect.STOPS, given=True, origin=self.source.origin(section)))
+            return
+        for path, message in found:
+            if self.lenient:
+                self.findings.append(Finding(path, message, Effect.NUMBERS, given=True, origin=self.source.origin(path)))
+            else:
+                self.problem(path, message)
+
     def unknown(self, path: str, parent: str) -> None:
         """A field that the release does not have: Fast-LLM refuses it; when lenient, a finding."""
-        message = _elsewhere(path, self.release) or f"unknown field{_nearest(path, parent, self.release)}"
+        message = _elsewhere(path, self.release) or f"unknown field{_nearest(path, parent, self.release, len(self.problems))}"
         if self.lenient:
             self.findings.append(Finding(path, message, Effect.NUMBERS, given=True, origin=self.source.origin(path)))
         else:
@@ -278,11 +310,11 @@ def _elsewhere(path: str, release: Release) -> str:
     return f"new in Fast-LLM {rows[0].since}, and this is {release.version}; {f'use {before}' if before else 'drop it'}"
 
 
-def _nearest(path: str, parent: str, release: Release) -> str:
+def _nearest(path: str, parent: str, release: Release, before: int) -> str:
     level: Any = _tree(release)
     for name in filter(None, parent.split(".")):
         level = level[name]
-    return nearest(path.rpartition(".")[2], level)
+    return nearest(path.rpartition(".")[2], level, before)
 
 
 # Writing

@@ -15,6 +15,20 @@ NAMES = ("name", "total_steps", "warmup_steps", "warmup_from", "minimum", "decay
 DECAYS = ("linear", "cosine")
 
 
+SCALE = "optimizer.default_learning_rate_scale"
+
+
+def peak(values: Group) -> float | None:
+    """The rate of parameters whose layer has no factor of its own."""
+    base = not_negative(values.get(BASE))
+    return None if base is None else base * _scale(values)
+
+
+def _scale(values: Group) -> float:
+    scale = values.get(SCALE)
+    return 1.0 if scale is None else float(scale)
+
+
 def not_negative(value: float | None) -> float | None:
     """`value`, or 0 where a Plan cannot hold it."""
     return None if value is None else max(0.0, value)
@@ -36,7 +50,7 @@ def _told(values: Group) -> bool:
 
 def _total(values: Group) -> int | None:
     end = values.get(END) if _shape(values) in DECAYS else None
-    total = end if end is not None else values.get(STEPS)
+    total = end if end is not None and end > 0 else values.get(STEPS)
     return total if total is not None and total > 0 else None
 
 
@@ -53,7 +67,7 @@ def _read(values: Group, context: Context) -> Group:
         PLAN + "total_steps": _total(values),
         PLAN + "warmup_steps": max(0, values.get(WARMUP) or 0),
         PLAN + "warmup_from": 0.0,
-        PLAN + "minimum": not_negative(values.get(MINIMUM)) if _shape(values) in DECAYS else 0.0,
+        PLAN + "minimum": (not_negative(values.get(MINIMUM)) or 0.0) * _scale(values) if _shape(values) in DECAYS else 0.0,
     }
 
 
@@ -61,40 +75,36 @@ def _write(values: Group, context: Context) -> Group:
     name, total = values.get(PLAN + "name"), values.get(PLAN + "total_steps")
     said = {name: values.get(PLAN + name) for name in NAMES} | {"peak": values.get("optimizer.lr")}
     if name == "wsd" and (text := text_schedule.written(said)) is not None:
-        return {TEXT: text, STEPS: total}
+        return {TEXT: text}
     decays = name in DECAYS
     return {
         STYLE: name if decays or name == "constant" else None,
         END: total if decays else None,
         WARMUP: values.get(PLAN + "warmup_steps"),
         MINIMUM: values.get(PLAN + "minimum"),
-        STEPS: total,
     }
 
 
 def _blurs(values: Group) -> bool:
-    """Whether a Plan cannot tell the shape, or has one count of steps where Fast-LLM has two."""
-    steps, end = values.get(STEPS), values.get(END)
-    if (wsd := _as_text(values)) is not None:
-        return bool(steps != wsd["total_steps"])
-    two = _shape(values) in DECAYS and bool(steps) and end is not None and end != steps
-    negative = any((values.get(path) or 0) < 0 for path in (WARMUP, MINIMUM, END))
-    return not _told(values) or two or negative
+    """Whether a Plan cannot tell the shape."""
+    if _as_text(values) is not None:
+        return False
+    ended = values.get(END) is not None and values[END] <= 0
+    return ended or not _told(values) or any((values.get(path) or 0) < 0 for path in (WARMUP, MINIMUM))
 
 
 RULE = convert(
-    (STYLE, END, POWER, WARMUP, MINIMUM, TEXT, STEPS),
+    (STYLE, END, POWER, WARMUP, MINIMUM, TEXT),
     tuple(PLAN + name for name in NAMES),
     _read,
     _write,
-    sees=(BASE, "optimizer.lr"),
+    sees=(BASE, STEPS, SCALE, "optimizer.lr"),
     blurs=_blurs,
     carries={
         STYLE: PLAN + "name",
         POWER: PLAN + "name",
         TEXT: tuple(PLAN + name for name in NAMES),
         END: PLAN + "total_steps",
-        STEPS: PLAN + "total_steps",
         WARMUP: (PLAN + "warmup_steps", PLAN + "warmup_from"),
         MINIMUM: PLAN + "minimum",
     },

@@ -1,68 +1,19 @@
-"""One value at a time: check it against its place in the schema, and say what was expected there."""
+"""Fast-LLM's values one at a time: what a field takes, null among them or not."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cache
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Any
 
-from annotated_types import Ge, Gt, Le
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-
-from bridge.config import fields, shown
+from bridge.leaves import Leaves
 from compat.fast_llm.schema import FastLLM
 
-_STRICT = ConfigDict(strict=True, allow_inf_nan=False)
-_PLAIN: Mapping[Any, str] = {
-    bool: "true or false",
-    str: "text",
-    int: "a whole number",
-    float: "a number",
-    dict: "a mapping",
-    list: "a list",
-}
-_BOUNDS: Mapping[type, tuple[str, str]] = {Gt: ("gt", "above"), Ge: ("ge", "of at least"), Le: ("le", "of at most")}
-
-
-@cache
-def _adapter(path: str) -> TypeAdapter[Any]:
-    return TypeAdapter(fields(FastLLM)[path].annotation, config=_STRICT)
+LEAVES = Leaves(FastLLM)
+nullable = LEAVES.nullable
 
 
 def typed(path: str, value: Any) -> Any:
     """`value` as the schema types it, as strictly as Fast-LLM; raises `ValueError` with what was expected."""
     try:
-        return _adapter(path).validate_python(value)
-    except ValidationError:
-        raise ValueError(f"found {shown(value)}, expected {expected(path)}") from None
-
-
-@cache
-def nullable(path: str) -> bool:
-    """Whether null may stand at `path`."""
-    return NoneType in get_args(fields(FastLLM)[path].annotation)
-
-
-@cache
-def expected(path: str) -> str:
-    """What belongs at `path`, in words."""
-    return _words(fields(FastLLM)[path].annotation) + (", or null" if nullable(path) else "")
-
-
-def _words(annotation: Any, bounds: tuple[Any, ...] = ()) -> str:
-    origin = get_origin(annotation)
-    if origin is Annotated:
-        inner, *metadata = get_args(annotation)
-        return _words(inner, (*(item for item in metadata if type(item) in _BOUNDS), *bounds))
-    if origin in (Union, UnionType):
-        return " or ".join(dict.fromkeys(_words(part) for part in get_args(annotation) if part is not NoneType))
-    if origin is Literal:
-        choices = [str(choice).lower() for choice in get_args(annotation)]
-        return f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0]
-    return " ".join((_PLAIN.get(origin or annotation, "a value"), " and ".join(_limit(bound) for bound in bounds))).rstrip()
-
-
-def _limit(bound: Any) -> str:
-    attribute, words = _BOUNDS[type(bound)]
-    return f"{words} {getattr(bound, attribute):g}"
+        return LEAVES.typed(path, value)
+    except ValueError as error:
+        raise ValueError(f"{error}{', or null' if nullable(path) else ''}") from None

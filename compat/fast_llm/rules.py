@@ -6,8 +6,22 @@ from functools import cache
 from math import nextafter
 
 from bridge.config import fields
-from bridge.rules import Context, Effect, Group, Rule, always, convert, lacks, only_ours, only_theirs, rename
-from compat.fast_llm import batch, learning_rate, model
+from bridge.rules import (
+    Context,
+    Effect,
+    Group,
+    Rule,
+    always,
+    convert,
+    each_only_ours,
+    lacks,
+    only_ours,
+    only_theirs,
+    plain_adam,
+    rename,
+    the_rest,
+)
+from compat.fast_llm import batch, course, learning_rate, model
 from compat.fast_llm.effective import GRADS, LEVEL, PIPELINE, RANKS, SEQUENCE_TENSOR, SPLIT, STAGES, TENSOR, WEIGHTS, implied
 from compat.fast_llm.schema import DTYPES, FastLLM
 
@@ -26,6 +40,16 @@ def parallel_rules() -> tuple[Rule, ...]:
             effect=Effect.ROUNDING,
             note="data ranks that share a sequence and gather keys and values for attention: a context axis",
             source="layers/attention: keys and values are gathered over the sequence_data group",
+        ),
+        convert(
+            (),
+            "parallel.context_method",
+            lambda values, context: {"parallel.context_method": "all_gather"} if (values.get(SPLIT) or 1) > 1 else {},
+            lambda values, context: {},
+            effect=Effect.COST,
+            sees=(SPLIT,),
+            note="Fast-LLM gathers keys and values",
+            source="layers/attention/attention.py: keys and values are gathered over the sequence_data group",
         ),
         rename(SEQUENCE_TENSOR, "parallel.sequence", effect=Effect.COST, note="activations of norms and dropout"),
         ORDER,
@@ -109,7 +133,9 @@ def exchange_rules() -> tuple[Rule, ...]:
             effect=Effect.COST,
             lossy="Fast-LLM has one switch for reducing and gathering",
         ),
-        only_ours("zero.bucket", note="Fast-LLM gathers and reduces whole stages", effect=Effect.COST),
+        only_ours("zero.bucket", "zero.gather_bucket", note="Fast-LLM gathers and reduces whole stages", effect=Effect.COST),
+        *each_only_ours("zero.prescale", "zero.predivide", note="Fast-LLM divides gradients once"),
+        *each_only_ours("parallel.tensor_overlap", note="Fast-LLM has no such switch"),
         only_ours("zero.replicas", note="Fast-LLM shards over all data ranks", effect=Effect.COST),
         only_ours(
             "zero.offload.optimizer",
@@ -279,9 +305,9 @@ def optimizer_rules() -> tuple[Rule, ...]:
     return (
         always("optimizer.name", "adamw", "Fast-LLM has AdamW alone"),
         convert(
-            learning_rate.RATE + "base",
+            (learning_rate.RATE + "base", learning_rate.SCALE),
             "optimizer.lr",
-            lambda values, context: {"optimizer.lr": learning_rate.not_negative(values.get(learning_rate.RATE + "base"))},
+            lambda values, context: {"optimizer.lr": learning_rate.peak(values)},
             lambda values, context: {learning_rate.RATE + "base": values.get("optimizer.lr")},
             blurs=lambda values: (values.get(learning_rate.RATE + "base") or 0) < 0,
             lossy="Fast-LLM sets its own optimizer up, at a rate of 0.0001 unless told; a Plan has no negative rate",
@@ -304,6 +330,9 @@ def optimizer_rules() -> tuple[Rule, ...]:
             lossy="Fast-LLM sets its own optimizer up, with a term above 0, 1e-8 unless told",
         ),
         rename("optimizer.weight_decay", "optimizer.weight_decay"),
+        always("optimizer.decay_scope", "matrices", "Fast-LLM decays neither biases nor norms"),
+        lacks("optimizer.decay_ramp", "Fast-LLM's weight decay is constant"),
+        *plain_adam("optimizer.nesterov", "optimizer.amsgrad", "optimizer.bias_correction", note="Fast-LLM has AdamW alone"),
         convert(
             "optimizer.gradient_norm_clipping",
             "optimizer.clip",
@@ -347,10 +376,13 @@ def debug_rules() -> tuple[Rule, ...]:
     return tuple(rename(STAGES + theirs, f"debug.{ours}", effect=Effect.NONE) for ours, theirs in DEBUG.items())
 
 
+RECOMPUTE = tuple(f"recompute.{name}" for name in ("method", "layers", "ratio", "kept_microbatches", "partition", "offload"))
+
+
 def missing_rules() -> tuple[Rule, ...]:
     """What a Plan can say and Fast-LLM cannot, or says elsewhere."""
     return (
-        lacks("recompute", "Fast-LLM recomputes inside its layers, as the model says", effect=Effect.COST),
+        only_ours(*RECOMPUTE, note="Fast-LLM computes feed-forward layers again, whole, and nothing else", effect=Effect.COST),
         only_ours("precision.fp8", note="Fast-LLM has no 8-bit products"),
         convert(
             (),
@@ -365,8 +397,13 @@ def missing_rules() -> tuple[Rule, ...]:
 
 SECTIONS: dict[str, tuple[str, Effect]] = {
     "run": ("where an experiment lives and how it logs", Effect.NONE),
-    "training.train_iters": ("the length of the run", Effect.NUMBERS),
-    "training": ("the course of the run is up to the training script", Effect.NONE),
+    "training": ("the course of the run is up to each trainer", Effect.NONE),
+    "training.prefetch_factor": ("how data is loaded ahead", Effect.COST),
+    "run.triton_linear_kernels": ("a choice of kernel", Effect.ROUNDING),
+    "run.enable_triton_kernels": ("a choice of kernel", Effect.ROUNDING),
+    "run.torch_dynamo_enable": ("a choice of kernel", Effect.ROUNDING),
+    "model.multi_stage.compile_all": ("a choice of kernel", Effect.ROUNDING),
+    "data.gpu": ("where samples are drawn", Effect.COST),
     "data": ("datasets and sampling are up to the training script", Effect.NUMBERS),
     "data.data_sample_warn_time_ms": ("a warning of Fast-LLM's loader", Effect.NONE),
     "data.multiprocessing_context": ("a setting of Fast-LLM's loader", Effect.NONE),
@@ -377,8 +414,23 @@ SECTIONS: dict[str, tuple[str, Effect]] = {
     "schedule.profile": ("logs of Fast-LLM's schedule", Effect.NONE),
     "optimizer": ("a setting of Fast-LLM's optimizer", Effect.NUMBERS),
     "model.multi_stage": ("a setting inside Fast-LLM's stages", Effect.COST),
-    "model.distributed": ("processes and seeds are up to the launcher and the training script", Effect.NONE),
-    "model.distributed.seed": ("the seed is set by the training script", Effect.NUMBERS),
+    "model.distributed": ("processes are up to the launcher", Effect.NONE),
+    **{
+        f"model.distributed.{name}": ("how random numbers are drawn is Fast-LLM's own", Effect.NUMBERS)
+        for name in (
+            "dp_seed_shift",
+            "pp_seed_shift",
+            "pp_gen_seed_shift",
+            "pp_gen_init_seed_shift",
+            "tp_seed_shift",
+            "tp_gen_seed_shift",
+            "tp_gen_init_seed_shift",
+            "sample_seed_shift",
+            "train_seed_shift",
+            "force_cpu_initialization",
+            "reproducible_init",
+        )
+    },
     "pretrained": ("the checkpoint to start from is up to the training script", Effect.NUMBERS),
     "reference_models": ("further models are up to the training script", Effect.NUMBERS),
     "callbacks": ("callbacks are up to the training script", Effect.NONE),
@@ -399,6 +451,18 @@ def leftover_rules(claimed: frozenset[str]) -> tuple[Rule, ...]:
     return tuple(only_theirs(*paths, note=note, effect=effect) for (note, effect), paths in rows.items())
 
 
+LACKS = {
+    "model": "Fast-LLM's model has no such setting",
+    "parallel": "Fast-LLM has no such switch",
+    "zero": "Fast-LLM has no such switch",
+    "precision": "Fast-LLM has no such format",
+    "optimizer": "Fast-LLM has no such factor",
+    "adapters": "Fast-LLM has adapters inside its model",
+    "run": "Fast-LLM's training loop has no such switch",
+}
+"""Why what no row above claims has no place."""
+
+
 @cache
 def table() -> tuple[Rule, ...]:
     """Every row; each field, and each Plan path, is in exactly one."""
@@ -414,8 +478,10 @@ def table() -> tuple[Rule, ...]:
         LOSS_SCALE,
         *optimizer_rules(),
         learning_rate.RULE,
+        *course.RULES,
         *debug_rules(),
         *missing_rules(),
     )
+    mapped = (*mapped, *the_rest(mapped, LACKS))
     claimed = frozenset(path for rule in mapped for path in rule.theirs)
     return (*mapped, *leftover_rules(claimed))

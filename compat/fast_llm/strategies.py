@@ -8,16 +8,19 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from bridge.config import nest
+from bridge.rules import Context
 from bridge.testing.strategies import Case, Group, Part
 from compat.fast_llm.batch import AXES, DOCUMENT, ROUNDS, TOGETHER, TOKENS
 from compat.fast_llm.effective import BREADTH, DEPTH, GRADS, LENGTH, LEVEL, MICRO, NODE, RANK, STEPS, TOTAL, WEIGHTS, WORLD
 from compat.fast_llm.effective import PART as PIECE
+from compat.fast_llm.intervals import CHECKPOINT, FOLDER, LOGS, PLACE, SHUTDOWN, WANDB
 from compat.fast_llm.learning_rate import BASE as PEAK
 from compat.fast_llm.learning_rate import DECAYS, END, STYLE, TEXT, WARMUP
 from compat.fast_llm.learning_rate import STEPS as RUN
-from compat.fast_llm.model import BASE, LAYOUTS
+from compat.fast_llm.model import BASE, layout_of
+from compat.fast_llm.model.writing import write
 from compat.fast_llm.releases import release
+from compat.fast_llm.signatures import SIMPLE, WITHIN, bags, fields_at
 
 SMALL = st.integers(1, 8)
 LENGTHS = st.sampled_from((768, 1536, 3072))
@@ -99,32 +102,147 @@ def _text(draw: DrawFn) -> Group:
     return {TEXT: f"linear,{up},0.0,{peak};constant,{stay},{peak};{last}", PEAK: peak, RUN: run}
 
 
-CHOICES = (_SHARDING, _RATE | _text())
+_COURSE: SearchStrategy[Group] = st.just({}) | st.fixed_dictionaries(
+    {
+        CHECKPOINT: st.sampled_from(({"interval": 100}, {"interval": 50, "keep": 3}, {"interval": 100, "keep": None})),
+        FOLDER: st.sampled_from((PLACE, "runs")),
+    },
+    optional={
+        SHUTDOWN: st.just({"interval": 200}),
+        WANDB: st.just({"project_name": "a", "entity_name": "b"}),
+        LOGS: st.sampled_from(({"interval": 10}, {"interval": None})),
+    },
+)
 
-RESERVED = (*AXES, WORLD, RANK, NODE, TOKENS, DOCUMENT, ROUNDS, TOGETHER, MICRO, DEPTH, BREADTH, STEPS, TOTAL, LENGTH, PIECE)
-"""What hangs on the number of ranks and on the batch."""
+CHOICES = (_SHARDING, _RATE | _text(), _COURSE)
+
+RESERVED = (
+    CHECKPOINT,
+    SHUTDOWN,
+    *AXES,
+    WORLD,
+    RANK,
+    NODE,
+    TOKENS,
+    DOCUMENT,
+    ROUNDS,
+    TOGETHER,
+    MICRO,
+    DEPTH,
+    BREADTH,
+    STEPS,
+    TOTAL,
+    LENGTH,
+    PIECE,
+)
+"""What hangs on the number of ranks, on the batch, or on each other."""
+
+
+_SHARES = st.sampled_from((0.0, 0.1, 0.25))
+_FLAGS = st.booleans()
+_STD = st.sampled_from((0.006, 0.01, 0.02))
+
+
+def _rotary() -> SearchStrategy[Group]:
+    """Rotary positions, plain or stretched."""
+    base = {"base": st.sampled_from((10000.0, 500000.0))}
+    stretched = {"scaling.factor": st.sampled_from((4.0, 8.0)), "scaling.original": st.sampled_from((4096, 8192))}
+    llama = {"scaling.kind": st.just("llama3"), "scaling.low": st.just(1.0), "scaling.high": st.just(4.0)}
+    ramp = {"scaling.fast": st.just(32.0), "scaling.slow": st.just(1.0), "scaling.attention": st.just(1.2)}
+    yarn = {"scaling.kind": st.just("yarn"), **ramp}
+    kinds = ({**base}, {**base, **stretched, **llama}, {**base, **stretched, **yarn})
+    return st.one_of(*(st.fixed_dictionaries({"model.embedding.positions": st.just("rotary"), **_named(kind)}) for kind in kinds))
+
+
+def _named(kind: Mapping[str, SearchStrategy[Any]]) -> dict[str, SearchStrategy[Any]]:
+    return {f"model.rotary.{name}": drawn for name, drawn in kind.items()}
+
+
+_POSITIONS = _rotary() | st.fixed_dictionaries(
+    {"model.embedding.positions": st.sampled_from(("learned", "none")), "model.embedding.max_positions": st.just(4096)}
+)
+_WINDOW: SearchStrategy[Group] = st.one_of(
+    st.just({}),
+    st.fixed_dictionaries(
+        {"model.attention.window": st.just(512)}, optional={"model.attention.windowed": st.just((True, False) * 12)}
+    ),
+)
+_EXPERTS = st.fixed_dictionaries(
+    {
+        "model.experts": st.sampled_from((8, 16)),
+        "model.moe.ffn": st.sampled_from((256, 512)),
+        "model.moe.top_k": st.sampled_from((1, 2, 4)),
+        "model.moe.shared_ffn": st.sampled_from((0, 512)),
+        "model.moe.balance": st.sampled_from(("none", "batch", "sinkhorn")),
+        "model.moe.aux_loss": st.sampled_from((0.01, 0.02)),
+        "model.moe.z_loss": st.sampled_from((0.0, 0.001)),
+        "model.mlp.bias": st.just(False),
+    },
+    optional={"model.moe.layers": st.just((False, True, True) * 8)},
+)
+_NORM = st.fixed_dictionaries(
+    {
+        "model.norm.kind": st.sampled_from(("layer", "rms")),
+        "model.norm.eps": st.sampled_from((1e-5, 1e-6)),
+        "model.norm.zero_centred": _FLAGS,
+        "model.norm.place": st.sampled_from(("before", "before", "after", "both")),
+    }
+)
+_BESIDE = st.fixed_dictionaries(
+    {},
+    optional={
+        "model.attention.qkv_bias": _FLAGS,
+        "model.attention.output_bias": _FLAGS,
+        "model.attention.norm": st.sampled_from(("none", "head")),
+        "model.attention.scale": st.sampled_from((0.0625, 0.125, 0.25)),
+        "model.attention.dropout": _SHARES,
+        "model.dropout": _SHARES,
+        "model.predicted": st.sampled_from((0, 1)),
+        "model.mlp.gated": _FLAGS,
+        "model.mlp.activation": st.sampled_from(("gelu_tanh", "silu", "relu", "squared_relu")),
+        "model.embedding.dropout": _SHARES,
+        "model.embedding.scale": st.just(8.0),
+        "model.embedding.softcap": st.just(30.0),
+        "model.embedding.logit_scale": st.just(0.5),
+        "model.init.std": _STD,
+        "model.init.scaled": _FLAGS,
+        "parallel.vocabulary": _FLAGS,
+        "precision.residual": st.just("fp32"),
+        "optimizer.embedding_lr": st.just(0.5),
+        "optimizer.output_lr": st.just(2.0),
+        "recompute.modules": st.just(("mlp", "experts")),
+        "recompute.granularity": st.just("selective"),
+        "adapters.rank": st.sampled_from((8, 16)),
+        "adapters.alpha": st.just(16.0),
+        "adapters.dropout": _SHARES,
+    },
+)
 
 
 @st.composite
-def _model(draw: DrawFn) -> dict[str, Any]:
+def _model(draw: DrawFn, case: Case) -> dict[str, Any]:
+    """A section of a model as a plan would be written, and sometimes with what no plan says."""
     heads = draw(st.sampled_from((8, 16)))
     sizes = {
-        "model.layers": 24 * draw(SMALL),
+        "model.layers": 24,
         "model.hidden": 64 * heads,
         "model.heads": heads,
         "model.kv_heads": draw(st.sampled_from((8, heads))),
+        "model.attention.head_size": draw(st.sampled_from((64, 128))),
         "model.ffn": 256 * draw(SMALL),
-        "model.experts": draw(st.sampled_from((8, 16))),
         "model.vocab": 1000 * draw(SMALL),
         "model.tied": draw(st.booleans()),
     }
-    places, kept = draw(st.sampled_from(LAYOUTS)), draw(st.sets(st.sampled_from(sorted(sizes))))
-    told = {place: sizes[ours] for ours, place in places.items() if ours in kept}
-    return {**nest(told), **draw(st.sampled_from(({}, {"type": "gpt"})))}
+    kept = draw(st.sets(st.sampled_from(sorted(sizes)), min_size=4))
+    groups = [draw(group) for group in (_POSITIONS, _WINDOW, _NORM, _BESIDE, st.just({}) | _EXPERTS)]
+    told = {path: value for group in groups if draw(st.integers(0, 3)) for path, value in group.items()}
+    section: dict[str, Any] = dict(write({**{path: sizes[path] for path in kept}, **told}, Context(case.version))[BASE])
+    if layout_of(Context(case.version)) == "newest" and not draw(st.integers(0, 3)):
+        section["head"] = {**section.get("head", {}), "cross_entropy_splits": draw(st.integers(1, 4))}
+    return section
 
 
 OWN: Mapping[str, SearchStrategy[Any]] = {
-    BASE: _model(),
     STYLE: st.sampled_from(("constant", "linear", "cosine", "power")),
     "optimizer.learning_rate.schedule": st.just("linear,10,0.0,1e-3;constant,-1,1e-3"),
 }
@@ -138,7 +256,37 @@ def paths(case: Case) -> Iterable[str]:
 
 def values(case: Case, path: str) -> SearchStrategy[Any] | None:
     """Values of one field where its type is not enough."""
-    return OWN.get(path)
+    if path == BASE:
+        return _model(case)
+    if path in OWN:
+        return OWN[path]
+    return _bag(case, path) if path in bags(case.version) else None
+
+
+PLAIN: Mapping[str, SearchStrategy[Any]] = {
+    "int": st.integers(2, 8),
+    "float": st.floats(1, 2),
+    "bool": st.booleans(),
+    "str": st.sampled_from(("a", "b c")),
+}
+
+
+def _bag(case: Case, path: str) -> SearchStrategy[Any] | None:
+    """A section that is kept as it stands, with one of the plain values that its class has."""
+    named, known = fields_at(path, case.version)
+    if not known and not named:
+        return None
+    entry = st.sampled_from(sorted(known.items())).flatmap(_one) if known else st.just({})
+    return st.dictionaries(st.sampled_from("abc"), entry, min_size=1, max_size=2) if named else entry
+
+
+def _one(field: tuple[str, str]) -> SearchStrategy[Any]:
+    name, kind = field
+    plain = SIMPLE.fullmatch(kind)
+    assert plain is not None
+    drawn = PLAIN[plain[1]]
+    sound = drawn.filter(lambda value: plain[2] is None or WITHIN[plain[2]](value, float(plain[3])))
+    return sound.map(lambda value: {name: value})
 
 
 BESIDE: Mapping[str, Group] = {"run.tensor_logs.save": {"run.experiment_dir": "runs"}}

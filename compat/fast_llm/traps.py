@@ -45,7 +45,7 @@ def _stages(config: Config) -> Iterator[Remark]:
     layers = facts(values).get("model.layers")
     if layers and (stages := stages_of(layers, size)) < values[PIPELINE]:
         message = f"{layers} layers make {stages} stages, fewer than {values[PIPELINE]} pipeline ranks; the model is refused"
-        yield path, message, Effect.NUMBERS
+        yield path, message, Effect.STOPS
     if values[STAGES + "pipeline_delay"]:
         yield STAGES + "pipeline_delay", "not used by any release; drop it", Effect.NONE
 
@@ -88,7 +88,7 @@ def _formats(config: Config) -> Iterator[Remark]:
         )
     frozen = STAGES + "store_frozen_weights_in_optimization_precision"
     if values.get(frozen) is False and compute != master:
-        yield frozen, "a model with frozen and trained weights fails when it is built; only true works", Effect.COST
+        yield frozen, "a model with frozen and trained weights fails when it is built; only true works", Effect.STOPS
 
 
 def _debug(config: Config) -> Iterator[Remark]:
@@ -128,12 +128,12 @@ def _rate(config: Config) -> Iterator[Remark]:
         return
     style, end, warmup = values[RATE + "decay_style"], values.get(RATE + "decay_iterations"), values[RATE + "warmup_iterations"]
     if style not in STYLES:
-        yield RATE + "decay_style", f"{style} is none of {', '.join(STYLES)}; training fails at its start", Effect.NUMBERS
+        yield RATE + "decay_style", f"{style} is none of {', '.join(STYLES)}; training fails at its start", Effect.STOPS
     elif style != "constant" and end is None:
-        yield RATE + "decay_iterations", f"decay_style {style} needs it; training fails at its start", Effect.NUMBERS
+        yield RATE + "decay_iterations", f"decay_style {style} needs it; training fails at its start", Effect.STOPS
     elif end is not None and end <= warmup:
         yield (
             RATE + "decay_iterations",
             f"{end} is not after the {warmup} steps of warmup; training fails at its start",
-            Effect.NUMBERS,
+            Effect.STOPS,
         )

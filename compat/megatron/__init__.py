@@ -16,6 +16,8 @@ from bridge.findings import Disagreement, Finding
 from bridge.moves import Move
 from bridge.rules import Effect, Rule
 
+UNKNOWN_VALUE = "; this value is left out"
+"""How a remark on an argument ends whose value only a run would tell."""
 SECTIONED = ("yaml_cfg", "container")
 """Entry points of files in sections."""
 
@@ -129,6 +131,12 @@ class MegatronDialect(Dialect):
     def effective(self, config: Config) -> Values:
         """What the parser, its checks and the config classes leave; raises `ConfigError` with what they refuse."""
         assert isinstance(config, MegatronConfig)
+        try:
+            return self._effective(config)
+        except ConfigError as error:
+            raise ConfigError(*(_with_unknown(problem, config.remarks) for problem in error.problems)) from None
+
+    def _effective(self, config: MegatronConfig) -> Values:
         from compat.megatron.options import clashes
 
         if config.entry == "flags":
@@ -143,8 +151,21 @@ class MegatronDialect(Dialect):
         assert isinstance(config, MegatronConfig)
         from compat.megatron.traps import inert
 
-        uneven = _uneven(config) if config.entry == "flags" else ()
-        return (*_assumed_ranks(config), *uneven, *_overruled(config), *inert(config))
+        return (*_assumed_ranks(config), *_uneven(config), *_overruled(config), *inert(config))
+
+    def missing(self, config: Config) -> Iterator[Finding]:
+        """What the parser and the training loop want; files in sections and objects have a reader of their own."""
+        from bridge.requirements import missing
+        from compat.megatron.requirements import NEEDS
+
+        if config.entry == "flags":
+            yield from missing(config.given, NEEDS, self.whole(config), lambda path: f"--{path.replace('_', '-')}")
+
+    def whole(self, config: Config) -> bool:
+        """Whether it says how long to train, or on what."""
+        from compat.megatron.requirements import whole
+
+        return config.entry != "flags" or whole(config.given)
 
     def knows(self, path: str, value: Any, version: str, entry: str) -> bool:
         """Whether a flag of that release sets the argument to `value`, or its config class has the field."""
@@ -243,6 +264,15 @@ class MegatronDialect(Dialect):
         return int(isinstance(data, list) and any(str(word).startswith("--") for word in data))
 
 
+def _with_unknown(problem: str, remarks: tuple[Finding, ...]) -> str:
+    """A problem with an argument that is given and not known, as what it is."""
+    path = problem.partition(":")[0]
+    unknown = next((remark for remark in remarks if remark.path == path and remark.message.endswith(UNKNOWN_VALUE)), None)
+    if unknown is None or unknown.origin is None:
+        return problem
+    return f"{unknown.origin}: {unknown.message.removesuffix(UNKNOWN_VALUE)}; and a run needs a value there"
+
+
 def _meaningless(given: Mapping[str, Any]) -> Iterator[str]:
     """What the parser takes and no run can: numbers that are none, and sizes of nothing, which Megatron divides by."""
     from compat.megatron.schema import SIZES
@@ -260,8 +290,12 @@ def _uneven(config: MegatronConfig) -> Iterator[Finding]:
     whole, micro, ranks = (args.get(name) for name in ("global_batch_size", "micro_batch_size", "data_parallel_size"))
     fixed = not any(args.get(name) for name in ("rampup_batch_size", "decrease_batch_size_if_needed", "step_batch_size_schedule"))
     if fixed and whole and micro and ranks and whole % (micro * ranks):
-        message = f"no multiple of micro_batch_size ({micro}) x data-parallel ranks ({ranks}); Megatron stops at the start"
-        yield Finding("global_batch_size", message, Effect.NUMBERS, origin=config.origins.get("global_batch_size"))
+        message = (
+            f"no multiple of micro_batch_size ({micro}) x data-parallel ranks ({ranks}): training stops at the start;"
+            " change one of them, or give --decrease-batch-size-if-needed"
+        )
+        path = "global_batch_size"
+        yield Finding(path, message, Effect.STOPS, path in config.given, origin=config.origins.get(path))
 
 
 def _assumed_ranks(config: MegatronConfig) -> Iterator[Finding]:

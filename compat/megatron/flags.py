@@ -6,9 +6,11 @@ import ast
 import re
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
+from bridge import limits
 from bridge.errors import ConfigError, nearest
 from compat.megatron import releases
 from compat.megatron.releases import Flag
@@ -16,8 +18,11 @@ from compat.megatron.releases import Flag
 _NEGATIVE = re.compile(r"-\d+$|-\d*\.\d+$")
 _EXPONENT = re.compile(r"-[\d.]+e[-+]?\d+$", re.IGNORECASE)
 _PATTERN = re.compile(r"[,\d\[\]()+*]*$")
-_LONGEST = 100_000
 _NO = ("false", "no", "off", "0", "none", "null")
+
+
+class ForeignValue(ValueError):
+    """A value that is none of those that an argument may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +39,10 @@ class Parsed:
     """What a list of flags says, by destination; only what was given, in order (of the last mention).
 
     Values are plain: numbers, text, booleans, lists, names of enum members. `repeated` holds the mentions
-    that a later one overrides; `unknown` is every word that the parser leaves over; `misread` lists
+    that a later one overrides; `unknown` is every word that the parser leaves over, `extras` their places; `misread` lists
     destinations whose text says no, but which the parser takes for yes, as it takes any text. `opaque` lists what cannot be
-    known, by destination or as spelled, with its place in the list.
+    known, by destination or as spelled, with its place in the list. `foreign` are values that the parser does not have, by
+    destination, with what it says and the place.
     """
 
     given: Mapping[str, Any]
@@ -45,6 +51,8 @@ class Parsed:
     unknown: list[str]
     misread: list[str]
     opaque: list[tuple[str, int]] = field(default_factory=list)
+    extras: list[int] = field(default_factory=list, compare=False)
+    foreign: list[tuple[str, str, Spot]] = field(default_factory=list)
 
 
 def parse(
@@ -55,6 +63,7 @@ def parse(
     opaque: Mapping[int, str] = MappingProxyType({}),
     needed: Container[str] = (),
     loose: Container[int] = (),
+    fixed: Container[str] | None = None,
 ) -> Parsed:
     """Read a list of command-line words as Megatron `version` does.
 
@@ -64,17 +73,20 @@ def parse(
 
     Abbreviations are not allowed, the last mention of a flag wins, and nothing is filled in. Raises one
     `ConfigError` with every problem: wrong, missing or surplus values, and flags which that release does not
-    have; `lenient` reports surplus values and such flags in `unknown` instead.
+    have; `lenient` reports surplus values and such flags in `unknown` instead. Where `fixed` is given, what is none of the
+    values that an argument may take is reported in `foreign`, unless the argument is one of them.
     """
-    reader = _Reader(list(flags), version, list(lines), opaque, needed, loose)
+    reader = _Reader(list(flags), version, list(lines), opaque, needed, loose, fixed)
     reader.read()
     if not lenient:
-        reader.problems += _leftovers(reader)
+        reader.problems += islice(_leftovers(reader), limits.PROBLEMS + 1)
     reader.problems.sort()
     ConfigError.raise_if(message for _, message in reader.problems)
-    unknown = [reader.words[index] for index in reader.extras if index not in opaque]
     alone = [(reader.words[index], index) for index in reader.extras if index in opaque]
-    return Parsed(reader.given, reader.spots, reader.repeated, unknown, reader.misread, [*reader.left_out, *alone])
+    known = [index for index in reader.extras if index not in opaque]
+    unknown = [reader.words[index] for index in known]
+    left_out = [*reader.left_out, *alone]
+    return Parsed(reader.given, reader.spots, reader.repeated, unknown, reader.misread, left_out, known, reader.foreign)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +110,8 @@ class _Reader:
     opaque: Mapping[int, str] = field(default_factory=dict)
     needed: Container[str] = ()
     loose: Container[int] = ()
+    fixed: Container[str] | None = None
+    foreign: list[tuple[str, str, Spot]] = field(default_factory=list)
     left_out: list[tuple[str, int]] = field(default_factory=list)
     given: dict[str, Any] = field(default_factory=dict)
     spots: dict[str, Spot] = field(default_factory=dict)
@@ -131,16 +145,37 @@ class _Reader:
                 raise ValueError(problem)
             self.store(Spot(self.option(index), index, used), flag, _value(flag, self.option(index), texts))
             self.misread += [flag.dest] if flag.type == "bool" and texts[0].lower() in _NO else []
+        except ForeignValue as error:
+            self.leave_foreign(Spot(self.option(index), index, used), flag, str(error))
         except ValueError as error:
-            self.problems.append((index, f"{self.place(index, self.option(index))}: {error}"))
+            self.problem(index, str(error))
         return used
+
+    def problem(self, index: int, message: str) -> None:
+        """Note what is wrong with the flag at `index`."""
+        self.problems.append((index, f"{self.place(index, self.option(index))}: {message}"))
+
+    def leave_foreign(self, spot: Spot, flag: Flag, message: str) -> None:
+        """Pass over a value that the release does not have; a problem where it is needed, or nothing may be left out."""
+        if self.fixed is None or flag.dest in self.fixed:
+            self.problem(spot.index, message)
+        else:
+            self.forget(flag.dest)
+            self.foreign.append((flag.dest, message, spot))
 
     def leave_out(self, index: int, flag: Flag, reason: str, used: int) -> int:
         """Pass over a value that is not known; a problem where it is needed."""
         if flag.dest in self.needed:
             raise ValueError(reason)
+        self.forget(flag.dest)
         self.left_out.append((flag.dest, index))
         return used
+
+    def forget(self, dest: str) -> None:
+        """Take back an earlier mention, which the present one overrides."""
+        if dest in self.given:
+            del self.given[dest]
+            self.repeated.append((dest, self.spots.pop(dest)))
 
     def place(self, index: int, what: str) -> str:
         """Where a word stands, for messages: its line, else its place in the list."""
@@ -160,13 +195,13 @@ class _Reader:
 
     def store(self, spot: Spot, flag: Flag, value: Any) -> None:
         self.refuse_rivals(flag)
-        if flag.dest in self.given:
-            del self.given[flag.dest]
-            self.repeated.append((flag.dest, self.spots.pop(flag.dest)))
+        self.forget(flag.dest)
         self.given[flag.dest] = value
         self.spots[flag.dest] = spot
 
     def refuse_rivals(self, flag: Flag) -> None:
+        if not flag.excludes:
+            return
         written = {spot.option for spot in self.spots.values()}
         rivals = [rival for rival in flag.excludes if rival in written]
         if rivals:
@@ -249,7 +284,7 @@ def _convert(flag: Flag, text: str) -> Any:
         raise ValueError(f"found {text!r}; expected {expected}") from error
     if flag.choices and value not in flag.choices:
         known = ", ".join(map(str, flag.choices))
-        raise ValueError(f"found {text!r}; expected one of {known}{nearest(text, map(str, flag.choices))}")
+        raise ForeignValue(f"found {text!r}; expected one of {known}{nearest(text, map(str, flag.choices))}")
     return value
 
 
@@ -291,7 +326,7 @@ def _evaluate(node: ast.expr) -> Any:
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_evaluate(operand)
         case ast.BinOp(left=left, op=ast.Add(), right=right):
-            return _evaluate(left) + _evaluate(right)
+            return _plus(_evaluate(left), _evaluate(right))
         case ast.BinOp(left=left, op=ast.Mult(), right=right):
             return _times(_evaluate(left), _evaluate(right))
     raise ValueError("expected lists, sums and repetitions of whole numbers only")
@@ -304,9 +339,26 @@ def _listed(value: Any) -> Any:
 def _times(left: Any, right: Any) -> Any:
     """`left * right`; a list is refused before it gets out of hand."""
     number, items = (left, right) if isinstance(left, int) else (right, left)
-    if isinstance(number, int) and isinstance(items, list | tuple) and _size(items) * number > _LONGEST:
-        raise ValueError(f"expected at most {_LONGEST} layers")
-    return left * right
+    if isinstance(number, int):
+        _check_size(_size(items) * number if isinstance(items, list | tuple) else 0)
+    return _in_range(left * right)
+
+
+def _plus(left: Any, right: Any) -> Any:
+    """`left + right`, within the same bounds."""
+    _check_size(_size(left) + _size(right))
+    return _in_range(left + right)
+
+
+def _check_size(layers: int) -> None:
+    if layers > limits.LAYERS:
+        raise ValueError(f"expected at most {limits.LAYERS:,} layers")
+
+
+def _in_range(value: Any) -> Any:
+    if isinstance(value, int) and abs(value) > limits.INTEGER:
+        raise ValueError("expected numbers of 64 bits at most")
+    return value
 
 
 def _size(value: Any) -> int:
@@ -327,15 +379,18 @@ _TYPES: Mapping[str, tuple[Callable[[str], Any], str]] = {
 
 def _leftovers(reader: _Reader) -> Iterator[tuple[int, str]]:
     """A problem for each unknown flag (its values go with it), and for each value that nothing takes."""
+    last = -2  # word that is an unknown flag, or goes with one
     for index in reader.extras:
         mark = reader.marks[index]
+        follows = mark is _VALUE and last == index - 1
+        last = index if follows or mark.role == "option" else last
         if index in reader.opaque:
             continue
         if mark.role == "option":
             line = reader.lines[index] if index < len(reader.lines) else None
             message = _unknown(reader.words[index].partition("=")[0], reader.version)
             yield index, f"line {line}: {message}" if line else message
-        elif not _follows_unknown(reader, index):
+        elif not follows:
             place = reader.place(index, repr(reader.words[index]))
             yield index, f"{place}: expected a flag; nothing takes it{_after(reader, index)}"
 
@@ -344,12 +399,6 @@ def _after(reader: _Reader, index: int) -> str:
     """The flag before a value that nothing takes."""
     before = next((at for at in range(index - 1, -1, -1) if reader.marks[at].flag), None)
     return "" if before is None else f", {reader.option(before)} has its own"
-
-
-def _follows_unknown(reader: _Reader, index: int) -> bool:
-    while index > 0 and reader.marks[index] is _VALUE and index - 1 in reader.extras:
-        index -= 1
-    return reader.marks[index].role == "option"
 
 
 def _unknown(option: str, version: str) -> str:

@@ -13,10 +13,11 @@ from typing import Any
 from bridge.config import Values, shown
 from bridge.dialect import Reading, flags_of
 from bridge.errors import ConfigError, SourceError
-from bridge.files import Document, Launch, Script, load
+from bridge.files import Document, Launch, Script, check_nested, load
+from bridge.files.yaml import plain_scalar
 from bridge.findings import Finding, Origin
-from bridge.rules import Effect
-from compat.megatron import flags, live, options, releases, sections
+from bridge.rules import EFFECTS, Effect
+from compat.megatron import flags, forks, leftovers, live, options, releases, sections
 
 RECIPE = "MODEL_ARGS"
 BESIDE = ("ENV_VARS", "MODEL_ENV_VARS", "TEST_TYPE", "MODE", "METRICS", "BEFORE_SCRIPT", "AFTER_SCRIPT", "THROUGHPUT_TEST_PARAMS")
@@ -41,6 +42,7 @@ def read(source: Any, version: str, lenient: bool) -> Reading:
     if cls := live.class_of(source):
         return live.read(source, cls, version)
     if isinstance(source, Mapping):
+        check_nested(source, "mapping")
         source = Document(dict(source), {}, "mapping", name="mapping")
     listed = flags_of(source)
     if listed is None:
@@ -51,18 +53,98 @@ def read(source: Any, version: str, lenient: bool) -> Reading:
     return reading_of(words, version, lenient)
 
 
+UNWRAPPED = ("moe_router_load_balancing_type", "moe_aux_loss_coeff")
+"""Flags of several values that validate_args takes out of a list of one (since 0.14; before they took a single value)."""
+
+
 def reading_of(words: Words, version: str, lenient: bool) -> Reading:
     """Words through the parser of that release."""
-    needed = _needed() if words.opaque else ()
-    parsed = flags.parse(words.words, version, lenient, words.lines, words.opaque, needed, words.loose)
-    origins = {dest: _origin(spot, words) for dest, spot in parsed.flags.items()}
-    repeated = (_repeated(dest, _origin(spot, words)) for dest, spot in parsed.repeated)
-    misread = (_misread(dest, origins[dest]) for dest in parsed.misread)
-    unknown = (_unknown(word) for word in parsed.unknown)
-    opaque = (_opaque(path, words.opaque, index, words) for path, index in parsed.opaque)
-    spelled = (_spelled(dest, spot, words) for dest, spot in parsed.flags.items())
-    findings = (*words.findings, *repeated, *misread, *unknown, *opaque, *filter(None, spelled))
-    return Reading(Values(parsed.given), FLAGS, origins, findings, world_size=words.ranks)
+    needed, fixed = _needed() if words.opaque else (), _fixed() if lenient else None
+    parsed = flags.parse(words.words, version, lenient, words.lines, words.opaque, needed, words.loose, fixed)
+    older = _older(parsed, words) if lenient else Older()
+    given = {
+        dest: value for dest, value in parsed.given.items() if dest not in forks.ENDED or not older.covers(parsed.flags[dest])
+    }
+    given |= {dest: given[dest][0] for dest in UNWRAPPED if isinstance(given.get(dest), list) and len(given[dest]) == 1}
+    values = {**given, **{dest: value for dest, value in older.values.items() if dest not in given}}
+    origins = {dest: _origin(spot, words) for dest, spot in parsed.flags.items() if dest in given}
+    origins |= {dest: older.origins[dest] for dest in values if dest not in given}
+    remarks, gaps = tuple(_remarks(parsed, words, older, given)), tuple(_gaps(parsed, words))
+    return Reading(Values(values), FLAGS, origins, remarks, world_size=words.ranks, gaps=gaps)
+
+
+def _gaps(parsed: flags.Parsed, words: Words) -> Iterator[str]:
+    """Words that are not known and may hold flags."""
+    for path, index in parsed.opaque:
+        if path.startswith(("$", "`")):
+            line = f"line {words.lines[index]}: " if words.lines[index] else ""
+            yield f"{line}{path} may hold flags: {words.opaque.get(index, 'it is not known')}"
+
+
+def _remarks(parsed: flags.Parsed, words: Words, older: Older, given: Mapping[str, Any]) -> Iterator[Finding]:
+    """What was odd about the words."""
+    yield from words.findings
+    yield from (_repeated(dest, _origin(spot, words)) for dest, spot in parsed.repeated)
+    yield from (_misread(dest, _origin(parsed.flags[dest], words)) for dest in parsed.misread if dest in parsed.flags)
+    yield from (_meant(flag, words, given) for flag in older.found)
+    yield from _unknown(parsed, words, older)
+    yield from (_foreign(dest, message, spot, words) for dest, message, spot in parsed.foreign)
+    yield from (_opaque(path, index, words) for path, index in parsed.opaque)
+    yield from filter(None, (_spelled(dest, spot, words) for dest, spot in parsed.flags.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class Older:
+    """Removed flags among the words, and what they set together."""
+
+    found: tuple[forks.Meant, ...] = ()
+    values: Mapping[str, Any] = field(default_factory=dict)
+    origins: Mapping[str, Origin] = field(default_factory=dict)
+
+    def covers(self, spot: flags.Spot) -> bool:
+        """Whether a flag that the parser took is one of them."""
+        return any(flag.place == spot.index for flag in self.found)
+
+
+def _older(parsed: flags.Parsed, words: Words) -> Older:
+    """The flags that older releases had, as what they meant."""
+    ended = {spot.index for dest, spot in parsed.flags.items() if dest in forks.ENDED}
+    extras = {*parsed.extras, *words.opaque}
+    found = tuple(forks.meant(words.words, extras, ended))
+    ConfigError.raise_if(filter(None, (_ill_typed(flag, words) for flag in found)))
+    origins = {dest: Origin(words.lines[flag.place], flag.row.option) for flag in found for dest in flag.values}
+    return Older(found, forks.joined(found), origins)
+
+
+def _ill_typed(flag: forks.Meant, words: Words) -> str | None:
+    """What is wrong with the value of a removed flag."""
+    place = f"line {line}: " if (line := words.lines[flag.place]) else ""
+    unknown = next((words.opaque[at] for at in range(flag.place, flag.place + flag.words) if at in words.opaque), None)
+    if unknown is not None and not flag.row.note:
+        return f"{place}{flag.row.option}: {unknown}"
+    try:
+        _ = flag.values
+    except ValueError:
+        return f"{place}{flag.row.option}: found {flag.value!r}; expected a number"
+    return None
+
+
+def _meant(flag: forks.Meant, words: Words, given: Mapping[str, Any]) -> Finding:
+    """What became of a removed flag."""
+    option, origin = flag.row.option, Origin(words.lines[flag.place], flag.row.option)
+    gone = f"Megatron-LM had it until {flag.row.source}"
+    rival = next((dest for dest in flag.values if dest in given), None)
+    if rival is not None:
+        return Finding(option, f"{gone}; {rival} is given beside it, and is kept", Effect.NUMBERS, True, origin=origin)
+    if flag.row.note:
+        return Finding(option, f"{gone}; left out: {flag.row.note}", flag.row.effect, True, origin=origin)
+    read = ", ".join(f"{dest} {shown(value)}" for dest, value in flag.values.items())
+    return Finding(option, f"{gone}; read as what it meant: {read}", flag.row.effect, True, origin=origin)
+
+
+def _foreign(dest: str, message: str, spot: flags.Spot, words: Words) -> Finding:
+    """A value that the release does not have, of an argument that no plan is made of."""
+    return Finding(dest, f"{message}; left out", leftovers.effect(dest), True, origin=_origin(spot, words))
 
 
 def _spelled(dest: str, spot: flags.Spot, words: Words) -> Finding | None:
@@ -78,14 +160,35 @@ def _needed() -> frozenset[str]:
     """Arguments that a plan is made of."""
     from compat.megatron.rules import table
 
-    return frozenset(path for rule in table() if rule.ours for path in rule.theirs)
+    # What a run logs, saves and loads by the way is in a plan too, and none of its numbers hang on it; what a model is inside
+    # its blocks is a fact that a config does without.
+    by_the_way = frozenset(
+        path
+        for path, effect in EFFECTS.items()
+        if (path.startswith("run.") and not effect.reaches(Effect.NUMBERS)) or (path.startswith("model.") and path not in SIZES)
+    )
+    return frozenset(path for rule in table() if {*rule.ours} - by_the_way for path in rule.theirs)
 
 
-def _opaque(path: str, reasons: Mapping[int, str], index: int, words: Words) -> Finding:
-    reason = next((reasons[place] for place in range(index, len(words.words)) if place in reasons), "")
+SIZES = frozenset(
+    f"model.{name}" for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "experts", "tied", "vocab", "sequence")
+)
+"""What of a model a layout is made of."""
+
+
+@cache
+def _fixed() -> frozenset[str]:
+    """Arguments whose value counts: those that a plan is made of, and all of parallelism, batch and precision."""
+    return _needed() | {dest for dest in options.groups() if forks.touches(dest)}
+
+
+def _opaque(path: str, index: int, words: Words) -> Finding:
+    reason = next((words.opaque[place] for place in range(index, len(words.words)) if place in words.opaque), "")
     loose = path.startswith(("$", "`"))
-    message = f"{reason}; {'flags that it may hold are' if loose else 'this value is'} left out"
-    return Finding(path, message, Effect.NUMBERS if loose else Effect.NONE, True, origin=Origin(words.lines[index]))
+    message = f"{reason}; flags that it may hold are left out" if loose else f"{reason}; this value is left out"
+    effect = Effect.NUMBERS if loose or forks.touches(path) else Effect.NONE
+    option = "" if loose else words.words[index].partition("=")[0]
+    return Finding(path, message, effect, True, origin=Origin(words.lines[index], option))
 
 
 def _origin(spot: flags.Spot, words: Words) -> Origin:
@@ -101,8 +204,27 @@ def _repeated(dest: str, origin: Origin) -> Finding:
     return Finding(dest, message, Effect.NONE, True, origin=origin)
 
 
-def _unknown(word: str) -> Finding:
-    return Finding(word, "Megatron's parser of this release does not know it; left out", Effect.NONE, True)
+UNKNOWN = "Megatron's parser of this release does not know it; left out"
+
+
+def _unknown(parsed: flags.Parsed, words: Words, older: Older) -> Iterator[Finding]:
+    """The flags that the parser leaves over, with their values; removed ones aside."""
+    read = {place for flag in older.found for place in range(flag.place, flag.place + flag.words)}
+    groups: list[list[int]] = []
+    for index in sorted(set(parsed.extras) - read):
+        follows = groups and groups[-1][-1] == index - 1 and not words.words[index].startswith("--")
+        groups[-1].append(index) if follows else groups.append([index])
+    yield from (_left_over([words.words[index] for index in group], words.lines[group[0]]) for group in groups)
+
+
+def _left_over(group: Sequence[str], line: int | None) -> Finding:
+    """A flag with its values; one that speaks of the layout, the batch or the precision counts."""
+    option, *values = group
+    beside = f", with {' '.join(values)}" if values else ""
+    if not forks.touches(*group):
+        return Finding(option, f"{UNKNOWN}{beside}", Effect.NONE, True, origin=Origin(line))
+    message = f"{UNKNOWN}{beside}, though it speaks of parallelism, batch or precision"
+    return Finding(option, message, Effect.NUMBERS, True, origin=Origin(line))
 
 
 def words_of(document: Document, version: str, lenient: bool) -> Words:
@@ -261,8 +383,9 @@ def yaml_line(option: str, *values: str, version: str) -> str:
 
 
 def _scalar(value: str) -> str:
-    """A number or a plain word as it is, quoted where a loader would make something else of it."""
-    number = re.fullmatch(r"-?(0|[1-9]\d*)(\.\d+)?", value) and value in (str(float(value)), value.partition(".")[0])
+    """A number or a plain word as it is, quoted where a loader would make something else of it, as 0 of -0."""
+    loaded = plain_scalar(value)
+    number = isinstance(loaded, int | float) and not isinstance(loaded, bool) and repr(loaded) == value
     word = re.fullmatch(r"[A-Za-z_/][\w./-]*", value) and value.lower() not in YAML_WORDS
     return value if number or word else _quoted(value)
 

@@ -18,7 +18,7 @@ TENTH = 10
 
 
 def _read(values: Group, context: Context) -> Group:
-    total = _steps(values, "lr_decay") or _steps(values, "train")
+    total = steps(values, "lr_decay") or steps(values, "train")
     name, warmup = STYLES.get(values.get("lr_decay_style") or ""), _warmup(values, total)
     return {
         "optimizer.schedule.name": name,
@@ -37,12 +37,13 @@ def _last(values: Group) -> Group:
         raise ConfigError(f"lr_wsd_decay_{unit}: missing, but lr_decay_style is WSD; set the length of its decay")
     counted = {f"lr_wsd_decay_{unit}": values[f"lr_wsd_decay_{unit}"], "global_batch_size": values.get("global_batch_size")}
     return {
-        "optimizer.schedule.decay_steps": max(0, _steps(counted, "lr_wsd_decay") or 0),
+        "optimizer.schedule.decay_steps": max(0, steps(counted, "lr_wsd_decay") or 0),
         "optimizer.schedule.decay_shape": values.get("lr_wsd_decay_style"),
     }
 
 
-def _steps(values: Group, name: str) -> int | None:
+def steps(values: Group, name: str) -> int | None:
+    """Optimizer steps of what is counted in iterations or in samples, such as `train` or `lr_decay`."""
     iterations, samples = values.get(f"{name}_iters"), values.get(f"{name}_samples")
     if iterations or not samples:
         return iterations or None
@@ -53,7 +54,7 @@ def _steps(values: Group, name: str) -> int | None:
 def _warmup(values: Group, total: int | None) -> int | None:
     fraction = values.get("lr_warmup_fraction")
     if fraction is None:
-        return _steps(values, "lr_warmup") or 0
+        return steps(values, "lr_warmup") or 0
     return round(fraction * total) if total else None
 
 
@@ -72,8 +73,8 @@ def _write(values: Group, context: Context) -> Group:
 
 
 def _decay(values: Group) -> Group:
-    steps, total = (values.get(f"optimizer.schedule.{name}") for name in ("decay_steps", "total_steps"))
-    length = max(1, total // TENTH) if steps is None and total else steps
+    told, total = (values.get(f"optimizer.schedule.{name}") for name in ("decay_steps", "total_steps"))
+    length = max(1, total // TENTH) if told is None and total else told
     return {"lr_wsd_decay_iters": length, "lr_wsd_decay_style": values.get("optimizer.schedule.decay_shape") or "linear"}
 
 
@@ -82,7 +83,7 @@ SAMPLES = ("lr_decay_samples", "lr_warmup_samples", "train_samples", "lr_wsd_dec
 
 def _blurs(values: Group) -> bool:
     """Whether a count of samples or a fraction is no whole number of steps, or the shape is Megatron's own."""
-    batch, total = values.get("global_batch_size"), _steps(values, "lr_decay") or _steps(values, "train")
+    batch, total = values.get("global_batch_size"), steps(values, "lr_decay") or steps(values, "train")
     samples = [values.get(name) or 0 for name in SAMPLES]
     fraction = (values.get("lr_warmup_fraction") or 0) * (total or 0)
     return bool(batch and any(count % batch for count in samples)) or abs(fraction - round(fraction)) > 1e-9
@@ -122,8 +123,6 @@ RULE = convert(
         "lr_wsd_decay_iters": "optimizer.schedule.decay_steps",
         "lr_wsd_decay_samples": "optimizer.schedule.decay_steps",
         "lr_wsd_decay_style": "optimizer.schedule.decay_shape",
-        "train_iters": "optimizer.schedule.total_steps",
-        "train_samples": "optimizer.schedule.total_steps",
     },
     lossy="counts of samples and fractions become whole optimizer steps",
     source="training.py: get_optimizer_param_scheduler; the decay ends with training unless told otherwise",

@@ -1,127 +1,228 @@
-"""Megatron's arguments that no Plan field stands for: each is claimed here, with the reason and what losing it does."""
+"""Megatron's arguments that no Plan field stands for: each is claimed here, with the reason and what losing it does.
+
+A row is a claim about Megatron's code. `Why.model` marks facts about the model, which a target that takes its model from a
+script does not lose.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from bridge.rules import Effect, Rule, only_theirs
 from compat.megatron import options
 
-MODEL = "the model is defined by the training script"
-KERNEL = "a choice of kernel inside Megatron"
 
-GROUPS: dict[str, tuple[str, Effect]] = {
-    "network size": (MODEL, Effect.NONE),
-    "transformer configuration": (MODEL, Effect.NONE),
-    "moe": (MODEL, Effect.NONE),
-    "mla": (MODEL, Effect.NONE),
-    "vision": (MODEL, Effect.NONE),
-    "biencoder": (MODEL, Effect.NONE),
-    "retro": (MODEL, Effect.NONE),
-    "heterogeneous architecture": (MODEL, Effect.NONE),
-    "experimental_attention_variant": (MODEL, Effect.NONE),
-    "regularization": ("Megatron's own variant of the optimizer", Effect.NUMBERS),
-    "learning rate and weight decay": ("Megatron's own schedule of learning rate or weight decay", Effect.NUMBERS),
-    "mixed precision": ("a precision switch inside Megatron", Effect.ROUNDING),
-    "Transformer-Engine": ("a Transformer Engine setting", Effect.ROUNDING),
-    "kitchen": ("a low-precision recipe inside Megatron", Effect.NUMBERS),
-    "training": ("a switch of Megatron's training loop", Effect.NONE),
-    "distributed": ("Megatron's own process groups", Effect.COST),
-    "distributed init": ("Megatron's own communication setting", Effect.COST),
-    "RNG and initialization": ("random numbers are seeded by the training script", Effect.NONE),
-    "data and dataloader": ("data is loaded by the training script", Effect.NONE),
-    "tokenizer": ("data is loaded by the training script", Effect.NONE),
-    "sft": ("data is loaded by the training script", Effect.NONE),
-    "validation": ("evaluation is run by the training script", Effect.NONE),
-    "checkpointing": ("checkpoints are written by the training script", Effect.NONE),
-    "logging": ("logs are written by the training script", Effect.NONE),
-    "profiling": ("profiling is started by the training script", Effect.NONE),
-    "one logger": ("logs are written by the training script", Effect.NONE),
-    "msc": ("storage is set up by the training script", Effect.NONE),
-    "autoresume": ("restarts are handled by Megatron's training loop", Effect.NONE),
-    "straggler": ("watched by Megatron's training loop", Effect.NONE),
-    "rerun engine": ("watched by Megatron's training loop", Effect.NONE),
-    "fault injector": ("watched by Megatron's training loop", Effect.NONE),
-    "ft_package": ("restarts are handled by Megatron's training loop", Effect.NONE),
-    "In-process restart": ("restarts are handled by Megatron's training loop", Effect.NONE),
-    "workload inspector": ("watched by Megatron's training loop", Effect.NONE),
-    "inference": ("used for inference only", Effect.NONE),
-    "rl": ("used by Megatron's reinforcement learning only", Effect.NONE),
-    "Logits Distillation": (MODEL, Effect.NONE),
-    "derived": ("worked out by Megatron, never given", Effect.NONE),
-    "experimental": ("an experiment inside Megatron", Effect.NONE),
+class Why(NamedTuple):
+    """Why an argument stays behind, and what that does to the run."""
+
+    note: str
+    effect: Effect
+    model: bool = False
+
+
+MODEL = Why("a fact about the model that no Plan field stands for", Effect.NUMBERS, True)
+INSIDE = Why("how the model is computed inside Megatron", Effect.ROUNDING, True)
+KERNEL = Why("a choice of kernel inside Megatron", Effect.ROUNDING)
+SPEED = Why("a choice inside Megatron that saves memory or time", Effect.COST)
+OVERLAP = Why("an overlap inside Megatron", Effect.COST)
+LOW = Why("8-bit and 4-bit products are Megatron's own", Effect.NUMBERS)
+DATA = Why("which samples are seen, and how they are masked, is up to the data of the target", Effect.NUMBERS)
+LOADER = Why("where data lies, and how it is read and cached; give the target the same data", Effect.NONE)
+BATCHES = Why("no Plan field for a batch that changes during the run", Effect.NUMBERS)
+START = Why("what a run starts from", Effect.NUMBERS)
+SAVING = Why("checkpoints are written by Megatron's training loop", Effect.NONE)
+LOOP = Why("a switch of Megatron's training loop", Effect.NONE)
+LOGS = Why("logs are written by Megatron's training loop", Effect.NONE)
+EVALUATION = Why("evaluation is run by Megatron's training loop", Effect.NONE)
+FAMILY = Why("for Megatron's training scripts of other kinds of model", Effect.NUMBERS, True)
+OPTIMIZER = Why("Megatron's own variant of the optimizer", Effect.NUMBERS)
+
+GROUPS: Mapping[str, Why] = {
+    **dict.fromkeys(("network size", "transformer configuration", "moe", "mla", "heterogeneous architecture"), MODEL),
+    **dict.fromkeys(("vision", "biencoder", "retro", "experimental_attention_variant"), FAMILY),
+    "regularization": OPTIMIZER,
+    "learning rate and weight decay": Why("Megatron's own schedule of learning rate or weight decay", Effect.NUMBERS),
+    "mixed precision": Why("a precision switch inside Megatron", Effect.ROUNDING),
+    "Transformer-Engine": Why("a Transformer Engine setting", Effect.ROUNDING),
+    "kitchen": Why("a low-precision recipe inside Megatron", Effect.NUMBERS),
+    "training": LOOP,
+    "distributed": Why("Megatron's own process groups", Effect.COST),
+    "distributed init": Why("Megatron's own communication setting", Effect.COST),
+    "RNG and initialization": Why("how random numbers are drawn", Effect.NUMBERS),
+    "data and dataloader": DATA,
+    "tokenizer": Why("the tokenizer of the data", Effect.NONE),
+    "sft": DATA,
+    "validation": EVALUATION,
+    "checkpointing": SAVING,
+    **dict.fromkeys(("logging", "one logger", "profiling"), LOGS),
+    "msc": Why("storage is set up by Megatron", Effect.NONE),
+    **dict.fromkeys(("straggler", "rerun engine", "workload inspector"), Why("watched by Megatron's training loop", Effect.NONE)),
+    **dict.fromkeys(("autoresume", "ft_package", "In-process restart"), Why("restarts are Megatron's own", Effect.NONE)),
+    "fault injector": Why("faults that Megatron plants on purpose", Effect.NUMBERS),
+    "inference": Why("used for inference only", Effect.NONE),
+    "rl": Why("used by Megatron's reinforcement learning only", Effect.NUMBERS),
+    "Logits Distillation": Why("distillation by stored logits is Megatron's own", Effect.NUMBERS),
+    "derived": Why("worked out by Megatron, never given", Effect.NONE),
+    "experimental": Why("an experiment inside Megatron", Effect.NUMBERS),
+    "config class": Why("a field of Megatron's config class without a flag", Effect.COST),
 }
-"""What the argument groups of Megatron's parser stand for: why they stay behind, and what that does to the run."""
+"""What the argument groups of Megatron's parser stand for."""
 
-SINGLE: dict[str, tuple[str, Effect]] = {
-    "rampup_batch_size": ("no Plan field for a growing batch: the run starts at its full batch", Effect.NUMBERS),
-    "step_batch_size_schedule": ("no Plan field for a growing batch: the run starts at its full batch", Effect.NUMBERS),
-    "decrease_batch_size_if_needed": ("no Plan field for a batch that adapts to the ranks", Effect.NUMBERS),
-    "iterations_to_skip": ("steps are skipped by Megatron's training loop", Effect.NUMBERS),
-    "train_iters": ("the length of the run is set by the training script", Effect.NONE),
-    "train_samples": ("the length of the run is set by the training script", Effect.NONE),
-    "use_checkpoint_opt_param_scheduler": ("which schedule a resumed run takes is up to the training script", Effect.NONE),
-    "override_opt_param_scheduler": ("which schedule a resumed run takes is up to the training script", Effect.NONE),
-    "fp32_residual_connection": ("a precision switch inside Megatron's layers", Effect.ROUNDING),
-    "fp8_param_gather": ("weights in fp8 are Megatron's own", Effect.ROUNDING),
-    "fp4": ("4-bit products are Megatron's own", Effect.NUMBERS),
-    "fp4_recipe": ("4-bit products are Megatron's own", Effect.NUMBERS),
-    "fp4_param": ("4-bit products are Megatron's own", Effect.NUMBERS),
-    "fp8_recipe": ("the recipe of 8-bit products is Megatron's own", Effect.NUMBERS),
-    "exp_avg_dtype": ("moments of the precision-aware optimizer are Megatron's own", Effect.ROUNDING),
-    "exp_avg_sq_dtype": ("moments of the precision-aware optimizer are Megatron's own", Effect.ROUNDING),
-    "check_for_nan_in_loss_and_grad": ("a check of Megatron's training loop", Effect.NONE),
-    "masked_softmax_fusion": (KERNEL, Effect.COST),
-    "bias_gelu_fusion": (KERNEL, Effect.COST),
-    "bias_swiglu_fusion": (KERNEL, Effect.COST),
-    "bias_dropout_fusion": (KERNEL, Effect.COST),
-    "apply_rope_fusion": (KERNEL, Effect.COST),
-    "use_flash_attn": (KERNEL, Effect.COST),
-    "attention_backend": (KERNEL, Effect.ROUNDING),
-    "transformer_impl": (KERNEL, Effect.ROUNDING),
-    "deterministic_mode": (KERNEL, Effect.ROUNDING),
-    "cross_entropy_loss_fusion": (KERNEL, Effect.ROUNDING),
-    "cross_entropy_fusion_impl": (KERNEL, Effect.ROUNDING),
-    "cp_comm_type": ("how attention exchanges keys and values is Megatron's own", Effect.COST),
-    "hierarchical_context_parallel_sizes": ("how attention exchanges keys and values is Megatron's own", Effect.COST),
-    "encoder_tensor_model_parallel_size": ("the encoder's own layout", Effect.COST),
-    "encoder_pipeline_model_parallel_size": ("the encoder's own layout", Effect.COST),
-    "pipeline_model_parallel_split_rank": ("the encoder's own layout", Effect.COST),
-    "wgrad_deferral_limit": ("an overlap inside Megatron", Effect.COST),
-    "defer_embedding_wgrad_compute": ("an overlap inside Megatron", Effect.COST),
-    "delay_wgrad_compute": ("an overlap inside Megatron", Effect.COST),
-    "overlap_moe_expert_parallel_comm": ("an overlap inside Megatron", Effect.COST),
-    "overlap_p2p_comm_warmup_flush": ("an overlap inside Megatron", Effect.COST),
-    "use_cpu_initialization": ("where weights are first made", Effect.NONE),
-    "perform_initialization": ("whether weights are initialised is up to the training script", Effect.NONE),
-    "microbatch_group_size_per_vp_stage": ("an order of microbatches inside Megatron", Effect.COST),
+SINGLE: Mapping[Why, str] = {
+    BATCHES: "rampup_batch_size step_batch_size_schedule decrease_batch_size_if_needed",
+    Why("steps are skipped by Megatron's training loop", Effect.NUMBERS): "iterations_to_skip",
+    Why("the run is ended early by Megatron's training loop", Effect.NONE): "exit_interval exit_duration_in_mins",
+    Why("which schedule a resumed run takes", Effect.NUMBERS): (
+        "use_checkpoint_opt_param_scheduler override_opt_param_scheduler"
+    ),
+    Why("evaluation alone, without training", Effect.NUMBERS): "skip_train",
+    Why("the optimizer on the host is torch's own", Effect.ROUNDING): "use_torch_optimizer_for_cpu_offload",
+    Why("moments of the precision-aware optimizer are Megatron's own", Effect.ROUNDING): "exp_avg_dtype exp_avg_sq_dtype",
+    Why("formats inside Megatron-FSDP", Effect.ROUNDING): (
+        "megatron_fsdp_grad_comm_dtype megatron_fsdp_main_grads_dtype megatron_fsdp_main_params_dtype"
+    ),
+    Why("a precision switch inside Megatron's layers", Effect.ROUNDING, True): (
+        "fp32_residual_connection apply_query_key_layer_scaling disable_bf16_reduced_precision_matmul batch_invariant_mode "
+        "deterministic_mode moe_router_dtype dsa_indexer_k_norm_fp32"
+    ),
+    Why("weights in 8 or 4 bits are Megatron's own", Effect.ROUNDING): "fp8_param fp8_param_gather fp4_param fp4_param_gather",
+    LOW: (
+        "fp4 fp4_recipe fp4_quantizer_factory fp8_recipe fp8_margin fp8_interval fp8_amax_history_len fp8_amax_compute_algo "
+        "fp8_wgrad fp8_output_proj fp8_quantizer_factory fp8_dot_product_attention fp8_multi_head_attention tp_only_amax_red "
+        "first_last_layers_bf16 num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 quant_recipe use_kitchen "
+        "use_kitchen_attention kitchen_attention_backend te_precision_config_file activation_func_fp8_input_store"
+    ),
+    Why("attention logits are bounded during training", Effect.NUMBERS): "qk_clip qk_clip_alpha qk_clip_threshold",
+    Why("torch.autocast inside Megatron's layers", Effect.NUMBERS): "enable_autocast autocast_dtype",
+    Why("where and whether weights are first drawn", Effect.NUMBERS): (
+        "use_cpu_initialization perform_initialization data_parallel_random_init init_method_xavier_uniform"
+    ),
+    Why("functions of the model's config class", Effect.NUMBERS, True): (
+        "activation_func init_method output_layer_init_method embedding_init_method gated_linear_unit softmax_scale "
+        "heterogeneous_block_specs moe_token_dropping moe_router_topk_limited_devices "
+        "experimental_attention_variant_loss_scale_func spec hybrid_attention_ratio hybrid_layer_pattern "
+        "hybrid_mlp_ratio hybrid_override_pattern"
+    ),
+    Why("functions that the training script hands over", Effect.NUMBERS): (
+        "grad_scale_func moe_grad_scale_func mtp_grad_scale_func finalize_model_grads_func"
+    ),
+    Why("a file with Megatron's settings", Effect.NUMBERS): "yaml_cfg",
+    KERNEL: (
+        "attention_backend transformer_impl cross_entropy_loss_fusion cross_entropy_fusion_impl masked_softmax_fusion "
+        "bias_gelu_fusion bias_swiglu_fusion bias_dropout_fusion apply_rope_fusion use_flash_attn flash_attention_version "
+        "bias_activation_fusion fused_single_qkv_rope memory_efficient_layer_norm persist_layer_norm no_persist_layer_norm "
+        "fused_residual_rmsnorm use_te_activation_func use_transformer_engine_op_fuser use_fused_weighted_squared_relu "
+        "use_grouped_gemm_for_dense_mlp use_grouped_gemm_for_shared_expert dsa_kernel_backend disable_jit_fuser "
+        "moe_permute_fusion moe_router_fusion mla_down_proj_fusion moe_permute_fusion_into_hybridep moe_grouped_gemm "
+        "moe_use_legacy_grouped_gemm pipeline_dtype symmetric_ar_type use_mamba_mem_eff_path disable_mamba_mem_eff_path "
+        "mamba_training_ssm_states_dtype"
+    ),
+    Why("the order of scaling and summing gradients", Effect.ROUNDING): (
+        "ddp_average_in_collective gradient_reduce_div_fusion ddp_reduce_scatter_with_fp32_accumulation "
+        "ddp_param_name_patterns_for_fp32_local_accumulation"
+    ),
+    Why("how attention exchanges keys and values is Megatron's own", Effect.COST): (
+        "cp_comm_type hierarchical_context_parallel_sizes hybrid_context_parallel max_seqlen_per_dp_cp_rank"
+    ),
+    Why("the encoder's own layout", Effect.COST): (
+        "encoder_tensor_model_parallel_size encoder_pipeline_model_parallel_size pipeline_model_parallel_split_rank"
+    ),
+    OVERLAP: (
+        "wgrad_deferral_limit defer_embedding_wgrad_compute delay_wgrad_compute overlap_moe_expert_parallel_comm "
+        "overlap_p2p_comm_warmup_flush ep_overlap_early_attn_memory_release moe_shared_expert_overlap "
+        "overlap_dispatch_backward_with_experts_wgrad async_tensor_model_parallel_allreduce overlap_cpu_optimizer_d2h_h2d "
+        "overlap_param_gather_with_optimizer_step high_priority_a2a_comm_stream use_ring_exchange_p2p"
+    ),
+    SPEED: (
+        "activation_offload_fraction clone_scatter_output_in_embedding cpu_offloading_num_layers cuda_graph_impl "
+        "cpu_offloading_retain_pinned_cpu_buffers cuda_graph_warmup_steps delay_offload_until_cuda_graph "
+        "delta_offload_bytes_across_pp_ranks enable_cuda_graph external_cuda_graph fine_grained_activation_offloading "
+        "fine_grained_offloading_max_inflight_offloads init_model_with_meta_device min_offloaded_tensor_size "
+        "mlp_chunks_for_prefill mlp_chunks_for_training moe_deepep_num_sms moe_enable_deepep moe_extended_tp "
+        "moe_flex_dispatcher_backend moe_flex_dispatcher_num_sms moe_hybridep_num_blocks_permute "
+        "moe_hybridep_num_blocks_unpermute moe_hybridep_num_sms moe_hybridep_num_sms_preprocessing "
+        "moe_hybridep_pad_uneven_dispatch_inputs moe_layer_recompute moe_ncclep_static_shape moe_ncclep_zero_copy "
+        "moe_pad_expert_input_to_capacity moe_pad_experts_for_cuda_graph_inference moe_paged_stash "
+        "moe_paged_stash_buffer_size_factor_cpu moe_paged_stash_buffer_size_factor_cuda moe_paged_stash_page_size "
+        "moe_router_padding_for_fp8 moe_router_padding_for_quantization moe_single_grouped_bias moe_single_grouped_weight "
+        "moe_token_dispatcher_type offload_modules pipeline_model_parallel_comm_backend recompute_modules "
+        "tp_comm_bootstrap_backend tensor_parallel_num_weight_shards expert_tensor_parallel_num_weight_shards "
+        "pin_cpu_grads pin_cpu_params train_sync_interval manual_gc_eval empty_unused_memory_level optimizer_cuda_graph "
+        "nccl_all_reduce_for_prefill cache_mla_latents te_rng_tracker inference_rng_tracker "
+        "megatron_fsdp_enable_fine_grained_param_gather megatron_fsdp_max_pool_double_buffer "
+        "fsdp_db_use_persist_buf_on_alloc_fail reuse_grad_buf_for_mxfp8_param_ag use_gloo_process_groups "
+        "enable_gloo_process_groups enable_experimental "
+        "check_for_nan_in_loss_and_grad check_for_large_grads"
+    ),
+    Why("checkpoints that take less time or memory", Effect.COST): (
+        "async_save async_strategy async_ckpt_cpu_priority async_ckpt_io_priority async_ckpt_use_cpu_shm "
+        "ckpt_assume_constant_structure ckpt_fully_parallel_load ckpt_fully_parallel_load_exchange_algo "
+        "ckpt_fully_parallel_load_process_group ckpt_fully_parallel_save ckpt_fully_parallel_save_deprecated "
+        "ckpt_fully_parallel_save_process_group dist_ckpt_workers use_persistent_ckpt_worker stream_ckpt_dequant "
+        "distrib_optim_fully_reshardable_mem_efficient replication replication_factor replication_jump"
+    ),
+    START: (
+        "load pretrained_checkpoint finetune ckpt_step load_main_params_from_ckpt use_checkpoint_args "
+        "use_mp_args_from_checkpoint_args override_ckpt_iteration bert_load ict_load load_model_opt_format "
+        "use_tokenizer_model_from_checkpoint_args"
+    ),
+    Why("the order in which samples are drawn", Effect.NUMBERS): "dataloader_type",
+    LOADER: (
+        "data_cache_path dataloader_defer_npy_index_mmap dataloader_fast_cache_load mmap_bin_files num_dataset_builder_threads "
+        "object_storage_cache_path s3_cache_path create_attention_mask_in_dataloader allow_ambiguous_pad_tokens "
+        "mid_level_dataset_surplus retriever_seq_length test_data_path valid_data_path train_data_path data_path data_args_path "
+        "per_split_data_args_path per_dataset_sequences_path split mock_data"
+    ),
+    Why("the size of the vocabulary comes from the tokenizer", Effect.NUMBERS, True): (
+        "make_vocab_size_divisible_by padded_vocab_size pad_vocab_size vocab_extra_ids"
+    ),
+    Why("the time and memory that logs take", Effect.COST): (
+        "timing_log_level timing_log_option barrier_with_L1_time log_max_attention_logit log_params_norm log_num_zeros_in_grad "
+        "profile use_pytorch_profiler record_memory_history"
+    ),
+    Why("a name for the same thing in older releases", Effect.NONE): (
+        "deprecated_use_mcore_models use_legacy_models batch_size checkpoint_activations warmup model_parallel_size"
+    ),
+    LOGS: "config_logger_dir moe_per_layer_logging moe_enable_routing_replay timers hetereogenous_dist_checkpoint",
+    Why("used for inference only", Effect.NONE): "flash_decode inference_sampling_seed use_inference_optimized_layers onnx_safe",
+    Why("the positions that the rotary embedding covers", Effect.NUMBERS, True): "rope_type",
+    Why("samples per evaluation", Effect.NONE): "eval_global_batch_size eval_micro_batch_size",
+    Why("weights that do not train", Effect.NUMBERS): "freeze_all_layers",
+    Why("the logits' cross entropy in fp16", Effect.ROUNDING): "fp16_lm_cross_entropy attention_softmax_in_fp32",
 }
 """Arguments that fare otherwise than their group."""
 
-PREFIXES: tuple[tuple[str, tuple[str, Effect]], ...] = (
-    ("tp_comm_", ("an overlap inside Megatron's tensor parallelism", Effect.COST)),
-    ("cpu_offloading", ("offload inside Megatron's layers", Effect.COST)),
-    ("recompute_", ("which modules are computed again is Megatron's own", Effect.COST)),
+PREFIXES: tuple[tuple[str, Why], ...] = (
+    ("tp_comm_", Why("an overlap inside Megatron's tensor parallelism", Effect.COST)),
+    ("cpu_offloading", Why("offload inside Megatron's layers", Effect.COST)),
+    ("recompute_", Why("which modules are computed again is Megatron's own", Effect.COST)),
     ("inference", GROUPS["inference"]),
-    ("muon_", ("Megatron's own variant of the optimizer", Effect.NUMBERS)),
-    ("lion_", ("Megatron's own variant of the optimizer", Effect.NUMBERS)),
-    ("batch_p2p_", ("how pipeline messages are sent is Megatron's own", Effect.COST)),
+    ("muon_", OPTIMIZER),
+    ("batch_p2p_", Why("how pipeline messages are sent is Megatron's own", Effect.COST)),
+    ("moe_routing_trace_", LOGS),
+    ("fim_", DATA),
 )
 
-OBJECT_ONLY = ("a field of Megatron's config class without a flag", Effect.COST)
+_SINGLE: Mapping[str, Why] = {dest: why for why, dests in SINGLE.items() for dest in dests.split()}
 
 
-def _why(dest: str, group: str) -> tuple[str, Effect]:
-    if dest in SINGLE:
-        return SINGLE[dest]
-    return next((why for prefix, why in PREFIXES if dest.startswith(prefix)), GROUPS.get(group, OBJECT_ONLY))
+def _why(dest: str, group: str) -> Why:
+    if dest in _SINGLE:
+        return _SINGLE[dest]
+    return next((why for prefix, why in PREFIXES if dest.startswith(prefix)), GROUPS.get(group, GROUPS["config class"]))
+
+
+def effect(dest: str) -> Effect:
+    """What losing an argument does that no plan field stands for."""
+    return _why(dest, options.groups().get(dest, ""))[1]
 
 
 def rules(claimed: frozenset[str]) -> Iterator[Rule]:
     """One row for each reason, over every argument of every release that `claimed` does not name."""
-    rows: dict[tuple[str, Effect], list[str]] = {}
+    rows: dict[Why, list[str]] = {}
     for dest, group in options.groups().items():
         if dest not in claimed:
             rows.setdefault(_why(dest, group), []).append(dest)
-    for (note, effect), dests in rows.items():
-        yield only_theirs(*dests, note=note, effect=effect)
+    for why, dests in rows.items():
+        yield only_theirs(*dests, note=why.note, effect=why.effect, model=why.model)

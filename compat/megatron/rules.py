@@ -3,80 +3,16 @@
 from __future__ import annotations
 
 from functools import cache
+from math import nextafter
 
-from bridge.rules import Context, Effect, Group, Rule, convert, lacks, only_ours, rename
-from compat.megatron import leftovers, stages
+from bridge.rules import Context, Effect, Group, Rule, convert, each_only_ours, lacks, only_ours, plain_adam, rename, the_rest
+from compat.megatron import course, leftovers, model_rules, stages, switches, weight_decay
 from compat.megatron.learning_rate import RULE as LEARNING_RATE
+from compat.megatron.shards import SHARDED, STRATEGIES, aware, torch_fsdp, zero_stage
 
 DTYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float64": "fp64"}
 DTYPE_FLAGS = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp64": "fp32"}
 ORDERS = {False: "tensor-context-expert-data-pipeline", True: "tensor-context-expert-pipeline-data"}
-STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
-
-
-def model_rules() -> tuple[Rule, ...]:
-    """Facts about the model."""
-    note = "the model is defined by the training script"
-    return (
-        rename("num_layers", "model.layers", effect=Effect.NONE, note=note),
-        rename("hidden_size", "model.hidden", effect=Effect.NONE, note=note),
-        rename("num_attention_heads", "model.heads", effect=Effect.NONE, note=note),
-        rename("ffn_hidden_size", "model.ffn", effect=Effect.NONE, note=note),
-        rename("vocab_size", "model.vocab", effect=Effect.NONE, note=note),
-        convert(
-            ("num_experts", "add_bias_linear"),
-            "model.experts",
-            lambda values, context: {"model.experts": values.get("num_experts")},
-            _write_experts,
-            effect=Effect.NONE,
-            sees=("parallel.expert_tensor", "parallel.tensor"),
-            carries={"add_bias_linear": ()},
-            lossy="biases are up to the model's definition, but experts have none before 0.15, or over tensor groups",
-            note=note,
-            source="transformer_config.py: biases of experts",
-        ),
-        convert(
-            "untie_embeddings_and_output_weights",
-            "model.tied",
-            lambda values, context: _read_tied(values),
-            lambda values, context: {"untie_embeddings_and_output_weights": True} if values.get("model.tied") is False else {},
-            effect=Effect.NONE,
-            note=note,
-        ),
-        rename("seq_length", "model.sequence", effect=Effect.NONE, note="the sequence length is set where the data is made"),
-        convert(
-            ("group_query_attention", "num_query_groups"),
-            "model.kv_heads",
-            _read_groups,
-            _write_groups,
-            effect=Effect.NONE,
-            lossy="num_query_groups counts only with --group-query-attention",
-            note=note,
-            source="arguments.py: num_query_groups counts only with --group-query-attention",
-        ),
-    )
-
-
-def _write_experts(values: Group, context: Context) -> Group:
-    experts, tensor = values.get("model.experts"), values.get("parallel.expert_tensor") or values.get("parallel.tensor") or 1
-    if experts is None:
-        return {}
-    biased = not context.since("0.12.1") or (tensor == 1 and context.since("0.15.0"))
-    return {"num_experts": experts, **({} if biased else {"add_bias_linear": False})}
-
-
-def _read_tied(values: Group) -> Group:
-    untied = values.get("untie_embeddings_and_output_weights")
-    return {} if untied is None else {"model.tied": not untied}
-
-
-def _read_groups(values: Group, context: Context) -> Group:
-    return {"model.kv_heads": values.get("num_query_groups")} if values.get("group_query_attention") else {}
-
-
-def _write_groups(values: Group, context: Context) -> Group:
-    heads = values.get("model.kv_heads")
-    return {"group_query_attention": True, "num_query_groups": heads} if heads else {}
 
 
 def parallel_rules() -> tuple[Rule, ...]:
@@ -86,6 +22,22 @@ def parallel_rules() -> tuple[Rule, ...]:
         rename("tensor_model_parallel_size", "parallel.tensor", effect=Effect.ROUNDING, note=layout),
         rename("pipeline_model_parallel_size", "parallel.pipeline", effect=Effect.ROUNDING, note=layout),
         rename("context_parallel_size", "parallel.context", effect=Effect.ROUNDING, note=layout),
+        convert(
+            "tp_comm_overlap",
+            "parallel.tensor_overlap",
+            lambda values, context: (
+                {"parallel.tensor_overlap": bool(values["tp_comm_overlap"] and values.get("sequence_parallel"))}
+                if values.get("tp_comm_overlap") is not None
+                else {}
+            ),
+            lambda values, context: (
+                {"tp_comm_overlap": True} if values.get("parallel.tensor_overlap") and values.get("parallel.sequence") else {}
+            ),
+            effect=Effect.COST,
+            sees=("sequence_parallel", "parallel.sequence"),
+            lossy="Megatron overlaps messages of tensor parallelism only with sequence parallelism",
+            source="arguments.py: tp_comm_overlap needs sequence_parallel",
+        ),
         convert(
             "expert_model_parallel_size",
             "parallel.expert",
@@ -172,19 +124,10 @@ def _batch_rests(values: Group) -> bool:
 
 
 TORCH_NEEDS = ("parallel.pipeline", "parallel.expert", "model.tied", "precision.compute")
-SHARDED = (
-    "use_distributed_optimizer",
-    "data_parallel_sharding_strategy",
-    "use_megatron_fsdp",
-    "use_custom_fsdp",
-    "use_torch_fsdp2",
-    "torch_fsdp2_reshard_after_forward",
-)
-
 ZERO = convert(
     (*SHARDED, "ckpt_format", "gradient_accumulation_fusion"),
     "zero.stage",
-    lambda values, context: {"zero.stage": _zero_stage(values)},
+    lambda values, context: {"zero.stage": zero_stage(values)},
     lambda values, context: _write_zero(values, context),
     effect=Effect.COST,
     sees=("optimizer.name", *TORCH_NEEDS),
@@ -206,22 +149,6 @@ def _torch_only(values: Group, context: Context) -> bool:
     whole = all((values.get(f"parallel.{axis}") or 1) == 1 for axis in ("pipeline", "expert"))
     fits = whole and values.get("model.tied") is False and values.get("precision.compute") != "fp16"
     return fits and values.get("zero.stage") == 3 and context.since("0.10.0") and not context.since("0.12.0")
-
-
-def _megatron_fsdp(values: Group) -> bool:
-    return bool(values.get("use_megatron_fsdp") or values.get("use_custom_fsdp"))
-
-
-def _torch_fsdp(values: Group) -> bool:
-    return bool(values.get("use_torch_fsdp2")) and not _megatron_fsdp(values)
-
-
-def _zero_stage(values: Group) -> int:
-    if _megatron_fsdp(values):
-        return STRATEGIES.index(values.get("data_parallel_sharding_strategy") or "no_shard")
-    if _torch_fsdp(values):
-        return 2 if values.get("torch_fsdp2_reshard_after_forward") is False else 3
-    return 1 if values.get("use_distributed_optimizer") else 0
 
 
 def _write_zero(values: Group, context: Context) -> Group:
@@ -261,14 +188,14 @@ def _read_overlap(values: Group, context: Context) -> Group:
     """What is overlapped: torch's FSDP always does, and nothing is gathered where nothing is sharded."""
     if "overlap_grad_reduce" not in values:
         return {}
-    if _torch_fsdp(values):
+    if torch_fsdp(values):
         return {"zero.overlap": True, "zero.overlap_gather": True}
-    gather = bool(values.get("overlap_param_gather")) and _zero_stage(values) >= 1
+    gather = bool(values.get("overlap_param_gather")) and zero_stage(values) >= 1
     return {"zero.overlap": values.get("overlap_grad_reduce"), "zero.overlap_gather": gather}
 
 
 def _write_overlap(values: Group, context: Context) -> Group:
-    if _torch_only(values, context):
+    if _torch_only(values, context) or (values.get("optimizer.name") == "muon" and not context.since("0.17.0")):
         return {}
     reduce, sharded = values.get("zero.overlap"), (values.get("zero.stage") or 0) >= 1 and _shardable(values, context)
     gather = bool(values.get("zero.overlap_gather") and reduce and sharded)
@@ -289,7 +216,7 @@ PRECISION = convert(
     ("precision.compute", "precision.reduce", "precision.master"),
     lambda values, context: _read_precision(values, context),
     lambda values, context: _write_precision(values, context),
-    sees=("zero.offload.optimizer", "zero.stage", "optimizer.name", "optimizer", *SHARDED),
+    sees=("zero.offload.optimizer", "zero.stage", "optimizer.name", "precision.moments", "optimizer", *SHARDED),
     carries={
         "accumulate_allreduce_grads_in_fp32": "precision.reduce",
         "grad_reduce_in_bf16": "precision.reduce",
@@ -306,15 +233,10 @@ def _read_precision(values: Group, context: Context) -> Group:
     compute = "bf16" if values.get("bf16") else "fp16" if values.get("fp16") else "fp32"
     if "accumulate_allreduce_grads_in_fp32" not in values:
         return {"precision.compute": compute}
-    aware = _aware(values)
-    wide = values.get("accumulate_allreduce_grads_in_fp32") or (compute == "bf16" and not aware and not context.since("0.12.0"))
-    master = DTYPES.get(values.get("main_params_dtype") or "", "fp32") if aware else "fp32"
+    mixed = aware(values)
+    wide = values.get("accumulate_allreduce_grads_in_fp32") or (compute == "bf16" and not mixed and not context.since("0.12.0"))
+    master = DTYPES.get(values.get("main_params_dtype") or "", "fp32") if mixed else "fp32"
     return {"precision.compute": compute, "precision.reduce": "fp32" if wide else compute, "precision.master": master}
-
-
-def _aware(values: Group) -> bool:
-    """Whether there is a precision-aware optimizer, which is a sharded Adam."""
-    return bool(values.get("use_precision_aware_optimizer")) and _zero_stage(values) >= 1 and values.get("optimizer") == "adam"
 
 
 def _write_precision(values: Group, context: Context) -> Group:
@@ -332,8 +254,44 @@ def _write_states(values: Group, context: Context, narrow: bool) -> Group:
     """Formats that only the precision-aware optimizer keeps its state in; `narrow`: gradients in bf16."""
     master = {"main_params_dtype": "fp16"} if values.get("precision.master") == "fp16" else {}
     states = {**master, **({"main_grads_dtype": "bf16"} if narrow else {})}
-    wanted = states or _offloads(values, context)
+    wanted = states or _offloads(values, context) or _narrow_moments(values)
     return {"use_precision_aware_optimizer": True, **states} if wanted and _can_be_aware(values, context) else {}
+
+
+MOMENT_DTYPES = ("exp_avg_dtype", "exp_avg_sq_dtype")
+WIDE = ("fp32", "fp32")
+"""Formats of the moments without a precision-aware optimizer."""
+
+
+def _narrow_moments(values: Group) -> bool:
+    """Whether moments are wanted in other formats than any optimizer keeps them in."""
+    return values.get("precision.moments") not in (None, WIDE)
+
+
+def _read_moment_dtypes(values: Group, context: Context) -> Group:
+    if MOMENT_DTYPES[0] not in values:
+        return {}
+    named = tuple(DTYPES.get(str(values[path]), "fp16") for path in MOMENT_DTYPES)
+    return {"precision.moments": named if aware(values) else WIDE}
+
+
+def _write_moment_dtypes(values: Group, context: Context) -> Group:
+    moments = values.get("precision.moments") or WIDE
+    return dict(zip(MOMENT_DTYPES, moments, strict=True)) if moments != WIDE and _can_be_aware(values, context) else {}
+
+
+MOMENT_FORMATS = convert(
+    MOMENT_DTYPES,
+    "precision.moments",
+    _read_moment_dtypes,
+    _write_moment_dtypes,
+    effect=Effect.ROUNDING,
+    sees=("use_precision_aware_optimizer", "optimizer", "optimizer.name", "zero.stage", *SHARDED),
+    blurs=lambda values: any(values.get(path) not in (None, *DTYPES) for path in MOMENT_DTYPES),
+    lossy="Megatron keeps moments in other formats only with its precision-aware optimizer; those of 8 bits have no Plan form",
+    note="formats of the optimizer's moments",
+    source="optimizer_config.py: exp_avg_dtype, exp_avg_sq_dtype",
+)
 
 
 def _can_be_aware(values: Group, context: Context) -> bool:
@@ -409,14 +367,17 @@ OPTIMIZER = convert(
     "optimizer",
     "optimizer.name",
     lambda values, context: {"optimizer.name": OPTIMIZERS.get(values.get("optimizer") or "")},
-    lambda values, context: _write_optimizer(values),
+    lambda values, context: _write_optimizer(values, context),
+    sees=("zero.overlap",),
     lossy="Megatron's adam always decays weights apart (AdamW)",
     source="optimizer/__init__.py: adam is FusedAdam or torch.optim.AdamW with decoupled weight decay",
 )
 
 
-def _write_optimizer(values: Group) -> Group:
+def _write_optimizer(values: Group, context: Context) -> Group:
     name = values.get("optimizer.name")
+    if name == "muon" and values.get("zero.overlap") and context.since("0.17.0") and not context.since("0.18.0"):
+        return {"optimizer": "dist_muon"}
     return {"optimizer": OPTIMIZER_FLAGS[name]} if name in OPTIMIZER_FLAGS else {}
 
 
@@ -426,37 +387,76 @@ def optimizer_rules() -> tuple[Rule, ...]:
         OPTIMIZER,
         rename("lr", "optimizer.lr"),
         convert(
-            ("adam_beta1", "adam_beta2", "adam_eps"),
+            MOMENTS,
             ("optimizer.betas", "optimizer.eps"),
             _read_moments,
             _write_moments,
             effect=lambda values: Effect.NONE if values.get("optimizer") == "sgd" else Effect.NUMBERS,
-            sees=("optimizer",),
+            sees=("optimizer", "optimizer.name"),
             carries={
                 "adam_beta1": "optimizer.betas",
                 "adam_beta2": "optimizer.betas",
                 "adam_eps": "optimizer.eps",
+                "lion_beta1": "optimizer.betas",
+                "lion_beta2": "optimizer.betas",
             },
             lossy="sgd has no moments",
         ),
         convert(
-            "sgd_momentum",
-            "optimizer.momentum",
-            lambda values, context: (
-                {"optimizer.momentum": values.get("sgd_momentum")} if values.get("optimizer") == "sgd" else {}
-            ),
-            lambda values, context: {"sgd_momentum": values.get("optimizer.momentum")},
-            effect=lambda values: Effect.NUMBERS if values.get("optimizer") == "sgd" else Effect.NONE,
-            sees=("optimizer",),
-            lossy="only sgd has a momentum",
+            (*dict.fromkeys(MOMENTUM.values()), *NESTEROV),
+            ("optimizer.momentum", "optimizer.nesterov"),
+            _read_momentum,
+            _write_momentum,
+            effect=lambda values: Effect.NUMBERS if values.get("optimizer") in MOMENTUM else Effect.NONE,
+            sees=("optimizer", "optimizer.name"),
+            carries={
+                **dict.fromkeys(MOMENTUM.values(), "optimizer.momentum"),
+                **dict.fromkeys(NESTEROV, "optimizer.nesterov"),
+            },
+            lossy="in Megatron sgd and muon have a momentum, and muon alone Nesterov's form of it",
+            source="optimizer/__init__.py: torch.optim.SGD(momentum=), without nesterov; emerging optimizers: muon_nesterov",
         ),
+        *plain_adam("optimizer.amsgrad", "optimizer.bias_correction", note="Megatron's Adam has no such switch"),
         rename("weight_decay", "optimizer.weight_decay"),
         rename("clip_grad", "optimizer.clip"),
         LEARNING_RATE,
     )
 
 
+MOMENTS = ("adam_beta1", "adam_beta2", "adam_eps", "lion_beta1", "lion_beta2")
+
+
+MOMENTUM = {"sgd": "sgd_momentum", "muon": "muon_momentum", "dist_muon": "muon_momentum"}
+NESTEROV = ("muon_nesterov", "muon_use_nesterov")
+
+
+def _read_momentum(values: Group, context: Context) -> Group:
+    path = MOMENTUM.get(values.get("optimizer") or "")
+    if path is None or values.get(path) is None:
+        return {}
+    muon = path == "muon_momentum"
+    return {
+        "optimizer.momentum": max(0.0, values[path]),
+        "optimizer.nesterov": any(values.get(name) for name in NESTEROV) if muon else False,
+    }
+
+
+def _write_momentum(values: Group, context: Context) -> Group:
+    name = values.get("optimizer.name")
+    if name not in MOMENTUM:
+        return {}
+    switch = NESTEROV[0 if context.since("0.18.0") else 1]
+    nesterov = {switch: True} if name == "muon" and values.get("optimizer.nesterov") else {}
+    return {MOMENTUM[name]: values.get("optimizer.momentum"), **nesterov}
+
+
+BELOW_ONE = nextafter(1.0, 0.0)
+
+
 def _read_moments(values: Group, context: Context) -> Group:
+    if values.get("optimizer") == "lion":
+        betas = [float(values[path]) for path in ("lion_beta1", "lion_beta2") if values.get(path) is not None]
+        return {"optimizer.betas": tuple(min(max(0.0, beta), BELOW_ONE) for beta in betas)} if len(betas) == 2 else {}
     first, second = values.get("adam_beta1"), values.get("adam_beta2")
     if values.get("optimizer") == "sgd" or first is None or second is None:
         return {}
@@ -465,6 +465,8 @@ def _read_moments(values: Group, context: Context) -> Group:
 
 def _write_moments(values: Group, context: Context) -> Group:
     first, second = values.get("optimizer.betas") or (None, None)
+    if values.get("optimizer.name") == "lion":
+        return {"lion_beta1": first, "lion_beta2": second}
     return {"adam_beta1": first, "adam_beta2": second, "adam_eps": values.get("optimizer.eps")}
 
 
@@ -573,7 +575,7 @@ def _write_partition(values: Group, context: Context) -> Group:
 
 
 def _read_offload(values: Group, context: Context) -> Group:
-    if not values.get("optimizer_cpu_offload") or not _aware(values):
+    if not values.get("optimizer_cpu_offload") or not aware(values):
         return {"zero.offload.optimizer": "none"}
     return {"zero.offload.optimizer": "cpu", "zero.offload.optimizer_ratio": values.get("optimizer_offload_fraction")}
 
@@ -589,6 +591,8 @@ def missing_rules() -> tuple[Rule, ...]:
     """What a Plan can say and Megatron cannot."""
     return (
         only_ours("zero.weight_buffers", "zero.grad_buffers", note="Megatron has no counted buffers", effect=Effect.COST),
+        *each_only_ours("zero.gather_bucket", note="Megatron has one bucket for reducing and gathering"),
+        *each_only_ours("zero.prescale", "zero.predivide", note="Megatron divides gradients once"),
         only_ours("zero.offload.parameters", note="Megatron keeps weights on the device", effect=Effect.COST),
         only_ours("recompute.ratio", "recompute.offload", note="Megatron recomputes whole layers", effect=Effect.COST),
         only_ours(
@@ -602,21 +606,39 @@ def missing_rules() -> tuple[Rule, ...]:
     )
 
 
+LACKS = {
+    "model": "Megatron has no argument for it",
+    "parallel": "Megatron has no argument for it",
+    "zero": "Megatron has no argument for it",
+    "precision": "Megatron has no argument for it",
+    "optimizer": "Megatron has no argument for it",
+    "adapters": "Megatron has no adapters",
+    "recompute.modules": "Megatron has no argument for it",
+    "run": "Megatron's training loop has no such switch",
+}
+"""Why what no row above claims has no place."""
+
+
 @cache
 def table() -> tuple[Rule, ...]:
     """Every row; each dest of each release, and each Plan path, is in exactly one."""
     mapped = (
-        *model_rules(),
+        *model_rules.RULES,
         *parallel_rules(),
         *stages.RULES,
         BATCH,
         ZERO,
         *ddp_rules(),
         PRECISION,
+        MOMENT_FORMATS,
         LOSS_SCALE,
         *optimizer_rules(),
+        *course.RULES,
+        *switches.RULES,
+        *weight_decay.RULES,
         *other_rules(),
         *missing_rules(),
     )
+    mapped = (*mapped, *the_rest(mapped, LACKS))
     claimed = frozenset(path for rule in mapped for path in rule.theirs)
     return (*mapped, *leftovers.rules(claimed))

@@ -123,7 +123,7 @@ class _Reader:
             )
 
     def unknown(self, section: str, key: str) -> str:
-        return f"{self.place(section, key)}{key}: unknown to Megatron{nearest(key, options.groups())}"
+        return f"{self.place(section, key)}{key}: unknown to Megatron{nearest(key, options.groups(), len(self.problems))}"
 
     def place(self, *key: str) -> str:
         """The line of a key, for messages."""
@@ -186,11 +186,26 @@ def _shape(a: Namespace) -> None:
     a.sequence_parallel = bool(a.sequence_parallel and a.tensor_model_parallel_size > 1)
 
 
+def _positive(name: str, optional: bool = False) -> Step:
+    """A size by which the steps behind it divide; they are not taken where it is none."""
+
+    def fails(a: Namespace) -> bool:
+        value = getattr(a, name)
+        return not optional if value is None else value < 1
+
+    return check(PLACE, fails, f"{name}: found {{{name}}}, expected a number above 0", last=True)
+
+
 PLACE = "validate_yaml"
+SPLITS = ("world_size", "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+UNSPLIT = "world_size: found {world_size}, which tensor x pipeline x context does not divide; use a multiple"
 STEPS: tuple[Step, ...] = (
-    check(PLACE, _split, "world_size: found {world_size}, which tensor x pipeline x context does not divide; use a multiple"),
+    *map(_positive, (*SPLITS, "expert_model_parallel_size")),
+    check(PLACE, _split, UNSPLIT, last=True),
+    check(PLACE, lambda a: a.micro_batch_size is None, "micro_batch_size: missing; Megatron needs it", last=True),
+    _positive("micro_batch_size"),
+    _positive("global_batch_size", optional=True),
     derive(PLACE, _sizes),
-    check(PLACE, lambda a: a.micro_batch_size is None, "micro_batch_size: missing; Megatron needs it"),
     check(
         PLACE,
         lambda a: a.micro_batch_size and a.global_batch_size % (a.micro_batch_size * a.data_parallel_size),

@@ -14,7 +14,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from bridge.dialect import Config
 from bridge.testing.strategies import Case, Group, Part, words
 from compat.megatron import options, releases, stages
-from compat.megatron.formats import flag_lines
+from compat.megatron.formats import UNWRAPPED, flag_lines
 from compat.megatron.objects.fields import PARALLEL, TRANSFORMER, defaults
 from compat.megatron.releases import Flag
 from compat.megatron.schema import SIZES
@@ -303,7 +303,88 @@ def _order(version: str) -> Groups:
     return st.sampled_from(({}, {}, {"use_tp_pp_dp_mapping": True}))
 
 
-CHOICES = (_precision, _sequence, _sharding, _recompute, _optimizer, _schedule, _offload, _fp8, _order)
+# The model
+
+
+FREQUENCY = st.integers(2, 4)
+STRETCH = st.floats(1, 64, exclude_min=True)
+TRUTH = st.lists(st.integers(0, 1), min_size=2, max_size=8)
+
+
+@cache
+def _positions(version: str) -> Groups:
+    """Kinds of positions, and ways to stretch rotary ones; latent attention brings its own."""
+    rope = {"position_embedding_type": st.just("rope")}
+    turned = {"rotary_base": st.integers(1000, 10**6), "rotary_percent": st.floats(0.25, 1), "no_rope_freq": FREQUENCY}
+    weights = {"mscale": st.floats(0, 2), "mscale_all_dim": st.floats(0, 2)}
+    bounds = {"yarn_beta_fast": STRETCH, "yarn_beta_slow": STRETCH, "yarn_original_max_position_embeddings": COUNT}
+    truncated = {"yarn_correction_range_round_to_int": st.booleans()}
+    yarn = {"position_embedding_type": st.just("yarn"), "rotary_scaling_factor": STRETCH}
+    ranks = {"q_lora_rank": SMALL, "kv_lora_rank": SMALL, **dict.fromkeys(("qk_head_dim", "qk_pos_emb_head_dim"), SMALL)}
+    latent = {**rope, "multi_latent_attention": TRUE, "apply_rope_fusion": st.just(False)}
+    return st.one_of(
+        _group({"position_embedding_type": st.sampled_from(("none", "learned_absolute"))}),
+        _group(rope, turned),
+        _group({**rope, "rotary_interleaved": TRUE, "apply_rope_fusion": st.just(False)}, turned),
+        _group({**rope, "use_rope_scaling": TRUE}, {**turned, "rope_scaling_factor": STRETCH}),
+        _group({**rope, "rotary_seq_len_interpolation_factor": SMALL}, turned),
+        _group(yarn, {**turned, **weights, **bounds, **truncated}),
+        _group(latent, {**ranks, **weights, "v_head_dim": SMALL, "qk_layernorm": TRUE, "rotary_scaling_factor": STRETCH}),
+    )
+
+
+@cache
+def _block(version: str) -> Groups:
+    """What is inside a block: its feed-forward layer, norms, biases, heads and window."""
+    unbiased = {"add_bias_linear": st.just(False)}
+    norms = {"normalization": st.just("RMSNorm"), **dict.fromkeys(("norm_epsilon", "layernorm_epsilon"), st.floats(0, 1e-2))}
+    heads = {
+        "kv_channels": st.integers(1, 64),
+        "qk_layernorm": TRUE,
+        "softmax_type": st.sampled_from(("learnable", "off-by-one")),
+    }
+    clamped = {"activation_func_clamp_value": STRETCH, "softmax_scale": st.floats(0.01, 1)}
+    mlp = st.one_of(
+        _group({"swiglu": TRUE}, unbiased),
+        _group({"squared_relu": TRUE, "bias_gelu_fusion": st.just(False)}, unbiased),
+        _group({"quick_geglu": TRUE}, {**clamped, "glu_linear_offset": st.floats(-2, 2)}),
+        _group({"bias_gelu_fusion": st.just(False)}),
+    )
+    window = _group({"window_size": st.integers(0, 64).map(lambda left: [left, 0])}, {"window_attn_skip_freq": FREQUENCY | TRUTH})
+    rest = _group({}, {**norms, **heads, **clamped, "fp32_residual_connection": TRUE, "mtp_num_layers": st.integers(1, 3)})
+    return st.builds(lambda *groups: {name: value for group in groups for name, value in group.items()}, mlp, window, rest)
+
+
+@cache
+def _router(version: str) -> Groups:
+    """How experts are chosen, weighed and balanced; without experts none of it counts."""
+    shared = {"moe_shared_expert_intermediate_size": SMALL, "moe_shared_expert_gate": TRUE}
+    scaled = {"moe_router_topk": SMALL, "moe_router_topk_scaling_factor": STRETCH, "moe_z_loss_coeff": SHARE}
+    balanced = {"moe_router_load_balancing_type": st.sampled_from(("seq_aux_loss", "none")), "moe_aux_loss_coeff": SHARE}
+    biased = {"moe_router_score_function": st.just("sigmoid"), "moe_router_enable_expert_bias": TRUE}
+    drawn = {**shared, **scaled, **balanced, "moe_layer_freq": FREQUENCY | TRUTH, "moe_router_dtype": st.just("fp32")}
+    return st.one_of(_group({"moe_router_pre_softmax": TRUE}, drawn), _group(biased, {**drawn, "moe_ffn_hidden_size": SMALL}))
+
+
+@cache
+def _elsewhere(version: str) -> Groups:
+    """What is computed again by name, other formats of moments, and a learning rate of embedding and output layer."""
+    modules = st.lists(st.sampled_from(("core_attn", "mlp", "layernorm", "moe")), min_size=1, max_size=3, unique=True)
+    moments = {"exp_avg_dtype": st.sampled_from(("bf16", "fp16")), "exp_avg_sq_dtype": st.sampled_from(("bf16", "fp16"))}
+    aware = {"use_precision_aware_optimizer": TRUE, "use_distributed_optimizer": TRUE}
+    return st.one_of(
+        _group({"recompute_granularity": st.just("selective"), "recompute_modules": modules}),
+        _group(aware, moments),
+        _group({"lr": RATE, "decoupled_lr": RATE}, {"decoupled_min_lr": st.floats(0, 1e-6)}),
+        _group({"fp8": st.just("hybrid"), "fp8_recipe": st.sampled_from(("tensorwise", "blockwise", "mxfp8"))}),
+        st.just({}),
+    )
+
+
+CHOICES = (
+    *(_precision, _sequence, _sharding, _recompute, _optimizer, _schedule, _offload, _fp8, _order),
+    *(_positions, _block, _router, _elsewhere),
+)
 
 
 # Single fields
@@ -359,11 +440,20 @@ def values(case: Case, path: str) -> SearchStrategy[Any] | None:
     """Values of one field, as its flag or its class types them; the schema knows more of sizes."""
     if path in SIZES or path in OWN:
         return OWN.get(path)
+    if path == "cp_comm_type":
+        return EXCHANGES.map(lambda kind: [kind]) if case.entry == FLAGS else EXCHANGES
     if case.entry != FLAGS:
         return _of_field(case.version, _named(case.version, case.entry)[path])
-    return st.one_of([_of_flag(flag) for flag in options.by_dest(case.version)[path]])
+    drawn = st.one_of([_of_flag(flag) for flag in options.by_dest(case.version)[path]])
+    return drawn.map(_unwrapped) if path in UNWRAPPED else drawn
 
 
+def _unwrapped(value: Any) -> Any:
+    """A list of one as that one, which is what is read."""
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
+EXCHANGES = st.sampled_from(("p2p", "a2a", "allgather", "a2a+p2p"))
 COUNT = SMALL | st.integers(1, 10**6)
 SHARE = st.floats(0, 1)
 AMOUNT = st.floats(0, 1e3)
@@ -391,6 +481,16 @@ OWN: Mapping[str, SearchStrategy[Any]] = {
     "activation_func": st.sampled_from(("silu", "quick_gelu", "relu")),
     "phase_transition_iterations": st.lists(st.integers(0, 10**6).map(str), min_size=1, max_size=3).map(",".join),
     "moe_router_group_topk": st.just(1) | SMALL,
+    **dict.fromkeys(("hidden_dropout", "attention_dropout", "rotary_percent"), SHARE),
+    **dict.fromkeys(("norm_epsilon", "layernorm_epsilon"), st.floats(0, 1e-2)),
+    **dict.fromkeys(("init_method_std", "moe_z_loss_coeff", "moe_router_bias_update_rate"), SHARE),
+    **dict.fromkeys(("mscale", "mscale_all_dim"), st.floats(0, 2)),
+    **dict.fromkeys(("rope_scaling_factor", "rotary_scaling_factor", "yarn_beta_fast", "yarn_beta_slow"), st.floats(1, 64)),
+    **dict.fromkeys(("max_position_embeddings", "padded_vocab_size", "make_vocab_size_divisible_by", "rotary_base"), COUNT),
+    **dict.fromkeys(("kv_channels", "moe_router_topk", "moe_router_num_groups", "moe_ffn_hidden_size"), COUNT),
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"), COUNT),
+    **dict.fromkeys(("moe_shared_expert_intermediate_size", "yarn_original_max_position_embeddings"), COUNT),
+    "mtp_num_layers": st.integers(0, 3),
     "log_memory_interval": st.integers(1, 9).map(lambda count: 100 * count),
     "eval_micro_batch_size": SMALL,
 }

@@ -66,8 +66,9 @@ class MegatronTrainer:
         model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
         self.settings = model.transformer_config(self.config, self.shape)
         self.chunks = model.chunks(self.settings, model.ddp_config(self.config), self.shape)
+        # Without overrides of its own Megatron spares biases and norms from weight decay, as its trainer does.
         self.optimizer = get_megatron_optimizer(
-            model.optimizer_config(self.config), self.chunks, config_overrides={}, use_gloo_process_groups=False
+            model.optimizer_config(self.config), self.chunks, config_overrides=None, use_gloo_process_groups=False
         )
         self.states = States(self.optimizer)
         self._load(GPT(self.shape, seed))

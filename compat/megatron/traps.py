@@ -1,4 +1,4 @@
-"""What Megatron accepts and then ignores, as data."""
+"""What Megatron's parser accepts and a run then ignores, or stops at, as data."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from bridge.rules import Effect
 
 @dataclass(frozen=True, slots=True)
 class Inert:
-    """A given argument that does nothing while `without` holds, and why (`place`: where upstream reads it)."""
+    """A given argument that does nothing (or stops the run) while `without` holds, and why (`place`: where upstream reads it)."""
 
     path: str
     without: Callable[[Values], bool]
     message: str
     place: str
+    effect: Effect = Effect.NONE
 
 
 def _no_fsdp(args: Values) -> bool:
@@ -29,23 +30,13 @@ def _not_dynamic(args: Values) -> bool:
     return not args.get("fp16") or bool(args.get("loss_scale"))
 
 
-def _rests(args: Values) -> bool:
-    micro, global_, data = (args.get(name) for name in ("micro_batch_size", "global_batch_size", "data_parallel_size"))
-    return bool(micro and global_ and data and global_ % (micro * data))
-
-
 TRAPS = (
-    Inert(
-        "global_batch_size",
-        _rests,
-        "is no multiple of micro batch x data ranks: training stops at the start unless --decrease-batch-size-if-needed",
-        "num_microbatches_calculator.py: ConstantNumMicroBatchesCalculator",
-    ),
     Inert(
         "use_distributed_optimizer",
         lambda args: args.get("optimizer") == "sgd",
         "shards the state of Adam only: with sgd training stops at the start; drop it, or use adam",
         "optimizer/distrib_optimizer.py: DistributedOptimizer.__init__",
+        Effect.STOPS,
     ),
     Inert(
         "data_parallel_sharding_strategy",
@@ -80,6 +71,13 @@ TRAPS = (
         "initialize.py: expert groups hold no experts",
     ),
     Inert(
+        "rope_scaling_factor",
+        lambda args: bool(args.get("use_rope_scaling")) and args.get("rope_scaling_factor") not in (None, 8.0),
+        "is not handed to the model by Megatron-LM's own builder of GPT, which stretches by 8",
+        "gpt_builders.py: gpt_builder; before, pretrain_gpt.py: model_provider",
+        Effect.NUMBERS,
+    ),
+    Inert(
         "microbatch_group_size_per_vp_stage",
         lambda args: args.get("virtual_pipeline_model_parallel_size") is None,
         "has no effect without virtual pipeline stages",
@@ -89,9 +87,7 @@ TRAPS = (
 
 
 def inert(config: Config) -> Iterator[Finding]:
-    """A finding for each given argument that does nothing, and for a learning rate that is missing."""
-    if "lr" in config.effective and config.effective["lr"] is None:
-        yield Finding("lr", "not given: training stops when it builds the optimizer; give --lr", Effect.NONE)
+    """A finding for each given argument that does nothing."""
     for trap in TRAPS:
         if trap.path in config.given and trap.without(config.effective):
-            yield Finding(trap.path, trap.message, Effect.NONE, True, origin=config.origins.get(trap.path))
+            yield Finding(trap.path, trap.message, trap.effect, True, origin=config.origins.get(trap.path))

@@ -38,6 +38,7 @@ class MerakDialect(Dialect):
     name: ClassVar[str] = "merak"
     title: ClassVar[str] = "Merak"
     formats: ClassVar[tuple[str, ...]] = ("flags", "json")
+    model: ClassVar[bool] = False
     config_type: ClassVar[type[Config]] = MerakConfig
     default_entry: ClassVar[str] = "arguments"
 

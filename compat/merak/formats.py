@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from bridge.config import Values, fields, flatten, nest, shown, validate
 from bridge.dialect import Reading, Written, code_beside, flags_of
 from bridge.errors import ConfigError, SourceError, nearest
-from bridge.files import Document, Key, Launch, Script, is_text, load, load_words, read_text
+from bridge.files import Document, Key, Launch, Script, check_nested, is_text, load, load_words, read_text
 from bridge.findings import Finding, Origin
 from bridge.rules import Effect
 from compat.merak.recognition import is_launch
@@ -64,6 +64,7 @@ def _content(source: Any) -> Document:
     if isinstance(source, Written):
         return _content(source.text)
     if isinstance(source, Mapping):
+        check_nested(source, "mapping")
         return Document(dict(source), {}, "mapping", name="mapping")
     words = flags_of(source)
     if words is not None:
@@ -153,7 +154,8 @@ class _Reader:
                 self.section(name, value)
             elif path is None or path.startswith("args."):
                 known = ", ".join(SCRIPT_SECTIONS)
-                self.problems.append(f"code.{name}: unknown; known are {known}{nearest(name, SCRIPT_SECTIONS)}")
+                hint = nearest(name, SCRIPT_SECTIONS, len(self.problems))
+                self.problems.append(f"code.{name}: unknown; known are {known}{hint}")
             else:
                 self.put(path, value, f"code.{name}")
 
@@ -206,7 +208,7 @@ class _Reader:
         if self.lenient:
             self.findings.append(Finding(written, f"Merak {self.version} does not know it; left out", Effect.NONE, True))
         else:
-            self.problems.append(f"{written}: unknown argument of Merak{nearest(name, known)}")
+            self.problems.append(f"{written}: unknown argument of Merak{nearest(name, known, len(self.problems))}")
 
     def absent(self, written: str, path: str) -> None:
         message = f"not in Merak {self.version}; it is there in {lifetime(path)}"

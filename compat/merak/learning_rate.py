@@ -103,10 +103,9 @@ def _read(values: Group, context: Context) -> Group:
 
 
 def _write(values: Group, context: Context) -> Group:
-    name, total = values.get(SCHEDULE + "name"), values.get(SCHEDULE + "total_steps")
-    warmup = values.get(SCHEDULE + "warmup_steps")
+    name, warmup = values.get(SCHEDULE + "name"), values.get(SCHEDULE + "warmup_steps")
     shape, said = _shape(values, context) if name else (None, {})
-    return {TYPE: shape, KWARGS: said or None, WARMUP: warmup, TOTAL: total}
+    return {TYPE: shape, KWARGS: said or None, WARMUP: warmup}
 
 
 def _shape(values: Group, context: Context) -> tuple[str, Mapping[str, Any]]:
@@ -149,20 +148,19 @@ def _peak(values: Group) -> float:
 
 
 RULE = convert(
-    (TYPE, KWARGS, RATIO, WARMUP, TOTAL),
+    (TYPE, KWARGS, RATIO, WARMUP),
     tuple(
         SCHEDULE + name
         for name in ("name", "warmup_steps", "warmup_from", "total_steps", "minimum", "decay_steps", "decay_shape")
     ),
     _read,
     _write,
-    sees=(PEAK, "optimizer.lr"),
+    sees=(PEAK, TOTAL, "optimizer.lr"),
     carries={
         TYPE: (SCHEDULE + "name", SCHEDULE + "minimum", SCHEDULE + "decay_shape"),
         KWARGS: (SCHEDULE + "minimum", SCHEDULE + "total_steps", SCHEDULE + "decay_steps"),
         RATIO: SCHEDULE + "warmup_steps",
         WARMUP: SCHEDULE + "warmup_steps",
-        TOTAL: SCHEDULE + "total_steps",
     },
     blurs=_blurred,
     lossy=(

@@ -6,13 +6,28 @@ from functools import cache
 from math import log2
 
 from bridge.config import fields
-from bridge.rules import Context, Effect, Group, Rule, always, convert, lacks, only_ours, only_theirs, rename
+from bridge.rules import (
+    Context,
+    Effect,
+    Group,
+    Rule,
+    always,
+    convert,
+    lacks,
+    only_ours,
+    only_theirs,
+    plain_adam,
+    rename,
+    the_rest,
+)
+from compat.merak import course
 from compat.merak.learning_rate import RULE as LEARNING_RATE
 from compat.merak.releases import REWRITTEN, ULYSSES
 from compat.merak.schema import Merak
 
 BF16 = "2.2.2"
 """First release that reads bf16; before, it is taken from the command line and nothing looks at it."""
+LEVEL = "args.tp_overlapping_level"
 LAYOUT = "the same sums in another layout"
 SHARDS = "Merak spreads shards of a traced graph over stages, not layers; it has no names for layer boundaries"
 
@@ -32,6 +47,7 @@ def model_rules() -> tuple[Rule, ...]:
             lossy="Merak ties weights of equal shape where the model does, unless it is told not to",
             source="core/merak_engine.py: tie_modules",
         ),
+        course.split("args.init_method_std", "model.init.std", "core/pipeline/module.py: init_method_std"),
         only_ours(*OWN_FACTS, note="stands in the model's own config", effect=Effect.NONE),
     )
 
@@ -81,6 +97,29 @@ def parallel_rules() -> tuple[Rule, ...]:
         rename("init.tp", "parallel.tensor", effect=Effect.ROUNDING, note=LAYOUT),
         rename("init.pp", "parallel.pipeline", effect=Effect.ROUNDING, note=LAYOUT),
         SEQUENCE,
+        convert(
+            LEVEL,
+            "parallel.tensor_overlap",
+            lambda values, context: {"parallel.tensor_overlap": values[LEVEL] > 0} if values.get(LEVEL) is not None else {},
+            lambda values, context: (
+                {LEVEL: int(values["parallel.tensor_overlap"])} if "parallel.tensor_overlap" in values else {}
+            ),
+            effect=Effect.COST,
+            blurs=lambda values: (values.get(LEVEL) or 0) > 1,
+            lossy="a plan does not say how far the overlap reaches: level 1",
+        ),
+        convert(
+            (),
+            "parallel.context_method",
+            lambda values, context: {"parallel.context_method": "a2a"} if (values.get("init.sp") or 1) > 1 else {},
+            lambda values, context: {},
+            effect=Effect.COST,
+            sees=("init.sp",),
+            carries={"init.sp": "parallel.context_method"},
+            lossy="Merak exchanges heads for tokens (all-to-all)",
+            note="Merak exchanges heads for tokens (all-to-all)",
+            source="core/sequence_parallel/operation.py",
+        ),
         only_ours("parallel.expert", "parallel.expert_tensor", note="Merak does not split experts", effect=Effect.ROUNDING),
         only_ours(
             "parallel.order",
@@ -239,14 +278,24 @@ def zero_rules() -> tuple[Rule, ...]:
         ),
         convert(
             (REDUCE_BUCKET, GATHER_BUCKET),
-            "zero.bucket",
-            lambda values, context: {"zero.bucket": values.get(REDUCE_BUCKET)} if sharded(values, context) else {},
+            ("zero.bucket", "zero.gather_bucket"),
+            _read_bucket,
             lambda values, context: _write_bucket(values),
             effect=Effect.COST,
             sees=(*ZERO_FIELDS, "zero.stage"),
-            lossy="a Plan has one bucket size for reducing and gathering, and Merak reads them with ZeRO only",
-            blurs=lambda values: values.get(REDUCE_BUCKET) != values.get(GATHER_BUCKET),
+            carries={REDUCE_BUCKET: "zero.bucket", GATHER_BUCKET: "zero.gather_bucket"},
+            blurs=lambda values: values.get("args.zero_stage") != 1,
+            lossy="Merak reads the sizes of buckets with ZeRO only",
             source="core/zero/stage1.py: configure_zero_optimizer; sizes are counted in elements",
+        ),
+        convert(
+            PRESCALED,
+            ("zero.prescale", "zero.predivide"),
+            lambda values, context: dict(zip(("zero.prescale", "zero.predivide"), map(values.get, PRESCALED), strict=True)),
+            lambda values, context: dict(zip(PRESCALED, map(values.get, ("zero.prescale", "zero.predivide")), strict=True)),
+            effect=Effect.ROUNDING,
+            carries=dict(zip(PRESCALED, ("zero.prescale", "zero.predivide"), strict=True)),
+            source="core/zero/stage1.py: average_tensor",
         ),
         always("zero.overlap", False, "Merak reduces gradients after the backward pass", Effect.COST),
         always("zero.overlap_gather", False, "Merak gathers weights after the update", Effect.COST),
@@ -265,9 +314,18 @@ def _write_zero(values: Group, context: Context) -> Group:
     return {"args.zero_optimization": on, **({"args.zero_stage": 1} if on else {})}
 
 
+def _read_bucket(values: Group, context: Context) -> Group:
+    on = sharded(values, context)
+    return {"zero.bucket": values.get(REDUCE_BUCKET), "zero.gather_bucket": values.get(GATHER_BUCKET)} if on else {}
+
+
 def _write_bucket(values: Group) -> Group:
-    bucket = values.get("zero.bucket")
-    return {REDUCE_BUCKET: bucket, GATHER_BUCKET: bucket} if bucket and values.get("zero.stage") else {}
+    reduced = values.get("zero.bucket")
+    gathered = values.get("zero.gather_bucket") or reduced
+    return {REDUCE_BUCKET: reduced or None, GATHER_BUCKET: gathered or None} if values.get("zero.stage") else {}
+
+
+PRESCALED = ("args.prescale_gradients", "args.gradient_predivide_factor")
 
 
 HALF_PRECISION = ("args.fp16", "args.bf16", "args.half_precision_backend", "args.fp16_opt_level")
@@ -500,6 +558,22 @@ def other_rules() -> tuple[Rule, ...]:
     return (
         always("loss", "mean_of_microbatches", "Merak averages over microbatches; the script's loss decides about tokens"),
         only_ours("optimizer.momentum", note="AdamW and Adafactor have no momentum of that kind"),
+        *plain_adam(
+            "optimizer.nesterov", "optimizer.amsgrad", "optimizer.bias_correction", note="Merak's AdamW has no such switch"
+        ),
+        convert(
+            (),
+            "optimizer.decay_scope",
+            lambda values, context: {"optimizer.decay_scope": "matrices"},
+            lambda values, context: {},
+            effect=lambda values: Effect.NUMBERS if values.get("args.weight_decay") else Effect.NONE,
+            carries={"args.weight_decay": "optimizer.decay_scope"},
+            sees=("args.weight_decay",),
+            lossy="Merak never decays biases and LayerNorm (it does decay RMSNorm)",
+            note="Merak never decays biases and LayerNorm (it does decay RMSNorm)",
+            source="merak_trainer.py: create_optimizer, get_parameter_names(model, [nn.LayerNorm])",
+        ),
+        lacks("optimizer.decay_ramp", "Merak's weight decay is constant"),
         only_ours("recompute.partition", "recompute.offload", note="Merak keeps saved activations whole", effect=Effect.COST),
         only_ours("precision.fp8", note="Merak has no 8-bit products"),
         only_ours("precision.frozen", note="Merak keeps frozen weights in the format of the model", effect=Effect.COST),
@@ -520,16 +594,12 @@ KEPT: tuple[tuple[str, Effect, tuple[str, ...]], ...] = (
         ("trace_method", "trace_model", "input_names", "cache_sharding", "cache_name"),
     ),
     ("memory of sent activations is up to Merak's engine", Effect.COST, ("dealloc_pipeoutput",)),
-    ("tensor-parallel messages inside Merak's layers", Effect.COST, ("tp_overlapping_level", "sequence_dim", "parallel_vocab")),
-    ("weights that Merak starts anew for tensor parallelism", Effect.NUMBERS, ("init_method_std",)),
-    ("the order of scaling and summing gradients", Effect.ROUNDING, ("prescale_gradients", "gradient_predivide_factor")),
+    ("tensor-parallel messages inside Merak's layers", Effect.COST, ("sequence_dim",)),
     ("a switch of the device's kernels", Effect.ROUNDING, ("tf32",)),
-    ("the length of the run in epochs, which depends on the data", Effect.NUMBERS, ("num_train_epochs",)),
-    ("random numbers are drawn in each stack's own order", Effect.NUMBERS, ("seed",)),
     (
-        "loading data is up to the training script",
-        Effect.NONE,
-        ("dataloader_num_workers", "dataloader_pin_memory", "split_inputs"),
+        "how data is loaded",
+        Effect.COST,
+        ("dataloader_pin_memory", "split_inputs"),
     ),
     (
         "evaluation and logs are up to each trainer",
@@ -539,11 +609,8 @@ KEPT: tuple[tuple[str, Effect, tuple[str, ...]], ...] = (
             "do_train",
             "do_eval",
             "do_predict",
-            "eval_steps",
             "eval_iters",
             "return_logits",
-            "wall_clock_breakdown",
-            "logging_steps",
         ),
     ),
     (
@@ -552,17 +619,13 @@ KEPT: tuple[tuple[str, Effect, tuple[str, ...]], ...] = (
         (
             "output_dir",
             "save",
-            "save_steps",
-            "save_total_limit",
-            "no_save_rng",
-            "no_save_optim",
             "load_best_model_at_end",
         ),
     ),
     (
         "where a run starts from; checkpoints do not move between stacks",
         Effect.NUMBERS,
-        ("finetune", "no_load_rng", "no_load_optim", "resume_from_checkpoint"),
+        ("resume_from_checkpoint",),
     ),
     ("generation by Merak's engine", Effect.NONE, ("text_generation", "out_seq_length", "temperature")),
     ("a LoRA adapter put in by Merak", Effect.NUMBERS, ("lora_config", "adapter_name")),
@@ -594,6 +657,21 @@ def _section(name: str) -> tuple[str, ...]:
     return tuple(path for path in fields(Merak) if path.startswith(name + "."))
 
 
+LACKS = {
+    "model": "stands in the model's own config",
+    "parallel.vocabulary": "Merak splits the vocabulary by `parallel_vocab` alone",
+    "parallel.context_method": "Merak exchanges heads for tokens (all-to-all)",
+    "parallel.dispatcher": "Merak has no experts",
+    "zero": "Merak has no such switch",
+    "precision": "Merak has no such format",
+    "optimizer": "Merak has one learning rate",
+    "adapters": "Merak reads adapters from a file of their own",
+    "recompute.modules": "Merak recomputes whole layers",
+    "run": "Merak's trainer has no such switch",
+}
+"""Why what no row above claims has no place."""
+
+
 @cache
 def table() -> tuple[Rule, ...]:
     """Every row; each path of Merak, and each Plan path, is in exactly one."""
@@ -608,7 +686,9 @@ def table() -> tuple[Rule, ...]:
         OPTIMIZER,
         CLIP,
         LEARNING_RATE,
+        *course.RULES,
         RECOMPUTE,
         *other_rules(),
     )
+    mapped = (*mapped, *the_rest(mapped, LACKS))
     return (*mapped, *kept_rules(frozenset(path for rule in mapped for path in rule.theirs)))

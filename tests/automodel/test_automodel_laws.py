@@ -15,6 +15,8 @@ from bridge.plan import Plan
 from bridge.testing import configs, plans
 from bridge.translation import Result, translate
 
+pytestmark = pytest.mark.once
+
 AUTOMODEL = compat.load("automodel")
 OTHERS = tuple(compat.load(name) for name in compat.names() if name != "automodel")
 LAW = settings(

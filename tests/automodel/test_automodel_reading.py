@@ -384,3 +384,43 @@ def test_pyyaml_reads_what_is_written() -> None:
     yaml = pytest.importorskip("yaml")
     config = READ({"optimizer": {"lr": 1e-5, "eps": 1e22}, "notes": {"a": ["1e-5", "on", None, True]}})
     assert yaml.safe_load(config.text()) == {"optimizer": {"lr": 1e-5, "eps": 1e22}, "notes": {"a": ["1e-5", "on", None, True]}}
+
+
+# Names that go to a class, and names that nothing reads
+
+TYPED = {"_target_": "torch.optim.AdamW", "lr": 1e-4}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"optimizer": {**TYPED, "LR": 1e-3}},
+            "optimizer.LR: not an argument of torch.optim.AdamW, which stops at it; did you mean lr?",
+        ),
+        (
+            {"optimizer": {**TYPED, "_target_": "torch.optim.SGD", "eps": 1e-8}},
+            "optimizer.eps: not an argument of torch.optim.SGD",
+        ),
+        (
+            {"model": {"backend": {"_target_": "nemo_automodel.components.models.common.BackendConfig", "atn": "te"}}},
+            "did you mean attn?",
+        ),
+    ],
+)
+def test_what_a_class_does_not_take_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(BridgeError) as error:
+        READ(recipe(**changes))
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize("path", ["sede", "eps", "optimizr", "model__torch_dtpye", "packed_sequence__packed_seqence_size"])
+def test_what_nothing_reads_is_named(path: str) -> None:
+    named = path.replace("__", ".")
+    found = [finding for finding in READ(recipe(**{path: 1})).findings if finding.path == named]
+    assert [finding.effect for finding in found] == [Effect.NUMBERS] and "nothing is known to read it" in found[0].message
+
+
+def test_a_class_of_somebody_else_takes_what_it_takes() -> None:
+    found = READ(recipe(dataset={"_target_": "my_code.Data", "anything": 1})).findings
+    assert not [finding for finding in found if finding.path.startswith("dataset")]

@@ -41,11 +41,9 @@ AUTO = {
 
 
 @pytest.fixture(scope="module")
-def folder(shared: Path | None) -> Path:
+def folder(whole: Path) -> Path:
     """The folder of real files."""
-    if shared is None:
-        pytest.skip("no corpus beside the checkout")
-    return shared / "corpus" / "deepspeed"
+    return whole / "corpus" / "deepspeed"
 
 
 @pytest.fixture(scope="module")

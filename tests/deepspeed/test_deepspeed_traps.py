@@ -13,7 +13,7 @@ from compat.deepspeed.traps import TRAPS
 
 QUIET: dict[str, Any] = {"train_micro_batch_size_per_gpu": 2, "gradient_clipping": 1.0}
 Z = "zero_optimization."
-N, C, S = Effect.NUMBERS, Effect.COST, Effect.NONE
+N, C, S, X = Effect.NUMBERS, Effect.COST, Effect.NONE, Effect.STOPS
 
 CASES: list[tuple[str, Effect, dict[str, Any], dict[str, Any]]] = [
     ("pipeline.stages", S, {"pipeline.stages": 2}, {}),
@@ -60,26 +60,26 @@ CASES: list[tuple[str, Effect, dict[str, Any], dict[str, Any]]] = [
     ),
     (
         Z + "offload_param.nvme_path",
-        C,
+        X,
         {Z + "offload_param.device": "nvme", Z + "stage": 3},
         {Z + "offload_param.device": "nvme", Z + "offload_param.nvme_path": "/nvme", Z + "stage": 3},
     ),
     (
         Z + "offload_optimizer.nvme_path",
-        C,
+        X,
         {Z + "offload_optimizer.device": "nvme", Z + "stage": 3},
         {Z + "offload_optimizer.device": "nvme", Z + "offload_optimizer.nvme_path": "/nvme", Z + "stage": 3},
     ),
-    (Z + "legacy_stage1", N, {Z + "legacy_stage1": True, Z + "stage": 1}, {Z + "legacy_stage1": False, Z + "stage": 1}),
+    (Z + "legacy_stage1", X, {Z + "legacy_stage1": True, Z + "stage": 1}, {Z + "legacy_stage1": False, Z + "stage": 1}),
     (
         "prescale_gradients",
-        N,
+        X,
         {"prescale_gradients": True, Z + "stage": 2},
         {"prescale_gradients": True, Z + "stage": 2, Z + "reduce_scatter": False},
     ),
     (
         "gradient_predivide_factor",
-        N,
+        X,
         {"gradient_predivide_factor": 2.0, Z + "stage": 3},
         {"gradient_predivide_factor": 2.0, Z + "stage": 1},
     ),
@@ -100,7 +100,7 @@ CASES: list[tuple[str, Effect, dict[str, Any], dict[str, Any]]] = [
     ),
     (
         "managed_gradient_accumulation",
-        N,
+        X,
         {"managed_gradient_accumulation": False, Z + "stage": 1, Z + "overlap_comm": True},
         {"managed_gradient_accumulation": False, Z + "stage": 2, Z + "overlap_comm": True},
     ),
@@ -112,22 +112,22 @@ CASES: list[tuple[str, Effect, dict[str, Any], dict[str, Any]]] = [
     ),
     (
         "data_types.grad_accum_dtype",
-        N,
+        X,
         {"bf16.enabled": True, "data_types.grad_accum_dtype": "fp32"},
         {"bf16.enabled": True, "data_types.grad_accum_dtype": "fp32", Z + "stage": 1},
     ),
     (
         "data_types.param_dtype",
-        N,
+        X,
         {"bf16.enabled": True, "data_types.param_dtype": "fp16"},
         {"bf16.enabled": True, "data_types.param_dtype": "bf16"},
     ),
-    ("optimizer.type", N, {"optimizer.type": "OneBitAdam"}, {"optimizer.type": "Lion"}),
-    ("optimizer.type", N, {"optimizer.type": "sgd"}, {"optimizer.type": "SGD"}),
-    ("scheduler.type", N, {"scheduler.type": "WarmUpLR"}, {"scheduler.type": "CosineAnnealingLR"}),
+    ("optimizer.type", X, {"optimizer.type": "OneBitAdam"}, {"optimizer.type": "Lion"}),
+    ("optimizer.type", X, {"optimizer.type": "sgd"}, {"optimizer.type": "SGD"}),
+    ("scheduler.type", X, {"scheduler.type": "WarmUpLR"}, {"scheduler.type": "CosineAnnealingLR"}),
     (
         "optimizer.params.max_grad_norm",
-        N,
+        X,
         {"optimizer.type": "AdamW", "optimizer.params.max_grad_norm": 1.0},
         {"optimizer.type": "AdamW"},
     ),
@@ -139,7 +139,7 @@ CASES: list[tuple[str, Effect, dict[str, Any], dict[str, Any]]] = [
     ),
     (
         "zero_allow_untested_optimizer",
-        N,
+        X,
         {"optimizer.type": "SGD", Z + "stage": 2},
         {"optimizer.type": "SGD", Z + "stage": 2, "zero_allow_untested_optimizer": True},
     ),
@@ -173,7 +173,7 @@ CASES: list[tuple[str, Effect, dict[str, Any], dict[str, Any]]] = [
     ),
     (
         "optimizer.params.bias_correction",
-        N,
+        X,
         {"optimizer.type": "AdamW", "optimizer.params.torch_adam": True, "optimizer.params.bias_correction": True},
         {"optimizer.type": "AdamW", "optimizer.params.bias_correction": True},
     ),
@@ -185,7 +185,7 @@ CASES: list[tuple[str, Effect, dict[str, Any], dict[str, Any]]] = [
     ),
     (
         "steps_per_print",
-        S,
+        X,
         {"code.pipeline_stages": 2, Z + "stage": 1, "wall_clock_breakdown": True},
         {"code.pipeline_stages": 2, Z + "stage": 1, "wall_clock_breakdown": True, "steps_per_print": 10},
     ),

@@ -13,7 +13,10 @@ import pytest
 if find_spec("torch") is None:
     collect_ignore_glob = ["test_*.py"]
 
-sys.path.insert(0, str(Path(__file__).parent))  # other processes find the functions that they run by module name
+# Other processes find the functions that they run by module name: those of a helper module, and those of a test module,
+# which pytest names from the root of the repository on. The root comes last, so that what is installed is what is tested.
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parents[2]))
 
 from pool import Pool
 

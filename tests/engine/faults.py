@@ -16,6 +16,7 @@ from bridge.engine import initialize
 from bridge.engine.models.gpt import mean_cross_entropy
 from bridge.engine.optimizer import squared_norm
 from bridge.engine.runner import Engine
+from bridge.errors import ConfigError
 from bridge.plan import Plan
 from bridge.trace.desync import DesyncError, Policy
 
@@ -149,10 +150,10 @@ def local_norm(engine: Engine, batches: Batches) -> None:
     """Each rank clips by the norm of what it owns."""
     agree = engine._agree
 
-    def patched() -> tuple[float, float, float]:
-        _, loss, weight = agree()
+    def patched() -> tuple[float, float, float, float]:
+        _, loss, weight, ended = agree()
         own = [part for flat, shard in engine.gradients.parts() for part in engine._counted(flat, shard)]
-        return float(squared_norm(own)), loss, weight
+        return float(squared_norm(own)), loss, weight, ended
 
     engine._agree = patched  # type: ignore[method-assign]
 
@@ -275,7 +276,7 @@ FAULTS: Mapping[str, Fault] = {
         lost_moments, TENSOR, "check", "2/reduce/list", "rank 0 has 2/reduce/block0/moment/norm1.weight.exp_avg", 1
     ),
     "another config on one rank": Fault(
-        nothing, TENSOR, "refused", "0/init/config/optimizer.lr", TWO, own={"optimizer.lr": 0.02}
+        nothing, TENSOR, "refused", "optimizer.lr", "rank 0 has 0.01, rank 1 has 0.02", own={"optimizer.lr": 0.02}
     ),
 }
 
@@ -306,6 +307,8 @@ def struck(rank: int, world: int, name: str, layout: Mapping[str, Any], folder: 
             steps += 1
     except DesyncError as error:
         return [str(mismatch) for mismatch in error.mismatches], steps
+    except ConfigError as error:
+        return list(error.problems), steps
     return [], steps
 
 

@@ -128,7 +128,7 @@ def main(part: str = "1/1", *optimizers: str) -> None:
 
     def run(world: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         alone = world == 1
-        return [function(0, 1, *arguments)] if alone else pools[world].run(function, *arguments, timeout=1800)
+        return [function(0, 1, *arguments)] if alone else pools[world].run(function, *arguments)
 
     for optimizer in optimizers or OPTIMIZERS:
         worst, allowed = 0.0, OPTIMIZERS[optimizer][1]

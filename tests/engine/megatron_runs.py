@@ -80,5 +80,6 @@ SETTINGS = {
     "optimizer.lr": 1e-2,
     "optimizer.eps": 1e-4,
     "optimizer.weight_decay": 0.1,
+    "optimizer.decay_scope": "matrices",
     "optimizer.clip": 0.5,
 }

@@ -337,9 +337,9 @@ def one_process(batch: int) -> Run:
 def measured(pool: Any, case: Case, compute: str) -> float:
     """A combination's error over what is allowed."""
     if compute == "fp64":
-        return error(pool.run(piped, case, timeout=300), one_process(case.batch)) / 1e-9
+        return error(pool.run(piped, case), one_process(case.batch)) / 1e-9
     case = rounded(case, compute)
-    return excess(pool.run(trained, case, timeout=300), case)
+    return excess(pool.run(trained, case), case)
 
 
 def main(compute: str = "", part: str = "") -> None:

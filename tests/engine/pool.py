@@ -15,10 +15,10 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-TIMEOUT = 120.0
-"""Seconds that a call may take on all ranks."""
-AFTER_FAILURE = 3.0
-"""Seconds that the other ranks get once one has failed: they may be waiting for it."""
+PATIENCE = 3600.0
+"""Seconds after which something hangs, on any machine; what waits for a dead rank gives up long before, in other words."""
+AFTER_FAILURE = 60.0
+"""Seconds that the other ranks get once one has failed: they may be waiting for it, or be about to say the same."""
 
 
 class RankError(Exception):
@@ -32,7 +32,7 @@ class Pool:
         self.world = world
         self._ranks: list[tuple[Any, Connection]] = []
 
-    def run(self, function: Callable[..., Any], *arguments: Any, timeout: float = TIMEOUT) -> list[Any]:
+    def run(self, function: Callable[..., Any], *arguments: Any, timeout: float = PATIENCE) -> list[Any]:
         """Call `function(rank, world, *arguments)` on every rank; the results in order of ranks."""
         if not self._ranks:
             self._start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from bridge.engine import initialize
 from bridge.engine.data import BYTES, Text
 from bridge.engine.models.gpt import GPT, IGNORED, Architecture, mean_cross_entropy, summed_cross_entropy
 from bridge.engine.runner import Engine
+from bridge.errors import BridgeError
 from bridge.layout.tensor import TensorPlan
 from bridge.plan import Plan
 
@@ -152,10 +154,11 @@ def live_bytes(rank: int, world: int, case: Case) -> tuple[int, dict[str, int]]:
     """Bytes of all tensors that are alive after a step, less those alive before the model was made;
     and the prediction.
     """
-    before = _storages()
+    before = set(_storages())
     engine = initialize(model_of(case), Plan.of(case.plan), mean_cross_entropy)
     engine.train_batch(list(microbatches(case, engine, 0)))
-    found = {pointer: size for pointer, size in _storages().items() if pointer not in before}
+    kept = {tensor.untyped_storage().data_ptr() for tensor in engine._last}  # would stand in, if the data ended
+    found = {pointer: size for pointer, size in _storages().items() if pointer not in before | kept}
     return sum(size for size in found.values() if size > SMALL), engine.layout.bytes()
 
 
@@ -370,7 +373,7 @@ def largest_tensor(rank: int, world: int, case: Case, folder: Path) -> tuple[int
     from bridge.engine import checkpoint
 
     engine = _engine(case)
-    parts = [part.tensor.numel() for part in checkpoint._unique(engine) if not part.name.startswith("generators")]
+    parts = [part.tensor.numel() for part in checkpoint._unique(engine, ()) if not part.name.startswith("generators")]
     return max(parts), max(flat.shard for flat in engine.layout.flats)
 
 
@@ -383,6 +386,72 @@ def save_until_killed(folder: Path, case: Case) -> None:
         engine.train_batch(microbatches(case, engine, step))
         step += 1
         engine.save_checkpoint(folder, f"turn{step % 2}")
+
+
+class Shared(nn.Module):
+    """Layers that share a weight, with batch norms and a buffer of its own."""
+
+    frozen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.first, self.norm, self.last = nn.Linear(4, 4, bias=False), nn.BatchNorm1d(4), nn.Linear(4, 4, bias=False)
+        self.last.weight = self.first.weight
+        self.register_buffer("frozen", torch.arange(4.0))
+        self.register_buffer("scratch", torch.zeros(3), persistent=False)
+        self.double()
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """(batch, 4) to the same."""
+        found: Tensor = self.last(self.norm(self.first(rows))) + self.frozen
+        return found
+
+
+PLAIN = {"precision.compute": "fp64", "optimizer.name": "sgd", "optimizer.lr": 0.1}
+
+
+def batch_normed(rank: int, world: int, folder: Path, level: int) -> tuple[float, float, bool]:
+    """Evaluation after steps that move a BatchNorm, and after a resume; whether a buffer that does not persist was left alone."""
+    plan = Plan.of({**PLAIN, "zero.stage": level, "parallel.data": world})
+    engine, rows = initialize(Shared(), plan, nn.functional.mse_loss), torch.linspace(-1, 1, 32).double().view(8, 4)
+    for step in range(3):
+        engine.train_batch([(rows * (rank + step + 1), rows)])
+    engine.save_checkpoint(folder)
+    expected = engine.eval_batch((rows, rows)).item()
+    other = initialize(Shared(), plan, nn.functional.mse_loss)
+    other.model.get_buffer("scratch").fill_(7)
+    other.load_checkpoint(folder)
+    return expected, other.eval_batch((rows, rows)).item(), bool((other.model.get_buffer("scratch") == 7).all())
+
+
+def evaluated(rank: int, world: int, folder: Path) -> float:
+    """The same evaluation, on one rank."""
+    engine, rows = initialize(Shared(), Plan.of(PLAIN), nn.functional.mse_loss), torch.linspace(-1, 1, 32).double().view(8, 4)
+    engine.load_checkpoint(folder)
+    return float(engine.eval_batch((rows, rows)))
+
+
+def left_alone(rank: int, world: int, case: Case, folder: Path, after: int) -> None:
+    """A save in which the other rank ends after `after` collectives; what this one is told goes into a file."""
+    from bridge.engine import checkpoint
+
+    engine, count, real = _engine(case), [0], checkpoint._everyones
+    engine.train_batch(microbatches(case, engine, 0))
+    engine.save_checkpoint(folder, "before")
+
+    def ends(*given: Any) -> Any:
+        count[0] += 1
+        if count[0] > after:
+            os._exit(9)
+        return real(*given)
+
+    if rank == 1:
+        checkpoint._everyones = ends
+    try:
+        engine.save_checkpoint(folder, "after")
+    except BridgeError as error:
+        (folder / "said").write_text(str(error))
 
 
 def data_order(rank: int, world: int, case: Case) -> list[list[list[int]]]:

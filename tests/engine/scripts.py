@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from oracles import SMALL, Task, batch_of, real_deepspeed
+from runs import Shared
 from torch import Tensor, nn
 
 from bridge.engine.models.gpt import GPT
@@ -177,6 +178,19 @@ def resumed(rank: int, world: int, folder: Path) -> tuple[Any, ...]:
     weights_only.load_checkpoint(folder, load_module_only=True)
     other.save_16bit_model(folder)
     return nothing, Path(path).name, client, rates, expected, found, weights_only.global_steps
+
+
+def exported(rank: int, world: int, folder: Path, level: int) -> dict[str, Tensor] | None:
+    """On the first rank, the buffers of a model whose whole state was exported."""
+    import compat.deepspeed
+
+    config = config_of(level, gradient_accumulation_steps=1)
+    engine = compat.deepspeed.initialize(model=Shared().float(), config=config)[0]
+    for step in range(2):
+        engine.backward(engine(torch.ones(2, 4) * torch.arange(4) * (rank + step + 1)).square().mean())
+        engine.step()
+    engine.save_16bit_model(folder)
+    return {name: value.clone() for name, value in engine.module.named_buffers() if name != "scratch"} if rank == 0 else None
 
 
 class Classifier(nn.Sequential):

@@ -114,15 +114,18 @@ def test_what_is_not_there_is_said(run: Any, tmp_path: Path) -> None:
         run(1, resume, found, tmp_path)
 
 
-def test_a_save_that_fails_leaves_the_one_before(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("part", ["parts.save_file", "folder.write_text", "folder.sync"])
+def test_a_save_that_fails_leaves_the_one_before_and_nothing_else(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
     _, found = case("one")
     expected = run(1, save, found, tmp_path)
-    for name in ("_write", "_sync", "_write_text"):
-        with monkeypatch.context() as patch:
-            patch.setattr(f"bridge.engine.checkpoint.{name}", _full)
-            with pytest.raises((BridgeError, OSError)):
-                run(1, save, found, tmp_path)
-        assert run(1, resume, found, tmp_path)[0][0] == pytest.approx(expected[0], rel=1e-12)
+    with monkeypatch.context() as patch:
+        patch.setattr(f"bridge.state.{part}", _full)
+        with pytest.raises(BridgeError, match=r"No space left on device.*make room"):
+            run(1, save, found, tmp_path)
+    assert run(1, resume, found, tmp_path)[0][0] == pytest.approx(expected[0], rel=1e-12)
+    assert {path.name for path in tmp_path.iterdir()} == {".lock", "latest", "step2"}
 
 
 def _full(*_: Any) -> None:

@@ -13,18 +13,18 @@ from bridge.cli.demo import training
 from bridge.errors import BridgeError
 
 
-def test_the_demo_trains_and_resumes(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "bridge.cli", "demo", "-o", str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+def test_the_demo_trains_and_resumes(planted: Path) -> None:
+    command = [sys.executable, "-P", "-m", "stagebridge", "demo", "-o", "out"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=planted, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert "Training it on 2 local ranks (data 1 x tensor 2)" in done.stdout
     assert sum(line.startswith("  step ") for line in lines) == training.STEPS + 2 * training.MORE
     assert "gave the same losses" in done.stdout
     assert lines[-1].startswith("Train yourself: stagebridge train")
-    assert (tmp_path / "out" / "run" / "latest").read_text() == f"step{training.STEPS}"
+    assert (planted / "out" / "run" / "latest").read_text() == f"step{training.STEPS}"
 
 
 def test_a_rank_that_fails_is_named_with_its_last_words(tmp_path: Path) -> None:
     with pytest.raises(BridgeError, match=r"rank [01] ended with code 1: .*ValueError: invalid literal for int"):
-        list(local.ranks(2, "bridge.cli.demo.rank", "{}", str(tmp_path), "x", "1"))
+        list(local.ranks(2, "bridge.cli.demo.rank", "{}", str(tmp_path), "x", "1", "[null, null]"))

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from scripts import Model, by_batches, config_of, loaded, resumed, script
+from runs import Shared
+from scripts import Model, by_batches, config_of, exported, loaded, resumed, script
 from torch import nn
 
 import compat.deepspeed
@@ -107,7 +108,18 @@ def test_a_resume_on_another_level_goes_on_with_scheduler_and_client_state(run: 
         assert found == pytest.approx(expected, rel=SIX_DIGITS)
         assert fresh == 0
     weights = torch.load(tmp_path / "pytorch_model.bin")
-    assert weights.keys() == {name for name, _ in Model().named_parameters()}
+    Model().load_state_dict(weights)
+
+
+@pytest.mark.parametrize("level", [0, 3])
+def test_a_fresh_model_takes_the_exported_one_strictly(run: Any, tmp_path: Path, level: int) -> None:
+    for expected in run(2, exported, tmp_path, level):
+        if expected is not None:
+            found = torch.load(tmp_path / "pytorch_model.bin")
+            fresh = Shared()
+            fresh.load_state_dict(found)
+            assert fresh.last.weight is fresh.first.weight and not fresh.frozen.sum() - 6
+            assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
 @pytest.mark.parametrize("level", [0, 3])
@@ -154,7 +166,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"config": {"optimizer": {"type": "Rprop", "params": {}}}}, "optimizer.type: found Rprop, which the engine does not run"),
     (
         {"config": {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}},
-        "torch_autocast.enabled: found True; torch.autocast",
+        "precision.autocast: found 'bf16'; the engine does not use torch.autocast",
     ),
     ({"config": {"gradient_allreduce_op": "sum"}}, "gradient_allreduce_op: found 'sum'; gradients are summed"),
     ({"config": {"managed_gradient_accumulation": False}}, "managed_gradient_accumulation: found false; the engine counts"),
@@ -196,7 +208,7 @@ def test_misuse_is_said() -> None:
 
 
 def test_what_is_left_out_is_said_and_defaults_are_not() -> None:
-    with pytest.warns(UserWarning, match="prescale_gradients: the order of scaling and summing gradients") as found:
+    with pytest.warns(UserWarning, match="zero.prescale: gradients are divided after they are summed") as found:
         engine = alone(
             config={"prescale_gradients": True, "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}
         )[0]

@@ -205,6 +205,8 @@ def test_misuse_is_said() -> None:
         found.backward(torch.zeros(()))
     with pytest.raises(BridgeError, match="data ended after 1 microbatches of a step, expected 2"):
         found.train_batch([batch()])
+    assert not found.step() and found.microbatch == 0, "the step was left, as it is on all ranks"
+    found.backward(found(*batch()))
     assert not found.step()
     found.backward(found(*batch()))
     with pytest.raises(BridgeError, match=r"all 2 microbatches of this step have run; call engine.step\(\)"):

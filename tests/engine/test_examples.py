@@ -26,8 +26,6 @@ SHARDING = (
 )
 """What a Megatron launch says for each level."""
 STEPS = 20
-PATIENCE = 500
-"""Seconds; it takes 20 where nothing else runs."""
 
 
 @pytest.fixture
@@ -74,6 +72,6 @@ def lines(arguments: list[str]) -> Iterator[dict[str, Any]]:
     launcher = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_accelerators", "2", "--master_port", str(free_port())]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
     command = [*launcher, str(EXAMPLE / "train.py"), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=PATIENCE, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     yield from (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))

@@ -40,9 +40,10 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Run]:
 @pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if fault.detector != "diff"])
 def test_checks_locate_faults(name: str, run: Ranks, tmp_path: Path) -> None:
     fault = FAULTS[name]
+    where = fault.named if fault.detector == "refused" else f"desync: {fault.named}"
     for reports, steps in run(world_of(fault.layout), struck, name, fault.layout, tmp_path):
         assert steps == (0 if fault.detector == "refused" else 1), "all ranks stop before the update"
-        assert any(report.startswith(f"desync: {fault.named}: ") and fault.words in report for report in reports), reports
+        assert any(report.startswith(f"{where}: ") and fault.words in report for report in reports), reports
 
 
 @pytest.mark.parametrize("piped", [False, True], ids=["", "pipeline"])

@@ -14,7 +14,7 @@ from torch import nn
 
 import bridge.engine
 import bridge.plan
-from bridge.engine.fields import _SILENT, LIMITS, check
+from bridge.engine.fields import _SILENT, COURSE, DEFINED, LIMITS, check
 from bridge.errors import ConfigError
 from bridge.plan import Plan
 from bridge.rules import Effect
@@ -111,6 +111,7 @@ CHANGES = {
     "optimizer.eps": Change("moved", (1e-8, 1.0)),
     "optimizer.momentum": Change("bytes", (0.0, 0.9), given=SGD),
     "optimizer.weight_decay": Change("moved", (0.0, 0.5)),
+    "optimizer.decay_scope": Change("moved", ("all", "matrices"), given={"optimizer.weight_decay": 0.5}),
     "optimizer.clip": Change("moved", (0.0, 0.01), given=SGD),
     "optimizer.schedule.name": Change(
         "lrs", ("constant", "linear"), ((0.01, 0.01), (0.01, 0.005)), {"optimizer.schedule.total_steps": 2}, steps=2
@@ -241,11 +242,13 @@ def test_clipping_sees_gradients_without_their_scale(run: Any) -> None:
 
 
 CONSTANT = {"optimizer.schedule.name": "constant"}
-SILENT: dict[str, tuple[Any, Mapping[str, Any], Mapping[str, Any]]] = {
+SILENT: dict[str, tuple[Any, Mapping[str, Any], Mapping[str, Any] | None]] = {
     "parallel.sequence": (True, {}, {"parallel.tensor": 2}),
     "optimizer.momentum": (0.9, {}, SGD),
     "optimizer.betas": ((0.5, 0.6), SGD, {}),
     "optimizer.eps": (1.0, SGD, {}),
+    **{f"optimizer.decay_ramp.{name}": (0.1, {}, None) for name in ("start", "end")},
+    "optimizer.decay_ramp.steps": (3, {}, None),
     "optimizer.schedule.total_steps": (3, CONSTANT, {"optimizer.schedule.name": "linear"}),
     "optimizer.schedule.minimum": (0.005, CONSTANT, {"optimizer.schedule.name": "inverse_sqrt"}),
     "optimizer.schedule.decay_steps": (1, CONSTANT, WSD),
@@ -270,7 +273,7 @@ SILENT: dict[str, tuple[Any, Mapping[str, Any], Mapping[str, Any]]] = {
     "stages.boundaries": ((0, 1, 4), {"stages.rule": "even"}, {}),
     "stages.layers_per_stage": (3, {"stages.boundaries": (0, 4)}, {"stages.rule": "carry"}),
 }
-"""A value of a field, the others beside which it says nothing, and those beside which it does."""
+"""A value of a field, the others beside which it says nothing, and those beside which it does; None: the engine refuses these."""
 
 
 @pytest.mark.parametrize("path", SILENT)
@@ -279,7 +282,7 @@ def test_a_field_that_says_nothing_beside_the_others_is_said_and_changes_nothing
     world = silent.get("parallel.pipeline", 1)
     (finding,) = check(Plan.of({**silent, path: value}), world)[1]
     assert finding.path == path and finding.effect is not Effect.NUMBERS
-    assert check(Plan.of({**speaking, path: value}), 2)[1] == ()
+    assert speaking is None or check(Plan.of({**speaking, path: value}), 2)[1] == ()
     without, with_it = (run(world, counted, {**BASE, **silent, **given}, 2)[0] for given in ({}, {path: value}))
     assert without == with_it
 
@@ -340,6 +343,35 @@ BEYOND = {
     "zero.offload.parameters": "cpu",
     "recompute.partition": True,
     "recompute.offload": True,
+    "parallel.tensor_overlap": True,
+    "zero.gather_bucket": 1000,
+    "zero.prescale": True,
+    "zero.predivide": 2.0,
+    "optimizer.nesterov": True,
+    "optimizer.amsgrad": True,
+    "optimizer.bias_correction": False,
+    "optimizer.decay_ramp.shape": "linear",
+    "optimizer.embedding_lr": 0.5,
+    "optimizer.output_lr": 0.5,
+    "adapters.rank": 8,
+    "adapters.alpha": 16.0,
+    "adapters.dropout": 0.1,
+    "precision.fp8_recipe": "delayed",
+    "precision.fp8_weights": True,
+    "precision.autocast": "bf16",
+    "precision.residual": "fp32",
+    "precision.router": "fp32",
+    "precision.moments": ("bf16", "bf16"),
+    "parallel.vocabulary": False,
+    "parallel.context_method": "p2p",
+    "parallel.dispatcher": "deepep",
+    "zero.average_in_collective": True,
+    "zero.double_buffer": True,
+    "zero.registered": True,
+    "zero.fp8_transposes": True,
+    "zero.meta_init": True,
+    "zero.offload.pinned": True,
+    "recompute.modules": ("mlp",),
 }
 """A value beyond each limit."""
 EXPERTS = {"model.experts": 4}
@@ -350,7 +382,10 @@ LOGS = {path for path in bridge.plan.paths() if path.startswith("debug.")}
 
 
 def test_every_field_is_honoured_or_limited() -> None:
-    assert {*CHANGES, "loss", "schedule.csv", "precision.frozen", *LOGS, *LIMITS} == set(bridge.plan.paths())
+    silent = {path for paths in _SILENT for path in paths}
+    honoured = {*CHANGES, "loss", "schedule.csv", "precision.frozen", *LOGS}
+    assert {*honoured, *LIMITS, *COURSE, *DEFINED, *silent} == set(bridge.plan.paths())
+    assert not {*COURSE, *DEFINED} & {*honoured, *LIMITS, *silent}
     assert set(BEYOND) == set(LIMITS)
     assert all(limit.reason for limit in LIMITS.values())
 

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pool import free_port
+from pool import PATIENCE, free_port
 
 CONFIG = {
     "train_micro_batch_size_per_gpu": 2,
@@ -37,32 +36,35 @@ DEEPSPEED = [
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Path:
-    """A DeepSpeed config on disk."""
-    path = tmp_path / "ds.json"
+def config(planted: Path) -> Path:
+    """A DeepSpeed config on disk, among files that must not run."""
+    path = planted / "ds.json"
     path.write_text(json.dumps(CONFIG))
     return path
 
 
 def environment() -> dict[str, str]:
-    """One thread a rank; the DeepSpeed launcher looks for accelerators unless told that there are none."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+    """One thread a rank, no file of the current directory imported; the DeepSpeed launcher looks for accelerators unless told
+    that there are none.
+    """
+    return {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONSAFEPATH": "1"}
 
 
-def losses(launcher: list[str], *arguments: str) -> list[float]:
-    """Losses that a launched training prints."""
-    module = ["bridge.cli"] if "--module" in launcher else ["-m", "bridge.cli"]
-    command = [*launcher, *module, "train", *arguments, "--json"]
-    with started(command, stderr=subprocess.PIPE) as job:
-        output, errors = job.communicate(timeout=90)
+def losses(launcher: list[str], config: Path, *arguments: str) -> list[float]:
+    """Losses that a launched training prints, in the folder of its config."""
+    module = ["stagebridge"] if "--module" in launcher else ["-m", "stagebridge"]
+    command = [*launcher, *module, "train", config.name, *arguments, "--json"]
+    with started(command, subprocess.PIPE, config.parent) as job:
+        output, errors = job.communicate(timeout=PATIENCE)
     assert job.returncode == 0, errors[-2000:]
     return [json.loads(line)["loss"] for line in output.splitlines() if line.startswith("{")]
 
 
 @contextmanager
-def started(command: list[str], stderr: int) -> Iterator[subprocess.Popen[str]]:
+def started(command: list[str], stderr: int, folder: Path | None = None) -> Iterator[subprocess.Popen[str]]:
     """A job in a session of its own, of which nothing is left in the end."""
-    job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment(), start_new_session=True)
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": stderr, "text": True}
+    job = subprocess.Popen(command, **pipes, env=environment(), cwd=folder, start_new_session=True)
     try:
         yield job
     finally:
@@ -73,8 +75,8 @@ def started(command: list[str], stderr: int) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs the deepspeed launcher")
 def test_both_launchers_give_the_same_losses(config: Path) -> None:
-    found = losses(TORCHRUN, str(config), "--steps", "3")
-    assert len(found) == 3 and losses(DEEPSPEED, str(config), "--steps", "3") == found
+    found = losses(TORCHRUN, config, "--steps", "3")
+    assert len(found) == 3 and losses(DEEPSPEED, config, "--steps", "3") == found
 
 
 LAUNCHERS = {"torchrun": TORCHRUN, "deepspeed": DEEPSPEED}
@@ -84,42 +86,44 @@ LAUNCHERS = {"torchrun": TORCHRUN, "deepspeed": DEEPSPEED}
 def test_a_dead_rank_ends_the_job_and_is_named(config: Path, launcher: str, dead: int) -> None:
     if launcher == "deepspeed" and find_spec("deepspeed") is None:
         pytest.skip("needs the deepspeed launcher")
-    module = ["bridge.cli"] if launcher == "deepspeed" else ["-m", "bridge.cli"]
-    command = [*LAUNCHERS[launcher], *module, "train", str(config), "--steps", "100000"]
-    with started(command, subprocess.STDOUT) as job:
+    module = ["stagebridge"] if launcher == "deepspeed" else ["-m", "stagebridge"]
+    command = [*LAUNCHERS[launcher], *module, "train", config.name, "--steps", "100000"]
+    with started(command, subprocess.STDOUT, config.parent) as job:
         _line_with("step 3", job)
         workers = _descendants(job.pid)
         victim = _rank(workers, str(dead))
         os.kill(victim, signal.SIGKILL)
-        killed = time.monotonic()
-        output, _ = job.communicate(timeout=60)
-        assert job.returncode != 0 and time.monotonic() - killed < 60
-    assert f"error: rank {dead} (process {victim}) has ended in the middle" in output, output[-3000:]
+        output, _ = job.communicate(timeout=PATIENCE)
+        assert job.returncode != 0
+    # The other rank says it, unless the launcher saw it first and ended that one before it could speak.
+    launchers = f"Signal 9 (SIGKILL) received by PID {victim}", f"Killing subprocess {victim}"
+    ours = f"error: rank {dead} (process {victim}) has ended in the middle"
+    assert any(line in output for line in (ours, *launchers)), output[-3000:]
     assert not any(_alive(worker) for worker in workers)
 
 
 def test_a_resume_after_a_dead_rank_goes_on(config: Path, tmp_path: Path) -> None:
-    expected = losses(TORCHRUN, str(config), "--steps", "4")
+    expected = losses(TORCHRUN, config, "--steps", "4")
     folder = str(tmp_path / "run")
-    assert losses(TORCHRUN, str(config), "--steps", "2", "--save", folder) == expected[:2]
-    command = [*TORCHRUN, "-m", "bridge.cli", "train", str(config), "--steps", "100000", "--resume", folder]
-    with started(command, subprocess.STDOUT) as job:
+    assert losses(TORCHRUN, config, "--steps", "2", "--save", folder) == expected[:2]
+    command = [*TORCHRUN, "-m", "stagebridge", "train", config.name, "--steps", "100000", "--resume", folder]
+    with started(command, subprocess.STDOUT, config.parent) as job:
         line = _line_with("step 5", job)
         workers = _children(job.pid)
         os.kill(_rank(workers, "1"), signal.SIGKILL)
-        killed = time.monotonic()
-        job.communicate(timeout=60)
-        assert job.returncode != 0 and time.monotonic() - killed < 60, line
+        job.communicate(timeout=PATIENCE)
+        assert job.returncode != 0, line
     assert not any(_alive(worker) for worker in workers)
-    assert losses(TORCHRUN, str(config), "--steps", "4", "--resume", folder) == pytest.approx(expected[2:], rel=1e-6)
+    assert losses(TORCHRUN, config, "--steps", "4", "--resume", folder) == pytest.approx(expected[2:], rel=1e-6)
 
 
 def test_a_script_that_leaves_its_engine_open_ends_without_threads_that_outlive_the_interpreter() -> None:
     command = [*TORCHRUN, str(Path(__file__).with_name("own_script.py"))]
     with started(command, subprocess.PIPE) as job:
-        output, errors = job.communicate(timeout=90)
+        output, errors = job.communicate(timeout=PATIENCE)
     assert job.returncode == 0, errors[-2000:]
-    assert sorted(output.splitlines()) == ["rank 0: []", "rank 1: []"]
+    # Two ranks write to one pipe, so that their line ends may come in any order.
+    assert sorted(filter(None, output.replace("[]", "[]\n").splitlines())) == ["rank 0: []", "rank 1: []"]
 
 
 def _line_with(text: str, job: Any) -> str:

@@ -110,7 +110,7 @@ def test_runs_of_any_layout_log_the_same(layout: str, full: bool, run: Ranks, al
 
 def logged_twice(run: Run) -> list[str]:
     """What some rank logged of one tensor more than once, also where a forward runs again or backward in halves."""
-    records = ((folder, record) for folder, steps in run.lines.items() for step in steps.values() for record in step)
+    records = ((folder, record) for folder, steps in run.lines.items() for step in steps.values() for record in step.records)
     found = Counter(f"{folder.name} {record['name']} {record['placement']}" for folder, record in records)
     return [key for key, count in found.items() if count > 1]
 

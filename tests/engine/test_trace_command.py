@@ -154,6 +154,41 @@ def test_train_writes_a_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     assert len(found["samples"]) == 64 and found["missing"] == 0
 
 
+def test_what_a_training_keeps_holds_no_secret_of_its_config(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Neither its checkpoint, nor its trace, nor what it prints; and all are as private as the config."""
+    config, out = tmp_path / "ds.json", tmp_path / "kept"
+    settings = {"train_batch_size": 2, "optimizer": {"type": "AdamW", "params": {"lr": 0.001}}}
+    config.write_text(json.dumps({**settings, "comet": {"enabled": False, "api_key": "not-for-you-1"}}))
+    config.chmod(0o600)
+    options = ("--steps", "1", "--trace", str(out / "run"), "--save", str(out / "saved"), "--desync", "dump")
+    assert run(["train", str(config), *options]) == 0
+    streams = capsys.readouterr()
+    assert "not-for-you-1" not in streams.out + streams.err
+    kept = [path for path in out.rglob("*") if path.is_file()]
+    assert {path.name for path in kept} >= {"run.json", "state.json"}
+    assert not [path for path in kept if b"not-for-you-1" in path.read_bytes()]
+    assert not [path for path in kept if path.stat().st_mode & 0o077]
+
+
+def test_limits_are_options(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bridge import comm
+
+    config = tmp_path / "ds.json"
+    config.write_text('{"train_batch_size": 2, "optimizer": {"type": "AdamW", "params": {"lr": 0.001}}}')
+    try:
+        assert run(["train", str(config), "--steps", "1", "--silence", "5", "--timeout", "70"]) == 0
+        assert (comm.SILENCE, comm.TIMEOUT) == (5, 70)
+        monkeypatch.setenv(comm.SILENT, "7")
+        assert run(["train", str(config), "--steps", "1"]) == 0
+        assert (comm.SILENCE, comm.TIMEOUT) == (7, 600)
+        monkeypatch.setenv(comm.GIVEN_UP, "soon")
+        assert run(["train", str(config), "--steps", "1"]) == 1
+        assert "STAGEBRIDGE_TIMEOUT: found 'soon', expected a number of seconds, at least 1" in capsys.readouterr().err
+    finally:
+        monkeypatch.undo()
+        comm.patient(None, None)
+
+
 def test_an_unknown_policy(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert run(["train", "none.json", "--desync", "rise"]) == 1
     assert "--desync: found rise, expected log or raise or dump; did you mean raise?" in capsys.readouterr().err

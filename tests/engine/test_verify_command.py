@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,10 +21,11 @@ ZERO3 = Path(__file__).parents[2] / "examples" / "fast_llm" / "batch_0.3.0.yaml"
 WORDS = ["verify", str(ZERO3), "--from-version", "0.3.0", "--to", "automodel", "--ranks", "2"]
 
 
-def test_one_run_on_two_local_ranks_from_file_to_verdict(capsys: pytest.CaptureFixture[str]) -> None:
-    code = stagebridge([*WORDS, "--steps", "2", "--json"])
-    found = json.loads(capsys.readouterr().out)
-    assert found["exit_code"] == code == {"same": 0, "differs": 2}[found["verdict"]]
+def test_one_run_on_two_local_ranks_from_file_to_verdict(planted: Path) -> None:
+    command = [sys.executable, "-P", "-m", "stagebridge", *WORDS, "--steps", "2", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=planted, check=False)
+    found = json.loads(done.stdout)
+    assert found["exit_code"] == done.returncode == {"same": 3, "differs": 2}[found["verdict"]]
     assert found["ranks"] == 2 and found["changes"]["batch.global_"] == {"before": 64, "after": 4}
     reference, *others = found["runs"]
     assert reference["verdict"] == "reference" and len(reference["losses"]) == 2
@@ -48,15 +51,20 @@ def ranks_that_say(*lines: dict[str, Any]) -> Any:
     return ranks
 
 
-CASES = {"same": (0, "Same run."), "differs": (2, "Not the same run."), "not run": (1, "The translation could not be run.")}
+CASES = {
+    ("same", True): (0, "Same run."),
+    ("same", False): (3, "a verdict in part"),
+    ("differs", False): (2, "Not the same run."),
+    ("not run", False): (3, "The translation could not be run."),
+}
 
 
-@pytest.mark.parametrize("verdict", CASES)
-def test_the_table_and_the_exit_code(verdict: str, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("verdict", "proved"), CASES)
+def test_the_table_and_the_exit_code(verdict: str, proved: bool, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
     other = run_of(side="target", engine="Stack 1.0", as_written=True, verdict=verdict, cause="its clipping", distance=ROUNDING)
-    found = {"verdict": verdict, "ranks": 2, "changes": {}, "rounding": ROUNDING, "runs": [run_of(), other]}
+    found = {"verdict": verdict, "proved": proved, "ranks": 2, "changes": {}, "rounding": ROUNDING, "runs": [run_of(), other]}
     monkeypatch.setattr(command, "ranks", ranks_that_say({"note": "native engine: runs"}, {"found": found}))
-    code, words = CASES[verdict]
+    code, words = CASES[verdict, proved]
     assert stagebridge(WORDS) == code
     out, err = capsys.readouterr()
     assert words in out and f"target on Stack 1.0: {verdict}: its clipping" in out and "not told" in out

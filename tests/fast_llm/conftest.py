@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 SAMPLE = Path(__file__).parent / "config_cases.jsonl"
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "fast_llm"
+RECIPE = Path(__file__).parent / "recipe.yaml"
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -25,5 +25,5 @@ def facts(shared: Path | None) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="session")
 def corpus(shared: Path | None) -> list[Path]:
-    """Real config files."""
-    return sorted((shared / "corpus" / "fast_llm").glob("*.yaml")) if shared else [EXAMPLES / "zero2.yaml"]
+    """Recipes: those of public repositories, or the committed one."""
+    return sorted((shared / "corpus" / "fast_llm").glob("*.yaml")) if shared else [RECIPE]

@@ -72,7 +72,7 @@ def test_every_example_has_an_expectation() -> None:
     assert {path.name for path in EXAMPLES.iterdir()} - {"README.md", "expected.json"} == set(EXPECTED)
 
 
-def test_real_files_convert_to_every_other_stack(corpus: list[Path]) -> None:
+def test_recipes_convert_to_every_other_stack(corpus: list[Path]) -> None:
     assert corpus
     for path in corpus:
         config = fast_llm().read(path, world_size=8)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import bridge
 import compat
+from bridge import limits
 from bridge.config import fields
 from bridge.dialect import Dialect
 from bridge.errors import BridgeError, ConfigError
@@ -120,7 +121,8 @@ def test_a_mapping_is_left_as_it_was() -> None:
     assert repr(source) == before
 
 
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=12)
+WHOLE = st.integers(-limits.INTEGER, limits.INTEGER)
+SCALARS = st.none() | st.booleans() | WHOLE | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=12)
 DATA = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3))
 
 
@@ -251,3 +253,46 @@ def test_stages_of_eight_blocks_with_embedding_and_head(size: float, stages: int
     from compat.fast_llm.traps import stages_of
 
     assert stages_of(8, size) == stages
+
+
+# The model, held against the classes of its release
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ({"hiden_size": 64}, "model.base_model.hiden_size: unknown field of the model; did you mean hidden_size?"),
+        ({"decoder": {"block": {"mixer": {"type": "attention", "heds": 4}}}}, "block.mixer.heds: unknown field"),
+        ({"decoder": {"block": {"mixer": {"heads": "many"}}}}, "mixer.heads: found 'many', expected int"),
+        ({"decoder": {"block": {"mixer": {"heads": True}}}}, "mixer.heads: found True, expected int"),
+        ({"embeddings": {"vocab_size": -5}}, "embeddings.vocab_size: found -5, expected int > 0"),
+        ({"embeddings": 3}, "model.base_model.embeddings: found 3, expected a mapping"),
+        ({"decoder": {"type": "pattern", "blocks": {"a": {"mlp": {"gatd": True}}}}}, "blocks.a.mlp.gatd: unknown field"),
+        ({"head": {"type": "rms_norm"}}, "head.type: found 'rms_norm', expected no type"),
+        ({"embeddings": {"type": ["a"]}}, "embeddings.type: found ['a'], expected no type"),
+        ({"decoder": {"block": {"mlp": {"type": {"a": 1}}}}}, "block.mlp.type: found {'a': 1}, expected one of mlp, moe"),
+    ],
+)
+def test_a_model_that_its_classes_refuse(model: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        fast_llm().read({"model": {"base_model": model}})
+    assert said in str(error.value)
+    lenient = fast_llm().read({"model": {"base_model": model}}, lenient=True)
+    assert any(finding.path.endswith(said.partition(":")[0]) for finding in lenient.findings)
+
+
+@pytest.mark.parametrize(
+    ("version", "model"),
+    [
+        ("0.1.0", {"transformer": {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4}, "vocab_size": 100}),
+        ("0.3.0", {"decoder": {"num_blocks": 4, "block": {"mixer": {"heads": 4, "head_groups": 2}, "mlp": {"gated": True}}}}),
+        ("0.4.0", {"hidden_size": 64, "embeddings": {"vocab_size": 100}, "tied_embedding_weight": True, "head": None}),
+    ],
+)
+def test_a_model_that_its_classes_take(version: str, model: dict[str, Any]) -> None:
+    assert fast_llm().read({"model": {"base_model": model}}, version).given["model.base_model"] == model
+
+
+def test_a_type_where_the_release_has_none_is_an_unknown_field() -> None:
+    with pytest.raises(ConfigError, match=r"transformer\.type: unknown field"):
+        fast_llm().read({"model": {"base_model": {"transformer": {"type": "gpt"}}}}, "0.1.0")

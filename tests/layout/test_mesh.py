@@ -65,6 +65,7 @@ def test_unset_data_takes_the_ranks_that_are_left(tensor: int, pipeline: int, co
             6,
             "parallel: tensor (4) x pipeline (2) does not divide world size (6); use 8 ranks, or tensor=3",
         ),
+        (Parallel(data=1), 4, "parallel: data (1) is not the world size (4); use 1 ranks, or data=4"),
         (
             Parallel(data=4, tensor=2),
             6,

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.cli import run as cli
+from bridge.layout import outline
 from bridge.layout.architecture import PRESETS, Architecture, Share
 from bridge.layout.outline import Outline
 from bridge.layout.shard import BYTES
@@ -134,10 +135,37 @@ LAUNCH = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 3
 LAUNCH += "--micro-batch-size 1 --global-batch-size 8 --train-iters 20 "
 
 
+def test_what_the_engine_does_not_run_is_laid_out_with_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Context ranks share the weights as data ranks do, and words that nobody counted are unknown."""
+    config = tmp_path / "launch.args"
+    config.write_text(LAUNCH + "--context-parallel-size 2 --use-distributed-optimizer")
+    assert cli(["layout", str(config), "--ranks", "4", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["model"]["unknown"] == ["embedding.tokens", "head.logits"] and found["model"]["vocab"] is None
+    assert {axis["axis"]: axis["size"] for axis in found["mesh"]["axes"]}["context"] == 2
+    assert {flat["data_ranks"] for rank in found["ranks"] for flat in rank["flats"]} == {4}
+    assert [note["path"] for note in found["findings"]].count("parallel.context") == 2
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved_1f1b", "looped_bfs", "zero_bubble"])
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_microbatches_that_are_not_followed_send_what_they_would(name: str, stage: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is worked out for many microbatches is what following each of them finds."""
+    virtual = 1 if name == "1f1b" else 2
+    values = {"parallel.pipeline": 2, "schedule.name": name, "schedule.virtual": virtual, "zero.stage": stage}
+    plan = Plan.of({**values, "batch.micro": 1, "batch.accumulation": 66, "parallel.data": 2})
+    shape = replace(SHAPE, layers=8)
+    quick = Outline.of(plan, shape, 4)
+    assert quick.periods > 0
+    monkeypatch.setattr(outline, "FOLLOWED", 1000)
+    slow = Outline.of(plan, shape, 4)
+    assert slow.periods == 0
+    assert all(quick.traffic(rank) == slow.traffic(rank) for rank in range(4))
+
+
 @pytest.mark.parametrize(
     ("flags", "arguments", "message"),
     [
-        ("", [], "model: FILE does not state its vocab; give --vocab, or --model tiny"),
         ("", ["--model", "tinny"], "--model: found tinny, expected file or tiny"),
         (
             "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2",
@@ -145,7 +173,6 @@ LAUNCH += "--micro-batch-size 1 --global-batch-size 8 --train-iters 20 "
             "parallel: tensor (2) x pipeline (2) does not divide world size (6); use 8 ranks, or tensor=1",
         ),
         ("--tensor-model-parallel-size 4", ["--vocab", "64", "--heads", "2"], "parallel.tensor: 4 ranks do not divide heads (2)"),
-        ("--context-parallel-size 2", ["--vocab", "64"], "parallel.context: found 2; the engine does not split attention"),
         ("", ["--vocab", "64", "--heads", "5"], "model.heads: 5 does not divide hidden (64); use a divisor"),
     ],
 )

@@ -17,7 +17,7 @@ from bridge.errors import ConfigError
 from bridge.layout.partition import Layers, balanced, carry, even, floor_last, partition
 from bridge.plan import Stages
 
-TRUTH = Path(__file__).parents[3] / "shared" / "truth" / "automodel_stages.jsonl"
+SAMPLE = Path(__file__).parents[1] / "automodel" / "stages.jsonl"
 
 
 def lengths(rule: str, layers: Layers, size: float | None = None, parts: int | None = None) -> list[int]:
@@ -61,15 +61,14 @@ def test_ends_join_the_outer_stages_of_rules_that_count_transformer_layers() -> 
     assert partition(Stages(boundaries=(0, 1, 10)), Layers(10, 1, 1)) == (range(1), range(1, 10))
 
 
-def _rows() -> Iterator[dict[str, Any]]:
-    with TRUTH.open() as lines:
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open(encoding="utf-8") as lines:
         yield from (row for row in map(json.loads, lines) if "rejected" not in row)
 
 
-@pytest.mark.skipif(not TRUTH.exists(), reason="facts are not beside the checkout")
-def test_even_is_automodels_rule() -> None:
-    rows = list(_rows())
-    assert len(rows) > 500
+def test_even_is_automodels_rule(shared: Path | None) -> None:
+    rows = list(_rows(shared / "truth" / "automodel_stages.jsonl" if shared else SAMPLE))
+    assert len(rows) == (585 if shared else 147)
     for row in rows:
         assert sizes(even(row["num_layers"], row["virtual_stages"])) == row["layers"], row
 

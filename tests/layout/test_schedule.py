@@ -36,6 +36,7 @@ def test_orders_of_megatrons_page(rank: int, group: int, number: int, expected: 
     assert order("interleaved_1f1b", shape, rank, "B") == expected
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(("number", "group", "virtual"), [(8, 4, 2), (9, 5, 3), (12, 4, 1)])
 def test_order_is_megatrons_table(number: int, group: int, virtual: int) -> None:
     schedules = pytest.importorskip("megatron.core.pipeline_parallel.schedules")

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import compat
 from bridge.errors import BridgeError, ConfigError, VersionError
 from compat.megatron import releases
 from compat.megatron.flags import Parsed, Spot, parse
@@ -274,3 +275,12 @@ def test_any_words_give_a_reading_or_a_bridge_error(words: list[str], version: s
     assert all(words[spot.index].startswith(spot.option) for spot in parsed.flags.values())
     rest = iter(words)
     assert all(word in rest for word in parsed.unknown)
+
+
+@pytest.mark.parametrize("value", ["-0", "-00", "0x10", "1_0", "1:30", "True", "1.10", "-0.0", "-5", "0.5", "null"])
+def test_a_recipe_gives_a_text_back_that_looks_like_a_number(value: str) -> None:
+    sizes = (("num-layers", 1), ("hidden-size", 64), ("num-attention-heads", 1), ("seq-length", 2))
+    more = (("max-position-embeddings", 4), ("micro-batch-size", 1), ("kitchen-config-file", value))
+    config = compat.load("megatron").read([f"--{name}={given}" for name, given in (*sizes, *more)], "0.15.3", 1)
+    assert config.given["kitchen_config_file"] == value
+    assert compat.load("megatron").read(config.text("yaml"), "0.15.3", 1).given == config.given

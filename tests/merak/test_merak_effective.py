@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+from cProfile import Profile
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import pytest
@@ -101,10 +101,8 @@ def test_documented_arguments(name: str) -> None:
         assert read().effective[path] == PAGE[name]
 
 
-def test_the_page_is_the_documentation(shared: Path | None) -> None:
-    if shared is None or not (shared / "seeds" / "merak_api.txt").exists():
-        pytest.skip("the documentation is not beside this checkout")
-    page = (shared / "seeds" / "merak_api.txt").read_text()
+def test_the_page_is_the_documentation(whole: Path) -> None:
+    page = (whole / "seeds" / "merak_api.txt").read_text()
     start, end = page.index("Extra parameters"), page.index("class Merak.MerakTrainer")
     assert re.findall(r"^\W+(\w+) ?\(", page[start:end], re.MULTILINE) == list(PAGE)
 
@@ -288,7 +286,8 @@ BROKEN: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize("path, said", BROKEN)
 def test_broken_settings(path: str, said: dict[str, Any]) -> None:
     found = [finding for finding in about(path, **said) if finding.message.startswith("broken")]
-    assert len(found) == 1 and found[0].effect is Effect.NUMBERS
+    untrained = path in ("args.half_precision_backend", "args.loss_scale")
+    assert len(found) == 1 and found[0].effect is (Effect.NUMBERS if untrained else Effect.STOPS)
 
 
 WRONG: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
@@ -331,12 +330,10 @@ def test_every_trap_names_a_field_and_a_place() -> None:
         assert trap.path in fields(Merak) and trap.place and (".py" in trap.place or ":" in trap.place), trap
 
 
-def test_a_config_takes_less_than_a_millisecond() -> None:
+def test_a_config_takes_few_calls() -> None:
+    """Less than a millisecond on any machine of today; what is counted does not depend on how busy it is."""
     said = {**DEGREES, "output_dir": "x", "fp16": True, "num_layers": 12}
     read(**said)
-    times = []
-    for _ in range(50):
-        start = perf_counter()
+    with Profile() as profile:
         read(**said)
-        times.append(perf_counter() - start)
-    assert min(times) < 1e-3
+    assert sum(entry.callcount for entry in profile.getstats()) < 4000

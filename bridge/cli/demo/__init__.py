@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING
 import compat
 from bridge import report
 from bridge.cli import convert
-from bridge.cli.convert import Job, console
+from bridge.cli.convert import Job
+from bridge.cli.sidecar import Sidecar
+from bridge.cli.terminal import console
 from bridge.dialect import Config
 from bridge.errors import SourceError, TranslationError
+from bridge.exits import Exit
 from bridge.files import write_all
 from bridge.translation import lift
 
@@ -33,11 +36,14 @@ CONTENTS = {
 }
 
 
-def demo(folder: Path, train: bool = True) -> int:
-    """Convert the bundled launch to DeepSpeed and back, write all files into `folder`, and train it; the exit code."""
+def demo(folder: Path, train: bool = True, silence: float | None = None, timeout: float | None = None) -> int:
+    """Convert the bundled launch to DeepSpeed and back, write all files into `folder`, and train it; the exit code.
+
+    A rank that is silent is named after `silence` seconds, and given up after `timeout`; None: the usual ones.
+    """
     _make(folder)
     write_all({folder / LAUNCH: launch()})
-    result = convert.translated(_job(folder / LAUNCH), compat.load("deepspeed"), None, with_carry=False)
+    result = convert.translated(_job(folder / LAUNCH), compat.load("deepspeed"), None, Sidecar())
     texts = {
         **convert.files(result, folder / TARGET, with_carry=True),
         folder / "report.json": json.dumps(report.as_json(result), indent=2, allow_nan=False) + "\n",
@@ -45,14 +51,15 @@ def demo(folder: Path, train: bool = True) -> int:
     write_all(texts)
     out = console(sys.stdout)
     report.text(result, out)
-    back = convert.translated(_job(folder / TARGET), result.source.dialect, result.source.version, with_carry=True)
+    there = _job(folder / TARGET)
+    back = convert.translated(there, result.source.dialect, result.source.version, convert.sidecar_of(there))
     write_all(convert.files(back, folder / BACK, with_carry=False))
     _tell(folder, result.source, back.config, out)
     if train:
         from bridge.cli.demo import training
 
-        training.train(lift(result.config), folder, out)
-    return report.CLEAN
+        training.train(lift(result.config), folder, out, silence, timeout)
+    return Exit.CLEAN
 
 
 def launch() -> str:

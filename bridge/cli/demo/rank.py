@@ -1,6 +1,7 @@
-"""One rank of the demo's training: `python -m bridge.cli.demo.rank PLAN FOLDER STEPS MORE`, one JSON object a step on the first.
+"""One rank of the demo's training: `python -m bridge.cli.demo.rank PLAN FOLDER STEPS MORE LIMITS`.
 
-Trains to STEPS and saves, or resumes if FOLDER holds a checkpoint; then trains MORE steps.
+The first rank prints one JSON object a step. Trains to STEPS and saves, or resumes if FOLDER holds a checkpoint; then trains
+MORE steps. LIMITS is a JSON list of the two limits of `bridge.comm.patient`.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from bridge import comm
 from bridge.cli.train import end
 from bridge.engine.checkpoint import LATEST
 from bridge.engine.training import Report, Training
 from bridge.plan import Plan
 
 
-def main(plan: str, folder: Path, steps: int, more: int) -> None:
+def main(plan: str, folder: Path, steps: int, more: int, limits: str) -> None:
     """Run one rank."""
+    comm.patient(*json.loads(limits))
     training = Training.of(Plan.model_validate_json(plan))
     if (folder / LATEST).exists():
         training.engine.load_checkpoint(folder)
@@ -37,4 +40,4 @@ def _say(training: Training, reports: Iterable[Report]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[5])

@@ -31,8 +31,11 @@ FALL = 0.8
 Row = dict[str, Any]
 
 
-def train(plan: Plan, folder: Path, out: Console) -> None:
-    """Train `plan` as far as two ranks and a small model go. Raises `BridgeError` if a rank fails or the numbers do."""
+def train(plan: Plan, folder: Path, out: Console, silence: float | None = None, timeout: float | None = None) -> None:
+    """Train `plan` as far as two ranks and a small model go. Raises `BridgeError` if a rank fails or the numbers do.
+
+    `silence` and `timeout` are the limits of `bridge.comm.patient`, in seconds.
+    """
     if find_spec("torch") is None:
         out.print("\nTo train it here as well: pip install '.[engine]' and run the demo again.", markup=False)
         return
@@ -42,8 +45,9 @@ def train(plan: Plan, folder: Path, out: Console) -> None:
     for change in changes:
         out.print(f"  {change}", markup=False)
     shutil.rmtree(folder / RUN, ignore_errors=True)
-    first = _run("train", small, folder / RUN, STEPS + MORE, out)
-    again = _run("resume", small, folder / RUN, MORE, out)
+    limits = json.dumps([silence, timeout])
+    first = _run("train", small, folder / RUN, STEPS + MORE, limits, out)
+    again = _run("resume", small, folder / RUN, MORE, limits, out)
     _check(first, again)
     before, after = first[0]["loss"], first[STEPS - 1]["loss"]
     out.print(f"\nLoss {before:.3f} -> {after:.3f} in {STEPS} steps, saved to {folder / RUN}.", markup=False)
@@ -70,10 +74,10 @@ def _small(plan: Plan) -> tuple[Plan, list[str]]:
     ]
 
 
-def _run(what: str, plan: Plan, folder: Path, steps: int, out: Console) -> list[Row]:
+def _run(what: str, plan: Plan, folder: Path, steps: int, limits: str, out: Console) -> list[Row]:
     """The steps of one start of the ranks, shown as they come."""
     text = plan.model_dump_json(exclude_none=True)
-    lines = ranks(RANKS, "bridge.cli.demo.rank", text, str(folder), str(STEPS), str(MORE))
+    lines = ranks(RANKS, "bridge.cli.demo.rank", text, str(folder), str(STEPS), str(MORE), limits)
     rows = (json.loads(line) for line in lines if line.startswith("{"))
     shown = list(_bar(what, rows, steps, out) if sys.stdout.isatty() else _lines(rows, out))
     if len(shown) != steps:

@@ -5,6 +5,7 @@ gated MLP.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from math import sqrt
 
 import torch
@@ -34,7 +35,7 @@ class GPT(nn.Sequential):
     trailing = 1
 
     def __init__(self, architecture: Architecture, seed: int = 1234) -> None:
-        ConfigError.raise_if(architecture.problems())
+        ConfigError.raise_if((*architecture.problems(), *_beyond(architecture)))
         embedding = Embedding(architecture)
         layers: list[tuple[str, nn.Module]] = [("embedding", embedding)]
         layers += [(f"block{index}", Block(architecture)) for index in range(architecture.layers)]
@@ -47,6 +48,24 @@ class GPT(nn.Sequential):
     def tensor_plan(self, ranks: int) -> TensorPlan:
         """How `ranks` tensor ranks split this model. Raises `ConfigError` if its heads do not divide."""
         return self.architecture.tensor_plan(ranks)
+
+
+def _beyond(architecture: Architecture) -> Iterator[str]:
+    """What this model does not have, by the name of a plan's field."""
+    found = {
+        "model.experts": architecture.experts,
+        "model.attention.latent": architecture.latent,
+        "model.attention.norm": architecture.head_norm != "none",
+        "model.attention.sinks": architecture.sinks,
+        "model.norm.place": architecture.place != "before",
+        "model.norm.shared": architecture.shared_norm,
+        "model.embedding.width": architecture.width not in (None, architecture.hidden),
+        "model.embedding.norm": architecture.embedding_norm,
+        "model.embedding.output_bias": architecture.logits_bias,
+    }
+    yield from (
+        f"{path}: the engine's own model has none; bring a model that has, or leave it out" for path in found if found[path]
+    )
 
 
 @torch.no_grad()
@@ -64,8 +83,8 @@ class Embedding(nn.Module):
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
         self.tokens = nn.Embedding(architecture.vocab, architecture.hidden)
-        learned = not architecture.rotary
-        self.positions = nn.Embedding(architecture.sequence, architecture.hidden) if learned else None
+        rows = architecture.rows
+        self.positions = nn.Embedding(rows, architecture.hidden) if rows else None
         self.dropout = nn.Dropout(architecture.dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -114,14 +133,15 @@ class Attention(nn.Module):
             architecture.kv_heads,
             architecture.rotary,
         )
-        self.width = architecture.hidden // architecture.heads
+        self.width = architecture.head
         self.group = architecture.heads // architecture.kv_heads
         self.first_head = self.first_kv_head = 0
-        inner = self.kv_heads * self.width
-        self.query = nn.Linear(architecture.hidden, architecture.hidden, architecture.bias)
-        self.key = nn.Linear(architecture.hidden, inner, architecture.bias)
-        self.value = nn.Linear(architecture.hidden, inner, architecture.bias)
-        self.out = nn.Linear(architecture.hidden, architecture.hidden, architecture.bias)
+        hidden, outer, inner = architecture.hidden, self.heads * self.width, self.kv_heads * self.width
+        qkv, output = architecture.biased("qkv_bias"), architecture.biased("output_bias")
+        self.query = nn.Linear(hidden, outer, qkv)
+        self.key = nn.Linear(hidden, inner, qkv)
+        self.value = nn.Linear(hidden, inner, qkv)
+        self.out = nn.Linear(outer, hidden, output)
         self.core, self.again = Core(), False
 
     def forward(self, stream: Tensor) -> Tensor:
@@ -163,7 +183,7 @@ class MLP(nn.Module):
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
-        hidden, ffn, bias = architecture.hidden, architecture.ffn, architecture.bias
+        hidden, ffn, bias = architecture.hidden, architecture.ffn, architecture.biased("mlp_bias")
         self.up = nn.Linear(hidden, ffn, bias)
         self.gate = nn.Linear(hidden, ffn, bias) if architecture.gated else None
         self.down = nn.Linear(ffn, hidden, bias)
@@ -225,5 +245,6 @@ def summed_cross_entropy(logits: Tensor | SplitLogits, targets: Tensor) -> tuple
 
 
 def _norm(architecture: Architecture) -> nn.Module:
-    kind = nn.LayerNorm if architecture.norm == "layer" else nn.RMSNorm
-    return kind(architecture.hidden, eps=1e-5)
+    if architecture.norm == "rms":
+        return nn.RMSNorm(architecture.hidden, eps=1e-5)
+    return nn.LayerNorm(architecture.hidden, eps=1e-5, bias=architecture.biased("norm_bias"))

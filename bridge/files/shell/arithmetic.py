@@ -1,106 +1,293 @@
-"""Shell arithmetic over whole numbers, evaluated on a syntax tree: no names but known ones, no calls."""
+"""Shell arithmetic over whole numbers of 64 bits: names, assignments and every operator, as a shell reads them."""
 
 from __future__ import annotations
 
-import ast
-import operator
 import re
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
-LONGEST = 1000
-BITS = 64
-Number = Callable[[str], int | None]
-"""The value of a variable, or None."""
+from bridge.files.shell.patterns import Unread
+
+LONGEST = 10_000
+DEEPEST = 40
+TOKEN = re.compile(
+    r"[ \t\n]*(?:(?P<number>[0-9][0-9A-Za-z_@]*(?:#[0-9A-Za-z_@]+)?)|(?P<name>[A-Za-z_]\w*)"
+    r"|(?P<sign>\*\*|<<=|>>=|\+\+|--|&&|\|\||<=|>=|==|!=|<<|>>|[-+*/%&^|]=|[-+*/%&^|<>=!~?:,()\[\]]))",
+    re.ASCII,
+)
+ASSIGNING = re.compile(
+    r"([A-Za-z_]\w*)(?:\[[^\]]*\])?\s*(?:(?:<<|>>|[-+*/%&^|])?=(?!=)|\+\+|--)|(?:\+\+|--)\s*([A-Za-z_]\w*)", re.ASCII
+)
+DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ@_"
+LEVELS: tuple[tuple[str, ...], ...] = (
+    ("|",),
+    ("^",),
+    ("&",),
+    ("==", "!="),
+    ("<", "<=", ">", ">="),
+    ("<<", ">>"),
+    ("+", "-"),
+    ("*", "/", "%"),
+)
+"""Operators of two sides that bind to the left, the loosest first."""
+
+
+class Wrong(ValueError):
+    """An expression on which a shell stops with an error."""
+
+
+class Unset(Wrong):
+    """A variable that is not set where `set -u` is on: a shell ends here, wherever it counts."""
+
+
+class Names(Protocol):
+    """Where the values of names come from and go to; an index is None for a plain variable."""
+
+    def text_of(self, name: str, index: str | None) -> str:
+        """What a variable holds, empty if it is not set; raises `Unread` if it is not known."""
+
+    def assign(self, name: str, index: str | None, number: int) -> None:
+        """Give a variable a value."""
 
 
 def _quotient(left: int, right: int) -> int:
+    if not right:
+        raise Wrong("division by zero")
     return abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
 
 
-def _power(left: int, right: int) -> int:
-    return pow(left, right, 1 << BITS) if right >= 0 else 0
+def _shift(count: int) -> int:
+    if not 0 <= count < 64:
+        raise Unread("a shift by that many bits depends on the machine")
+    return count
 
 
-OPERATORS: Mapping[type[ast.AST], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: _quotient,
-    ast.Mod: lambda left, right: left - right * _quotient(left, right),
-    ast.Pow: _power,
-    ast.LShift: lambda left, right: left << min(right, BITS),
-    ast.RShift: operator.rshift,
-    ast.BitAnd: operator.and_,
-    ast.BitOr: operator.or_,
-    ast.BitXor: operator.xor,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
+BINARY: Mapping[str, Callable[[int, int], int]] = {
+    "|": lambda left, right: left | right,
+    "^": lambda left, right: left ^ right,
+    "&": lambda left, right: left & right,
+    "==": lambda left, right: left == right,
+    "!=": lambda left, right: left != right,
+    "<": lambda left, right: left < right,
+    "<=": lambda left, right: left <= right,
+    ">": lambda left, right: left > right,
+    ">=": lambda left, right: left >= right,
+    "<<": lambda left, right: left << _shift(right),
+    ">>": lambda left, right: left >> _shift(right),
+    "+": lambda left, right: left + right,
+    "-": lambda left, right: left - right,
+    "*": lambda left, right: left * right,
+    "/": _quotient,
+    "%": lambda left, right: left - right * _quotient(left, right),
 }
+Place = tuple[str, str | None]
 
 
-def value(text: str, number: Number) -> int | None:
-    """The value of an expression such as `A * 2 / (B + 1)`; None if a part is not known, or it is no arithmetic."""
-    if len(text) > LONGEST or "=" in re.sub(r"[=!<>]=", "", text):
-        return None
-    try:
-        return _value(ast.parse(_python(text) or "0", mode="eval").body, number)
-    except (SyntaxError, ValueError, TypeError, ZeroDivisionError, KeyError, RecursionError, MemoryError):
-        return None
+def value(text: str, names: Names, depth: int = 0) -> int:
+    """The value of an expression; raises `Wrong` where a shell stops, `Unread` where a part is not known."""
+    if len(text) > LONGEST:
+        raise Unread(f"an expression of more than {LONGEST:,} characters is not read")
+    if depth > DEEPEST:
+        raise Wrong("expression recursion level exceeded")
+    return _Expression(text, names, depth).whole()
 
 
-def _python(text: str) -> str:
-    """The expression as Python writes it."""
-    for shell, python in SPELLINGS:
-        text = shell.sub(python, text)
-    return text.strip()
+def assigned(text: str) -> set[str]:
+    """The names that an expression may change."""
+    return {first or second for first, second in ASSIGNING.findall(text)}
 
 
-SPELLINGS = (
-    (re.compile(r"&&"), " and "),
-    (re.compile(r"\|\|"), " or "),
-    (re.compile(r"!(?!=)"), " not "),
-    (re.compile(r"\$(?=\w)"), ""),
-    (re.compile(r"([^?:]*)\?([^?:]*):([^?:]*)"), r"((\2) if (\1) else (\3))"),
-)
-"""What shells and Python write differently; `condition ? one : other` where it is not nested."""
-
-
-def _value(node: ast.expr, number: Number) -> int:
-    match node:
-        case ast.Constant(value=bool()):
-            raise ValueError("not a number")
-        case ast.Constant(value=int() as constant):
-            return constant
-        case ast.Name(id=name):
-            return _named(name, number)
-        case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return int(not _value(operand, number))
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_value(operand, number)
-        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
-            return _value(operand, number)
-        case ast.IfExp(test=test, body=body, orelse=other):
-            return _value(body if _value(test, number) else other, number)
-        case ast.BoolOp(op=op, values=values):
-            results = [bool(_value(item, number)) for item in values]
-            return int(all(results) if isinstance(op, ast.And) else any(results))
-        case ast.BinOp(left=left, op=op, right=right) | ast.Compare(left=left, ops=[op], comparators=[right]):
-            return _wrapped(int(OPERATORS[type(op)](_value(left, number), _value(right, number))))
-    raise ValueError("not arithmetic over whole numbers")
-
-
-def _named(name: str, number: Number) -> int:
-    found = number(name)
-    if found is None:
-        raise ValueError(f"{name} is not known")
-    return found
+def number(text: str) -> int:
+    """A number as it is written."""
+    base, sign, digits = text.partition("#")
+    if not sign:
+        base, digits = ("16", text[2:]) if text[:2] in ("0x", "0X") else ("8", text[1:]) if text[0] == "0" else ("10", text)
+    size = int(base) if base.isdigit() and (sign == "" or base[0] != "0") and len(base) < 4 else 0
+    if not 2 <= size <= 64:
+        raise Wrong(f"{text} is no number: invalid arithmetic base")
+    found = 0
+    for char in digits:
+        digit = DIGITS.find(char.lower() if size <= 36 else char)
+        if not 0 <= digit < size:
+            raise Wrong(f"{text} is no number of base {size}")
+        found = found * size + digit
+    return _wrapped(found)
 
 
 def _wrapped(result: int) -> int:
     """Shells count in 64 bits."""
-    half = 1 << (BITS - 1)
-    return (result + half) % (1 << BITS) - half
+    return (int(result) + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+class _Expression:
+    def __init__(self, text: str, names: Names, depth: int) -> None:
+        self.text, self.names, self.depth = text, names, depth
+        self.position, self.kind, self.sign, self.idle, self.nested, self.begun = 0, "", "", 0, 0, -1
+        self._next()
+
+    def _next(self) -> None:
+        found = TOKEN.match(self.text, self.position)
+        if found is None:
+            if self.text[self.position :].strip(" \t\n"):
+                raise Wrong(f"syntax error in {self.text.strip()!r}")
+            self.kind = self.sign = ""
+            return
+        self.kind, self.sign, self.position = str(found.lastgroup), str(found[str(found.lastgroup)]), found.end()
+
+    def _take(self, *signs: str) -> str:
+        """The next sign if it is one of `signs`."""
+        if self.kind != "sign" or self.sign not in signs:
+            return ""
+        found = self.sign
+        self._next()
+        return found
+
+    def whole(self) -> int:
+        if not self.kind:
+            return 0
+        result = self._comma()
+        if self.sign in ("++", "--", "=", "["):
+            raise Unread(f"{self.text.strip()!r} is not read")
+        if self.kind:
+            raise Wrong(f"syntax error in {self.text.strip()!r}")
+        return result
+
+    def _comma(self) -> int:
+        self.nested += 1
+        if self.nested > DEEPEST:
+            raise Unread("an expression is nested too deeply")
+        result = self._choice()
+        while self._take(","):
+            result = self._choice()
+        self.nested -= 1
+        return result
+
+    def _choice(self, assigns: bool = True) -> int:
+        """`test ? one : other`; an assignment is read where its name stands."""
+        self.begun = self.position if assigns else -1
+        test = self._or()
+        if not self._take("?"):
+            return test
+        first = self._either(not test, self._comma)
+        if not self._take(":"):
+            raise Wrong(f"syntax error in {self.text.strip()!r}")
+        second = self._either(bool(test), lambda: self._choice(False))
+        return first if test else second
+
+    def _either(self, idle: bool, part: Callable[[], int]) -> int:
+        self.idle += idle
+        result = part()
+        self.idle -= idle
+        return result
+
+    def _or(self) -> int:
+        result = self._and()
+        while self._take("||"):
+            other = self._either(bool(result), self._and)
+            result = int(bool(result or other))
+        return result
+
+    def _and(self) -> int:
+        result = self._level(0)
+        while self._take("&&"):
+            other = self._either(not result, lambda: self._level(0))
+            result = int(bool(result and other))
+        return result
+
+    def _level(self, level: int) -> int:
+        if level == len(LEVELS):
+            return self._power()
+        result = self._level(level + 1)
+        while sign := self._take(*LEVELS[level]):
+            result = self._applied(sign, result, self._level(level + 1))
+        return result
+
+    def _applied(self, sign: str, left: int, right: int) -> int:
+        if sign == "**" and right < 0:
+            raise Wrong("exponent less than 0")
+        if sign == "**":
+            return _wrapped(pow(left, right, 1 << 64))
+        if self.idle and sign in "/%":
+            right = right or 1
+        if self.idle and sign in ("<<", ">>"):
+            return left
+        return _wrapped(BINARY[sign](left, right))
+
+    def _power(self) -> int:
+        base = self._unary()
+        return self._applied("**", base, self._power()) if self._take("**") else base
+
+    def _unary(self) -> int:
+        sign = self._take("!", "~", "-", "+", "++", "--")
+        if sign in ("++", "--"):
+            if self.kind == "name":
+                place = self._place()
+                return self._assign(place, self._read(place) + (1 if sign == "++" else -1))
+            return self._unary()
+        if sign:
+            self.nested += 1
+            if self.nested > DEEPEST:
+                raise Unread("an expression is nested too deeply")
+            found = self._unary()
+            self.nested -= 1
+            return _wrapped({"!": int(not found), "~": ~found, "-": -found, "+": found}[sign])
+        return self._primary()
+
+    def _primary(self) -> int:
+        if self._take("("):
+            result = self._comma()
+            if not self._take(")"):
+                raise Wrong(f"syntax error in {self.text.strip()!r}: missing )")
+            return result
+        if self.kind == "number":
+            found = number(self.sign)
+            self._next()
+            return found
+        if self.kind != "name":
+            raise Wrong(f"syntax error in {self.text.strip()!r}: operand expected")
+        begins = self.position == self.begun
+        return self._named(self._place(), begins)
+
+    def _place(self) -> Place:
+        name, position = self.sign, self.position
+        index = None
+        if self.text.startswith("[", position):
+            end = _closing(self.text, position)
+            index, self.position = self.text[position + 1 : end], end + 1
+            if "~" in index:
+                raise Unread("~ in an index means other things to other releases of bash")
+        self._next()
+        return name, index
+
+    def _named(self, place: Place, begins: bool) -> int:
+        sign = self._take("=", "+=", "-=", "*=", "/=", "%=", "<<=", ">>=", "&=", "^=", "|=")
+        if sign and not begins:
+            raise Unread(f"{self.text.strip()!r} assigns inside of an expression")
+        if sign == "=":
+            return self._assign(place, self._choice())
+        if sign:
+            before = self._read(place)
+            return self._assign(place, self._applied(sign[:-1], before, self._choice()))
+        before = self._read(place)
+        step = self._take("++", "--")
+        if step:
+            self._assign(place, before + (1 if step == "++" else -1))
+        return before
+
+    def _read(self, place: Place) -> int:
+        return 0 if self.idle else value(self.names.text_of(*place), self.names, self.depth + 1)
+
+    def _assign(self, place: Place, result: int) -> int:
+        result = _wrapped(result)
+        if not self.idle:
+            self.names.assign(*place, result)
+        return result
+
+
+def _closing(text: str, position: int) -> int:
+    depth = 0
+    for place in range(position, len(text)):
+        depth += (text[place] == "[") - (text[place] == "]")
+        if not depth:
+            return place
+    raise Wrong(f"syntax error in {text.strip()!r}: missing ]")

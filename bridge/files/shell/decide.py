@@ -1,18 +1,18 @@
-"""Conditions of a script: true, false, or undecided where only a run would tell."""
+"""Conditions of a script: true, false, or undecided where only a run would tell; `[[ ]]` by its words, `[ ]` by their number."""
 
 from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping
-from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
 
+from bridge.files.shell import arithmetic
 from bridge.files.shell.expand import Expander
-from bridge.files.shell.pieces import Text, Unknown, spelled
-
-if TYPE_CHECKING:
-    from tree_sitter import Node
+from bridge.files.shell.patterns import Pattern, Unread, active, simple
+from bridge.files.shell.pieces import NOWHERE, Pieces, Text, Unknown, known
+from bridge.files.shell.regular import expression, grouped, longest
+from bridge.files.shell.scope import Value, several
+from bridge.files.shell.tokens import Word
 
 NUMBERS: Mapping[str, Callable[[int, int], bool]] = {
     "-eq": operator.eq,
@@ -22,94 +22,388 @@ NUMBERS: Mapping[str, Callable[[int, int], bool]] = {
     "-gt": operator.gt,
     "-ge": operator.ge,
 }
-TEXTS: Mapping[str, Callable[[str, str], bool]] = {
-    "=": lambda text, pattern: fnmatchcase(text, pattern),
-    "==": lambda text, pattern: fnmatchcase(text, pattern),
-    "!=": lambda text, pattern: not fnmatchcase(text, pattern),
-    "<": operator.lt,
-    ">": operator.gt,
-}
-BRACKETS = ("[", "]", "[[", "]]", "(", ")", "((", "))", ";")
-STARTED = ("the script is started with it", "the script sets it nowhere")
-"""Reasons that make a variable empty in a condition: a script is read as started alone, without arguments."""
+EQUAL = ("=", "==", "!=")
+ORDERED = ("<", ">")
+COMPARED = ("-nt", "-ot", "-ef")
+UNARY = frozenset(f"-{letter}" for letter in "abcdefghknoprstuvwxzGLNORS")
+LONGEST = 4_000
+REPEATED = re.compile(r"[)][*+{]")
+Truth = bool | None
 
 
-def holds(node: Node, expander: Expander) -> bool | None:
-    """Whether the condition `node` holds; None where it depends on files, commands or values that are not known."""
-    inner = [child for child in node.children if child.type not in BRACKETS]
-    match node.type:
-        case "test_command" if node.children[0].type == "((":
-            return _truth(expander.calculated(node))
-        case "test_command" | "parenthesized_expression":
-            return holds(inner[0], expander) if len(inner) == 1 else _flat(inner, expander)
-        case "binary_expression":
-            return _binary(node, expander)
-        case "unary_expression":
-            return _unary(node, expander)
-        case "negation_expression" | "negated_command":
-            return _not(holds(node.children[-1], expander))
-        case "string" | "raw_string" | "word" | "number" | "concatenation" | "simple_expansion" | "expansion":
-            text = outright(node, expander)
-            return None if text is None else bool(text)
-    return None
+class Bad(ValueError):
+    """A condition that a shell refuses, with status 2."""
 
 
-def outright(node: Node, expander: Expander) -> str | None:
-    """The text of a node in a condition; a variable that is set nowhere is empty."""
-    pieces = expander.text(node)
-    if any(isinstance(piece, Unknown) and not piece.why.startswith(STARTED) for piece in pieces):
-        return None
-    return spelled(piece for piece in pieces if isinstance(piece, Text))
+def empty(pieces: Pieces) -> Truth:
+    """Whether a text is empty; None if that is not known."""
+    if any(isinstance(piece, Text) and piece.text for piece in pieces):
+        return False
+    return None if any(isinstance(piece, Unknown) for piece in pieces) else True
 
 
-def _truth(result: int | None) -> bool | None:
-    return None if result is None else bool(result)
+def _not(truth: Truth) -> Truth:
+    return None if truth is None else not truth
 
 
-def _not(result: bool | None) -> bool | None:
-    return None if result is None else not result
-
-
-def _flat(nodes: list[Node], expander: Expander) -> bool | None:
-    """`[ a = b ]` where the grammar leaves the three words side by side."""
-    texts = [outright(node, expander) for node in nodes]
-    if len(texts) == 3 and None not in texts and texts[1] in (*NUMBERS, *TEXTS):
-        return _compared(str(texts[0]), str(texts[1]), str(texts[2]))
-    return None
-
-
-def _binary(node: Node, expander: Expander) -> bool | None:
-    left, right = node.child_by_field_name("left"), node.child_by_field_name("right")
-    sign = node.child_by_field_name("operator")
-    if left is None or right is None or sign is None:
-        return None
-    word = expander.source.said(sign)
-    if word in ("&&", "-a", "||", "-o"):
-        return _joined(holds(left, expander), holds(right, expander), both=word in ("&&", "-a"))
-    denied = left.type == "unary_expression" and expander.source.said(left.children[0]) == "!"
-    texts = outright(left.children[-1] if denied else left, expander), outright(right, expander)
-    result = None if texts[0] is None or texts[1] is None else _compared(texts[0], word, texts[1])
-    return _not(result) if denied else result
-
-
-def _joined(left: bool | None, right: bool | None, both: bool) -> bool | None:
+def _joined(left: Truth, right: Truth, both: bool) -> Truth:
     if left is (not both) or right is (not both):
         return not both
     return None if left is None or right is None else both
 
 
-def _compared(left: str, sign: str, right: str) -> bool | None:
-    if sign in NUMBERS:
-        numbers = [int(text) for text in (left.strip(), right.strip()) if re.fullmatch(r"-?\d{1,18}", text)]
-        return NUMBERS[sign](*numbers) if len(numbers) == 2 else None
-    return TEXTS[sign](left, right) if sign in TEXTS else None
+class Condition:
+    """`[[ ... ]]`: its words in order."""
+
+    def __init__(self, items: Sequence[Word | str], expander: Expander) -> None:
+        self.items, self.expander, self.position = items, expander, 0
+
+    def holds(self) -> Truth:
+        """Whether it holds; raises `Bad` if a shell does not read it."""
+        result = self._or(True)
+        if self.position < len(self.items):
+            raise Bad("unexpected word")
+        return result
+
+    def _said(self, ahead: int = 0) -> str:
+        place = self.position + ahead
+        if place >= len(self.items):
+            return ""
+        item = self.items[place]
+        return item if isinstance(item, str) else self.expander.source.said(item)
+
+    def _or(self, needed: bool) -> Truth:
+        result = self._and(needed)
+        while self._said() == "||":
+            self.position += 1
+            result = _joined(result, self._side(needed, result, True, self._and), both=False)
+        return result
+
+    def _and(self, needed: bool) -> Truth:
+        result = self._one(needed)
+        while self._said() == "&&":
+            self.position += 1
+            result = _joined(result, self._side(needed, result, False, self._one), both=True)
+        return result
+
+    def _side(self, needed: bool, before: Truth, decided: bool, read: Callable[[bool], Truth]) -> Truth:
+        """The right side: not evaluated where the left decides; what it sets is unsure where nobody knows."""
+        if not needed or before is decided:
+            return read(False)
+        if before is not None:
+            return read(True)
+        scope = self.expander.scope
+        without = scope.copy()
+        result = read(True)
+        if without.variables != scope.variables:
+            within = scope.copy()
+            scope.take([within, without], self.expander.source.line(_start(self.items)))
+        return result
+
+    def _one(self, needed: bool) -> Truth:
+        if self._said() == "!":
+            self.position += 1
+            return _not(self._one(needed))
+        if self.position < len(self.items) and self.items[self.position] == "(":
+            self.position += 1
+            result = self._or(needed)
+            if self._said() != ")":
+                raise Bad("missing )")
+            self.position += 1
+            return result
+        return self._test(needed)
+
+    def _word(self) -> Word:
+        item = self.items[self.position] if self.position < len(self.items) else ""
+        if isinstance(item, str):
+            raise Bad(f"expected a word, found {item!r}")
+        self.position += 1
+        return item
+
+    def _test(self, needed: bool) -> Truth:
+        sign = self._said(1)
+        if sign in (*EQUAL, *ORDERED, *NUMBERS, *COMPARED, "=~") and self.position + 2 < len(self.items):
+            left = self._word()
+            self.position += 1
+            right = self._word()
+            return self._compared(left, sign, right) if needed else False
+        if self._said() in UNARY and self._said(1) not in ("", "&&", "||", ")"):
+            sign = self._said()
+            self.position += 1
+            word = self._word()
+            return unary(sign, self._text(word), self.expander) if needed else False
+        word = self._word()
+        return _not(empty(self._text(word))) if needed else False
+
+    def _text(self, word: Word) -> Pieces:
+        return self.expander.text(word, alone=True)
+
+    def _compared(self, left: Word, sign: str, right: Word) -> Truth:
+        first = self._text(left)
+        second = self._text(right)
+        try:
+            if sign in EQUAL:
+                return _matched(first, second, self._fold()) is (sign != "!=") if self._plain(first, second) else None
+            if sign == "=~":
+                return self._regular(first, second)
+            if sign in NUMBERS:
+                numbers = [self._number(text) for text in (first, second)]
+                return NUMBERS[sign](*numbers)
+        except arithmetic.Unset:
+            raise
+        except arithmetic.Wrong:
+            return False
+        except Unread:
+            return None
+        return ordered(first, sign, second) if sign in ORDERED else None
+
+    def _plain(self, first: Pieces, second: Pieces) -> bool:
+        return known(first) is not None and known(second) is not None
+
+    def _fold(self) -> bool:
+        return "nocasematch" in self.expander.scope.options
+
+    def _number(self, pieces: Pieces) -> int:
+        text = known(pieces)
+        if text is None:
+            raise Unread("it is not known")
+        return self.expander.evaluated(text)
+
+    def _regular(self, first: Pieces, second: Pieces) -> Truth:
+        scope = self.expander.scope
+        try:
+            text = known(first)
+            if text is None or len(text) > LONGEST:
+                raise Unread("the text is not known")
+            chars = active(second)
+            simple(text)
+            pattern = expression(chars, self._fold())
+            if len(text) > 64 and REPEATED.search(pattern.pattern):
+                raise Unread("this expression takes too long")
+        except Unread as error:
+            scope.set("BASH_REMATCH", Value(((Unknown("${BASH_REMATCH}", NOWHERE, 0, str(error), loose=True),),), True))
+            raise
+        found = pattern.search(text)
+        scope.set("BASH_REMATCH", Value(_groups(pattern, text) if found else (), True))
+        return found is not None
 
 
-def _unary(node: Node, expander: Expander) -> bool | None:
-    sign, operand = expander.source.said(node.children[0]), node.children[-1]
-    if sign == "!":
-        return _not(holds(operand, expander))
-    text = outright(operand, expander)
-    if text is None or sign not in ("-z", "-n", "-v"):
+def _groups(pattern: re.Pattern[str], text: str) -> tuple[Pieces, ...]:
+    """What the match and its groups hold."""
+    try:
+        found = longest(pattern, text)
+    except Unread:
+        found = None
+    sure = 1 if found is None else 1 + pattern.groups * grouped(pattern.pattern)
+    texts = [] if found is None else [found[0], *(group or "" for group in found.groups())]
+    known_ = [(Text(group, NOWHERE, plain=False),) for group in texts[:sure]]
+    unsure = (Unknown("${BASH_REMATCH}", NOWHERE, 0, "the longest match decides it"),)
+    return (*known_, *(unsure for _ in range(pattern.groups + 1 - len(known_))))
+
+
+def _start(items: Sequence[Word | str]) -> int:
+    return next(item.start for item in items if isinstance(item, Word))
+
+
+def _matched(text: Pieces, pattern: Pieces, fold: bool) -> bool:
+    said = known(text) or ""
+    return Pattern(active(pattern), fold).matches(said.lower() if fold else said)
+
+
+def ordered(first: Pieces, sign: str, second: Pieces) -> Truth:
+    """Which text comes first; None where the language of the machine decides it."""
+    left, right = known(first), known(second)
+    if left is None or right is None:
         return None
-    return (expander.scope.get(text) is not None) if sign == "-v" else (text == "") == (sign == "-z")
+    if left == right or not (left and right):
+        return bool(right if sign == "<" else left) and left != right
+    orders = {left < right, _by_letters(left, right, False), _by_letters(left, right, True)}
+    return (orders == {True}) is (sign == "<") if len(orders) == 1 and None not in orders else None
+
+
+def _by_letters(left: str, right: str, skips: bool) -> bool | None:
+    """Whether `left` comes first where a language orders texts: signs, digits, letters of any size; or signs `skips` over."""
+    if not (left + right).isascii():
+        return None
+    first, second = left.lower(), right.lower()
+    if skips:
+        first, second = ("".join(char for char in text if char.isalnum()) for text in (first, second))
+    place = next((index for index, (one, other) in enumerate(zip(first, second, strict=False)) if one != other), None)
+    if place is None:
+        return None if len(first) == len(second) else len(first) < len(second)
+    keys = [(char.isalpha(), char.isdigit(), char) for char in (first[place], second[place])]
+    return keys[0] < keys[1] if any(char.isalnum() for char in (first[place], second[place])) else None
+
+
+def unary(sign: str, pieces: Pieces, expander: Expander) -> Truth:
+    """`-n text`, `-v name` and tests of files, which nobody knows."""
+    if sign in ("-n", "-z"):
+        blank = empty(pieces)
+        return blank if sign == "-z" else _not(blank)
+    text = known(pieces)
+    if sign == "-v":
+        return None if text is None else _is_set(text, expander)
+    if sign == "-o" and text in ("errexit", "nounset", "noglob", "allexport", "pipefail"):
+        return text in expander.scope.options
+    return None
+
+
+def _is_set(name: str, expander: Expander) -> Truth:
+    plain, _, index = name.partition("[")
+    value = expander.scope.get(plain)
+    if value is None:
+        settled = expander.scope.settled(plain) or not expander.scope.sourced
+        return False if settled else None
+    if any(isinstance(piece, Unknown) and (piece.perhaps or several(word)) for word in value.words for piece in word):
+        return None
+    if index[:-1] in ("@", "*") and index:
+        return bool(value.words)
+    if not index and not value.array:
+        return True
+    try:
+        key: int | str = (index[:-1] or "0") if value.table else arithmetic.value(index[:-1] or "0", expander)
+        return expander.element(plain, value, key, True).elements is not None
+    except (Unread, arithmetic.Wrong):
+        return None
+
+
+# `[ ... ]` and `test`
+
+
+def tested(words: Sequence[Pieces], expander: Expander) -> Truth:
+    """`[ ... ]` with the words between its brackets; raises `Bad` if a shell refuses it."""
+    if any(several(word) for word in words):
+        return None
+    return _Test(words, expander).holds()
+
+
+class _Test:
+    def __init__(self, words: Sequence[Pieces], expander: Expander) -> None:
+        self.words, self.expander = words, expander
+        self.said = [known(word) for word in words]
+        self.position = 0
+
+    def holds(self) -> Truth:
+        size = len(self.words)
+        if size <= 4:
+            found = (self._none, self._single, self._two, self._three, self._four)[size](0)
+            if found != "more":
+                return found  # type: ignore[return-value]
+        if any(word is None and not self._operand(index) for index, word in enumerate(self.said)):
+            return None
+        result = self._or()
+        if self.position < size:
+            raise Bad("too many arguments")
+        return result
+
+    def _operand(self, index: int) -> bool:
+        """Whether an unknown word stands where it can only be an operand: next to an operator of two sides, or behind `-n`."""
+        near = [self.said[place] for place in (index - 1, index + 1) if 0 <= place < len(self.said)]
+        return any(word in NUMBERS or word in EQUAL for word in near) or (index > 0 and self.said[index - 1] in ("-n", "-z"))
+
+    def _none(self, start: int) -> Truth:
+        return False
+
+    def _single(self, start: int) -> Truth:
+        return _not(empty(self.words[start]))
+
+    def _two(self, start: int) -> Truth:
+        first = self.said[start]
+        if first is None:
+            return None
+        if first == "!":
+            return _not(self._single(start + 1))
+        if first in UNARY:
+            return self._unary(start)
+        raise Bad("unary operator expected")
+
+    def _three(self, start: int) -> Truth:
+        sign = self.said[start + 1]
+        if sign is None:
+            return None
+        if self._binary_sign(sign):
+            return self._binary(start)
+        if sign in ("-a", "-o"):
+            return _joined(self._single(start), self._single(start + 2), both=sign == "-a")
+        if self.said[start] == "!":
+            return _not(self._two(start + 1))
+        if self.said[start] == "(" and self.said[start + 2] == ")":
+            return self._single(start + 1)
+        if self.said[start] is None:
+            return None
+        raise Bad("binary operator expected")
+
+    def _four(self, start: int) -> Truth | str:
+        if self.said[start] == "!":
+            return _not(self._three(start + 1))
+        if self.said[start] == "(" and self.said[start + 3] == ")":
+            return self._two(start + 1)
+        return "more" if self.said[start] is not None else None
+
+    def _binary_sign(self, sign: str | None) -> bool:
+        return sign in NUMBERS or sign in EQUAL or sign in ORDERED or sign in COMPARED
+
+    def _unary(self, start: int) -> Truth:
+        sign, word = str(self.said[start]), self.words[start + 1]
+        return unary(sign, word, self.expander)
+
+    def _binary(self, start: int) -> Truth:
+        left, sign, right = self.words[start], str(self.said[start + 1]), self.words[start + 2]
+        if sign in EQUAL:
+            first, second = known(left), known(right)
+            return None if first is None or second is None else (first == second) is (sign != "!=")
+        if sign in NUMBERS:
+            first, second = known(left), known(right)
+            for text in (first, second):
+                if text is not None and not re.fullmatch(r"[ \t\n]*[-+]?\d+[ \t\n]*", text, re.ASCII):
+                    raise Bad("integer expression expected")
+            if first is None or second is None:
+                return None
+            if max(abs(int(first)), abs(int(second))) >= 1 << 63:
+                raise Bad("integer expression expected")
+            return NUMBERS[sign](int(first), int(second))
+        return ordered(left, sign, right) if sign in ORDERED else None
+
+    # More than four words
+
+    def _here(self) -> str | None:
+        return self.said[self.position] if self.position < len(self.said) else ""
+
+    def _or(self) -> Truth:
+        result = self._and()
+        while self._here() == "-o" and self.position < len(self.said):
+            self.position += 1
+            result = _joined(result, self._and(), both=False)
+        return result
+
+    def _and(self) -> Truth:
+        result = self._term()
+        while self._here() == "-a" and self.position < len(self.said):
+            self.position += 1
+            result = _joined(result, self._term(), both=True)
+        return result
+
+    def _term(self) -> Truth:
+        left = len(self.said) - self.position
+        if not left:
+            raise Bad("argument expected")
+        word = self._here()
+        if word == "!":
+            self.position += 1
+            return _not(self._term())
+        if word == "(":
+            self.position += 1
+            result = self._or()
+            if self._here() != ")":
+                raise Bad("missing )")
+            self.position += 1
+            return result
+        start = self.position
+        if left >= 3 and self._binary_sign(self.said[start + 1]):
+            self.position += 3
+            return self._binary(start)
+        if left >= 2 and word in UNARY:
+            self.position += 2
+            return self._unary(start)
+        self.position += 1
+        return self._single(start)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 Span = tuple[int, int]
 """Place in the script: characters from, to."""
@@ -14,7 +15,8 @@ Span = tuple[int, int]
 class Text:
     """Known characters, written at `span`; `uses` are the expansions that they came through, outermost first.
 
-    `plain` tells that the text stands there letter by letter, so that a part of it has a place of its own.
+    `plain` tells that the text stands there letter by letter, so that a part of it has a place of its own; `quoted`, that it
+    stands for itself in patterns; `splits`, that it came out of an expansion without quotes and is split into words.
     """
 
     text: str
@@ -22,6 +24,7 @@ class Text:
     quoted: bool = False
     plain: bool = True
     uses: tuple[Span, ...] = ()
+    splits: bool = False
 
     @property
     def key(self) -> str:
@@ -31,14 +34,23 @@ class Text:
     def part(self, start: int, end: int) -> Text:
         """Characters from `start` to `end`."""
         span = (self.span[0] + start, self.span[0] + end) if self.plain else self.span
-        return replace(self, text=self.text[start:end], span=span)
+        return Text(self.text[start:end], span, self.quoted, self.plain, self.uses, self.splits)
+
+    def used(self, place: Span, quoted: bool) -> Text:
+        """The same, come through one more expansion."""
+        return Text(self.text, self.span, quoted, self.plain, (place, *self.uses), not quoted)
+
+    def literal(self, quoted: bool) -> Text:
+        """The same, as it stands in a text that is read a second time."""
+        return Text(self.text, self.span, quoted, self.plain, self.uses)
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
     """A part that only a run would tell: as it is written at `span`, the line, and why it is not known.
 
-    `loose` tells that it stood without quotes where words are split, so that it may be any number of words.
+    `loose` tells that it stood without quotes where words are split, so that it may be any number of words. `absent` tells
+    that the script sets it nowhere, so that it is empty if the script is started alone; `perhaps`, that it may be unset.
     """
 
     spelling: str
@@ -48,6 +60,8 @@ class Unknown:
     quoted: bool = False
     uses: tuple[Span, ...] = ()
     loose: bool = False
+    absent: bool = False
+    perhaps: bool = False
 
     @property
     def key(self) -> str:
@@ -57,7 +71,13 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """Where one element of a quoted array ends and the next begins."""
+    """Where one element of an array ends and the next begins; `joiner` stands there where nothing is split.
+
+    `mark` stands there where words are split, if that is no blank: what is empty before it is a word as well.
+    """
+
+    joiner: str = " "
+    mark: str = ""
 
 
 Piece = Text | Unknown
@@ -65,22 +85,52 @@ Pieces = tuple[Piece, ...]
 BREAK = Break()
 NOWHERE: Span = (0, 0)
 """The place of what stands nowhere in the script: given from outside, or left open by a branch."""
-BLANK = re.compile(r"[ \t\n]+")
+DEFAULT_IFS = " \t\n"
 
 
-def words(pieces: Iterable[Piece | Break]) -> list[Pieces]:
-    """Split what is not quoted at blanks, as a shell does after expansion."""
+@cache
+def _delimiter(separators: str) -> re.Pattern[str]:
+    """What parts words: blanks of `separators` together, any other of them alone with the blanks around it."""
+    blanks = "".join(char for char in separators if char in DEFAULT_IFS)
+    others = re.escape("".join(char for char in separators if char not in DEFAULT_IFS))
+    blank = f"[{re.escape(blanks)}]" if blanks else "(?!)"
+    return re.compile(f"{blank}*(?P<hard>[{others}]){blank}*|{blank}+" if others else f"{blank}+")
+
+
+def words(pieces: Iterable[Piece | Break], separators: str = DEFAULT_IFS) -> list[Pieces]:
+    """Split what came out of expansions without quotes at the characters of IFS, as a shell does."""
     found: list[list[Piece]] = [[]]
-    for piece in pieces:
+    for piece in _joined(map(_marked, pieces), separators):
         if isinstance(piece, Break):
             found.append([])
         elif isinstance(piece, Unknown):
             found[-1].append(piece if piece.quoted else replace(piece, loose=True))
-        elif piece.quoted:
-            found[-1].append(piece)
+        elif piece.splits and separators:
+            _split(piece, found, _delimiter(separators))
         else:
-            _split(piece, found)
+            found[-1].append(piece)
     return [_solid(word) for word in found if any(_stands(piece) for piece in word)]
+
+
+def _marked(piece: Piece | Break) -> Piece | Break:
+    return Text(piece.mark, NOWHERE, plain=False, splits=True) if isinstance(piece, Break) and piece.mark else piece
+
+
+def _joined(pieces: Iterable[Piece | Break], separators: str) -> Iterator[Piece | Break]:
+    """Neighbours that are split together, where a separator is more than a blank."""
+    if not separators.strip(DEFAULT_IFS):
+        yield from pieces
+        return
+    last: Piece | Break | None = None
+    for piece in pieces:
+        if isinstance(last, Text) and last.splits and isinstance(piece, Text) and piece.splits:
+            last = replace(last, text=last.text + piece.text, plain=False)
+            continue
+        if last is not None:
+            yield last
+        last = piece
+    if last is not None:
+        yield last
 
 
 def _solid(word: list[Piece]) -> Pieces:
@@ -88,10 +138,12 @@ def _solid(word: list[Piece]) -> Pieces:
     return tuple(piece for piece in word if isinstance(piece, Unknown) or piece.text) or tuple(word)
 
 
-def _split(piece: Text, found: list[list[Piece]]) -> None:
+def _split(piece: Text, found: list[list[Piece]], delimiter: re.Pattern[str]) -> None:
     position = 0
-    for blank in BLANK.finditer(piece.text):
+    for blank in delimiter.finditer(piece.text):
         found[-1].append(piece.part(position, blank.start()))
+        if blank.groupdict().get("hard"):
+            found[-1].append(piece.part(position, position).literal(True))
         found.append([])
         position = blank.end()
     found[-1].append(piece.part(position, len(piece.text)))
@@ -108,7 +160,7 @@ def spelled(pieces: Iterable[Piece | Break]) -> str:
 
 def _spelling(piece: Piece | Break) -> str:
     if isinstance(piece, Break):
-        return " "
+        return piece.joiner
     return piece.text if isinstance(piece, Text) else piece.spelling
 
 

@@ -2,25 +2,53 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
+from itertools import pairwise, takewhile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bridge.errors import SourceError
-from bridge.files.shell.decide import holds, outright
-from bridge.files.shell.expand import OUTPUT, Expander
-from bridge.files.shell.pieces import NOWHERE, Piece, Pieces, Text, Unknown, known, spelled
-from bridge.files.shell.scope import Scope, Value
+from bridge.files.shell import arithmetic, inner, variables
+from bridge.files.shell.decide import Bad, Condition
+from bridge.files.shell.expand import GROUPS, OUTPUT, Expander
+from bridge.files.shell.missed import Asked
+from bridge.files.shell.patterns import Pattern, Unread
+from bridge.files.shell.pieces import NOWHERE, Pieces, Text, Unknown, known, spelled
+from bridge.files.shell.scope import MOST_CHARACTERS, Scope, Value, several
 from bridge.files.shell.source import Source, check_redirects, check_syntax
+from bridge.files.shell.tokens import Token, Word
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
 MOST_STEPS = 10_000
 DEEPEST = 30
-SHELLS = ("bash", "sh", "zsh", "/bin/bash", "/bin/sh", "/usr/bin/bash")
-DECLARING = ("export", "declare", "local", "readonly", "typeset")
+TURNS = 12
+UNTOUCHED = -1
+"""In place of the status of a substitution, where there is none."""
+CHECKED = ("command", "pipeline", "subshell")
+"""What ends a script under `set -e`; blocks and branches do not by themselves."""
+LEAVING = ("break", "continue", "return")
+CHANGING = frozenset(("sed", "perl", "mv", "cp", "rm", "dd", "truncate", "install", "patch", "rsync", "envsubst", "jq", "yq"))
+"""Programs that may change a file that the script wrote."""
+IN_PLACE = re.compile(r"\s(-\w*i|--in-place)")
+"""Options with which `sed` writes files."""
+Program = Callable[["Reader", Sequence[str]], Pieces | None]
+DEFINED = re.compile(r"(?m)(?:^|[;&|{(]|\bthen|\bdo|\belse)[ \t]*(?:function[ \t]+([\w:.-]+)|([\w:.-]+)[ \t]*\([ \t]*\))")
+"""The names of functions: one that is not defined yet is no command that is hoped to succeed."""
+HOPED = frozenset(
+    (
+        *("cd", "mkdir", "cp", "mv", "rm", "ln", "touch", "chmod", "sleep", "module", "ml", "conda", "mamba", "source", "."),
+        *("pushd", "popd", "git", "pip", "pip3", "tar", "unzip", "wget", "export", "sync", "date", "wait"),
+        *("torchrun", "python", "python3", "deepspeed", "srun", "accelerate", "mpirun"),
+    )
+)
+"""Commands that are taken to succeed before `&&`: they do something, they ask nothing."""
+
+Action = Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -38,180 +66,591 @@ class Command:
 
 @dataclass
 class Reader:
-    """Walks statements, keeps a scope, and collects commands, files written and what was odd."""
+    """Walks statements, keeps a scope, and collects commands and files written."""
 
     name: str
     scope: Scope
     commands: list[Command] = field(default_factory=list)
-    oddities: list[tuple[int, str]] = field(default_factory=list)
     sourced: list[tuple[int, str]] = field(default_factory=list)
     branch: int = 0
     depth: int = 0
     steps: int = 0
+    guarded: int = 0
+    loops: int = 0
+    grouping: int = 0
+    leaving: list[Scope] = field(default_factory=list)
+    stops: list[tuple[int, str]] = field(default_factory=list)
+    substituted: int | None = 0
+    hoped: bool = False
+    place: int = 0
+    lines: dict[str, int] | None = None
+    defined: frozenset[str] = frozenset()
+    asked: Asked | None = None
     source: Source = field(init=False)
 
     def read(self, text: str) -> None:
         """Read the whole script."""
-        source = Source(text, self.name)
-        check_syntax(source)
-        self.run(source)
+        self.source = Source(text, self.name)
+        self.defined = frozenset(first or second for first, second in DEFINED.findall(text))
+        check_syntax(self.source)
+        self.run(self.source)
+        self.left()
 
     def run(self, source: Source) -> None:
         """Read a source in the present scope."""
-        before, self.source = getattr(self, "source", source), source
+        before, self.source = self.source, source
         self.statements(source.root.children)
         self.source = before
 
     @property
+    def over(self) -> bool:
+        """Whether a statement ended the present path."""
+        return bool(self.scope.ended)
+
+    @property
     def expander(self) -> Expander:
         """The expander of what is being read."""
-        return Expander(self.source, self.scope)
+        return Expander(self.source, self.scope, self)
 
-    def line(self, node: Node) -> int:
-        """The line of a node in the script, from 1."""
-        return self.source.line(node)
+    def refuse(self, place: int, problem: str) -> SourceError:
+        """An error at a character of what is being read."""
+        return SourceError(f"{self.name}: line {self.source.line(place)}: {problem}")
 
-    def refuse(self, node: Node, problem: str) -> SourceError:
-        """An error at a node."""
-        return SourceError(f"{self.name}: line {self.line(node)}: {problem}")
+    def stop(self, line: int, problem: str) -> None:
+        """A shell stops at an expansion."""
+        self.stops.append((line, problem))
+
+    def doubt(self, line: int) -> None:
+        """A shell may stop at an expansion: whether it goes on is not known."""
+        self.scope.doubting = self.scope.doubting or line
+
+    def check_stops(self) -> None:
+        """Raise `SourceError` where a shell stops."""
+        SourceError.raise_if(f"{self.name}: line {line}: {problem}" for line, problem in self.stops)
+
+    def setter(self, name: str) -> int:
+        """The line on which the script assigns a variable anywhere; 0 if it does nowhere."""
+        if self.lines is None:
+            found = re.finditer(r"(?:^|[\s;&|({])([A-Za-z_]\w*)\+?=", self.source.text, re.ASCII)
+            self.lines = {}
+            for match in found:
+                self.lines.setdefault(match[1], self.source.line(match.start(1)))
+        return self.lines.get(name, 0)
+
+    def settled_by(self, line: int) -> str:
+        """What the branches around a line ask for, as options that say it."""
+        if self.asked is None:
+            self.asked = Asked(self.source.script.text)
+        return self.asked.around(line, self.scope.outside)
 
     def statements(self, nodes: Sequence[Node]) -> None:
         """One after the other, until one ends the path."""
-        for node in nodes:
+        for index, node in enumerate(nodes):
             if self.scope.ended:
                 return
-            self.statement(node)
+            after = nodes[index + 1] if index + 1 < len(nodes) else None
+            if not node.is_named:
+                continue
+            if after is not None and after.type == "&":
+                self.apart(lambda node=node: self.statement(node))  # type: ignore[misc]
+                self.scope.status = 0
+            else:
+                self.statement(node)
 
     def statement(self, node: Node) -> None:
-        """One statement of any kind; what has no effect on words is passed over."""
+        """One statement of any kind, with the `!` before it."""
+        if node.type == "list":
+            self.list_(node)
+            return
+        tokens = takewhile(lambda token: token.text in ("!", "time"), self.source.preceding(node.start_byte))
+        denied = [token.text for token in tokens].count("!")
+        self.guarded += denied % 2
+        self.stage(node)
+        self.guarded -= denied % 2
+        if denied % 2 and not self.scope.ended and self.scope.status is not None:
+            self.scope.status = int(not self.scope.status)
+        if not denied % 2 and node.type in CHECKED:
+            self.errexit()
+
+    def stage(self, node: Node) -> None:
+        """One statement as it stands."""
+        self.place = node.start_byte
+        self.scope.doubted = self.scope.doubted or self.scope.doubting
         self.steps += 1
         if self.steps > MOST_STEPS:
-            raise self.refuse(node, f"found more than {MOST_STEPS:,} steps; a launch script does less, is this the right file?")
+            problem = f"found more than {MOST_STEPS:,} steps; a launch script does less, is this the right file?"
+            raise self.refuse(node.start_byte, problem)
+        handler = STATEMENTS.get(node.type)
+        if handler is None:
+            raise self.refuse(node.start_byte, f"this kind of statement ({node.type.replace('_', ' ')}) is not read")
         try:
-            STATEMENTS.get(node.type, Reader.passed)(self, node)
-        except OverflowError as error:
-            raise self.refuse(node, str(error)) from None
+            if node.type == "command":
+                self.command(node)
+            elif node.type == "pipeline":  # redirections behind it are those of its last command
+                self.pipeline(node)
+            else:
+                self.redirected(self._behind(node), node.start_byte, lambda: handler(self, node))
+        except (OverflowError, Unread) as error:
+            raise self.refuse(node.start_byte, str(error)) from None
+        except arithmetic.Wrong as error:
+            raise self.refuse(node.start_byte, f"a shell stops here: {error}") from None
+        if node.type != "pipeline":
+            self.scope.piped = None
 
-    def passed(self, node: Node) -> None:
-        """Comments, separators, conditions that stand alone."""
+    def errexit(self) -> None:
+        """A statement that fails runs the trap for it, and ends the script under `set -e`."""
+        scope = self.scope
+        if self.guarded or scope.status == 0 or scope.ended:
+            return
+        if scope.status is None:
+            if scope.asked and ("errexit" in scope.options or scope.at_error is not None):
+                self.doubt(self.source.line(self.place))
+            return
+        if scope.at_error is not None and (not scope.frames or "errtrace" in scope.options):
+            self.trapped(scope.at_error)
+        if "errexit" in self.scope.options and not self.scope.ended:
+            self.scope.ended, self.scope.left_at = "exit", self.source.line(self.place)
+
+    def trapped(self, text: Pieces) -> None:
+        """The text of a trap, which leaves the status as it was."""
+        status, error, self.scope.at_error = self.scope.status, self.scope.at_error, None
+        self.nested(self.place, text)
+        self.scope.at_error = error
+        if not self.scope.ended:
+            self.scope.status = status
+
+    def left(self) -> None:
+        """The end of a shell: its trap for that."""
+        text, self.scope.at_exit = self.scope.at_exit, None
+        if text is not None:
+            ended, self.scope.ended = self.scope.ended, ""
+            self.trapped(text)
+            self.scope.ended = ended
 
     # Blocks and branches
 
     def block(self, node: Node) -> None:
         """`{ ... }` and the script itself."""
-        if node.children and node.children[0].type == "((":
-            self.counting(node)
-        else:
-            self.statements(node.children)
+        self.statements(node.children)
 
     def subshell(self, node: Node) -> None:
-        """`( ... )` and pipes: assignments stay inside."""
-        outer = self.scope
-        self.scope = outer.copy()
-        self.statements(node.children)
-        outer.files |= self.scope.files
-        self.scope = outer
+        """`( ... )`: assignments stay inside."""
+        loops, self.loops = self.loops, 0
+        self.apart(lambda: self.statements(node.children))
+        self.loops = loops
 
-    def undecided(self, bodies: Sequence[Sequence[Node]], line: int) -> None:
-        """One of several branches is taken, nobody knows which."""
+    def apart(self, action: Action) -> None:
+        """A shell of its own, which leaves its files, its output and its status."""
+        outer, mark = self.scope, len(self.leaving)
+        self.scope = self.another()
+        action()
+        self.landed(mark)
+        self.left()
+        inner, self.scope = self.scope, outer
+        outer.files, outer.output, outer.status = inner.files, inner.output, inner.status
+        self.failing(inner)
+
+    def another(self) -> Scope:
+        """The scope of a shell within this one: without its traps."""
+        scope = self.scope.copy()
+        scope.at_exit = None
+        if "errtrace" not in scope.options:
+            scope.at_error = None
+        return scope
+
+    def failing(self, inner: Scope) -> None:
+        """What may have stopped an inner shell stops this one as well under `set -e`."""
+        doubt = inner.doubted or inner.doubting
+        if doubt and not self.scope.doubted:
+            self.scope.status = None
+            if "errexit" in self.scope.options:
+                self.doubt(doubt)
+
+    def landed(self, mark: int, kinds: Sequence[str] = ("break", "continue", "return", "exit")) -> None:
+        """Take back the paths that left what is over now."""
+        left = [scope for scope in self.leaving[mark:] if scope.ended in kinds]
+        self.leaving[mark:] = [scope for scope in self.leaving[mark:] if scope.ended not in kinds]
+        for scope in left:
+            scope.ended = ""
+        if self.scope.ended in kinds:
+            self.scope.ended = ""
+        if left:
+            here = [] if self.scope.ended else [self.scope.copy()]
+            self.scope.take([*here, *left], self.branch or 0)
+
+    def pipeline(self, node: Node) -> None:
+        """`a | b`: each reads what the one before writes."""
+        stages = [child for child in node.children if child.is_named]
+        outer = self.scope
+        output: Pieces = ()
+        statuses = []
+        for index, stage in enumerate(stages):
+            last = index == len(stages) - 1
+            if last and "lastpipe" in outer.options:
+                self._last(stage, outer, output)
+                statuses.append(outer.status)
+                outer.status, outer.piped = self._piped(statuses), tuple(statuses)
+                return
+            inner = self.another()
+            inner.files = self.scope.files
+            inner.captured, inner.output = (outer.captured, outer.output) if last else (True, ())
+            inner.input = output if index else outer.input
+            self.scope = inner
+            mark = len(self.leaving)
+            self.stage(stage)
+            self.landed(mark)
+            self.left()
+            output = self.scope.output
+            statuses.append(self.scope.status)
+        inner, self.scope = self.scope, outer
+        outer.files, outer.output = inner.files, output
+        outer.status, outer.piped = self._piped(statuses), tuple(statuses)
+        self.failing(inner)
+
+    def _last(self, stage: Node, outer: Scope, output: Pieces) -> None:
+        """The last command of a pipeline under `lastpipe`: in this shell itself."""
+        files, self.scope = self.scope.files, outer
+        before, outer.files, outer.input = outer.input, files, output
+        self.stage(stage)
+        self.scope.input = before
+
+    def _piped(self, statuses: Sequence[int | None]) -> int | None:
+        if "pipefail" not in self.scope.options:
+            return statuses[-1]
+        if statuses[-1]:
+            return statuses[-1]
+        return None if None in statuses else next((status for status in reversed(statuses) if status), 0)
+
+    def undecided(self, line: int, *actions: Action, asking: str = "") -> None:
+        """One of several branches is taken, nobody knows which; `asking` is the text that would tell."""
         outer, around = self.scope, self.branch
+        if line not in outer.hints:
+            outer.hints[line] = self.expander.settling(asking)
         branches: list[Scope] = []
-        for body in bodies:
+        for action in actions:
             self.scope, self.branch = outer.copy(), line
-            self.statements(body)
+            action()
             branches.append(self.scope)
         self.scope, self.branch = outer, around
-        self.scope.take(branches, line)
+        running = [branch for branch in branches if not branch.ended]
+        left = [branch for branch in branches if branch.ended in LEAVING]
+        if not running and left:
+            running, left = left[:1], left[1:]
+            outer.become(running[0])
+        else:
+            outer.take(running or branches, line)
+        self.leaving += left
+
+    def truth(self, nodes: Sequence[Node]) -> bool | None:
+        """Whether the statements of a condition succeed."""
+        self.guarded += 1
+        self.statements(nodes)
+        self.guarded -= 1
+        return None if self.scope.status is None else not self.scope.status
 
     def if_(self, node: Node) -> None:
-        """The branches that may be taken: the first whose condition holds ends the list."""
-        possible: list[Sequence[Node]] = []
-        for condition, body in _branches(node):
-            truth = True if condition is None else self.truth(condition)
-            if truth is not False:
-                possible.append(body)
-            if truth:
-                break
-        else:
-            possible.append(())
-        self._taken(possible, node)
+        """The first branch whose condition holds, or all that may be taken."""
+        self._branch(list(_clauses(node)), node)
 
-    def _taken(self, possible: Sequence[Sequence[Node]], node: Node) -> None:
-        if len(possible) == 1:
-            self.statements(possible[0])
+    def _branch(self, clauses: Sequence[tuple[Sequence[Node] | None, Sequence[Node]]], node: Node) -> None:
+        if not clauses:
+            self.scope.status = 0
+            return
+        condition, body = clauses[0]
+        truth = True if condition is None else self.truth(condition)
+        if self.scope.ended:
+            return
+        if truth is None:
+            line = self.source.line(node.start_byte)
+            asking = self.source.text[condition[0].start_byte : condition[-1].end_byte] if condition else ""
+            self.undecided(line, lambda: self.statements(body), lambda: self._branch(clauses[1:], node), asking=asking)
+        elif truth:
+            self.statements(body)
         else:
-            self.undecided(possible, self.line(node))
-
-    def truth(self, node: Node) -> bool | None:
-        """Whether a condition holds."""
-        if node.type == "list":
-            left, sign, right = node.children[0], node.children[1].type, node.children[-1]
-            results = self.truth(left), self.truth(right)
-            decisive = sign == "||"
-            if decisive in results:
-                return decisive
-            return None if None in results else not decisive
-        if node.type == "command":
-            return {"true": True, ":": True, "false": False}.get(self.source.said(node))
-        if node.type == "compound_statement" and node.children[0].type == "((":
-            result = self.expander.calculated(node)
-            return None if result is None else bool(result)
-        return holds(node, self.expander)
+            self._branch(clauses[1:], node)
 
     def case(self, node: Node) -> None:
-        """The first pattern that fits, or any where the value is not known."""
-        items = [child for child in node.children if child.type == "case_item"]
+        """The patterns in order; `;&` goes on with the next body, `;;&` with the next pattern."""
         value = node.child_by_field_name("value")
-        text = outright(value, self.expander) if value is not None else None
-        bodies = [(self._patterns(item), _case_body(item)) for item in items]
-        if text is None:
-            self.undecided([body for _, body in bodies] + [()], self.line(node))
+        token = self.source.tokens_of(value.start_byte, value.end_byte)[0] if value is not None else None
+        if token is None or token.word is None:
+            raise self.refuse(node.start_byte, "this case is not read")
+        text = known(self.expander.text(token.word, alone=True))
+        self.check_stops()
+        self.scope.status = 0
+        self._items(text, [child for child in node.children if child.type == "case_item"], node)
+
+    def _items(self, text: str | None, items: Sequence[Node], node: Node) -> None:
+        for index, item in enumerate(items):
+            fits = self._fits(text, item)
+            rest = items[index + 1 :]
+            if fits is None:
+                self._undecided_item(text, items[index:], node)
+                return
+            if fits:
+                self._body(text, item, rest, node)
+                return
+
+    def _undecided_item(self, text: str | None, items: Sequence[Node], node: Node) -> None:
+        item, rest = items[0], items[1:]
+        line = self.source.line(node.start_byte)
+        value = node.child_by_field_name("value")
+        asking = self.source.text[value.start_byte : value.end_byte] if value is not None else ""
+        self.undecided(line, lambda: self._body(text, item, rest, node), lambda: self._items(text, rest, node), asking=asking)
+
+    def _body(self, text: str | None, item: Node, rest: Sequence[Node], node: Node) -> None:
+        self.statements(_case_body(item))
+        sign = item.children[-1].type
+        if self.scope.ended or not rest:
             return
-        fitting = (body for patterns, body in bodies if any(fnmatchcase(text, pattern) for pattern in patterns))
-        self.statements(next(fitting, ()))
+        if sign == ";&":
+            self._body(text, rest[0], rest[1:], node)
+        elif sign == ";;&":
+            self._items(text, rest, node)
 
-    def _patterns(self, item: Node) -> list[str]:
-        values = item.children_by_field_name("value")
-        return [spelled(self.expander.text(value)) for value in values]
+    def _fits(self, text: str | None, item: Node) -> bool | None:
+        """Whether one of the patterns of an item fits."""
+        close = next((child.end_byte for child in item.children if child.type == ")"), item.end_byte)
+        fold = "nocasematch" in self.scope.options
+        unsure = False
+        for token in self.source.tokens_of(item.start_byte, close):
+            if token.word is None:
+                continue
+            self._check_groups(token)
+            try:
+                pattern = Pattern(self.expander.chars(self.expander.text(token.word, alone=True)), fold)
+                if text is None:
+                    unsure |= pattern.nodes != ["*"]
+                    if pattern.nodes == ["*"]:
+                        return True
+                elif pattern.matches(text.lower() if fold else text):
+                    return None if unsure else True
+            except Unread:
+                unsure = True
+        return None if unsure else False
 
-    def loop(self, node: Node) -> None:
-        """A loop over one known word is read; any other runs none or more times."""
-        body = node.child_by_field_name("body")
-        inside = body.children if body is not None else ()
-        variable = node.child_by_field_name("variable")
-        listed = [word for value in node.children_by_field_name("value") for word in self.expander.words(value)]
-        if variable is not None and len(listed) == 1 and known(listed[0]) is not None:
-            self.scope.set(self.source.said(variable), Value((listed[0],)))
-            self.statements(inside)
-        elif node.type != "while_statement" or self._runs(node):
-            self._repeated(node, variable, inside)
-        if self.scope.ended in ("break", "continue"):
-            self.scope.ended = ""
+    def _check_groups(self, token: Token) -> None:
+        """A shell reads `@(a|b)` in a `case` where `extglob` has been on since an earlier line."""
+        written = token.word.parts if token.word else ()
+        if not any(part.kind == "text" and GROUPS.search(self.source.said(part)) for part in written):
+            return
+        if "extglob" not in self.scope.options or self.source.line(token.start) <= self.grouping:
+            raise self.refuse(token.start, "a shell stops here: this pattern needs shopt -s extglob on an earlier line")
 
-    def _runs(self, node: Node) -> bool:
-        condition = node.child_by_field_name("condition")
-        until = node.children[0].type == "until"
-        return condition is None or self.truth(condition) is not until
-
-    def _repeated(self, node: Node, variable: Node | None, inside: Sequence[Node]) -> None:
-        if variable is not None:
-            name, line = self.source.said(variable), self.line(node)
-            place = self.source.place(variable.start_byte, variable.end_byte)
-            self.scope.set(name, Value(((Unknown(f"${name}", place, line, "a loop gives it several values"),),)))
-        self.undecided([inside, ()], self.line(node))
+    # Lists
 
     def list_(self, node: Node) -> None:
-        """`a && b`, `a || b`: conditions decide; other commands are taken to succeed."""
+        """`a && b`, `a || b`."""
         left, sign, right = node.children[0], node.children[1].type, node.children[-1]
-        truth = self.truth(left)
-        condition = left.type in ("test_command", "negated_command") or truth is not None
-        if not condition:
-            self.statement(left)
-        wanted = sign == "&&"
-        if truth is wanted or (truth is None and not condition and wanted):
+        self.hoped = False
+        self.guarded += 1
+        self.statement(left)
+        self.guarded -= 1
+        status = self.scope.status
+        if self.scope.ended:
+            return
+        if status is None and sign == "&&" and self.hoped:
+            status = 0
+        if status is None:
+            before = self.scope.copy()
+            asking = self.source.text[left.start_byte : left.end_byte]
+            self.undecided(self.source.line(node.start_byte), lambda: self.statement(right), lambda: None, asking=asking)
+            if not self.scope.ended and before.status is None:
+                self.scope.status = None
+        elif (status == 0) is (sign == "&&"):
             self.statement(right)
-        elif truth is None:
-            self.undecided([[right], ()], self.line(node))
+
+    # Loops
+
+    def for_(self, node: Node) -> None:
+        """`for NAME in words`, `for ((...))`."""
+        if node.children[0].type == "select":
+            raise self.refuse(node.start_byte, "select asks a person; what it sets is not known")
+        tokens = self.source.tokens_of(node.start_byte, node.end_byte)
+        if tokens[1].kind == "counted":
+            self._counted(node, tokens[1])
+            return
+        name = self.source.said(tokens[1])
+        listed = self._listed(node, tokens)
+        self.check_stops()
+        body = self._body_of(node)
+        self.scope.status = 0
+        if any(several(word) for word in listed):
+            place, line = self.source.place(tokens[1].start, tokens[1].end), self.source.line(node.start_byte)
+            several_values = Unknown(f"${name}", place, line, "a loop gives it several values")
+            self._unsure(node, lambda: self._bound(name, Value(((several_values,),)), body))
+            return
+        exits: list[Scope] = []
+        for word in listed:
+            self._assign_loop(name, Value((word,)))
+            self._turn(body, exits)
+            if self.scope.ended:
+                break
+            self._step(node)
+        self._finish(exits, node)
+
+    def _step(self, node: Node) -> None:
+        self.steps += 1
+        if self.steps > MOST_STEPS:
+            raise self.refuse(node.start_byte, f"found more than {MOST_STEPS:,} steps in a loop; is this the right file?")
+
+    def _assign_loop(self, name: str, value: Value) -> None:
+        variables.assign(self, name, None, value, False)
+
+    def _bound(self, name: str, value: Value, body: Sequence[Node]) -> bool:
+        self.scope.set(name, value)
+        self.loops += 1
+        self.statements(body)
+        self.loops -= 1
+        return True
+
+    def _listed(self, node: Node, tokens: Sequence[Token]) -> list[Pieces]:
+        if len(tokens) < 3 or tokens[2].text != "in":
+            return list(self.scope.given)
+        end = self._body_start(node)
+        words = (token.word for token in tokens[3:] if token.start < end and token.word is not None)
+        return [found for word in words for found in self.expander.words(word)]
+
+    def _body_start(self, node: Node) -> int:
+        body = node.child_by_field_name("body")
+        return body.start_byte if body is not None else node.end_byte
+
+    def _body_of(self, node: Node) -> Sequence[Node]:
+        body = node.child_by_field_name("body")
+        return body.children if body is not None else ()
+
+    def _counted(self, node: Node, token: Token) -> None:
+        """`for ((first; test; next))`."""
+        parts = _semicolons(self.source.text, token.start + 2, token.end - 2)
+        if len(parts) != 3:
+            raise self.refuse(node.start_byte, "expected three parts in for ((...))")
+        first, test, step = parts
+        body = self._body_of(node)
+
+        failed = list[int]()
+
+        def counted(span: tuple[int, int]) -> int | None:
+            try:
+                return 0 if failed else self._calculated(span)
+            except arithmetic.Unset:
+                raise
+            except arithmetic.Wrong:
+                failed.append(1)
+                return 0
+
+        def goes_on() -> bool | None:
+            endless = self.source.text[slice(*test)].strip() == "" and not failed
+            return True if endless else _truth(counted(test))
+
+        counted(first)
+        self.check_stops()
+        self._while(node, goes_on, body, lambda: counted(step))
+        if failed and not self.scope.ended:
+            self.scope.status = 1
+
+    def _calculated(self, span: tuple[int, int]) -> int | None:
+        """The value of an expression; None if it is not known."""
+        try:
+            return self.expander.calculated(*span)
+        except Unread:
+            return None
+
+    def while_(self, node: Node) -> None:
+        """`while` and `until`."""
+        until = node.children[0].type == "until"
+        condition = node.children[1 : next(index for index, child in enumerate(node.children) if child.type == "do_group")]
+
+        def goes_on() -> bool | None:
+            truth = self.truth(condition)
+            return None if truth is None else truth is not until
+
+        self._while(node, goes_on, self._body_of(node), lambda: None)
+
+    def _while(self, node: Node, goes_on: Callable[[], bool | None], body: Sequence[Node], step: Callable[[], object]) -> None:
+        exits: list[Scope] = []
+        status: int | None = 0
+        while True:
+            truth = goes_on()
+            if self.scope.ended:
+                break
+            if truth is None:
+                self._unsure(node, lambda: self._once_more(body, step, goes_on))
+                break
+            if not truth:
+                self.scope.status = status
+                break
+            self._turn(body, exits)
+            status = self.scope.status
+            if self.over:
+                break
+            step()
+            self._step(node)
+        self._finish(exits, node)
+
+    def _once_more(self, body: Sequence[Node], step: Callable[[], object], goes_on: Callable[[], bool | None]) -> bool:
+        self.loops += 1
+        self.statements(body)
+        self.loops -= 1
+        if not self.scope.ended:
+            step()
+            goes_on()
+        return True
+
+    def _turn(self, body: Sequence[Node], exits: list[Scope]) -> None:
+        """The body once: `continue` ends the turn, `break` the loop."""
+        mark = len(self.leaving)
+        self.loops += 1
+        self.statements(body)
+        self.loops -= 1
+        left = [*self.leaving[mark:], self.scope.copy()]
+        del self.leaving[mark:]
+        here: list[Scope] = []
+        for scope in left:
+            self._arrived(scope, here, exits)
+        if here:
+            self.scope.take(here, self.branch)
+        else:
+            self.scope.ended = "over"
+
+    def _arrived(self, scope: Scope, here: list[Scope], exits: list[Scope]) -> None:
+        if scope.ended in ("break", "continue") and scope.levels > 1:
+            scope.levels -= 1
+            self.leaving.append(scope)
+        elif scope.ended in ("break", "continue"):
+            (here if scope.ended == "continue" else exits).append(scope)
+            scope.ended = ""
+        elif scope.ended:
+            self.leaving.append(scope)
+        else:
+            here.append(scope)
+
+    def _finish(self, exits: list[Scope], node: Node) -> None:
+        """Behind a loop: where it ended by itself, and where `break` left it."""
+        if self.scope.ended and self.scope.ended != "over":
+            return
+        here = [] if self.scope.ended else [self.scope.copy()]
+        if here or exits:
+            self.scope.take([*here, *exits], self.source.line(node.start_byte))
+        else:
+            self.scope.become(self.leaving.pop())
+
+    def _unsure(self, node: Node, turn: Callable[[], bool]) -> None:
+        """A loop that runs none or more times: what its turns change is not known."""
+        line = self.source.line(node.start_byte)
+        mark = len(self.leaving)
+        for _ in range(TURNS):
+            before, commands = self.scope.copy(), len(self.commands)
+            self.undecided(line, lambda: self._leave(turn, mark), lambda: None)
+            if self.scope.settles(before):
+                self.scope.status = None
+                return
+            del self.commands[commands:]
+            self._step(node)
+        raise self.refuse(node.start_byte, f"what this loop changes does not settle in {TURNS} turns")
+
+    def _leave(self, turn: Callable[[], bool], mark: int) -> None:
+        turn()
+        self.landed(mark, ("break", "continue"))
 
     # Functions
 
@@ -219,252 +658,368 @@ class Reader:
         """A definition: read when it is called."""
         name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
         if name is not None and body is not None:
-            self.scope.functions[self.source.said(name)] = self.source, body
+            said = self.source.text[name.start_byte : name.end_byte]
+            self.scope.functions[said] = ((self.source, body),)
+        self.scope.status = 0
 
-    def call(self, node: Node, name: str, arguments: Sequence[Pieces]) -> None:
-        """A function with its arguments."""
-        source, body = self.scope.functions[name]
+    def call(self, place: int, name: str, arguments: Sequence[Pieces]) -> bool:
+        """A function with its arguments; False where it may not be one."""
+        choices = self.scope.functions[name]
+        if None in choices and len(choices) == 1:
+            return False
         if self.depth >= DEEPEST:
-            raise self.refuse(node, f"{name} calls itself without end; is this the right file?")
-        before = self.scope.arguments, self.source
+            raise self.refuse(place, f"{name} calls itself without end; is this the right file?")
+        if len(choices) == 1:
+            self._called(choices[0], arguments)
+            return True
+        if None in choices:
+            raise self.refuse(place, f"{name} is a function in one branch alone")
+        line = self.source.line(place)
+        self.undecided(line, *((lambda chosen=chosen: self._called(chosen, arguments)) for chosen in choices))
+        return True
+
+    def _called(self, function: tuple[Source, Node] | None, arguments: Sequence[Pieces]) -> None:
+        if function is None:
+            return
+        source, body = function
+        before, around, mark = self.scope.arguments, self.source, len(self.leaving)
         self.scope.arguments, self.source = tuple(arguments), source
+        self.scope.frames = (*self.scope.frames, {})
+        loops, self.loops = self.loops, 0
         self.depth += 1
-        self.statements([body])
+        self.statement(body)
         self.depth -= 1
-        self.scope.arguments, self.source = before
-        if self.scope.ended == "return":
-            self.scope.ended = ""
-
-    # Assignments
-
-    def assignment(self, node: Node) -> None:
-        """`NAME=value`, `NAME+=value`, `NAME=(...)`."""
-        name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
-        if name is None:
-            return
-        if name.type == "subscript":
-            self._element(name, value)
-            return
-        more = any(child.type == "+=" for child in node.children)
-        said = self.source.said(name)
-        given = self._value(value)
-        self.scope.set(said, _added(self.scope.get(said), given) if more else given)
-
-    def _element(self, name: Node, value: Node | None) -> None:
-        """One element of an array: known where its place is a number."""
-        text = self.source.said(name)
-        variable, _, index = text.partition("[")
-        given, before = self._value(value), self.scope.get(variable)
-        elements = list(before.words) if before else []
-        place = index.rstrip("]")
-        if place.isdigit() and int(place) <= len(elements):
-            elements[int(place) :] = [given.pieces, *elements[int(place) + 1 :]]
-            self.scope.set(variable, Value(tuple(elements), True))
-        else:
-            spot = self.source.place(name.start_byte, name.end_byte)
-            unknown = Unknown(f"${variable}", spot, self.line(name), "this form of assignment is not read")
-            self.scope.set(variable, Value(((unknown,),), True))
-
-    def _value(self, node: Node | None) -> Value:
-        if node is None:
-            return Value(((),))
-        if node.type != "array":
-            return Value((self.expander.text(node),))
-        elements = (child for child in node.children if child.type not in ("(", ")", "comment"))
-        return Value(tuple(word for element in elements for word in self.expander.words(element) if not _continues(word)), True)
-
-    def assignments(self, node: Node) -> None:
-        """Several on one line."""
-        for child in node.children:
-            if child.type == "variable_assignment":
-                self.assignment(child)
-
-    def declaration(self, node: Node) -> None:
-        """`export`, `declare`, `local`, `readonly`."""
-        for child in node.children:
-            name = child.child_by_field_name("name") if child.type == "variable_assignment" else child
-            if child.type == "variable_assignment":
-                self.assignment(child)
-            if name is not None and node.children[0].type == "export" and name.type == "variable_name":
-                self.scope.exported.add(self.source.said(name))
-
-    def counting(self, node: Node) -> None:
-        """`((i++))`: what it changes is not known any more, unless it is `i = ...` of what is known."""
-        for child in node.children:
-            if child.type in ("postfix_expression", "binary_expression", "unary_expression"):
-                names = [part for part in child.children if part.type in ("variable_name", "word")]
-                if names and ("=" in self.source.said(child) or child.type != "binary_expression"):
-                    name = self.source.said(names[0])
-                    unknown = Unknown(
-                        f"${name}", self.source.place(child.start_byte, child.end_byte), self.line(child), "it is counted"
-                    )
-                    self.scope.set(name, Value(((unknown,),)))
-
-    def unset(self, node: Node) -> None:
-        """`unset NAME`."""
-        for child in node.children[1:]:
-            self.scope.variables.pop(self.source.said(child), None)
+        self.loops = loops
+        self.landed(mark, ("return",))
+        self.scope.restore()
+        self.scope.arguments, self.source = before, around
 
     # Commands
 
-    def redirected(self, node: Node) -> None:
-        """A command with redirections: here-documents and `echo` may write a file that is used later."""
-        body = node.child_by_field_name("body")
-        if not self.branch:
-            check_redirects(self.source, (part for part in node.children if part.type == "file_redirect"))
-        if body is not None:
-            self.statement(body)
-        target, content = self._target(node), self._content(node, body)
-        if target is not None and content is not None:
-            self.scope.files[file_key(target)] = content
-        if body is not None and body.type == "command" and content is not None:
-            self._into_variable(body, content)
-
-    def _target(self, node: Node) -> Pieces | None:
-        redirects = [part for part in _all(node) if part.type == "file_redirect" and part.children[0].type in (">", ">|")]
-        for redirect in redirects:
-            destination = redirect.child_by_field_name("destination")
-            if destination is not None:
-                return self.expander.text(destination)
-        body = node.child_by_field_name("body")
-        called = self._called(body) if body is not None and body.type == "command" else []
-        piped = [self._called(part) for part in _all(node) if part.type == "command"]
-        tee = next((words for words in (called, *piped) if words and spelled(words[0]) == "tee"), None)
-        return tee[-1] if tee and len(tee) > 1 else None
-
-    def _content(self, node: Node, body: Node | None) -> Pieces | None:
-        for part in _all(node):
-            if part.type == "heredoc_body":
-                return self._document(node, part)
-        called = self._called(body) if body is not None and body.type == "command" else []
-        if called and spelled(called[0]) == "echo":
-            kept = [word for word in called[1:] if spelled(word) not in ("-e", "-n", "-E")]
-            return tuple(piece for index, word in enumerate(kept) for piece in (*_blank(index, word), *word))
-        return None
-
-    def _document(self, node: Node, body: Node) -> Pieces:
-        start = next((self.source.said(part) for part in _all(node) if part.type == "heredoc_start"), "")
-        quoted = start[:1] in ("'", '"', "\\")
-        end = body.end_byte
-        if quoted:
-            return tuple(self.source.literal(body.start_byte, end, "raw", True))
-        pieces = self.expander.between(body, body.start_byte, end, "heredoc", True)
-        return tuple(piece for piece in pieces if isinstance(piece, Text | Unknown))
-
-    def _into_variable(self, body: Node, content: Pieces) -> None:
-        """`read -r -d '' NAME <<EOF`."""
-        called = self._called(body)
-        if called and spelled(called[0]) == "read":
-            self.scope.set(spelled(called[-1]), Value((content,)))
-
-    def _called(self, node: Node) -> list[Pieces]:
-        parts = (child for child in node.children if child.type not in ("variable_assignment", *REDIRECTS))
-        return [word for child in parts for word in self.expander.words(child)]
-
     def command(self, node: Node) -> None:
-        """A simple command: a function, one that the shell itself knows, or one that it starts."""
-        called = self._called(node)
-        if not called:
+        """A simple command, a condition or an assignment, with its redirections."""
+        tokens = self._tokens(node)
+        redirects = [token for token in tokens if token.kind == "redirect"]
+        rest = [token for token in tokens if token.kind != "redirect"]
+        if len(rest) == 1 and rest[0].kind in ("cond", "arith"):
+            action = self.condition if rest[0].kind == "cond" else self.counting
+            self.redirected(redirects, node.start_byte, lambda: action(rest[0]))
             return
+        self.simple([token.word for token in rest if token.word is not None], redirects, node.start_byte)
+
+    def _tokens(self, node: Node) -> list[Token]:
+        """What belongs to a simple command: its node, and the redirections around it, which the tree does not show."""
+        before = list(takewhile(lambda token: token.kind == "redirect", self.source.preceding(node.start_byte)))
+        return [*before[::-1], *self.source.tokens_of(node.start_byte, node.end_byte), *self._behind(node)]
+
+    def _behind(self, node: Node) -> list[Token]:
+        return list(takewhile(lambda token: token.kind == "redirect", self.source.following(node.end_byte)))
+
+    def condition(self, token: Token) -> None:
+        """`[[ ... ]]`."""
+        try:
+            truth = Condition(token.items, self.expander).holds()
+        except Bad as error:
+            raise self.refuse(token.start, f"not a condition: {error}") from None
+        if self.stops:
+            self.stops.clear()
+            truth = None
+        self.answer(truth)
+
+    def answer(self, truth: bool | None) -> None:
+        """The status of what asks."""
+        self.scope.status, self.scope.asked = (None if truth is None else int(not truth)), True
+
+    def counting(self, token: Token) -> None:
+        """`((...))`."""
+        try:
+            result = self.expander.calculated(token.start + 2, token.end - 2)
+            self.answer(bool(result))
+        except Unread:
+            self.answer(None)
+        except arithmetic.Unset:
+            raise
+        except arithmetic.Wrong:
+            self.answer(False)
+        self.check_stops()
+
+    def simple(self, words: Sequence[Word], redirects: Sequence[Token], place: int) -> None:
+        """Assignments, and a command with its words."""
+        count = next((index for index, word in enumerate(words) if variables.assignment(self.source, word) is None), len(words))
+        assignments, rest = words[:count], words[count:]
+        if not self.branch:
+            check_redirects(self.source, redirects)
+        self.substituted = UNTOUCHED
+        if rest and self.source.said(rest[0]) in variables.DECLARING:
+            self.redirected(redirects, place, lambda: variables.declare(self, rest, place))
+            return
+        alone = bool(rest) and self.source.said(rest[0]) in ("[", "test")
+        called = [found for word in rest for found in self.expander.words(word, alone)]
+        if not called:
+            self.redirected(redirects, place, lambda: self._assignments(assignments))
+            return
+        self.redirected(redirects, place, lambda: self._with(assignments, called, place))
+
+    def _assignments(self, words: Sequence[Word]) -> None:
+        self.check_stops()
+        for word in words:
+            variables.perform(self, word)
+        self.scope.status = self.substituted if self.substituted != UNTOUCHED else 0
+        if not words and self.scope.input is not None and self.scope.captured:
+            self.write(self.scope.input)
+
+    def _with(self, assignments: Sequence[Word], called: Sequence[Pieces], place: int) -> None:
+        """A command with variables that are set for it alone."""
+        own: dict[str, Value | None] = {}
+        doubting, self.scope.doubting = self.scope.doubting, 0
+        for word in assignments:
+            name = variables.assignment(self.source, word)
+            if name is not None:
+                own.setdefault(name.name, self.scope.variables.get(name.name, variables.NOTHING))
+                variables.perform(self, word)
+        self.scope.doubted = self.scope.doubted or self.scope.doubting
+        self.scope.doubting = self.scope.doubting or doubting
+        exported = self.scope.exported
+        self.scope.exported = exported | own.keys()
+        self.start(called, place)
+        if own:
+            self.scope.exported -= own.keys() - exported
+            for said, value in own.items():
+                if value is variables.NOTHING:
+                    self.scope.variables.pop(said, None)
+                else:
+                    self.scope.variables[said] = value
+
+    def start(self, called: Sequence[Pieces], place: int, functions: bool = True) -> None:
+        """A function, a command that the shell itself knows, or one that it starts."""
+        from bridge.files.shell.builtins import BUILTINS
+
         name = known(called[0]) or ""
-        if name in self.scope.functions:
-            self.call(node, name, called[1:])
-        elif name in BUILTINS:
-            BUILTINS[name](self, node, called)
-        elif self._shell_inside(node, called):
-            pass
-        else:
-            self._start(node, called)
+        if functions and name in self.scope.functions:
+            self.check_stops()
+            if self.call(place, name, called[1:]):
+                return
+        if name in BUILTINS:
+            if name not in ("echo", "printf", "exec", "command"):
+                self.check_stops()
+            self.stops.clear()
+            self.hoped = name in HOPED
+            BUILTINS[name](self, place, called)
+        elif not inner.started(self, place, called):
+            self._external(place, called)
 
-    def _start(self, node: Node, called: Sequence[Pieces]) -> None:
-        own = {}
-        for child in node.children:
-            if child.type == "variable_assignment" and (name := child.child_by_field_name("name")) is not None:
-                own[self.source.said(name)] = self._value(child.child_by_field_name("value")).pieces
-        exported = {name: value.pieces for name in sorted(self.scope.exported) if (value := self.scope.get(name))}
-        self.commands.append(Command(tuple(called), {**exported, **own}, self.line(node), self.branch))
+    def _external(self, place: int, called: Sequence[Pieces]) -> None:
+        from bridge.files.shell.programs import PROGRAMS
 
-    def _shell_inside(self, node: Node, called: Sequence[Pieces]) -> bool:
-        """`... bash -c 'text'`: the text is a script of its own, started by what stands before it."""
+        self.stops.clear()
+        line = self.source.line(place)
+        self.commands.append(Command(tuple(called), self.environment, line, self.branch or self.scope.doubted))
+        name = (known(called[0]) or "").rpartition("/")[2]
+        self.hoped = name in HOPED
+        self.scope.status, self.scope.asked = None, name in self.defined
+        why = OUTPUT
+        try:
+            written = self._modelled(PROGRAMS.get(name), called)
+        except Unread as error:
+            written, why = None, str(error)
+        self.write(written if written is not None else (Unknown(spelled(called[0]), NOWHERE, line, why),))
+        if name in CHANGING and (name not in PROGRAMS or (written is None and IN_PLACE.search(" ".join(map(spelled, called))))):
+            self._touched(called, line)
+
+    def _modelled(self, program: Program | None, called: Sequence[Pieces]) -> Pieces | None:
+        """What a program writes whose output follows from what it reads; raises `Unread` with what is not known of that."""
+        if program is None:
+            return None
         texts = [known(word) for word in called]
-        for index, text in enumerate(texts[:-2]):
-            options = texts[index + 1] or ""
-            if text in SHELLS and options.startswith("-") and options.endswith("c"):
-                self._nested(node, called[index + 2], called[:index])
-                return True
-        return False
+        unknown = next((piece for word in called for piece in word if isinstance(piece, Unknown)), None)
+        if unknown is not None:
+            raise Unread(unknown.why)
+        self.scope.status = 0
+        written = program(self, [str(text) for text in texts])
+        if written is None:
+            self.scope.status = None
+            raise Unread(OUTPUT)
+        return written
 
-    def _nested(self, node: Node, text: Pieces, before: Sequence[Pieces] = ()) -> None:
-        """Read text as shell; what it starts is started by the words `before`."""
+    def _touched(self, called: Sequence[Pieces], line: int) -> None:
+        for word in called[1:]:
+            key = file_key(word)
+            if key in self.scope.files:
+                why = f"{spelled(called[0])} may change it (line {line})"
+                self.scope.files[key] = (Unknown(spelled(word), NOWHERE, line, why),)
+
+    def write(self, pieces: Pieces) -> None:
+        """Text that a command writes, kept where something reads it."""
+        if self.scope.captured:
+            self.scope.output = (*self.scope.output, *pieces)
+            if len(self.scope.output) > MOST_STEPS:
+                raise OverflowError(f"writes more than {MOST_STEPS:,} parts; is this the right file?")
+
+    def nested(self, place: int, text: Pieces, before: Sequence[Pieces] = (), scope: Scope | None = None) -> None:
+        """Read text as shell, in a scope of its own if one is given; what it starts is started by the words `before`."""
         if self.depth >= DEEPEST:
-            raise self.refuse(node, "a shell starts itself without end; is this the right file?")
+            raise self.refuse(place, "a shell starts itself without end; is this the right file?")
         source = Source.of(text, self.source)
         first = len(self.commands)
         check_syntax(source)
         self.depth += 1
-        self.run(source)
+        if scope is None:
+            self.run(source)
+        else:
+            self._child(source, scope, not before)
         self.depth -= 1
-        line = self.line(node)
+        line = self.source.line(place)
         self.commands[first:] = [replace(found, words=(*before, *found.words), line=line) for found in self.commands[first:]]
 
-    def eval(self, node: Node, called: Sequence[Pieces]) -> None:
-        """`eval TEXT`."""
-        self._nested(node, tuple(piece for index, word in enumerate(called[1:]) for piece in (*_blank(index, word), *word)))
+    def _child(self, source: Source, scope: Scope, alone: bool) -> None:
+        """Another shell, which leaves its files, its output and, where it is started `alone`, its status."""
+        outer, mark = self.scope, len(self.leaving)
+        scope.output, scope.captured = outer.output, outer.captured
+        self.scope, around = scope, (self.guarded, self.loops)
+        self.guarded, self.loops = 0, 0
+        self.run(source)
+        self.guarded, self.loops = around
+        self.landed(mark)
+        self.left()
+        self.scope = outer
+        outer.files, outer.output = scope.files, scope.output
+        outer.status, outer.asked = (scope.status, scope.asked) if alone else (None, False)
 
-    def end(self, node: Node, called: Sequence[Pieces]) -> None:
-        """`exit`, `return`, `break`, `continue`."""
-        self.scope.ended = spelled(called[0])
+    def content(self, path: Pieces) -> Pieces | None:
+        """What stands in a file: what the script has written, else what lies in its folder or here; None if there is none."""
+        written = self.file(path)
+        name = known(path)
+        if written is not None or not name or "\0" in name:
+            return written
+        folders = Path(self.name).absolute().parent, Path.cwd()
+        found = next((folder / name for folder in folders if os.path.isfile(folder / name)), None)
+        if found is None or found.stat().st_size > MOST_CHARACTERS:
+            return None
+        try:
+            return (Text(found.read_text("utf-8"), NOWHERE, True, plain=False),)
+        except (OSError, UnicodeDecodeError) as error:
+            raise self.refuse(self.place, f"cannot read {name}: {error}") from None
 
-    def take_file(self, node: Node, called: Sequence[Pieces]) -> None:
-        """`source FILE`: what it sets is not known."""
-        self.sourced.append((self.line(node), spelled(called[-1])))
+    def file(self, path: Pieces) -> Pieces | None:
+        """What the script has written to `path` so far, if it has."""
+        return self.scope.files.get(file_key(path))
 
-    def ask(self, node: Node, called: Sequence[Pieces]) -> None:
-        """`read NAME`: filled by a run."""
-        for word in called[1:]:
-            name = spelled(word)
-            if name.isidentifier():
-                self.scope.set(name, Value(((Unknown(f"${name}", NOWHERE, self.line(node), OUTPUT),),)))
+    @property
+    def environment(self) -> dict[str, Pieces]:
+        """The variables that a command is started with, as far as the script sets them."""
+        return {name: value.pieces for name in sorted(self.scope.exported) if (value := self.scope.get(name))}
 
-    def shift(self, node: Node, called: Sequence[Pieces]) -> None:
-        """`shift`."""
-        if self.scope.arguments is not None:
-            self.scope.arguments = self.scope.arguments[1:]
+    def capture(self, source: Source) -> Pieces:
+        """What the commands of `$(...)` write."""
+        if self.depth >= DEEPEST:
+            raise SourceError(f"{self.name}: commands stand in commands without end; is this the right file?")
+        outer, mark, stops = self.scope, len(self.leaving), self.stops
+        self.scope, self.stops = self.another(), []
+        self.scope.output, self.scope.captured = (), True
+        if "inherit_errexit" not in outer.options:
+            self.scope.options = outer.options - {"errexit"}
+        self.depth += 1
+        self.run(source)
+        self.depth -= 1
+        self.landed(mark)
+        self.left()
+        inner, self.scope, self.stops = self.scope, outer, stops
+        outer.files, outer.status = inner.files, inner.status
+        self.failing(inner)
+        self.substituted = outer.status
+        doubt = inner.doubting if inner.doubting != outer.doubting else 0
+        return (*inner.output, *((Unknown("$(...)", NOWHERE, doubt, OUTPUT),) if doubt else ()))
 
-    def run_in_place(self, node: Node, called: Sequence[Pieces]) -> None:
-        """`exec COMMAND`, `time COMMAND`: the command itself."""
-        if len(called) > 1 and not self._shell_inside(node, called[1:]):
-            self._start(node, called[1:])
+    # Redirections
 
-    def silent(self, node: Node, called: Sequence[Pieces]) -> None:
-        """What sets nothing and starts nothing."""
+    def redirected(self, redirects: Sequence[Token], place: int, action: Action) -> None:
+        """A statement with what it reads, and the file that it writes."""
+        if not redirects:
+            action()
+            return
+        before = self.scope.input, self.scope.output, self.scope.captured
+        joined = self.scope.joined
+        target: tuple[str, bool] | None = None
+        lost = False
+        for token in redirects:
+            found = self._redirect(token)
+            if found is not None:
+                target, lost = found, True
+            elif token.text == ">&" and token.fd in ("", "1") and self.source.said(token).endswith("2"):
+                target, lost = (target, lost) if self.scope.joined else (None, True)
+            elif token.text.startswith((">", "&>")) and token.fd in ("", "1"):
+                target, lost = None, token.text != ">&"
+            elif token.text.startswith(">") and token.fd == "2":
+                self.scope.joined = self.source.said(token).replace(" ", "") == "2>&1"
+            if token.text in ("&>", "&>>"):
+                self.scope.joined = True
+        if lost:
+            self.scope.output, self.scope.captured = (), target is not None
+        self.check_stops_of(redirects)
+        action()
+        written = self.scope.output
+        self.scope.input, self.scope.joined = before[0], joined
+        if lost:
+            self.scope.output, self.scope.captured = before[1:]
+        if target is not None:
+            key, more = target
+            self.scope.files[key] = (*(self.scope.files.get(key, ()) if more else ()), *written)
 
+    def check_stops_of(self, redirects: Sequence[Token]) -> None:
+        """What stops a shell in a redirection stops it in any case."""
+        if self.stops and not any(token.word is None for token in redirects):
+            last = self.stops[-1][0]
+            if any(self.source.line(token.start) == last for token in redirects):
+                self.check_stops()
 
-def _added(before: Value | None, more: Value) -> Value:
-    if before is None:
-        return more
-    if before.array or more.array:
-        return Value((*before.words, *more.words), True)
-    return Value(((*before.pieces, *more.pieces),))
+    def _redirect(self, token: Token) -> tuple[str, bool] | None:
+        """Set what is read, or say which file is written and whether it is added to."""
+        word = token.word
+        if word is None:
+            return None
+        if token.text in ("<<", "<<-"):
+            self.scope.input = self._document(token)
+        elif token.text == "<<<":
+            self.scope.input = (*self.expander.text(word), Text("\n", NOWHERE, True, plain=False))
+        elif token.text == "<" and token.fd in ("", "0"):
+            self.scope.input = self._file(word)
+        elif token.text in (">", ">|", ">>", "&>", "&>>") and token.fd in ("", "1"):
+            target = self.expander.text(word)
+            if known(target) != "/dev/null":
+                return file_key(target), token.text.endswith(">>")
+        elif token.text == "<&":
+            self.scope.input = None
+        return None
 
+    def _file(self, word: Word) -> Pieces:
+        """What stands in a file, or what `<(...)` writes."""
+        line = self.source.line(word.start)
+        if len(word.parts) == 1 and word.parts[0].kind == "process" and self.source.said(word).startswith("<"):
+            part = word.parts[0]
+            return self.capture(self.source.within(part.start + 2, part.end - 1))
+        path = self.expander.text(word)
+        if known(path) == "/dev/null":
+            return ()
+        found = self.content(path)
+        return (Unknown(self.source.said(word), NOWHERE, line, "it stands in a file"),) if found is None else found
 
-def _continues(word: Pieces) -> bool:
-    """A stray backslash at the end of a line of an array."""
-    return known(word) in ("\\", "") and not any(piece.quoted for piece in word)
-
-
-def _blank(index: int, word: Pieces) -> Iterator[Piece]:
-    if index:
-        yield Text(" ", word[0].span if word else NOWHERE, True, plain=False)
-
-
-def _all(node: Node) -> Iterator[Node]:
-    """Redirections of a statement, those that the grammar hangs below a here-document too."""
-    for child in node.children:
-        if child.type in (*REDIRECTS, "pipeline", "command", "heredoc_body", "heredoc_start"):
-            yield child
-            if child.type in ("heredoc_redirect", "pipeline"):
-                yield from _all(child)
+    def _document(self, token: Token) -> Pieces:
+        body = token.body
+        if body is None:
+            return ()
+        source = self.source
+        if body.tabs:
+            kept = [
+                piece
+                for line in re.finditer(r"\t*([^\n]*\n?)", source.text[body.start : body.end])
+                for piece in source.pieces(body.start + line.start(1), body.start + line.end(1), True)
+            ]
+            source = Source.inert(tuple(kept), source)
+        start, end = (0, len(source.text)) if body.tabs else (body.start, body.end)
+        if body.quoted:
+            return tuple(source.pieces(start, end, True))
+        expander = Expander(source, self.scope, self)
+        return tuple(expander.joined(expander.parts(source.double(start, end), True)))
 
 
 def file_key(path: Pieces) -> str:
@@ -472,22 +1027,24 @@ def file_key(path: Pieces) -> str:
     return "".join(piece.key for piece in path).removeprefix("./")
 
 
-def _branches(node: Node) -> Iterator[tuple[Node | None, Sequence[Node]]]:
+def _truth(result: int | None) -> bool | None:
+    return None if result is None else bool(result)
+
+
+def _clauses(node: Node) -> Iterator[tuple[Sequence[Node] | None, Sequence[Node]]]:
     """Conditions and bodies of an `if`, in order; the condition of `else` is None."""
-    conditions = [child for child in node.children_by_field_name("condition") if child.is_named]
-    rest = [child for child in node.children if child.type not in ("elif_clause", "else_clause")]
-    yield (conditions[-1] if conditions else node), _then(rest)
+    own = [child for child in node.children if child.type not in ("elif_clause", "else_clause", "fi")]
+    yield _halves(own)
     for clause in node.children:
         if clause.type == "elif_clause":
-            condition = next((child for child in clause.children if child.is_named), clause)
-            yield condition, _then(clause.children)
+            yield _halves(clause.children)
         elif clause.type == "else_clause":
             yield None, clause.children[1:]
 
 
-def _then(nodes: Sequence[Node]) -> Sequence[Node]:
+def _halves(nodes: Sequence[Node]) -> tuple[Sequence[Node], Sequence[Node]]:
     place = next((index for index, child in enumerate(nodes) if child.type == "then"), len(nodes))
-    return nodes[place + 1 :]
+    return nodes[1:place], nodes[place + 1 :]
 
 
 def _case_body(item: Node) -> Sequence[Node]:
@@ -495,35 +1052,23 @@ def _case_body(item: Node) -> Sequence[Node]:
     return item.children[place + 1 :]
 
 
-REDIRECTS = ("file_redirect", "heredoc_redirect", "herestring_redirect")
+def _semicolons(text: str, start: int, end: int) -> list[tuple[int, int]]:
+    """The parts of `for ((...))`."""
+    cuts = [start - 1, *(place for place in range(start, end) if text[place] == ";"), end]
+    return [(low + 1, high) for low, high in pairwise(cuts)]
+
+
 STATEMENTS: Mapping[str, Callable[[Reader, Node], None]] = {
     "program": Reader.block,
     "compound_statement": Reader.block,
     "do_group": Reader.block,
     "subshell": Reader.subshell,
-    "pipeline": Reader.subshell,
+    "pipeline": Reader.pipeline,
     "if_statement": Reader.if_,
     "case_statement": Reader.case,
-    "for_statement": Reader.loop,
-    "c_style_for_statement": Reader.loop,
-    "while_statement": Reader.loop,
+    "for_statement": Reader.for_,
+    "while_statement": Reader.while_,
     "list": Reader.list_,
     "function_definition": Reader.function,
-    "variable_assignment": Reader.assignment,
-    "variable_assignments": Reader.assignments,
-    "declaration_command": Reader.declaration,
-    "unset_command": Reader.unset,
-    "redirected_statement": Reader.redirected,
     "command": Reader.command,
-}
-BUILTINS: Mapping[str, Callable[[Reader, Node, Sequence[Pieces]], None]] = {
-    "eval": Reader.eval,
-    **dict.fromkeys(("exit", "return", "break", "continue"), Reader.end),
-    **dict.fromkeys(("source", "."), Reader.take_file),
-    **dict.fromkeys(("read", "mapfile", "readarray"), Reader.ask),
-    **dict.fromkeys(("exec", "time", "nohup", "command"), Reader.run_in_place),
-    "shift": Reader.shift,
-    **dict.fromkeys(
-        ("echo", "printf", "set", "cd", "mkdir", "let", "test", ":", "true", "false", "trap", "ulimit", "wait"), Reader.silent
-    ),
 }

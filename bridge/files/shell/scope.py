@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from bridge.files.shell.pieces import NOWHERE, Pieces, Text, Unknown, known, same, shared
+from bridge.files.shell.pieces import DEFAULT_IFS, NOWHERE, Pieces, Text, Unknown, known, same, shared
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -16,19 +17,100 @@ if TYPE_CHECKING:
 
 LONGEST = 20_000
 """Parts of one value; only doubling gets there."""
+MOST_CHARACTERS = 2**20
+RUN = "only a run tells"
+LIVE = frozenset(
+    (
+        *("HOSTNAME", "PWD", "OLDPWD", "UID", "EUID", "PPID", "HOME", "USER", "LOGNAME", "SHELL", "PATH", "TERM", "SHLVL"),
+        *("RANDOM", "SRANDOM", "SECONDS", "EPOCHSECONDS", "EPOCHREALTIME", "LINENO", "BASH", "BASHPID", "BASH_VERSION"),
+        *("BASH_VERSINFO", "BASH_SOURCE", "BASH_LINENO", "BASH_COMMAND", "BASH_ARGV0", "BASHOPTS", "SHELLOPTS", "BASH_SUBSHELL"),
+        *("FUNCNAME", "GROUPS", "HOSTTYPE", "MACHTYPE", "OSTYPE", "DIRSTACK", "COLUMNS", "LINES", "PS4", "_"),
+        *("PIPESTATUS", "OPTERR", "COMP_WORDBREAKS", "BASH_CMDS", "BASH_ALIASES", "BASH_LOADABLES_PATH", "HISTCMD"),
+    )
+)
+"""Variables that every shell or login sets."""
+MOVING = frozenset(
+    (
+        *("RANDOM", "SRANDOM", "SECONDS", "EPOCHSECONDS", "EPOCHREALTIME", "LINENO"),
+        *("_", "PIPESTATUS", "BASH_COMMAND", "FUNCNAME"),
+    )
+)
+"""Those of them that an assignment does not settle."""
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A variable: its words, one for a plain variable."""
+    """A variable: its words, one for a plain variable.
+
+    `keys` are the places of the words of an array, if they are not 0, 1, 2, ...; `table` tells that they are names.
+    """
 
     words: tuple[Pieces, ...]
     array: bool = False
+    keys: tuple[int | str, ...] | None = None
+    table: bool = False
 
     @property
     def pieces(self) -> Pieces:
-        """A plain variable's text; the first element of an array."""
-        return self.words[0] if self.words else ()
+        """A plain variable's text; element 0 of an array."""
+        return self.at("0" if self.table else 0) or ()
+
+    @property
+    def places(self) -> Sequence[int | str]:
+        """The place of each word."""
+        return range(len(self.words)) if self.keys is None else self.keys
+
+    def at(self, key: int | str) -> Pieces | None:
+        """The element at a place; None if there is none. A part of unknown length before it makes it unknown."""
+        if self.table and self.open:
+            return next(word for word in self.words if several(word))
+        for place, word in zip(self.places, self.words, strict=True):
+            if place == key or (self.array and several(word)):
+                return word
+        return None
+
+    @property
+    def open(self) -> bool:
+        """Whether the number of its words is not known."""
+        return self.array and any(several(word) for word in self.words)
+
+    def put(self, key: int | str, word: Pieces) -> Value:
+        """The array with another element."""
+        found = dict(zip(self.places, self.words, strict=True))
+        if self.table and key not in found:
+            found[key] = word
+            return Value(tuple(found.values()), True, tuple(found), True)
+        found[key] = word
+        keys = tuple(found) if self.table else tuple(sorted(found, key=int))
+        plain = not self.table and keys == tuple(range(len(keys)))
+        return Value(tuple(found[place] for place in keys), True, None if plain else keys, self.table)
+
+    def without(self, key: int | str) -> Value:
+        """The array without an element."""
+        left = [(place, word) for place, word in zip(self.places, self.words, strict=True) if place != key]
+        return Value(tuple(word for _, word in left), True, tuple(place for place, _ in left), self.table)
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """What a local of a function hides: the value, the marks and whether it is exported."""
+
+    value: Value | None
+    marks: frozenset[str] = frozenset()
+    exported: bool = False
+
+
+def several(word: Pieces) -> bool:
+    """Whether a word may be any number of words."""
+    return any(isinstance(piece, Unknown) and piece.loose for piece in word)
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A statement of which nobody knows the way it goes: its line, and what to say of it."""
+
+    line: int
+    why: str
 
 
 @dataclass
@@ -36,81 +118,328 @@ class Scope:
     """The state of a shell.
 
     `outside` is what is known of the variables and arguments that the script is started with; `ended` says which statement
-    ended this path (`exit`, `return`), if one did.
+    ended this path (`exit`, `return`, `break`), if one did, and `levels` how many loops it leaves. A variable that is None was
+    unset by the script. `left_at` is the line that ended it; `hints` say by line what settles a branch there.
+    `frames` are the values that the locals of each function hide. `status` is `$?`, None if not known.
+    `output` is what was written where a command substitution reads it; `input` what the next command reads. `doubting` is the
+    line on which a shell may stop, `doubted` that of an earlier statement. `piped` are the statuses of a pipeline just before.
+    `asked` tells that an unknown status is the answer to a question, which may be no; `joined`, that errors go where output goes.
+    `at_exit` and `at_error` are the texts of traps.
     """
 
     outside: Mapping[str, str]
-    variables: dict[str, Value] = field(default_factory=dict)
-    functions: dict[str, tuple[Source, Node]] = field(default_factory=dict)
+    variables: dict[str, Value | None] = field(default_factory=dict)
+    functions: dict[str, tuple[tuple[Source, Node] | None, ...]] = field(default_factory=dict)
     exported: set[str] = field(default_factory=set)
     files: dict[str, Pieces] = field(default_factory=dict)
     arguments: tuple[Pieces, ...] | None = None
     ended: str = ""
+    levels: int = 1
+    status: int | None = 0
+    options: frozenset[str] = frozenset()
+    marks: dict[str, frozenset[str]] = field(default_factory=dict)
+    frames: tuple[dict[str, Hidden], ...] = ()
+    output: Pieces = ()
+    input: Pieces | None = None
+    captured: bool = False
+    sourced: int = 0
+    left_at: int = 0
+    hints: dict[int, str] = field(default_factory=dict)
+    doubting: int = 0
+    doubted: int = 0
+    piped: tuple[int | None, ...] | None = None
+    asked: bool = False
+    joined: bool = False
+    at_exit: Pieces | None = None
+    at_error: Pieces | None = None
 
     def get(self, name: str) -> Value | None:
-        """The value of a variable or of a numbered argument; None if the script sets none."""
+        """The value of a variable or of a numbered argument; None if nothing sets it."""
         if name.isdigit():
             return self._argument(int(name))
-        found = self.variables.get(name)
-        return found if found is not None or name not in self.outside else _told(self.outside[name])
+        name = self.target(name)
+        if name == "PIPESTATUS" and self.piped is not None and None not in self.piped:
+            return Value(tuple((Text(str(status), NOWHERE, plain=False),) for status in self.piped), True)
+        if name in self.variables and name not in MOVING:
+            return self.variables[name]
+        if name in self.outside:
+            return _told(self.outside[name])
+        return self._live(name) if name in LIVE else None
+
+    def _live(self, name: str) -> Value:
+        return Value(((Unknown(f"${name}", NOWHERE, 0, f"{RUN}; say it with --env {name}=..."),),))
+
+    def settled(self, name: str) -> bool:
+        """Whether it is known that a variable without a value is not set."""
+        if name.isdigit():
+            return self.arguments is not None and int(name) > 0
+        return self.target(name) in self.variables
+
+    def target(self, name: str) -> str:
+        """The variable that a reference stands for."""
+        for _ in range(8):
+            if "n" not in self.marks.get(name, ()):
+                return name
+            value = self.variables.get(name)
+            name = (known(value.pieces) if value else None) or name
+        return name
+
+    @property
+    def given(self) -> tuple[Pieces, ...]:
+        """The arguments: those of the function, of `set --`, or those that the script is told to be started with."""
+        if self.arguments is not None:
+            return self.arguments
+        found: list[Pieces] = []
+        while str(len(found) + 1) in self.outside:
+            found.append(_told(self.outside[str(len(found) + 1)]).pieces)
+        return tuple(found)
 
     def _argument(self, number: int) -> Value | None:
+        if not number:
+            return self._live("0") if "0" not in self.outside else _told(self.outside["0"])
         if self.arguments is None:
             return _told(self.outside[str(number)]) if str(number) in self.outside else None
+        doubtful = next((word for word in self.arguments[:number] if several(word)), None)
+        if doubtful is not None:
+            return Value((tuple(replace(piece, loose=False) for piece in doubtful if isinstance(piece, Unknown)),))
         return Value((self.arguments[number - 1],)) if 0 < number <= len(self.arguments) else None
+
+    @property
+    def separators(self) -> str | None:
+        """The characters of IFS; None if they are not known."""
+        if "IFS" not in self.variables:
+            return self.outside.get("IFS", DEFAULT_IFS)
+        value = self.variables["IFS"]
+        return DEFAULT_IFS if value is None else known(value.pieces)
 
     def set(self, name: str, value: Value) -> None:
         """Give a variable its value."""
+        name = self.target(name)
         if sum(map(len, value.words)) > LONGEST:
             raise OverflowError(f"{name} grows beyond {LONGEST:,} parts; is this the right file?")
+        if sum(len(piece.text) for word in value.words for piece in word if isinstance(piece, Text)) > MOST_CHARACTERS:
+            raise OverflowError(f"{name} grows beyond {MOST_CHARACTERS:,} characters; is this the right file?")
         self.variables[name] = value
+        if "allexport" in self.options:
+            self.exported.add(name)
+
+    def held(self, name: str) -> Hidden:
+        """A variable as it stands, with its marks."""
+        value = self.variables.get(name, _NOWHERE)
+        return Hidden(value, self.marks.get(name, frozenset()), name in self.exported)
+
+    def put_back(self, name: str, hidden: Hidden) -> None:
+        """A variable as it stood."""
+        self.marks.pop(name, None)
+        if hidden.marks:
+            self.marks[name] = hidden.marks
+        (self.exported.add if hidden.exported else self.exported.discard)(name)
+        if hidden.value is _NOWHERE:
+            self.variables.pop(name, None)
+        else:
+            self.variables[name] = hidden.value
+
+    def local(self, name: str) -> None:
+        """Hide a variable until the function returns; what it hands on to programs, the local hands on as well."""
+        if self.frames and name not in self.frames[-1]:
+            self.frames[-1][name] = self.held(name)
+            self.marks.pop(name, None)
+
+    def restore(self) -> None:
+        """The variables that the locals of a function hid."""
+        *rest, last = self.frames
+        self.frames = tuple(rest)
+        for name, hidden in last.items():
+            self.put_back(name, hidden)
+
+    def reveal(self, name: str) -> bool:
+        """`unset` of a local of a function further out: what it hid stands there again; False if there is none."""
+        frame = next((frame for frame in reversed(self.frames[:-1]) if name in frame), None)
+        if frame is None or name in self.frames[-1]:
+            return False
+        self.put_back(name, frame.pop(name))
+        return True
+
+    @contextmanager
+    def globally(self, name: str) -> Iterator[None]:
+        """`declare -g`: the variable that all locals of that name hide."""
+        frame = next((frame for frame in self.frames if name in frame), None)
+        if frame is None:
+            yield
+            return
+        inside = self.held(name)
+        self.put_back(name, frame[name])
+        yield
+        frame[name] = self.held(name)
+        self.put_back(name, inside)
 
     def copy(self) -> Scope:
         """A scope of its own, for a branch or a subshell."""
-        return Scope(
-            self.outside,
-            dict(self.variables),
-            dict(self.functions),
-            set(self.exported),
-            dict(self.files),
-            self.arguments,
-            self.ended,
+        return replace(
+            self,
+            variables=dict(self.variables),
+            functions=dict(self.functions),
+            exported=set(self.exported),
+            files=dict(self.files),
+            marks=dict(self.marks),
+            frames=tuple(map(dict, self.frames)),
+        )
+
+    def become(self, other: Scope) -> None:
+        """Take over everything of another scope."""
+        for name in self.__dataclass_fields__:
+            setattr(self, name, getattr(other, name))
+
+    def settles(self, before: Scope) -> bool:
+        """Whether everything is as it was before."""
+        names = {*self.variables, *before.variables}
+        arguments = self.given, before.given
+        return (
+            all(_equal(self, before, name) for name in names)
+            and len(arguments[0]) == len(arguments[1])
+            and all(same(left, right) for left, right in zip(*arguments, strict=True))
+            and self.functions == before.functions
+            and self.files.keys() == before.files.keys()
+            and same(self.output, before.output)
         )
 
     def take(self, branches: Sequence[Scope], line: int) -> None:
         """Go on with what all `branches` of the statement at `line` agree on; the rest is not known."""
         running = [branch for branch in branches if not branch.ended]
         if not running:
-            self.ended = branches[0].ended
+            self.become(branches[0])
             return
-        names = dict.fromkeys(name for branch in running for name in branch.variables)
-        found = {name: [branch.variables.get(name) for branch in running] for name in names}
-        self.variables = {name: _agreed_on(values, line, name) for name, values in found.items()}
-        for branch in running:
-            self.functions |= branch.functions
-            self.exported |= branch.exported
-            self.files |= branch.files
+        branch = Branch(line, f"a branch decides it (line {line}){self.hints.get(line, '')}")
+        self.become(reduce(lambda one, other: _both(one, other, branch), running))
 
 
-def _agreed_on(values: Sequence[Value | None], line: int, name: str) -> Value:
-    return reduce(lambda one, other: _merged(one, other, line, name), values) or Value(())
+_NOWHERE = Value(((Text("", NOWHERE),),), keys=(0,))
+"""What a local hides where the script sets nothing."""
+
+
+def _both(one: Scope, other: Scope, branch: Branch) -> Scope:
+    """What two branches agree on."""
+    if one is other:
+        return one
+    names = dict.fromkeys((*one.variables, *other.variables))
+    differing = [name for name in names if not _equal(one, other, name)]
+    variables = {name: _merged(one.get(name), other.get(name), branch, name) for name in differing}
+    kept = {name: one.variables[name] for name in names if name not in variables}
+    undecided = (Unknown("the output of a branch", NOWHERE, branch.line, branch.why),)
+    return replace(
+        one,
+        variables={**kept, **variables},
+        functions={name: _choices(one, other, name) for name in (*one.functions, *other.functions)},
+        exported=one.exported | other.exported,
+        files={name: _file(one, other, name, branch) for name in (*one.files, *other.files)},
+        arguments=_arguments(one, other, branch),
+        status=one.status if one.status == other.status else None,
+        options=one.options & other.options,
+        marks=one.marks | other.marks,
+        frames=tuple(_frame(first, second, one, other, branch) for first, second in zip(one.frames, other.frames, strict=True)),
+        output=_settling(one.output, other.output, undecided[0]),
+        input=one.input if (one.input or ()) == (other.input or ()) else undecided,
+        sourced=max(one.sourced, other.sourced),
+        doubting=max(one.doubting, other.doubting),
+        doubted=max(one.doubted, other.doubted),
+        asked=one.asked or other.asked or (one.status != other.status and bool(one.status or other.status)),
+        piped=one.piped if one.piped == other.piped else None,
+        at_exit=_trap(one.at_exit, other.at_exit, branch),
+        at_error=_trap(one.at_error, other.at_error, branch),
+    )
+
+
+def _trap(one: Pieces | None, other: Pieces | None, branch: Branch) -> Pieces | None:
+    if one is None and other is None:
+        return None
+    alike = one is not None and other is not None and same(one, other)
+    return one if alike else (Unknown("trap", NOWHERE, branch.line, branch.why),)
+
+
+def _equal(one: Scope, other: Scope, name: str) -> bool:
+    if (name in one.variables) != (name in other.variables):
+        return False
+    first, second = one.variables[name], other.variables[name]
+    if first is second:
+        return True
+    return first is not None and second is not None and _alike(first, second)
+
+
+def _alike(first: Value, second: Value) -> bool:
+    return (
+        (first.array, first.table, tuple(first.places)) == (second.array, second.table, tuple(second.places))
+        and len(first.words) == len(second.words)
+        and all(same(left, right) for left, right in zip(first.words, second.words, strict=True))
+    )
+
+
+def _choices(one: Scope, other: Scope, name: str) -> tuple[tuple[Source, Node] | None, ...]:
+    found = (*one.functions.get(name, (None,)), *other.functions.get(name, (None,)))
+    return tuple(dict.fromkeys(found))
+
+
+def _file(one: Scope, other: Scope, name: str, branch: Branch) -> Pieces:
+    first, second = one.files.get(name), other.files.get(name)
+    if first is not None and second is not None and same(first, second):
+        return first
+    return _settling(first or (), second or (), Unknown(name, NOWHERE, branch.line, branch.why))
+
+
+def _settling(first: Pieces, second: Pieces, undecided: Unknown) -> Pieces:
+    """What both begin with, the rest undecided; what a loop adds turn by turn is one undecided part, however often it goes on."""
+    if same(first, second):
+        return first
+    begun = shared(first, second)
+    place = next((index for index, piece in enumerate(begun) if piece.key == undecided.key), len(begun))
+    return (*begun[:place], undecided)
+
+
+def _arguments(one: Scope, other: Scope, branch: Branch) -> tuple[Pieces, ...] | None:
+    if one.arguments is None and other.arguments is None:
+        return None
+    first, second = one.given, other.given
+    words = _agreed(first, second)
+    rest = () if len(words) == len(first) == len(second) else ((Unknown("$@", NOWHERE, branch.line, branch.why, loose=True),),)
+    return (*words, *rest)
+
+
+def _frame(first: dict[str, Hidden], second: dict[str, Hidden], one: Scope, other: Scope, branch: Branch) -> dict[str, Hidden]:
+    """What locals hide; where one branch alone hides it, the other's value is what stands there."""
+    found = {}
+    for name in (*first, *second):
+        left, right = first.get(name) or one.held(name), second.get(name) or other.held(name)
+        value = left.value if left.value is right.value else _merged(left.value, right.value, branch, name)
+        found[name] = Hidden(value, left.marks | right.marks, left.exported or right.exported)
+    return found
 
 
 def _told(text: str) -> Value:
     return Value(((Text(text, NOWHERE, plain=False),),))
 
 
-def _merged(one: Value | None, other: Value | None, line: int, name: str) -> Value | None:
+def _merged(one: Value | None, other: Value | None, branch: Branch, name: str) -> Value | None:
     """What two branches agree on: where they part, it is not known."""
+    if one is None and other is None:
+        return None
     first, second = one or Value(()), other or Value(())
-    undecided = Unknown(f"${name}", NOWHERE, line, f"a branch decides it (line {line})")
+    unset = one is None or other is None
+    undecided = Unknown(f"${name}", NOWHERE, branch.line, branch.why, perhaps=unset)
+    if first.table or second.table:
+        return Value(((replace(undecided, loose=True),),), True, ("",), True)
     if first.array or second.array:
-        words = _agreed(first.words, second.words)
-        rest = () if len(words) == len(first.words) == len(second.words) else ((undecided,),)
-        return Value((*words, *rest), True)
-    if one is not None and other is not None and same(first.pieces, second.pieces):
+        return _merged_arrays(first, second, replace(undecided, loose=True))
+    if not unset and same(first.pieces, second.pieces):
         return one
-    return Value(((*shared(first.pieces, second.pieces), undecided),))
+    return Value((_settling(() if unset else first.pieces, () if unset else second.pieces, undecided) or (undecided,),))
+
+
+def _merged_arrays(first: Value, second: Value, undecided: Unknown) -> Value:
+    if first.keys is not None or second.keys is not None:
+        return Value(((undecided,),), True)
+    words = _agreed(first.words, second.words)
+    rest = () if len(words) == len(first.words) == len(second.words) else ((undecided,),)
+    place = next((index for index, word in enumerate(words) if rest and same(word, rest[0])), len(words))
+    return Value((*words[:place], *rest), True)
 
 
 def _agreed(one: tuple[Pieces, ...], other: tuple[Pieces, ...]) -> tuple[Pieces, ...]:
@@ -119,10 +448,22 @@ def _agreed(one: tuple[Pieces, ...], other: tuple[Pieces, ...]) -> tuple[Pieces,
     return one[:length]
 
 
-def number(value: Value | None) -> int | None:
-    """The whole number that a variable holds; unset ones count as 0, as in shell arithmetic."""
-    text = "0" if value is None else known(value.pieces)
-    try:
-        return int((text or "").strip() or "0") if text is not None else None
-    except ValueError:
-        return None
+def elements(value: Value) -> Iterator[tuple[int | str, Pieces]]:
+    """Places and words, in the order in which a shell lists them."""
+    pairs = list(zip(value.places, value.words, strict=True))
+    if value.table:
+        pairs.reverse()
+        pairs.sort(key=lambda pair: _bucket(str(pair[0])))
+    return iter(pairs)
+
+
+BUCKETS = 1024
+
+
+def _bucket(key: str) -> int:
+    """Where bash keeps a name of an associative array (hashlib.c: FNV-1 in 32 bits)."""
+    found = 2166136261
+    for byte in key.encode():
+        found = (found * 16777619) & 0xFFFFFFFF
+        found ^= byte
+    return found & (BUCKETS - 1)

@@ -3,53 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from bridge.errors import SourceError
 from bridge.files.document import TEXT, Document
-from bridge.files.shell.pieces import Pieces, Unknown, known, line_of, spelled, unknowns
+from bridge.files.shell.inner import listed
+from bridge.files.shell.launchers import BATCH_SYSTEM, DIRECTIVE, Walk, ranks, walk
+from bridge.files.shell.missed import missed
+from bridge.files.shell.pieces import NOWHERE, Pieces, Unknown, known, line_of, spelled, unknowns
 from bridge.files.shell.read import Command, Reader, file_key
 from bridge.files.shell.scope import Scope
 
 MAX_CHARACTERS = 2**20
-STARTERS = (
-    "torchrun",
-    "deepspeed",
-    "srun",
-    "mpirun",
-    "mpiexec",
-    "accelerate",
-    "horovodrun",
-    "numactl",
-    "nsys",
-    "env",
-    "sudo",
-    "timeout",
-    "ds",
-    "pdsh",
-)
-"""Programs that start a training script, as the first word of a command."""
-PYTHON = re.compile(r"(\S*/)?python[\d.]*$")
-LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "deepspeed.launcher.runner", "deepspeed.launcher.launch")
-PER_NODE = ("--nproc_per_node", "--nproc-per-node", "--num_gpus", "--num-gpus", "--gpus_per_node", "--num_accelerators")
-NODES = ("--nnodes", "--num_nodes", "--num-nodes")
-BATCH_SYSTEM = {
-    "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
-    "N": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
-    "ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
-    "gpus-per-node": ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"),
-}
-"""Options of `#SBATCH` lines, and the variables that Slurm sets from them."""
-DIRECTIVE = re.compile(r"^#SBATCH\s+--?(?P<name>[\w-]+)[=\s]\s*(?P<value>\w+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Launch:
     """One training run that a script starts: `python`, `torchrun`, `deepspeed`, ... with a program and its words.
 
-    `launcher` are the words before the program; `branch` is the line of an undecided branch around it, or 0.
+    `launcher` are the words before the program; `branch` is the line of an undecided branch around it, or 0; `ranks` is the world
+    size, where the launcher's words say it in numbers.
     """
 
     program: str
@@ -59,6 +34,7 @@ class Launch:
     line: int
     lines: tuple[int, ...]
     branch: int = 0
+    ranks: int | None = None
 
     @property
     def texts(self) -> list[str]:
@@ -77,32 +53,9 @@ class Launch:
         alone = ((index, word[0]) for index, word in enumerate(self.words) if len(word) == 1)
         return frozenset(index for index, piece in alone if isinstance(piece, Unknown) and piece.loose)
 
-    @cached_property
-    def ranks(self) -> int | None:
-        """World size in ranks, where the launcher's words say it in numbers."""
-        per_node, nodes = self._option(PER_NODE), self._option(NODES)
-        own = any(word in ("torchrun", *LAUNCHERS) for word in self.launcher)
-        if per_node is None and not own:
-            return None
-        sizes = [_number(found) if found is not None else 1 for found in (per_node, nodes)]
-        return sizes[0] * sizes[1] if sizes[0] and sizes[1] else None
-
-    def _option(self, names: Sequence[str]) -> str | None:
-        """The value of an option of the launcher; empty if it is not known."""
-        found = None
-        for word, after in zip(self.launcher, [*self.launcher[1:], None], strict=True):
-            name, tied, attached = (word or "").partition("=")
-            if name in names:
-                found = attached if tied else after or ""
-        return found
-
     def __str__(self) -> str:
         where = f", in a branch that nothing decides (line {self.branch})" if self.branch else ""
         return f"line {self.line}: {self.program}{where}"
-
-
-def _number(text: str) -> int | None:
-    return int(text) if re.fullmatch(r"\d{1,9}", text) else None
 
 
 @dataclass(frozen=True)
@@ -133,6 +86,14 @@ class Script:
             raise SourceError(f"{self.name}: nested too deeply; a launch script is flatter, is this the right file?") from None
         return reader
 
+    @property
+    def named(self) -> dict[str, str]:
+        """Its variables, and those of the runs that it starts, as far as they are known."""
+        held = {name: value.pieces for name, value in self.reader.scope.variables.items() if value is not None}
+        for launch in self.launches:
+            held |= launch.environment
+        return {name: text for name, pieces in held.items() if (text := known(pieces)) is not None}
+
     @cached_property
     def launches(self) -> tuple[Launch, ...]:
         """Every training run that it starts."""
@@ -152,7 +113,7 @@ class Script:
             return self._numbered(self.chosen)
         fitting = [launch for launch in self.launches if fits(launch)]
         if not fitting:
-            raise SourceError(f"{self.name}: found no run with {what}; the runs that it starts: {self.seen}", *self._lost())
+            raise SourceError(f"{self.name}: found no run with {what}; the runs that it starts: {self.seen}", *self.lost)
         if len(fitting) > 1:
             listed = (f"{self.name}: --launch {self.launches.index(launch) + 1}: {launch}" for launch in fitting)
             raise SourceError(f"{self.name}: starts {len(fitting)} runs with {what}; name one with --launch", *listed)
@@ -169,8 +130,15 @@ class Script:
             raise SourceError(f"{self.name}: there is no run {number}; it starts {len(self.launches)}", *listed)
         return self.launches[number - 1]
 
-    def _lost(self) -> list[str]:
-        return [f"{self.name}: line {line}: {word}: {reason}" for line, word, reason in self.strays()]
+    @property
+    def lost(self) -> list[str]:
+        """What may be a run and is none, for messages: flags that begin a command, and lines that look like a run."""
+        runs = {launch.line for launch in self.launches}
+        left_at = self.reader.scope.left_at if self.reader.scope.ended else 0
+        looked = missed(self.text, {command.line for command in self.reader.commands} | runs, runs, left_at)
+        strays = [(line, f"{word}: {reason}") for line, word, reason in self.strays()]
+        sources = [(line, f"source {file}: it is not there, and what it sets is not known") for line, file in self.reader.sourced]
+        return [f"{self.name}: line {line}: {reason}" for line, reason in (*strays, *looked, *(sources if not runs else ()))]
 
     def file(self, path: Pieces) -> Pieces | None:
         """What the script writes to `path`, if it does."""
@@ -188,40 +156,36 @@ def _stray(text: str, line: int) -> str:
     return f"no part of the run: {reason}, so that the shell takes this for a command"
 
 
+def _directives(text: str) -> Iterator[tuple[str, str]]:
+    """Options on `#SBATCH` lines that are numbers."""
+    return ((match["name"], match["value"]) for match in DIRECTIVE.finditer(text) if match["value"].isdigit())
+
+
 def _slurm(text: str) -> dict[str, str]:
     """Variables that Slurm sets from the directives of a script."""
-    found = {match["name"]: match["value"] for match in DIRECTIVE.finditer(text) if match["value"].isdigit()}
-    return {variable: value for name, value in found.items() for variable in BATCH_SYSTEM.get(name, ())}
+    return {variable: value for name, value in _directives(text) for variable in BATCH_SYSTEM.get(name, ())}
 
 
 def _launch(command: Command, text: str) -> Launch | None:
-    texts = [known(word) for word in command.words]
-    place = _program(texts, [spelled(word) for word in command.words])
-    if place is None:
+    """The training run that a command starts, if it starts one."""
+    found = walk(listed(command.words))
+    if found.kind not in ("program", "module"):
         return None
-    words = command.words[place + 1 :]
+    more = _handed_on(command) if any(link.name == "xargs" for link in found.links) else ()
+    words = (*command.words[found.at + 1 :], *more)
+    return _run(command, found, words, text)
+
+
+def _run(command: Command, found: Walk, words: tuple[Pieces, ...], text: str) -> Launch:
     lines = tuple(line_of(word, text) or command.line for word in words)
-    program = spelled(command.words[place])
-    return Launch(program, words, tuple(texts[:place]), command.environment, command.line, lines, command.branch)
+    program, before = spelled(command.words[found.at]), tuple(known(word) for word in command.words[: found.at])
+    size = ranks(found, dict(_directives(text)))
+    return Launch(program, words, before, command.environment, command.line, lines, command.branch, size)
 
 
-def _program(texts: Sequence[str | None], spellings: Sequence[str]) -> int | None:
-    """Where the program stands in the words of a command that starts one."""
-    first = (texts[0] or "").rpartition("/")[2]
-    if texts[0] is not None and not (first in STARTERS or PYTHON.match(first) or first.endswith(".py")):
-        return None
-    for index, text in enumerate(spellings):
-        if text.endswith(".py") and not text.startswith("-"):
-            return index
-        if index and spellings[index - 1] in ("-m", "--module") and text not in LAUNCHERS:
-            return index
-    opaque = (index for index, text in enumerate(texts) if text is None and not _is_value(spellings, index))
-    return next(opaque, None) if texts[0] is not None else None
-
-
-def _is_value(spellings: Sequence[str], index: int) -> bool:
-    """Whether a word follows an option, so that it may be its value."""
-    return index == 0 or (spellings[index - 1].startswith("-") and "=" not in spellings[index - 1])
+def _handed_on(command: Command) -> tuple[Pieces, ...]:
+    """What `xargs` adds to the words of a command."""
+    return ((Unknown("xargs", NOWHERE, command.line, "it is read from the input of xargs", loose=True),),)
 
 
 def load_script(text: str, name: str = TEXT) -> Document:

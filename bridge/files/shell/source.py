@@ -5,29 +5,19 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from bridge.errors import SourceError
 from bridge.files.shell.pieces import Piece, Pieces, Text, Unknown
+from bridge.files.shell.tokens import HOLE, Fault, Lexer, Part, Scanner, Token, Word, masked
 
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser
 
-ESCAPES = {
-    "bare": re.compile(r"\\(\n|.)|\\$", re.DOTALL),
-    "double": re.compile(r'\\([$`"\\\n])'),
-    "heredoc": re.compile(r"\\([$`\\\n])"),
-    "raw": re.compile(r"(?!)"),
-}
-"""Backslashes that a shell takes away, by the quotes around them."""
-MISSING = {"heredoc_end": "end of the here-document"}
-EXPANSIONS = ("simple_expansion", "expansion", "arithmetic_expansion", "command_substitution", "process_substitution")
-LEADING = re.compile(r"(?:\s|\\\n)*")
 PLACEHOLDER = re.compile(r"<[A-Za-z][^<>\n|&;]*>")
-HOLE = "x"
-"""What stands for a character beyond ASCII while the tree is built, so that its places count characters."""
 
 
 @cache
@@ -39,36 +29,49 @@ def _parser() -> Parser:
 
 
 class Source:
-    """Shell text and its tree: the script itself, or text that the script hands to another shell."""
+    """Shell text with its tokens and the tree of its statements: the script itself, or text that it hands to another shell.
 
-    def __init__(self, text: str, name: str, segments: Sequence[Piece] | None = None, script: Source | None = None) -> None:
+    The tree is built of the text with its words made plain, so that the grammar decides on statements alone.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        name: str,
+        segments: Sequence[Piece] | None = None,
+        script: Source | None = None,
+        commands: bool = True,
+    ) -> None:
         """`segments` are the pieces that `text` is made of, for text that does not stand in `script` as it is."""
         self.text, self.name, self.segments = text, name, segments
+        self.script: Source = script.script if script else self
         self.starts = [0, *accumulate(_length(piece) for piece in segments or ())]
         self.breaks: list[int] = script.breaks if script else [match.start() for match in re.finditer("\n", text)]
-        self.root: Node = _parser().parse(re.sub(r"[^\x00-\x7f]", HOLE, text).encode("ascii")).root_node
+        self.scanner = Scanner(text)
+        self.operands: dict[tuple[int, int, bool], tuple[Part, ...]] = {}
+        self.inner: dict[int, Source] = {}
+        try:
+            self.tokens: list[Token] = Lexer(text).run() if commands else []
+        except Fault as fault:
+            raise SourceError(self._broken(fault.place, fault.problem)) from None
+        self.token_starts = [token.start for token in self.tokens]
+        self.root: Node = _parser().parse(masked(text, self.tokens).encode("ascii") if commands else b"").root_node
 
     @classmethod
     def of(cls, pieces: Pieces, script: Source) -> Source:
-        """The text of `pieces`, for a second reading (`eval`, `bash -c`)."""
+        """The text of `pieces`, for a second reading (`eval`, `bash -c`, `$(...)`)."""
         text = "".join(piece.text if isinstance(piece, Text) else HOLE for piece in pieces)
         return cls(text, script.name, pieces, script)
 
-    def line(self, node: Node) -> int:
-        """The line of the script, from 1, on which a node begins."""
-        start = self.start(node)
-        return bisect_left(self.breaks, self.place(start, max(node.end_byte, start + 1))[0]) + 1
+    @classmethod
+    def inert(cls, pieces: Pieces, script: Source) -> Source:
+        """Text that holds expansions and no commands."""
+        text = "".join(piece.text if isinstance(piece, Text) else HOLE for piece in pieces)
+        return cls(text, script.name, pieces, script, commands=False)
 
-    def literal(self, start: int, end: int, mode: str, quoted: bool) -> Iterator[Piece]:
-        """Characters `start` to `end` without the backslashes that belong to `mode`."""
-        position = start
-        for escape in ESCAPES[mode].finditer(self.text, start, end):
-            yield from self.pieces(position, escape.start(), quoted)
-            kept = (escape[1] or "").removeprefix("\n")
-            if kept:
-                yield Text(kept, self.place(escape.start(), escape.end()), True, plain=False)
-            position = escape.end()
-        yield from self.pieces(position, end, quoted)
+    def line(self, place: int) -> int:
+        """The line of the script, from 1, of a character."""
+        return bisect_left(self.breaks, self.place(place, place + 1)[0]) + 1
 
     def pieces(self, start: int, end: int, quoted: bool) -> Iterator[Piece]:
         """Characters `start` to `end` as they are."""
@@ -82,7 +85,7 @@ class Source:
             if low >= high and offset >= end:
                 return
             if low < high:
-                yield _requoted(piece if isinstance(piece, Unknown) else piece.part(low, high), quoted)
+                yield replace(piece, quoted=quoted) if isinstance(piece, Unknown) else piece.part(low, high).literal(quoted)
 
     def place(self, start: int, end: int) -> tuple[int, int]:
         """Where characters `start` to `end` stand in the script."""
@@ -91,29 +94,75 @@ class Source:
         spans = [piece.span for piece in self.pieces(start, end, False)]
         return (spans[0][0], spans[-1][1]) if spans else (0, 0)
 
-    def start(self, node: Node) -> int:
-        """Where a node begins; the grammar counts blanks before an expansion in a string to it."""
-        begun = LEADING.match(self.text, node.start_byte, node.end_byte) if node.type in EXPANSIONS else None
-        return begun.end() if begun else node.start_byte
+    def said(self, part: Part | Word | Token) -> str:
+        """The text of a part."""
+        return self.text[part.start : part.end]
 
-    def said(self, node: Node) -> str:
-        """The text of a node."""
-        return self.text[self.start(node) : node.end_byte]
+    def operand(self, start: int, end: int, single: bool) -> tuple[Part, ...]:
+        """The parts of a word inside of `${...}`."""
+        key = start, end, single
+        if key not in self.operands:
+            parts: list[Part] = []
+            self.scanner.operand(start, parts, single)
+            self.operands[key] = tuple(parts)
+        return self.operands[key]
+
+    def double(self, start: int, end: int) -> tuple[Part, ...]:
+        """The parts of text that is expanded as in double quotes, whose quotes mean nothing: arithmetic, here-documents."""
+        key = start, end, False
+        if key not in self.operands:
+            parts: list[Part] = []
+            try:
+                Scanner(self.text[:end]).quoted(start, parts, "")
+            except Fault as fault:
+                raise SourceError(self._broken(fault.place, fault.problem)) from None
+            self.operands[key] = tuple(parts)
+        return self.operands[key]
+
+    def within(self, start: int, end: int) -> Source:
+        """What stands between `start` and `end` as shell text of its own."""
+        if start not in self.inner:
+            self.inner[start] = Source.of(tuple(self.pieces(start, end, False)), self)
+            check_syntax(self.inner[start])
+        return self.inner[start]
+
+    def tokens_of(self, start: int, end: int) -> list[Token]:
+        """The tokens from `start` to `end`."""
+        return self.tokens[bisect_left(self.token_starts, start) : bisect_left(self.token_starts, end)]
+
+    def following(self, end: int) -> Iterator[Token]:
+        """The tokens behind `end`."""
+        for index in range(bisect_left(self.token_starts, end), len(self.tokens)):
+            yield self.tokens[index]
+
+    def preceding(self, start: int) -> Iterator[Token]:
+        """The tokens before `start`, the nearest first."""
+        for index in range(bisect_left(self.token_starts, start) - 1, -1, -1):
+            yield self.tokens[index]
+
+    def fault(self, node: Node) -> str:
+        """What is wrong at a node of the tree."""
+        missing = next((child.type for child in node.children if child.is_missing), "")
+        said = f"opens what is never closed; found no {missing} before the end" if missing else ""
+        return self._broken(node.start_byte, said)
+
+    def _broken(self, place: int, problem: str) -> str:
+        line = self.text[:place].rpartition("\n")[2] + self.text[place:].partition("\n")[0]
+        placeholder = PLACEHOLDER.search(line)
+        said = _unfilled(placeholder[0]) if placeholder else problem
+        if not said:
+            near = self.text[place:].split("\n")[0][:40].strip()
+            said = f"not shell syntax near {near!r}; an open quote, bracket or here-document before it is the usual cause"
+        return f"{self.name}: line {self.line(min(place, max(len(self.text) - 1, 0)))}: {said}"
 
 
 def _length(piece: Piece) -> int:
     return len(piece.text) if isinstance(piece, Text) else len(HOLE)
 
 
-def _requoted(piece: Piece, quoted: bool) -> Piece:
-    from dataclasses import replace
-
-    return replace(piece, quoted=quoted)
-
-
 def check_syntax(source: Source) -> None:
     """Raise `SourceError` with the line of everything that is not shell syntax."""
-    SourceError.raise_if(f"{source.name}: line {source.line(node)}: {_fault(node, source)}" for node in _faults(source.root))
+    SourceError.raise_if(source.fault(node) for node in _faults(source.root))
 
 
 def _faults(root: Node) -> Iterator[Node]:
@@ -126,23 +175,11 @@ def _faults(root: Node) -> Iterator[Node]:
             waiting += reversed(node.children)
 
 
-def check_redirects(source: Source, redirects: Iterable[Node]) -> None:
+def check_redirects(source: Source, redirects: Iterable[Token]) -> None:
     """Raise `SourceError` for text in angle brackets that was to be filled in, and that a shell takes for redirections."""
-    found = ((source.line(node), PLACEHOLDER.match(source.text, node.start_byte)) for node in redirects)
+    found = ((source.line(token.start), PLACEHOLDER.match(source.text, token.start)) for token in redirects)
     SourceError.raise_if(f"{source.name}: line {line}: {_unfilled(match[0])}" for line, match in found if match)
 
 
 def _unfilled(placeholder: str) -> str:
     return f"{placeholder} is a placeholder, which a shell takes for redirections; put a value there"
-
-
-def _fault(node: Node, source: Source) -> str:
-    line = source.text[: node.start_byte].rpartition("\n")[2] + source.text[node.start_byte :].partition("\n")[0]
-    placeholder = PLACEHOLDER.search(line)
-    if placeholder:
-        return _unfilled(placeholder[0])
-    missing = next((child.type for child in node.children if child.is_missing), "")
-    if missing:
-        return f"opens what is never closed; found no {MISSING.get(missing, missing)} before the end"
-    found = (node.text or b"").decode().split("\n")[0][:40].strip()
-    return f"not shell syntax near {found!r}; an open quote, bracket or here-document before it is the usual cause"

@@ -2,7 +2,7 @@
 
 from bridge.layout.schedule.action import Action, Kind, Schedule
 from bridge.layout.schedule.check import prove
-from bridge.layout.schedule.generate import SCHEDULES, Shape, generate, partly_kept
+from bridge.layout.schedule.generate import SCHEDULES, Shape, check_size, generate, partly_kept, problems
 from bridge.layout.schedule.program import program, trimmed
 from bridge.layout.schedule.timeline import Costs, Timeline, timeline
 
@@ -14,8 +14,10 @@ __all__ = [
     "Schedule",
     "Shape",
     "Timeline",
+    "check_size",
     "generate",
     "partly_kept",
+    "problems",
     "program",
     "prove",
     "timeline",

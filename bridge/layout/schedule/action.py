@@ -79,7 +79,14 @@ class Schedule:
 
     def local(self, rank: int) -> tuple[int, ...]:
         """The stages on `rank`, in model order."""
-        return tuple(stage for stage, home in enumerate(self.homes) if home == rank)
+        return self._local.get(rank, ())
+
+    @cached_property
+    def _local(self) -> dict[int, tuple[int, ...]]:
+        found: dict[int, list[int]] = {}
+        for stage, home in enumerate(self.homes):
+            found.setdefault(home, []).append(stage)
+        return {rank: tuple(stages) for rank, stages in found.items()}
 
     def expanded(self, parts: Sequence[int]) -> Schedule:
         """The same schedule where stage i consists of `parts[i]` stages that run one after the other."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
+from bridge import limits
 from bridge.errors import ConfigError
 from bridge.layout.schedule.action import Action, Kind, Row, Schedule
 
@@ -18,7 +19,8 @@ class Shape:
     """What a schedule is made for: pipeline ranks, stages in all, microbatches.
 
     `group` microbatches pass one stage of a rank before its next stage runs (None: as many as ranks); `rounds` is the number
-    of parts that the microbatches are cut into where a schedule finishes one before it begins the next.
+    of parts that the microbatches are cut into where a schedule finishes one before it begins the next. `short`: fewer
+    microbatches than ranks, which leave most ranks idle, are taken too.
     """
 
     ranks: int
@@ -26,6 +28,7 @@ class Shape:
     microbatches: int
     group: int | None = None
     rounds: int = 1
+    short: bool = False
 
     @property
     def virtual(self) -> int:
@@ -70,21 +73,30 @@ class Recipe:
 def generate(name: str, shape: Shape) -> Schedule:
     """The schedule `name` for `shape`. Raises `ConfigError` that says what to change if it does not fit."""
     recipe = SCHEDULES[name]
-    ConfigError.raise_if(_problems(name, recipe, shape))
+    check_size(shape.stages, shape.microbatches)
+    ConfigError.raise_if(problems(name, shape))
     homes = recipe.place(shape)
     local = [[stage for stage, home in enumerate(homes) if home == rank] for rank in range(shape.ranks)]
     rows = tuple(tuple(recipe.make(shape, rank, local[rank])) for rank in range(shape.ranks))
     return Schedule(name, homes, rows, frozenset(recipe.kept(shape)))
 
 
-def _problems(name: str, recipe: Recipe, shape: Shape) -> Iterator[str]:
-    ranks, stages, number = shape.ranks, shape.stages, shape.microbatches
+def check_size(stages: int, microbatches: int) -> None:
+    """Refuse what would take for ever to write down. Raises `ConfigError`."""
+    if 2 * stages * microbatches > limits.ACTIONS:
+        found = f"{microbatches:,} microbatches through {stages:,} stages"
+        raise ConfigError(f"batch.accumulation: found {found}, expected at most {limits.ACTIONS:,} passes in a step; use fewer")
+
+
+def problems(name: str, shape: Shape) -> Iterator[str]:
+    """Why the schedule `name` cannot be made for `shape`, and what to change."""
+    recipe, ranks, stages, number = SCHEDULES[name], shape.ranks, shape.stages, shape.microbatches
     if stages < ranks:
         yield f"parallel.pipeline: {ranks} ranks for {stages} stages; use at most {stages} ranks, or more layers"
     elif shape.virtual < recipe.least or shape.virtual > recipe.most:
         wanted = f"{recipe.least}" if recipe.most == recipe.least else f"at least {recipe.least}"
         yield f"schedule.virtual: found {shape.virtual} stages on a rank, but {name} runs {wanted}; set schedule.virtual"
-    if number < ranks:
+    if number < ranks and not shape.short:
         yield f"batch.accumulation: {number} microbatches for {ranks} pipeline ranks; use at least {ranks}, or fewer ranks"
     elif number < recipe.microbatches:
         yield f"batch.accumulation: {number} microbatches, but {name} needs at least {recipe.microbatches}; use more"

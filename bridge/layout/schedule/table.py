@@ -7,11 +7,15 @@ import io
 import re
 from collections.abc import Iterator
 
-from bridge.errors import ConfigError
+from bridge import limits
+from bridge.config import shown
+from bridge.errors import ConfigError, few
 from bridge.layout.schedule.action import COMPUTE, Action, Kind, Schedule
 from bridge.layout.schedule.check import prove
+from bridge.layout.schedule.generate import check_size
 
-CELL = re.compile(r"(\d+)([FBIWR])(\d+)")
+CELL = re.compile(r"([0-9]{1,9})([FBIWR])([0-9]{1,9})")
+FAR = re.compile(r"\s*([0-9]+)[A-Z]([0-9]+)\s*")
 LETTERS = tuple(sorted(COMPUTE))
 
 
@@ -25,17 +29,40 @@ def written(schedule: Schedule) -> str:
 
 def read(text: str, where: str = "schedule.csv") -> Schedule:
     """The schedule that `text` describes; empty cells are idle. Raises `ConfigError` with every problem."""
-    rows = [row for row in csv.reader(io.StringIO(text)) if row]
+    rows = cells(text, where)
     problems: list[str] = []
     found = tuple(tuple(_actions(row, f"{where}: row {rank + 1}", problems)) for rank, row in enumerate(rows))
     homes = {action.stage: rank for rank, row in enumerate(found) for action in row}
     missing = [str(stage) for stage in range(max(homes, default=-1) + 1) if stage not in homes]
     if missing:
         problems.append(f"{where}: no rank runs stage {', '.join(missing)}; number stages from 0 without gaps")
-    ConfigError.raise_if(problems)
+    ConfigError.raise_if(few(problems, "cells that are no actions"))
     schedule = Schedule("csv", tuple(homes[stage] for stage in sorted(homes)), found)
+    check_size(schedule.stages, schedule.microbatches)
     ConfigError.raise_if(f"{where}: {problem}" for problem in prove(schedule))
     return schedule
+
+
+def cells(text: str, where: str) -> list[list[str]]:
+    """The cells of each row that has any. Raises `ConfigError` where they are none, or number more than there are."""
+    if len(text) > limits.TEXT:
+        raise ConfigError(f"{where}: found more than {limits.TEXT >> 10} KiB, expected a schedule; is this the right file?")
+    try:
+        rows = [row for row in csv.reader(io.StringIO(text)) if row]
+    except csv.Error as error:
+        raise ConfigError(f"{where}: not a table ({error}); write one row for each rank, cells between commas") from None
+    number = sum(map(len, rows))
+    if number > limits.ACTIONS:
+        raise ConfigError(f"{where}: found {number:,} cells, expected at most {limits.ACTIONS:,}")
+    far = [cell for row in rows for cell in row if (match := FAR.fullmatch(cell)) and max(map(_number, match.groups())) >= number]
+    if far:
+        found = f"found {shown(far[0].strip(), 16)} among {number:,} cells"
+        raise ConfigError(f"{where}: {found}; number stages and microbatches from 0 without gaps")
+    return rows
+
+
+def _number(digits: str) -> int:
+    return int(digits) if len(digits) < 10 else limits.COUNT
 
 
 def _actions(cells: list[str], where: str, problems: list[str]) -> Iterator[Action]:
@@ -45,6 +72,6 @@ def _actions(cells: list[str], where: str, problems: list[str]) -> Iterator[Acti
             yield Action(int(match[1]), Kind(match[2]), int(match[3]))
         elif cell.strip():
             problems.append(
-                f"{where}, column {column + 1}: found {cell.strip()!r}, expected a stage, one of {', '.join(LETTERS)}, and a"
-                " microbatch, such as 0F0"
+                f"{where}, column {column + 1}: found {shown(cell.strip(), 16)}, expected a stage, one of {', '.join(LETTERS)},"
+                " and a microbatch, such as 0F0"
             )

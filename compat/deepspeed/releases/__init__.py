@@ -197,6 +197,11 @@ def _types() -> Mapping[str, tuple[Type, ...]]:
     return {kind: tuple(Type(**_frozen(row)) for row in rows) for kind, rows in _table("types.json").items()}
 
 
+def all_types(kind: str) -> tuple[Type, ...]:
+    """Every row of `optimizers` or `schedulers`, of whatever release."""
+    return _types()[kind]
+
+
 @cache
 def _named(kind: str, name: str) -> tuple[Type, ...]:
     """Rows for `name`: exact, or DeepSpeed's own optimizers in any case (engine.py, `_configure_basic_optimizer`)."""

@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
+from bridge import limits
+from bridge.config import shown
 from bridge.errors import ConfigError
 
 KINDS = "EtmL"
-LONGEST = 100_000
 REPEATS = (re.compile(r"\(([^)]+)\)\*(\d+)"), re.compile(r"(.)\*(\d+)"))
 SPELLED = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 
@@ -17,9 +18,9 @@ SPELLED = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 @lru_cache
 def stages(text: str) -> tuple[str, ...]:
     """The layers of each stage of a layout string; `ConfigError` for unknown letters (parse_str_to_list)."""
-    unrolled = text.replace(",", "")
+    unrolled = _checked(text).replace(",", "")
     for pattern in REPEATS:
-        unrolled = pattern.sub(_unroll, unrolled)
+        unrolled = _checked(pattern.sub(_unroll, unrolled))
     unknown = sorted(set(unrolled) - set(KINDS + "|"))
     if unknown:
         raise ConfigError(
@@ -29,10 +30,20 @@ def stages(text: str) -> tuple[str, ...]:
 
 
 def _unroll(match: re.Match[str]) -> str:
-    body, times = match.group(1), int(match.group(2))
-    if len(body) * times > LONGEST:
-        raise ConfigError(f"pipeline_model_parallel_layout: found {match.group(0)!r}; expected at most {LONGEST} layers")
-    return body * times
+    body, digits = match.group(1), match.group(2)
+    if len(digits) > 9 or len(body) * int(digits) > limits.LAYERS:
+        raise _too_long(match.group(0))
+    return body * int(digits)
+
+
+def _checked(text: str) -> str:
+    if len(text) > limits.LAYERS:
+        raise _too_long(text)
+    return text
+
+
+def _too_long(text: str) -> ConfigError:
+    return ConfigError(f"pipeline_model_parallel_layout: found {shown(text)}; expected at most {limits.LAYERS:,} layers")
 
 
 def written(layout: str | list[list[str]]) -> tuple[str, ...]:

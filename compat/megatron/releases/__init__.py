@@ -10,7 +10,7 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
-from bridge.dialect import neighbours
+from bridge.dialect import unknown_release
 from bridge.errors import ConfigError, VersionError
 
 KNOWN: tuple[str, ...] = (
@@ -93,9 +93,9 @@ def _runs(places: list[int]) -> Iterator[tuple[str, str]]:
 
 
 def check(version: str) -> int:
-    """The place of a release in `KNOWN`; `VersionError` that names its neighbours if it is not there."""
+    """The place of a release in `KNOWN`; `VersionError` that names its unknown_release if it is not there."""
     if version not in KNOWN:
-        raise VersionError(f"Megatron {version}: unknown release; {neighbours(version, KNOWN)}")
+        raise VersionError(f"Megatron: {unknown_release(version, KNOWN)}")
     return KNOWN.index(version)
 
 

@@ -18,6 +18,9 @@ from bridge.files import load
 from bridge.findings import Finding, Origin
 from bridge.rules import Effect
 
+SIGNATURE = ("ranks", "feed", "update", "spread", "tail", "wind")
+"""Settings by which a file is known before any of this is imported."""
+
 
 class KiteDialect(Dialect):
     """Kite 1.0 and 2.0."""

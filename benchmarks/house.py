@@ -1,0 +1,194 @@
+"""How the code stands: its size, its near copies, its cycles, its longest functions, and how its lines are filled."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterable, Iterator
+from difflib import SequenceMatcher
+from itertools import combinations
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+ALIKE = 0.85
+"""Share of two functions' nodes, names apart, from which on they are near copies."""
+SMALLEST = 25
+"""Nodes of a function below which two are alike by chance."""
+WIDE = 100
+"""Columns beyond which a line is wide."""
+HELPER = 3
+"""Lines of a private function's body up to which it is a small helper."""
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class Function(NamedTuple):
+    """A function, where it stands, and the kinds of its nodes in order, without names and docstrings."""
+
+    place: str
+    name: str
+    lines: int
+    body: int
+    shape: tuple[str, ...]
+
+
+class Source(NamedTuple):
+    """A module: its dotted name, its text and its syntax."""
+
+    name: str
+    path: Path
+    text: str
+    tree: ast.Module
+
+
+def sources(folders: Iterable[str]) -> list[Source]:
+    """Every module below the folders."""
+    found = []
+    for path in sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py")):
+        text = path.read_text("utf-8")
+        parts = (part for part in path.relative_to(ROOT).with_suffix("").parts if part != "__init__")
+        found.append(Source(".".join(parts), path, text, ast.parse(text)))
+    return found
+
+
+def statements(tree: ast.AST) -> int:
+    """Statements, docstrings left out."""
+    return sum(isinstance(node, ast.stmt) and not _documents(node) for node in ast.walk(tree))
+
+
+def _documents(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def functions(source: Source) -> Iterator[Function]:
+    """Every function and method of a module."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, Definition):
+            body = [inner for inner in node.body if not _documents(inner)]
+            shape = tuple(type(part).__name__ for inner in body for part in ast.walk(inner))
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            spread = (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
+            yield Function(f"{source.path.relative_to(ROOT)}:{node.lineno}", node.name, lines, spread, shape)
+
+
+def near_copies(found: Iterable[Function]) -> Iterator[tuple[float, Function, Function]]:
+    """Pairs of functions that are alike, names apart."""
+    large = [function for function in found if len(function.shape) >= SMALLEST]
+    for one, other in combinations(large, 2):
+        shorter, longer = sorted((len(one.shape), len(other.shape)))
+        if 2 * shorter < ALIKE * (shorter + longer):
+            continue
+        match = SequenceMatcher(None, one.shape, other.shape, autojunk=False)
+        if match.real_quick_ratio() >= ALIKE and match.quick_ratio() >= ALIKE and match.ratio() >= ALIKE:
+            yield match.ratio(), one, other
+
+
+def imports(source: Source, known: set[str]) -> set[str]:
+    """Modules of ours that loading a module imports."""
+    return {name for node in _loading(source.tree) for name in _imported(node, known)} - {source.name}
+
+
+def _loading(tree: ast.AST) -> Iterator[ast.AST]:
+    for node in ast.iter_child_nodes(tree):
+        typing_only = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        if not typing_only and not isinstance(node, Definition | ast.Lambda):
+            yield node
+            yield from _loading(node)
+
+
+def _imported(node: ast.AST, known: set[str]) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names if alias.name in known)
+    elif isinstance(node, ast.ImportFrom):
+        for alias in node.names:
+            inner = f"{node.module}.{alias.name}"
+            name = inner if inner in known else str(node.module)
+            if name in known:
+                yield name
+
+
+def cycles(graph: dict[str, set[str]]) -> list[set[str]]:
+    """Groups of modules, or of packages, of which each leads to each."""
+    reached = {name: _reached(name, graph) for name in graph}
+    groups = {frozenset(other for other in reached[name] if name in reached[other]) for name in graph}
+    return sorted((set(group) for group in groups if len(group) > 1), key=sorted)
+
+
+def _reached(start: str, graph: dict[str, set[str]]) -> set[str]:
+    found, open_ = {start}, [start]
+    while open_:
+        new = graph[open_.pop()] - found
+        found |= new
+        open_ += new
+    return found
+
+
+def packages(graph: dict[str, set[str]]) -> dict[str, set[str]]:
+    """The same graph between packages: what a module of one imports of another, neither inside the other."""
+    found: dict[str, set[str]] = {}
+    for name, others in graph.items():
+        mine = _package(name, graph)
+        found.setdefault(mine, set())
+        for other in others:
+            theirs = _package(other, graph)
+            if not (mine + ".").startswith(theirs + ".") and not (theirs + ".").startswith(mine + "."):
+                found[mine].add(theirs)
+    return {name: {other for other in others if other in found} for name, others in found.items()}
+
+
+def _package(name: str, graph: dict[str, set[str]]) -> str:
+    is_package = any(other.startswith(name + ".") for other in graph)
+    return name if is_package else name.rpartition(".")[0] or name
+
+
+def comments(source: Source) -> int:
+    """Lines with a comment of their own or at their end."""
+    tokens = tokenize.generate_tokens(io.StringIO(source.text).readline)
+    return sum(token.type == tokenize.COMMENT for token in tokens)
+
+
+def used_once(found: list[Source]) -> list[Function]:
+    """Private functions of up to three lines whose name stands at one place beside their definition."""
+    small = [
+        (source, function)
+        for source in found
+        for function in functions(source)
+        if function.name.startswith("_") and not function.name.startswith("__") and function.body <= HELPER
+    ]
+    return [function for source, function in small if len(re.findall(rf"\b{function.name}\b", source.text)) == 2]
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--copies", action="store_true", help="print each pair of near copies in compat/")
+    options = parser.parse_args()
+    found = sources(("bridge", "compat"))
+    everything = [function for source in found for function in functions(source)]
+    copies = list(near_copies(function for function in everything if function.place.startswith("compat/")))
+    known = {source.name for source in found}
+    graph = {source.name: imports(source, known) for source in found}
+    lines = [line for source in found for line in source.text.splitlines()]
+    longest = max(everything, key=lambda function: function.lines)
+    ordered = sorted(function.lines for function in everything)
+    print(f"modules                       {len(found)}")
+    print(f"statements                    {sum(statements(source.tree) for source in found)}")
+    print(f"functions                     {len(everything)}, 90th percentile {ordered[int(0.9 * len(ordered))]} lines")
+    print(f"longest function              {longest.lines} lines: {longest.name}, {longest.place}")
+    print(f"near copies in compat/        {len(copies)} pairs")
+    print(f"cycles of modules             {len(cycles(graph))}")
+    rings = cycles(packages(graph))
+    print(f"cycles of packages            {len(rings)}", *("  " + " ".join(sorted(ring)) for ring in rings), sep="\n")
+    print(f"lines with a comment          {100 * sum(map(comments, found)) / len(lines):.1f} %")
+    print(f"lines over {WIDE} columns        {100 * sum(len(line) > WIDE for line in lines) / len(lines):.1f} %")
+    print(f"small helpers used once       {len(used_once(found))}")
+    for ratio, one, other in sorted(copies, reverse=True) if options.copies else ():
+        print(f"  {ratio:.2f}  {one.place} {one.name}  ~  {other.place} {other.name}")
+
+
+if __name__ == "__main__":
+    main()

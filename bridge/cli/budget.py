@@ -1,0 +1,75 @@
+"""Budget: a command that reads a config ends within the limits of processor time and memory, whatever the config asks of it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from bridge import limits
+from bridge.errors import BridgeError
+
+
+class _TimeIsUpError(BaseException):
+    """Not an `Exception`: nothing on the way may take it for a failure of its own and go on."""
+
+
+@contextmanager
+def bounded() -> Iterator[None]:
+    """Give up, with one `BridgeError`, after `limits.SECONDS` of processor time or beyond `limits.MEMORY` bytes."""
+    if sys.platform == "win32" or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    import resource
+    import signal
+
+    before, memory = signal.signal(signal.SIGPROF, _ring), resource.getrlimit(resource.RLIMIT_DATA)
+
+    def disarm() -> None:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+        resource.setrlimit(resource.RLIMIT_DATA, memory)
+
+    signal.setitimer(signal.ITIMER_PROF, limits.SECONDS, 1.0)
+    _limit_memory(*memory)
+    try:
+        try:
+            yield
+        finally:  # the alarm may ring once more on the way here
+            disarm()
+    except _TimeIsUpError:
+        disarm()
+        raise BridgeError(f"found more work than {limits.SECONDS:g} s of processor time; {TOO_LARGE}") from None
+    except MemoryError:
+        raise BridgeError(f"found more data than {limits.MEMORY >> 30} GiB of memory; {TOO_LARGE}") from None
+
+
+TOO_LARGE = "the config asks for sizes that no run has, or is not one: reduce them"
+
+
+def _ring(number: int, frame: FrameType | None) -> None:
+    raise _TimeIsUpError
+
+
+def _limit_memory(soft: int, hard: int) -> None:
+    import resource
+
+    used = _used()
+    if used is None:
+        return
+    most = max(limits.MEMORY, used + limits.MEMORY // 2)
+    if hard == resource.RLIM_INFINITY or most < hard:
+        resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+
+
+def _used() -> int | None:
+    """Bytes of data that the process has now; None where the system does not say."""
+    import resource
+
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    except OSError:
+        return None

@@ -1,0 +1,41 @@
+"""The public names of `bridge` under the project's own name, loaded on first use; `python -P -m stagebridge` is its command.
+
+Python imports this package before `__main__` can clear the path, so nothing is imported here but `sys`.
+"""
+
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+OWN = {"bridge": "dialect.py", "compat": "megatron"}
+"""What lies in our package of each name, and in no other of that name."""
+ADVICE = "move that away, change PYTHONPATH, or install stagebridge in an environment of its own"
+
+
+def taken() -> str:
+    """One line if another package of the name of ours stands in front of it on the path, or replaced it; else nothing."""
+    from importlib.util import find_spec
+    from os.path import exists, join
+
+    for name, part in OWN.items():
+        spec = find_spec(name)
+        folders = list(spec.submodule_search_locations or ()) if spec else []
+        if not spec or not folders or not exists(join(folders[0], part)):
+            found = f"{spec.origin or folders[0]} is another package of that name" if spec else "it is not on the path"
+            return f"stagebridge needs its own package {name}, but {found}; {ADVICE}"
+    import bridge
+
+    if not hasattr(bridge, "BridgeError"):
+        return f"stagebridge needs its own package bridge, but another distribution wrote over {bridge.__file__}; {ADVICE}"
+    return ""
+
+
+def __getattr__(name: str) -> "Any":
+    """A public name of `bridge`."""
+    if name.startswith("_") and name not in ("__all__", "__version__"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if line := taken():
+        raise ImportError(line)
+    return getattr(sys.modules["bridge"], name)

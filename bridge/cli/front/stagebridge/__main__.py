@@ -1,0 +1,34 @@
+"""The `stagebridge` command, which `python -P -m stagebridge` runs too: no file of the current directory is imported."""
+
+import os  # like `sys` it is part of the interpreter and never comes from the path
+import sys
+
+
+def clear_path() -> None:
+    """Take the current directory off the path, unless PYTHONPATH names it in full: `-m` and empty entries put it there."""
+    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:
+        here = ""
+    sys.path[:] = [entry for entry in sys.path if os.path.isabs(entry) and (entry != here or entry in named)]
+
+
+def main() -> None:
+    """Run the command line; one line and exit code 1 if another package stands in the place of ours."""
+    clear_path()
+    from stagebridge import taken
+
+    try:
+        line = taken()
+    except Exception as error:  # whatever another package of that name raises
+        line = f"stagebridge needs its own package bridge, but another one of that name raised {type(error).__name__}: {error}"
+    if line:
+        sys.exit(f"error: {line}")
+    from bridge.cli import main as command_line
+
+    command_line()
+
+
+if __name__ == "__main__":
+    main()

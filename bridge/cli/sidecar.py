@@ -1,0 +1,79 @@
+"""The sidecar of the file that is converted: read with it as one set, its secrets put back, and what is odd about it said."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from bridge import carry as carry_over
+from bridge.carry import Carry
+from bridge.errors import BridgeError
+from bridge.files import Original, OutsideError, find, read_text
+from bridge.findings import Finding
+from bridge.rules import Effect
+from bridge.secrets import Secrets, keep_hidden
+
+
+@dataclass(frozen=True)
+class Sidecar:
+    """What an earlier conversion left beside a file, findings on it, and the files that it is made of.
+
+    `edited` tells that the file is not the one that it was written beside.
+    """
+
+    carry: Carry | None = None
+    findings: tuple[Finding, ...] = ()
+    sources: tuple[Path, ...] = ()
+    edited: bool = False
+
+    def fitting(self, dialect: str) -> Carry | None:
+        """The carry-over, if it is for that stack."""
+        return self.carry if self.carry and self.carry.dialect == dialect else None
+
+    def note(self, file: str, dialect: str) -> str:
+        """What is said before anything else; empty if there is no sidecar."""
+        if self.carry is None:
+            return ""
+        place = carry_over.beside(Path(file))
+        if self.fitting(dialect) is None:
+            return f"note: {place} is from {self.carry.dialect}, not from {dialect}; it was not used"
+        edits = f"; {file} was edited since, or another run wrote it, and what it says wins" if self.edited else ""
+        return f"note: reads {place} as well{edits}; --no-carry leaves it out"
+
+
+def beside(file: Path) -> Sidecar:
+    """The sidecar of `file`. Raises `SourceError` if it is damaged."""
+    carry = carry_over.find(file)
+    if carry is None:
+        return Sidecar()
+    place = carry_over.beside(file)
+    edited = carry.digest != carry_over.digest_of(read_text(file))
+    said = f"its digest is not that of {file.name}, which was edited since, or written by another run; what {file.name} says wins"
+    odd = (Finding(place.name, said, Effect.NONE),) if edited else ()
+    if not carry_over.marks(carry):
+        return Sidecar(carry, odd, (place,), edited)
+    source, secrets, why = _secrets(carry, place.parent)
+    known = carry_over.revealed(carry, secrets)
+    missing = (name for name in carry_over.marks(carry) if name not in secrets.marks.values())
+    lost = tuple(Finding(name, _lost(why, carry.source), Effect.STOPS, given=True) for name in missing)
+    return Sidecar(known, (*odd, *lost), (place, *source), edited)
+
+
+def _secrets(carry: Carry, folder: Path) -> tuple[tuple[Path, ...], Secrets, str]:
+    """The file that has the secrets, those, and why there are none."""
+    try:
+        path = find(carry.source, folder) if carry.source else None
+        if path is None:
+            return (), Secrets(), "is not there"
+        like = carry.original
+        found = Original(read_text(path), path.suffix.lower(), like.outside if like else {}, like.chosen if like else None)
+        keep_hidden(found.text)
+        return (path,), found.secrets, "has it no more"
+    except OutsideError as error:
+        return (), Secrets(), f"was not opened ({error})"
+    except BridgeError:
+        return (), Secrets(), "cannot be read any more"
+
+
+def _lost(why: str, source: str) -> str:
+    return f"a secret is not kept in the sidecar, and {source or 'its file'} {why}; put the value in where this name stands"

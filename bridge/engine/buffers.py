@@ -1,0 +1,75 @@
+"""Buffers: the tensors of a model's state that no optimizer updates, and the names under which modules share tensors."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from bridge.engine.layers import layers_of
+
+if TYPE_CHECKING:
+    from bridge.engine.runner import Engine
+
+
+def aliases(module: nn.Module) -> dict[str, str]:
+    """Every name of a tensor of a module's state, with the one under which it comes first."""
+    first: dict[int, str] = {id(weight): name for name, weight in module.named_parameters()}
+    found = module.state_dict(keep_vars=True)
+    return {name: first.setdefault(id(tensor), name) for name, tensor in found.items() if isinstance(tensor, Tensor)}
+
+
+def others(module: nn.Module) -> list[str]:
+    """What a module's state has beside tensors."""
+    return [name for name, value in module.state_dict(keep_vars=True).items() if not isinstance(value, Tensor)]
+
+
+def buffers(module: nn.Module) -> dict[str, Tensor]:
+    """The buffers that belong to a module's state, each once, by its first name."""
+    known = set(aliases(module).values())
+    return {name: tensor for name, tensor in module.named_buffers() if name in known}
+
+
+def owners(engine: Engine) -> dict[str, int]:
+    """The first pipeline rank that updates each buffer: the one whose stage has its layer."""
+    module, homes = engine.model, engine.pipeline.schedule.homes
+    users: dict[int, list[int]] = {}
+    layers = layers_of(module)
+    for stage, members in enumerate(engine.pipeline.layers):
+        for tensor in (tensor for index in members for tensor in layers[index].module.buffers()):
+            users.setdefault(id(tensor), []).append(homes[stage])
+    return {name: min(users.get(id(tensor), [0])) for name, tensor in buffers(module).items()}
+
+
+def held(engine: Engine) -> Iterator[tuple[str, Tensor]]:
+    """The buffers that this rank is the first of its pipeline to update."""
+    found = owners(engine)
+    yield from ((name, tensor) for name, tensor in buffers(engine.model).items() if found[name] == engine.line.index)
+
+
+def digest(engine: Engine) -> int:
+    """A number below 2**63 that tells what this rank holds in buffers from what others do."""
+    found = hashlib.blake2b(digest_size=8)
+    for name, tensor in held(engine):
+        found.update(name.encode())
+        found.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu().numpy().data)
+    return int.from_bytes(found.digest(), "little") >> 1
+
+
+def whole(engine: Engine) -> Iterator[tuple[str, Tensor]]:
+    """Every buffer of the model, as the rank has it that updates it. All ranks must take part."""
+    found = owners(engine)
+    for name, tensor in buffers(engine.model).items():
+        value = tensor.detach().clone()
+        engine.comm.broadcast("export buffers", value, engine.line, found[name])()
+        yield name, value
+
+
+@torch.no_grad()
+def restore(module: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Put `values` in place."""
+    for name, tensor in buffers(module).items():
+        tensor.copy_(values[name])

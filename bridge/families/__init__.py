@@ -1,0 +1,22 @@
+"""Families of models as Hugging Face's `config.json` tells them: what each one's keys mean, by model type, and the way back.
+
+The facts are a table (`families.json`), one row a model type: what never changes in it, its names of keys, and the parts
+whose keys go together. What it takes where a key is left out is in `defaults.json`, as transformers' own classes say it.
+"""
+
+from __future__ import annotations
+
+from bridge.families.choice import choose as choose
+from bridge.families.choice import differing as differing
+from bridge.families.choice import told as told
+from bridge.families.meaning import meaning as meaning
+from bridge.families.meaning import spelling as spelling
+from bridge.families.source import NULL as NULL
+from bridge.families.table import FAMILIES as FAMILIES
+from bridge.families.table import GENERIC as GENERIC
+from bridge.families.table import Family as Family
+from bridge.families.table import alike as alike
+from bridge.families.table import family_of as family_of
+from bridge.families.table import groups as groups
+from bridge.families.table import of_class as of_class
+from bridge.families.table import stands_for as stands_for

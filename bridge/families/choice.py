@@ -1,0 +1,121 @@
+"""Which family says what a plan says: the one that it names, else the first whose config means the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from math import isclose
+from typing import Any
+
+from bridge.errors import BridgeError
+from bridge.families.meaning import PREFIX, meaning, spelling
+from bridge.families.source import Group
+from bridge.families.table import FAMILIES, GENERIC, ORDERED, Family
+from bridge.meaning import plain
+
+TELLING = ("model.norm.kind", "model.mlp.gated", "model.embedding.positions")
+"""What a plan has to say before a family is looked for."""
+NONE = (
+    "experts",
+    "attention.window",
+    "attention.windowed",
+    "attention.softcap",
+    "attention.scale",
+    "attention.latent.kv_rank",
+    "rotary.layers",
+    "rotary.local_base",
+    "rotary.scaling.attention",
+    "mlp.clamp",
+    "mlp.offset",
+    "embedding.scale",
+    "embedding.softcap",
+    "embedding.logit_scale",
+    "embedding.residual_scale",
+    "embedding.width",
+    "moe.layers",
+    "moe.scale",
+    "moe.groups",
+    "moe.top_groups",
+)
+"""Fields that mean that there is none of it where a plan leaves them open."""
+LATENT = "model.attention.latent.kv_rank"
+HEAVY = ("model.norm.kind", "model.norm.place", "model.mlp.gated", "model.embedding.positions", LATENT)
+"""What a family has to have before anything else is compared."""
+UNSAID = ("model.family", "model.sequence", "model.embedding.padded_vocab", "model.predicted", "model.embedding.max_positions")
+
+
+def told(plan: Group) -> bool:
+    """Whether a plan says enough of its model to be one family or another."""
+    return all(plan.get(path) is not None for path in TELLING)
+
+
+def choose(plan: Group, grouped: bool) -> tuple[Family, bool]:
+    """The family to write a plan as, and whether it says all of the model that any family can say.
+
+    That is the one that the plan names if it can; else the first that can; else the nearest. A plan that says too little of
+    its model has the generic one.
+    """
+    model = {path: value for path, value in plan.items() if path.startswith(PREFIX) and value is not None}
+    return _choose(tuple(sorted(model.items())), grouped)
+
+
+@lru_cache(64)
+def _choose(model: tuple[tuple[str, Any], ...], grouped: bool) -> tuple[Family, bool]:
+    plan = dict(model)
+    named = FAMILIES.get(plan.get("model.family") or "")
+    if named is not None and not differing(plan, named, grouped):
+        return named, True
+    if not told(plan):
+        return (named or GENERIC), False
+    distances = []
+    for family in ORDERED:
+        lost = differing(plan, family, grouped)
+        if not lost:
+            return family, True
+        distances.append((sum(10 if path in HEAVY else 1 for path in lost), family.order, family))
+    if named is not None and not named.foreign:
+        return named, False
+    return min(distances, key=lambda one: one[:2])[2], False
+
+
+def differing(plan: Group, family: Family, grouped: bool) -> tuple[str, ...]:
+    """Fields of a plan's model that a config of `family` would not mean."""
+    facts = tuple(PREFIX + path for path, value in family.facts.items() if _contradicts(plan, PREFIX + path, value))
+    if facts and any(path in HEAVY for path in facts):
+        return facts
+    try:
+        back = meaning(spelling(plan, family, grouped), family)
+    except BridgeError:
+        return tuple(plan)
+    return tuple(dict.fromkeys((*facts, *_different(plan, back, family))))
+
+
+def _contradicts(plan: Group, path: str, value: Any) -> bool:
+    if path.startswith("model.moe.") and not plan.get("model.experts"):
+        return False
+    return plan.get(path) is not None and not _same(plan[path], value)
+
+
+def _different(plan: Group, back: Mapping[str, Any], family: Family) -> Iterator[str]:
+    mine, theirs = plain(plan), plain(back)
+    for path in _comparable():
+        if path.startswith("model.moe.") and not plan.get("model.experts"):
+            continue
+        if path == "model.kv_heads" and plan.get(LATENT) is not None:
+            continue
+        if (path in mine or path.removeprefix(PREFIX) in NONE) and not _same(mine.get(path), theirs.get(path)):
+            yield path
+
+
+@lru_cache(1)
+def _comparable() -> tuple[str, ...]:
+    said = {PREFIX + path for family in (GENERIC, *ORDERED) for path in family.paths}
+    return tuple(sorted(said - set(UNSAID)))
+
+
+def _same(mine: Any, theirs: Any) -> bool:
+    if isinstance(mine, float) and isinstance(theirs, int | float) and not isinstance(theirs, bool):
+        return isclose(mine, theirs, rel_tol=1e-9)
+    if isinstance(mine, list | tuple) and isinstance(theirs, list | tuple):
+        return tuple(mine) == tuple(theirs)
+    return bool(mine == theirs)

@@ -1,0 +1,99 @@
+"""A config's keys to the fields of a model, and back, by the row of its family."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from bridge.families.source import Group, Source, Target
+from bridge.families.table import GENERIC, Family
+
+PREFIX = "model."
+EXPERTS = "moe."
+
+
+def meaning(keys: Group, family: Family, beyond: bool = False) -> Mapping[str, Any]:
+    """What a config of `family` says, by path of a plan (`model.layers`, ...); None is left out.
+
+    With `beyond`, keys that the family does not read count for what every other family means by them. Raises `ConfigError`
+    where a key has a value that no plan has words for.
+    """
+    return _meaning(json.dumps(dict(keys), sort_keys=True), family.name, family, beyond)
+
+
+@lru_cache(64)
+def _meaning(text: str, name: str, family: Family, beyond: bool) -> Mapping[str, Any]:
+    given = json.loads(text)
+    model = _read(Source(given, family.defaults, family is not GENERIC), family)
+    if beyond and family is not GENERIC:
+        others = {key: value for key, value in given.items() if key not in family.known}
+        more = _read(Source(others, {}, False), GENERIC)
+        model |= {path: value for path, value in more.items() if path not in family.paths}
+    if model.get("experts") is None and family is not GENERIC:
+        model = {path: value for path, value in model.items() if not path.startswith(EXPERTS)}
+    return {PREFIX + path: value for path, value in model.items() if value is not None}
+
+
+FIRST = ("layers", "hidden", "heads", "embedding.max_positions", "attention.head_size")
+"""What other fields are worked out from."""
+
+
+def _read(source: Source, family: Family) -> dict[str, Any]:
+    model: dict[str, Any] = {"family": family.name} if family.name else {}
+    for path in (*(path for path in FIRST if path in family.keys), *(path for path in family.keys if path not in FIRST)):
+        key = family.keys[path]
+        value = key.codec.read(source.find(*key.names), source, model)
+        if value is not None:
+            model[path] = value
+    model.update(family.facts)
+    for part, options in family.parts:
+        model.update(part.read(source, model, options))
+    if not model.get("experts"):
+        model.pop("experts", None)
+    if not model.get("moe.groups"):
+        model.pop("moe.group_best", None)
+    if model.get("embedding.positions", "rotary") != "rotary":
+        model = {path: value for path, value in model.items() if not path.startswith("rotary.")}
+    if not model.get("norm.parallel"):
+        model.pop("norm.shared", None)
+    return model
+
+
+def spelling(plan: Group, family: Family, grouped: bool, beyond: bool = False) -> Mapping[str, Any]:
+    """The keys of `family` for what a plan says of the model; `grouped`: rotary positions in one mapping. None is left out.
+
+    With `beyond`, fields that the family has no key for are said by the names that others have.
+    """
+    model = {path.removeprefix(PREFIX): value for path, value in plan.items() if path.startswith(PREFIX)}
+    keys = _write(model, family, grouped)
+    if beyond and family is not GENERIC:
+        left = {path: value for path, value in model.items() if path not in family.paths or path in FIRST}
+        more = _write(left, GENERIC, grouped)
+        keys |= {key: value for key, value in more.items() if key not in family.known}
+    return keys
+
+
+def _write(model: Group, family: Family, grouped: bool) -> dict[str, Any]:
+    target, written = Target(family.defaults, grouped), {}
+    for path, key in family.keys.items():
+        if not key.names or (path.startswith(EXPERTS) and not model.get("experts") and family is not GENERIC):
+            continue
+        value = key.codec.write(model.get(path), target, model) if said(path, model, family) else None
+        if value is None and family is not GENERIC:
+            value = target.open(key.names[0]) if path in OPEN else None
+        if value is not None and key.names[0] not in written:
+            written[key.names[0]] = value
+    for part, options in family.parts:
+        written |= {key: value for key, value in part.write(model, target, options).items() if value is not None}
+    return written
+
+
+def said(path: str, model: Group, family: Family) -> bool:
+    """Whether a field is to be written: it has a value, or the family's own words for none are known."""
+    return model.get(path) is not None or family is not GENERIC
+
+
+OPEN = ("attention.softcap", "embedding.softcap", "attention.window", "mlp.clamp")
+"""Fields whose absence means that there is none, so that a default has to be taken back."""

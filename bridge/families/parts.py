@@ -1,0 +1,238 @@
+"""Keys of a config that say something together: positions, windows, which blocks have experts, sizes that hang on others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any
+
+from bridge.families.codecs import head_size, undone
+from bridge.families.rope import KEYS as ROPE_KEYS
+from bridge.families.rope import PATHS as ROPE_PATHS
+from bridge.families.rope import read as read_rope
+from bridge.families.rope import write as write_rope
+from bridge.families.source import Group, Source, Target
+from bridge.families.sparse import KEYS as SPARSE_KEYS
+from bridge.families.sparse import read as read_sparse
+from bridge.families.sparse import write as write_sparse
+from bridge.families.windows import KEYS as WINDOW_KEYS
+from bridge.families.windows import PATHS as WINDOW_PATHS
+from bridge.families.windows import read as read_windows
+from bridge.families.windows import write as write_windows
+
+Options = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Keys and fields that go together; `read` and `write` see the options of a family's row."""
+
+    keys: Callable[[Options], tuple[str, ...]]
+    paths: Callable[[Options], tuple[str, ...]]
+    read: Callable[[Source, Group, Options], Group]
+    write: Callable[[Group, Target, Options], Group]
+
+
+def _fixed(*names: str) -> Callable[[Options], tuple[str, ...]]:
+    return lambda options: names
+
+
+# Heads
+
+
+def _read_heads(source: Source, model: Group, options: Options) -> Group:
+    """One key and value head for all queries where a switch says so, else one for each."""
+    single = options.get("key") and source.find(options["key"])
+    return {"kv_heads": 1 if single else model.get("heads")}
+
+
+def _write_heads(model: Group, target: Target, options: Options) -> Group:
+    return {options["key"]: model.get("kv_heads") == 1} if options.get("key") and model.get("kv_heads") else {}
+
+
+FALCON = ("num_kv_heads", "multi_query", "new_decoder_architecture", "parallel_attn", "alibi", "num_ln_in_parallel_attn")
+
+
+def _read_falcon(source: Source, model: Group, options: Options) -> Group:
+    """models/falcon/modeling_falcon.py: FalconAttention, FalconDecoderLayer."""
+    heads, new = model.get("heads"), bool(source.find("new_decoder_architecture"))
+    kv = (source.find("num_kv_heads") or heads) if new else 1 if source.find("multi_query") else heads
+    parallel = new or bool(source.find("parallel_attn"))
+    norms = source.find("num_ln_in_parallel_attn") or (2 if new else 1)
+    return {
+        "kv_heads": kv,
+        "embedding.positions": "alibi" if source.find("alibi") else "rotary",
+        "norm.parallel": parallel,
+        "norm.shared": norms == 1 if parallel else None,
+    }
+
+
+def _write_falcon(model: Group, target: Target, options: Options) -> Group:
+    kv, heads, parallel = model.get("kv_heads"), model.get("heads"), bool(model.get("norm.parallel"))
+    new = parallel and (model.get("norm.shared") is False or kv not in (1, heads))
+    norms = (1 if model.get("norm.shared") else 2) if new else None
+    return {
+        "new_decoder_architecture": new,
+        "multi_query": kv == 1 and not new,
+        "num_kv_heads": kv if new else None,
+        "parallel_attn": parallel,
+        "num_ln_in_parallel_attn": norms,
+        "alibi": model.get("embedding.positions") == "alibi",
+    }
+
+
+# Sizes that hang on others
+
+
+def _read_shared(source: Source, model: Group, options: Options) -> Group:
+    """A number of shared experts, each as wide as a routed one."""
+    count, width = source.find(options["count"]), model.get("moe.ffn") or model.get("ffn")
+    if count is None and not source.has(options["count"]) and options["count"] not in source.defaults:
+        return {}
+    return {"moe.shared_ffn": (count or 0) * (width or 0)} if width or not count else {}
+
+
+def _write_shared(model: Group, target: Target, options: Options) -> Group:
+    total, width = model.get("moe.shared_ffn"), model.get("moe.ffn") or model.get("ffn")
+    if total is None or (total and (not width or total % width)):
+        return {}
+    return {options["count"]: total // width if total and width else 0}
+
+
+GATED = "shared_expert_intermediate_size"
+
+
+def _read_gated(source: Source, model: Group, options: Options) -> Group:
+    width = source.find(GATED) or 0
+    return {"moe.shared_ffn": width, "moe.shared_gate": bool(width)}
+
+
+def _write_gated(model: Group, target: Target, options: Options) -> Group:
+    return {GATED: model.get("moe.shared_ffn")}
+
+
+def _read_four(source: Source, model: Group, options: Options) -> Group:
+    return {"ffn": 4 * model["hidden"]} if model.get("hidden") else {}
+
+
+def _read_root(source: Source, model: Group, options: Options) -> Group:
+    """Embeddings are multiplied by the root of their width (models/gemma/modeling_gemma.py)."""
+    return {"embedding.scale": sqrt(model["hidden"])} if model.get("hidden") else {}
+
+
+SCALAR = "query_pre_attn_scalar"
+
+
+def _read_scalar(source: Source, model: Group, options: Options) -> Group:
+    value, size = source.find(SCALAR), model.get("attention.head_size")
+    return {"attention.scale": value**-0.5 if value and value != size else None}
+
+
+def _write_scalar(model: Group, target: Target, options: Options) -> Group:
+    scale, size = model.get("attention.scale"), model.get("attention.head_size") or head_size(model)
+    value = size if scale is None else undone(lambda number: number**-0.5, scale**-2, scale)
+    return {SCALAR: int(value) if value and value == int(value) else value}
+
+
+PROJECTED = "word_embed_proj_dim"
+
+
+def _read_width(source: Source, model: Group, options: Options) -> Group:
+    width = source.find(PROJECTED)
+    return {"embedding.width": width if width != model.get("hidden") else None}
+
+
+def _write_width(model: Group, target: Target, options: Options) -> Group:
+    return {PROJECTED: model.get("embedding.width") or model.get("hidden")}
+
+
+# Norm
+
+
+def _read_epsilon(source: Source, model: Group, options: Options) -> Group:
+    """The name of the key tells the norm."""
+    for name, kind in (("rms_norm_eps", "rms"), ("layer_norm_eps", "layer"), ("layer_norm_epsilon", "layer")):
+        if (value := source.find(name)) is not None:
+            return {"norm.eps": value, "norm.kind": kind}
+    return {}
+
+
+def _write_epsilon(model: Group, target: Target, options: Options) -> Group:
+    eps, kind = model.get("norm.eps"), model.get("norm.kind")
+    return {"rms_norm_eps" if kind == "rms" else "layer_norm_eps": eps} if eps is not None and kind else {}
+
+
+# Balance of experts
+
+
+def _read_balance(source: Source, model: Group, options: Options) -> Group:
+    """The loss is over all tokens of a forward pass (models/mixtral/modeling_mixtral.py: load_balancing_loss_func)."""
+    return {"moe.balance": "batch" if model.get("moe.aux_loss") else "none"}
+
+
+def _write_balance(model: Group, target: Target, options: Options) -> Group:
+    return {"router_aux_loss_coef": model.get("moe.aux_loss") or 0.0} if model.get("moe.balance") == "none" else {}
+
+
+def _read_auxiliary(source: Source, model: Group, options: Options) -> Group:
+    """DeepSeek's own code takes the mean over a token's experts, the others their sum."""
+    alpha, chosen = source.find("aux_loss_alpha"), model.get("moe.top_k")
+    if alpha is None or not chosen:
+        return {}
+    over = "sequence" if source.find("seq_aux") in (None, True) else "batch"
+    return {"moe.aux_loss": alpha / chosen, "moe.balance": over if alpha else "none"}
+
+
+def _write_auxiliary(model: Group, target: Target, options: Options) -> Group:
+    loss, over, chosen = model.get("moe.aux_loss"), model.get("moe.balance"), model.get("moe.top_k")
+    if loss is None or not chosen:
+        return {}
+    alpha = undone(lambda number: number / chosen, loss * chosen, loss) if loss else 0.0
+    return {"aux_loss_alpha": alpha, "seq_aux": over == "sequence" if loss else None}
+
+
+def _read_grouped(source: Source, model: Group, options: Options) -> Group:
+    """Only one method of DeepSeek-V2 looks at groups."""
+    if source.find("topk_method") != "group_limited_greedy":
+        return {}
+    return {"moe.groups": source.find("n_group"), "moe.top_groups": source.find("topk_group")}
+
+
+def _write_grouped(model: Group, target: Target, options: Options) -> Group:
+    groups = model.get("moe.groups")
+    if not groups:
+        return {"topk_method": "greedy"} if model.get("experts") else {}
+    return {"topk_method": "group_limited_greedy", "n_group": groups, "topk_group": model.get("moe.top_groups")}
+
+
+def _nothing(model: Group, target: Target, options: Options) -> Group:
+    return {}
+
+
+PARTS: Mapping[str, Part] = {
+    "all_heads": Part(
+        lambda options: (options["key"],) if options.get("key") else (), _fixed("kv_heads"), _read_heads, _write_heads
+    ),
+    "falcon": Part(
+        _fixed(*FALCON), _fixed("kv_heads", "embedding.positions", "norm.parallel", "norm.shared"), _read_falcon, _write_falcon
+    ),
+    "shared": Part(lambda options: (options["count"],), _fixed("moe.shared_ffn"), _read_shared, _write_shared),
+    "gated": Part(_fixed(GATED), _fixed("moe.shared_ffn", "moe.shared_gate"), _read_gated, _write_gated),
+    "four": Part(_fixed(), _fixed("ffn"), _read_four, _nothing),
+    "root": Part(_fixed(), _fixed("embedding.scale"), _read_root, _nothing),
+    "scalar": Part(_fixed(SCALAR), _fixed("attention.scale"), _read_scalar, _write_scalar),
+    "width": Part(_fixed(PROJECTED), _fixed("embedding.width"), _read_width, _write_width),
+    "epsilon": Part(_fixed("rms_norm_eps", "layer_norm_eps"), _fixed("norm.eps", "norm.kind"), _read_epsilon, _write_epsilon),
+    "balance": Part(_fixed("router_aux_loss_coef"), _fixed("moe.balance"), _read_balance, _write_balance),
+    "auxiliary": Part(
+        _fixed("aux_loss_alpha", "seq_aux"), _fixed("moe.aux_loss", "moe.balance"), _read_auxiliary, _write_auxiliary
+    ),
+    "grouped": Part(
+        _fixed("topk_method", "n_group", "topk_group"), _fixed("moe.groups", "moe.top_groups"), _read_grouped, _write_grouped
+    ),
+    "rope": Part(lambda options: ROPE_KEYS, lambda options: ROPE_PATHS, read_rope, write_rope),
+    "windows": Part(lambda options: WINDOW_KEYS, lambda options: WINDOW_PATHS, read_windows, write_windows),
+    "sparse": Part(lambda options: SPARSE_KEYS, _fixed("moe.layers"), read_sparse, write_sparse),
+}
+"""Each by the name that a family's row has for it, in the order in which they are read."""

@@ -1,0 +1,193 @@
+"""Rotary positions in a config: `rope_theta` and `rope_scaling`, or one mapping `rope_parameters` since transformers 5."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bridge.errors import ConfigError
+from bridge.families.source import Group, Source, Target
+
+THETA, SCALING, GROUPED = "rope_theta", "rope_scaling", "rope_parameters"
+LOCAL, ORIGINAL = "rope_local_base_freq", "original_max_position_embeddings"
+FULL, SLIDING = "full_attention", "sliding_attention"
+KEYS = (
+    THETA,
+    SCALING,
+    GROUPED,
+    "rotary_emb_base",
+    "partial_rotary_factor",
+    "rotary_pct",
+    "rotary_dim",
+    LOCAL,
+    ORIGINAL,
+)
+NAMES: Mapping[str, str] = {
+    "factor": "factor",
+    "original": ORIGINAL,
+    "low": "low_freq_factor",
+    "high": "high_freq_factor",
+    "fast": "beta_fast",
+    "slow": "beta_slow",
+    "attention": "attention_factor",
+    "mscale": "mscale",
+    "mscale_all": "mscale_all_dim",
+    "truncate": "truncate",
+}
+"""Fields of a plan's scaling, and their keys."""
+BY_KIND: Mapping[str, tuple[str, ...]] = {
+    "none": (),
+    "linear": ("factor",),
+    "dynamic": ("factor", "original"),
+    "yarn": ("factor", "original", "fast", "slow", "attention", "mscale", "mscale_all", "truncate"),
+    "llama3": ("factor", "original", "low", "high"),
+    "longrope": ("factor", "original", "attention"),
+}
+"""What each kind reads (modeling_rope_utils.py)."""
+SPELLED = {"default": "none", "su": "longrope", "mrope": "none", None: "none"}
+USUAL: Mapping[str, Mapping[str, Any]] = {"yarn": {"fast": 32.0, "slow": 1.0, "truncate": True}, "llama3": {}}
+"""What a kind takes where a key is left out (modeling_rope_utils.py: _compute_yarn_parameters)."""
+WHOLE, SWITCHES = ("original",), ("truncate",)
+UNIT: Mapping[str, float] = {"mscale": 1.0, "mscale_all": 0.0}
+"""What each of these is where nothing is said."""
+PATHS = (
+    "rotary.base",
+    "rotary.local_base",
+    "rotary.share",
+    "rotary.scaling.kind",
+    *(f"rotary.scaling.{name}" for name in NAMES),
+)
+BASE = 10000.0
+
+
+def read(source: Source, model: Group, options: Group) -> Group:
+    """Base, share and scaling; the newer mapping wins where both are given, and may hold one for each kind of block."""
+    if options.get("base") == "":
+        return {"rotary.base": BASE, "rotary.share": _share(source, {}, model, options), "rotary.scaling.kind": "none"}
+    grouped = _mapping(source.given, GROUPED)
+    nested = any(isinstance(value, Mapping) for value in grouped.values())
+    full = _inner(grouped, FULL) if nested else grouped
+    scaling = {**(_mapping(source.given, SCALING) if source.has(SCALING) else {}), **full}
+    if not source.has(SCALING) and not source.has(GROUPED):
+        scaling = dict(_mapping(source.defaults, SCALING))
+    local = _inner(grouped, SLIDING).get(THETA) if nested else None
+    found = {
+        "rotary.base": _base(source, full, options),
+        "rotary.local_base": _number(local or source.find(LOCAL), LOCAL) if options.get("local") else None,
+        "rotary.share": _share(source, full, model, options),
+        **_scaling(scaling, source, model),
+    }
+    return found if source.named or _said(source) else {}
+
+
+def _said(source: Source) -> bool:
+    return any(source.has(key) for key in KEYS)
+
+
+def _mapping(values: Group, key: str) -> Mapping[str, Any]:
+    value = values.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _inner(grouped: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = grouped.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _number(value: Any, key: str) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise ConfigError(f"{key}: found {value!r}, expected a number above 0")
+    return float(value)
+
+
+def _base(source: Source, full: Mapping[str, Any], options: Group) -> float | None:
+    own = options.get("base", THETA)
+    given = full.get(THETA) or (source.find(*dict.fromkeys((own, THETA))) if own else None)
+    if given is None and not source.named:
+        return None
+    return _number(given, own or THETA) or BASE
+
+
+def _share(source: Source, full: Mapping[str, Any], model: Group, options: Group) -> float | None:
+    if options.get("latent"):
+        return None
+    if options.get("dim"):
+        width, size = source.find(options["dim"]), model.get("attention.head_size")
+        return width / size if width and size and width <= size else 1.0 if size else None
+    if not options.get("share"):
+        return 1.0 if source.named else None
+    said = full.get("partial_rotary_factor") if full.get("partial_rotary_factor") is not None else source.find(options["share"])
+    if said is None and not source.named:
+        return None
+    share = _number(said, options["share"]) or 1.0
+    if share > 1:
+        raise ConfigError(f"{options['share']}: found {share:g}, expected at most 1")
+    return share
+
+
+def _scaling(scaling: Mapping[str, Any], source: Source, model: Group) -> dict[str, Any]:
+    named = scaling.get("rope_type", scaling.get("type"))
+    kind = SPELLED.get(named, named or "") if named is None or isinstance(named, str) else ""
+    if kind not in BY_KIND:
+        raise ConfigError(f"rope_scaling: found kind {named!r}; known are {', '.join(BY_KIND)}")
+    if kind == "none" and not source.named:
+        return {}
+    found: dict[str, Any] = {"rotary.scaling.kind": kind}
+    for name in BY_KIND[kind]:
+        value = scaling.get(NAMES[name], USUAL.get(kind, {}).get(name))
+        found[f"rotary.scaling.{name}"] = _checked(name, value)
+    if "original" in BY_KIND[kind] and found["rotary.scaling.original"] is None:
+        found["rotary.scaling.original"] = source.find(ORIGINAL) or model.get("embedding.max_positions")
+    if kind == "longrope" and found["rotary.scaling.factor"] is None:
+        original, reach = found["rotary.scaling.original"], model.get("embedding.max_positions")
+        found["rotary.scaling.factor"] = reach / original if original and reach else None
+    return found
+
+
+def _checked(name: str, value: Any) -> Any:
+    key = f"rope_scaling.{NAMES[name]}"
+    if value is None or name in SWITCHES:
+        return value if value is None or isinstance(value, bool) else None
+    if name.startswith("mscale"):
+        said = isinstance(value, int | float) and value >= 0 and value != UNIT[name]
+        return float(value) if said else None
+    number = _number(value, key)
+    if number is not None and name in WHOLE:
+        if number != int(number):
+            raise ConfigError(f"{key}: found {value!r}, expected a whole number")
+        return int(number)
+    return number
+
+
+def write(model: Group, target: Target, options: Group) -> Group:
+    """The same in the words of the release."""
+    share, written = _written_share(model, options), {}
+    base, kind = model.get("rotary.base"), model.get("rotary.scaling.kind")
+    scaling = {"rope_type": "default" if kind == "none" else kind} if kind else {}
+    for name in BY_KIND[kind or "none"]:
+        if (value := model.get(f"rotary.scaling.{name}")) is not None:
+            scaling[NAMES[name]] = value
+    if base is None and not scaling:
+        return share
+    own, local = options.get("base", THETA), model.get("rotary.local_base")
+    if target.grouped and own == THETA:
+        full = {"rope_type": "default", **scaling, **({THETA: base} if base is not None else {})}
+        both = {SLIDING: {"rope_type": "default", THETA: local}, FULL: full}
+        return {**share, GROUPED: both if options.get("local") and local else full}
+    if options.get("local") and local is not None:
+        written[LOCAL] = local
+    if own and base is not None:
+        written[own] = base
+    plain = kind in (None, "none") and not target.defaults.get(SCALING)
+    return {**share, **written, **({} if plain else {SCALING: scaling})}
+
+
+def _written_share(model: Group, options: Group) -> dict[str, Any]:
+    share, size = model.get("rotary.share"), model.get("attention.head_size")
+    if share is None:
+        return {}
+    if options.get("dim") and size:
+        return {options["dim"]: round(share * size)}
+    return {options["share"]: share} if options.get("share") else {}

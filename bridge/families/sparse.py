@@ -1,0 +1,99 @@
+"""Which blocks of a model have experts, as each family says it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from bridge.families.source import Group, Source, Target
+
+STEP, ALONE, FIRST, EVERY, KINDS, LISTED = (
+    "decoder_sparse_step",
+    "mlp_only_layers",
+    "first_k_dense_replace",
+    "moe_layer_freq",
+    "mlp_layer_types",
+    "is_moe_layer",
+)
+START, END, INTERVAL = "moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval"
+KEYS = (STEP, ALONE, FIRST, EVERY, KINDS, LISTED, START, END, INTERVAL)
+DENSE, SPARSE = "dense", "sparse"
+
+Pattern = tuple[bool, ...]
+
+
+def read(source: Source, model: Group, options: Group) -> Group:
+    """The blocks with experts; open where all have them."""
+    layers = model.get("layers")
+    if not layers or not model.get("experts"):
+        return {}
+    pattern = _pattern(source, options, layers)
+    return {"moe.layers": None if all(pattern) else pattern}
+
+
+def _pattern(source: Source, options: Group, layers: int) -> Pattern:
+    rule, blocks = options["rule"], range(layers)
+    if rule == "step":
+        step, alone = source.find(STEP) or 1, set(source.find(ALONE) or ())
+        return tuple(block not in alone and (block + 1) % step == 0 for block in blocks)
+    if rule == "range":
+        start, step = source.find(START) or 0, source.find(INTERVAL) or 1
+        end = source.find(END)
+        last = layers - 1 if end is None or end == -1 else end
+        return tuple((block + 1) % step == 0 and start <= block <= last for block in blocks)
+    listed = source.find(KINDS) if rule == "types" else None
+    if listed:
+        return tuple(kind == SPARSE for kind in listed[:layers])
+    if rule == "types" and source.find(LISTED):
+        return tuple(bool(sparse) for sparse in source.find(LISTED)[:layers])
+    found = source.find(FIRST)
+    dense = options.get("usual", 0) if found is None else found
+    step = source.find(EVERY) or 1 if rule == "first" else 1
+    return tuple(block >= dense and block % step == 0 for block in blocks)
+
+
+def write(model: Group, target: Target, options: Group) -> Group:
+    """The same by the family's rule where that comes out so."""
+    layers = model.get("layers")
+    if not layers or not model.get("experts"):
+        return {}
+    pattern: Pattern = model.get("moe.layers") or (True,) * layers
+    rule = options["rule"]
+    if rule == "step":
+        return _stepped(pattern)
+    if rule == "range":
+        return _ranged(pattern)
+    dense = pattern.index(True) if True in pattern else len(pattern)
+    leading = pattern == tuple(block >= dense for block in range(layers))
+    if rule == "types":
+        return {KINDS: [SPARSE if sparse else DENSE for sparse in pattern]}
+    return {FIRST: dense} if leading else _spread(pattern)
+
+
+def _spread(pattern: Pattern) -> Group:
+    for dense, step in _tries(len(pattern)):
+        if pattern == tuple(block >= dense and block % step == 0 for block in range(len(pattern))):
+            return {FIRST: dense, EVERY: step}
+    return {}
+
+
+def _tries(layers: int) -> Iterable[tuple[int, int]]:
+    return ((dense, step) for step in range(2, min(layers, 16) + 1) for dense in range(min(layers, 16)))
+
+
+def _stepped(pattern: Pattern) -> Group:
+    blocks = range(len(pattern))
+    for step in range(1, len(pattern) + 1):
+        if pattern == tuple((block + 1) % step == 0 for block in blocks):
+            return {STEP: step, ALONE: []}
+    return {STEP: 1, ALONE: [block for block in blocks if not pattern[block]]}
+
+
+def _ranged(pattern: Pattern) -> Group:
+    if True not in pattern:
+        return {START: len(pattern), INTERVAL: 1}
+    blocks, start = range(len(pattern)), pattern.index(True)
+    last = len(pattern) - 1 - pattern[::-1].index(True)
+    for step in range(1, len(pattern) + 1):
+        if pattern == tuple((block + 1) % step == 0 and start <= block <= last for block in blocks):
+            return {START: start, END: last, INTERVAL: step}
+    return {}

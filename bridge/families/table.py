@@ -1,0 +1,165 @@
+"""The table of families: rows of `families.json` with what they inherit, and the defaults of each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from importlib.resources import files
+from typing import Any
+
+from bridge.families.codecs import CODECS, Codec
+from bridge.families.parts import PARTS, Part
+
+
+def _data(name: str) -> Mapping[str, Any]:
+    data: Mapping[str, Any] = json.loads(files(__package__).joinpath(name).read_text("utf-8"))
+    return data
+
+
+@dataclass(frozen=True)
+class Key:
+    """How a family spells one field: the names that it reads, of which the first is written."""
+
+    names: tuple[str, ...]
+    codec: Codec
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """One model type: `facts` never change in it, `keys` say the rest, `parts` what several keys say together.
+
+    `config` is its class in transformers (empty: its code comes with the model), `foreign` what of it a plan has no words
+    for, `order` its place among those that a model may be written as.
+    """
+
+    name: str
+    config: str = ""
+    order: int = 99
+    foreign: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    keys: Mapping[str, Key] = field(default_factory=dict)
+    parts: tuple[tuple[Part, Mapping[str, Any]], ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def paths(self) -> frozenset[str]:
+        """Fields of a model that it says, by fact or by key."""
+        inside = (path for part, options in self.parts for path in part.paths(options))
+        return frozenset((*self.facts, *self.keys, *inside))
+
+    @cached_property
+    def known(self) -> frozenset[str]:
+        """Keys that it reads."""
+        inside = (key for part, options in self.parts for key in part.keys(options))
+        return frozenset((*(name for key in self.keys.values() for name in key.names), *inside))
+
+
+@cache
+def _row(name: str) -> Mapping[str, Any]:
+    """A row with what it inherits: a key takes the place of a fact for the same field, and the other way round."""
+    row = _ROWS[name]
+    base = _row(row["like"]) if "like" in row else {"keys": {}, "facts": {}, "parts": {}}
+    facts, keys = row.get("facts", {}), row.get("keys", {})
+    gone = {*row.get("drop", ())}
+    kept = set(row["only"]) if "only" in row else None
+
+    def stays(path: str) -> bool:
+        return path not in gone and (kept is None or path in kept)
+
+    parts = {**base["parts"], **row.get("parts", {})} if kept is None else {}
+    return {
+        "keys": {**{path: key for path, key in base["keys"].items() if stays(path) and path not in facts}, **keys},
+        "facts": {**{path: value for path, value in base["facts"].items() if stays(path) and path not in keys}, **facts},
+        "parts": {part: options for part, options in parts.items() if options is not None},
+    }
+
+
+def _key(spelled: str) -> Key:
+    word, colon, names = spelled.partition(":")
+    codec, listed = (word, names) if colon else ("", word)
+    return Key(tuple(name for name in listed.split("|") if name), CODECS[codec])
+
+
+def _family(name: str, row: Mapping[str, Any]) -> Family:
+    whole = _row(name)
+    parts = tuple((PARTS[part], whole["parts"][part]) for part in PARTS if part in whole["parts"])
+    keys = {path: _key(spelled) for path, spelled in whole["keys"].items()}
+    covered = {path for part, options in parts for path in part.paths(options)}
+    facts = {path: value for path, value in whole["facts"].items() if path not in covered}
+    order, config = row.get("order", 99), row.get("config", "")
+    kept = {path: key for path, key in keys.items() if path not in covered}
+    return Family(name, config, order, row.get("foreign", ""), facts, kept, parts, _DEFAULTS.get(name, {}))
+
+
+_ROWS = _data("families.json")
+_DEFAULTS = _data("defaults.json")
+FAMILIES: Mapping[str, Family] = {name: _family(name, row) for name, row in _ROWS.items() if name and not row.get("abstract")}
+"""Every family by its model type."""
+GENERIC: Family = _family("", _ROWS[""])
+"""What every family means alike, for a config that does not say its model type."""
+ORDERED: tuple[Family, ...] = tuple(sorted((one for one in FAMILIES.values() if not one.foreign), key=lambda one: one.order))
+"""Those that a model may be written as, the likeliest first."""
+
+
+def family_of(model_type: str | None) -> Family | None:
+    """The family of a model type; the generic one where none is named, None where it is unknown."""
+    return GENERIC if not model_type else FAMILIES.get(model_type)
+
+
+@cache
+def alike() -> tuple[Family, ...]:
+    """Families whose names of keys are those that most others have, in the order of `ORDERED`."""
+    said = {path: key.names for path, key in GENERIC.keys.items()}
+    return tuple(
+        family
+        for family in ORDERED
+        if all(key.names[0] in said[path] for path, key in family.keys.items() if path in said and key.names)
+    )
+
+
+def of_class(name: str) -> str | None:
+    """The model type of one of transformers' config classes, by its name without the module."""
+    last = name.rpartition(".")[2]
+    return next((one.name for one in FAMILIES.values() if one.config and one.config == last), None)
+
+
+@cache
+def groups() -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
+    """Keys and the fields that they say, in groups that no family mixes; each with what is claimed by it alone."""
+    group: dict[str, str] = {}
+
+    def root(name: str) -> str:
+        while group.setdefault(name, name) != name:
+            name = group[name]
+        return name
+
+    for keys, paths in _bundles():
+        names = [*(f"k:{key}" for key in keys), *(f"p:{path}" for path in paths)]
+        for name in names:
+            group[root(name)] = root(names[0])
+    together: dict[str, tuple[list[str], list[str]]] = {}
+    for name in group:
+        keys_, paths_ = together.setdefault(root(name), ([], []))
+        (keys_ if name.startswith("k:") else paths_).append(name[2:])
+    return tuple((tuple(keys), tuple(paths)) for keys, paths in together.values())
+
+
+@cache
+def stands_for() -> Mapping[str, tuple[str, ...]]:
+    """The fields that each key says, in any family."""
+    found: dict[str, dict[str, None]] = {}
+    for keys, paths in _bundles():
+        for key in keys:
+            found.setdefault(key, {}).update(dict.fromkeys(paths))
+    return {key: tuple(paths) for key, paths in found.items()}
+
+
+def _bundles() -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+    for family in (GENERIC, *FAMILIES.values()):
+        for path, key in family.keys.items():
+            yield key.names, (path,)
+        for part, options in family.parts:
+            yield part.keys(options), part.paths(options)
+        yield from (((), (path,)) for path in family.facts)

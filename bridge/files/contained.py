@@ -1,0 +1,65 @@
+"""Contained files: what a folder from elsewhere holds, reached by plain names that lead nowhere else."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+from bridge.config import shown
+from bridge.errors import SourceError
+
+LONGEST = 200
+"""Bytes of a name, so that a temporary one with a few letters more fits every file system."""
+SMALL = 2**12
+"""Bytes of a file that holds a name."""
+
+
+def plain(name: str, where: object) -> str:
+    """`name`, if it is one of a file beside others: no path, nothing hidden. Raises `SourceError` that begins with `where`."""
+    if not name or name.startswith(".") or "/" in name or "\\" in name or not name.isprintable():
+        raise SourceError(f"{where}: found {shown(name)}, expected a plain name; a path could lead out of the folder")
+    if len(name.encode(errors="surrogateescape")) > LONGEST:
+        raise SourceError(f"{where}: found a name of {len(name)} letters, expected at most {LONGEST} bytes; choose a shorter one")
+    return name
+
+
+def inside(path: Path, root: Path) -> Path:
+    """`path`, which is below `root`. Raises `SourceError` if a link on the way leads out of it."""
+    try:
+        real, home = path.resolve(), root.resolve()
+    except (OSError, RuntimeError) as error:
+        raise SourceError(f"{path}: {error}; the link leads nowhere") from None
+    if not real.is_relative_to(home):
+        raise SourceError(f"{path}: a link that leads to {real}, out of {home}; put the file itself there")
+    return path
+
+
+def regular(path: Path, root: Path) -> Path:
+    """`path`, a file of its own below `root`. Raises `SourceError` for links that lead out, and for what is no file."""
+    try:
+        mode = inside(path, root).stat().st_mode
+    except OSError as error:
+        raise SourceError(f"{path}: {error.strerror}; expected a file") from None
+    if not stat.S_ISREG(mode):
+        raise SourceError(f"{path}: found no regular file; expected one")
+    return path
+
+
+def read_bytes(path: Path, root: Path, most: int) -> bytes:
+    """A file of at most `most` bytes below `root`. Raises `SourceError`."""
+    try:
+        with regular(path, root).open("rb") as file:
+            found = file.read(most + 1)
+    except OSError as error:
+        raise SourceError(f"{path}: {error.strerror}; expected a file that can be read") from None
+    if len(found) > most:
+        raise SourceError(f"{path}: larger than {most} bytes; that is no file of this kind")
+    return found
+
+
+def read_text(path: Path, root: Path, most: int) -> str:
+    """The same, as UTF-8."""
+    try:
+        return read_bytes(path, root, most).decode()
+    except UnicodeDecodeError as error:
+        raise SourceError(f"{path}: not UTF-8 at byte {error.start}; the file is damaged") from None

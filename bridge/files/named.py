@@ -1,0 +1,96 @@
+"""Files that an input names: opened only inside the folder of that input, or where whoever runs it allows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+
+from bridge.errors import SourceError
+from bridge.files.document import Document
+
+
+@dataclass(frozen=True)
+class Reach:
+    """The folder of the input, and the files and folders that were allowed beside it."""
+
+    folder: Path = Path()
+    allowed: tuple[Path, ...] = ()
+
+    def holds(self, path: Path) -> bool:
+        """Whether `path`, its links resolved, lies inside the folder or is allowed."""
+        real = Path(os.path.realpath(path))
+        roots = [Path(os.path.realpath(root)) for root in (self.folder, *self.allowed)]
+        return any(real.is_relative_to(root) for root in roots)
+
+    def candidates(self, name: str) -> Iterator[Path]:
+        """Where a name may stand: from the folder, from where the command runs, and from each allowed folder."""
+        yield from dict.fromkeys(root / name for root in (self.folder, Path(), *self.allowed))
+
+
+_REACH: ContextVar[Reach | None] = ContextVar("reach", default=None)
+
+
+class OutsideError(SourceError):
+    """An input names a file that lies outside its folder and was not allowed; it was not opened."""
+
+
+@contextmanager
+def reaching(folder: str | Path, allowed: Iterable[str | Path] = ()) -> Iterator[None]:
+    """Within this block an input in `folder` may name files inside of it, and the `allowed` files and folders."""
+    token = _REACH.set(Reach(Path(folder), tuple(Path(path) for path in allowed)))
+    try:
+        yield
+    finally:
+        _REACH.reset(token)
+
+
+def folder_of(source: object) -> Path | None:
+    """The folder of an input that is a file; None for any other."""
+    name = source.name if isinstance(source, Document) else source
+    if not isinstance(name, str | Path) or "\n" in str(name):
+        return None
+    return Path(name).parent if is_file(Path(name)) else None
+
+
+def own(name: str) -> Path | None:
+    """The file that the caller's own words call `name`; None if there is none."""
+    return Path(name) if is_file(Path(name)) else None
+
+
+def find(name: str, folder: Path | None = None) -> Path | None:
+    """The file that an input in `folder` (default: the one that is read) calls `name`; None if there is none.
+
+    Raises `OutsideError`, without opening anything, if it leads out of the folder and was not allowed.
+    """
+    known = _REACH.get() or Reach()
+    reach = Reach(known.folder if folder is None else folder, known.allowed)
+    places = list(reach.candidates(name))
+    found = next((place for place in places if reach.holds(place) and is_file(place)), None)
+    if found is None:
+        outside = [place for place in places if not reach.holds(place)]
+        there = next((place for place in outside if is_file(place)), None)
+        if there or (outside and not reach.holds(places[0])):
+            raise OutsideError(_outside(name, there or outside[0], reach))
+    return found
+
+
+def placed(name: str) -> str | Path:
+    """Where the file `name` lies for the input that is read; where none is read, `name` is the caller's own."""
+    return name if _REACH.get() is None else find(name) or name
+
+
+def _outside(name: str, place: Path, reach: Reach) -> str:
+    folder = os.path.realpath(reach.folder)
+    return f"{name}: leads out of {folder}, so it was not opened; give --allow-path {os.path.realpath(place)} if you trust it"
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is a file at `path`; a name that no file can have is none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,45 @@
+"""Sealed JSON: objects on one line or several that end with a digest of themselves, so that a changed byte is seen."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from bridge.config import shown
+from bridge.errors import SourceError
+
+SEAL = re.compile(r'(\{.*), "digest": "([0-9a-f]{64})"\}', re.DOTALL)
+
+
+def seal(value: Mapping[str, Any], indent: int | None = None) -> str:
+    """`value`, which is not empty, as JSON with the digest of all that stands before it."""
+    body = json.dumps(value, indent=indent)[:-1].rstrip()
+    return f'{body}, "digest": "{_digest(body)}"}}'
+
+
+def unseal(text: str, where: object) -> dict[str, Any]:
+    """What `seal` made into `text`. Raises `SourceError` that begins with `where`."""
+    match = SEAL.fullmatch(text)
+    if match is None:
+        raise SourceError(f"{where}: found {shown(text[-30:])} at its end, expected a digest; it is damaged")
+    if _digest(match[1]) != match[2]:
+        raise SourceError(f"{where}: it is not what was written, its digest is another; it is damaged")
+    return parsed(match[1] + "}", where)
+
+
+def parsed(text: str, where: object) -> dict[str, Any]:
+    """A JSON object. Raises `SourceError` that begins with `where`."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"{where}: no JSON ({error}); it is damaged") from None
+    if not isinstance(found, dict):
+        raise SourceError(f"{where}: found {shown(found, 30)}, expected an object; it is damaged")
+    return found
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()

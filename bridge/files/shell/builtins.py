@@ -1,0 +1,605 @@
+"""The commands that a shell itself knows: what they set, write and return."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+from bridge.errors import SourceError
+from bridge.files.shell import arithmetic, formatting, variables
+from bridge.files.shell.decide import Bad, tested
+from bridge.files.shell.expand import OUTPUT
+from bridge.files.shell.inner import OPTIONS
+from bridge.files.shell.patterns import Unread
+from bridge.files.shell.pieces import DEFAULT_IFS, NOWHERE, Pieces, Text, Unknown, known, spelled, words
+from bridge.files.shell.scope import RUN, Value, several
+from bridge.files.shell.source import Source, check_syntax
+
+if TYPE_CHECKING:
+    from bridge.files.shell.read import Reader
+
+MOST_CHARACTERS = 2**20
+TOOLS = re.compile(
+    r"(^|/)(\.?bashrc|\.?(bash_)?profile|activate|conda\.sh|setvars\.sh|modules?\.sh|bash|init\.sh|.*_profile)$|^/etc/|/etc/profile"
+)
+"""Files that set up tools, and nothing that a run is given."""
+SET_OPTION = re.compile(r"[-+][abefhkmnptuvxBCEHPTo]+")
+HIDDEN = 0xF0000
+"""Where characters behind a backslash stand while a line is split: among those that nobody uses."""
+
+
+SHOPTS = frozenset(("extglob", "nullglob", "nocasematch", "dotglob", "globstar", "failglob", "inherit_errexit", "lastpipe"))
+"""Options of `shopt` that are off where nothing sets them."""
+
+
+def _text(text: str) -> Pieces:
+    return (Text(text, NOWHERE, True, plain=False),) if text else ()
+
+
+def _unknown(reader: Reader, name: str, why: str = OUTPUT, loose: bool = False) -> Pieces:
+    return (Unknown(f"${name}", NOWHERE, reader.source.line(reader.place), why, loose=loose),)
+
+
+def _number(reader: Reader, called: Sequence[Pieces], default: int) -> int:
+    """The number behind a command."""
+    if len(called) < 2:
+        return default
+    text = known(called[1])
+    if text is None or not re.fullmatch(r"-?\d{1,9}", text, re.ASCII):
+        raise reader.refuse(reader.place, f"{spelled(called[1])} behind {spelled(called[0])} is no known number")
+    return int(text)
+
+
+# Output
+
+
+def echo(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+    """`echo`: its words with blanks between them."""
+    rest, flags = list(called[1:]), ""
+    while rest and re.fullmatch(r"-[neE]+", known(rest[0]) or ""):
+        flags += (known(rest.pop(0)) or "")[1:]
+    reader.scope.status = 0
+    found: list[Text | Unknown] = []
+    for index, word in enumerate(rest):
+        found += [*(_text(" ") if index else ()), *word]
+    if "e" in flags and flags.rfind("e") > flags.rfind("E"):
+        text = known(found)
+        found = list(_text(formatting.escaped(text)) if text is not None else _unknown(reader, "(echo -e)"))
+    reader.write((*found, *(() if "n" in flags else _text("\n"))))
+
+
+def printf(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+    """`printf`, into a variable with `-v`."""
+    rest, target = list(called[1:]), None
+    if len(rest) >= 2 and known(rest[0]) == "-v":
+        target, rest = known(rest[1]), rest[2:]
+    if rest and known(rest[0]) == "--":
+        rest = rest[1:]
+    elif rest and re.match(r"-.", spelled(rest[0])):
+        if spelled(rest[0]).startswith("-v"):
+            raise reader.refuse(place, "this option of printf is not read")
+        reader.scope.status = 2
+        return
+    texts = [None if several(word) else known(word) for word in rest]
+    try:
+        if not texts or None in texts:
+            raise Unread(OUTPUT)
+        made = _text(formatting.printed(str(texts[0]), [str(text) for text in texts[1:]]))
+        reader.scope.status = 0
+    except Unread as error:
+        made = _unknown(reader, "(printf)", str(error))
+        reader.scope.status = None
+    if target is None and len(called) > 2 and known(called[1]) == "-v":
+        raise reader.refuse(place, "the variable of printf -v is not known")
+    if target is None:
+        reader.write(made)
+    else:
+        _put(reader, target, made or (Text("", NOWHERE),))
+
+
+def _put(reader: Reader, target: str, word: Pieces) -> None:
+    """Set `NAME` or `NAME[index]`, named by a word."""
+    name, _, index = target.partition("[")
+    if not name.isidentifier():
+        raise reader.refuse(reader.place, f"{target} is no name of a variable")
+    key: Callable[[], int | str] | None = None
+    if index:
+        value = reader.scope.get(name)
+        place: int | str = index[:-1] if value and value.table else arithmetic.value(index[:-1], reader.expander)
+        key = lambda: place  # noqa: E731
+    variables.assign(reader, name, key, Value((word,)), False)
+
+
+def working_folder(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+    """`pwd`."""
+    value = reader.scope.get("PWD")
+    reader.scope.status = 0
+    reader.write((value.pieces if value else ()) or _unknown(reader, "PWD", RUN))
+    reader.write(_text("\n"))
+
+
+# Status and paths
+
+
+def succeed(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+    """`:`, `true`."""
+    reader.scope.status = 0
+
+
+def fail(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+    """`false`."""
+    reader.scope.status = 1
+
+
+def outside(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+    """What succeeds or not, nobody knows, and sets nothing."""
+    reader.scope.status = 0 if len(called) == 1 and spelled(called[0]) == "wait" else None
+    if spelled(called[0]) in ("type", "jobs", "times", "ulimit", "umask", "caller", "dirs", "hash"):
+        reader.write(_unknown(reader, f"({spelled(called[0])})"))
+
+
+def end(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+    """`exit`, `return`, `break`, `continue`."""
+    name = spelled(called[0])
+    if name in ("break", "continue"):
+        levels = _number(reader, called, 1)
+        reader.scope.status = int(levels < 1)
+        if not reader.loops:
+            reader.scope.status = 0
+            return
+        reader.scope.levels = min(levels, reader.loops) if levels > 0 else reader.loops
+    elif len(called) > 1:
+        text = known(called[1])
+        reader.scope.status = int(text) % 256 if text is not None and re.fullmatch(r"-?\d{1,9}", text, re.ASCII) else None
+    reader.scope.ended, reader.scope.left_at = name, reader.source.line(place)
+
+
+def test(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+    """`test` and `[`."""
+    inside = called[1:]
+    try:
+        if spelled(called[0]) == "[":
+            if any(several(word) for word in inside):
+                raise Unread("the number of words is not known")
+            if not inside or known(inside[-1]) != "]":
+                raise Bad("missing ]")
+            inside = inside[:-1]
+        reader.answer(tested(inside, reader.expander))
+    except Bad:
+        reader.scope.status = 2
+    except Unread:
+        reader.answer(None)
+
+
+def let(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+    """`let`."""
+    for word in called[1:]:
+        text = known(word)
+        try:
+            if text is None or several(word):
+                reader.expander.forget(spelled(word), "it is counted")
+                raise Unread("it is not known")
+            reader.answer(bool(reader.expander.evaluated(text)))
+        except Unread:
+            reader.answer(None)
+        except arithmetic.Unset:
+            raise
+        except arithmetic.Wrong:
+            reader.scope.status = 1
+            return
+
+
+# Input
+
+
+def read(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+    """`read`: names filled from a line of what is known to be read."""
+    options, names = _options(called[1:], "adnNpitu")
+    array = options.get("a")
+    if several_names := [name for name in names if name is None]:
+        raise reader.refuse(place, f"{len(several_names)} names behind read are not known")
+    targets = [str(name) for name in names]
+    if options.keys() & {"n", "N", "u", "t", "s"} or reader.scope.input is None:
+        _ask(reader, targets, array, None)
+        return
+    line = _line(reader, options.get("d", "\n"), "r" not in options)
+    if line is None:
+        _ask(reader, targets, array, None)
+        return
+    separators = reader.scope.separators
+    if separators is None:
+        _ask(reader, targets, array, None)
+    elif array:
+        fields = words([Text(line, NOWHERE, splits=True, plain=False)], separators)
+        reader.scope.set(array, Value(tuple(_text(_shown(spelled(field))) or field for field in fields), True))
+    else:
+        for name, text in zip(targets or ["REPLY"], _fields(line, targets, separators), strict=True):
+            variables.assign(reader, name, None, Value((_text(_shown(text)) or (Text("", NOWHERE),),)), False)
+
+
+def _options(words_: Sequence[Pieces], valued: str) -> tuple[dict[str, str], list[str | None]]:
+    """Letters behind a command with their values, and what is no option."""
+    found: dict[str, str] = {}
+    rest = list(words_)
+    while rest:
+        text = known(rest[0])
+        if text is None or not re.fullmatch(r"-[A-Za-z]+.*", text, re.DOTALL):
+            break
+        rest.pop(0)
+        if text == "--":
+            break
+        for index, letter in enumerate(text[1:], 1):
+            if letter not in valued:
+                found[letter] = ""
+                continue
+            found[letter] = text[index + 1 :] or ((known(rest[0]) if rest else None) or "")
+            if not text[index + 1 :] and rest:
+                rest.pop(0)
+            break
+    return found, [known(word) for word in rest]
+
+
+def _ask(reader: Reader, names: Sequence[str], array: str | None, status: int | None) -> None:
+    for name in names or ([] if array else ["REPLY"]):
+        reader.scope.set(name, Value((_unknown(reader, name),)))
+    if array:
+        reader.scope.set(array, Value((_unknown(reader, array, loose=True),), True))
+    reader.scope.status = status
+    if reader.scope.input is not None:
+        reader.scope.input = _unknown(reader, "(input)")
+
+
+def _line(reader: Reader, end_: str, escapes: bool) -> str | None:
+    """The next line of the input, which goes on behind it; the status tells whether it ended.
+
+    With `escapes` a backslash hides what follows: it parts no words, and a line goes on behind it.
+    """
+    text = known(reader.scope.input or ())
+    if text is None:
+        return None
+    if end_ == "":
+        end_ = "\0"
+    end_ = re.escape(end_[0])
+    ended = re.match(rf"((?:\\.|[^\\{end_}])*\\?)({end_}?)" if escapes else f"([^{end_}]*)({end_}?)", text, re.DOTALL)
+    line, found = ended.groups() if ended else ("", "")
+    reader.scope.input = _text(text[len(line) + len(found) :])
+    reader.scope.status = int(not found)
+    return re.sub(r"\\(.?)", lambda hidden: _hidden(hidden[1]), line, flags=re.DOTALL) if escapes else line
+
+
+def _hidden(char: str) -> str:
+    return "" if char in ("", "\n") else chr(HIDDEN + ord(char)) if char.isascii() else char
+
+
+def _shown(text: str) -> str:
+    return "".join(chr(ord(char) - HIDDEN) if HIDDEN <= ord(char) < HIDDEN + 128 else char for char in text)
+
+
+def _fields(line: str, names: Sequence[str], separators: str) -> list[str]:
+    """What each name gets: a field, the last one all that is left."""
+    if not names:
+        return [line]
+    blanks = "".join(char for char in separators if char in DEFAULT_IFS)
+    others = re.escape("".join(char for char in separators if char not in DEFAULT_IFS))
+    blank = f"[{re.escape(blanks)}]*" if blanks else ""
+    mark = f"{blank}[{others}]{blank}|{blank[:-1]}+" if others and blanks else f"[{others}]" if others else f"{blank[:-1]}+"
+    rest, found = line.lstrip(blanks) if blanks else line, list[str]()
+    if not separators:
+        return [line, *("" for _ in names[1:])]
+    for _ in names[1:]:
+        cut = re.search(mark, rest)
+        found.append(rest[: cut.start()] if cut else rest)
+        rest = rest[cut.end() :] if cut else ""
+    rest = rest.rstrip(blanks) if blanks else rest
+    alone = re.fullmatch(f"([^{others}{re.escape(blanks)}]*){blank}[{others}]", rest) if others else None
+    return [*found, alone[1] if alone else rest]
+
+
+def map_file(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+    """`mapfile [-t] [-d MARK] [-s SKIP] [-n COUNT] NAME`."""
+    options, names = _options(called[1:], "dnOsucC")
+    name = names[0] if names else "MAPFILE"
+    if name is None:
+        raise reader.refuse(place, "the name behind mapfile is not known")
+    text = known(reader.scope.input) if reader.scope.input is not None else None
+    counts = [options.get(letter, "0") for letter in "sn"]
+    if text is None or options.keys() - set("tdsn") or not all(re.fullmatch(r"[0-9]{1,6}", count) for count in counts):
+        _ask(reader, [], name, None)
+        return
+    mark, (skipped, most) = options.get("d", "\n")[:1] or "\0", map(int, counts)
+    lines = re.findall(f"[^{re.escape(mark)}]*{re.escape(mark)}|[^{re.escape(mark)}]+", text)
+    taken = lines[skipped : skipped + most if most else None]
+    kept = [line.removesuffix(mark) if "t" in options else line for line in taken]
+    reader.scope.set(name, Value(tuple(_text(line) or (Text("", NOWHERE),) for line in kept), True))
+    reader.scope.input, reader.scope.status = _text("".join(lines[skipped + len(taken) :])), 0
+
+
+# Arguments and options
+
+
+def shift(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+    """`shift`."""
+    count, given = _number(reader, called, 1), reader.scope.given
+    if any(several(word) for word in given[:count]):
+        reader.scope.arguments = (_unknown(reader, "@", "the arguments are not known", loose=True),)
+        reader.scope.status = None
+    elif count > len(given) or count < 0:
+        reader.scope.status = 1
+    else:
+        if reader.scope.arguments is not None or given:
+            reader.scope.arguments = given[count:]
+        reader.scope.status = 0
+
+
+def _dashed(words_: Sequence[Pieces]) -> list[str]:
+    """The words before the first one that is no option."""
+    texts = [None if several(word) else known(word) for word in words_]
+    return [str(text) for text in takewhile(lambda text: text not in (None, "--") and re.match(r"[-+].", text), texts)]
+
+
+def set_(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+    """`set`: options and arguments."""
+    rest = list(called[1:])
+    reader.scope.status = 0
+    if not all(SET_OPTION.fullmatch(text) for text in _dashed(rest)):
+        reader.scope.status = 2
+        return
+    options = set(reader.scope.options)
+    while rest:
+        text = None if several(rest[0]) else known(rest[0])
+        if text == "--" or text is None or not re.fullmatch(r"[-+][A-Za-z]*", text):
+            rest = rest[1:] if text == "--" else rest
+            reader.scope.arguments = tuple(rest)
+            break
+        rest.pop(0)
+        for letter in text[1:]:
+            name = OPTIONS.get(letter, "")
+            if letter == "o":
+                name = (known(rest.pop(0)) if rest else None) or ""
+            (options.add if text[0] == "-" else options.discard)(name)
+    reader.scope.options = frozenset(options)
+
+
+def shopt(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+    """`shopt`."""
+    flags, names = _options(called[1:], "")
+    told = {str(name) for name in names}
+    if "s" in flags:
+        if "extglob" in told - reader.scope.options:
+            reader.grouping = reader.source.line(place)
+        reader.scope.options |= told
+    elif "u" in flags:
+        reader.scope.options -= told
+    known_ = told <= SHOPTS and "q" in flags and bool(told)
+    if known_ and not flags.keys() & {"s", "u"}:
+        reader.answer(told <= reader.scope.options)
+    else:
+        reader.scope.status = 0 if flags.keys() & {"s", "u"} else None
+
+
+def unset(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+    """`unset NAME`, `unset NAME[index]`, `unset -f NAME`."""
+    option = known(called[1] if len(called) > 1 else ())
+    functions = option == "-f"
+    reader.scope.status = 0
+    for word in called[1:]:
+        text = None if several(word) else known(word)
+        if text is None:
+            raise reader.refuse(place, f"what {spelled(word)} unsets is not known")
+        name, _, index = text.partition("[")
+        if text.startswith("-"):
+            continue
+        if functions or (name in reader.scope.functions and reader.scope.get(name) is None):
+            reader.scope.functions.pop(name, None)
+        elif index and index[:-1] not in ("@", "*"):
+            _unset_element(reader, name, index[:-1])
+        else:
+            name = name if option == "-n" else reader.scope.target(name)
+            if reader.scope.reveal(name):
+                continue
+            reader.scope.variables[name] = None
+            reader.scope.exported.discard(name)
+            reader.scope.marks.pop(name, None)
+
+
+def _unset_element(reader: Reader, name: str, index: str) -> None:
+    value = reader.scope.get(name)
+    if value is None:
+        return
+    if value.open:
+        reader.scope.set(name, Value((_unknown(reader, name, "an element goes, nobody knows which", loose=True),), True))
+        return
+    key: int | str = index.strip("'\"") if value.table else arithmetic.value(index, reader.expander)
+    if isinstance(key, int) and key < 0:
+        key += max((int(place) for place in value.places), default=-1) + 1
+    reader.scope.set(name, value.without(key))
+
+
+def options_of(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+    """`getopts`."""
+    texts = [None if several(word) else known(word) for word in (called[3:] or reader.scope.given)]
+    told, name = known(called[1]) if len(called) > 1 else None, known(called[2]) if len(called) > 2 else None
+    if told is None or name is None or None in texts:
+        raise reader.refuse(place, "the options that getopts reads are not known")
+    found, argument = _Options(reader, told, [str(text) for text in texts]).next()
+    variables.assign(reader, name, None, Value((_text(found),)), False)
+    reader.scope.variables["OPTARG"] = None if argument is None else Value((_text(argument) or (Text("", NOWHERE),),))
+    reader.scope.status = int(found == "?" and reader.scope.files.get("\0getopts") == ())
+
+
+class _Options:
+    """One step of `getopts`; OPTIND tells the word, a mark of ours the letter in it."""
+
+    def __init__(self, reader: Reader, told: str, texts: Sequence[str]) -> None:
+        self.reader, self.told, self.texts = reader, told, texts
+        index = reader.scope.get("OPTIND")
+        self.index = int((known(index.pieces) if index else None) or "1")
+        place = reader.scope.files.get("\0letter")
+        self.letter = int(known(place) or "0") if place and place[0].key.isdigit() else 0
+
+    def next(self) -> tuple[str, str | None]:
+        scope = self.reader.scope
+        scope.files.pop("\0getopts", None)
+        if not self.letter:
+            text = self.texts[self.index - 1] if self.index <= len(self.texts) else ""
+            if not text.startswith("-") or text == "-" or text == "--":
+                self.index += text == "--"
+                scope.files["\0getopts"] = ()
+                self._save(0)
+                return "?", None
+            self.letter = 1
+        text = self.texts[self.index - 1]
+        letter = text[self.letter]
+        place = self.told.find(letter)
+        if place < 0 or letter == ":":
+            self._save(self.letter + 1 if self.letter + 1 < len(text) else 0, self.letter + 1 >= len(text))
+            return "?", letter if self.told.startswith(":") else None
+        if self.told[place + 1 : place + 2] != ":":
+            self._save(self.letter + 1 if self.letter + 1 < len(text) else 0, self.letter + 1 >= len(text))
+            return letter, None
+        return self._valued(text, letter)
+
+    def _valued(self, text: str, letter: str) -> tuple[str, str | None]:
+        rest = text[self.letter + 1 :]
+        self._save(0, True)
+        if rest:
+            return letter, rest
+        if self.index <= len(self.texts):
+            argument = self.texts[self.index - 1]
+            self._save(0, True)
+            return letter, argument
+        return (":", letter) if self.told.startswith(":") else ("?", None)
+
+    def _save(self, letter: int, more: bool = False) -> None:
+        self.index += more
+        scope = self.reader.scope
+        scope.variables["OPTIND"] = Value((_text(str(self.index)),))
+        scope.files["\0letter"] = _text(str(letter))
+
+
+# Other shells, files and commands
+
+
+def eval_(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+    """`eval TEXT`."""
+    reader.scope.status = 0
+    words_ = called[2:] if len(called) > 1 and known(called[1]) == "--" else called[1:]
+    if len(words_) == len(called) - 1 and words_ and re.match(r"-.", spelled(words_[0])):
+        reader.scope.status = 2
+        return
+    pieces = tuple(piece for index, word in enumerate(words_) for piece in (*(_text(" ") if index else ()), *word))
+    reader.nested(place, pieces)
+
+
+def take_file(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+    """`source FILE`: read if it is there; else what it sets is not known."""
+    path = called[1] if len(called) > 1 else ()
+    reader.scope.status = None
+    text = reader.content(path)
+    if text is None or any(isinstance(piece, Unknown) for piece in text):
+        reader.sourced.append((reader.source.line(place), spelled(path)))
+        if not TOOLS.search(spelled(path)):
+            reader.scope.sourced = reader.source.line(place)
+        return
+    _run_file(reader, text, called[2:])
+
+
+def _run_file(reader: Reader, text: Pieces, arguments: Sequence[Pieces]) -> None:
+    if reader.depth >= 30:
+        raise reader.refuse(reader.place, "a file sources itself without end; is this the right file?")
+    source = Source.of(text, reader.source)
+    check_syntax(source)
+    before, mark = reader.scope.arguments, len(reader.leaving)
+    if arguments:
+        reader.scope.arguments = tuple(arguments)
+    reader.scope.status = 0
+    reader.depth += 1
+    reader.run(source)
+    reader.depth -= 1
+    reader.landed(mark, ("return",))
+    if arguments:
+        reader.scope.arguments = before
+
+
+def change_folder(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+    """`cd`: the folder is not known any more."""
+    for name in ("PWD", "OLDPWD"):
+        if name in reader.scope.variables:
+            reader.scope.set(name, Value((_unknown(reader, name, RUN),)))
+    reader.scope.status = None
+
+
+def run_in_place(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+    """`exec COMMAND`, `nohup COMMAND`, `command COMMAND`, `builtin COMMAND`: the command itself."""
+    name, rest = spelled(called[0]), list(called[1:])
+    if name == "command" and rest and re.fullmatch(r"-[vVp]+", known(rest[0]) or ""):
+        reader.scope.status = None
+        if known(rest[0]) != "-p":
+            reader.write(_unknown(reader, "(command)"))
+            return
+        rest = rest[1:]
+    while name == "exec" and rest and (known(rest[0]) or "").startswith("-"):
+        rest = rest[2 if known(rest[0]) == "-a" else 1 :]
+    if not rest:
+        reader.stops.clear()
+        return
+    reader.start(rest, place, functions=False)
+    if name == "exec":
+        reader.scope.ended, reader.scope.left_at = "exit", reader.source.line(place)
+
+
+def trap(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+    """`trap TEXT EXIT`: the text is read at the end."""
+    reader.scope.status = 0
+    rest = called[2:] if len(called) > 1 and known(called[1]) == "--" else called[1:]
+    names = {(known(word) or "").upper().removeprefix("SIG") for word in rest[1:] or rest}
+    text = rest[0] if len(rest) > 1 and known(rest[0]) not in ("-", "") else None
+    if names & {"DEBUG", "RETURN", ""} and text is not None:
+        raise reader.refuse(place, "a trap that runs before every command is not read")
+    if names & {"EXIT", "0"}:
+        reader.scope.at_exit = text
+    if "ERR" in names:
+        if reader.scope.frames:
+            raise reader.refuse(place, "a trap for errors that a function sets is not read")
+        reader.scope.at_error = text
+
+
+def alias(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+    """`alias`: scripts do not use it unless they say so."""
+    reader.scope.status = 0
+    if "expand_aliases" in reader.scope.options:
+        raise SourceError(f"{reader.name}: line {reader.source.line(place)}: alias changes what words mean, and is not read")
+
+
+BUILTINS: Mapping[str, Callable[[Reader, int, Sequence[Pieces]], None]] = {
+    "echo": echo,
+    "printf": printf,
+    "pwd": working_folder,
+    **dict.fromkeys((":", "true"), succeed),
+    "false": fail,
+    **dict.fromkeys(("exit", "return", "break", "continue"), end),
+    **dict.fromkeys(("[", "test"), test),
+    "let": let,
+    "read": read,
+    **dict.fromkeys(("mapfile", "readarray"), map_file),
+    "shift": shift,
+    "set": set_,
+    "shopt": shopt,
+    "unset": unset,
+    "getopts": options_of,
+    "eval": eval_,
+    **dict.fromkeys(("source", "."), take_file),
+    **dict.fromkeys(("cd", "pushd", "popd"), change_folder),
+    **dict.fromkeys(("exec", "nohup", "command", "builtin"), run_in_place),
+    "trap": trap,
+    "alias": alias,
+    **dict.fromkeys(
+        (
+            *("ulimit", "umask", "wait", "jobs", "kill", "type", "hash"),
+            *("times", "caller", "dirs", "bg", "fg", "disown", "unalias"),
+        ),
+        outside,
+    ),
+}

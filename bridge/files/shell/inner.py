@@ -1,0 +1,135 @@
+"""Shells that a script starts: the text, the file or the input that they read, and the variables that they see."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, overload
+
+from bridge.files.shell.launchers import Walk, Word, walk
+from bridge.files.shell.pieces import NOWHERE, Piece, Pieces, Text, Unknown, cut, known, spelled
+from bridge.files.shell.scope import Scope, Value
+
+if TYPE_CHECKING:
+    from bridge.files.shell.read import Reader
+
+SET = re.compile(r"([A-Za-z_]\w*)=")
+OPTIONS = {
+    "e": "errexit",
+    "u": "nounset",
+    "f": "noglob",
+    "a": "allexport",
+    "x": "xtrace",
+    "n": "noexec",
+    "v": "verbose",
+    "E": "errtrace",
+}
+"""Letters of `set`, and of a shell that is started."""
+UNSEEN = "the script does not export it, so that the shell that it starts does not see it"
+
+
+class Listed(Sequence[Word]):
+    """A command's words as launchers are looked for in them, each made when it is asked for."""
+
+    def __init__(self, words: Sequence[Pieces]) -> None:
+        self.pieces, self.made = words, dict[int, Word]()
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    @overload
+    def __getitem__(self, at: int) -> Word: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[Word]: ...
+
+    def __getitem__(self, at: int | slice) -> Word | list[Word]:
+        if isinstance(at, slice):
+            return [self[place] for place in range(*at.indices(len(self)))]
+        place = range(len(self))[at]
+        if place not in self.made:
+            word = self.pieces[place]
+            self.made[place] = Word(known(word), spelled(word), _loose(word))
+        return self.made[place]
+
+
+def listed(words: Sequence[Pieces]) -> Listed:
+    """A command's words as launchers are looked for in them."""
+    return Listed(words)
+
+
+def _loose(word: Pieces) -> bool:
+    return len(word) == 1 and isinstance(word[0], Unknown) and word[0].loose
+
+
+def behind(called: Sequence[Pieces]) -> Sequence[Pieces]:
+    """The command behind `exec`, `time` and the like, with their options."""
+    found = walk(listed(called))
+    end = found.links[0].end if found.links else len(called)
+    return called[end:]
+
+
+def started(reader: Reader, place: int, called: Sequence[Pieces]) -> bool:
+    """Read the shell that a command starts with a text or a file that the script has written; whether it is one."""
+    found = walk(listed(called))
+    if found.kind in ("text", "rest"):
+        text, arguments = _text(found, called)
+    elif found.kind == "file" and (written := reader.file(called[found.at])) is not None:
+        text, arguments = written, called[found.at :]
+    elif found.kind == "input" and reader.scope.input is not None:
+        text, arguments = reader.scope.input, (*called[found.before : found.before + 1], *called[found.at :])
+    else:
+        return False
+    reader.nested(place, text, called[: found.before], _scope(reader, place, found, called, arguments))
+    return True
+
+
+def _text(found: Walk, called: Sequence[Pieces]) -> tuple[Pieces, Sequence[Pieces]]:
+    """The text that a shell is given, and its arguments from `$0` on."""
+    if found.kind == "rest":
+        return tuple(piece for index, word in enumerate(called[found.at :]) for piece in (*_blank(index), *word)), ()
+    option, tied, _ = spelled(called[found.at]).partition("=")
+    named = bool(tied) and option.startswith("--") and option.removeprefix("--").isalpha()
+    text = cut(called[found.at], len(option) + 1) if named else called[found.at]
+    return text, tuple(called[found.at + 1 :]) or tuple(called[found.before : found.at])[:1]
+
+
+def _first(arguments: Sequence[Pieces]) -> dict[str, str]:
+    """`$0` of a shell, where it is known."""
+    text = known(arguments[0]) if arguments else None
+    return {} if text is None else {"0": text}
+
+
+def _blank(index: int) -> tuple[Piece, ...]:
+    return (Text(" ", NOWHERE, True, plain=False),) if index else ()
+
+
+def _scope(reader: Reader, place: int, found: Walk, called: Sequence[Pieces], arguments: Sequence[Pieces]) -> Scope:
+    """What the shell knows: what is exported, and nothing of that where it runs elsewhere."""
+    outer = reader.scope
+    seen = {} if found.apart else {name: Value((pieces,)) for name, pieces in reader.environment.items()}
+    for word in called[: found.before] if not found.apart else ():
+        if given := SET.match(spelled(word)):
+            seen[given[1]] = Value((cut(word, given.end()) or (Text("", NOWHERE),),))
+    hidden = {
+        name: Value(((Unknown(f"${name}", NOWHERE, reader.source.line(place), UNSEEN),),))
+        for name in outer.variables
+        if name not in seen and (found.apart or name not in outer.outside)
+    }
+    told = {name: value for name in outer.outside if name in outer.variables and (value := outer.get(name)) is not None}
+    return Scope(
+        {name: text for name, text in outer.outside.items() if not name.isdigit()} | _first(arguments),
+        {**({} if found.apart else told), **hidden, **seen},
+        files=dict(outer.files),
+        arguments=tuple(arguments[1:]),
+        options=_options(called[found.before : found.at]),
+    )
+
+
+def _options(words: Sequence[Pieces]) -> frozenset[str]:
+    """What `bash -e`, `-u` and `-o pipefail` set."""
+    texts = [spelled(word) for word in words]
+    letters = "".join(text[1:] for text in texts if re.fullmatch(r"-[A-Za-z]+", text))
+    named = {after for text, after in pairwise(texts) if re.fullmatch(r"-[a-z]*o", text)}
+    return frozenset(named | {name for letter, name in OPTIONS.items() if letter in letters})

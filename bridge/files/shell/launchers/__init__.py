@@ -1,0 +1,9 @@
+"""What in a command's words starts a training run: launchers, wrappers, inner shells and sizes, all from one table."""
+
+from __future__ import annotations
+
+from bridge.files.shell.launchers.find import Walk, Word, walk
+from bridge.files.shell.launchers.sizes import ranks
+from bridge.files.shell.launchers.tables import BATCH_SYSTEM, DIRECTIVE, STARTERS
+
+__all__ = ["BATCH_SYSTEM", "DIRECTIVE", "STARTERS", "Walk", "Word", "ranks", "walk"]

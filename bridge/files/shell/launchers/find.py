@@ -1,0 +1,291 @@
+"""Walks through a command's words as the programs in them would, from one starter to the next, to what is started at last."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from bridge.files.shell.launchers.tables import (
+    ASSIGNMENT,
+    LAUNCHERS,
+    NO_PYTHON,
+    PYTHON,
+    PYTHON_VALUES,
+    SCRIPT,
+    SHELL_VALUES,
+    SHELLS,
+    STARTERS,
+    TEXT_ONLY,
+    TEXT_OPTION,
+    TRAINER,
+    Starter,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word of a command: its text, None where it is not known; as the script spells it; whether it may be several."""
+
+    text: str | None
+    spelling: str
+    loose: bool = False
+
+    @property
+    def name(self) -> str:
+        """The word as the name of a program."""
+        return self.spelling.rpartition("/")[2]
+
+    @property
+    def option(self) -> bool:
+        """Whether it is an option."""
+        return self.spelling.startswith("-") and self.spelling != "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A starter on the way, by name, with its own words: from `start` up to `end`."""
+
+    name: str
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
+class Walk:
+    """The way through `words`: the starters on it, and where it ends.
+
+    `kind` is `program`, `module`, or a shell's `text`, `rest` (all words from there on are its text), `file` or `input`; empty
+    where nothing is started. `before` is the number of words that start the shell.
+    """
+
+    words: Sequence[Word]
+    links: list[Link] = field(default_factory=list)
+    kind: str = ""
+    at: int = -1
+    before: int = 0
+
+    @property
+    def apart(self) -> bool:
+        """Whether what is started has an environment of its own."""
+        return any(STARTERS[link.name].apart for link in self.links if link.name in STARTERS)
+
+    def run(self) -> Walk:
+        """Walk from the first word."""
+        at: int | None = 0
+        while at is not None and at < len(self.words):
+            at = self._step(at)
+        last = STARTERS.get(self.links[-1].name) if self.links else None
+        if not self.kind and last and last.stdin and self.links[-1].end >= len(self.words):
+            self._end("input", len(self.words), self.links[-1].start)
+        return self
+
+    def _end(self, kind: str, at: int, before: int = 0) -> int | None:
+        """Note where the walk ends; None, for there is no further place."""
+        self.kind, self.at, self.before = kind, at, before
+        return None
+
+    def _step(self, at: int) -> int | None:
+        """What stands where a program is expected; the next such place, or None at the end."""
+        word = self.words[at]
+        if word.text is None:
+            further = self._ahead(at + 1, known=False)
+            if further is None and self.links:
+                self._end("program", at)
+            return further
+        if word.name in SHELLS:
+            return self._shell(at)
+        if PYTHON.fullmatch(word.name):
+            return self._python(at)
+        if word.name in STARTERS:
+            return self._starter(at, at, STARTERS[word.name])
+        if TRAINER.fullmatch(word.name):
+            return self._end("program", at)
+        further = None if word.name in TEXT_ONLY else self._ahead(at + 1)
+        if further is None and word.name.endswith(SCRIPT):
+            self._end("file", at, at)
+        return further
+
+    def _ahead(self, start: int, known: bool = True) -> int | None:
+        """The next word that is surely a program; behind one that is not `known`, any training script is."""
+        return next((at for at in range(start, len(self.words)) if self._is_program(at, known)), None)
+
+    def _is_program(self, at: int, flagged: bool) -> bool:
+        word, places = self.words[at], range(at + 1, len(self.words))
+        if word.option or word.text is None:
+            return False
+        if TRAINER.fullmatch(word.name):
+            flags = (self.words[place].spelling.lstrip().startswith("-") for place in places)
+            return not self._is_value(at) and (not flagged or any(flags))
+        after = self.words[at + 1] if places else None
+        runs = after is not None and (after.option or after.text is None or bool(TRAINER.fullmatch(after.name)))
+        if word.name in SHELLS:
+            return after is not None and bool(TEXT_OPTION.fullmatch(after.spelling))
+        return word.name in LAUNCHERS or (runs and bool(PYTHON.fullmatch(word.name)))
+
+    def _is_value(self, at: int) -> bool:
+        """Whether the word before is a long option, which may take this one."""
+        before = self.words[at - 1].spelling if at else ""
+        return before.startswith("--") and before != "--" and "=" not in before
+
+    # Python
+
+    def _python(self, start: int) -> int | None:
+        """Python's own options, then a script or a module."""
+        at = start + 1
+        while at < len(self.words) and self.words[at].option:
+            text = self.words[at].text
+            if text == "-m":
+                return self._module(start, at + 1)
+            if text == "-c":
+                return None
+            at += 2 if text in PYTHON_VALUES else 1
+        if at < len(self.words) and self.words[at].text != "-":
+            self.links.append(Link("python", start, at))
+            self._end("program", self._script(at))
+        return None
+
+    def _module(self, start: int, at: int) -> int | None:
+        """`python -m NAME`: a launcher, or what is trained with."""
+        if at >= len(self.words):
+            return None
+        name = self.words[at].text
+        if name is not None and name in STARTERS:
+            return self._starter(at, start, STARTERS[name])
+        self.links.append(Link("python", start, at))
+        return self._end("module", at)
+
+    def _script(self, at: int) -> int:
+        """The script where one is expected: behind words that are not known and may be options, the first that is one."""
+        if not self.words[at].loose:
+            return at
+        scripts = (place for place in range(at, len(self.words)) if self._is_script(place))
+        return next(scripts, at)
+
+    def _is_script(self, at: int) -> bool:
+        word = self.words[at]
+        return bool(TRAINER.fullmatch(word.name)) and not word.option and not self._is_value(at)
+
+    # Starters
+
+    def _starter(self, at: int, start: int, row: Starter) -> int | None:
+        """Past a starter, whose name stands at `at` and whose words begin at `start`."""
+        name = self.words[at].name
+        here = self._under(at + 1, row) if row.under else at + 1
+        if here is None:
+            return None
+        here = self._past_options(here, row)
+        if self._names_started(here - 1, row):
+            self.links.append(Link(name, start, here))
+            return self._named(here, start, row)
+        here = min(here + row.before, len(self.words))
+        while row.assigns and here < len(self.words) and ASSIGNMENT.match(self.words[here].spelling):
+            here += 1
+        self.links.append(Link(name, start, here))
+        if here >= len(self.words):
+            return None
+        if row.script:
+            return self._end("file", here, start)
+        if row.shell == "rest":
+            reads = Walk(self.words[here:]).run().kind == "input"
+            return self._end("input" if reads else "rest", here, start)
+        if row.own and self.words[here].text is None:
+            return self._opaque(here)
+        if row.module and row.own and not any(word.spelling in NO_PYTHON for word in self.words[start:here]):
+            return self._end("program", here)
+        return here
+
+    def _named(self, at: int, start: int, row: Starter) -> int | None:
+        """What the option before `at` names: the module that is started, or the text for a shell."""
+        if not row.module and "=" in self.words[at - 1].spelling:
+            return self._end("text", at - 1, start)
+        return self._end("module" if row.module else "text", at, start) if at < len(self.words) else None
+
+    def _opaque(self, at: int) -> int | None:
+        """A launcher's program, or more of its options, that are not known."""
+        further = self._ahead(at + 1, known=False) if self.words[at].loose else None
+        if further is None:
+            self._end("program", at)
+        return further
+
+    def _under(self, at: int, row: Starter) -> int | None:
+        """Behind the words after which alone a program starts another: `docker --context x run`."""
+        for place in range(at, min(at + 4, len(self.words))):
+            for words in row.under:
+                if tuple(word.text for word in self.words[place : place + len(words)]) == words:
+                    return place + len(words)
+        return None
+
+    def _names_started(self, at: int, row: Starter) -> bool:
+        """Whether the option at `at` names what is started."""
+        option = self.words[at].spelling.partition("=")[0]
+        return (row.module and option in ("-m", "--module")) or (row.shell.startswith("-") and option == row.shell)
+
+    def _past_options(self, at: int, row: Starter) -> int:
+        """The place behind a starter's own options, or behind the one that names what is started."""
+        while at < len(self.words):
+            word = self.words[at]
+            if word.text is None and word.loose and (further := self._behind_loose(at + 1, row)) is not None:
+                at = further
+            elif word.text == "--":
+                return at + 1
+            elif not word.option:
+                return at
+            else:
+                at = min(self._past_option(at, word.spelling, row), len(self.words))
+                if self._names_started(at - 1, row):
+                    return at
+        return at
+
+    def _behind_loose(self, at: int, row: Starter) -> int | None:
+        """The place behind a word that may be options: at further options of the starter, or where a program stands."""
+        if at < len(self.words) and self.words[at].spelling.partition("=")[0] in row.values:
+            return at
+        return self._later(at)
+
+    def _past_option(self, at: int, text: str, row: Starter) -> int:
+        option, tied, _ = text.partition("=")
+        attached = not text.startswith("--") and len(text) > 2 and row.values.get(text[:2], 0) > 0
+        if self._names_started(at, row) or tied or (attached and text not in row.values):
+            return at + 1
+        if option in row.values:
+            return at + 1 + row.values[option]
+        return at + 1 + int(not row.before and self._may_be_value(at + 1))
+
+    def _may_be_value(self, at: int) -> bool:
+        """Whether a word behind an option that the table does not have is its value: a program follows later."""
+        if at >= len(self.words) or self.words[at].option or self._starts(at):
+            return False
+        return self._later(at + 1) is not None
+
+    def _starts(self, at: int) -> bool:
+        name = self.words[at].name
+        return name in STARTERS or name in SHELLS or bool(PYTHON.fullmatch(name) or TRAINER.fullmatch(name))
+
+    def _later(self, start: int) -> int | None:
+        """The next word that may be a program, or an option that names a module."""
+        places = range(start, len(self.words))
+        return next((at for at in places if self._starts(at) or self.words[at].text in ("-m", "--module")), None)
+
+    # Shells
+
+    def _shell(self, start: int) -> int | None:
+        """A shell with a text, a file or its input to read."""
+        at, text, stdin = start + 1, False, False
+        while at < len(self.words) and (word := self.words[at].spelling).startswith(("-", "+")) and word != "-":
+            cluster = word.startswith("-") and not word.startswith("--")
+            text = text or (cluster and "c" in word)
+            stdin = stdin or (cluster and "s" in word)
+            at += 2 if word in SHELL_VALUES or (cluster and word.endswith("o")) else 1
+            if word == "--":
+                break
+        if at >= len(self.words) or (stdin and not text):
+            return self._end("input", at, start)
+        if text:
+            return self._end("text", at, start)
+        further = self._ahead(at + 1)
+        return self._end("file", at, start) if further is None else further
+
+
+def walk(words: Sequence[Word]) -> Walk:
+    """The way through a command's words."""
+    return Walk(words).run()

@@ -1,0 +1,81 @@
+"""World size, as the words of the launchers say it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from bridge.files.shell.launchers.find import Walk, Word
+from bridge.files.shell.launchers.tables import STARTERS, Starter
+
+DEVICES = re.compile(r"[\w.-]+:(\d+(?:,\d+)*)")
+BY_NODE = {"ntasks-per-node": "node", "nodes": "nodes", "N": "nodes", "ntasks": "total", "n": "total"}
+"""What options of a batch job say of the tasks that its launcher starts."""
+
+
+def ranks(found: Walk, job: Mapping[str, str]) -> int | None:
+    """World size in ranks by the innermost launcher on the way; None where it does not say it in numbers.
+
+    `job` are options of the batch job, which Slurm's launcher goes by.
+    """
+    links = [link for link in found.links if link.name in STARTERS and STARTERS[link.name].own]
+    if not links:
+        return None
+    last = links[-1]
+    row, words = STARTERS[last.name], found.words[last.start : last.end]
+    said = _said(words, row)
+    if said is None:
+        return None
+    if last.name in ("srun", "yhrun"):
+        said = {**_job(job, said), **said}
+    return _product(said, row)
+
+
+def _job(job: Mapping[str, str], said: Mapping[str, str]) -> dict[str, str]:
+    """Sizes of the batch job; a total of it does not stand beside sizes of the launcher's own."""
+    found = {BY_NODE[name]: value for name, value in job.items() if name in BY_NODE}
+    return {role: value for role, value in found.items() if role != "total" or not said}
+
+
+def _said(words: Sequence[Word], row: Starter) -> dict[str, str] | None:
+    """What the options say, by role; None where words that are not known may be options."""
+    said: dict[str, str] = {}
+    skip = 0
+    for word, after in zip(words, [*words[1:], Word(None, "")], strict=True):
+        if skip:
+            skip -= 1
+            continue
+        if word.text is None:
+            return None
+        option, tied, attached = word.text.partition("=")
+        short = next((name for name in row.sizes if _attached(word.text, name)), "")
+        if option in row.sizes:
+            said[row.sizes[option]] = attached if tied else after.text or ""
+        elif short:
+            said[row.sizes[short]] = word.text[len(short) :]
+        skip = 0 if tied else row.values.get(option, 0)
+    return said
+
+
+def _attached(text: str, option: str) -> bool:
+    return len(option) == 2 and text.startswith(option) and text[2:].isdigit()
+
+
+def _product(said: Mapping[str, str], row: Starter) -> int | None:
+    if "total" in said:
+        return _number(said["total"])
+    if "listed" in said and "node" not in said:
+        return _devices(said["listed"])
+    node = _number(said["node"]) if "node" in said else row.fallback
+    nodes = _number(said["nodes"]) if "nodes" in said else None if "hosts" in said else row.alone
+    return node * nodes if node and nodes else None
+
+
+def _devices(listed: str) -> int | None:
+    """Devices of `host:0,1@other:0,1`."""
+    parts = [DEVICES.fullmatch(part) for part in listed.split("@")]
+    return sum(part[1].count(",") + 1 for part in parts if part) if all(parts) else None
+
+
+def _number(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"\d{1,9}", text) and int(text) else None

@@ -1,0 +1,288 @@
+"""Programs that start other programs, as data: which of their options take a word, and what they say of the ranks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+PYTHON = re.compile(r"(pgi)?python[\d.]*$|pypy[\d.]*$|ipython$")
+PYTHON_VALUES = ("-W", "-X", "--check-hash-based-pycs")
+SHELLS = ("bash", "sh", "dash", "zsh", "ksh", "ash")
+TEXT_OPTION = re.compile(r"-\w*c\w*")
+SHELL_VALUES = ("-o", "+o", "-O", "+O", "--rcfile", "--init-file")
+ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+NO_PYTHON = ("--no_python", "--no-python")
+SCRIPT = (".sh", ".bash", ".slurm", ".sbatch")
+TRAINER = re.compile(r".*\.py$")
+
+
+@dataclass(frozen=True)
+class Starter:
+    """A program that starts another one, given in its words.
+
+    `values` are options that take words, with how many; `before` counts its own words before the command; `under` names the
+    words after which alone it starts something (`docker run`). `sizes` says what options tell of the ranks: `total`, `node`
+    (ranks of a node), `nodes`, `hosts` (a file of nodes), `listed` (devices in a list); `own` marks one that starts a rank for
+    each, `fallback` and `alone` are the ranks of a node and the nodes where it is silent. `shell` says where a text for a shell
+    stands: `rest` (all words after its own), or an option; `stdin` marks one that reads a script from its input, `script` one
+    that is given a script. `assigns`: variables may stand before the command. `module`: `-m` names what is started. `apart`:
+    what it starts has an environment of its own.
+    """
+
+    values: Mapping[str, int] = field(default_factory=dict)
+    before: int = 0
+    under: tuple[tuple[str, ...], ...] = ()
+    sizes: Mapping[str, str] = field(default_factory=dict)
+    own: bool = False
+    fallback: int | None = None
+    alone: int | None = None
+    shell: str = ""
+    assigns: bool = False
+    module: bool = False
+    stdin: bool = False
+    apart: bool = False
+    script: bool = False
+
+
+def _values(text: str) -> dict[str, int]:
+    """`-x --name*2`: options with the number of words that each takes, one if nothing is said."""
+    pairs = (word.partition("*") for word in text.split())
+    return {name: int(count or 1) for name, _, count in pairs}
+
+
+def _names(text: str) -> list[str]:
+    return text.split()
+
+
+def _under(text: str) -> tuple[tuple[str, ...], ...]:
+    """`run|job submit`: words after which a program starts another."""
+    return tuple(tuple(words.split()) for words in text.split("|")) if text else ()
+
+
+def starter(values: str = "", before: int = 0, under: str = "", sizes: str = "", **more: bool | int | str) -> Starter:
+    """A row of the table; `sizes` is written `total:-n,--ntasks nodes:-N`."""
+    parts = (part.partition(":") for part in sizes.split())
+    said = {name: role for role, _, names in parts for name in names.split(",")}
+    taken = {**_values(values), **dict.fromkeys(said, 1)}
+    return Starter(taken, before, _under(under), said, **more)  # type: ignore[arg-type]
+
+
+TORCHRUN = starter(
+    "--rdzv_backend --rdzv-backend --rdzv_endpoint --rdzv-endpoint --rdzv_id --rdzv-id --rdzv_conf --rdzv-conf --max_restarts "
+    "--max-restarts --monitor_interval --monitor-interval --start_method --start-method --role --log_dir --log-dir -r "
+    "--redirects -t --tee --local_ranks_filter --local-ranks-filter --node_rank --node-rank --master_addr --master-addr "
+    "--master_port --master-port --local_addr --local-addr --logs_specs --logs-specs --numa_binding --numa-binding "
+    "--event_log_handler --event-log-handler --signals_to_handle --signals-to-handle --virtual_local_rank --virtual-local-rank "
+    "--ft-param-workload_check_interval --duplicate_stdout_filters --duplicate-stdout-filters --duplicate_stderr_filters "
+    "--duplicate-stderr-filters",
+    sizes="node:--nproc_per_node,--nproc-per-node nodes:--nnodes",
+    own=True,
+    fallback=1,
+    alone=1,
+    module=True,
+)
+"""torch/distributed/run.py, `get_args_parser`."""
+DEEPSPEED = starter(
+    "-e --exclude --min_elastic_nodes --max_elastic_nodes --master_port --master_addr --node_rank --launcher --launcher_args "
+    "--autotuning --save_pid --enable_each_rank_log --bind_core_list --ssh_port --venv_script --world_info --node_rank "
+    "--procs_per_node",
+    sizes="node:--num_gpus,--num_accelerators nodes:--num_nodes listed:--include,-i hosts:-H,--hostfile",
+    own=True,
+    alone=1,
+    module=True,
+)
+"""deepspeed/launcher/runner.py, `parse_args`."""
+SLURM = starter(
+    "-A -a -B -c -C -d -D -e -G -i -J -L -m -M -o -p -q -r -S -t -T -w -W -x --account --acctg-freq --bb --bbf --array --begin "
+    "--clusters --cluster-constraint --comment --constraint --container --container-id --container-image --container-mounts "
+    "--container-name --container-workdir --container-env --core-spec --cores-per-socket --cpu-bind --cpu-freq --cpus-per-gpu "
+    "--cpus-per-task --chdir --deadline --delay-boot --dependency --distribution --epilog --error --exclude --export "
+    "--export-file --extra-node-info --gid --gpu-bind --gpu-freq --gpus --gpus-per-socket --gpus-per-task --gres --gres-flags "
+    "--hint --input --job-name --jobid --licenses --mail-type --mail-user --mcs-label --mem --mem-bind --mem-per-cpu "
+    "--mem-per-gpu --mincpus --mpi --network --nodefile --nodelist --ntasks-per-core --ntasks-per-gpu --ntasks-per-socket "
+    "--open-mode --output --partition --power --priority --profile --prolog --qos --relative --reservation --segment --signal "
+    "--slurmd-debug --sockets-per-node --switches --task-epilog --task-prolog --thread-spec --threads --threads-per-core "
+    "--time --time-min --tres-bind --tres-per-task --uid --wait --wckey --gpus-per-node --container-save -l*0 --label*0 -u*0 "
+    "--unbuffered*0 --pty*0 --exclusive*0 --overlap*0 --kill-on-bad-exit*0 -K*0 -v*0 -Q*0 --contiguous*0 -s*0 "
+    "--oversubscribe*0 -O*0 --overcommit*0 --no-kill*0 -k*0 -E*0 --preserve-env*0 --container-writable*0 "
+    "--no-container-mount-home*0 --container-mount-home*0 --container-remap-root*0 --propagate*0 --requeue*0 --no-requeue*0 "
+    "--parsable*0 -Z*0 --no-allocate*0",
+    sizes="total:-n,--ntasks node:--ntasks-per-node nodes:-N,--nodes",
+    own=True,
+)
+"""srun(1)."""
+MPI = starter(
+    "-x -H -host --host -hostfile --hostfile -machinefile --machinefile -f -mca*2 --mca*2 -gmca*2 --gmca*2 -genv*2 -env*2 "
+    "--env -envlist -genvlist --genvlist -wdir --wdir -wd --wd -bind-to --bind-to -map-by --map-by -rank-by --rank-by -rf "
+    "--rankfile -launcher -rmk -bootstrap -iface -prefix --prefix -output-filename --output-filename -oversubscribe*0 -hosts "
+    "--hosts -path --path --cpu-bind -cpu-bind --depth -d --ppn-list -am --am -tune --tune -report-uri --report-uri --timeout "
+    "-timeout --display -personality -configfile -cpu-set --cpu-set -slot-list --line-buffer*0 --mem-bind --rmap --gpu-bind "
+    "--label*0 -print-rank-map*0 --display-map*0",
+    sizes="total:-n,-np,--np,-c,--n node:-ppn,--ppn,-perhost,-npernode,--npernode,-N",
+    own=True,
+)
+"""Open MPI's mpirun(1), Hydra's and PALS' mpiexec(1)."""
+ACCELERATE = (
+    "--config_file --mixed_precision --dynamo_backend --num_cpu_threads_per_process --machine_rank --main_process_ip "
+    "--main_process_port --gpu_ids --rdzv_backend --rdzv_conf --max_restarts --monitor_interval --role --log_dir --tee "
+    "--deepspeed_config_file --zero_stage --offload_optimizer_device --offload_param_device --gradient_accumulation_steps "
+    "--gradient_clipping --zero3_init_flag --zero3_save_16bit_model --deepspeed_hostfile --deepspeed_exclusion_filter "
+    "--deepspeed_inclusion_filter --deepspeed_multinode_launcher --deepspeed_moe_layer_cls_names --fsdp_offload_params "
+    "--fsdp_min_num_params --fsdp_sharding_strategy --fsdp_auto_wrap_policy --fsdp_transformer_layer_cls_to_wrap "
+    "--fsdp_backward_prefetch --fsdp_state_dict_type --fsdp_forward_prefetch --fsdp_use_orig_params "
+    "--fsdp_cpu_ram_efficient_loading --fsdp_sync_module_states --fsdp_version --fsdp_activation_checkpointing "
+    "--fsdp_reshard_after_forward --same_network --dynamo_mode --rdzv_endpoint --node_rank"
+)
+"""accelerate/commands/launch.py."""
+DOCKER = (
+    "-v --volume -e --env --env-file -w --workdir --name --gpus --shm-size --ipc --network --net --ulimit -u --user --mount -p "
+    "--publish -h --hostname --entrypoint --cap-add --cap-drop --device --runtime --memory -m --cpus --cpuset-cpus --label -l "
+    "--log-driver --log-opt --restart --security-opt --add-host --dns --expose --group-add --init*0 --pid --platform --pull "
+    "--tmpfs --uts --userns --volumes-from --cidfile --detach-keys --health-cmd --ip --link --mac-address --oom-score-adj "
+    "--rm*0 -i*0 -t*0 -d*0 -it*0 -ti*0 -itd*0 -dit*0 --privileged*0 --detach*0 --interactive*0 --tty*0 --read-only*0 -P*0 "
+    "--pids-limit --stop-signal --stop-timeout --storage-opt --sysctl --blkio-weight --cgroup-parent --annotation"
+)
+SINGULARITY = (
+    "-B --bind -H --home -W --workdir --pwd --cwd --env --env-file --overlay -o --scratch -S --network --network-args "
+    "--hostname --add-caps --drop-caps --security --app --dns --fusemount --mount --apply-cgroups --pem-path --docker-login*0"
+)
+
+STARTERS: Mapping[str, Starter] = {
+    # launchers of ranks
+    **dict.fromkeys(("torchrun", "torch.distributed.run", "ft_launcher", "torchrun_hpu", "torch_run"), TORCHRUN),
+    "torch.distributed.launch": TORCHRUN,
+    "nvidia_resiliency_ext.fault_tolerance.launcher": TORCHRUN,
+    **dict.fromkeys(("deepspeed", "ds", "deepspeed.launcher.runner", "deepspeed.launcher.launch", "deepspeed.pt"), DEEPSPEED),
+    **dict.fromkeys(("srun", "yhrun"), SLURM),
+    **dict.fromkeys(("mpirun", "mpiexec", "orterun", "prterun", "mpiexec.hydra", "mpirun.openmpi", "mpiexec.mpich"), MPI),
+    "mpirun_rsh": starter("-hostfile", sizes="total:-np,-n", own=True, assigns=True),
+    "aprun": starter("-d -cc -e -L -B*0 -j -S -b*0 -r -m", sizes="total:-n node:-N", own=True),
+    "jsrun": starter("-g -c -b -d -l -E -h -U -p*1 --smpiargs --bind --launch_distribution --latency_priority", own=True),
+    "flux": starter("-c -g -o --env --setopt -t", under="run|submit|alloc", sizes="total:-n,--ntasks nodes:-N,--nodes", own=True),
+    "ibrun": starter("-o", sizes="total:-n,-np", own=True),
+    "horovodrun": starter("-H --hosts --hostfile -p --ssh-port --start-timeout --network-interface", sizes="total:-np", own=True),
+    **dict.fromkeys(
+        ("accelerate", "accelerate.commands.accelerate_cli"),
+        starter(ACCELERATE, under="launch", sizes="total:--num_processes", own=True, module=True),
+    ),
+    **dict.fromkeys(
+        ("accelerate-launch", "accelerate.commands.launch"),
+        starter(ACCELERATE, sizes="total:--num_processes", own=True, module=True),
+    ),
+    "composer": starter("--master_addr --master_port --node_rank --stdout --stderr", sizes="node:-n,--nproc total:--world_size"),
+    "colossalai": starter(
+        "-H --host --hostfile --include --exclude --master_port --master_addr",
+        under="run",
+        sizes="node:--nproc_per_node nodes:--num_nodes",
+        own=True,
+        fallback=1,
+        alone=1,
+    ),
+    "ezpz-launch": starter(),
+    "ezpz.launch": starter(),
+    "bsub": starter("-J -o -e -q -W -P -R -m -M -nnodes -alloc_flags -cn_cu -G -U -w", stdin=True),
+    # batch systems and other machines
+    "sbatch": starter(" ".join(SLURM.values), shell="--wrap", stdin=True, script=True),
+    "salloc": starter(" ".join(SLURM.values)),
+    "ray": starter(
+        "--address --runtime-env --runtime-env-json --working-dir --submission-id --job-id --entrypoint-num-cpus "
+        "--entrypoint-num-gpus --entrypoint-memory --entrypoint-resources --metadata-json --log-style --log-color --headers "
+        "--verify",
+        under="job submit",
+    ),
+    "ssh": starter(
+        "-b -c -D -E -e -F -I -i -J -L -l -m -O -o -p -Q -R -S -W -w -B", before=1, shell="rest", stdin=True, apart=True
+    ),
+    "rsh": starter("-l", before=1, shell="rest", apart=True),
+    "pdsh": starter("-w -x -l -t -u -f -R -g -X", shell="rest", apart=True),
+    "dsh": starter("-m -g -f -r", shell="rest", apart=True),
+    "clush": starter("-w -x -g -X -l -f -t -u -o", shell="rest", apart=True),
+    "pssh": starter("-h -H -l -p -o -e -t -O -x", shell="rest", apart=True),
+    "parallel-ssh": starter("-h -H -l -p -o -e -t -O -x", shell="rest", apart=True),
+    "kubectl": starter("-n --namespace -c --container --context -it*0 -i*0 -t*0", before=1, under="exec", apart=True),
+    # environments
+    "uv": starter(
+        "--with --extra --group --python -p --project --directory --index --index-url --env-file --with-requirements "
+        "--with-editable --package --no-group --only-group --only-extra --no-extra --color --link-mode --cache-dir "
+        "--config-file",
+        under="run",
+        module=True,
+    ),
+    "uvx": starter("--from --with --python -p"),
+    "poetry": starter("-C --directory -P --project", under="run"),
+    **dict.fromkeys(("pdm", "pipenv", "rye"), starter("-p --project", under="run")),
+    "hatch": starter("-e --env -p --project", under="run|env run"),
+    **dict.fromkeys(("conda", "mamba", "micromamba"), starter("-n --name -p --prefix --cwd -a --attach -e --env", under="run")),
+    "pixi": starter("-e --environment --manifest-path --concurrent-downloads --color -p --platform", under="run"),
+    "docker": starter(DOCKER, before=1, under="run|exec|container run|container exec", apart=True),
+    **dict.fromkeys(("podman", "nerdctl", "nvidia-docker"), starter(DOCKER, before=1, under="run|exec", apart=True)),
+    **dict.fromkeys(("singularity", "apptainer"), starter(SINGULARITY, before=1, under="exec|run")),
+    "enroot": starter("-e --env -m --mount -c --conf", before=1, under="start|exec"),
+    "shifter": starter("--image --module -V --volume -m -i -e --env --env-file --workdir -w"),
+    # wrappers of one process
+    **dict.fromkeys(("nohup", "setsid", "unbuffer", "catchsegv", "builtin", "xvfb-run", "command", "coproc"), starter()),
+    "exec": starter("-a"),
+    "time": starter("-o --output -f --format"),
+    "nice": starter("-n --adjustment"),
+    "ionice": starter("-c --class -n --classdata -p --pid"),
+    "stdbuf": starter("-i --input -o --output -e --error"),
+    "env": starter("-u --unset -C --chdir -S --split-string", assigns=True),
+    "sudo": starter("-u --user -g --group -h --host -p --prompt -C -D --chdir -R -r -t -T -U", assigns=True),
+    "timeout": starter("-k --kill-after -s --signal --foreground*0 --preserve-status*0 -v*0 --verbose*0", before=1),
+    "numactl": starter("-m --membind -N --cpunodebind -C --physcpubind -i --interleave -p --preferred -P -w -b*0 -a*0 -l*0"),
+    "taskset": starter("-c*0 --cpu-list*0 -p*0 -a*0", before=1),
+    "chrt": starter("-T -P -D", before=1),
+    "flock": starter("-w --timeout -E", before=1, shell="-c"),
+    "nsys": starter(
+        "-t --trace -o --output -s --sample -c --capture-range --capture-range-end -e --env-var -w --show-output -d --duration "
+        "-y --delay -f --force-overwrite -x --stop-on-exit --kill --gpu-metrics-device --gpu-metrics-devices "
+        "--cuda-memory-usage --cuda-graph-trace --python-backtrace --backtrace --cudabacktrace --stats --session-new --export",
+        under="profile|launch",
+    ),
+    "ncu": starter(
+        "-o --export -k --kernel-name -c --launch-count -s --launch-skip --set --section --target-processes --nvtx-include"
+    ),
+    "rocprof": starter("-i -o -d -t"),
+    "rocprofv3": starter("-i -o -d"),
+    "perf": starter("-o -e -F -g*0", under="record|stat"),
+    "py-spy": starter("-o --output -f --format -r --rate -d --duration", under="record"),
+    "strace": starter("-o -e -s -p -P -E -u -I"),
+    "gdb": starter("-ex -x -iex -ix -d -cd"),
+    "valgrind": starter(),
+    "coverage": starter("--rcfile --source --data-file --omit --include --context", under="run", module=True),
+    "script": starter("-O -I -B -T -E -m -o", shell="-c"),
+    "su": starter("-s -g -G", before=1, shell="-c"),
+    "watch": starter("-n --interval", shell="rest"),
+    "screen": starter("-S -t -s -c -h -L*0 -Logfile -d*0 -m*0 -dm*0 -dmS"),
+    "tmux": starter("-s -n -t -c -e -x -y -F -L -S", under="new-session|new|new-window|neww|split-window", shell="rest"),
+    "xargs": starter("-a -d -E -I -i*0 -L -n -P -s --arg-file --max-args --max-procs --replace --delimiter"),
+}
+"""Every program that starts another, by its name without the folder."""
+
+LAUNCHERS = frozenset(name for name, row in STARTERS.items() if row.own)
+"""Launchers of ranks: names that are taken for programs even behind words that the table does not explain."""
+
+TEXT_ONLY = frozenset(
+    _names(
+        "echo printf cat grep egrep fgrep rg sed awk gawk ls cp mv rm rmdir mkdir ln chmod chown touch head tail tee wc sort "
+        "uniq cut tr kill pkill killall pgrep ps pip pip3 pipx apt apt-get yum dnf apk brew git wget curl tar unzip zip gzip "
+        "gunzip scp rsync aws gsutil azcopy test [ [[ which whereis type hash man vi vim nano emacs code open diff cmp du df "
+        "date hostname nvidia-smi rocm-smi module ml spack alias unalias declare typeset local export readonly set unset shopt "
+        "let read mapfile readarray trap ulimit umask wait sleep return exit break continue cd pushd popd dirname basename "
+        "realpath readlink seq jq yq make cmake ninja gcc g++ nvcc huggingface-cli hf wandb modelscope tensorboard pytest "
+        "parallel tox nox black ruff flake8 isort mypy pre-commit sha256sum md5sum stat file find xxd lsof fuser true false : "
+        "logger notify-send yes expr bc source . getopts shift jobs fg bg disown dos2unix patch column rev tac nl less more "
+        "locale ldconfig mount umount systemctl service crontab at"
+    )
+)
+"""Programs whose words are never started."""
+
+DIRECTIVE = re.compile(r"^#SBATCH\s+--?(?P<name>[\w-]+)[=\s]\s*(?P<value>\w+)", re.MULTILINE)
+BATCH_SYSTEM: Mapping[str, tuple[str, ...]] = {
+    "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+    "N": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+    "ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
+    "gpus-per-node": ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"),
+}
+"""Options of `#SBATCH` lines, and the variables that Slurm sets from them."""

@@ -1,0 +1,195 @@
+"""Lines of a script that look like a run and were not taken for one, each with the reason and the variable that settles it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from bridge.files.shell.launchers import Walk, Word, walk
+
+CONTINUED = re.compile(r"\\\n")
+DOCUMENT = re.compile(r"<<-?\s*(['\"\\]?)(\w+)")
+FUNCTION = re.compile(r"^(?:function\s+(?P<long>[\w:.-]+)\s*(?:\(\s*\))?|(?P<short>[\w:.-]+)\s*\(\s*\))\s*\{?")
+LEADING = re.compile(r"^(?:(?:then|do|else|if|elif|while|until|!|\{|\(|time|[A-Za-z_]\w*=\S*)\s+)+")
+OPENING = re.compile(r"^(if|case|while|until|for)\b")
+CLOSING = re.compile(r"^(fi|esac|done|\})(?=\s|;|$|\||&|>|<|\))")
+ASSIGNED = re.compile(r"(?m)^[ \t]*(?:(?:export|local|readonly|declare)[ \t]+(?:-\w+[ \t]+)*)?([A-Za-z_]\w*)=(.*)$")
+VARIABLE = re.compile(r"\$\{?#?([A-Za-z_]\w*|\d+)")
+MOST = 5
+"""Lines that one message lists."""
+DEEPEST = 4
+"""Assignments that are followed from one variable to the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A statement around a line: its kind (`if`, `case`, `for`, ..., `function`), its line, and what it says there."""
+
+    kind: str
+    line: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of a script with its continuations, and the blocks around it."""
+
+    number: int
+    text: str
+    around: tuple[Block, ...]
+
+
+@dataclass(slots=True)
+class _Blocks:
+    """Follows the blocks of a script line by line; rough, for messages only."""
+
+    open: list[Block] = field(default_factory=list)
+
+    def take(self, number: int, text: str) -> Line:
+        body = text.strip()
+        if CLOSING.match(body) and self.open:
+            self.open.pop()
+        function = FUNCTION.match(body)
+        if function and not body.endswith("}"):
+            self.open.append(Block("function", number, function["long"] or function["short"]))
+        line = Line(number, body, tuple(self.open))
+        opening = OPENING.match(body)
+        ends = {"if": "fi", "case": "esac"}.get(opening[1], "done") if opening else ""
+        if opening and not re.search(rf"\b{ends}\b", body):
+            self.open.append(Block(opening[1], number, body))
+        return line
+
+
+def lines(text: str) -> Iterator[Line]:
+    """The lines of a script, continued ones joined; comments and here-documents aside."""
+    blocks, number, until = _Blocks(), 1, ""
+    for raw in CONTINUED.sub("\0", text).split("\n"):
+        written = raw.replace("\0", " ")
+        if until:
+            until = "" if written.strip() == until else until
+        elif not written.lstrip().startswith("#"):
+            yield blocks.take(number, written)
+            document = DOCUMENT.search(written)
+            until = document[2] if document else ""
+        number += raw.count("\0") + 1
+
+
+def words_of(text: str) -> list[Word]:
+    """The words of a command as far as its line shows them."""
+    command = LEADING.sub("", text)
+    try:
+        found = shlex.split(command, comments=True)
+    except ValueError:
+        found = command.split()
+    return [Word(None if "$" in word or "`" in word else word, word, "$" in word) for word in found]
+
+
+def missed(text: str, started: Collection[int], runs: Collection[int], left_at: int = 0) -> list[tuple[int, str]]:
+    """What looks like a run and is none: line and reason.
+
+    `started` are lines of commands that are started, `runs` of runs; `left_at` is the line that ends the script, if one does.
+    """
+    whole = list(lines(text))
+    origins = Origins(text)
+    found = ((line, walk(words_of(line.text))) for line in whole if line.number not in runs)
+    reasons = (
+        (line.number, _reason(line, seen, _Place(whole, origins, left_at), line.number in started))
+        for line, seen in found
+        if _like(seen)
+    )
+    listed = [(number, reason) for number, reason in reasons if reason][:MOST]
+    if listed or runs or not left_at:
+        return listed
+    return [(left_at, f"the script ends here{_condition(_Place(whole, origins, left_at))}")]
+
+
+class Asked:
+    """What the branches of a script ask for, by line."""
+
+    def __init__(self, text: str) -> None:
+        self.origins = Origins(text)
+        self.blocks = {line.number: line.around for line in lines(text)}
+
+    def around(self, number: int, told: Collection[str]) -> str:
+        """The variables that the branches around a line hang on, but for those `told`, as options that say them."""
+        place = max((at for at in self.blocks if at <= number), default=0)
+        around = self.blocks.get(place, ())
+        return self.origins.settled_by(" ".join(block.text for block in around if block.kind != "function"), told)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The lines of a script, where its variables come from, and the line that ends it (0: none does)."""
+
+    whole: Sequence[Line]
+    origins: Origins
+    left_at: int
+
+
+class Origins:
+    """Which variables the value of a variable is made of, as far as assignments show it."""
+
+    def __init__(self, text: str) -> None:
+        self.values: dict[str, list[str]] = {}
+        for name, value in ASSIGNED.findall(text):
+            self.values.setdefault(name, []).append(value)
+
+    def settled_by(self, text: str, told: Collection[str] = ()) -> str:
+        """The variables that a text hangs on and the script is started with, but for those `told`, as options that say them."""
+        names = dict.fromkeys(found for name in VARIABLE.findall(text) for found in self._outer(name, 0) if found not in told)
+        return f"; say {' '.join(f'--env {name}=...' for name in names)}" if names else ""
+
+    def _outer(self, name: str, depth: int) -> list[str]:
+        if name not in self.values or depth > DEEPEST:
+            return [name] if name not in self.values else []
+        own = [name] if any(re.match(rf"[\"']?\$\{{{name}:?[-=]", value) for value in self.values[name]) else []
+        return own + [
+            found
+            for value in self.values[name]
+            for used in VARIABLE.findall(value)
+            if used != name
+            for found in self._outer(used, depth + 1)
+        ]
+
+
+def _like(seen: Walk) -> bool:
+    return seen.kind in ("program", "module", "file")
+
+
+def _reason(line: Line, seen: Walk, place: _Place, started: bool) -> str:
+    """Why a line is no run; empty if nothing is to be said."""
+    first = seen.words[0]
+    if started and seen.kind == "file":
+        return f"starts another script, {seen.words[seen.at].spelling}; read that one"
+    if first.text is None and first.spelling.startswith("$"):
+        return f"{first.spelling} stands in front, and is not known{place.origins.settled_by(first.spelling)}"
+    return "" if started else _unreached(line, place)
+
+
+def _unreached(line: Line, place: _Place) -> str:
+    """Why a line is not started."""
+    function = next((block for block in line.around if block.kind == "function"), None)
+    if function is not None:
+        return f"stands in the function {function.text} (line {function.line}), which is not called"
+    if place.left_at and place.left_at < line.number:
+        return f"is not reached: line {place.left_at} ends the script before{_condition(place)}"
+    if line.around:
+        block = line.around[-1]
+        said = f"stands in a branch that is not taken: line {block.line}: {_short(block.text)}"
+        return said + place.origins.settled_by(block.text)
+    return "is not reached"
+
+
+def _condition(place: _Place) -> str:
+    """The branch in which the line stands that ends the script."""
+    end = next((line for line in reversed(place.whole) if line.number <= place.left_at), None)
+    inside = next((block for block in reversed(end.around) if block.kind != "function"), None) if end else None
+    if inside is None:
+        return place.origins.settled_by(end.text) if end else ""
+    return f" (line {inside.line}: {_short(inside.text)}){place.origins.settled_by(inside.text)}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."

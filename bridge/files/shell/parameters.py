@@ -1,0 +1,132 @@
+"""What `${NAME...}` does to known text: cuts, trims, replacements, letters, quotes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from bridge.files.shell.patterns import Char, Pattern, Unread, simple
+
+ESCAPE = re.compile(r"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{1,4})|U([0-9a-fA-F]{1,8})|c(.)|(.))", re.DOTALL)
+SIMPLE: Mapping[str, str] = {
+    "n": "\n",
+    "t": "\t",
+    "r": "\r",
+    "a": "\a",
+    "b": "\b",
+    "e": "\x1b",
+    "E": "\x1b",
+    "f": "\f",
+    "v": "\v",
+    "'": "'",
+    '"': '"',
+    "\\": "\\",
+    "?": "?",
+}
+
+LETTERS = {char: f"\\{letter}" for letter, char in SIMPLE.items() if letter not in 'e"?'}
+"""How `$'...'` writes what cannot be printed, a quote and a backslash."""
+
+
+def decoded(text: str) -> str:
+    """`$'...'`: its escapes; what follows a NUL is gone."""
+    return ESCAPE.sub(_escape, text).partition("\0")[0]
+
+
+def _escape(found: re.Match[str]) -> str:
+    octal, short, four, eight, control, simple = found.groups()
+    if octal or short:
+        code = int(octal, 8) & 0xFF if octal else int(short, 16)
+        if code > 127:
+            raise Unread("a byte beyond ASCII is not read")
+        return chr(code)
+    if four or eight:
+        return chr(int(four or eight, 16))
+    if control:
+        return chr(ord(control.upper()) & 0x1F)
+    return SIMPLE.get(simple, found[0])
+
+
+def quoted(text: str) -> str:
+    """`${NAME@Q}`: text that a shell reads back."""
+    if any(not char.isprintable() for char in simple(text)):
+        return "$'" + "".join(LETTERS.get(char) or (char if char.isprintable() else f"\\{ord(char):03o}") for char in text) + "'"
+    if text == "'":
+        return "\\'"
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+def trimmed(text: str, operator: str, pattern: Sequence[Char]) -> str:
+    """`#`, `##`, `%`, `%%`."""
+    found = Pattern(pattern)
+    longest = len(operator) == 2
+    if operator[0] == "#":
+        ends = found.ends(text, 0)
+        return text[(max if longest else min)(ends) :] if ends else text
+    starts = [place for place in range(len(text) + 1) if len(text) in found.ends(text, place)]
+    return text[: (min if longest else max)(starts)] if starts else text
+
+
+def replaced(text: str, operator: str, pattern: Sequence[Char], put: str) -> str:
+    """`/` for the first match, `//` for all; a pattern that begins with `#` or `%` is bound to the start or the end."""
+    if operator == "/" and pattern[:1] in ([("#", True)], [("%", True)]):
+        return _bound(text, pattern[0][0], pattern[1:], put)
+    if pattern[:1] == [("(", True)]:
+        raise Unread("a shell puts * before this pattern, which makes a group of it")
+    found, position, made = Pattern(pattern), 0, list[str]()
+    if not pattern:
+        return text
+    while position <= len(text):
+        ends = found.ends(text, position)
+        if ends and (max(ends) > position or not text):
+            made += [put]
+            position = max(ends)
+            if operator == "/" or not text:
+                break
+        else:
+            made += text[position : position + 1]
+            position += 1
+    return "".join(made) + text[position:]
+
+
+def _bound(text: str, side: str, pattern: Sequence[Char], put: str) -> str:
+    found = Pattern(pattern)
+    if side == "#":
+        ends = found.ends(text, 0)
+        return put + text[max(ends) :] if ends else text
+    if pattern[:1] == [("(", True)]:
+        raise Unread("a shell puts * before this pattern, which makes a group of it")
+    starts = [place for place in range(len(text) + 1) if len(text) in found.ends(text, place)]
+    return text[: min(starts)] + put if starts else text
+
+
+def lettered(text: str, operator: str, pattern: Sequence[Char]) -> str:
+    """`^`, `^^`, `,`, `,,`: large and small letters."""
+    change = str.upper if operator[0] == "^" else str.lower
+    fits = Pattern(pattern).matches if pattern else lambda _: True
+    size = len(simple(text)) if len(operator) == 2 else 1
+    return "".join(change(char) if index < size and fits(char) else char for index, char in enumerate(text))
+
+
+def sliced(text: str, first: int, count: int | None) -> str:
+    """`${NAME:first:count}`."""
+    simple(text)
+    begin = first if first >= 0 else len(text) + first
+    if begin < 0 or begin > len(text):
+        return ""
+    if count is None:
+        return text[begin:]
+    end = begin + count if count >= 0 else len(text) + count
+    if end < begin:
+        raise Unread("the length of a part is below 0")
+    return text[begin:end]
+
+
+TURNED: Mapping[str, Callable[[str], str]] = {
+    "Q": quoted,
+    "U": lambda text: simple(text).upper(),
+    "L": lambda text: simple(text).lower(),
+    "u": lambda text: simple(text)[:1].upper() + text[1:],
+    "E": decoded,
+}
+"""`${NAME@letter}`."""

@@ -1,0 +1,218 @@
+"""Patterns of a shell matched as it matches them: globs with quoted parts, classes and groups."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from bridge.files.shell.pieces import Piece, Unknown
+
+LONGEST = 2_000
+CLASSES: Mapping[str, Callable[[str], bool]] = {
+    "alpha": str.isalpha,
+    "digit": lambda char: char in "0123456789",
+    "alnum": str.isalnum,
+    "upper": str.isupper,
+    "lower": str.islower,
+    "space": lambda char: char in " \t\n\v\f\r",
+    "blank": lambda char: char in " \t",
+    "punct": lambda char: char.isascii() and char.isprintable() and not char.isalnum() and char != " ",
+    "xdigit": lambda char: char in "0123456789abcdefABCDEF",
+    "word": lambda char: char.isalnum() or char == "_",
+    "cntrl": lambda char: char < " " or char == "\x7f",
+    "print": str.isprintable,
+    "graph": lambda char: char.isprintable() and char != " ",
+}
+Char = tuple[str, bool]
+"""A character, and whether it may mean more than itself."""
+Positions = set[int]
+
+
+class Unread(ValueError):
+    """A pattern or an expression whose meaning is not known."""
+
+
+def simple(text: str) -> str:
+    """`text`, whose characters count the same everywhere; raises `Unread` for any other."""
+    if not text.isascii():
+        raise Unread("letters beyond ASCII count as the language of the machine has it")
+    return text
+
+
+def active(pieces: Iterable[Piece]) -> list[Char]:
+    """The characters of a pattern; quoted ones stand for themselves."""
+    found: list[Char] = []
+    for piece in pieces:
+        if isinstance(piece, Unknown):
+            raise Unread(piece.why)
+        found += [(char, not piece.quoted) for char in piece.text]
+    return found
+
+
+@dataclass(frozen=True)
+class Group:
+    """`@(a|b)` and its kin."""
+
+    kind: str
+    choices: tuple[Sequence[Node], ...]
+
+
+@dataclass(frozen=True)
+class One:
+    """One character that fits."""
+
+    fits: Callable[[str], bool]
+
+
+STAR = "*"
+Node = Group | One | str
+
+
+class Pattern:
+    """A glob over characters, matched without going back."""
+
+    def __init__(self, chars: Sequence[Char], fold: bool = False) -> None:
+        """`fold` takes large and small letters for the same."""
+        self.chars, self.fold, self.counts = chars, fold, False
+        self.nodes = self._sequence(0, False)[0]
+
+    def matches(self, text: str) -> bool:
+        """Whether the whole of `text` fits."""
+        return len(text) in self.ends(text, 0)
+
+    def ends(self, text: str, start: int) -> Positions:
+        """Where a match that begins at `start` may end."""
+        if self.counts:
+            simple(text)
+        if len(text) > LONGEST:
+            raise Unread(f"a text of more than {LONGEST:,} characters is compared with a pattern")
+        return _ends(self.nodes, text.lower() if self.fold else text, {start})
+
+    def _sequence(self, position: int, inside: bool) -> tuple[list[Node], int]:
+        nodes: list[Node] = []
+        while position < len(self.chars):
+            char, special = self.chars[position]
+            if inside and special and char in "|)":
+                break
+            if not inside and self._open(position):
+                if nodes and nodes[-1] == STAR:
+                    raise Unread("a group that is never closed behind * is not read")
+                return [*nodes, *(self._same(char) for char, _ in self.chars[position:])], len(self.chars)
+            node, position = self._node(position)
+            nodes.append(node)
+        return nodes, position
+
+    def _open(self, position: int) -> bool:
+        """Whether a group begins that is never closed: all from there on stands for itself."""
+        char, special = self.chars[position]
+        begins = special and char in "?*+@!" and self.chars[position + 1 : position + 2] == [("(", True)]
+        if not begins:
+            return False
+        try:
+            self._group(position)
+        except EOFError:
+            return True
+        return False
+
+    def _node(self, position: int) -> tuple[Node, int]:
+        char, special = self.chars[position]
+        after = self.chars[position + 1] if position + 1 < len(self.chars) else ("", False)
+        if special and char in "?*+@!" and after == ("(", True):
+            return self._group(position)
+        if special and char == "*":
+            return STAR, position + 1
+        if special and char == "?":
+            self.counts = True
+            return One(lambda _: True), position + 1
+        if special and char == "[":
+            found = self._bracket(position + 1)
+            if found:
+                return found
+        if special and char == "\\":
+            if not after[0]:
+                raise Unread("a backslash at the end of a pattern hides nothing, and is not read")
+            return self._same(after[0]), position + 2
+        return self._same(char), position + 1
+
+    def _same(self, char: str) -> One:
+        wanted = char.lower() if self.fold else char
+        return One(lambda found: found == wanted)
+
+    def _group(self, position: int) -> tuple[Node, int]:
+        kind, choices = self.chars[position][0], []
+        position += 1
+        while position < len(self.chars) and self.chars[position][0] in "(|":
+            nodes, position = self._sequence(position + 1, True)
+            choices.append(nodes)
+        if position >= len(self.chars):
+            raise EOFError
+        return Group(kind, tuple(choices)), position + 1
+
+    def _bracket(self, start: int) -> tuple[Node, int] | None:
+        """`[...]`; None if it is never closed."""
+        position, tests = start, list[Callable[[str], bool]]()
+        denied = position < len(self.chars) and self.chars[position] in (("!", True), ("^", True))
+        position += denied
+        first = position
+        while position < len(self.chars):
+            if self.chars[position] == ("]", True) and position > first:
+                self.counts = True
+                return One(lambda char: any(test(char) for test in tests) is not denied), position + 1
+            test, position = self._member(position)
+            tests.append(test)
+        return None
+
+    def _member(self, position: int) -> tuple[Callable[[str], bool], int]:
+        rest = "".join(char if special else "\0" for char, special in self.chars[position : position + 12])
+        named = re.match(r"\[:(\w+):\]", rest)
+        if named:
+            if named[1] not in CLASSES:
+                raise Unread(f"[:{named[1]}:] is no class of characters")
+            return CLASSES[named[1]], position + named.end()
+        if re.match(r"\[[.=]", rest):
+            raise Unread("collating symbols are not read")
+        position, low = self._literal(position)
+        after = self.chars[position + 1 : position + 2]
+        if self.chars[position : position + 1] == [("-", True)] and after not in ([], [("]", True)]):
+            position, high = self._literal(position + 1)
+            return (lambda char: low <= char <= high), position
+        return (lambda char: char == low), position
+
+    def _literal(self, position: int) -> tuple[int, str]:
+        if self.chars[position] == ("\\", True) and position + 1 < len(self.chars):
+            position += 1
+        return position + 1, self.chars[position][0]
+
+
+def _ends(nodes: Sequence[Node], text: str, starts: Positions) -> Positions:
+    for node in nodes:
+        if not starts:
+            break
+        if isinstance(node, One):
+            starts = {place + 1 for place in starts if place < len(text) and node.fits(text[place])}
+        elif isinstance(node, Group):
+            starts = _group_ends(node, text, starts)
+        else:
+            starts = set(range(min(starts), len(text) + 1))
+    return starts
+
+
+def _group_ends(group: Group, text: str, starts: Positions) -> Positions:
+    if group.kind == "!":
+        found: Positions = set()
+        for start in starts:
+            found |= set(range(start, len(text) + 1)) - _once(group, text, {start})
+        return found
+    once = _once(group, text, starts)
+    if group.kind in "?@":
+        return once | (starts if group.kind == "?" else set())
+    reached, new = set(once), once
+    while new:
+        new = _once(group, text, new) - reached
+        reached |= new
+    return reached | (starts if group.kind == "*" else set())
+
+
+def _once(group: Group, text: str, starts: Positions) -> Positions:
+    return set().union(*(_ends(choice, text, starts) for choice in group.choices))

@@ -1,0 +1,297 @@
+"""Small programs whose output follows from their words and from what they read."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from bridge.files.shell import streams
+from bridge.files.shell.expand import OUTPUT
+from bridge.files.shell.patterns import Unread, simple
+from bridge.files.shell.pieces import NOWHERE, Pieces, Text, Unknown, known
+
+if TYPE_CHECKING:
+    from bridge.files.shell.read import Reader
+
+MOST = 10_000
+
+
+def _text(text: str) -> Pieces:
+    return (Text(text, NOWHERE, True, plain=False),) if text else ()
+
+
+def _input(reader: Reader, names: Sequence[str]) -> Pieces | None:
+    """What a program reads: the files that are named, or its input; None if that is not known."""
+    if not names:
+        return reader.scope.input
+    found: list[Text | Unknown] = []
+    for name in names:
+        content = reader.content(_text(name))
+        if content is None:
+            raise Unread(f"{name}: no such file in the script's folder; put it there")
+        found += content
+    return tuple(found)
+
+
+def cat(reader: Reader, texts: Sequence[str]) -> Pieces | None:
+    """`cat`, without options."""
+    return None if any(text.startswith("-") for text in texts[1:]) else _input(reader, texts[1:])
+
+
+def tee(reader: Reader, texts: Sequence[str]) -> Pieces | None:
+    """`tee FILE`: the file holds what it reads."""
+    read = reader.scope.input
+    names = [text for text in texts[1:] if not text.startswith("-")]
+    more = len(names) + 1 < len(texts)
+    content = read if read is not None else (Unknown("tee", NOWHERE, reader.source.line(reader.place), OUTPUT),)
+    for name in names:
+        key = name.removeprefix("./")
+        reader.scope.files[key] = (*(reader.scope.files.get(key, ()) if more else ()), *content)
+    return read
+
+
+def basename(reader: Reader, texts: Sequence[str]) -> Pieces | None:
+    """`basename PATH [SUFFIX]`, `basename -s SUFFIX PATH`."""
+    if texts[1:2] == ["-s"] and len(texts) == 4:
+        texts = [texts[0], texts[3], texts[2]]
+    if not 2 <= len(texts) <= 3 or texts[1].startswith("-"):
+        return None
+    stripped = texts[1].rstrip("/")
+    name = posixpath.basename(stripped) if stripped else texts[1][:1]
+    if len(texts) == 3 and name != texts[2]:
+        name = name.removesuffix(texts[2])
+    return _text(name + "\n")
+
+
+def dirname(reader: Reader, texts: Sequence[str]) -> Pieces | None:
+    """`dirname PATH`."""
+    if len(texts) != 2 or texts[1].startswith("-"):
+        return None
+    head, cut, _ = texts[1].rstrip("/").rpartition("/")
+    return _text((head.rstrip("/") or ("/" if cut or texts[1].startswith("/") else ".")) + "\n")
+
+
+def seq(reader: Reader, texts: Sequence[str]) -> Pieces | None:
+    """`seq LAST`, `seq FIRST LAST`, `seq FIRST STEP LAST` over whole numbers, `-s TEXT` between them."""
+    mark, told = "\n", re.fullmatch(r"-s([^\0]+|\0[^\0]*)\0(.*)", "\0".join(texts[1:]), re.DOTALL)
+    if told is not None:
+        mark, texts = told[1].removeprefix("\0"), ["seq", *told[2].split("\0")]
+    if not 2 <= len(texts) <= 4 or not all(re.fullmatch(r"-?\d{1,9}", text, re.ASCII) for text in texts[1:]):
+        return None
+    numbers = [int(text) for text in texts[1:]]
+    first, step, last = numbers[0] if len(numbers) > 1 else 1, numbers[1] if len(numbers) == 3 else 1, numbers[-1]
+    if not step:
+        return None
+    listed = range(first, last + (1 if step > 0 else -1), step)
+    if len(listed) > MOST:
+        raise OverflowError(f"seq writes more than {MOST:,} lines; is this the right file?")
+    return _text(mark.join(map(str, listed)) + "\n") if listed else ()
+
+
+def _read(reader: Reader, names: Sequence[str] = ()) -> str | None:
+    """The text that a program reads, where it is known."""
+    found = _input(reader, names)
+    lost = next((piece for piece in found or () if isinstance(piece, Unknown)), None)
+    if lost is not None:
+        raise Unread(lost.why)
+    return None if found is None else known(found)
+
+
+def count(reader: Reader, texts: Sequence[str]) -> Pieces | None:
+    """`wc -l`, `wc -w`, `wc -c` of its input."""
+    text = _read(reader)
+    if text is None or len(texts) != 2 or texts[1] not in ("-l", "-w", "-c"):
+        return None
+    sizes = {"-l": text.count("\n"), "-w": len(text.split()), "-c": len(text.encode())}
+    return _text(f"{sizes[texts[1]]}\n")
+
+
+def part_of_lines(reader: Reader, texts: Sequence[str]) -> Pieces | None:
+    """`head -n N`, `tail -n N` of its input."""
+    text = _read(reader)
+    told = re.fullmatch(r"-n?\s*(\d{1,9})", " ".join(texts[1:]), re.ASCII)
+    if text is None or (told is None and len(texts) > 1):
+        return None
+    number = int(told[1]) if told else 10
+    lines = re.findall(r"[^\n]*\n|[^\n]+", text)
+    kept = lines[:number] if texts[0].endswith("head") else lines[max(len(lines) - number, 0) :]
+    return _text("".join(kept))
+
+
+def cut(reader: Reader, texts: Sequence[str]) -> Pieces | None:
+    """`cut -d X -f LIST`, `cut -c LIST` of its input."""
+    text = _read(reader)
+    told = CUT.fullmatch("\0".join(texts[1:]))
+    if text is None or told is None:
+        return None
+    mark, said = told["mark"] or told["later"] or "\t", told["fields"] or told["first"] or told["chars"]
+    rows = text.removesuffix("\n").split("\n") if text else []
+    return _text("".join(f"{_cut(row, mark, told['chars'] is not None, _places(said))}\n" for row in rows))
+
+
+CUT = re.compile(
+    r"-d\0?(?P<mark>[^\0])\0-f\0?(?P<fields>[\d,-]+)|-f\0?(?P<first>[\d,-]+)(?:\0-d\0?(?P<later>[^\0]))?|-c\0?(?P<chars>[\d,-]+)",
+    re.DOTALL | re.ASCII,
+)
+
+
+def _places(said: str) -> list[tuple[int, int]]:
+    """The ranges of a list like `1,3-4,6-`; raises `Unread` for what `cut` refuses."""
+    found = []
+    for part in said.split(","):
+        told = re.fullmatch(r"(\d{0,6})(-?)(\d{0,6})", part)
+        if told is None or not (told[1] or told[3]) or (told[2] == "" and told[3]):
+            raise Unread("this list of cut is not read")
+        low = int(told[1] or "1")
+        found.append((low, int(told[3]) if told[3] else MOST if told[2] else low))
+    if any(low < 1 or high < low for low, high in found):
+        raise Unread("this list of cut is not read")
+    return found
+
+
+def _cut(row: str, mark: str, chars: bool, places: Sequence[tuple[int, int]]) -> str:
+    parts = list(simple(row)) if chars else row.split(mark)
+    if not chars and len(parts) == 1:
+        return row
+    kept = (part for index, part in enumerate(parts, 1) if any(low <= index <= high for low, high in places))
+    return ("" if chars else mark).join(kept)
+
+
+def translate(reader: Reader, texts: Sequence[str]) -> Pieces | None:
+    """`tr A B`, `tr -d A` for single characters and plain ranges."""
+    text = _read(reader)
+    sets = [_letters(said) for said in texts[1:] if said != "-d"]
+    if text is None or None in sets or (texts[1:2] == ["-d"]) is not (len(sets) == 1) or not 1 <= len(sets) <= 2:
+        return None
+    first, second = str(sets[0]), str(sets[-1])
+    if len(sets) == 1:
+        return _text(text.translate({ord(char): None for char in first}))
+    if not first or not second:
+        return None
+    return _text(text.translate({ord(char): second[min(index, len(second) - 1)] for index, char in enumerate(first)}))
+
+
+def _letters(said: str) -> str | None:
+    said = {r"\n": "\n", r"\t": "\t", "[:upper:]": "A-Z", "[:lower:]": "a-z"}.get(said, said)
+    if re.search(r"[\\\[]", said) or len(set(said)) < len(said):
+        return None
+    spread = re.sub(r"(\w)-(\w)", lambda found: "".join(map(chr, range(ord(found[1]), ord(found[2]) + 1))), said)
+    return spread if spread.isascii() else None
+
+
+def expr(reader: Reader, texts: Sequence[str]) -> Pieces | None:
+    """`expr A + B` over whole numbers."""
+    if len(texts) != 4 or texts[2] not in ("+", "-", "*", "/", "%"):
+        return None
+    if not all(re.fullmatch(r"-?\d{1,15}", texts[index], re.ASCII) for index in (1, 3)):
+        return None
+    left, right = int(texts[1]), int(texts[3])
+    if texts[2] in "/%" and not right:
+        return None
+    quotient = abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1) if right else 0
+    found = {"+": left + right, "-": left - right, "*": left * right, "/": quotient, "%": left - right * quotient}[texts[2]]
+    return _text(f"{found}\n")
+
+
+def edited(reader: Reader, texts: Sequence[str]) -> Pieces | None:
+    """`sed [-n] [-E] [-i] [-e] SCRIPT [FILE ...]`."""
+    flags, scripts, names = _sed_options(texts[1:])
+    if not scripts:
+        if not names:
+            return None
+        scripts, names = names[:1], names[1:]
+    script = "\n".join(scripts)
+    inside = next((flag for flag in flags if flag.startswith(("-i", "--in-place"))), None)
+    if inside and not names:
+        return None
+    found = [_read(reader, [name]) for name in names] if inside else [_read(reader, names)]
+    if None in found:
+        return None
+    made = [streams.sed(str(text), script, bool(flags & {"-E", "-r"}), "-n" in flags) for text in found]
+    if not inside:
+        return _text(made[0])
+    for name, before, text in zip(names, found, made, strict=True):
+        if len(inside) > 2 and not inside.startswith("--"):
+            reader.scope.files[name.removeprefix("./") + inside[2:]] = _text(str(before))
+        reader.scope.files[name.removeprefix("./")] = _text(text)
+    return ()
+
+
+def _sed_options(words: Sequence[str]) -> tuple[set[str], list[str], list[str]]:
+    """Options of `sed`, its scripts, and what is neither."""
+    flags, scripts, rest = set[str](), list[str](), list[str]()
+    words = list(words)
+    while words:
+        word = words.pop(0)
+        if word in ("-n", "-E", "-r", "--in-place") or re.fullmatch(r"-i[.\w]*", word):
+            flags.add(word)
+        elif word in ("-e", "--expression") and words:
+            scripts.append(words.pop(0))
+        elif word.startswith("-") and word != "-":
+            raise Unread("this option of sed is not read")
+        else:
+            rest.append(word)
+    return flags, scripts, rest
+
+
+def filtered(reader: Reader, texts: Sequence[str]) -> Pieces | None:
+    """`grep [-EFivcoqx] EXPRESSION [FILE]`."""
+    rest = list(texts[1:])
+    flags = ""
+    while rest and re.fullmatch(r"-[EFivcoqx]+", rest[0]):
+        flags += rest.pop(0)[1:]
+    if not 1 <= len(rest) <= 2 or rest[0].startswith("-"):
+        return None
+    text = _read(reader, rest[1:])
+    if text is None:
+        return None
+    found = streams.grep(text, flags, rest[0])
+    reader.scope.status = int(not streams.grep(text, flags.replace("q", "").replace("c", ""), rest[0]))
+    return _text(found)
+
+
+def sort(reader: Reader, texts: Sequence[str]) -> Pieces | None:
+    """`sort [-nru]`."""
+    rest = [text for text in texts[1:] if not re.fullmatch(r"-[nru]+", text)]
+    text = _read(reader, rest) if not any(name.startswith("-") for name in rest) else None
+    return None if text is None else _text(streams.ordered(text, "".join(set(texts[1:]) - set(rest))))
+
+
+def uniq(reader: Reader, texts: Sequence[str]) -> Pieces | None:
+    """`uniq` without options."""
+    text = _read(reader) if len(texts) == 1 else None
+    return None if text is None else _text(streams.single(text))
+
+
+def fields(reader: Reader, texts: Sequence[str]) -> Pieces | None:
+    """`awk [-F X] '{print $1}' [FILE]`."""
+    rest = list(texts[1:])
+    mark = None
+    if rest and rest[0].startswith("-F"):
+        first = rest.pop(0)
+        mark = first[2:] or (rest.pop(0) if rest else "")
+    text = _read(reader, rest[1:]) if rest and not rest[0].startswith("-") else None
+    return None if text is None else _text(streams.fields(text, rest[0], mark))
+
+
+PROGRAMS: Mapping[str, Callable[[Reader, Sequence[str]], Pieces | None]] = {
+    "cat": cat,
+    "tee": tee,
+    "basename": basename,
+    "dirname": dirname,
+    "seq": seq,
+    "wc": count,
+    "head": part_of_lines,
+    "tail": part_of_lines,
+    "cut": cut,
+    "tr": translate,
+    "expr": expr,
+    "sed": edited,
+    "grep": filtered,
+    "sort": sort,
+    "uniq": uniq,
+    "awk": fields,
+}
+"""Programs by name: what they write, or None if that is not known."""

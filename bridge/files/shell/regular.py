@@ -1,0 +1,161 @@
+"""Regular expressions as POSIX reads them: extended and basic ones, the longest match, and what its groups hold."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from bridge.files.shell.patterns import Char, Unread, simple
+
+LONGEST = 4_000
+MOST_TRIES = 20_000
+RANGES: Mapping[str, str] = {
+    "alpha": "a-zA-Z",
+    "digit": "0-9",
+    "alnum": "a-zA-Z0-9",
+    "upper": "A-Z",
+    "lower": "a-z",
+    "space": r"\s",
+    "blank": r" \t",
+    "xdigit": "0-9a-fA-F",
+    "punct": r"!-/:-@\[-`{-~",
+}
+"""Classes as they stand in a regular expression."""
+QUANTIFIERS = "*+?{"
+BASIC = {"(": "(", ")": ")", "|": "|", "+": "+", "?": "?", "{": "{", "}": "}", "n": "\n", "t": "\t"}
+"""What a backslash and a character mean in a basic expression of GNU."""
+EDGES = re.compile(r"(?<!\\)(?:\\\\)*\\[bB]")
+
+
+def expression(chars: Sequence[Char], fold: bool = False) -> re.Pattern[str]:
+    """A POSIX extended regular expression; raises `Unread` for what Python or POSIX leaves open."""
+    position, found = 0, list[str]()
+    while position < len(chars):
+        text, position = _regular(chars, position, bool(found))
+        found.append(text)
+    pattern = "".join(found)
+    try:
+        return re.compile(pattern, re.DOTALL | re.ASCII | (re.IGNORECASE if fold else 0))
+    except re.error:
+        raise Unread("it is no regular expression") from None
+
+
+def _regular(chars: Sequence[Char], position: int, begun: bool) -> tuple[str, int]:
+    char, special = chars[position]
+    after = "".join(found if plain else "\0" for found, plain in chars[position + 1 : position + 12])
+    if not special:
+        return re.escape(char), position + 1
+    if char == "[":
+        return _regular_bracket(chars, position + 1)
+    if char == "\\":
+        return _regular_escape(after), position + 2
+    if char in "*+?}" and (not begun or after[:1] in ("*", "+", "?", "{")):
+        raise Unread("this repetition is not read")
+    if (char == "{" and not re.match(r"\d+(,\d*)?\}", after)) or (char in "(|" and after[:1] in ("*", "+", "?", "{", ")", "|")):
+        raise Unread("this part of a regular expression is not read")
+    return {"$": r"\Z", "^": "^"}.get(char, char), position + 1
+
+
+def _regular_escape(after: str) -> str:
+    if after[:1] in ("w", "W", "s", "S", "b", "B"):
+        return "\\" + after[0]
+    if not after or after[0] == "\0" or after[0].isalnum() or after[0] in "<>`'":
+        raise Unread("this escape of a regular expression is not read")
+    return re.escape(after[0])
+
+
+def _regular_bracket(chars: Sequence[Char], position: int) -> tuple[str, int]:
+    text = "".join(char for char, _ in chars)
+    found = re.compile(r"(\^?)(\]?(?:\[:\w+:\]|[^\]])*)\]").match(text, position)
+    if found is None or re.search(r"\[[.=]", found[2]):
+        raise Unread("this bracket of a regular expression is not read")
+    if any(not special for _, special in chars[position : found.end()]) and re.search(r"[-\\\]^]", found[2]):
+        raise Unread("quotes in this bracket of a regular expression are not read")
+    parts = re.split(r"\[:(\w+):\]", found[2])
+    if any(name not in RANGES for name in parts[1::2]):
+        raise Unread("this class of characters is not read")
+    inside = "".join(RANGES[part] if index % 2 else re.sub(r"([\\\[\]&~|^])", r"\\\1", part) for index, part in enumerate(parts))
+    if re.search(r"--|^-.*-$", found[2]):
+        raise Unread("this bracket of a regular expression is not read")
+    return f"[{found[1]}{inside}]", found.end()
+
+
+def basic(text: str, fold: bool = False) -> re.Pattern[str]:
+    """A basic regular expression, with what GNU adds to it; raises `Unread` for what is left open."""
+    position, found = 0, list[str]()
+    while position < len(text):
+        said, position = _basic(text, position, "".join(found))
+        found.append(said)
+    pattern = "".join(found)
+    if re.search(r"(?<!\\)[*+?}][*+?{]", pattern):
+        raise Unread("this repetition is not read")
+    try:
+        return re.compile(pattern, re.DOTALL | re.ASCII | (re.IGNORECASE if fold else 0))
+    except re.error:
+        raise Unread("it is no regular expression") from None
+
+
+def _basic(text: str, position: int, before: str) -> tuple[str, int]:
+    char, after = text[position], text[position + 1 : position + 2]
+    starts = before in ("", "^") or (before.endswith(("(", "|")) and not before.endswith(("\\(", "\\|")))
+    if char == "\\":
+        return _basic_escape(after, starts), position + 2
+    if char == "[":
+        return _regular_bracket([(letter, True) for letter in text], position + 1)
+    if char == "*":
+        return ("\\*" if starts else "*"), position + 1
+    if char == "^":
+        return ("^" if starts and not before.endswith("^") else "\\^"), position + 1
+    if char == "$":
+        return (r"\Z" if text[position + 1 :][:2] in ("", "\\)", "\\|") else "\\$"), position + 1
+    return ("." if char == "." else re.escape(char)), position + 1
+
+
+def _basic_escape(after: str, starts: bool) -> str:
+    if after in BASIC:
+        if starts and after in QUANTIFIERS:
+            raise Unread("this repetition is not read")
+        return BASIC[after]
+    if after in ("w", "W", "s", "S"):
+        return "\\" + after
+    if not after or after.isalnum() or after in "<>`'":
+        raise Unread("this escape of a regular expression is not read")
+    return re.escape(after)
+
+
+def longest(pattern: re.Pattern[str], text: str, start: int = 0) -> re.Match[str] | None:
+    """The leftmost match and of those the longest, as POSIX has it; raises `Unread` where that is not sure."""
+    first = pattern.search(text, start)
+    if first is None or LITERAL.fullmatch(pattern.pattern):
+        return first
+    simple(text)
+    if len(text) > LONGEST or EDGES.search(pattern.pattern):
+        raise Unread("this expression is not read")
+    if r"\Z" in pattern.pattern:
+        if re.search(r"\\Z(?!$)", pattern.pattern) or "|" in pattern.pattern:
+            raise Unread("this expression is not read")
+        return first
+    ends = range(len(text), first.end(), -1)
+    return next((found for end in ends if (found := pattern.fullmatch(text, first.start(), end))), first)
+
+
+LITERAL = re.compile(r"(?:[^\\.\[\](){}*+?|^$]|\\[^A-Za-z0-9])*")
+GROUP = re.compile(r"\(((?:\\.|\[[^\]]*\]|[^()\\\[])*)\)(?![*+?{])")
+
+
+def grouped(pattern: str) -> bool:
+    """Whether the groups of a match are sure: none in another, none repeated, no choice but between plain words."""
+    outside = GROUP.sub("", pattern)
+    if re.search(r"(?<!\\)[(|)]", re.sub(r"\[[^\]]*\]", "", outside)):
+        return False
+    return all(_plain(content) for content in GROUP.findall(pattern))
+
+
+def _plain(content: str) -> bool:
+    choices = re.sub(r"\[[^\]]*\]", "", content).split("|")
+    if len(choices) == 1:
+        return True
+    words = content.split("|")
+    return all(word.isalnum() for word in words) and not any(
+        one != other and other.startswith(one) for one in words for other in words
+    )

@@ -1,0 +1,733 @@
+"""Shell text as tokens: words with their quotes and expansions, operators, redirections, conditions; each with its place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+BLANK = re.compile(r"(?:[ \t]|\\\n)+")
+PLAIN = re.compile(r"[^ \t\n;&|()<>\\'\"$`]+")
+INSIDE = re.compile(r"[^\\\"$`]+")
+OPERAND = re.compile(r"[^\\'\"$`{}]+")
+OPERATOR = re.compile(r";;&|;;|;&|&&|\|\||\|&|[;&|()]")
+REDIRECT = re.compile(r"(?:(?P<fd>[0-9]+|\{" + NAME + r"\}))?(?P<op><<<|<<-|<<|<>|<&|>>|>&|>\||&>>|&>|<|>)")
+ASSIGNED = re.compile(NAME + r"\+?=$|" + NAME + r"\[.*\]\+?=$", re.DOTALL)
+SUBSCRIPT = re.compile(NAME + r"\[")
+ADDING = re.compile(r"\+?=")
+CONDITION = re.compile(r"\[\[(?=[ \t\n])")
+DENIED = re.compile(r"!(?=\()")
+BRACKETS = re.compile(r"[ \t]*(\()[ \t]*(\))")
+PORTABLE = re.compile(r"[ \t]+-p(?=[ \t\n])")
+GAP = re.compile(r"(?:[ \t\n]|\\\n)+")
+CONDITION_END = re.compile(r"\]\](?=[ \t\n;&|)]|$)")
+SIGN = re.compile(r"&&|\|\||[()<>]|!(?=[ \t\n(])")
+ASSIGNING = re.compile(NAME + r"\+?=|" + NAME + r"\[")
+ADDED = re.compile(NAME + r"\+?=")
+PARAMETER = re.compile(r"[#!]?(?:[A-Za-z0-9_]+|[@*#?$!-])")
+SHORT = re.compile(NAME + r"|[0-9@*#?$!-]")
+KEYWORDS = frozenset(
+    (
+        *("if", "then", "elif", "else", "fi", "while", "until", "do", "done", "case", "esac", "for", "select", "function"),
+        *("{", "}", "!", "time"),
+    )
+)
+CLOSING = frozenset(("fi", "done", "esac", "}"))
+MOST_STEPS, STEPS = 100_000, 4
+"""Characters that may be looked at: some, and so many for each character of the text."""
+DEEPEST = 60
+MOST_TOKENS = 100_000
+TABS = "\t*"
+HOLE = "\ue000"
+"""What stands in the text of a second reading for a part that is not known."""
+
+
+class Fault(ValueError):
+    """Text that is no shell syntax; `place` is where it begins."""
+
+    def __init__(self, place: int, problem: str) -> None:
+        super().__init__(problem)
+        self.place, self.problem = place, problem
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a word: literal text, quotes or an expansion, from `start` to `end`.
+
+    `kind` is one of text, escape, single, ansi, double, param, short, command, backtick, arith, process, array; or made, whose
+    `text` stands nowhere.
+    """
+
+    kind: str
+    start: int
+    end: int
+    parts: tuple[Part, ...] = ()
+    words: tuple[Word, ...] = ()
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word as it is written."""
+
+    start: int
+    end: int
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """The body of a here-document: from, to, and whether its mark stood in quotes; `tabs` tells that tabs at line starts go."""
+
+    start: int
+    end: int
+    quoted: bool
+    tabs: bool
+
+
+@dataclass(slots=True)
+class Token:
+    """What a script is made of: `kind` is one of word, op, newline, redirect, cond, arith, counted.
+
+    `items` are the words and signs of a condition; `body` the here-document of a redirection.
+    """
+
+    kind: str
+    start: int
+    end: int
+    text: str = ""
+    word: Word | None = None
+    items: tuple[Word | str, ...] = ()
+    body: Document | None = None
+    fd: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    token: Token
+    mark: str
+    quoted: bool
+    tabs: bool
+
+
+@dataclass(slots=True)
+class _Shared:
+    """What all scanners of one text know: the steps that are left, and where expansions end."""
+
+    left: int
+    ends: dict[tuple[int, bool], tuple[str, int]] = field(default_factory=dict)
+
+
+class Scanner:
+    """Finds where words and expansions end."""
+
+    def __init__(self, text: str, shared: _Shared | None = None) -> None:
+        self.text, self.size, self.depth = text, len(text), 0
+        self.shared = shared or _Shared(MOST_STEPS + STEPS * len(text))
+
+    def word(self, start: int, stops: str = "") -> Word:
+        """The word at `start`."""
+        parts: list[Part] = []
+        position = self._subscript(start, parts)
+        while position < self.size:
+            plain = PLAIN.match(self.text, position)
+            if plain:
+                self._literal(parts, position, plain.end())
+                position = plain.end()
+                continue
+            char = self.text[position]
+            after = self._special(char, position, start, parts)
+            if after == position:
+                break
+            position = after
+        return Word(start, position, tuple(parts))
+
+    def _subscript(self, start: int, parts: list[Part]) -> int:
+        """`NAME[index]=` at the start of a word: the index may hold blanks."""
+        found = SUBSCRIPT.match(self.text, start)
+        if not found:
+            return start
+        try:
+            end = self.balanced(found.end(), "[", "]")
+        except Fault:
+            return start
+        if not ADDING.match(self.text, end):
+            return start
+        self._literal(parts, start, end)
+        return end
+
+    def _literal(self, parts: list[Part], start: int, end: int) -> None:
+        if parts and parts[-1].kind == "text" and parts[-1].end == start:
+            start = parts.pop().start
+        parts.append(Part("text", start, end))
+
+    def _special(self, char: str, position: int, start: int, parts: list[Part]) -> int:
+        """The part at a character that means something; `position` itself where the word ends."""
+        if char in "<>" and self.text.startswith("(", position + 1):
+            end = self.command(position + 2)
+            parts.append(Part("process", position, end))
+            return end
+        if char == "(":
+            return self._parenthesis(position, start, parts)
+        if char in " \t\n;&|()<>":
+            return position
+        return self.piece(char, position, parts)
+
+    def _parenthesis(self, position: int, start: int, parts: list[Part]) -> int:
+        """An array after `NAME=`, a group of patterns after one of `?*+@!`; anything else ends the word."""
+        if position > start and ASSIGNED.match(self.text[start:position]):
+            end, words = self.array(position + 1)
+            parts.append(Part("array", position, end, words=words))
+            return end
+        if position > start and self.text[position - 1] in "?*+@!" and parts[-1].kind == "text":
+            return self.group(position, parts)
+        return position
+
+    def group(self, position: int, parts: list[Part]) -> int:
+        """`(...)` of an extended pattern, as text with its quotes and expansions."""
+        depth = 0
+        while position < self.size:
+            char = self.text[position]
+            if char in "'\"$`\\":
+                position = self.piece(char, position, parts)
+                continue
+            depth += (char == "(") - (char == ")")
+            self._literal(parts, position, position + 1)
+            position += 1
+            if not depth:
+                return position
+        raise Fault(position - 1, "opens what is never closed; found no ) before the end")
+
+    def piece(self, char: str, position: int, parts: list[Part]) -> int:
+        """A quote, an escape or an expansion outside of double quotes."""
+        if char == "'":
+            end = self._find("'", position)
+            parts.append(Part("single", position, end + 1))
+            return end + 1
+        if char == '"':
+            return self._double(position, parts, "double", position + 1)
+        if char == "\\":
+            end = min(position + 2, self.size)
+            parts.append(Part("escape", position, end))
+            return end
+        if char == "$" and self.text.startswith("'", position + 1):
+            end = self._ansi(position + 2)
+            parts.append(Part("ansi", position, end))
+            return end
+        if char == "$" and self.text.startswith('"', position + 1):
+            return self._double(position, parts, "double", position + 2)
+        return self.expansion(char, position, parts, False)
+
+    def _find(self, char: str, position: int) -> int:
+        end = self.text.find(char, position + 1)
+        if end < 0:
+            raise Fault(position, "")
+        return end
+
+    def _ansi(self, position: int) -> int:
+        begun = position
+        while position < self.size:
+            if self.text[position] == "'":
+                return position + 1
+            position += 2 if self.text[position] == "\\" else 1
+        raise Fault(begun - 2, "")
+
+    def _double(self, position: int, parts: list[Part], kind: str, start: int) -> int:
+        inner: list[Part] = []
+        end = self.quoted(start, inner)
+        if end >= self.size:
+            raise Fault(position, "")
+        parts.append(Part(kind, position, end + 1, tuple(inner)))
+        return end + 1
+
+    def quoted(self, position: int, parts: list[Part], stop: str = '"') -> int:
+        """Text as in double quotes, up to `stop`."""
+        while position < self.size and self.text[position] != stop:
+            plain = INSIDE.match(self.text, position)
+            if plain:
+                self._literal(parts, position, plain.end())
+                position = plain.end()
+            elif self.text[position] == "\\":
+                position = self._escaped(position, parts, stop)
+            elif self.text[position] in "$`":
+                position = self.expansion(self.text[position], position, parts, True)
+            else:
+                self._literal(parts, position, position + 1)
+                position += 1
+        return position
+
+    def _escaped(self, position: int, parts: list[Part], stop: str) -> int:
+        end = min(position + 2, self.size)
+        taken = self.text[position + 1 : end] in ("$", "`", "\\", "\n", *((stop,) if stop else ()))
+        if taken:
+            parts.append(Part("escape", position, end))
+            return end
+        self._literal(parts, position, position + 1)
+        return position + 1
+
+    def expansion(self, char: str, position: int, parts: list[Part], quoted: bool) -> int:
+        """What begins with `$` or a backtick."""
+        if char == "`":
+            end = position + 1
+            while end < self.size and self.text[end] != "`":
+                end += 2 if self.text[end] == "\\" else 1
+            if end >= self.size:
+                raise Fault(position, "")
+            parts.append(Part("backtick", position, end + 1))
+            return end + 1
+        kind, end = self._dollar(position, quoted)
+        if kind:
+            parts.append(Part(kind, position, end))
+        else:
+            self._literal(parts, position, end)
+        return end
+
+    def _dollar(self, position: int, quoted: bool) -> tuple[str, int]:
+        key = position, quoted
+        if key not in self.shared.ends:
+            self.shared.ends[key] = self._opened(position, quoted)
+        return self.shared.ends[key]
+
+    def _opened(self, position: int, quoted: bool) -> tuple[str, int]:
+        text = self.text
+        if text.startswith("((", position + 1):
+            end = self.arithmetic(position + 3)
+            if end:
+                return "arith", end
+        if text.startswith("(", position + 1):
+            return "command", self.command(position + 2)
+        if text.startswith("{", position + 1):
+            return "param", self.braces(position, quoted)
+        if text.startswith("[", position + 1):
+            return "arith", self.balanced(position + 2, "[", "]")
+        short = SHORT.match(text, position + 1)
+        return ("short", short.end()) if short else ("", position + 1)
+
+    def arithmetic(self, position: int) -> int:
+        """The end of `...))`; 0 if the two closing brackets do not stand together."""
+        depth, start = 0, position
+        while position < self.size:
+            char = self.text[position]
+            if char == ")" and not depth:
+                return position + 2 if self.text.startswith("))", position) else 0
+            depth += (char == "(") - (char == ")")
+            position = self.skip(char, position, start)
+        return 0
+
+    def skip(self, char: str, position: int, start: int) -> int:
+        """Behind one character, or the quotes or the expansion that it opens."""
+        self.shared.left -= 1
+        if self.shared.left < 0:
+            raise Fault(start, "")
+        if char == "\\":
+            return position + 2
+        if char in "'\"$`":
+            self._deeper(start)
+            end = self.piece(char, position, [])
+            self.depth -= 1
+            return end
+        return position + 1
+
+    def _deeper(self, start: int) -> None:
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise RecursionError(start)
+
+    def balanced(self, position: int, opening: str, closing: str) -> int:
+        """Behind the closing bracket of what is open at `position`."""
+        depth, start = 0, position
+        while position < self.size:
+            char = self.text[position]
+            if char == closing and not depth:
+                return position + 1
+            if char == "\n" and closing == "]":
+                break
+            depth += (char == opening) - (char == closing)
+            position = self.skip(char, position, start)
+        raise Fault(start - 1, f"opens what is never closed; found no {closing} before the end")
+
+    def braces(self, start: int, quoted: bool) -> int:
+        """The end of `${...}`."""
+        found = PARAMETER.match(self.text, start + 2)
+        position = found.end() if found else start + 2
+        if self.text.startswith("[", position):
+            position = self.balanced(position + 1, "[", "]")
+        single = not quoted or self.text[position : position + 1] in ("#", "%", "/", "^", ",")
+        return self.operand(position, [], single) + 1
+
+    def operand(self, position: int, parts: list[Part], single: bool) -> int:
+        """The word behind the operator of `${NAME...}`, up to its `}`; `single` tells that single quotes are quotes."""
+        start = position
+        while position < self.size:
+            plain = OPERAND.match(self.text, position)
+            char = self.text[position]
+            if plain:
+                self._literal(parts, position, plain.end())
+                position = plain.end()
+            elif char == "}":
+                return position
+            elif char == "\\" and not single:
+                position = self._escaped(position, parts, "}" if self.text.startswith("}", position + 1) else '"')
+            elif char == "{" or (char == "'" and not single):
+                self._literal(parts, position, position + 1)
+                position += 1
+            else:
+                self._deeper(start)
+                position = self.piece(char, position, parts)
+                self.depth -= 1
+        raise Fault(max(start - 2, 0), "opens what is never closed; found no } before the end")
+
+    def command(self, position: int) -> int:
+        """Behind the `)` that closes a command substitution."""
+        self._deeper(position)
+        lexer = Lexer(self.text, position, inside=True, depth=self.depth, shared=self.shared)
+        lexer.run()
+        self.depth -= 1
+        return lexer.position + 1
+
+    def array(self, position: int) -> tuple[int, tuple[Word, ...]]:
+        """The elements of `(...)` and where it ends."""
+        start, words = position, list[Word]()
+        while position < self.size:
+            char, blank = self.text[position], BLANK.match(self.text, position)
+            if blank:
+                position = blank.end()
+            elif char == "\n":
+                position += 1
+            elif char == "#":
+                position = self._line_end(position)
+            elif char == ")":
+                return position + 1, tuple(words)
+            else:
+                found = self.element(position)
+                if found.end == position:
+                    raise Fault(position, "")
+                words.append(found)
+                position = found.end
+        raise Fault(start - 1, "opens what is never closed; found no ) before the end")
+
+    def element(self, position: int) -> Word:
+        """A word of an array, `[key]=value` too."""
+        if self.text[position] == "[":
+            try:
+                end = self.balanced(position + 1, "[", "]")
+            except Fault:
+                end = 0
+            if end and ADDING.match(self.text, end):
+                after = self.word(end)
+                first = after.parts[0]
+                return Word(position, after.end, (Part("text", position, first.end), *after.parts[1:]))
+        return self.word(position)
+
+    def _line_end(self, position: int) -> int:
+        end = self.text.find("\n", position)
+        return self.size if end < 0 else end
+
+
+class Lexer(Scanner):
+    """Cuts a whole script, or what stands inside of `$(...)`, into tokens."""
+
+    def __init__(self, text: str, position: int = 0, inside: bool = False, depth: int = 0, shared: _Shared | None = None) -> None:
+        super().__init__(text, shared)
+        self.position, self.inside, self.depth = position, inside, depth
+        self.tokens: list[Token] = []
+        self.place = "command"
+        self.open: list[str] = []
+        self.pending: list[_Pending] = []
+
+    def run(self) -> list[Token]:
+        """All tokens; for `inside` those before the closing bracket, at which `position` then stands."""
+        begun = self.position
+        while self.position < self.size:
+            char, blank = self.text[self.position], BLANK.match(self.text, self.position)
+            if blank:
+                self.position = blank.end()
+            elif char == "#":
+                self.position = self._line_end(self.position)
+            elif char == "\n":
+                self._newline()
+            elif self.inside and char == ")" and not self.open:
+                return self.tokens
+            else:
+                self._token(char)
+        if self.inside:
+            raise Fault(begun - 2, "opens what is never closed; found no ) before the end")
+        self._documents()
+        return self.tokens
+
+    def _add(self, kind: str, end: int, text: str = "", **more: object) -> Token:
+        token = Token(kind, self.position, end, text, **more)  # type: ignore[arg-type]
+        self.tokens.append(token)
+        if len(self.tokens) > MOST_TOKENS:
+            raise Fault(
+                token.start, f"found more than {MOST_TOKENS:,} words; a launch script is smaller, is this the right file?"
+            )
+        self.position = end
+        return token
+
+    def _newline(self) -> None:
+        self._add("newline", self.position + 1)
+        if self.place not in ("case-in", "pattern", "for-in"):
+            self.place = "command"
+        self._documents()
+
+    def _documents(self) -> None:
+        """The bodies of the here-documents of the line before."""
+        for pending in self.pending:
+            tabs, after = TABS if pending.tabs else "", "[)]|" if self.inside else ""
+            found = re.compile(f"^{tabs}{re.escape(pending.mark)}(?={after}$)", re.MULTILINE).search(self.text, self.position)
+            if not found:
+                raise Fault(pending.token.start, "opens what is never closed; found no end of the here-document before the end")
+            pending.token.body = Document(self.position, found.start(), pending.quoted, pending.tabs)
+            self.position = found.end()
+            if len(self.pending) > 1 and self.position < self.size:
+                self.position += 1
+        self.pending.clear()
+
+    def _token(self, char: str) -> None:
+        if self.place == "for-name" and self.text.startswith("((", self.position):
+            return self._counted()
+        redirect = REDIRECT.match(self.text, self.position)
+        if redirect and self.place != "pattern" and not self.text.startswith("(", redirect.end()):
+            return self._redirect(redirect)
+        if self.place == "command" and self.text.startswith("((", self.position):
+            end = self.arithmetic(self.position + 2)
+            if end:
+                self._add("arith", end)
+                self.place = "after"
+                return None
+        operator = OPERATOR.match(self.text, self.position)
+        if operator:
+            return self._operator(operator)
+        return self._word(char)
+
+    def _counted(self) -> None:
+        end = self.arithmetic(self.position + 2)
+        if not end:
+            raise Fault(self.position, "opens what is never closed; found no )) before the end")
+        self._add("counted", end)
+        self.place = "for-in"
+
+    def _redirect(self, found: re.Match[str]) -> None:
+        token = self._add("redirect", found.end(), found["op"], fd=found["fd"] or "")
+        blank = BLANK.match(self.text, self.position)
+        position = blank.end() if blank else self.position
+        target = self.word(position)
+        if target.end == position:
+            raise Fault(token.start, "")
+        token.word, token.end, self.position = target, target.end, target.end
+        if found["op"] in ("<<", "<<-"):
+            quoted = any(part.kind != "text" for part in target.parts)
+            self.pending.append(_Pending(token, _unquoted(self.text, target.parts), quoted, found["op"] == "<<-"))
+        if self.place == "command":
+            self.place = "command"
+
+    def _operator(self, found: re.Match[str]) -> None:
+        sign = found[0]
+        self._add("op", found.end(), sign)
+        if sign in (";;", ";&", ";;&"):
+            self.place = "pattern"
+        elif self.place == "pattern":
+            self.place = "command" if sign == ")" else "pattern"
+        elif sign == "(":
+            self.open.append("(")
+            self.place = "command"
+        elif sign == ")":
+            if not self.open or self.open.pop() != "(":
+                raise Fault(found.start(), "")
+            self.place = "after"
+        else:
+            self.place = "command"
+
+    def _word(self, char: str) -> None:
+        if self.place == "command" and CONDITION.match(self.text, self.position):
+            return self._condition()
+        if self.place == "command" and DENIED.match(self.text, self.position):
+            self._add("word", self.position + 1, "!")
+            return None
+        word = self.word(self.position)
+        if word.end == word.start:
+            raise Fault(self.position, "")
+        said = self.text[word.start : word.end]
+        self._add("word", word.end, said if self._keyword(said) else "", word=word)
+        self._after_word(said, word)
+        return None
+
+    def _keyword(self, said: str) -> bool:
+        if self.place == "command":
+            return said in KEYWORDS
+        return (
+            (self.place in ("case-in", "for-in") and said in ("in", "do", "{"))
+            or (self.place == "pattern" and said == "esac")
+            or (self.place == "after" and said in KEYWORDS)
+        )
+
+    def _after_word(self, said: str, word: Word) -> None:
+        place = self.place
+        if place in ("command", "after") and said in KEYWORDS:
+            self._after_keyword(said)
+        elif place == "case-word":
+            self.place = "case-in"
+        elif place == "case-in":
+            self.open.append("case")
+            self.place = "pattern"
+        elif place == "pattern":
+            if said == "esac":
+                self._close_case(word)
+        elif place == "for-name":
+            self.place = "for-in"
+        elif place == "for-in":
+            self.place = "command" if said in ("do", "{") else "arguments"
+        elif place == "function-name":
+            self._brackets()
+            self.place = "command"
+        elif place == "command" and ASSIGNING.match(said) and _assigns(said):
+            pass
+        elif place == "command" and self._brackets():
+            self.place = "command"
+        elif place == "command":
+            self.place = "arguments"
+
+    def _brackets(self) -> bool:
+        """`()` behind the name of a function."""
+        found = BRACKETS.match(self.text, self.position)
+        if not found:
+            return False
+        for place in (1, 2):
+            self.position = found.start(place)
+            self._add("op", found.end(place), found[place])
+        return True
+
+    def _after_keyword(self, said: str) -> None:
+        places = {"case": "case-word", "for": "for-name", "select": "for-name", "function": "function-name"}
+        if said == "esac":
+            self._close_case(self.tokens[-1])
+        elif said == "time":
+            found = PORTABLE.match(self.text, self.position)
+            self.tokens[-1].end = self.position = found.end() if found else self.position
+        else:
+            self.place = places.get(said, "after" if said in CLOSING else "command")
+
+    def _close_case(self, word: Word | Token) -> None:
+        if not self.open or self.open.pop() != "case":
+            raise Fault(word.start, "")
+        self.place = "after"
+
+    # Conditions
+
+    def _condition(self) -> None:
+        start = self.position
+        position, items = start + 2, list[Word | str]()
+        while True:
+            blank = GAP.match(self.text, position)
+            position = blank.end() if blank else position
+            if position >= self.size:
+                raise Fault(start, "opens what is never closed; found no ]] before the end")
+            if CONDITION_END.match(self.text, position):
+                break
+            position = self._item(position, items)
+        token = self._add("cond", position + 2)
+        token.items = tuple(items)
+        self.place = "after"
+
+    def _item(self, position: int, items: list[Word | str]) -> int:
+        before = self.said(items[-1]) if items else ""
+        if before == "=~" and len(items) > 1:
+            word = self._regular(position)
+        else:
+            sign = SIGN.match(self.text, position)
+            sign = None if before in ("==", "=", "!=") else sign
+            if sign and not (sign[0] in "<>" and self.text.startswith("(", sign.end())):
+                items.append(sign[0])
+                return sign.end()
+            word = self.pattern(position) if before in ("==", "=", "!=") else self.word(position)
+        if word.end == position:
+            raise Fault(position, "")
+        items.append(word)
+        return word.end
+
+    def said(self, item: Word | str) -> str:
+        """An item as it is written."""
+        return item if isinstance(item, str) else self.text[item.start : item.end]
+
+    def pattern(self, position: int) -> Word:
+        """A pattern; its groups may begin it."""
+        return self.word(position)
+
+    def _regular(self, start: int) -> Word:
+        """A regular expression: brackets and bars belong to it, blanks inside of brackets too."""
+        parts: list[Part] = []
+        position, depth = start, 0
+        while position < self.size:
+            char = self.text[position]
+            if char in " \t\n" and not depth:
+                break
+            if char in "'\"$`\\":
+                position = self.piece(char, position, parts)
+                continue
+            depth += (char == "(") - (char == ")")
+            if depth < 0 or (char in "&;" and not depth):
+                break
+            self._literal(parts, position, position + 1)
+            position += 1
+        return Word(start, position, tuple(parts))
+
+
+def _assigns(said: str) -> bool:
+    found = ADDED.match(said)
+    return bool(found) or "]=" in said or "]+=" in said
+
+
+def _unquoted(text: str, parts: Sequence[Part]) -> str:
+    """The mark of a here-document without its quotes."""
+    found = []
+    for part in parts:
+        said = text[part.start : part.end]
+        inside = {"single": said[1:-1], "double": said[1:-1], "escape": said[1:], "ansi": said[2:-1]}
+        found.append(inside.get(part.kind, said))
+    return "".join(found)
+
+
+def masked(text: str, tokens: Sequence[Token]) -> str:
+    """`text` as the grammar is to see it: keywords and operators stay, each word is a row of letters, the rest is blank."""
+    found: list[str] = []
+    position, place = 0, "start"
+    for index, token in enumerate(tokens):
+        found.append(" " * (token.start - position))
+        after = tokens[index + 1] if index + 1 < len(tokens) else None
+        if token.kind == "op" and after is not None and after.kind == "newline":
+            after = next((later for later in islice(tokens, index + 1, None) if later.kind != "newline"), None)
+        if token.text == "in" and tokens[index - 2].text == "for" and after is not None and not after.word:
+            found.append("  ")
+        else:
+            found.append(_mask(token, text, place, after))
+        place = _place(token, place)
+        position = token.end
+    found.append(" " * (len(text) - position))
+    return "".join(found)
+
+
+def _place(token: Token, before: str) -> str:
+    if token.kind == "redirect":
+        return "only" if before == "start" else before
+    if token.kind in ("op", "newline") or token.text in ("then", "do", "else", "if", "elif", "while", "until", "{", "!", "time"):
+        return "closed" if token.text == ")" else "start"
+    return "word"
+
+
+def _mask(token: Token, text: str, place: str, after: Token | None) -> str:
+    length = token.end - token.start
+    if token.kind == "redirect":
+        last = after is None or after.kind in ("op", "newline")
+        return (":" if place in ("start", "only") and last else " ").ljust(length)
+    if token.kind == "counted":
+        return " x".ljust(length)
+    if token.text in (";&", ";;&") and after is not None and after.text == "esac":
+        return ";;".ljust(length)
+    if token.kind in ("op", "newline"):
+        return text[token.start : token.end]
+    if token.text in ("!", "time"):
+        return " " * length
+    return text[token.start : token.end] if token.text else "x" * length

@@ -1,0 +1,332 @@
+"""Assignments: plain, added to, into arrays and tables, and those of `declare` and its kin."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from bridge.files.shell import arithmetic, braces, parameters
+from bridge.files.shell.expand import stored
+from bridge.files.shell.patterns import Unread
+from bridge.files.shell.pieces import NOWHERE, Pieces, Text, Unknown, cut, known, spelled
+from bridge.files.shell.scope import Value, several
+from bridge.files.shell.source import Source
+from bridge.files.shell.tokens import Part, Word
+
+if TYPE_CHECKING:
+    from bridge.files.shell.read import Reader
+
+DECLARING = ("export", "declare", "local", "readonly", "typeset")
+SPLIT = ("short", "param", "command", "backtick")
+NOTHING = Value(((Text("", NOWHERE),),), keys=(0,))
+FORM = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<index>\[.*?\])?(?P<more>\+)?=", re.DOTALL)
+GIVEN = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<more>\+)?(?:=(?P<value>.*))?\Z", re.DOTALL)
+"""A name, or what is set, in a word that an expansion has made."""
+KEYED = re.compile(r"\[(?P<key>.*?)\](?P<more>\+)?=", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What an assignment sets: a name, the place of its index, whether it adds, and where its value begins."""
+
+    name: str
+    index: tuple[int, int] | None
+    more: bool
+    value: int
+
+
+def assignment(source: Source, word: Word) -> Target | None:
+    """The target of a word that is an assignment; None for any other."""
+    if not word.parts or word.parts[0].kind != "text":
+        return None
+    first = word.parts[0]
+    text = source.text[first.start : first.end]
+    found = FORM.match(text)
+    if found is None:
+        return None
+    end = found.end()
+    if found["index"] is not None:
+        end = _index_end(source, first, found.end("name"))
+        rest = re.compile(r"\+?=").match(source.text, end, first.end) if end else None
+        if rest is None:
+            return None
+        return Target(found["name"], (first.start + found.end("name") + 1, end - 1), rest[0] == "+=", rest.end())
+    return Target(found["name"], None, found["more"] is not None, first.start + end)
+
+
+def _index_end(source: Source, part: Part, place: int) -> int:
+    depth = 0
+    for position in range(part.start + place, part.end):
+        depth += (source.text[position] == "[") - (source.text[position] == "]")
+        if not depth:
+            return position + 1
+    return 0
+
+
+def behind(word: Word, place: int) -> Word:
+    """What of a word stands behind a character."""
+    parts = [part if part.start >= place else replace(part, start=place) for part in word.parts if part.end > place]
+    return Word(place, word.end, tuple(parts))
+
+
+def perform(reader: Reader, word: Word) -> None:
+    """One assignment."""
+    target = assignment(reader.source, word)
+    if target is not None:
+        _perform(reader, word, target)()
+
+
+def _perform(reader: Reader, word: Word, target: Target, marks: frozenset[str] = frozenset()) -> Callable[[], None]:
+    """Expand the value of an assignment now; what is returned sets it."""
+    index: Callable[[], int | str] | None = None
+    if target.index is not None:
+        span = target.index
+        index = lambda: reader.expander.key(span, reader.scope.get(target.name) or _fresh(reader, target.name, marks))  # noqa: E731
+    value = _value(reader, behind(word, target.value), target.name, marks)
+    reader.check_stops()
+    return lambda: assign(reader, target.name, index, value, target.more)
+
+
+def _fresh(reader: Reader, name: str, marks: frozenset[str]) -> Value:
+    return Value((), True, () if _table(reader, name, marks) else None, _table(reader, name, marks))
+
+
+def _table(reader: Reader, name: str, marks: frozenset[str]) -> bool:
+    value = reader.scope.get(name)
+    return "A" in marks or "A" in reader.scope.marks.get(reader.scope.target(name), ()) or bool(value and value.table)
+
+
+def _value(reader: Reader, word: Word, name: str, marks: frozenset[str]) -> Value:
+    if len(word.parts) == 1 and word.parts[0].kind == "array":
+        return _array(reader, word.parts[0], _table(reader, name, marks))
+    return Value((reader.expander.text(word, assigned=True),))
+
+
+def _array(reader: Reader, part: Part, table: bool) -> Value:
+    """The elements of `(...)`."""
+    value = Value((), True, () if table else None, table)
+    place, pairs, tail = 0, list[Pieces](), list[Pieces]()
+    for keyed, found in _entries(reader, part):  # all of them, before the first place is counted
+        if keyed is not None:
+            before = _longer(value, tail)
+            key = reader.expander.key(keyed, before)
+            value, place, tail = stored(before, key, found), (key + 1 if isinstance(key, int) else 0), []
+        elif table:
+            pairs.append(found)
+        elif several(found):
+            value, tail = _lost(found) if value.keys is not None else _longer(value, [*tail, found]), []
+        elif value.keys is None and (place == len(value.words) + len(tail) or value.open):
+            tail.append(found)
+            place += 1
+        else:
+            value, place, tail = stored(_longer(value, tail), place, found), place + 1, []
+    value = _longer(value, tail)
+    for key_word, given in _paired(pairs):
+        value = value.put(key_word, given)
+    return value
+
+
+def _entries(reader: Reader, part: Part) -> list[tuple[tuple[int, int] | None, Pieces]]:
+    """The words of `(...)`, each with where its place is written, if it is."""
+    found: list[tuple[tuple[int, int] | None, Pieces]] = []
+    for word in part.words:
+        keyed = _keyed(reader.source, word)
+        if keyed is None:
+            found += [(None, one) for one in reader.expander.words(word)]
+        else:
+            found.append((keyed[:2], reader.expander.text(behind(word, keyed[2]))))
+    return found
+
+
+def _longer(value: Value, tail: Sequence[Pieces]) -> Value:
+    """An array with more elements at its end."""
+    return Value((*value.words, *tail), True, value.keys, value.table) if tail else value
+
+
+def _lost(word: Pieces) -> Value:
+    return Value((word,), True)
+
+
+def _paired(words: Sequence[Pieces]) -> Iterator[tuple[str, Pieces]]:
+    for index in range(0, len(words), 2):
+        key = known(words[index])
+        if key is None or several(words[index]):
+            raise Unread("a key of an associative array is not known")
+        yield key, words[index + 1] if index + 1 < len(words) else (Text("", NOWHERE),)
+
+
+def _keyed(source: Source, word: Word) -> tuple[int, int, int] | None:
+    if not word.parts or word.parts[0].kind != "text" or not source.text.startswith("[", word.start):
+        return None
+    end = _index_end(source, word.parts[0], 0)
+    found = re.compile("=").match(source.text, end, word.parts[0].end) if end else None
+    return (word.start + 1, end - 1, found.end()) if found else None
+
+
+def assign(reader: Reader, name: str, index: Callable[[], int | str] | None, value: Value, more: bool) -> None:
+    """Give a variable its value, as its marks (`-i`, `-u`, `-l`, `-r`) have it."""
+    scope = reader.scope
+    marks = scope.marks.get(scope.target(name), frozenset())
+    if "r" in marks:
+        raise reader.refuse(reader.place, f"a shell stops where {name} is set, which is read-only")
+    before = scope.get(name)
+    if marks & {"i", "u", "l"}:
+        value = Value(tuple(_marked(reader, word, marks) for word in value.words), value.array, value.keys, value.table)
+    if index is not None or (before is not None and before.array and not value.array):
+        scope.set(name, _placed(reader, name, index, value, more))
+        return
+    if more:
+        value = _added(reader, before, value, "i" in marks, _absent(reader, name))
+    scope.set(name, value)
+
+
+def _absent(reader: Reader, name: str) -> Pieces:
+    """What stands before the text that is added to a variable without a value."""
+    if reader.scope.settled(name) or not reader.scope.sourced:
+        return ()
+    return (Unknown(f"${name}", NOWHERE, 0, reader.expander.unset(name)),)
+
+
+def _placed(reader: Reader, name: str, index: Callable[[], int | str] | None, value: Value, more: bool) -> Value:
+    array = reader.scope.get(name) or _fresh(reader, name, frozenset())
+    if not array.array:
+        array = Value(array.words, True)
+    try:
+        key: int | str = index() if index is not None else ("0" if array.table else 0)
+        given = value.words[0] if value.words else ()
+        if more:
+            subject = reader.expander.element(name, array, key, True)
+            given = (*(subject.words[0] if subject.elements else ()), *given)
+        return stored(array, key, given)
+    except Unread as error:
+        unknown = Unknown(f"${name}", NOWHERE, 0, str(error), loose=True)
+        return Value(((unknown,),), True, ("",) if array.table else None, array.table)
+
+
+def _marked(reader: Reader, word: Pieces, marks: frozenset[str]) -> Pieces:
+    text = known(word)
+    if text is None:
+        return tuple(piece for piece in word if isinstance(piece, Unknown))[:1]
+    if "i" in marks:
+        try:
+            text = str(reader.expander.evaluated(text))
+        except Unread as error:
+            return (Unknown(text, NOWHERE, 0, str(error)),)
+        except arithmetic.Wrong as error:
+            raise reader.refuse(reader.place, f"a shell stops at {text!r}: {error}") from None
+    else:
+        try:
+            text = parameters.TURNED["U" if "u" in marks else "L"](text)
+        except Unread as error:
+            return (Unknown(text, NOWHERE, 0, str(error)),)
+    return (Text(text, NOWHERE, plain=False),)
+
+
+def _added(reader: Reader, before: Value | None, more: Value, number: bool, absent: Pieces) -> Value:
+    if before is None:
+        return more if not absent or more.array else Value(((*absent, *more.pieces),))
+    if not before.array and not more.array:
+        if number:
+            return Value((_marked(reader, (*before.pieces, Text("+", NOWHERE), *more.pieces), frozenset("i")),))
+        return Value(((*before.pieces, *more.pieces),))
+    if before.table or more.table:
+        for key, word in zip(more.places, more.words, strict=True):
+            before = before.put(key, word)
+        return before
+    if before.keys is None and more.keys is None:
+        return Value((*before.words, *more.words), True)
+    if before.open or more.open:
+        return Value((*before.words, *more.words), True)
+    start = 0 if more.keys is not None else max((int(place) for place in before.places), default=-1) + 1
+    for place, word in zip(more.places, more.words, strict=True):
+        before = before.put(int(place) + start, word)
+    return before
+
+
+# declare, local, export, readonly
+
+
+def declare(reader: Reader, words: Sequence[Word], place: int) -> None:
+    """`declare` and its kin: all values are expanded before the first is set."""
+    command = reader.source.said(words[0])
+    marks, unmarks, given = set[str](), set[str](), list[tuple[str, Callable[[], None] | None]]()
+    for word in (choice for written in words[1:] for choice in _choices(reader, written)):
+        said = reader.source.said(word)
+        if re.fullmatch(r"[-+][A-Za-z]+", said):
+            (marks if said[0] == "-" else unmarks).update(said[1:])
+            continue
+        target = assignment(reader.source, word)
+        if target is not None:
+            given.append((target.name, _perform(reader, word, target, frozenset(marks))))
+        else:
+            given += _named(reader, word, frozenset(marks))
+    reader.check_stops()
+    reader.scope.status = 0
+    if marks & {"f", "F", "p"}:
+        reader.scope.status = None
+        return
+    for name, perform_ in given:
+        if "r" in reader.scope.marks.get(name, ()) and (perform_ is not None or command == "local"):
+            reader.scope.status = 1
+            continue
+        with reader.scope.globally(name) if "g" in marks and command != "local" else nullcontext():
+            _declare(reader, command, name, perform_, (frozenset(marks), frozenset(unmarks)))
+
+
+def _choices(reader: Reader, word: Word) -> list[Word]:
+    """The words that braces make of one, each an assignment of its own; a shell splits what is expanded in such a word."""
+    choices = braces.expanded(reader.source.text, word.parts)
+    if len(choices) == 1:
+        return [word]
+    if any(part.kind in SPLIT for part in word.parts):
+        raise reader.refuse(word.start, "braces beside an expansion without quotes are not read behind declare and its kin")
+    return [Word(word.start, word.end, parts) for parts in choices]
+
+
+def _named(reader: Reader, word: Word, marks: frozenset[str]) -> Iterator[tuple[str, Callable[[], None] | None]]:
+    """What a word names that is no assignment as it is written: `"$name"`, `"$name=$value"`."""
+    for found in reader.expander.words(word):
+        text = "".join(piece.text if isinstance(piece, Text) else "\0" for piece in found)
+        told = GIVEN.match(text)
+        if told is None or several(found) or (told["value"] is None and told["more"]):
+            raise reader.refuse(word.start, f"what {spelled(found)} declares is not known")
+        name = told["name"]
+        if told["value"] is None:
+            yield name, None
+            continue
+        value = cut(found, told.start("value")) or (Text("", NOWHERE),)
+        if text.startswith("(", told.start("value")) and (marks & {"a", "A"} or reader.scope.get(name) is not None):
+            raise reader.refuse(word.start, f"whether {spelled(found)} sets an array is not known")
+        yield name, _given(reader, name, value, bool(told["more"]))
+
+
+def _given(reader: Reader, name: str, value: Pieces, more: bool) -> Callable[[], None]:
+    return lambda: assign(reader, name, None, Value((value,)), more)
+
+
+def _declare(
+    reader: Reader, command: str, name: str, perform_: Callable[[], None] | None, marks: tuple[frozenset[str], frozenset[str]]
+) -> None:
+    scope, (given, taken) = reader.scope, marks
+    here = command == "local" or (command in ("declare", "typeset") and scope.frames and "g" not in given)
+    if here:
+        fresh = name not in scope.frames[-1] if scope.frames else False
+        scope.local(name)
+        if fresh:
+            scope.variables[name] = None
+    kept = given & {"i", "u", "l", "n", "A", "a"}
+    if kept or taken:
+        scope.marks[name] = (scope.marks.get(name, frozenset()) | kept) - taken
+        if "A" in kept and scope.get(name) is None:
+            scope.variables[name] = None
+    if command == "export" or "x" in given:
+        (scope.exported.discard if "n" in given and command == "export" else scope.exported.add)(name)
+        if command == "export":
+            scope.marks[name] = scope.marks.get(name, frozenset()) - {"n"}
+    if perform_ is not None:
+        perform_()
+    if command == "readonly" or "r" in given:
+        scope.marks[name] = scope.marks.get(name, frozenset()) | {"r"}

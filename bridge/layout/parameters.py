@@ -1,0 +1,68 @@
+"""Parameters of a plan's model, counted from what the plan says and from nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from bridge.errors import BridgeError
+from bridge.layout.architecture import Architecture
+from bridge.plan import Plan
+
+
+class Parameters(NamedTuple):
+    """Numbers of parameters: all, and those that a token passes, which leaves out experts that were not chosen for it."""
+
+    all: int
+    active: int
+
+
+def count_parameters(plan: Plan) -> Parameters:
+    """Parameters of the model of `plan`: tied weights once, padding of the vocabulary included, blocks that predict further
+    tokens left out. Raises `BridgeError` naming the fields that it needs and the plan leaves open.
+    """
+    lacking = lacks(plan)
+    if lacking:
+        raise BridgeError(f"parameters: the plan leaves open {', '.join(lacking)}; state them")
+    shape = Architecture.of(plan.model)
+    beside = _balance(plan, shape)
+    return Parameters(shape.size() + beside, shape.active() + beside)
+
+
+COUNTED = ("ernie4_5_moe",)
+"""Families in whose code the bias that balances experts is a parameter, though no gradient reaches it; others keep a buffer."""
+
+
+def _balance(plan: Plan, shape: Architecture) -> int:
+    counted = plan.model.family in COUNTED and plan.model.moe.balance_bias
+    return sum(map(shape.routed, range(shape.layers))) * (plan.model.experts or 0) if counted else 0
+
+
+def lacks(plan: Plan) -> list[str]:
+    """The fields without which the parameters of `plan` cannot be counted, and that it leaves open."""
+    values = {path: value for path, value in plan.values().items() if path.startswith("model.")}
+    return [path for path in _needed(values) if values.get(path) is None]
+
+
+ALWAYS = ("layers", "hidden", "vocab", "tied", "heads", "attention.qkv_bias", "attention.output_bias", "mlp.gated", "mlp.bias")
+LATENT = ("query_rank", "plain_size", "rotary_size", "value_size")
+
+
+def _needed(values: Mapping[str, Any]) -> Iterator[str]:
+    """Fields that the count hangs on; what is open with a meaning of its own is not among them."""
+    yield from (f"model.{name}" for name in ALWAYS)
+    if values.get("model.norm.bias") is None:
+        yield "model.norm.kind"
+    yield "model.embedding.positions"
+    if values.get("model.embedding.positions") == "learned":
+        yield "model.embedding.max_positions"
+    if values.get("model.attention.latent.kv_rank") is not None:
+        yield from (f"model.attention.latent.{name}" for name in LATENT)
+    if values.get("model.experts"):
+        yield "model.moe.top_k"
+    if _has_dense(values) or values.get("model.moe.ffn") is None:
+        yield "model.ffn"
+
+
+def _has_dense(values: Mapping[str, Any]) -> bool:
+    return not values.get("model.experts") or not all(values.get("model.moe.layers") or (True,))

@@ -1,0 +1,82 @@
+"""One value at a time: check it against its place in a schema, and say what was expected there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from bridge import limits
+from bridge.config import Section, fields, shown
+
+_STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+_PLAIN: Mapping[Any, str] = {
+    bool: "true or false",
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    dict: "a mapping",
+    list: "a list",
+    tuple: "a list",
+}
+_BOUNDS: Mapping[type, tuple[str, str]] = {
+    Gt: ("gt", "above"),
+    Ge: ("ge", "of at least"),
+    Lt: ("lt", "below"),
+    Le: ("le", "of at most"),
+}
+
+
+class Leaves:
+    """The leaves of `schema` as a reader sees them; `words` says what annotations of its own are in words."""
+
+    def __init__(self, schema: type[Section], words: Mapping[Any, str] | None = None) -> None:
+        self.schema, self.words = schema, words or {}
+
+    @cache  # noqa: B019 - one for each schema, and schemas live as long as the program
+    def _adapter(self, path: str) -> TypeAdapter[Any]:
+        return TypeAdapter(fields(self.schema)[path].annotation, config=_STRICT)
+
+    def typed(self, path: str, value: Any) -> Any:
+        """`value` as the schema types it, strictly; raises `ValueError` with what was found and expected."""
+        if isinstance(value, int) and abs(value) > limits.INTEGER:
+            raise ValueError(f"found {str(value)[:20]}…, expected a number that fits 64 bits")
+        try:
+            return self._adapter(path).validate_python(value)
+        except ValidationError:
+            raise ValueError(f"found {shown(value)}, expected {self.expected(path)}") from None
+
+    def nullable(self, path: str) -> bool:
+        """Whether null may stand at `path`."""
+        return NoneType in get_args(fields(self.schema)[path].annotation)
+
+    @cache  # noqa: B019
+    def expected(self, path: str) -> str:
+        """What belongs at `path`, in words."""
+        return self._said(fields(self.schema)[path].annotation)
+
+    def _said(self, annotation: Any, bounds: tuple[Any, ...] = ()) -> str:
+        origin = get_origin(annotation)
+        if annotation in self.words:
+            return self.words[annotation]
+        if origin is Annotated:
+            inner, *metadata = get_args(annotation)
+            return self._said(inner, (*(item for item in metadata if type(item) in _BOUNDS), *bounds))
+        if origin in (Union, UnionType):
+            return " or ".join(dict.fromkeys(self._said(part) for part in get_args(annotation) if part is not NoneType))
+        if origin is Literal:
+            choices = [str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in get_args(annotation)]
+            return f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0]
+        if origin is tuple and Ellipsis not in get_args(annotation):
+            return f"a list of {len(get_args(annotation))}, each {self._said(get_args(annotation)[0])}"
+        plain = _PLAIN.get(origin or annotation, "a value")
+        return " ".join((plain, " and ".join(_limit(bound) for bound in bounds))).rstrip()
+
+
+def _limit(bound: Any) -> str:
+    attribute, words = _BOUNDS[type(bound)]
+    return f"{words} {getattr(bound, attribute):g}"

@@ -1,0 +1,82 @@
+"""What a plan's values mean: plans that leave open what others say outright are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import isclose
+from typing import Any
+
+Values = Mapping[str, Any]
+MODEL, MOE, ROTARY = "model.", "model.moe.", "model.rotary."
+HEAD_SIZE, SCALE = "model.attention.head_size", "model.attention.scale"
+
+
+def plain(values: Values) -> dict[str, Any]:
+    """`values` with what an open field means by itself, and without what has no effect beside the others."""
+    said = {path: value for path, value in values.items() if value is not None}
+    for path in [path for path in said if path.startswith(MODEL) and _idle(path, said[path], values)]:
+        del said[path]
+    for path, meaning in MEANINGS.items():
+        if path not in said and (value := meaning(said)) is not None:
+            said[path] = value
+    usual, told = _scale(said), said.get(SCALE)
+    if usual is not None and (told is None or isclose(told, usual, rel_tol=1e-9)):
+        said[SCALE] = usual
+    elif told is not None:
+        said[SCALE] = float(f"{told:.10g}")
+    return said
+
+
+def head_size(values: Values) -> int | None:
+    """Width of a head, in elements: as it is said, or the hidden width divided among the heads."""
+    said, hidden, heads = (values.get(path) for path in (HEAD_SIZE, "model.hidden", "model.heads"))
+    if said is not None or not hidden or not heads or hidden % heads:
+        return said
+    return int(hidden // heads)
+
+
+def _scale(values: Values) -> float | None:
+    size = head_size(values)
+    return float(size**-0.5) if size and not values.get("model.attention.latent.kv_rank") else None
+
+
+def _as(path: str) -> Callable[[Values], Any]:
+    return lambda values: values.get(path)
+
+
+def _beside(path: str, value: Any) -> Callable[[Values], Any]:
+    return lambda values: value if values.get(path) is not None else None
+
+
+MEANINGS: Mapping[str, Callable[[Values], Any]] = {
+    HEAD_SIZE: head_size,
+    "model.kv_heads": _as("model.heads"),
+    "model.moe.ffn": lambda values: values.get("model.ffn") if values.get("model.experts") else None,
+    "model.embedding.padded_vocab": _as("model.vocab"),
+    "model.predicted": _beside("model.hidden", 0),
+    "model.embedding.offset": lambda values: 0 if values.get("model.embedding.positions") == "learned" else None,
+    "model.embedding.scale": _beside("model.hidden", 1.0),
+    "model.embedding.logit_scale": _beside("model.hidden", 1.0),
+    "model.embedding.residual_scale": _beside("model.hidden", 1.0),
+    "model.moe.scale": _beside("model.experts", 1.0),
+    "model.rotary.share": _beside("model.rotary.base", 1.0),
+    "model.rotary.local_base": _as("model.rotary.base"),
+    "model.rotary.scaling.kind": _beside("model.rotary.base", "none"),
+    "precision.residual": _as("precision.compute"),
+    "precision.router": _as("precision.compute"),
+    "optimizer.bias_correction": _beside("optimizer.name", True),
+}
+"""What a field that is left open means, as its description says, where the others tell."""
+
+
+def _idle(path: str, value: Any, values: Values) -> bool:
+    """Whether a value has no effect: of experts or rotary positions that there are none of, and a pattern of all blocks."""
+    if path.startswith(MOE):
+        return not values.get("model.experts") or (path == "model.moe.layers" and all(value))
+    if path.startswith(ROTARY):
+        return bool(values.get("model.embedding.positions", "rotary") != "rotary")
+    if path == "model.norm.shared":
+        return not values.get("model.norm.parallel")
+    if path == "model.attention.windowed":
+        return values.get("model.attention.window") is None or all(value)
+    return False

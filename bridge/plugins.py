@@ -1,0 +1,91 @@
+"""Dialects of others: what their folders declare, read from their syntax, so that looking for one runs none."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+DIALECT, SIGNATURE = "DIALECT", "SIGNATURE"
+"""Names in the `__init__.py` of a dialect: its object, and the settings or flags that only its files have."""
+LARGEST = 2**20
+"""Bytes of an `__init__.py`."""
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A dialect in a folder: its signature is empty where it declares none, and then it must be named to be used."""
+
+    name: str
+    place: Path
+    signature: tuple[str, ...] = ()
+
+    def matches(self, data: Any) -> bool:
+        """Whether parsed `data` has one of the settings (dotted, of a mapping) or flags (of words, or runs of a script)."""
+        if isinstance(data, Mapping):
+            return any(_has(data, mark.split(".")) for mark in self.signature)
+        words = data if isinstance(data, list) else [word for run in getattr(data, "launches", ()) for word in run.texts]
+        said = {str(word).partition("=")[0] for word in words}
+        return not said.isdisjoint(self.signature)
+
+
+def _has(data: Any, parts: Sequence[str]) -> bool:
+    for part in parts:
+        if not isinstance(data, Mapping) or part not in data:
+            return False
+        data = data[part]
+    return True
+
+
+@cache
+def found(folders: tuple[str, ...], taken: tuple[str, ...]) -> tuple[tuple[Plugin, ...], tuple[str, ...]]:
+    """The dialects in `folders`, the first of each name, and what is wrong with the rest; those `taken` are names of ours."""
+    plugins: dict[str, Plugin] = {}
+    faults: list[str] = []
+    for folder in map(Path, folders):
+        if not folder.is_dir():
+            faults.append(f"{folder}: there is no such folder; it was left out")
+            continue
+        for place in sorted(path.parent for path in folder.glob("*/__init__.py")):
+            read = _read(place)
+            if isinstance(read, str):
+                faults.append(f"{place}: {read}; it was left out")
+            elif place.name in taken or place.name in plugins:
+                faults.append(f"{place}: there is a dialect {place.name} already; this one was left out")
+            else:
+                plugins[place.name] = read
+    return tuple(plugins.values()), tuple(faults)
+
+
+def _read(place: Path) -> Plugin | str:
+    """What the folder declares, or why it is no dialect."""
+    if not place.name.isidentifier():
+        return "its name is no name of a module"
+    try:
+        with open(place / "__init__.py", "rb") as stream:
+            tree = ast.parse(stream.read(LARGEST))
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return f"its __init__.py cannot be read ({type(error).__name__})"
+    bound = dict(_bound(tree.body))
+    if DIALECT not in bound:
+        return f"its __init__.py sets no {DIALECT}"
+    return Plugin(place.name, place, tuple(_texts(bound.get(SIGNATURE))))
+
+
+def _bound(body: Iterable[ast.stmt]) -> Iterator[tuple[str, ast.expr | None]]:
+    """Names that a module binds at its top, with their values as syntax."""
+    for node in body:
+        if isinstance(node, ast.Assign):
+            yield from ((target.id, node.value) for target in node.targets if isinstance(target, ast.Name))
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+            yield node.target.id, node.value
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((alias.asname or alias.name, None) for alias in node.names)
+
+
+def _texts(value: ast.expr | None) -> Iterator[str]:
+    if isinstance(value, ast.Tuple | ast.List):
+        yield from (item.value for item in value.elts if isinstance(item, ast.Constant) and isinstance(item.value, str))

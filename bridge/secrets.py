@@ -1,0 +1,265 @@
+"""Secrets in a source: found by the names and the shapes that they have, and left out of everything that is shown or kept."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+SURE = ("password", "passwd", "passphrase", "secret", "credential", "apikey")
+"""Parts of a name that make its value a secret wherever they stand in it."""
+LAST = ("key", "token", "auth", "apitoken")
+"""Last words of names of secrets, and of much else (`pad_token`, `json_key`)."""
+OWNERS = frozenset(
+    (
+        *("api", "access", "auth", "secret", "private", "hf", "hub", "huggingface", "wandb", "comet", "neptune", "aws"),
+        *("azure", "gcp", "google", "openai", "anthropic", "ngc", "nvidia", "github", "gitlab", "git", "slack", "bearer"),
+        *("refresh", "session", "login", "user", "app", "client", "service", "account", "signing", "encryption", "ssh"),
+        *("deploy", "webhook"),
+    )
+)
+"""Words before them that leave no doubt."""
+PLAIN = frozenset(
+    (
+        *("eos", "bos", "pad", "mask", "unk", "sep", "cls", "eod", "query", "sort", "json", "text", "image", "input"),
+        *("output", "prompt", "special", "num", "max", "min", "per", "label", "answer"),
+    )
+)
+"""Words before them that name a column or a token of a vocabulary."""
+KEYWORD = re.compile(r"password|passwd|passphrase|secret|credential|key|token|auth", re.IGNORECASE)
+PART = re.compile(r"[\w.-]{0,80}")
+VALUE = re.compile(
+    r"""(?:["']?\]?[ \t]*(?::[-=]|[:=])[ \t]*|["']?(?P<flag>[ \t]+(?:\\\n[ \t]*)?|,[ \t]*(?:\n[ \t]*)?))"""
+    r"""(?:"(?P<double>(?:[^"\\\n]|\\.)*)"|'(?P<single>[^'\n]*)'|(?P<bare>(?=[^\s"',;}\])&|<>])))"""
+)
+"""What follows a name: `=value`, `: value`, `:-value`, or for a flag the next word; a bare value ends at `END`."""
+END = re.compile(r"""[\s"',;}\])&|<>]|\Z""")
+JUDGED = 64
+"""Characters of a value by which it is told whether it is a secret."""
+FREE = frozenset(";)&|>\n")
+"""What follows a name that has no value."""
+NOTHING = re.compile(r"\$.*|<.*|true|false|null|none|~|yes|no|__hidden_\w*", re.IGNORECASE | re.DOTALL)
+SHAPES = re.compile(
+    r"(?<![\w-])(?:hf_[A-Za-z0-9]{16,}|sk-(?=[\w-]*\d)[\w-]{16,}|(?:AKIA|ASIA)[A-Z0-9]{16}|gh[pousr]_[A-Za-z0-9]{20,}"
+    r"|github_pat_\w{20,}|glpat-[\w-]{16,}|xox[abprs]-[\w-]{10,}|AIza[\w-]{35}|nvapi-[\w-]{20,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*)"
+    r"|-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[\w+/=\s\\]*"
+)
+"""Values that are secrets under any name."""
+ADDRESS = re.compile(r"://[^/\s:@'\"]{0,80}:(?P<value>[^/\s@'\"]{1,200})@")
+HEX = re.compile(r"(?<![\w/@-])[0-9a-f]{40}(?![\w-])")
+"""Keys of Weights & Biases; names of commits too, which their line tells."""
+COMMIT = re.compile(r"revision|commit|sha|hash|digest|ref\b|branch|checkout|version|snapshot", re.IGNORECASE)
+DIGIT, LETTER, BROKEN = re.compile(r"\d"), re.compile(r"[A-Za-z]"), re.compile(r"[\s/<]")
+SHORTEST = 5
+"""Characters of a value that is looked for wherever it stands."""
+MARK = re.compile(r"__hidden_\w+?__")
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Whether the value of a variable, flag or key is a secret."""
+    if not value or NOTHING.fullmatch(value):
+        return False
+    names = _names_one(name)
+    return names if names is not None else _looks_random(value)
+
+
+@lru_cache(10_000)
+def _names_one(name: str) -> bool | None:
+    """Whether what has this name is a secret; None where its value has to tell. A number behind a name counts for nothing."""
+    words = [word for word in re.split(r"[\W_]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name)) if word]
+    while words and words[-1].isdigit():
+        words.pop()
+    lower = [word.lower() for word in words]
+    if not lower or lower[-1] in ("file", "path", "dir", "name", "length", "size", "type"):
+        return False
+    if any(part in word for word in lower for part in SURE):
+        return True
+    if lower[-1].rstrip("0123456789") not in LAST:
+        return False
+    owner = lower[-2] if len(lower) > 1 else ""
+    return True if owner in OWNERS or (name.upper() == name and owner and owner not in PLAIN) else None
+
+
+def _looks_random(value: str) -> bool:
+    return len(value) >= 16 and bool(DIGIT.search(value)) and bool(LETTER.search(value)) and not BROKEN.search(value)
+
+
+def spans(text: str) -> list[tuple[int, int, str]]:
+    """Where the secrets of `text` stand, and what they are called; in order, none within another."""
+    found = sorted([*_named(text), *_shaped(text)], key=lambda span: (span[0], -span[1]))
+    kept: list[tuple[int, int, str]] = []
+    for span in found:
+        if not kept or span[0] >= kept[-1][1]:
+            kept.append(span)
+    return kept
+
+
+def _named(text: str) -> Iterator[tuple[int, int, str]]:
+    position = end = 0
+    while keyword := KEYWORD.search(text, position):
+        before = PART.match(text[max(position, keyword.start() - 80) : keyword.start()][::-1])
+        after = PART.match(text, keyword.end())
+        name = (before[0][::-1] if before else "") + keyword[0] + (after[0] if after else "")
+        position = after.end() if after else keyword.end()
+        if text[position : position + 1] in FREE:
+            continue
+        value = VALUE.match(text, position)
+        if value is None or (value["flag"] is not None and not name.startswith("-")):
+            continue
+        start, stop = value.span(value.lastgroup or 0)
+        if value.lastgroup == "bare":  # names follow one another within a word: its end is looked for once
+            end = stop = end if start < end else _end(text, start)
+        if is_secret(name, text[start : min(stop, start + JUDGED)]):
+            yield start, stop, _word(name)
+            position = stop
+
+
+def _end(text: str, start: int) -> int:
+    found = END.search(text, start)
+    return found.start() if found else len(text)
+
+
+def _shaped(text: str) -> Iterator[tuple[int, int, str]]:
+    yield from ((match.start(), match.end(), "token") for match in SHAPES.finditer(text))
+    yield from ((match.start("value"), match.end("value"), "password") for match in ADDRESS.finditer(text))
+    for match in HEX.finditer(text):
+        line = text[max(0, match.start() - 120) : match.start()].rpartition("\n")[2]
+        if not COMMIT.search(line):
+            yield match.start(), match.end(), "key"
+
+
+def _word(name: str) -> str:
+    return re.sub(r"\W+", "_", name).strip("_")
+
+
+@dataclass
+class Secrets:
+    """Values that must not be shown, each with the mark that stands for it."""
+
+    marks: dict[str, str] = field(default_factory=dict)
+    _next: dict[str, int] = field(default_factory=dict, compare=False)
+    _taken: set[str] = field(default_factory=set, compare=False)
+    _begun: dict[str, list[int]] = field(default_factory=dict, compare=False)
+    """Lengths of the values that begin alike, the longest first."""
+
+    @classmethod
+    def of(cls, text: str, named: Mapping[str, str] | None = None) -> Secrets:
+        """The secrets of a text, and those among values `named` otherwise."""
+        found = cls()
+        for start, end, name in spans(text):
+            found.add(name, text[start:end])
+        for name, value in (named or {}).items():
+            if is_secret(name, value):
+                found.add(_word(name), value)
+        return found
+
+    def add(self, name: str, value: str) -> str:
+        """The mark of a value."""
+        if value not in self.marks:
+            number = self._next.get(name, 1)
+            while (mark := f"__hidden_{name}__" if number == 1 else f"__hidden_{name}_{number}__") in self._taken:
+                number += 1
+            self._next[name] = number + 1
+            self.learn({value: mark})
+        return self.marks[value]
+
+    def learn(self, marks: Mapping[str, str]) -> None:
+        """Hide further values; one that is known keeps its mark."""
+        for value, mark in marks.items():
+            if value not in self.marks:
+                self.marks[value] = mark
+                self._taken.add(mark)
+                lengths = self._begun.setdefault(value[:SHORTEST], []) if len(value) >= SHORTEST else []
+                if len(value) not in lengths:
+                    lengths.append(len(value))
+                    lengths.sort(reverse=True)
+
+    def forget(self) -> None:
+        """Hide nothing any more."""
+        self.marks.clear()
+        self._next.clear()
+        self._taken.clear()
+        self._begun.clear()
+
+    def hide(self, text: str) -> str:
+        """`text` with marks instead of secrets."""
+        if text in self.marks:
+            return self.marks[text]
+        parts, done = list[str](), 0
+        for start, end, name in spans(text):
+            parts += (text[done:start], self.marks.get(text[start:end]) or f"__hidden_{name}__")
+            done = end
+        return self.known("".join((*parts, text[done:])))
+
+    def known(self, text: str) -> str:
+        """`text` with marks instead of the values that are known, and of what has the shape of a secret."""
+        return SHAPES.sub("__hidden_token__", self._replaced(text) if self._begun else text)
+
+    def _replaced(self, text: str) -> str:
+        """One way through the text however many values are known; of several that begin at a place, the longest."""
+        if len(self.marks) <= SOME:
+            for value in sorted(self.marks, key=len, reverse=True):
+                if len(value) >= SHORTEST:
+                    text = text.replace(value, self.marks[value])
+            return text
+        parts, done, place = list[str](), 0, 0
+        while place < len(text):
+            lengths = self._begun.get(text[place : place + SHORTEST], ())
+            found = next((text[place : place + size] for size in lengths if text[place : place + size] in self.marks), "")
+            if found:
+                parts += (text[done:place], self.marks[found])
+                done = place + len(found)
+            place += len(found) or 1
+        return "".join((*parts, text[done:]))
+
+    def within(self, value: Any, name: str = "") -> Any:
+        """Plain data with marks instead of secrets; `name` is the key that it stands under."""
+        if isinstance(value, str):
+            return self.add(_word(name), value) if is_secret(name, value) else self.marks.get(value) or self.known(value)
+        if isinstance(value, Mapping):
+            inside = str(value["path"]) if isinstance(value.get("path"), str) else ""
+            return {key: self.within(inner, f"{inside}.{key}" if key not in SAID else inside) for key, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)([self.within(inner, name) for inner in value])
+        return value
+
+    def shown(self, value: Any) -> Any:
+        """Plain data with the secrets in place of their marks."""
+        back = {mark: secret for secret, mark in self.marks.items()}
+        if isinstance(value, str):
+            return MARK.sub(lambda mark: back.get(mark[0], mark[0]), value)
+        if isinstance(value, Mapping):
+            return {key: self.shown(inner) for key, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)([self.shown(inner) for inner in value])
+        return value
+
+
+SOME = 20
+"""Values that are looked for one after the other; more of them in one way through the text."""
+SAID = ("value", "before", "after")
+"""Keys of a report on a field, which stand for the field at `path`."""
+
+
+def left(value: Any) -> Iterable[str]:
+    """The marks that stand in plain data."""
+    if isinstance(value, str):
+        return MARK.findall(value)
+    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return dict.fromkeys(mark for inner in items for mark in left(inner))
+
+
+HIDDEN = Secrets()
+"""The secrets of what this process reads, which nothing that it prints may hold."""
+
+
+def keep_hidden(text: str, named: Mapping[str, str] | None = None) -> None:
+    """From now on nothing that is printed holds the secrets of `text`."""
+    HIDDEN.learn(Secrets.of(text, named).marks)
+
+
+def hide(text: str) -> str:
+    """`text` as it may be printed."""
+    return HIDDEN.known(text)

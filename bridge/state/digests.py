@@ -1,0 +1,65 @@
+"""Digests: the file SHA256SUMS of a checkpoint, which `sha256sum -c` reads too."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from bridge.config import shown
+from bridge.errors import SourceError
+from bridge.files.contained import plain, read_text, regular
+
+SUMS = "SHA256SUMS"
+LINE = re.compile(r"([0-9a-f]{64})  (.+)")
+MOST = 2**26
+
+
+def digest_of(path: Path) -> str:
+    """Of a file's content, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest_of_text(text: str) -> str:
+    """Of the file that holds `text`."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def text_of(digests: Mapping[str, str]) -> str:
+    """The file that holds `digests` by name."""
+    return "".join(f"{digest}  {name}\n" for name, digest in sorted(digests.items()))
+
+
+def read(folder: Path, root: Path) -> dict[str, str]:
+    """Digests by file name. Raises `SourceError` for a file that `text_of` would not write."""
+    path = folder / SUMS
+    text = read_text(path, root, MOST)
+    found: dict[str, str] = {}
+    for number, line in enumerate(text.split("\n")[:-1], 1):
+        match = LINE.fullmatch(line)
+        if match is None:
+            raise SourceError(f"{path}:{number}: found {shown(line)}, expected a digest, two blanks and a name; it is damaged")
+        found[plain(match[2], f"{path}:{number}")] = match[1]
+    if text_of(found) != text:
+        raise SourceError(f"{path}: not as it was written, with a line for each file in order; it is damaged")
+    return found
+
+
+def verify(folder: Path, root: Path, names: Iterable[str], digests: Mapping[str, str]) -> None:
+    """Raises `SourceError` that names each of the files whose content is not what was written."""
+    SourceError.raise_if(problem for name in names if (problem := _problem(folder / name, root, digests.get(name))))
+
+
+def _problem(path: Path, root: Path, expected: str | None) -> str:
+    if expected is None:
+        return f"{path}: {SUMS} has no line for it; the checkpoint is damaged"
+    try:
+        found, size = digest_of(regular(path, root)), path.stat().st_size
+    except SourceError as error:
+        return str(error)
+    except OSError as error:
+        return f"{path}: {error.strerror}; expected a file that can be read"
+    said = f"{path}: its {size} bytes are not those that were written (SHA-256 {found[:12]}, {SUMS} has {expected[:12]})"
+    return "" if found == expected else f"{said}; it is damaged: load another checkpoint"

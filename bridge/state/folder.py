@@ -1,0 +1,183 @@
+"""Folders of checkpoints: each is put together under a temporary name and renamed at once; jobs that share one take turns."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bridge.errors import BridgeError, SourceError, nearest
+from bridge.files.contained import SMALL, inside, plain, read_text
+from bridge.state.schema import STATE
+
+LATEST = "latest"
+LOCK = ".lock"
+PATIENCE = 600.0
+"""Seconds that a job waits for another that publishes or loads in the same folder."""
+TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{16}\.tmp")
+
+
+@contextmanager
+def locked(folder: Path, shared: bool = False, patience: float = PATIENCE) -> Iterator[None]:
+    """Alone with `folder`, or beside others that read it. Readers do without where no job can write, or none ever did."""
+    path = folder / LOCK
+    try:
+        descriptor = os.open(path, os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError:
+        if not shared:
+            raise
+        yield
+        return
+    try:
+        _take(descriptor, path, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, patience)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _take(descriptor: int, path: Path, kind: int, patience: float) -> None:
+    until = time.monotonic() + patience
+    while not _try(descriptor, kind):
+        if time.monotonic() > until:
+            raise BridgeError(f"{path}: another job has held it for {patience:.0f} s; end that job, or choose another folder")
+        time.sleep(0.02)
+
+
+def _try(descriptor: int, kind: int) -> bool:
+    """Take a lock unless another has it. File systems without locks leave everyone alone with the folder."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+@dataclass
+class Saving:
+    """A checkpoint that is being written to `temporary`; other jobs see by its lock that this process still lives."""
+
+    folder: Path
+    tag: str
+    temporary: Path
+    _held: ExitStack = field(default_factory=ExitStack)
+
+    @classmethod
+    def begin(cls, folder: Path, tag: str) -> Saving:
+        """Clear what killed jobs left, and make room for the next."""
+        inside(folder / plain(tag, "tag"), folder)
+        if tag == LATEST:
+            raise SourceError(f"tag: found {LATEST!r}, which is the file that names the newest checkpoint; choose another")
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder):
+            _clear(folder, tag)
+            saving = cls(folder, tag, folder / f".{tag}.{secrets.token_hex(8)}.tmp")
+            saving.temporary.mkdir()
+            descriptor = os.open(saving.temporary, os.O_RDONLY)
+            saving._held.callback(os.close, descriptor)
+            _try(descriptor, fcntl.LOCK_EX)
+        return saving
+
+    def publish(self, texts: Mapping[str, str], latest: bool) -> Path:
+        """Add small files, bring all to the disk, and give the checkpoint its name; the one of that name before goes."""
+        for name, text in texts.items():
+            write_text(self.temporary / name, text)
+        sync(self.temporary)
+        final, old = self.folder / self.tag, self.folder / f".{self.tag}.old"
+        with locked(self.folder):
+            if os.path.lexists(final):
+                remove(old)
+                final.rename(old)
+            self.temporary.rename(final)
+            sync(self.folder)
+            if latest:
+                pointer = self.folder / f".{LATEST}.tmp"
+                write_text(pointer, self.tag)
+                pointer.rename(self.folder / LATEST)
+                sync(self.folder)
+            remove(old)
+        self._held.close()
+        return final
+
+    def discard(self) -> None:
+        """Leave nothing behind, unless it was published."""
+        remove(self.temporary)
+        self._held.close()
+        if self.temporary.exists():
+            warnings.warn(f"{self.temporary}: cannot be removed; remove it, it is half a checkpoint", stacklevel=2)
+
+
+def _clear(folder: Path, tag: str) -> None:
+    """Remove what jobs left that were killed: folders that nobody has locked, and what older releases left of that tag."""
+    for path in folder.glob(".*.tmp"):
+        if path.name == f".{tag}.tmp" or (TEMPORARY.fullmatch(path.name) and _left(path)):
+            remove(path)
+
+
+def _left(path: Path) -> bool:
+    """Whether it is certain that no job writes there."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def remove(path: Path) -> None:
+    """Remove a folder with all in it, or a link; what is not there is no matter."""
+    if path.is_symlink():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Down to the disk."""
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync(folder: Path) -> None:
+    """Bring the names in a folder to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def find(folder: Path, tag: str | None) -> Path:
+    """The folder of a checkpoint; if a save of the same tag was killed between two renames, the one before."""
+    if tag is None:
+        pointer = folder / LATEST
+        if not os.path.lexists(pointer):
+            raise SourceError(f"{folder}: no file {LATEST!r} that names a checkpoint; give a tag, or save first")
+        tag = plain(read_text(pointer, folder, SMALL).strip(), pointer)
+    else:
+        plain(tag, "tag")
+    for path in (folder / tag, folder / f".{tag}.old"):
+        if os.path.lexists(inside(path, folder) / STATE):
+            return path
+    raise SourceError(f"{folder / tag}: no checkpoint there; correct the tag{nearest(tag, tags(folder))}")
+
+
+def tags(folder: Path) -> list[str]:
+    """The checkpoints of a folder."""
+    return [path.name for path in folder.glob("*") if (path / STATE).exists() and not path.name.startswith(".")]

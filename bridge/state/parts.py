@@ -1,0 +1,160 @@
+"""Parts: boxes of global tensors, which together make each tensor once, and the safetensors files that hold them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from bridge.config import shown
+from bridge.errors import BridgeError, SourceError
+from bridge.files.contained import regular
+from bridge.layout.shard import Box
+
+Shape = tuple[int, ...]
+KEY = re.compile(r"(.+)@((?:\d{1,19}(?:,\d{1,19})*)?)", re.ASCII | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A box of a global tensor that this rank holds, as a view."""
+
+    name: str
+    shape: Shape
+    offsets: Shape
+    tensor: Tensor
+
+    @property
+    def key(self) -> str:
+        """Its name in a file: that of the tensor, and where the box begins."""
+        return f"{self.name}@{','.join(map(str, self.offsets))}"
+
+    @property
+    def box(self) -> Box:
+        """Its place in the global tensor."""
+        return Box(self.offsets, tuple(self.tensor.shape))
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A box of a global tensor in a file."""
+
+    name: str
+    box: Box
+    dtype: str
+    file: Any
+    key: str
+
+    def read(self, within: Sequence[slice]) -> Tensor:
+        """Some of it; raises `SafetensorError`."""
+        found: Tensor = self.file.get_slice(self.key)[tuple(within)] if within else self.file.get_tensor(self.key)
+        return found
+
+
+def write(path: Path, parts: Iterable[Part]) -> None:
+    """Put `parts` into one file, down to the disk. Raises `BridgeError`."""
+    try:
+        save_file({part.key: part.tensor.detach().contiguous() for part in parts}, path)
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    except (SafetensorError, OSError) as error:
+        raise BridgeError(f"{path}: not written ({error}); make room, or choose a folder that all ranks share") from None
+
+
+def stored(path: Path, root: Path) -> Iterator[Stored]:
+    """What a file holds. Raises `SourceError`."""
+    try:
+        file: Any = safe_open(regular(path, root), "pt")
+        for key in file.keys():  # noqa: SIM118 - it is no dictionary
+            part = file.get_slice(key)
+            name, box = _place(key, tuple(part.get_shape()), path)
+            yield Stored(name, box, part.get_dtype(), file, key)
+    except (SafetensorError, OSError) as error:
+        raise SourceError(f"{path}: {error}; the checkpoint is damaged") from None
+
+
+def _place(key: str, sizes: Shape, path: Path) -> tuple[str, Box]:
+    match = KEY.fullmatch(key)
+    offsets = tuple(map(int, match[2].split(","))) if match and match[2] else ()
+    if match is None or len(offsets) != len(sizes):
+        raise SourceError(f"{path}: found {shown(key)}, expected NAME@ and {len(sizes)} offsets; the checkpoint is damaged")
+    return match[1], Box(offsets, sizes)
+
+
+def whole(name: str, shape: Shape, found: Sequence[Stored]) -> str:
+    """Why the parts `found` are not those of a tensor of that `shape`, each element once; empty if they are."""
+    boxes = [part.box for part in found]
+    for box in boxes:
+        fits = len(box.sizes) == len(shape) and all(
+            offset + size <= length for offset, size, length in zip(box.offsets, box.sizes, shape, strict=True)
+        )
+        if not fits:
+            return f"{name}: a part of {box.sizes} at {box.offsets} lies outside of its shape {shape}"
+    count, elements = sum(prod(box.sizes) for box in boxes), prod(shape)
+    if count != elements:
+        return f"{name}: the parts have {count} elements, its shape {shape} has {elements}"
+    if len({part.dtype for part in found}) > 1:
+        return f"{name}: its parts have several number formats"
+    if not _disjoint([box for box in boxes if prod(box.sizes)], 2 * len(shape) + 2):
+        return f"{name}: its parts overlap"
+    return ""
+
+
+def _disjoint(boxes: Sequence[Box], depth: int) -> bool:
+    """Whether straight cuts through all of them, `depth` levels of them at most, take the boxes apart."""
+    if len(boxes) < 2:
+        return True
+    for dim in range(len(boxes[0].sizes)):
+        groups = _cut(boxes, dim)
+        if len(groups) > 1:
+            return depth > 0 and all(_disjoint(group, depth - 1) for group in groups)
+    return False
+
+
+def _cut(boxes: Sequence[Box], dim: int) -> list[list[Box]]:
+    """Groups of boxes between which a cut along `dim` meets none."""
+    groups: list[list[Box]] = []
+    end = 0
+    for box in sorted(boxes, key=lambda box: box.offsets[dim]):
+        if not groups or box.offsets[dim] >= end:
+            groups.append([])
+        groups[-1].append(box)
+        end = max(end, box.offsets[dim] + box.sizes[dim])
+    return groups
+
+
+@torch.no_grad()
+def fill(parts: Iterable[Part], saved: Mapping[str, Sequence[Stored]]) -> None:
+    """Put what is saved into `parts`, which together with their names and shapes were checked before. Raises `SourceError`."""
+    for part in parts:
+        for found in saved[part.name]:
+            ranges = list(_common(part.box, found.box))
+            if all(ranges):
+                _copy(part, found, ranges)
+
+
+def _copy(part: Part, found: Stored, ranges: Sequence[range]) -> None:
+    place = part.tensor.detach()
+    for dim, (common, offset) in enumerate(zip(ranges, part.offsets, strict=True)):
+        place = place.narrow(dim, common.start - offset, len(common))
+    origins = zip(ranges, found.box.offsets, strict=True)
+    within = [slice(common.start - origin, common.stop - origin) for common, origin in origins]
+    try:
+        place.copy_(found.read(within))
+    except SafetensorError as error:
+        raise SourceError(f"{part.name}: {error}; the checkpoint changed while it was read") from None
+
+
+def _common(one: Box, other: Box) -> Iterator[range]:
+    """What two boxes have in common, dimension by dimension."""
+    for start, size, begin, length in zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True):
+        yield range(max(start, begin), min(start + size, begin + length))

@@ -1,0 +1,99 @@
+"""The schema of state.json: what a checkpoint says of itself, checked before any weight is touched."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+
+from bridge.config import shown
+from bridge.errors import SourceError
+from bridge.files.contained import read_text
+
+FORMAT = 2
+STATE = "state.json"
+MOST = 2**28
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Size = Annotated[int, Field(gt=0, lt=2**63)]
+Scale = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Strict(BaseModel):
+    """Values of exactly these types, and no others."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class Progress(Strict):
+    """Where training stood, and what its last step gave."""
+
+    steps: Count
+    skipped: Count
+    samples: Count
+    loss: float
+    grad_norm: float
+    lr: float
+
+
+class Scaler(Strict):
+    """The loss scale and what decides its next change."""
+
+    scale: Scale
+    window: Size | None
+    hysteresis: Count
+    minimum: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    good: Count
+    tolerated: Count
+
+
+class State(Strict):
+    """Everything but tensors. `tensors` has the shape of each, whole; `copies` are data ranks and tensor ranks."""
+
+    format: int
+    world: Annotated[int, Field(ge=1, le=2**20)]
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)]
+    progress: Progress
+    scaler: Scaler
+    client: dict[str, JsonValue]
+    copies: tuple[Size, Size] = (1, 1)
+    tensors: dict[str, tuple[Count, ...]] = {}
+
+
+def read(folder: Path, root: Path) -> State:
+    """The state of the checkpoint `folder`. Raises `SourceError` with a line for each value that is not as it should be."""
+    path = folder / STATE
+    return parse(read_text(path, root, MOST), path)
+
+
+def parse(text: str, path: Path) -> State:
+    """The same, of a text that stood at `path`."""
+    try:
+        found = json.loads(text, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"{path}: no JSON ({error}); the checkpoint is damaged") from None
+    if not isinstance(found, dict):
+        raise SourceError(f"{path}: found {shown(found, 30)}, expected an object; the checkpoint is damaged")
+    if found.get("format") not in (1, FORMAT):
+        said = shown(found.get("format"))
+        raise SourceError(f"{path}: format {said}, expected {FORMAT}; load it with the release that wrote it")
+    try:
+        return State.model_validate_json(text)
+    except ValidationError as error:
+        raise SourceError(*(_line(path, problem) for problem in error.errors(include_url=False)[:5])) from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key that stands there twice")
+    return found
+
+
+def _line(path: Path, problem: Any) -> str:
+    place = ".".join(map(str, problem["loc"])) or "the whole"
+    if problem["type"] == "missing":
+        return f"{path}: {place} is missing; the checkpoint is damaged"
+    return f"{path}: {place}: found {shown(problem['input'], 40)}; {problem['msg'].lower()}; the checkpoint is damaged"

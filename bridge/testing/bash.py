@@ -1,0 +1,145 @@
+"""What bash itself does with a script, and what the reader says that it does: the words of every run, in order."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from bridge.errors import BridgeError
+from bridge.files.shell.pieces import Unknown, known
+from bridge.files.shell.programs import PROGRAMS
+from bridge.files.shell.read import Reader
+from bridge.files.shell.scope import Scope
+
+BASH = shutil.which("bash")
+STARTER = "torchrun"
+STARTING = ("bash", "sh", "env", "nohup", "xargs")
+"""Programs that start others as the reader has them."""
+SECONDS = 10
+STAND_IN = """#!/bin/sh
+printf '%s\\0' "$#" "$@" >> {target}
+"""
+STOPPED = re.compile(r"line (\d+): .*a shell stops", re.DOTALL)
+Runs = list[list[str]]
+
+
+@dataclass(frozen=True)
+class Said:
+    """What the reader says: the words of each run, or why it does not know them."""
+
+    runs: Runs
+    refused: str = ""
+    stopped: int = 0
+    """The line on which a shell reports an error and gives up what it does, if the reader says that."""
+
+
+class Bash:
+    """Runs scripts in a folder of their own; only a stand-in of the launcher and what the reader models can be started."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder` is empty; the stand-in and what it notes lie in it."""
+        self.work, self.programs, self.notes = folder / "work", folder / "programs", folder / "notes"
+        self.programs.mkdir()
+        starter = self.programs / STARTER
+        starter.write_text(STAND_IN.format(target=self.notes), "utf-8")
+        starter.chmod(0o755)
+        for name in (*PROGRAMS, *STARTING):
+            if path := shutil.which(name):
+                (self.programs / name).symlink_to(path)
+
+    def reads(self, text: str) -> bool:
+        """Whether a text is shell syntax for bash."""
+        command = [str(BASH), "-nO", "extglob"]
+        return subprocess.run(command, input=text, text=True, capture_output=True, check=False).returncode == 0
+
+    def runs(self, text: str) -> Runs:
+        """The words of each run that bash starts; raises `subprocess.TimeoutExpired`."""
+        return self.done(text)[0]
+
+    def done(self, text: str) -> tuple[Runs, set[int]]:
+        """The words of each run that bash starts, and the lines on which it reports errors."""
+        shutil.rmtree(self.work, ignore_errors=True)
+        self.work.mkdir()
+        self.notes.write_bytes(b"")
+        script = self.programs.parent / "launch.sh"
+        script.write_text(text, "utf-8")
+        done = subprocess.run(
+            [str(BASH), "--norc", str(script)],
+            cwd=self.work,
+            env={"PATH": str(self.programs)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            timeout=SECONDS,
+            check=False,
+        )
+        reported = re.findall(rb"^[^\n]*launch\.sh: line (\d+): ", done.stderr, re.MULTILINE)
+        return _noted(self.notes.read_bytes()), {int(line) for line in reported}
+
+
+def _noted(notes: bytes) -> Runs:
+    words = os.fsdecode(notes).split("\0")[:-1]
+    found: Runs = []
+    while words:
+        size = int(words[0])
+        found.append(words[1 : size + 1])
+        words = words[size + 1 :]
+    return found
+
+
+def said(text: str) -> Said:
+    """The runs of a script as the reader has them."""
+    reader = Reader("launch.sh", Scope({}))
+    refused = ""
+    try:
+        reader.read(text)
+    except BridgeError as error:
+        refused = str(error)
+    stopped = STOPPED.search(refused)
+    if refused and not stopped:
+        return Said([], refused)
+    runs: Runs = []
+    for command in reader.commands:
+        first = known(command.words[0])
+        if first is not None and first not in (STARTER, *STARTING):
+            continue
+        launch = [piece for word in command.words for piece in word]
+        unknown = next((piece for piece in launch if isinstance(piece, Unknown)), None)
+        if unknown is not None and "a shell stops" in unknown.why and not command.branch:
+            return Said(runs, unknown.why, unknown.line)
+        if unknown is not None or command.branch:
+            return Said([], f"line {command.line}: {unknown.why if unknown else 'a branch decides it'}")
+        words = ["".join(piece.key for piece in word) for word in command.words]
+        if STARTER in words and "xargs" in words[: words.index(STARTER)]:
+            return Said([], f"line {command.line}: xargs adds words of its own")
+        if STARTER in words[:1] or (STARTER in words and words[0] in STARTING):
+            runs.append(words[words.index(STARTER) + 1 :])
+    return Said(runs, refused, int(stopped[1]) if stopped else 0)
+
+
+def _places(text: str, line: int) -> set[int]:
+    """The lines under which bash may report what goes wrong on a line: where it begins, or where a here-document is asked for."""
+    lines, first = text.split("\n"), line
+    while first > 1 and lines[first - 2].endswith("\\"):
+        first -= 1
+    marked = (number for number in range(first, max(first - 10, 0), -1) if "<<" in lines[number - 1])
+    return {*range(first, line + 1), next(marked, first)}
+
+
+def outcome(bash: Bash, text: str) -> tuple[str, str]:
+    """Whether bash does what the reader says (`equal`, `stopped`, `refused`, `different`), and why the reader refuses."""
+    found = said(text)
+    if found.refused and not found.stopped:
+        return "refused", found.refused
+    try:
+        runs, reported = bash.done(text)
+    except subprocess.TimeoutExpired:
+        return ("refused" if found.stopped else "different"), found.refused or "bash does not end"
+    if not found.stopped:
+        return ("equal" if runs == found.runs else "different"), ""
+    same = runs[: len(found.runs)] == found.runs and bool(_places(text, found.stopped) & reported)
+    return ("stopped" if same else "different"), found.refused

@@ -1,0 +1,193 @@
+"""One edit of a real source at a time, and whether anybody would notice: judged by plan, values and findings, not by a reader."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cached_property
+from random import Random
+from typing import Any
+
+from bridge.dialect import Config
+from bridge.errors import BridgeError
+from bridge.findings import Finding
+from bridge.translation import lift
+
+Source = Mapping[str, Any] | Sequence[str]
+Path = tuple[str, ...]
+KINDS = ("renamed", "misspelled", "other case", "one level up", "other type", "below zero", "doubled")
+REFUSED, OTHERWISE = "refused, key named", "refused in other words"
+NAMED, MISSED = "named", "named as missing"
+EQUAL, LEGAL, SILENT = "equal in meaning", "legal other value", "silent"
+
+
+@dataclass(frozen=True)
+class Edited:
+    """A source with one edit: what was done, the key as it was and as it stands now, the value there, the edited source,
+    and the place of the edit level by level.
+    """
+
+    kind: str
+    was: str
+    key: str
+    value: Any
+    source: Source
+    place: Path = ()
+
+
+def edited(source: Source, chance: Random, kind: str) -> Edited | None:
+    """`source` with one edit of a kind at a key drawn by `chance`; None where that key allows no such edit."""
+    if isinstance(source, Mapping):
+        places = list(_places(source))
+        return _mapping(source, chance.choice(places), kind, chance) if places else None
+    flags = [index for index, word in enumerate(source) if word.startswith("--")]
+    return _flags(list(source), chance.choice(flags), kind, chance) if flags else None
+
+
+def _places(data: Mapping[str, Any], above: Path = ()) -> Iterator[Path]:
+    for name, value in data.items():
+        if isinstance(value, Mapping) and value:
+            yield from _places(value, (*above, str(name)))
+        else:
+            yield (*above, str(name))
+
+
+def _mapping(source: Mapping[str, Any], place: Path, kind: str, chance: Random) -> Edited | None:
+    copy: dict[str, Any] = deepcopy(dict(source))
+    section = copy
+    for name in place[:-1]:
+        section = section[name]
+    value = section[place[-1]]
+    if kind in VALUES:
+        wrong = VALUES[kind](value)
+        if wrong is None:
+            return None
+        section[place[-1]] = wrong
+        return Edited(kind, place[-1], place[-1], wrong, copy, place)
+    above = copy
+    for name in place[:-2]:
+        above = above[name]
+    there = above if kind == "one level up" else section
+    new = place[-1] if kind == "one level up" else NAMES[kind](place[-1], chance)
+    if (kind == "one level up" and len(place) < 2) or new in there:
+        return None
+    del section[place[-1]]
+    there[new] = value
+    return Edited(kind, place[-1], new, value, copy, place)
+
+
+def _flags(words: list[str], index: int, kind: str, chance: Random) -> Edited | None:
+    name, value = words[index].removeprefix("--"), words[index + 1] if index + 1 < len(words) else "--"
+    if kind in VALUES:
+        wrong = None if value.startswith("--") else VALUES[kind](_number(value))
+        if wrong is None:
+            return None
+        words[index + 1] = str(wrong)
+        return Edited(kind, name, name, wrong, words)
+    new = NAMES[kind](name, chance) if kind in NAMES else name
+    if f"--{new}" in words:
+        return None
+    words[index] = f"--{new}"
+    return Edited(kind, name, new, value, words)
+
+
+def _number(text: str) -> Any:
+    try:
+        return float(text) if "." in text or "e" in text else int(text)
+    except ValueError:
+        return text
+
+
+def _swapped(name: str, chance: Random) -> str:
+    places = [place for place in range(len(name) - 1) if name[place] != name[place + 1] and name[place : place + 2].isalpha()]
+    place = chance.choice(places) if places else None
+    return name + "e" if place is None else name[:place] + name[place + 1] + name[place] + name[place + 2 :]
+
+
+NAMES: Mapping[str, Callable[[str, Random], str]] = {
+    "renamed": lambda name, chance: f"{name}_size" if name[-1] != "e" else name[:-1],
+    "misspelled": _swapped,
+    "other case": lambda name, chance: name.upper() if name != name.upper() else name.lower(),
+}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+VALUES: Mapping[str, Callable[[Any], Any]] = {
+    "other type": lambda value: "many" if isinstance(value, int | float) else 7 if isinstance(value, str) else None,
+    "below zero": lambda value: -5 * (abs(value) or 1) if _is_number(value) else None,
+    "doubled": lambda value: 2 * value if _is_number(value) and value else None,
+}
+
+
+@dataclass(frozen=True)
+class Base:
+    """A real source as it was read, and how to read an edit of it; its values, meaning and findings are worked out once."""
+
+    source: Source
+    config: Config
+    read: Callable[[Source], Config]
+
+    @cached_property
+    def plan(self) -> Mapping[str, Any]:
+        """What it means; raises `BridgeError` where no plan can say it."""
+        return lift(self.config).values()
+
+    @cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """What is said of it as it stands."""
+        return self.config.findings
+
+
+def outcome(base: Base, edit: Edited) -> str:
+    """What came of an edit of a base: one of the constants above, `SILENT` where nobody would notice."""
+    try:
+        after = base.read(edit.source)
+        plan = lift(after).values()
+    except BridgeError as error:
+        return REFUSED if any(_names(key, str(error)) for key in (edit.key, edit.was)) else OTHERWISE
+    findings = [finding for finding in after.findings if finding not in base.findings]
+    said = [f"{finding.path} {finding.message} {finding.origin}" for finding in findings]
+    if any(_names(edit.key, text) for text in said):
+        return NAMED
+    if plan == base.plan and after.effective == base.config.effective and _same(after, base.config):
+        return EQUAL
+    if edit.kind in VALUES:
+        moved = plan != base.plan or after.effective != base.config.effective
+        return LEGAL if moved and _held(after, edit) else SILENT
+    return MISSED if any(_names(edit.was, text) for text in said) else SILENT
+
+
+def _same(after: Config, before: Config) -> bool:
+    """Whether everything that was given is given still, also what stands for nothing in a plan."""
+    return after.given == before.given and after.opaque == before.opaque
+
+
+def _names(key: str, text: str) -> bool:
+    """Whether `text` names a key: as a word of its own, in the very letters, dashes or underscores."""
+    word = re.escape(key.replace("-", "_"))
+    return re.search(rf"(?<![A-Za-z0-9_]){word}(?![A-Za-z0-9_])", text.replace("--", "").replace("-", "_")) is not None
+
+
+def _held(after: Config, edit: Edited) -> bool:
+    """Whether the new value stands under the key in what is given: by itself, or, for a flag of several values, among them.
+
+    A flag may set a field of another name; the origin of that tells the flag.
+    """
+    key = edit.key.replace("-", "_")
+    spelled = {path for path, origin in after.origins.items() if origin.spelling.lstrip("-").replace("-", "_") == key}
+    given = {**after.given.flat(), **after.opaque}
+    values = [value for name, value in _leaves(given) if name == key or name.endswith(f".{key}") or name in spelled]
+    items = [item for value in values if isinstance(value, list | tuple) for item in value]
+    return any(edit.value in (value, _number(str(value))) for value in (*values, *items))
+
+
+def _leaves(data: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in data.items():
+        yield f"{above}{name}", value
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{above}{name}.")

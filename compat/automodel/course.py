@@ -1,0 +1,100 @@
+"""The course of a run: AutoModel's length, seed and intervals <-> the plan's."""
+
+from __future__ import annotations
+
+from bridge.rules import EFFECTS, Context, Effect, Group, convert, counted, each_only_ours, rename, scaled
+from compat.automodel.pipeline_rules import D
+
+STEP = "step_scheduler."
+SEEDS = ("seed", "rng.seed")
+BACKENDS = ("dist_env.backend", D + "backend")
+
+
+def _seed(values: Group, context: Context) -> Group:
+    seed = next((values[path] for path in SEEDS if values.get(path) is not None), None)
+    return {"run.seed": seed}
+
+
+def _write_seed(values: Group, context: Context) -> Group:
+    return {"seed": values.get("run.seed")}
+
+
+SEED = convert(
+    SEEDS,
+    "run.seed",
+    _seed,
+    _write_seed,
+    effect=EFFECTS["run.seed"],
+    blurs=lambda values: None not in (values.get("seed"), values.get("rng.seed")) and values["seed"] != values["rng.seed"],
+    lossy="a plan has one seed",
+    source="recipes/llm/train_ft.py: StatefulRNG(seed=cfg.get('seed', 42)); the section rng is not read",
+)
+
+
+def _backend(values: Group, context: Context) -> Group:
+    return {"run.backend": next((values[path] for path in BACKENDS if values.get(path)), None)}
+
+
+BACKEND = convert(
+    BACKENDS,
+    "run.backend",
+    _backend,
+    lambda values, context: {BACKENDS[0]: values.get("run.backend")},
+    effect=Effect.COST,
+    source="components/distributed/init_utils.py: initialize_distributed",
+)
+
+EPOCHS = convert(
+    STEP + "num_epochs",
+    "run.epochs",
+    lambda values, context: {"run.epochs": float(values[STEP + "num_epochs"])} if values.get(STEP + "num_epochs") else {},
+    lambda values, context: {STEP + "num_epochs": int(values["run.epochs"])} if _whole(values.get("run.epochs")) else {},
+    effect=EFFECTS["run.epochs"],
+    lossy="AutoModel counts whole epochs",
+    source="components/training/step_scheduler.py: num_epochs",
+)
+
+
+def _whole(epochs: float | None) -> bool:
+    return epochs is not None and epochs == int(epochs)
+
+
+DISPATCHERS = {"deepep": "deepep", "hybridep": "hybridep"}
+"""AutoModel's names of how tokens reach their experts, and the plan's."""
+DISPATCHER = "model.backend.dispatcher"
+WRITTEN = {ours: theirs for theirs, ours in DISPATCHERS.items()}
+
+RULES = (
+    rename("wandb.project", "run.project"),
+    rename("wandb.entity", "run.entity"),
+    rename("checkpoint.is_async", "run.async_save"),
+    rename("model.backend.gate_precision", "precision.router", source="components/models/common/utils.py: BackendConfig"),
+    convert(
+        DISPATCHER,
+        "parallel.dispatcher",
+        lambda values, context: {"parallel.dispatcher": DISPATCHERS.get(values.get(DISPATCHER) or "")},
+        lambda values, context: {DISPATCHER: WRITTEN.get(values.get("parallel.dispatcher") or "")},
+        effect=EFFECTS["parallel.dispatcher"],
+        blurs=lambda values: values.get(DISPATCHER) not in (None, *DISPATCHERS),
+        lossy="AutoModel and the plan share DeepEP and HybridEP; other ways have other names",
+        source="components/models/common/utils.py: BackendConfig.dispatcher",
+    ),
+    SEED,
+    EPOCHS,
+    BACKEND,
+    rename(STEP + "max_steps", "run.steps", source="components/training/step_scheduler.py: max_steps"),
+    counted(STEP + "ckpt_every_steps", "run.save_interval", never=None),
+    counted(STEP + "val_every_steps", "run.eval_interval", never=None),
+    rename(STEP + "gc_every_steps", "run.collect_interval"),
+    counted(STEP + "log_remote_every_steps", "run.log_interval", never=None),
+    counted("dataloader.num_workers", "run.loaders"),
+    scaled("dist_env.timeout_minutes", "run.timeout", 60.0),
+    *each_only_ours(
+        "run.save_optimizer",
+        "run.save_random",
+        "run.load_optimizer",
+        "run.load_random",
+        "run.timers",
+        note="AutoModel has no such setting",
+    ),
+)

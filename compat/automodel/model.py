@@ -1,0 +1,176 @@
+"""The model of a recipe: its Hugging Face config, named by a class and overridden key by key <-> the plan's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from bridge.errors import ConfigError
+from bridge.families import (
+    FAMILIES,
+    GENERIC,
+    Family,
+    alike,
+    choose,
+    family_of,
+    groups,
+    meaning,
+    of_class,
+    spelling,
+    stands_for,
+)
+from bridge.plan import Plan, paths
+from bridge.rules import EFFECTS, Context, Effect, Group, Rule, convert
+
+C = "model.config."
+CLASS, TYPE = C + "_target_", C + "model_type"
+NAMED = (CLASS, TYPE)
+KEYS = {C + key: key for keys, _ in groups() for key in keys}
+MODEL = tuple(path for path in paths() if path.startswith("model."))
+TIE, PIPELINE = C + "tie_word_embeddings", "parallel.pipeline"
+MODULE = "transformers."
+POSITIONS, MOST, REACH = "model.embedding.positions", "model.embedding.max_positions", "max_position_embeddings"
+
+
+def family(values: Group) -> Family:
+    """The family that a recipe names by the class of its config, or by a model type; the generic one otherwise."""
+    target = values.get(CLASS)
+    named = of_class(target) if isinstance(target, str) else None
+    return family_of(named or values.get(TYPE)) or GENERIC
+
+
+def meant(values: Group) -> Mapping[str, Any]:
+    """What a recipe says of its model; keys that its family does not have count for what others mean by them."""
+    given = {key: values[path] for path, key in KEYS.items() if path in values}
+    said = meaning(given, family(values), beyond=True)
+    if said.get(POSITIONS) != "rotary" or REACH in given:
+        return said
+    # Rotary positions have no table whose rows would count: what a class takes by default binds no recipe.
+    return {path: value for path, value in said.items() if path != MOST}
+
+
+def problems(given: Group) -> tuple[str, ...]:
+    """Values of the model's config that no plan has words for."""
+    try:
+        Plan.of(meant(given))
+    except ConfigError as error:
+        return tuple(f"{C}{problem.removeprefix('model.')}" for problem in error.problems)
+    return ()
+
+
+SIZES = {
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "experts": "num_experts",
+    "tied": "tie_word_embeddings",
+}
+"""What has to fit the ranks, whether a recipe says it or leaves it to the class of its model."""
+
+
+def sizes(given: Group) -> Mapping[str, Any]:
+    """Sizes that a recipe leaves to the class of its model, by their usual keys; none where that is not known."""
+    if not family(given).name or problems(given):
+        return {}
+    said = meant(given)
+    return {C + key: said[f"model.{name}"] for name, key in SIZES.items() if f"model.{name}" in said}
+
+
+def _read(ours: tuple[str, ...]) -> Callable[[Group, Context], Group]:
+    def read(values: Group, context: Context) -> Group:
+        said = meant(values)
+        return {path: said[path] for path in ours if path in said}
+
+    return read
+
+
+def _write(theirs: tuple[str, ...]) -> Callable[[Group, Context], Group]:
+    def write(values: Group, context: Context) -> Group:
+        _, written = _spelled(values)
+        return {path: written[KEYS[path]] for path in theirs if KEYS[path] in written}
+
+    return write
+
+
+def _spelled(values: Group) -> tuple[Family, Mapping[str, Any]]:
+    return _kept(tuple(sorted((path, values[path]) for path in MODEL if path in values)))
+
+
+@lru_cache(32)
+def _kept(model: tuple[tuple[str, Any], ...]) -> tuple[Family, Mapping[str, Any]]:
+    plan = dict(model)
+    chosen = FAMILIES.get(plan.get("model.family") or "") or _inferred(plan)
+    written = spelling(plan, chosen, grouped=False, beyond=True)
+    return chosen, {key: tuple(value) if isinstance(value, list) else value for key, value in written.items()}
+
+
+def _inferred(plan: Group) -> Family:
+    """The family that says all of a plan's model by the names that most families have; else no one of them."""
+    found, exact = choose(plan, False)
+    return found if exact and found in alike() and found.config else GENERIC
+
+
+def _write_family(values: Group, context: Context) -> Group:
+    chosen, _ = _spelled(values)
+    if not chosen.name:
+        return {}
+    return {CLASS: MODULE + chosen.config} if chosen.config else {TYPE: chosen.name}
+
+
+def _strange(values: Group) -> bool:
+    """Whether a class or type is named that no row of the table is about."""
+    return any(values.get(path) is not None for path in NAMED) and not family(values).name
+
+
+def _said(values: Group) -> Group:
+    return {"model.family": family(values).name or None}
+
+
+OTHERS = tuple(path for path in (*KEYS, *NAMED, *MODEL))
+FAMILY = convert(
+    NAMED,
+    "model.family",
+    lambda values, context: _said(values),
+    _write_family,
+    effect=lambda values: Effect.NUMBERS if _strange(values) else EFFECTS["model.family"],
+    sees=tuple(path for path in OTHERS if path not in (*NAMED, "model.family")),
+    blurs=_strange,
+    lossy="a family that no plan knows, or that the nearest one stands for",
+    source="_transformers/auto_model.py: from_config; transformers' own config classes",
+)
+
+
+def _tied(theirs: Callable[[Group, Context], Group]) -> Callable[[Group, Context], Group]:
+    """A pipeline cannot tie embeddings, so that the key is left out there."""
+
+    def write(values: Group, context: Context) -> Group:
+        written = theirs(values, context)
+        cannot = values.get("model.tied") and (values.get(PIPELINE) or 1) > 1
+        return {path: value for path, value in written.items() if not (cannot and path == TIE)}
+
+    return write
+
+
+def _group(keys: tuple[str, ...], said: tuple[str, ...]) -> Rule:
+    theirs, ours = tuple(C + key for key in keys), tuple(f"model.{path}" for path in said)
+    carries = {C + key: tuple(f"model.{path}" for path in stands_for()[key]) for key in keys} if keys else {CLASS: ours}
+    tied = TIE in theirs
+    write = _tied(_write(theirs)) if tied else _write(theirs)
+    return convert(
+        theirs,
+        ours,
+        _read(ours),
+        write,
+        effect=min((EFFECTS[path] for path in ours), key=lambda effect: effect.rank),
+        sees=(*(path for path in OTHERS if path not in (*theirs, *ours)), *((PIPELINE,) if tied else ())),
+        carries=carries,
+        lossy="AutoModel refuses tied embeddings in a pipeline; train without one, or a model that is not tied"
+        if tied
+        else "the family of the model decides",
+        note="a key of the model's own config",
+        source="pipelining/hf_utils.py: validate_hf_model_for_pipeline_support" if tied else "",
+    )
+
+
+RULES: tuple[Rule, ...] = (FAMILY, *(_group(keys, said) for keys, said in groups()))

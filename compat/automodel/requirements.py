@@ -1,0 +1,30 @@
+"""What AutoModel's recipes cannot start without."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bridge.requirements import Need, said
+
+STOPS = "the recipe stops without it"
+TRAIN = "recipes/llm/train_ft.py: setup"
+NEEDS = (
+    Need(("model._target_",), STOPS, f"{TRAIN}, build_model", example=" (nemo_automodel.NeMoAutoModelForCausalLM.from_config)"),
+    Need(
+        ("model.pretrained_model_name_or_path", "model.config"),
+        "the model's class needs one of them",
+        "_transformers/auto_model.py: from_pretrained, from_config",
+        unless=lambda given: not str((given.get("model.*") or {}).get("_target_", "NeMoAuto")).rpartition(".")[0].endswith("LM"),
+    ),
+    Need(("optimizer._target_", "optimizer"), STOPS, f"{TRAIN}, optimizer.build"),
+    Need(("dataset._target_", "dataset"), STOPS, f"{TRAIN}, dataloader", sized=False),
+    Need(("loss_fn",), STOPS, f"{TRAIN}, loss_fn.build", sized=False),
+)
+RUN = ("recipe", "model._target_", "dataset._target_", "model.pretrained_model_name_or_path")
+"""Who names the recipe, the model or the data means a whole one; sections about the spread alone may be a part of one."""
+
+
+def whole(given: Mapping[str, Any]) -> bool:
+    """Whether a whole recipe is meant, rather than some sections of one."""
+    return any(said(given, path) for path in RUN)

@@ -1,0 +1,67 @@
+"""What classes that recipes name take, and what AutoModel's own recipes say in each free-form section."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from bridge.errors import nearest
+
+TARGET = "_target_"
+KNOWN_ROOTS = ("nemo_automodel.", "torch.", "transformers.", "torchdata.")
+"""Whose classes the harvested recipes name; what a class of somebody else takes, nobody here knows."""
+BESIDE = {"optimizer": ("param_group_overrides",)}
+"""What AutoModel takes out of a section before it calls the class."""
+APART = ("ci", "wandb", "benchmark")
+"""Sections that change nothing of what is trained."""
+
+
+@cache
+def _facts() -> Mapping[str, Any]:
+    facts: Mapping[str, Any] = json.loads(files("compat.automodel.releases").joinpath("signatures.json").read_text("utf-8"))
+    return facts
+
+
+def refused(path: str, section: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Names in a section that its class does not take, so that AutoModel stops when it builds it, and what to say of each."""
+    target = section.get(TARGET)
+    takes = _facts()["takes"].get(target) if path and isinstance(target, str) else None
+    if takes is None:
+        return
+    for before, name in enumerate(section):
+        if name not in (TARGET, *takes, *BESIDE.get(path, ())):
+            yield str(name), f"not an argument of {target}, which stops at it{nearest(str(name), takes, before)}"
+
+
+def strange(path: str, name: str, section: Mapping[str, Any], typed: Collection[str], before: int) -> str:
+    """What to say of a name in a free-form section that no recipe of AutoModel's own has there; empty: nothing.
+
+    Of so many was something said `before`.
+    """
+    known = _facts()["known"].get(path)
+    aside = not path and name.startswith("_") and not name.endswith("_")
+    if known is None or name in known or name in typed or aside or _foreign(section.get(TARGET)):
+        return ""
+    similar = nearest(name, {*known, *typed}, before)
+    return f"no recipe of AutoModel's own has it here, and nothing is known to read it; kept{similar}"
+
+
+def _foreign(target: Any) -> bool:
+    """Whether it is a class of somebody else that no recipe names: what it takes, nobody here knows."""
+    return isinstance(target, str) and not target.startswith(KNOWN_ROOTS) and target not in _facts()["named"]
+
+
+def inside(path: str, value: Any) -> Iterator[tuple[str, str, bool]]:
+    """Names in a section that is kept as it stands, and in those below it: where, what to say, and whether AutoModel stops."""
+    if not isinstance(value, Mapping):
+        return
+    wrong = dict(refused(path, value))
+    for before, (name, inner) in enumerate(value.items()):
+        written = f"{path}.{name}"
+        if message := wrong.get(name) or strange(path, str(name), value, (), before):
+            yield written, message, name in wrong
+        else:
+            yield from inside(written, inner)

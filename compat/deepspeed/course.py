@@ -1,0 +1,26 @@
+"""The course of a run: what DeepSpeed's file and the script say of its length, seed and logs <-> the plan's."""
+
+from __future__ import annotations
+
+from bridge.rules import counted, each_only_ours, rename
+
+RULES = (
+    rename("code.steps", "run.steps"),
+    rename("code.epochs", "run.epochs"),
+    rename("code.seed", "run.seed"),
+    counted("steps_per_print", "run.log_interval", never=None, source="runtime/engine.py: _report_progress"),
+    rename("wall_clock_breakdown", "run.timers", source="runtime/engine.py: wall_clock_breakdown"),
+    *each_only_ours(
+        "run.save_interval",
+        "run.save_optimizer",
+        "run.save_random",
+        "run.load_optimizer",
+        "run.load_random",
+        "run.eval_interval",
+        "run.collect_interval",
+        "run.loaders",
+        "run.backend",
+        "run.timeout",
+        note="the training script does it",
+    ),
+)

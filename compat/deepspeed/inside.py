@@ -1,0 +1,68 @@
+"""Names inside of what is kept as it stands: free-form sections, and arguments of optimizers and schedulers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from bridge.config import shown
+from bridge.errors import nearest
+from bridge.rules import Effect
+from compat.deepspeed.releases import Type, all_types
+
+ANY = "*"
+"""Stands for a name that is the user's own."""
+
+GROUPS = (".different_groups.", ".shared_parameters.")
+"""Sections of compression, in which every name stands for a section (compression/config.py)."""
+Names = Mapping[str, Any]
+"""What is read at one level: None for a value, names for a section below."""
+
+
+@cache
+def _facts() -> Mapping[str, Names]:
+    facts: Mapping[str, Names] = json.loads(files("compat.deepspeed.releases").joinpath("inside.json").read_text("utf-8"))
+    return facts
+
+
+def unread(path: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Names that DeepSpeed reads nowhere in the section `value` at `path`, each with what to say of it."""
+    yield from _unread(path, value, _facts()["sections"].get(path))
+
+
+def _unread(path: str, value: Any, names: Names | None) -> Iterator[tuple[str, str]]:
+    if names is None:
+        return
+    if not isinstance(value, Mapping):
+        if value is not None and any(part in path for part in GROUPS):
+            yield path, f"found {shown(value)}, expected a section; DeepSpeed looks for settings in it"
+        return
+    for before, (name, inner) in enumerate(value.items()):
+        written = f"{path}.{name}"
+        if name in names or ANY in names:
+            yield from _unread(written, inner, names.get(name, names.get(ANY)))
+        else:
+            yield written, f"DeepSpeed does not read it here and ignores it{nearest(str(name), names, before)}"
+
+
+def strange(kind: str, forms: tuple[Type, ...], given: str, argument: str, before: int = 0) -> tuple[str, Effect] | None:
+    """What to say of an argument to the type `given` whose arguments the release does not tell; None: nothing.
+
+    `kind` is `optimizers` or `schedulers`, `forms` what the release has of that name. A type that only other releases have is
+    held against theirs, one that none has against the arguments of all. `before` arguments stand before this one.
+    """
+    torch = next((names for name, names in _facts()["torch"][kind].items() if name.lower() == given.lower()), None)
+    if forms and torch is not None:
+        if argument in (*torch, "max_grad_norm"):
+            return None
+        return f"not an argument of torch 2.13's {given}, which stops at it{nearest(argument, torch, before)}", Effect.STOPS
+    rows = all_types(kind)
+    elsewhere = [row for row in rows if row.type.lower() == given.lower() and row.args is not None]
+    known = {name for row in elsewhere or rows for name in (*(row.args or ()), *row.required, *row.ignored)} | {"max_grad_norm"}
+    if argument in known:
+        return None
+    whose = f"{given} as other releases have it" if elsewhere else f"any of DeepSpeed's {kind}"
+    return f"not an argument of {whose}{nearest(argument, known, before)}", Effect.NUMBERS

@@ -1,0 +1,81 @@
+"""Switches of DeepSpeed's engine that other stacks have too: logs, autocast, moments, and how context ranks exchange."""
+
+from __future__ import annotations
+
+from bridge.rules import EFFECTS, Effect, Group, Rule, convert
+
+WANDB, AUTOCAST, MOMENTS = "wandb", "torch_autocast", "bf16.bf16_optimizer_states"
+OFF: Group = {}
+
+
+def _read_project(values: Group) -> Group:
+    on = values.get(f"{WANDB}.enabled")
+    return {"run.project": values.get(f"{WANDB}.project"), "run.entity": values.get(f"{WANDB}.team")} if on else OFF
+
+
+def _write_project(values: Group) -> Group:
+    project, entity = values.get("run.project"), values.get("run.entity")
+    return {f"{WANDB}.enabled": True, f"{WANDB}.project": project, f"{WANDB}.team": entity} if project or entity else OFF
+
+
+def _read_autocast(values: Group) -> Group:
+    return {"precision.autocast": values.get(f"{AUTOCAST}.dtype") or "bf16"} if values.get(f"{AUTOCAST}.enabled") else OFF
+
+
+def _write_autocast(values: Group) -> Group:
+    format_ = values.get("precision.autocast")
+    return {f"{AUTOCAST}.enabled": True, f"{AUTOCAST}.dtype": format_} if format_ in ("bf16", "fp16", "fp32") else OFF
+
+
+def _write_moments(values: Group) -> Group:
+    """DeepSpeed keeps moments in bf16 only beside master weights in bf16, from stage 1 on."""
+    alone = values.get("precision.compute") == values.get("precision.master") == "bf16" and values.get("zero.stage")
+    return {MOMENTS: True} if values.get("precision.moments") == ("bf16", "bf16") and alone else OFF
+
+
+def _method(values: Group) -> Group:
+    ranks = max(values.get("code.context_parallel") or 1, values.get("sequence_parallel_size") or 1)
+    return {"parallel.context_method": "a2a"} if ranks > 1 else OFF
+
+
+RULES: tuple[Rule, ...] = (
+    convert(
+        (f"{WANDB}.enabled", f"{WANDB}.project", f"{WANDB}.team"),
+        ("run.project", "run.entity"),
+        lambda values, context: _read_project(values),
+        lambda values, context: _write_project(values),
+        effect=EFFECTS["run.project"],
+        carries={f"{WANDB}.enabled": "run.project", f"{WANDB}.project": "run.project", f"{WANDB}.team": "run.entity"},
+        lossy="a project that is named but not logged to stays behind",
+        source="monitor/config.py: WandbConfig; monitor/wandb.py",
+    ),
+    convert(
+        (f"{AUTOCAST}.enabled", f"{AUTOCAST}.dtype"),
+        "precision.autocast",
+        lambda values, context: _read_autocast(values),
+        lambda values, context: _write_autocast(values),
+        effect=lambda values: Effect.NUMBERS if values.get(f"{AUTOCAST}.enabled") else Effect.NONE,
+        lossy="DeepSpeed's autocast is in bf16, fp16 or fp32",
+        source="runtime/torch_autocast.py: autocast_if_enabled; runtime/config.py: get_torch_autocast_dtype",
+    ),
+    convert(
+        MOMENTS,
+        "precision.moments",
+        lambda values, context: {"precision.moments": ("bf16", "bf16")} if values.get(MOMENTS) else OFF,
+        lambda values, context: _write_moments(values),
+        effect=EFFECTS["precision.moments"],
+        sees=("precision.compute", "precision.master", "zero.stage"),
+        lossy="DeepSpeed has moments in bf16 together, beside master weights in bf16 and ZeRO",
+        source="runtime/base_optimizer.py: bf16_optimizer_states needs bf16_master_weights_and_gradients",
+    ),
+    convert(
+        (),
+        "parallel.context_method",
+        lambda values, context: _method(values),
+        lambda values, context: OFF,
+        effect=EFFECTS["parallel.context_method"],
+        sees=("code.context_parallel", "sequence_parallel_size"),
+        note="Ulysses exchanges heads for tokens (all-to-all)",
+        source="sequence/layer.py: DistributedAttention",
+    ),
+)

@@ -1,0 +1,159 @@
+"""What happens how often in a run: Fast-LLM's logs, checkpoints, stops and evaluations <-> the plan's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from bridge.rules import EFFECTS, Context, Group, convert
+
+LOGS, CHECKPOINT, SHUTDOWN, WANDB = (f"training.{name}" for name in ("logs", "checkpoint", "shutdown", "wandb"))
+EVALUATORS, VALIDATION = "training.evaluators", "training.validation"
+FOLDER = "run.experiment_dir"
+PLACE = "experiment"
+"""Folder of an experiment whose checkpoints need one, and whose source named it in other words."""
+NAME = "validation"
+"""Name of the evaluation, and of its data set, where a plan has one without a name."""
+LOGGED, KEPT = 100, 5
+"""Defaults: steps between lines of metrics, and checkpoints that are kept (engine/training/config.py)."""
+
+
+def _section(values: Group, path: str) -> Mapping[str, Any]:
+    section = values.get(path)
+    return section if isinstance(section, Mapping) else {}
+
+
+def _steps(section: Mapping[str, Any], name: str = "interval") -> int | None:
+    steps = section.get(name)
+    return steps if type(steps) is int and steps > 0 else None
+
+
+def _read_logs(values: Group, context: Context) -> Group:
+    section = _section(values, LOGS)
+    return {"run.log_interval": _steps(section) or (0 if "interval" in section else LOGGED)}
+
+
+def _write_logs(values: Group, context: Context) -> Group:
+    interval = values.get("run.log_interval")
+    return {} if interval is None else {LOGS: {"interval": interval or None}}
+
+
+def _read_saves(values: Group, context: Context) -> Group:
+    """A stop comes with a checkpoint (engine/training/config.py, TrainingConfig._validate)."""
+    checkpoint, shutdown = _section(values, CHECKPOINT), _section(values, SHUTDOWN)
+    interval, kept = _steps(checkpoint), _steps(checkpoint, "keep") if "keep" in checkpoint else KEPT
+    return {
+        "run.save_interval": interval,
+        "run.keep_checkpoints": kept if interval else None,
+        "run.exit_interval": _steps(shutdown),
+    }
+
+
+def _write_saves(values: Group, context: Context) -> Group:
+    stop, interval = values.get("run.exit_interval"), values.get("run.save_interval")
+    every = interval or stop
+    if not every:
+        return {}
+    stops = {SHUTDOWN: {"interval": stop}} if stop and stop % every == 0 else {}
+    return {CHECKPOINT: {"interval": every, "keep": values.get("run.keep_checkpoints")}, FOLDER: PLACE, **stops}
+
+
+def _more(values: Group) -> bool:
+    """Whether the sections say more than intervals, or of a folder that a plan has no place for."""
+    checkpoint, shutdown = _section(values, CHECKPOINT), _section(values, SHUTDOWN)
+    rest = {*checkpoint} - {"interval", "keep"} | {*shutdown} - {"interval"}
+    return bool(rest) or values.get(FOLDER) not in (None, PLACE)
+
+
+def _evaluations(values: Group) -> Iterator[Mapping[str, Any]]:
+    """Each evaluation with its own settings and those of its evaluator, which had a section in 0.3.0."""
+    yield from ([_section(values, VALIDATION)] if values.get(VALIDATION) else [])
+    for one in _section(values, EVALUATORS).values():
+        inner = one.get("evaluator") if isinstance(one, Mapping) else None
+        yield {**one, **(inner if isinstance(inner, Mapping) else {})} if isinstance(one, Mapping) else {}
+
+
+def _read_evaluations(values: Group, context: Context) -> Group:
+    first = next(_evaluations(values), {})
+    interval = _steps(first)
+    return {"run.eval_interval": interval, "run.eval_steps": _steps(first, "iterations") if interval else None}
+
+
+def _write_evaluations(values: Group, context: Context) -> Group:
+    interval, steps = values.get("run.eval_interval"), values.get("run.eval_steps")
+    if not interval:
+        return {}
+    dates, length = {"interval": interval}, {"iterations": steps} if steps else {}
+    if not context.since("0.3.0"):
+        return {VALIDATION: {**dates, **length}}
+    one = {**dates, **length} if context.since("0.4.0") else {**dates, **({"evaluator": length} if length else {})}
+    return {EVALUATORS: {NAME: one}}
+
+
+def _several(values: Group) -> bool:
+    """Whether there is more to say of evaluations than how often and how long one is."""
+    found = list(_evaluations(values))
+    named = {*_section(values, EVALUATORS)} <= {NAME}
+    return len(found) > 1 or not named or any({*one} - {"interval", "iterations", "evaluator", "type"} for one in found)
+
+
+def _write_wandb(values: Group, context: Context) -> Group:
+    named = {f"{name}_name": values.get(f"run.{name}") for name in ("project", "entity")}
+    said = {name: value for name, value in named.items() if value is not None}
+    return {WANDB: said} if said else {}
+
+
+def _read_wandb(values: Group, context: Context) -> Group:
+    section = _section(values, WANDB)
+    named = {f"run.{name}": section.get(f"{name}_name") for name in ("project", "entity")}
+    return {path: value for path, value in named.items() if isinstance(value, str)}
+
+
+RULES = (
+    convert(
+        LOGS,
+        "run.log_interval",
+        _read_logs,
+        _write_logs,
+        effect=EFFECTS["run.log_interval"],
+        blurs=lambda values: "offset" in _section(values, LOGS),
+        lossy="a Plan has no offset of the first line",
+        source="engine/training/config.py: MetricsLogsConfig",
+    ),
+    convert(
+        (CHECKPOINT, SHUTDOWN, FOLDER),
+        ("run.save_interval", "run.keep_checkpoints", "run.exit_interval"),
+        _read_saves,
+        _write_saves,
+        effect=EFFECTS["run.save_interval"],
+        blurs=_more,
+        carries={
+            CHECKPOINT: ("run.save_interval", "run.keep_checkpoints"),
+            SHUTDOWN: "run.exit_interval",
+            FOLDER: (),
+        },
+        lossy="Fast-LLM stops at a checkpoint: a multiple of the steps between them",
+        note="checkpoints need a folder, which each stack names in its own way",
+        source="engine/training/config.py: TrainingCheckpointConfig, ShutdownConfig",
+    ),
+    convert(
+        (EVALUATORS, VALIDATION),
+        ("run.eval_interval", "run.eval_steps"),
+        _read_evaluations,
+        _write_evaluations,
+        effect=EFFECTS["run.eval_interval"],
+        blurs=_several,
+        lossy="a Plan has one evaluation without a name, and Fast-LLM several by name",
+        source="engine/evaluation/config.py: EvaluatorConfig, LossEvaluatorConfig",
+    ),
+    convert(
+        WANDB,
+        ("run.project", "run.entity"),
+        _read_wandb,
+        _write_wandb,
+        effect=EFFECTS["run.project"],
+        blurs=lambda values: bool({*_section(values, WANDB)} - {"project_name", "entity_name"}),
+        lossy="a Plan names the project and its user or team alone",
+        source="engine/training/config.py: WandbConfig",
+    ),
+)

@@ -1,0 +1,240 @@
+"""Where settings of the model stand, layout by layout, and the section as leaves in the words of the newest layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from bridge.rules import Context
+
+BASE = "model.base_model"
+BLOCK = "decoder.block."
+BLOCKS = "decoder.blocks."
+Leaf = Mapping[str, Any]
+Layout = Literal["newest", "middle", "oldest"]
+
+MIDDLE = {
+    "hidden_size": "embeddings_layer.hidden_size",
+    "tied_embedding_weight": "output_layer.tied_weight",
+    "embeddings.": "embeddings_layer.",
+    "head.": "output_layer.",
+}
+"""Newest place (or how it begins) -> that of 0.3.0 (models/gpt/config.py, layers/language_model/config.py)."""
+
+OLDEST: Mapping[str, tuple[str, ...]] = {
+    "transformer.num_layers": ("decoder.num_blocks",),
+    "transformer.hidden_size": ("hidden_size",),
+    "vocab_size": ("embeddings.vocab_size",),
+    "max_position_embeddings": ("embeddings.num_position_embeddings",),
+    "use_position_embeddings": ("embeddings.position_embeddings.enabled",),
+    "tie_word_embeddings": ("tied_embedding_weight",),
+    "parallel_embeddings": ("embeddings.vocab_parallel",),
+    "logits_scale_factor": ("head.logits_scale_factor",),
+    "transformer.full_precision_residual": ("embeddings.full_precision_residual",),
+    "transformer.num_attention_heads": ("mixer.heads",),
+    "transformer.head_groups": ("mixer.head_groups",),
+    "transformer.kv_channels": ("mixer.head_size",),
+    "transformer.add_linear_biases": ("mixer.add_linear_biases", "mlp.add_linear_biases"),
+    "transformer.attention_dropout": ("mixer.dropout",),
+    "transformer.hidden_dropout": ("dropout", "embeddings.dropout"),
+    "transformer.window_size": ("mixer.window_size",),
+    "transformer.attention_softmax_scale_power": ("mixer.softmax_scale_power",),
+    "transformer.rotary.": ("mixer.rotary.",),
+    "transformer.use_rotary_embeddings": ("mixer.rotary.enabled",),
+    "transformer.rotary_embedding_scale": ("mixer.rotary.scale",),
+    "transformer.triton_rotary": ("mixer.rotary.triton",),
+    "transformer.ffn_hidden_size": ("mlp.intermediate_size",),
+    "transformer.gated": ("mlp.gated",),
+    "transformer.activation_type": ("mlp.activation",),
+    "transformer.mlp_recompute_level": ("mlp.recompute_level",),
+    "transformer.num_experts": ("mlp.experts",),
+    "transformer.num_shared_experts": ("mlp.shared_experts",),
+    "transformer.num_experts_per_token": ("mlp.experts_per_token",),
+    "transformer.expert_routing_type": ("mlp.routing",),
+    "transformer.expert_auxiliary_loss_coefficient": ("mlp.auxiliary_loss_coefficient",),
+    "transformer.expert_z_loss_coefficient": ("mlp.z_loss_coefficient",),
+    "transformer.normalization.": ("normalization.",),
+    "transformer.init_method_std": ("init.std",),
+    "transformer.init_method_std_qkv": ("init.qkv",),
+    "transformer.init_method_std_attn_proj": ("init.dense",),
+    "transformer.init_method_std_mlp_1": ("init.layer_1",),
+    "transformer.init_method_std_mlp_2": ("init.layer_2",),
+    "init_method_std_embed": ("init.embed",),
+}
+"""Place before 0.3.0 (or how it begins) -> the newest ones, those of a block without its name (layers/transformer/config.py)."""
+
+INSIDE = ("mixer.", "mlp.", "normalization.", "dropout", "pre_m", "post_m")
+"""How places inside a block begin."""
+
+
+def layout_of(context: Context) -> Layout:
+    """The layout that the release of `context` reads."""
+    return "newest" if context.since("0.4.0") else "middle" if context.since("0.3.0") else "oldest"
+
+
+def found_layout(model: Leaf, context: Context | None) -> Layout:
+    """The layout that `model` is in: by the names that only one has, else by the release."""
+    if "transformer" in model:
+        return "oldest"
+    if "embeddings_layer" in model or "output_layer" in model:
+        return "middle"
+    if {"embeddings", "head", "hidden_size", "tied_embedding_weight"} & model.keys():
+        return "newest"
+    layout = layout_of(context) if context else "newest"
+    return "newest" if layout == "oldest" and "decoder" in model else layout
+
+
+def flat(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every leaf below `data` by dotted path; an empty mapping is one, null stands for nothing."""
+    if isinstance(data, Mapping) and (data or not path):
+        for name, inner in data.items():
+            yield from flat(inner, f"{path}.{name}" if path else str(name))
+    elif data is not None:
+        yield path, data
+
+
+@dataclass
+class Leaves:
+    """Leaves of a section; remembers which of them were understood."""
+
+    values: Leaf
+    known: set[str] = field(default_factory=set)
+
+    def take(self, path: str, default: Any, fits: Callable[[Any], bool]) -> Any:
+        """The value at `path`, or the default where there is none such; a value that does not fit stays unknown."""
+        value = self.values.get(path)
+        if value is None or not fits(value):
+            return default
+        self.known.add(path)
+        return value
+
+    def count(self, path: str, default: int | None = None) -> Any:
+        """A whole number of at least 1."""
+        return self.take(path, default, lambda value: type(value) is int and value > 0)
+
+    def real(self, path: str, default: float | None = None, least: float = 0.0) -> Any:
+        """A number of at least `least`."""
+        return self.take(path, default, lambda value: isinstance(value, int | float) and value is not True and value >= least)
+
+    def share(self, path: str) -> Any:
+        """A number from 0 to 1."""
+        return self.take(path, 0.0, lambda value: isinstance(value, int | float) and value is not True and 0 <= value <= 1)
+
+    def flag(self, path: str, default: bool | None) -> Any:
+        """A switch."""
+        return self.take(path, default, lambda value: isinstance(value, bool))
+
+    def name(self, path: str, default: str, names: tuple[str, ...]) -> Any:
+        """One of `names`."""
+        return self.take(path, default, lambda value: value in names if isinstance(value, str) else False)
+
+    def left(self, neutral: Leaf) -> Iterator[str]:
+        """Places of what was not understood, and is not at its `neutral` value."""
+        odd = (path for path in self.values if path not in self.known)
+        return (path for path in odd if path not in neutral or self.values[path] != neutral[path])
+
+    def within(self, start: str) -> bool:
+        """Whether something stands at `start` or below."""
+        return any(path == start or path.startswith(start + ".") for path in self.values)
+
+
+@dataclass
+class Sections:
+    """A model section in the words of the newest layout: what holds for all, the blocks by name, and their order."""
+
+    layout: Layout
+    common: Leaves
+    blocks: Mapping[str, Leaves]
+    order: tuple[str, ...]
+
+    def unsaid(self, neutral: Leaf) -> list[str]:
+        """Leaves that nothing understood, but for those at a `neutral` value."""
+        left = list(self.common.left(neutral))
+        for name, block in self.blocks.items():
+            start = f"{BLOCKS}{name}." if name else BLOCK
+            left += [start + path for path in block.left(neutral)]
+        return left
+
+
+def sections(model: Leaf, context: Context | None) -> Sections:
+    """`model` taken apart."""
+    layout = found_layout(model, context)
+    leaves = dict(_newest(model, layout))
+    pattern = leaves.get("decoder.type") == "pattern"
+    blocks: dict[str, dict[str, Any]] = {} if pattern else {"": {}}
+    common: dict[str, Any] = {}
+    for path, value in leaves.items():
+        name, place = _inside(path, layout, pattern)
+        (common if place is None else blocks.setdefault(name, {}))[place or path] = value
+    taken = Leaves(common)
+    order = _order(taken, tuple(blocks)) if pattern else ("",)
+    return Sections(layout, taken, {name: Leaves(values) for name, values in blocks.items()}, order)
+
+
+def _inside(path: str, layout: Layout, pattern: bool) -> tuple[str, str | None]:
+    """The block that a leaf belongs to and its place there, if it belongs to one."""
+    if layout == "oldest":
+        return "", path if path.startswith(INSIDE) else None
+    if pattern and path.startswith(BLOCKS) and path.count(".") > 2:
+        name, _, place = path.removeprefix(BLOCKS).partition(".")
+        return name, place
+    return "", path.removeprefix(BLOCK) if not pattern and path.startswith(BLOCK) else None
+
+
+def _order(common: Leaves, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of the blocks in the order of one round; empty if the pattern is none."""
+    common.name("decoder.type", "fixed", ("pattern",))
+    pattern = common.take("decoder.pattern", (), lambda value: isinstance(value, list | tuple) and bool(value))
+    known = pattern and all(isinstance(name, str) and name in names for name in pattern)
+    return tuple(pattern) if known else ()
+
+
+def _newest(model: Leaf, layout: Layout) -> Iterator[tuple[str, Any]]:
+    for path, value in flat(model):
+        if layout == "oldest":
+            yield from ((place, value) for place in _from_oldest(path))
+        else:
+            yield (_from_middle(path) if layout == "middle" else path), value
+
+
+def _from_oldest(path: str) -> tuple[str, ...]:
+    if path in OLDEST:
+        return OLDEST[path]
+    starts = [start for start in OLDEST if start.endswith(".") and path.startswith(start)]
+    return tuple(place + path.removeprefix(starts[0]) for place in OLDEST[starts[0]]) if starts else (path,)
+
+
+def _from_middle(path: str) -> str:
+    for newest, middle in MIDDLE.items():
+        if path == middle or (middle.endswith(".") and path.startswith(middle)):
+            return newest + path.removeprefix(middle)
+    return path
+
+
+def placed(leaves: Leaf, layout: Layout) -> dict[str, Any]:
+    """Leaves in the words of the newest layout as those of `layout`; what it has no place for stays away."""
+    if layout == "newest":
+        return dict(leaves)
+    if layout == "middle":
+        return {_to_middle(path): value for path, value in leaves.items()}
+    found = ((_to_oldest(path.removeprefix(BLOCK)), value) for path, value in leaves.items())
+    return {place: value for place, value in found if place}
+
+
+def _to_middle(path: str) -> str:
+    for newest, middle in MIDDLE.items():
+        if path == newest or (newest.endswith(".") and path.startswith(newest)):
+            return middle + path.removeprefix(newest)
+    return path
+
+
+BEFORE = {place: oldest for oldest, places in OLDEST.items() for place in places}
+
+
+def _to_oldest(path: str) -> str:
+    """Where a newest place stood before 0.3.0; empty if there was none."""
+    if path in BEFORE:
+        return BEFORE[path]
+    start = next((place for place in BEFORE if place.endswith(".") and path.startswith(place)), "")
+    return BEFORE[start] + path.removeprefix(start) if start else ""

@@ -1,0 +1,467 @@
+"""The section of the model -> what a plan says of it, Fast-LLM's own defaults included: they are what the model is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from bridge.rules import Context, Effect, Group
+from compat.fast_llm.model.places import BASE, Leaves, Sections, sections
+
+MASTER = "model.distributed.optimization_dtype"
+SCALE = "optimizer.default_learning_rate_scale"
+NORMS = {"layer_norm": "layer", "rms_norm": "rms"}
+ACTIVATIONS = {"gelu": "gelu_tanh", "silu": "silu", "relu": "relu", "squared_relu": "squared_relu"}
+"""Fast-LLM's gelu is the approximation by tanh (functional/config.py, _set_activation_fn_map)."""
+ROTARY = {"default": "none", "llama3": "llama3", "yarn": "yarn"}
+LACKED = frozenset(
+    f"model.{name}"
+    for name in (
+        "family",
+        "attention.softcap",
+        *(f"attention.latent.{part}" for part in ("query_rank", "kv_rank", "plain_size", "rotary_size", "value_size")),
+        "rotary.scaling.mscale",
+        "rotary.scaling.mscale_all",
+        "mlp.clamp",
+        "mlp.offset",
+        "embedding.width",
+        "embedding.residual_scale",
+        "moe.scale",
+        "moe.groups",
+        "moe.top_groups",
+        "moe.balance_rate",
+        "moe.capacity",
+    )
+)
+"""What Fast-LLM's model does not have, and a plan leaves open where there is none."""
+
+Facts = dict[str, Any]
+
+
+def read(values: Group, context: Context | None) -> Facts:
+    """Plan fields from `values` of Fast-LLM."""
+    model = values.get(BASE)
+    return _read(sections(model, context), values)[0] if isinstance(model, Mapping) else {}
+
+
+NEUTRAL = {"mlp.router_input_scale": 1.0, "mlp.jitter_eps": 0.0, "head.cross_entropy_splits": 1}
+"""Settings that a plan has no word for, at the value where they do nothing."""
+CHEAP = ("implementation", "use_flash_attention", "cross_entropy_splits", "dropless", "dropless_dynamic_shape", "recompute_level")
+"""Settings that choose between ways to compute the same."""
+
+
+def weigh(values: Group) -> Effect:
+    """What it does to a run to lose what no plan field stands for."""
+    left = unsaid(values)
+    cheap = left and all(path.rpartition(".")[2].startswith(CHEAP) for path in left)
+    return Effect.ROUNDING if cheap else Effect.NUMBERS
+
+
+def told(values: Group) -> str:
+    """What no plan field stands for, in words."""
+    left = unsaid(values)
+    more = f" and {len(left) - 5} more" if len(left) > 5 else ""
+    return f"no Plan field stands for {', '.join(left[:5])}{more}"
+
+
+def unsaid(values: Group) -> list[str]:
+    """Places in the section that no plan field stands for, or that contradict each other."""
+    model = values.get(BASE)
+    if not isinstance(model, Mapping):
+        return []
+    parts = sections(model, None)
+    _, odd = _read(parts, values)
+    return [*parts.unsaid(NEUTRAL), *odd]
+
+
+def _read(parts: Sections, values: Group) -> tuple[Facts, list[str]]:
+    odd: list[str] = []
+    facts = _common(parts, values, odd)
+    defaults = _defaults(parts, facts)
+    blocks = {name: _block(leaves, defaults, odd) for name, leaves in parts.blocks.items()}
+    facts |= _together(blocks, parts, facts, odd)
+    _positions(parts, facts)
+    _head(parts, facts, odd)
+    _initial(parts, facts, odd)
+    return {path: value for path, value in facts.items() if value is not None}, odd
+
+
+def _defaults(parts: Sections, facts: Facts) -> dict[str, Any]:
+    """Defaults that a layout takes for a block: widths followed the hidden width before 0.3.0."""
+    hidden = facts["model.hidden"]
+    if parts.layout != "oldest":
+        return {"head_size": 128, "ffn": 4096}
+    heads = Leaves(parts.blocks[""].values).count("mixer.heads", 8)
+    whole = hidden and heads and hidden % heads == 0
+    return {"head_size": hidden // heads if whole else None, "ffn": 4 * hidden if hidden else None, "oldest": True}
+
+
+def _common(parts: Sections, values: Group, odd: list[str]) -> Facts:
+    at = parts.common
+    at.name("decoder.type", "fixed", ("fixed", "pattern"))
+    full, heads = at.flag("embeddings.full_precision_residual", False), at.count("head.prediction_heads", 1)
+    return {
+        "model.layers": at.count("decoder.num_blocks", 12),
+        "model.hidden": at.count("hidden_size", 1024),
+        "model.vocab": at.count("embeddings.vocab_size", 49152),
+        "model.tied": at.flag("tied_embedding_weight", parts.layout != "newest"),
+        "model.predicted": heads and heads - 1,
+        "model.embedding.dropout": at.share("embeddings.dropout"),
+        "model.embedding.scale": at.real("embeddings.embedding_scale", 1.0) or None,
+        "model.embedding.logit_scale": at.real("head.logits_scale_factor", 1.0) or None,
+        "model.embedding.softcap": at.real("head.final_logit_softcap") or None,
+        "model.embedding.norm": False,
+        "model.embedding.output_bias": False,
+        "model.attention.sinks": False,
+        "model.norm.parallel": False,
+        "parallel.vocabulary": at.flag("embeddings.vocab_parallel", True),
+        "precision.residual": {"float32": "fp32", "float64": "fp64"}.get(values.get(MASTER) or "float32") if full else None,
+        **_factors(at, values),
+        **_adapters(at, odd),
+    }
+
+
+def _factors(at: Leaves, values: Group) -> Facts:
+    """Factors of a layer take the place of the factor of all others (engine/optimizer/optimizer.py)."""
+    usual = values.get(SCALE)
+    usual = 1.0 if usual is None else usual
+    places = {"optimizer.embedding_lr": "embeddings.lr_scale", "optimizer.output_lr": "head.lr_scale"}
+    factors = {ours: at.real(place) for ours, place in places.items()}
+    return {ours: factor / usual for ours, factor in factors.items() if factor is not None and usual}
+
+
+def _adapters(at: Leaves, odd: list[str]) -> Facts:
+    if at.name("peft.type", "none", ("none", "lora")) != "lora":
+        return {}
+    if at.flag("peft.freeze_others", True) is not True:
+        odd.append("peft.freeze_others")
+    rank, alpha = at.count("peft.rank", 8), at.real("peft.alpha", 8.0) or None
+    return {"adapters.rank": rank, "adapters.alpha": alpha, "adapters.dropout": at.share("peft.dropout")}
+
+
+# A block
+
+
+def _block(at: Leaves, defaults: Mapping[str, Any], odd: list[str]) -> Facts:
+    """What one kind of block is; `rotary` and `window` tell of it alone."""
+    at.name("type", "decoder", ("decoder",))
+    facts = {"model.dropout": at.share("dropout"), **_norm(at, odd)}
+    return facts | _attention(at, defaults, facts, odd) | _mlp(at, defaults, odd)
+
+
+def _norm(at: Leaves, odd: list[str]) -> Facts:
+    kind, eps, zero = normalization(at, "normalization")
+    return {
+        "model.norm.kind": kind,
+        "model.norm.eps": eps,
+        "model.norm.zero_centred": zero,
+        "model.norm.bias": kind == "layer",
+        "model.norm.place": _place(at, (kind, eps, zero), odd),
+    }
+
+
+Normalization = tuple[str, float, bool]
+
+
+def normalization(at: Leaves, start: str) -> Normalization:
+    """Kind, epsilon and offset of the norm at `start` (layers/common/normalization/config.py)."""
+    at.known.add(start)
+    kind = NORMS[at.name(f"{start}.type", "layer_norm", tuple(NORMS))]
+    return kind, at.real(f"{start}.epsilon", 1e-5), at.flag(f"{start}.zero_centered", False)
+
+
+def _place(at: Leaves, own: Normalization, odd: list[str]) -> str:
+    """Where the norms of a block are (layers/decoder/block.py)."""
+    before = {_one(at, f"pre_{layer}_normalization", own, "before") for layer in ("mixer", "mlp")}
+    after = {_one(at, f"post_{layer}_normalization", own, "none") for layer in ("mixer", "mlp")}
+    places: dict[tuple[str, ...], str]
+    places = {("before", "none"): "before", ("before", "before"): "both", ("none", "before"): "after"}
+    found = places.get((*before, *after)) if len(before) == len(after) == 1 else None
+    if found is None:
+        odd.append("normalization")
+    return found or "before"
+
+
+def _one(at: Leaves, start: str, own: Normalization, without: str) -> str:
+    """Whether the norm at `start` is there, as the block's own is; `without` says what holds where nothing is said."""
+    if not at.within(start):
+        return without
+    if at.name(f"{start}.type", "layer_norm", ("none",)) == "none":
+        return "none"
+    return "before" if normalization(at, start) == own else "other"
+
+
+def _attention(at: Leaves, defaults: Mapping[str, Any], norm: Facts, odd: list[str]) -> Facts:
+    at.name("mixer.type", "attention", ("attention",))
+    size, power = at.count("mixer.head_size", defaults["head_size"]), at.real("mixer.softmax_scale_power", 0.5)
+    if at.flag("mixer.causal", True) is not True:
+        odd.append("mixer.causal")
+    if at.flag("mixer.shared_key_value", False) is not False:
+        odd.append("mixer.shared_key_value")
+    qkv, output = _biases(at, odd)
+    return {
+        "model.heads": at.count("mixer.heads", 8),
+        "model.kv_heads": at.count("mixer.head_groups", 1),
+        "model.attention.head_size": size,
+        "model.attention.qkv_bias": qkv,
+        "model.attention.output_bias": output,
+        "model.attention.norm": _query_norm(at, norm, odd),
+        "window": at.count("mixer.window_size"),
+        "model.attention.scale": rounded(size**-power) if size and power != 0.5 else None,
+        "model.attention.dropout": at.share("mixer.dropout"),
+        **_rotary(at, defaults),
+    }
+
+
+def rounded(value: float) -> float:
+    """A figure that was worked out, to as many digits as come back."""
+    return float(f"{value:.12g}")
+
+
+def _biases(at: Leaves, odd: list[str]) -> tuple[bool, bool]:
+    """Biases of queries, keys and values, and of the output; those of values are made with the keys (attention.py)."""
+    usual = at.flag("mixer.add_linear_biases", True)
+    query, key, _, dense = (at.flag(f"mixer.{name}_layer.bias.enabled", usual) for name in ("query", "key", "value", "dense"))
+    if query != key:
+        odd.append("mixer.query_layer.bias.enabled")
+    return query, dense
+
+
+def _query_norm(at: Leaves, block: Facts, odd: list[str]) -> str:
+    starts = [start for start in ("mixer.query_norm", "mixer.key_norm") if at.within(start)]
+    if not starts:
+        return "none"
+    own = tuple(block.get(f"model.norm.{name}") for name in ("kind", "eps", "zero_centred"))
+    if len(starts) == 2 and all(normalization(at, start) == own for start in starts):
+        return "head"
+    odd.append("mixer.query_norm")
+    return "none"
+
+
+def _rotary(at: Leaves, defaults: Mapping[str, Any]) -> Facts:
+    kind = at.name("mixer.rotary.type", "default" if at.within("mixer.rotary.type") else "none", ("none", *ROTARY))
+    if "oldest" in defaults and at.flag("mixer.rotary.enabled", None):
+        kind = "default"
+    if kind == "none":
+        return {"rotary": False}
+    scale = at.real("mixer.rotary.scale", None, -math.inf)
+    theta = at.real("mixer.rotary.theta", 10000.0 if scale is None else rounded(math.exp(-scale)))
+    facts = {
+        "rotary": True,
+        "base": theta or None,
+        "model.rotary.share": 1.0,
+        "model.rotary.interleaved": at.flag("mixer.rotary.triton", True) is False,
+        "model.rotary.scaling.kind": ROTARY[kind],
+    }
+    return facts | {f"model.rotary.scaling.{ours}": value for ours, value in _stretched(at, kind).items()}
+
+
+def _stretched(at: Leaves, kind: str | None) -> Facts:
+    """Defaults of layers/attention/rotary/config.py; bounds of yarn's ramp are whole (rotary.py, YarnRotary)."""
+
+    def of(name: str, default: float | None) -> Any:
+        return at.real(f"mixer.rotary.{name}", default) or None
+
+    if kind not in ("llama3", "yarn"):
+        return {}
+    facts = {"factor": of("scale_factor", 8.0), "original": at.count("mixer.rotary.original_context_length", 8192)}
+    if kind == "llama3":
+        return facts | {"low": of("low_frequency_factor", 1.0), "high": of("high_frequency_factor", 4.0)}
+    ramp = {"fast": of("beta_fast", 32.0), "slow": of("beta_slow", 1.0), "truncate": True}
+    return facts | ramp | {"attention": of("attention_factor", None)}
+
+
+def _mlp(at: Leaves, defaults: Mapping[str, Any], odd: list[str]) -> Facts:
+    kind = at.name("mlp.type", "mlp", ("mlp", "moe"))
+    if "oldest" in defaults:
+        kind = "moe" if (at.count("mlp.experts", 1) or 1) > 1 else "mlp"
+    gated, usual = at.flag("mlp.gated", False), at.flag("mlp.add_linear_biases", True)
+    activation = at.name("mlp.activation", "silu" if gated else "gelu", tuple(ACTIVATIONS))
+    first, second = (at.flag(f"mlp.layer_{number}.bias.enabled", usual) for number in (1, 2))
+    if first != second:
+        odd.append("mlp.layer_1.bias.enabled")
+    facts = {
+        "ffn": at.count("mlp.intermediate_size", defaults["ffn"]),
+        "model.mlp.gated": gated,
+        "model.mlp.activation": ACTIVATIONS[activation],
+        "model.mlp.bias": first,
+        "recompute": at.name("mlp.recompute_level", "none", ("none", "full")) == "full",
+    }
+    return facts | (_experts(at, facts["ffn"]) if kind == "moe" else {})
+
+
+def _experts(at: Leaves, width: int | None) -> Facts:
+    """All experts count those that every token sees (layers/decoder/mlp/config.py, unshared_experts)."""
+    shared = at.take("mlp.shared_experts", 0, lambda value: type(value) is int and value >= 0)
+    count, balanced = at.count("mlp.experts", 2), at.name("mlp.routing", "aux_loss", ("aux_loss", "sinkhorn")) == "aux_loss"
+    loss = at.real("mlp.auxiliary_loss_coefficient", 0.01)
+    return {
+        "model.experts": max(1, count - shared),
+        "model.moe.ffn": width,
+        "model.moe.top_k": at.count("mlp.experts_per_token", 1),
+        "model.moe.shared_ffn": shared * width if width else None,
+        "model.moe.shared_gate": False,
+        "model.moe.score": "softmax" if balanced else None,
+        "model.moe.normalised": True if balanced else None,
+        "model.moe.balance": "sinkhorn" if not balanced else "batch" if loss else "none",
+        "model.moe.aux_loss": loss if balanced else None,
+        "model.moe.z_loss": at.real("mlp.z_loss_coefficient", 0.0),
+        "model.moe.router_bias": False,
+        "model.moe.balance_bias": False,
+    }
+
+
+# All blocks
+
+OWN = ("window", "rotary", "base", "ffn", "recompute")
+"""What blocks may have each for itself."""
+
+
+def _together(blocks: Mapping[str, Facts], parts: Sections, facts: Facts, odd: list[str]) -> Facts:
+    """What the blocks are together; where they differ and a plan has no word for it, the first one counts."""
+    names = _expanded(parts, facts["model.layers"])
+    used = [blocks[name] for name in dict.fromkeys(names)]
+    found = {path: value for block in reversed(used) for path, value in block.items() if path not in OWN}
+    for path, value in found.items():
+        routed = path.startswith(("model.moe.", "model.experts"))
+        if any(block.get(path) != value for block in used if path in block or not routed):
+            odd.append(path)
+    layers = [blocks[name] for name in names]
+    return found | _windows(layers, odd) | _bases(layers, odd) | _widths(layers, odd) | _recomputed(layers, odd)
+
+
+def _expanded(parts: Sections, layers: int | None) -> list[str]:
+    """The name of each block of the model."""
+    if parts.order == ("",) or not parts.order:
+        return [""] * bool(parts.order)
+    count = min(layers or len(parts.order), MOST)
+    return [parts.order[place % len(parts.order)] for place in range(count)]
+
+
+MOST = 10_000
+"""Blocks whose order is worked out; no model has as many."""
+
+
+def _told(pattern: list[bool]) -> tuple[bool, ...] | None:
+    """A pattern, unless it is all blocks or none."""
+    return tuple(pattern) if len(set(pattern)) > 1 else None
+
+
+def _only(values: list[Any], what: str, odd: list[str]) -> Any:
+    """The value that there is among `values`; the first of several."""
+    known = [value for value in dict.fromkeys(values) if value is not None]
+    if len(known) > 1:
+        odd.append(what)
+    return known[0] if known else None
+
+
+def _windows(layers: list[Facts], odd: list[str]) -> Facts:
+    window = _only([block.get("window") for block in layers], "mixer.window_size", odd)
+    windowed = _told([block.get("window") is not None for block in layers]) if window else None
+    return {"model.attention.window": window, "model.attention.windowed": windowed}
+
+
+def _bases(layers: list[Facts], odd: list[str]) -> Facts:
+    rotating = [block for block in layers if block.get("rotary")]
+    bases = {block.get("base") for block in rotating}
+    facts = {"rotary": bool(rotating), "model.rotary.layers": _told([bool(block.get("rotary")) for block in layers])}
+    if len(bases) < 2:
+        return facts | {"model.rotary.base": next(iter(bases), None)}
+    local = _only([block["base"] for block in rotating if block.get("window")], "mixer.rotary.theta", odd)
+    base = _only([block["base"] for block in rotating if not block.get("window")], "mixer.rotary.theta", odd)
+    return facts | {"model.rotary.base": base, "model.rotary.local_base": local}
+
+
+def _widths(layers: list[Facts], odd: list[str]) -> Facts:
+    dense = [block.get("ffn") for block in layers if "model.moe.ffn" not in block]
+    width = _only(dense or [block.get("ffn") for block in layers], "mlp.intermediate_size", odd)
+    pattern = [block.get("model.experts") is not None for block in layers]
+    return {"model.ffn": width, "model.moe.layers": _told(pattern)}
+
+
+def _recomputed(layers: list[Facts], odd: list[str]) -> Facts:
+    """The feed-forward layer computed again whole (functional/config.py, MLPRecomputeLevel)."""
+    full = [block for block in layers if block.get("recompute")]
+    if full and len(full) < len(layers):
+        odd.append("mlp.recompute_level")
+    kinds = {"experts" if "model.moe.ffn" in block else "mlp" for block in full}
+    modules = tuple(name for name in ("mlp", "experts") if name in kinds)
+    return {"recompute.granularity": "selective", "recompute.modules": modules} if modules else {}
+
+
+# What stands beside the blocks
+
+
+def _positions(parts: Sections, facts: Facts) -> None:
+    """Learned positions are off unless asked for, and before 0.3.0 on unless there are rotary ones."""
+    at, rotary = parts.common, facts.pop("rotary", False)
+    learned = at.flag("embeddings.position_embeddings.enabled", parts.layout == "oldest" and not rotary)
+    if learned and rotary:
+        at.known.discard("embeddings.position_embeddings.enabled")
+    kind = "rotary" if rotary else "learned" if learned else "none"
+    facts["model.embedding.positions"] = kind
+    facts["model.embedding.max_positions"] = at.count("embeddings.num_position_embeddings", 2048 if kind == "learned" else None)
+    facts["model.embedding.offset"] = 0 if kind == "learned" else None
+
+
+def _head(parts: Sections, facts: Facts, odd: list[str]) -> None:
+    """The norm before the output layer is its own since 0.3.0; a plan has one for all."""
+    if parts.layout == "oldest":
+        return
+    own = tuple(facts.get(f"model.norm.{name}") for name in ("kind", "eps", "zero_centred"))
+    if normalization(parts.common, "head.normalization") != own:
+        odd.append("head.normalization")
+
+
+PLAIN = ("mixer.query_layer.weight", "mixer.key_layer.weight", "mlp.layer_1.weight")
+OUT = ("mixer.dense_layer.weight", "mlp.layer_2.weight")
+"""Weights of a block: those that start as they are, and those that lead back into the residual."""
+
+
+def _initial(parts: Sections, facts: Facts, odd: list[str]) -> None:
+    """First weights: hidden^-0.5 unless told (layers/attention/attention.py, layers/decoder/mlp/mlp.py)."""
+    hidden, layers = facts.get("model.hidden"), facts.get("model.layers")
+    if not hidden or not layers:
+        return
+    usual = hidden**-0.5
+    oldest = parts.layout == "oldest"
+    plain, out = _oldest_initial(parts.common, usual, layers, odd) if oldest else _deviations(parts, facts, usual, odd)
+    shrunk = math.isclose(out, plain / math.sqrt(2 * layers), rel_tol=1e-9) and not math.isclose(out, plain, rel_tol=1e-9)
+    if not shrunk and not math.isclose(plain, out, rel_tol=1e-9):
+        odd.append("initialization")
+    facts["model.init.std"], facts["model.init.scaled"] = plain, shrunk
+
+
+def _oldest_initial(at: Leaves, usual: float, layers: int, odd: list[str]) -> tuple[float, float]:
+    """layers/transformer/config.py before 0.3.0: what leads back into the residual starts smaller unless told."""
+    std = at.real("init.std", usual)
+    same = [at.real(f"init.{name}", std) for name in ("qkv", "layer_1", "embed")]
+    out = [at.real(f"init.{name}", std / math.sqrt(2 * layers)) for name in ("dense", "layer_2")]
+    return float(_only(same, "initialization", odd)), float(_only(out, "initialization", odd))
+
+
+def _deviations(parts: Sections, facts: Facts, usual: float, odd: list[str]) -> tuple[float, float]:
+    plain, out = list[float | None](), list[float | None]()
+    for block in parts.blocks.values():
+        routed = ("mlp.router.weight",) if block.values.get("mlp.type") == "moe" else ()
+        plain += [_deviation(block, place, usual) for place in (*PLAIN, *routed)]
+        out += [_deviation(block, place, usual) for place in OUT]
+        _deviation(block, "mixer.value_layer.weight", usual)
+    heads = ("embeddings.word_embeddings", *(() if facts.get("model.tied") else ("head.output_weight",)))
+    heads += ("embeddings.position_embeddings",) * (facts["model.embedding.positions"] == "learned")
+    plain += [_deviation(parts.common, place, usual) for place in heads]
+    if None in plain or None in out:
+        odd.append("initialization")
+    return _only(plain, "initialization", odd) or usual, _only(out, "initialization", odd) or usual
+
+
+def _deviation(at: Leaves, place: str, usual: float) -> float | None:
+    """Standard deviation of the weight at `place`; None if it is not drawn from a plain normal distribution."""
+    start = f"{place}.initialization"
+    if not at.within(start):
+        return usual
+    if at.name(f"{start}.type", "default", ("normal",)) is None or any(at.within(f"{start}.{name}") for name in ("min", "max")):
+        return None
+    mean, std = at.real(f"{start}.mean", 0.0, -math.inf), at.real(f"{start}.std", 1.0)
+    return std if at.within(f"{start}.type") and mean == 0 else None

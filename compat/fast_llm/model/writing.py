@@ -1,0 +1,295 @@
+"""What a plan says of the model -> the section of the model, each setting outright: Fast-LLM's defaults are of another model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from bridge.config import nest
+from bridge.meaning import head_size
+from bridge.plan import paths
+from bridge.rules import Context, Group
+from compat.fast_llm.model.places import BASE, BLOCK, BLOCKS, Layout, layout_of, placed
+from compat.fast_llm.model.reading import ACTIVATIONS, LACKED, MOST, NORMS, OUT, PLAIN, SCALE
+from compat.fast_llm.signatures import problems
+
+Leaves = dict[str, Any]
+KINDS = {theirs: ours for ours, theirs in NORMS.items()}
+THEIRS = {ours: theirs for theirs, ours in ACTIVATIONS.items()} | {"gelu": "gelu"}
+"""The exact gelu is not there; the nearest is."""
+
+COMMON = {
+    "model.layers": "decoder.num_blocks",
+    "model.hidden": "hidden_size",
+    "model.tied": "tied_embedding_weight",
+    "model.embedding.max_positions": "embeddings.num_position_embeddings",
+    "model.embedding.dropout": "embeddings.dropout",
+    "model.embedding.scale": "embeddings.embedding_scale",
+    "model.embedding.softcap": "head.final_logit_softcap",
+    "model.embedding.logit_scale": "head.logits_scale_factor",
+    "parallel.vocabulary": "embeddings.vocab_parallel",
+}
+MIXER = {"model.heads": "heads", "model.attention.dropout": "dropout"}
+MLP = {"model.mlp.gated": "gated", "model.mlp.bias": "add_linear_biases"}
+NORM = {"model.norm.eps": "epsilon", "model.norm.zero_centred": "zero_centered"}
+STRETCHED = {
+    "llama3": {
+        "factor": "scale_factor",
+        "original": "original_context_length",
+        "low": "low_frequency_factor",
+        "high": "high_frequency_factor",
+    },
+    "yarn": {
+        "factor": "scale_factor",
+        "original": "original_context_length",
+        "fast": "beta_fast",
+        "slow": "beta_slow",
+        "attention": "attention_factor",
+    },
+}
+LATER = {"yarn": "0.3.0", "llama3": "0.2.0"}
+"""Kinds of rotary positions that came later than the first release."""
+
+
+OURS = tuple(path for path in paths() if path.startswith("model.") and path != "model.sequence" and path not in LACKED)
+"""Plan fields of the model that Fast-LLM's model has."""
+
+
+class Kind(NamedTuple):
+    """What one block has that others may not have."""
+
+    windowed: bool
+    experts: bool
+    rotary: bool
+
+
+def write(values: Group, context: Context) -> Group:
+    """The section for what a plan says; none where it says nothing of the model."""
+    if not any(values.get(path) is not None for path in OURS):
+        return {}
+    layout = layout_of(context)
+    section = nest(_taken(placed(_whole(values, context, layout), layout), context))
+    return {BASE: section} if section else {}
+
+
+def _taken(leaves: Leaves, context: Context) -> Leaves:
+    """What the release has a place for."""
+    said = {path: value for path, value in leaves.items() if value is not None}
+    refused = {path.removeprefix(BASE + ".") for path, _ in problems(nest(said), BASE, context.version)}
+    return {path: value for path, value in said.items() if not any(f"{path}.".startswith(f"{bad}.") for bad in refused)}
+
+
+def _whole(values: Group, context: Context, layout: Layout) -> Leaves:
+    leaves: Leaves = {place: values.get(ours) for ours, place in COMMON.items()}
+    leaves["embeddings.vocab_size"] = values.get("model.embedding.padded_vocab") or values.get("model.vocab")
+    leaves |= _positions(values, layout) | _outside(values) | _adapters(values)
+    leaves |= {f"head.normalization.{name}": value for name, value in _norm(values).items()}
+    kinds = _kinds(values) if layout != "oldest" else []
+    if len(set(kinds)) > 1:
+        return leaves | _pattern(values, context, kinds)
+    kind = kinds[0] if kinds else Kind(values.get("model.attention.window") is not None, bool(values.get("model.experts")), True)
+    block = _block(values, context, kind, layout)
+    initial = _initial(values, layout)
+    return leaves | {f"{BLOCK}{place}": value for place, value in block.items()} | initial
+
+
+def _positions(values: Group, layout: Layout) -> Leaves:
+    kind = values.get("model.embedding.positions")
+    learned = kind == "learned" if kind is not None else None
+    return {"embeddings.position_embeddings.enabled": learned if learned or layout == "oldest" else None}
+
+
+def _outside(values: Group) -> Leaves:
+    """What a plan says elsewhere than in its model."""
+    residual, compute, usual = (values.get(path) for path in ("precision.residual", "precision.compute", SCALE))
+    predicted = values.get("model.predicted")
+    scale = 1.0 if usual is None else usual
+    factors = {"embeddings.lr_scale": "optimizer.embedding_lr", "head.lr_scale": "optimizer.output_lr"}
+    told = {place: values[ours] * scale for place, ours in factors.items() if values.get(ours) is not None}
+    return {
+        "embeddings.full_precision_residual": residual != (compute or "fp32") if residual is not None else None,
+        "head.prediction_heads": predicted + 1 if predicted is not None else None,
+        **told,
+    }
+
+
+def _adapters(values: Group) -> Leaves:
+    rank = values.get("adapters.rank")
+    if rank is None:
+        return {}
+    rest = {f"peft.{name}": values.get(f"adapters.{name}") for name in ("alpha", "dropout")}
+    return {"peft.type": "lora", "peft.rank": rank, **rest}
+
+
+# Blocks
+
+
+def _kinds(values: Group) -> list[Kind]:
+    """Of each block, what it has; empty where all are alike or their number is open."""
+    patterns = [values.get(f"model.{name}") for name in ("attention.windowed", "moe.layers", "rotary.layers")]
+    count = values.get("model.layers") or max((len(pattern) for pattern in patterns if pattern), default=0)
+    there = (values.get("model.attention.window") is not None, bool(values.get("model.experts")), True)
+    if not any(patterns) or count > MOST:
+        return []
+    axes = list(zip(patterns, there, strict=True))
+    return [Kind(*(_at(pattern, place, default) for pattern, default in axes)) for place in range(count)]
+
+
+def _at(pattern: tuple[bool, ...] | None, place: int, there: bool) -> bool:
+    return there and (pattern is None or (place < len(pattern) and pattern[place]))
+
+
+NAMES = (("full", "windowed"), ("dense", "experts"), ("unrotated", "rotary"))
+
+
+def _pattern(values: Group, context: Context, kinds: list[Kind]) -> Leaves:
+    """Blocks by name, and one round of their order (layers/block/config.py, PatternBlockSequenceConfig)."""
+    varied = [axis for axis in range(3) if len({kind[axis] for kind in kinds}) > 1]
+    names = {kind: "_".join(NAMES[axis][kind[axis]] for axis in varied) for kind in dict.fromkeys(kinds)}
+    leaves: Leaves = {"decoder.type": "pattern", "decoder.pattern": _round([names[kind] for kind in kinds])}
+    initial = _initial(values, "newest")
+    for kind, name in names.items():
+        block = _block(values, context, kind, "newest")
+        own = {path.removeprefix(BLOCK): value for path, value in initial.items() if path.startswith(BLOCK)}
+        routed = {path: value for path, value in own.items() if kind.experts or not path.startswith("mlp.router")}
+        leaves |= {f"{BLOCKS}{name}.{place}": value for place, value in {**block, **routed}.items()}
+    return leaves | {path: value for path, value in initial.items() if not path.startswith(BLOCK)}
+
+
+def _round(order: list[str]) -> list[str]:
+    """The shortest beginning of `order` that comes again and again."""
+    return next(
+        order[:size]
+        for size in range(1, len(order) + 1)
+        if all(order[place] == order[place - size] for place in range(size, len(order)))
+    )
+
+
+def _block(values: Group, context: Context, kind: Kind, layout: Layout) -> Leaves:
+    mlp = _experts(values, layout) if kind.experts else {"intermediate_size": values.get("model.ffn")}
+    leaves: Leaves = {"dropout": values.get("model.dropout")}
+    leaves |= {f"mixer.{name}": value for name, value in _mixer(values, context, kind).items()}
+    leaves |= {f"mlp.{name}": value for name, value in (_mlp(values, kind) | mlp).items()}
+    leaves |= {f"normalization.{name}": value for name, value in _norm(values).items()}
+    return leaves | _places(values)
+
+
+def _mixer(values: Group, context: Context, kind: Kind) -> Leaves:
+    leaves: Leaves = {name: values.get(ours) for ours, name in MIXER.items()}
+    size, scale = head_size(values), values.get("model.attention.scale")
+    leaves["head_groups"] = values.get("model.kv_heads") or values.get("model.heads")
+    leaves["head_size"] = size
+    leaves["window_size"] = values.get("model.attention.window") if kind.windowed else None
+    leaves["softmax_scale_power"] = _power(size, scale)
+    if values.get("model.attention.norm") == "head":
+        leaves |= {f"{part}_norm.{name}": value for part in ("query", "key") for name, value in _norm(values).items()}
+    return leaves | _biases(values) | _rotary(values, context, kind)
+
+
+def _power(size: int | None, scale: float | None) -> float | None:
+    """The power of the head's width that is the scale."""
+    if scale is None or not size or size == 1 or math.isclose(scale, size**-0.5, rel_tol=1e-9):
+        return None
+    power = -math.log(scale) / math.log(size)
+    return power if power >= 0 else None
+
+
+def _biases(values: Group) -> Leaves:
+    """One switch where all are alike, else that of each layer."""
+    qkv, output = (values.get(f"model.attention.{name}_bias") for name in ("qkv", "output"))
+    if qkv is None or output is None or qkv == output:
+        return {"add_linear_biases": output if qkv is None else qkv}
+    layers = {f"{name}_layer.bias.enabled": qkv for name in ("query", "key", "value")}
+    return {"add_linear_biases": False, **layers, "dense_layer.bias.enabled": output}
+
+
+def _rotary(values: Group, context: Context, kind: Kind) -> Leaves:
+    positions, base = values.get("model.embedding.positions"), values.get("model.rotary.base")
+    if not kind.rotary or (positions != "rotary" if positions is not None else base is None):
+        return {} if positions is None and kind.rotary else _no_rotary(context)
+    base = values.get("model.rotary.local_base") or base if kind.windowed else base
+    if not context.since("0.2.0"):
+        return {"rotary.enabled": True, "rotary.scale": -math.log(base) if base else None}
+    stretched = values.get("model.rotary.scaling.kind") or "none"
+    known = stretched in STRETCHED and context.since(LATER[stretched])
+    names = STRETCHED[stretched] if known else {}
+    leaves = {f"rotary.{name}": values.get(f"model.rotary.scaling.{ours}") for ours, name in names.items()}
+    return {"rotary.type": stretched if known else "default", "rotary.theta": base, **leaves}
+
+
+def _no_rotary(context: Context) -> Leaves:
+    return {"rotary.type": "none"} if context.since("0.2.0") else {"rotary.enabled": False}
+
+
+def _mlp(values: Group, kind: Kind) -> Leaves:
+    leaves: Leaves = {name: values.get(ours) for ours, name in MLP.items()}
+    again = ("experts" if kind.experts else "mlp") in (values.get("recompute.modules") or ())
+    leaves["activation"] = THEIRS.get(values.get("model.mlp.activation") or "")
+    leaves["recompute_level"] = "full" if again and values.get("recompute.granularity") == "selective" else None
+    return leaves
+
+
+def _experts(values: Group, layout: Layout) -> Leaves:
+    """Shared experts are as wide as the others, and count among them."""
+    width = values.get("model.moe.ffn") or values.get("model.ffn")
+    wide, balance = values.get("model.moe.shared_ffn") or 0, values.get("model.moe.balance")
+    shared = wide // width if width and wide % width == 0 else 0
+    loss = values.get("model.moe.aux_loss")
+    return {
+        "type": "moe" if layout != "oldest" else None,
+        "intermediate_size": width,
+        "experts": values["model.experts"] + shared,
+        "shared_experts": shared or None,
+        "experts_per_token": values.get("model.moe.top_k"),
+        "routing": "sinkhorn" if balance == "sinkhorn" else None,
+        "auxiliary_loss_coefficient": 0.0 if balance == "none" else loss,
+        "z_loss_coefficient": values.get("model.moe.z_loss"),
+    }
+
+
+def _norm(values: Group) -> Leaves:
+    kind = KINDS.get(values.get("model.norm.kind") or "")
+    return {"type": kind, **{name: values.get(ours) for ours, name in NORM.items()}}
+
+
+def _places(values: Group) -> Leaves:
+    """Norms inside the residual, and none before a layer, where a plan says so."""
+    place, leaves = values.get("model.norm.place"), Leaves()
+    for layer in ("mixer", "mlp"):
+        if place == "after":
+            leaves[f"pre_{layer}_normalization.type"] = "none"
+        if place in ("after", "both"):
+            leaves |= {f"post_{layer}_normalization.{name}": value for name, value in _norm(values).items()}
+    return leaves
+
+
+# First weights
+
+
+def _initial(values: Group, layout: Layout) -> Leaves:
+    """Standard deviations where they are not what Fast-LLM takes by itself."""
+    std, hidden, layers = values.get("model.init.std"), values.get("model.hidden"), values.get("model.layers")
+    scaled = bool(values.get("model.init.scaled"))
+    if std is None or not layers:
+        return {}
+    out = std / math.sqrt(2 * layers) if scaled else std
+    if layout == "oldest":
+        whole = {} if scaled else {"init.dense": out, "init.layer_2": out}
+        return {"init.std": std, **whole}
+    if hidden and not scaled and math.isclose(std, hidden**-0.5, rel_tol=1e-9):
+        return {}
+    drawn = {f"{place}.initialization": size for place, size in _drawn(values, std, out)}
+    return {f"{place}.{name}": value for place, size in drawn.items() for name, value in (("type", "normal"), ("std", size))}
+
+
+def _drawn(values: Group, std: float, out: float) -> Iterator[tuple[str, float]]:
+    yield "embeddings.word_embeddings", std
+    if values.get("model.embedding.positions") == "learned":
+        yield "embeddings.position_embeddings", std
+    if not values.get("model.tied"):
+        yield "head.output_weight", std
+    yield from ((BLOCK + place, std) for place in (*PLAIN, "mixer.value_layer.weight"))
+    yield from ((BLOCK + place, out) for place in OUT)
+    if values.get("model.experts"):
+        yield f"{BLOCK}mlp.router.weight", std

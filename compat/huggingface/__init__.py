@@ -1,0 +1,101 @@
+"""The Hugging Face dialect: a model's `config.json`, of transformers 4.57 to 5.23; it says what the model is, and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+from bridge.config import Section, Values
+from bridge.dialect import Config, Dialect, Reading, Written
+from bridge.errors import VersionError
+from bridge.findings import Finding
+from bridge.rules import Rule
+
+
+class HuggingFaceDialect(Dialect):
+    """Configs of models in the Hugging Face format."""
+
+    name: ClassVar[str] = "huggingface"
+    title: ClassVar[str] = "Hugging Face"
+    formats: ClassVar[tuple[str, ...]] = ("json",)
+    about: ClassVar[str] = "model"
+    default_entry: ClassVar[str] = "file"
+
+    @cached_property
+    def schema(self) -> type[Section]:
+        """Every key, typed."""
+        from compat.huggingface.schema import HuggingFace
+
+        return HuggingFace
+
+    @cached_property
+    def rules(self) -> tuple[Rule, ...]:
+        """The table to and from `Plan`."""
+        from compat.huggingface.rules import table
+
+        return table()
+
+    @cached_property
+    def versions(self) -> tuple[str, ...]:
+        """Releases of transformers covered, oldest first."""
+        from compat.huggingface.releases import KNOWN
+
+        return KNOWN
+
+    def parse(self, source: Any, version: str, lenient: bool) -> Reading:
+        """Typed values and lines from a file, a folder that holds one, text, or a mapping."""
+        from compat.huggingface.formats import read
+
+        return read(source, lenient)
+
+    def effective(self, config: Config) -> Values:
+        """What is given, with the defaults of the model's family."""
+        from compat.huggingface.effective import effective
+
+        return Values(effective(config.given))
+
+    def inspect(self, config: Config) -> tuple[Finding, ...]:
+        """What of the model no plan has words for."""
+        from compat.huggingface.effective import foreign
+
+        return tuple(foreign(config.given, config.origins))
+
+    def missing(self, config: Config) -> Iterator[Finding]:
+        """The model type, without which nothing loads the file."""
+        from compat.huggingface.effective import missing
+
+        return missing(config.given)
+
+    def whole(self, config: Config) -> bool:
+        """Whether it names its model type."""
+        return "model_type" in config.given
+
+    def render(self, config: Config, format: str | None = None) -> Written:
+        """The config as JSON."""
+        from compat.huggingface.formats import text
+
+        if format not in (None, *self.formats):
+            raise VersionError(f"{self.name}: cannot write {format}; it writes {', '.join(self.formats)}")
+        return Written(self.name, text(config.given), "json")
+
+    def format_of(self, path: str | Path | None) -> str | None:
+        """JSON by its suffix."""
+        return "json" if path is not None and Path(path).suffix == ".json" else None
+
+    def recognises(self, data: Any) -> int:
+        """A mapping with a model type at its top."""
+        from compat.huggingface.formats import score
+
+        return score(data)
+
+    def config(
+        self, given: Mapping[str, Any], version: str | None = None, world_size: int | None = None, entry: str = ""
+    ) -> Config:
+        """A config from values by key, None for unset, checked as `read` checks."""
+        return super().config({path: value for path, value in given.items() if value is not None}, version, world_size, entry)
+
+
+DIALECT = HuggingFaceDialect()
+"""The one instance."""

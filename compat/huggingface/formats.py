@@ -1,0 +1,181 @@
+"""A `config.json`, a folder that holds one, text or a mapping to typed values by key; and back to JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from bridge.config import Values, fields, shown
+from bridge.dialect import Reading, Written
+from bridge.errors import ConfigError, SourceError, nearest
+from bridge.families import FAMILIES, NULL
+from bridge.families.schema import spelled
+from bridge.files import Document, check_nested, load
+from bridge.findings import Finding, Origin
+from bridge.rules import Effect
+from compat.huggingface.schema import REST, HuggingFace
+
+NAME = "config.json"
+INSIDE = ("text_config", "vision_config", "audio_config")
+"""Configs within a config: a model of several, of which a plan describes one."""
+
+
+def read(source: Any, lenient: bool = False) -> Reading:
+    """Read a path, folder, text or mapping; raises every problem at once. With `lenient`, unknown model types are left out."""
+    data, document = _loaded(source)
+    given, origins, problems = dict[str, Any](), dict[str, Origin](), list[str]()
+    others: dict[str, Any] = {}
+    findings = list[Finding]()
+    for name, value in data.items():
+        line = document.line(name) if document else None
+        key = str(name)
+        if key not in fields(HuggingFace) or key == REST:
+            others[key] = value
+            continue
+        try:
+            typed = _typed(key, value)
+        except ValueError as error:
+            problems.append(f"{f'line {line}: ' if line else ''}{key}: {error}")
+            continue
+        if typed is not None:
+            given[key] = typed
+            origins |= {key: Origin(line)} if line else {}
+    if (flaw := _unknown(given.get("model_type"), data)) and lenient:
+        findings.append(Finding("model_type", f"{flaw}; left out", Effect.NUMBERS, True, origin=origins.get("model_type")))
+        del given["model_type"]
+    elif flaw:
+        problems.append(flaw)
+    ConfigError.raise_if(problems)
+    findings += (*_unread(data, given.get("model_type"), document), *_unread_rope(data, document))
+    return Reading(Values({**given, **({REST: others} if others else {})}), "file", origins, tuple(findings))
+
+
+EVERYWHERE = (
+    "torch_dtype auto_map quantization_config attn_implementation experts_implementation use_bfloat16 torchscript pruned_heads "
+    "tokenizer_class task_specific_params finetuning_task prefix gradient_checkpointing is_decoder add_cross_attention "
+    "output_attentions cross_attention_hidden_size tf_legacy_loss bos_token_id eos_token_id pad_token_id sep_token_id "
+    "decoder_start_token_id tie_word_embeddings tie_encoder_decoder use_cache rope_theta rope_scaling rope_parameters "
+    "partial_rotary_factor head_dim hidden_act initializer_range"
+)
+"""Keys that transformers, or the classes that a file brings along, read in every family, older releases among them."""
+
+
+@cache
+def _read_by(family: str) -> frozenset[str]:
+    """Keys that the class of a family reads, as `releases/keys.json` was harvested from transformers, and those of our table."""
+    rows = json.loads(files("compat.huggingface.releases").joinpath("keys.json").read_text("utf-8"))
+    return frozenset((*rows[""], *rows.get(family, ()), *EVERYWHERE.split(), *FAMILIES[family].known))
+
+
+def _unread(data: Mapping[str, Any], family: Any, document: Document | None) -> Iterator[Finding]:
+    """Keys that the family's class does not know: transformers keeps them, and none of its models uses them."""
+    for key in map(str, data) if family in FAMILIES and not FAMILIES[family].foreign else ():
+        if key in _read_by(family) or key.startswith("_"):
+            continue
+        meant = nearest(key, _read_by(family)) or nearest(key.lower(), _read_by(family))
+        message = f"transformers keeps it, and no {family} model uses it{meant}"
+        yield Finding(key, message, Effect.NUMBERS if meant else Effect.NONE, True, origin=_origin(document, key))
+
+
+_ROPE = (
+    "rope_type type factor rope_theta original_max_position_embeddings low_freq_factor high_freq_factor beta_fast beta_slow "
+    "mscale mscale_all_dim attention_factor short_factor long_factor short_mscale long_mscale partial_rotary_factor truncate "
+    "finetuned full_attention sliding_attention"
+)
+ROPE = frozenset(_ROPE.split())
+"""Keys of rotary positions and of their scaling (transformers/modeling_rope_utils.py)."""
+
+
+def _unread_rope(data: Mapping[str, Any], document: Document | None) -> Iterator[Finding]:
+    """The same for keys of rotary positions."""
+    for name in ("rope_scaling", "rope_parameters"):
+        inner = data.get(name)
+        for key in map(str, inner) if isinstance(inner, Mapping) else ():
+            if key not in ROPE:
+                message = f"transformers reads no such key of rotary positions{nearest(key, ROPE)}"
+                yield Finding(f"{name}.{key}", message, Effect.NUMBERS, True, origin=_origin(document, name))
+
+
+def _origin(document: Document | None, key: str) -> Origin | None:
+    line = document.line(key) if document else None
+    return Origin(line) if line else None
+
+
+def _loaded(source: Any) -> tuple[Mapping[str, Any], Document | None]:
+    if isinstance(source, Mapping):
+        check_nested(source, "mapping")
+        return source, None
+    if isinstance(source, Written):
+        source = source.text
+    if not isinstance(source, str | Path | Document):
+        raise SourceError(f"huggingface: found {shown(source)}, expected a path, a folder, text or a mapping")
+    document = load(_file(source))
+    if not isinstance(document.data, Mapping):
+        raise SourceError(f"{document.name}: found {shown(document.data)}, expected a mapping")
+    return document.data, document
+
+
+def _file(source: str | Path | Document) -> str | Path | Document:
+    """The file inside of a folder."""
+    if isinstance(source, Document) or (isinstance(source, str) and ("\n" in source or source.lstrip().startswith("{"))):
+        return source
+    place = Path(source)
+    return place / NAME if place.is_dir() else source
+
+
+def _unknown(model_type: Any, data: Mapping[str, Any]) -> str:
+    """What is wrong with a model type that no plan can describe."""
+    inside = [name for name in INSIDE if isinstance(data.get(name), Mapping)]
+    if inside:
+        return f"model_type: found {shown(model_type)} with {', '.join(inside)}; a plan describes one decoder of text"
+    if model_type is None or model_type in FAMILIES:
+        return ""
+    return f"model_type: found {shown(model_type)}, whose layers no plan has words for{nearest(str(model_type), FAMILIES)}"
+
+
+@cache
+def _adapter(key: str) -> TypeAdapter[Any]:
+    from pydantic import ConfigDict
+
+    return TypeAdapter(fields(HuggingFace)[key].annotation, config=ConfigDict(strict=True, allow_inf_nan=False))
+
+
+def _typed(key: str, value: Any) -> Any:
+    """A value in the type of its key, lists as tuples; null where that says something is kept as a word."""
+    if value is None:
+        return NULL if nullable(key) else None
+    if value == NULL:
+        raise ValueError(f"found the text {NULL!r}; write null")
+    try:
+        return _adapter(key).validate_python(value)
+    except ValidationError as error:
+        messages = dict.fromkeys(detail["msg"].removeprefix("Value error, ") for detail in error.errors(include_url=False))
+        raise ValueError(f"found {shown(value)}; {'; '.join(messages)}") from None
+
+
+@cache
+def nullable(key: str) -> bool:
+    """Whether null says something else than leaving the key out."""
+    return NULL in str(fields(HuggingFace)[key].annotation)
+
+
+def text(given: Mapping[str, Any]) -> str:
+    """The config as JSON, its family first."""
+    listed = {key: spelled(key, given[key]) for key in ("model_type", *fields(HuggingFace)) if key in given and key != REST}
+    return json.dumps({**listed, **given.get(REST, {})}, indent=2) + "\n"
+
+
+MARKS = ("architectures", "transformers_version", "hidden_size", "num_hidden_layers", "num_attention_heads", "n_embd", "n_layer")
+
+
+def score(data: Any) -> int:
+    """0 for a source of another stack, else how many keys speak for a model's config."""
+    if not isinstance(data, Mapping) or not isinstance(data.get("model_type"), str):
+        return 0
+    return 3 + sum(name in data for name in MARKS)

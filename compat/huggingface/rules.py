@@ -1,0 +1,135 @@
+"""The table between the keys of a model's config and `Plan`: groups of keys that no family mixes, read by its row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache, lru_cache
+from typing import Any
+
+from bridge.config import fields
+from bridge.families import GENERIC, choose, family_of, groups, meaning, spelling, stands_for
+from bridge.families.table import Family
+from bridge.plan import paths
+from bridge.rules import EFFECTS, Context, Effect, Group, Rule, convert, each_only_ours, only_ours, only_theirs
+from compat.huggingface.releases import GROUPED
+from compat.huggingface.schema import HuggingFace
+
+TYPE = "model_type"
+MODEL = tuple(path for path in paths() if path.startswith("model."))
+KEYS = tuple(key for keys, _ in groups() for key in keys)
+
+
+def _read(ours: tuple[str, ...]) -> Callable[[Group, Context], Group]:
+    def read(values: Group, context: Context) -> Group:
+        given = {key: values[key] for key in KEYS if key in values}
+        family = family_of(values.get(TYPE)) or GENERIC
+        said = meaning(given, family)
+        return {path: said[path] for path in ours if path in said}
+
+    return read
+
+
+def _write(theirs: tuple[str, ...]) -> Callable[[Group, Context], Group]:
+    def write(values: Group, context: Context) -> Group:
+        plan = {path: values[path] for path in MODEL if path in values}
+        family, written = _spelled(tuple(sorted(plan.items())), context.since(GROUPED))
+        if theirs == (TYPE,):
+            return {TYPE: family.name} if family.name else {}
+        return {key: written[key] for key in theirs if key in written}
+
+    return write
+
+
+@lru_cache(32)
+def _spelled(plan: tuple[tuple[str, Any], ...], grouped: bool) -> tuple[Family, Mapping[str, Any]]:
+    values = dict(plan)
+    family, _ = choose(values, grouped)
+    return family, {key: _kept(value) for key, value in spelling(values, family, grouped).items()}
+
+
+def _kept(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+OWN = "each family of models says it in its own way; the nearest one was taken"
+
+
+def _group(keys: tuple[str, ...], said: tuple[str, ...]) -> Rule:
+    ours = tuple(f"model.{path}" for path in said)
+    others = tuple(path for path in (*KEYS, TYPE, *MODEL) if path not in keys and path not in ours)
+    carries = {key: tuple(f"model.{path}" for path in stands_for()[key]) for key in keys} if keys else {TYPE: ours}
+    effect = min((EFFECTS[path] for path in ours), key=lambda one: one.rank)
+    return convert(
+        keys,
+        ours,
+        _read(ours),
+        _write(keys),
+        effect=effect,
+        sees=others,
+        carries=carries,
+        lossy=OWN,
+        note="" if keys else "the family of the model decides",
+        model=True,
+    )
+
+
+def _quiet(values: Group, *harmless: Any) -> bool:
+    return all(value in harmless or value is None for value in values.values())
+
+
+def _told(harmless: tuple[Any, ...], worse: Effect) -> Callable[[Group], Effect]:
+    return lambda values: Effect.NONE if _quiet(values, *harmless) else worse
+
+
+BEYOND: tuple[tuple[str, tuple[str, ...], tuple[Any, ...], Effect], ...] = (
+    ("the format that weights are stored in; a run has its own", ("torch_dtype", "dtype"), (), Effect.ROUNDING),
+    ("a switch of transformers' own loss", ("output_router_logits",), (False,), Effect.NUMBERS),
+    ("noise that a plan has no word for", ("router_jitter_noise",), (0, 0.0), Effect.NUMBERS),
+    ("blocks that a plan has no words for", ("hybrid_override_pattern",), (), Effect.NUMBERS),
+    ("stored weights in fewer bits", ("quantization_config",), (), Effect.NUMBERS),
+    ("the order of sums in old files", ("pretraining_tp",), (1,), Effect.ROUNDING),
+)
+SWITCHES = {
+    "clip_qkv": (),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "scale_attn_weights": (True,),
+    "apply_residual_connection_post_layernorm": (False,),
+    "use_bidirectional_attention": (False,),
+    "layerdrop": (0, 0.0),
+    "layer_norm_elementwise_affine": (True,),
+}
+"""What single families know besides, and what of it changes nothing."""
+NOT_HERE = "a model's config says what the model is, not how it is trained"
+NO_KEY = "a model's config has no key for it"
+
+
+@cache
+def table() -> tuple[Rule, ...]:
+    """Every row; each key, and each Plan path, is in exactly one."""
+    others = tuple(path for path in (*KEYS, *MODEL) if path != "model.family")
+    family = convert(
+        TYPE,
+        "model.family",
+        lambda values, context: {"model.family": values.get(TYPE)},
+        _write((TYPE,)),
+        effect=EFFECTS["model.family"],
+        sees=others,
+        lossy="no family of models says all of it; the nearest one was taken",
+    )
+    mapped = (family, *(_group(keys, said) for keys, said in groups()))
+    rows = (
+        *(only_theirs(*keys, note=note, effect=_told(harmless, worse), model=True) for note, keys, harmless, worse in BEYOND),
+        *(
+            only_theirs(key, note="a switch of one family of models", effect=_told(harmless, Effect.NUMBERS), model=True)
+            for key, harmless in SWITCHES.items()
+        ),
+    )
+    taken = {path for rule in (*mapped, *rows) for path in rule.theirs}
+    left = tuple(path for path in fields(HuggingFace) if path not in taken)
+    note = "names, tokens and classes, which say nothing of how the model computes"
+    said = {path for rule in mapped for path in rule.ours}
+    lacking = (
+        each_only_ours(*(path for path in MODEL if path not in said), note=NO_KEY),
+        tuple(only_ours(path, note=NOT_HERE) for path in paths() if path not in MODEL),
+    )
+    return (*mapped, *lacking[0], *lacking[1], *rows, only_theirs(*left, note=note))

@@ -1,0 +1,52 @@
+"""Generated configs of models: a family with sizes that hold together, and any key of any family beside them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from bridge.config import fields
+from bridge.dialect import Config
+from bridge.families import FAMILIES
+from bridge.testing.models import KEYS, of_family
+from bridge.testing.strategies import Case, Group, Part, words
+from compat.huggingface.schema import REST, HuggingFace
+
+KNOWN = tuple(name for name, family in FAMILIES.items() if not family.foreign)
+OWN: Mapping[str, SearchStrategy[Any]] = {
+    **KEYS,
+    "model_type": st.sampled_from(KNOWN),
+    REST: st.dictionaries(st.sampled_from(("bos_token_id", "_name_or_path", "made up")), st.integers(0, 9) | words(), min_size=1),
+}
+
+
+@st.composite
+def core(draw: DrawFn, case: Case) -> Sequence[Group]:
+    """A family, without which transformers reads nothing; then some of the keys that it reads."""
+    name = draw(st.sampled_from(KNOWN))
+    first, *more = draw(of_family(name))
+    return [{"model_type": name, **first}, *more]
+
+
+def values(case: Case, path: str) -> SearchStrategy[Any] | None:
+    """Values of one key where its type is not enough."""
+    return OWN.get(path)
+
+
+def paths(case: Case) -> Iterable[str]:
+    """All keys; every release reads them."""
+    return tuple(fields(HuggingFace))
+
+
+def source(config: Config) -> Group:
+    """The config as a mapping."""
+    found: Group = json.loads(config.text())
+    return found
+
+
+PART = Part(core, paths, values, entries=("file",), source=source)
+"""What Hypothesis needs to know about configs of models beside their schema and table."""

@@ -1,0 +1,145 @@
+"""The table between Megatron's arguments of attention and the plan's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bridge.rules import Context, Group, convert
+from compat.megatron.patterns import all_but_last_of, blocks, fits, spelled
+
+SCRIPT = "the model is defined by the training script"
+LATENT, KV_RANK = "multi_latent_attention", "model.attention.latent.kv_rank"
+ATTENTION = "model.attention."
+
+
+def _read(values: Group, context: Context) -> Group:
+    """Heads, their norms and their softmax; with latent attention heads have sizes of their own."""
+    if values.get("attention_dropout") is None:
+        return {}
+    latent, normed, scale = values.get(LATENT), values.get("qk_layernorm"), values.get("softmax_scale")
+    return {
+        f"{ATTENTION}head_size": None if latent else values.get("kv_channels"),
+        f"{ATTENTION}norm": ("width" if latent else "head") if normed else "none",
+        f"{ATTENTION}dropout": values["attention_dropout"],
+        f"{ATTENTION}sinks": values.get("softmax_type") == "learnable",
+        f"{ATTENTION}scale": scale if scale and scale > 0 else None,
+    }
+
+
+def _write(values: Group, context: Context) -> Group:
+    latent = bool(values.get(KV_RANK))
+    normed = values.get(f"{ATTENTION}norm") == ("width" if latent else "head")
+    return {
+        "kv_channels": None if latent else values.get(f"{ATTENTION}head_size"),
+        "attention_dropout": values.get(f"{ATTENTION}dropout"),
+        "softmax_scale": values.get(f"{ATTENTION}scale"),
+        **({"qk_layernorm": True} if normed else {}),
+        **({"softmax_type": "learnable"} if values.get(f"{ATTENTION}sinks") else {}),
+    }
+
+
+CARRIED = {
+    "kv_channels": f"{ATTENTION}head_size",
+    "qk_layernorm": f"{ATTENTION}norm",
+    "attention_dropout": f"{ATTENTION}dropout",
+    "softmax_type": f"{ATTENTION}sinks",
+    "softmax_scale": f"{ATTENTION}scale",
+}
+HEADS = convert(
+    tuple(CARRIED),
+    tuple(CARRIED.values()),
+    _read,
+    _write,
+    sees=(LATENT, KV_RANK),
+    blurs=lambda values: values.get("softmax_type") == "off-by-one",
+    carries=CARRIED,
+    lossy="Megatron norms each head of queries and keys, or none, divides logits by the root of a head's width, and its "
+    "off-by-one softmax has no Plan form",
+    note=SCRIPT,
+    source="attention.py: q_layernorm, k_layernorm; dot_product_attention.py: softmax_scale, softmax_type (since 0.15)",
+    model=True,
+)
+
+
+# Windows
+
+
+def _left(values: Group) -> int | None:
+    """Tokens before a token that it sees; none where it sees them all."""
+    window: Any = values.get("window_size")
+    left = window[0] if isinstance(window, list | tuple) and len(window) == 2 else None
+    return left if isinstance(left, int) and left >= 0 else None
+
+
+def _read_window(values: Group, context: Context) -> Group:
+    left = _left(values)
+    if left is None:
+        return {}
+    windowed = blocks(values.get("window_attn_skip_freq"), values.get("num_layers"), all_but_last_of)
+    return {f"{ATTENTION}window": left + 1, f"{ATTENTION}windowed": windowed}
+
+
+def _write_window(values: Group, context: Context) -> Group:
+    window, windowed = values.get(f"{ATTENTION}window"), values.get(f"{ATTENTION}windowed")
+    if window is None:
+        return {}
+    some = None if windowed is None or all(windowed) else windowed
+    skipped = {"window_attn_skip_freq": spelled(some, values.get("model.layers"), all_but_last_of)} if some else {}
+    return {"window_size": [window - 1, 0], **skipped}
+
+
+WINDOW = convert(
+    ("window_size", "window_attn_skip_freq"),
+    (f"{ATTENTION}window", f"{ATTENTION}windowed"),
+    _read_window,
+    _write_window,
+    sees=("num_layers", "model.layers"),
+    blurs=lambda values: _left(values) is not None and not fits(values.get("window_attn_skip_freq"), values.get("num_layers")),
+    carries={"window_size": f"{ATTENTION}window", "window_attn_skip_freq": f"{ATTENTION}windowed"},
+    lossy="Megatron's flags have windows from 0.15",
+    note=SCRIPT,
+    source="transformer/utils.py: is_layer_window_attention; a window of (w - 1, 0) holds w tokens",
+    model=True,
+)
+
+
+# Latent attention
+
+
+SIZES = {
+    "q_lora_rank": "query_rank",
+    "kv_lora_rank": "kv_rank",
+    "qk_head_dim": "plain_size",
+    "qk_pos_emb_head_dim": "rotary_size",
+    "v_head_dim": "value_size",
+}
+NARROW = f"{ATTENTION}latent."
+
+
+def _read_latent(values: Group, context: Context) -> Group:
+    if not values.get(LATENT) or values.get("kv_lora_rank") is None:
+        return {}
+    sizes = {f"{NARROW}{ours}": values.get(theirs) for theirs, ours in SIZES.items()}
+    return {**sizes, f"{NARROW}query_rank": values.get("q_lora_rank") or 0}
+
+
+def _write_latent(values: Group, context: Context) -> Group:
+    if not values.get(KV_RANK):
+        return {}
+    sizes = {theirs: values.get(f"{NARROW}{ours}") for theirs, ours in SIZES.items()}
+    return {LATENT: True, **sizes, "q_lora_rank": sizes["q_lora_rank"] or None}
+
+
+NARROWED = convert(
+    (LATENT, *SIZES),
+    tuple(f"{NARROW}{ours}" for ours in SIZES.values()),
+    _read_latent,
+    _write_latent,
+    carries={theirs: f"{NARROW}{ours}" for theirs, ours in SIZES.items()},
+    lossy="Megatron has latent attention from 0.10",
+    note=SCRIPT,
+    source="multi_latent_attention.py; transformer_config.py: MLATransformerConfig",
+    model=True,
+)
+
+RULES = (HEADS, WINDOW, NARROWED)

@@ -1,0 +1,170 @@
+"""The course of a run: Megatron's length, seeds and intervals <-> the plan's, in optimizer steps."""
+
+from __future__ import annotations
+
+from bridge.rules import EFFECTS, Context, Effect, Group, Rule, convert, counted, each_only_ours, rename, switched_off
+from compat.megatron.learning_rate import steps
+
+GATHERED = ("manual_gc", "manual_gc_interval")
+MINUTES = "distributed_timeout_minutes"
+
+
+def _between(values: Group) -> bool:
+    """Whether a number of samples is no whole number of steps."""
+    samples, batch = values.get("train_samples"), values.get("global_batch_size")
+    return bool(samples and batch and samples % batch)
+
+
+LENGTH = convert(
+    ("train_iters", "train_samples"),
+    "run.steps",
+    lambda values, context: {"run.steps": steps(values, "train")},
+    lambda values, context: {"train_iters": values.get("run.steps")},
+    sees=("global_batch_size",),
+    blurs=_between,
+    lossy="a number of samples becomes whole optimizer steps",
+    source="training.py: update_train_iters",
+)
+
+
+def _collects(values: Group, context: Context) -> Group:
+    every = values.get("manual_gc_interval") or 0
+    return {"run.collect_interval": every} if values.get("manual_gc") and every > 0 else {}
+
+
+def _write_collects(values: Group, context: Context) -> Group:
+    every = values.get("run.collect_interval")
+    return {"manual_gc": True, "manual_gc_interval": every} if every else {}
+
+
+COLLECTS = convert(
+    GATHERED,
+    "run.collect_interval",
+    _collects,
+    _write_collects,
+    effect=Effect.COST,
+    blurs=lambda values: bool(values.get("manual_gc")) and (values.get("manual_gc_interval") or 0) <= 0,
+    lossy="collection by hand without an interval, which leaves evaluation alone, has no Plan form",
+    source="training.py: train, manual_gc",
+)
+
+
+def _minutes(values: Group, context: Context) -> Group:
+    seconds = values.get("run.timeout")
+    return {MINUTES: max(1, round(seconds / 60))} if seconds else {}
+
+
+TIMEOUT = convert(
+    MINUTES,
+    "run.timeout",
+    lambda values, context: {"run.timeout": 60.0 * max(1, values[MINUTES])} if values.get(MINUTES) is not None else {},
+    _minutes,
+    effect=EFFECTS["run.timeout"],
+    blurs=lambda values: (values.get(MINUTES) or 1) < 1,
+    lossy="Megatron counts whole minutes",
+    source="initialize.py: timedelta(minutes=args.distributed_timeout_minutes)",
+)
+
+
+def _on(theirs: str, ours: str) -> Rule:
+    """A switch that turns on what a plan's field says is on."""
+    return convert(
+        theirs,
+        ours,
+        lambda values, context: {ours: bool(values[theirs])} if theirs in values else {},
+        lambda values, context: {theirs: True} if values.get(ours) else {},
+        effect=EFFECTS[ours],
+    )
+
+
+def _named(theirs: str, ours: str) -> Rule:
+    """A name; an empty text is none."""
+    return convert(
+        theirs,
+        ours,
+        lambda values, context: {ours: values.get(theirs) or None},
+        lambda values, context: {theirs: values.get(ours) or None},
+        effect=EFFECTS[ours],
+    )
+
+
+def _write_saves(values: Group, context: Context) -> Group:
+    if not values.get("run.async_save"):
+        return {}
+    return {"async_save": True, **({"use_persistent_ckpt_worker": True} if context.since("0.16.0") else {})}
+
+
+SAVES = convert(
+    ("async_save", "use_persistent_ckpt_worker"),
+    "run.async_save",
+    lambda values, context: {"run.async_save": bool(values["async_save"])} if "async_save" in values else {},
+    _write_saves,
+    effect=EFFECTS["run.async_save"],
+    carries={"use_persistent_ckpt_worker": ()},
+    note="checkpoints that take less time or memory",
+    source="arguments.py: validate_args, since 0.16 only with a worker that stays",
+)
+GIVEN, STORED, SCHEDULE = "override_opt_param_scheduler", "use_checkpoint_opt_param_scheduler", "run.resumed_schedule"
+
+
+def _read_resumed(values: Group, context: Context) -> Group:
+    if GIVEN not in values:
+        return {}
+    return {SCHEDULE: "given" if values[GIVEN] else "checkpoint" if values.get(STORED) else "same"}
+
+
+RESUMED = convert(
+    (GIVEN, STORED),
+    SCHEDULE,
+    _read_resumed,
+    lambda values, context: (
+        {{"given": GIVEN, "checkpoint": STORED}.get(values.get(SCHEDULE) or "", GIVEN): True}
+        if values.get(SCHEDULE) in ("given", "checkpoint")
+        else {}
+    ),
+    effect=EFFECTS[SCHEDULE],
+    note="which schedule a resumed run takes",
+    source="optimizer_param_scheduler.py: _check_and_set",
+)
+
+RULES = (
+    LENGTH,
+    rename("seed", "run.seed", source="initialize.py: _set_random_seed"),
+    COLLECTS,
+    TIMEOUT,
+    counted("log_interval", "run.log_interval"),
+    counted("save_interval", "run.save_interval"),
+    counted("eval_interval", "run.eval_interval"),
+    counted("num_workers", "run.loaders"),
+    convert(
+        "distributed_backend",
+        "run.backend",
+        lambda values, context: {"run.backend": values.get("distributed_backend")},
+        lambda values, context: (
+            {"distributed_backend": values["run.backend"]} if values.get("run.backend") in ("nccl", "gloo") else {}
+        ),
+        effect=Effect.COST,
+        lossy="Megatron runs on nccl or gloo",
+    ),
+    convert(
+        "exit_interval",
+        "run.exit_interval",
+        lambda values, context: {"run.exit_interval": max(0, values["exit_interval"] or 0)} if "exit_interval" in values else {},
+        lambda values, context: {"exit_interval": values.get("run.exit_interval") or None},
+        effect=EFFECTS["run.exit_interval"],
+        source="training.py: checkpoint_and_decide_exit",
+    ),
+    counted("eval_iters", "run.eval_steps"),
+    SAVES,
+    _on("finetune", "run.weights_only"),
+    _on("use_cpu_initialization", "run.host_init"),
+    _named("wandb_project", "run.project"),
+    _named("wandb_entity", "run.entity"),
+    RESUMED,
+    switched_off("no_save_optim", "run.save_optimizer"),
+    switched_off("no_save_rng", "run.save_random"),
+    switched_off("no_load_optim", "run.load_optimizer"),
+    switched_off("no_load_rng", "run.load_random"),
+    *each_only_ours("run.epochs", note="Megatron counts steps or samples, not passes over the data"),
+    *each_only_ours("run.timers", note="Megatron's timers have levels of their own"),
+)

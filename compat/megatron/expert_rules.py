@@ -1,0 +1,210 @@
+"""The table between Megatron's arguments of experts and the plan's; without experts they say nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bridge.rules import Context, Group, convert
+from compat.megatron.attention_rules import SCRIPT
+from compat.megatron.exactly import undone
+from compat.megatron.patterns import blocks, first_of, fits, spelled
+
+MOE, COUNT = "model.moe.", "model.experts"
+BALANCE = {
+    "aux_loss": "batch",
+    "seq_aux_loss": "sequence",
+    "global_aux_loss": "global",
+    "sinkhorn": "sinkhorn",
+    "none": "none",
+    "quantile_balancing": "none",
+}
+LOSSES = {ours: theirs for theirs, ours in reversed(BALANCE.items())}
+KIND, COEFFICIENT, TOP_K = "moe_router_load_balancing_type", "moe_aux_loss_coeff", "moe_router_topk"
+
+
+# Sizes
+
+
+def _read_sizes(values: Group, context: Context) -> Group:
+    if not values.get("num_experts"):
+        return {}
+    shared = values.get("moe_shared_expert_intermediate_size") or 0
+    return {
+        f"{MOE}top_k": values.get(TOP_K),
+        f"{MOE}ffn": values.get("moe_ffn_hidden_size") or values.get("ffn_hidden_size"),
+        f"{MOE}shared_ffn": shared,
+        f"{MOE}shared_gate": bool(values.get("moe_shared_expert_gate")) if shared else None,
+        f"{MOE}layers": blocks(values.get("moe_layer_freq"), values.get("num_layers"), first_of),
+    }
+
+
+def _write_sizes(values: Group, context: Context) -> Group:
+    if not values.get(COUNT):
+        return {}
+    layers = values.get(f"{MOE}layers")
+    return {
+        TOP_K: values.get(f"{MOE}top_k"),
+        "moe_ffn_hidden_size": values.get(f"{MOE}ffn"),
+        "moe_shared_expert_intermediate_size": values.get(f"{MOE}shared_ffn") or None,
+        **({"moe_shared_expert_gate": True} if values.get(f"{MOE}shared_gate") and values.get(f"{MOE}shared_ffn") else {}),
+        "moe_layer_freq": spelled(layers, values.get("model.layers"), first_of) if layers and not all(layers) else None,
+    }
+
+
+SIZED = {
+    TOP_K: f"{MOE}top_k",
+    "moe_ffn_hidden_size": f"{MOE}ffn",
+    "moe_shared_expert_intermediate_size": f"{MOE}shared_ffn",
+    "moe_shared_expert_gate": f"{MOE}shared_gate",
+    "moe_layer_freq": f"{MOE}layers",
+}
+SIZES = convert(
+    tuple(SIZED),
+    tuple(SIZED.values()),
+    _read_sizes,
+    _write_sizes,
+    sees=("num_experts", "num_layers", "ffn_hidden_size", COUNT, "model.layers"),
+    blurs=lambda values: bool(values.get("num_experts")) and not fits(values.get("moe_layer_freq"), values.get("num_layers")),
+    carries=SIZED,
+    lossy="before 0.10 Megatron's experts are as wide as its feed-forward layer, and in every block",
+    note=SCRIPT,
+    source="moe/experts.py; moe/shared_experts.py; gpt_layer_specs.py: get_gpt_decoder_layer_specs",
+    model=True,
+)
+
+
+# Router
+
+SCORES = ("softmax", "sigmoid", "sqrtsoftplus")
+
+
+def _read_router(values: Group, context: Context) -> Group:
+    if not values.get("num_experts"):
+        return {}
+    score, biased = values.get("moe_router_score_function") or "softmax", bool(values.get("moe_router_enable_expert_bias"))
+    sinkhorn, factor = "sinkhorn" in _kinds(values), values.get("moe_router_topk_scaling_factor")
+    grouped, capacity = values.get("moe_router_group_topk") or None, values.get("moe_expert_capacity_factor")
+    return {
+        f"{MOE}score": score if score in SCORES else None,
+        f"{MOE}normalised": None if sinkhorn else score != "softmax" or not values.get("moe_router_pre_softmax"),
+        f"{MOE}scale": factor if factor and factor > 0 else None,
+        f"{MOE}groups": values.get("moe_router_num_groups") if grouped else None,
+        f"{MOE}top_groups": grouped,
+        f"{MOE}balance_bias": biased,
+        f"{MOE}balance_rate": values.get("moe_router_bias_update_rate") if biased else None,
+        f"{MOE}capacity": capacity if capacity and capacity > 0 else None,
+        f"{MOE}z_loss": values.get("moe_z_loss_coeff"),
+    }
+
+
+def _write_router(values: Group, context: Context) -> Group:
+    if not values.get(COUNT):
+        return {}
+    score, biased = values.get(f"{MOE}score"), values.get(f"{MOE}balance_bias")
+    # Of one expert alone Megatron wants the softmax before the choice, and its weight is then below one.
+    alone = values.get(f"{MOE}top_k") == 1 and context.since("0.11.0") and values.get(f"{MOE}balance") != "sinkhorn"
+    before = score in (None, "softmax") and (values.get(f"{MOE}normalised") is False or alone)
+    top_groups = values.get(f"{MOE}top_groups")
+    return {
+        "moe_router_score_function": score,
+        **({"moe_router_pre_softmax": True} if before else {}),
+        "moe_router_topk_scaling_factor": values.get(f"{MOE}scale"),
+        "moe_router_num_groups": values.get(f"{MOE}groups") if top_groups else None,
+        "moe_router_group_topk": top_groups,
+        **({"moe_router_enable_expert_bias": True} if biased and score not in (None, "softmax") else {}),
+        "moe_router_bias_update_rate": values.get(f"{MOE}balance_rate") if biased else None,
+        "moe_expert_capacity_factor": values.get(f"{MOE}capacity"),
+        "moe_z_loss_coeff": values.get(f"{MOE}z_loss"),
+    }
+
+
+ROUTED: dict[str, str | tuple[str, ...]] = {
+    "moe_router_score_function": (f"{MOE}score", f"{MOE}normalised"),
+    "moe_router_pre_softmax": f"{MOE}normalised",
+    "moe_router_topk_scaling_factor": f"{MOE}scale",
+    "moe_router_num_groups": f"{MOE}groups",
+    "moe_router_group_topk": f"{MOE}top_groups",
+    "moe_router_enable_expert_bias": f"{MOE}balance_bias",
+    "moe_router_bias_update_rate": f"{MOE}balance_rate",
+    "moe_expert_capacity_factor": f"{MOE}capacity",
+    "moe_z_loss_coeff": f"{MOE}z_loss",
+}
+ROUTER = convert(
+    tuple(ROUTED),
+    tuple(
+        MOE + name
+        for name in (
+            *("score", "normalised", "scale", "groups", "top_groups"),
+            *("balance_bias", "balance_rate", "capacity", "z_loss"),
+        )
+    ),
+    _read_router,
+    _write_router,
+    sees=("num_experts", COUNT, KIND, f"{MOE}top_k", f"{MOE}balance"),
+    carries=ROUTED,
+    lossy="Megatron's weights sum to one unless a softmax comes before the choice, and a balancing bias needs another score than "
+    "softmax",
+    note=SCRIPT,
+    source="moe/moe_utils.py: topk_routing_with_score_function; moe/router.py",
+    model=True,
+)
+
+
+# Loss of balance
+
+
+def _kinds(values: Group) -> list[Any]:
+    kinds = values.get(KIND)
+    return list(kinds) if isinstance(kinds, list | tuple) else [kinds]
+
+
+def _coefficients(values: Group) -> list[Any]:
+    found = values.get(COEFFICIENT)
+    return list(found) if isinstance(found, list | tuple) else [found]
+
+
+def _read_balance(values: Group, context: Context) -> Group:
+    """The first loss with a coefficient; Megatron's is divided by the experts of a token."""
+    if not values.get("num_experts") or KIND not in values:
+        return {}
+    pairs = list(zip(_kinds(values), _coefficients(values), strict=False))
+    kind, coefficient = next((pair for pair in pairs if pair[1]), pairs[0] if pairs else (None, None))
+    top_k = values.get(TOP_K)
+    share = max(0.0, coefficient) / top_k if coefficient is not None and top_k else None
+    return {f"{MOE}balance": BALANCE.get(str(kind)), f"{MOE}aux_loss": share}
+
+
+def _write_balance(values: Group, context: Context) -> Group:
+    if not values.get(COUNT):
+        return {}
+    share, top_k = values.get(f"{MOE}aux_loss"), values.get(f"{MOE}top_k") or 2
+    coefficient = None if share is None else undone(share * top_k, lambda number: number / top_k, share)
+    kind = LOSSES.get(values.get(f"{MOE}balance") or "")
+    # One of each: several may be told since 0.14.0, and a list of one is read as its value.
+    return {KIND: kind, COEFFICIENT: coefficient}
+
+
+def _several(values: Group) -> bool:
+    """Whether more than one loss counts, or what balances is no loss."""
+    return bool(values.get("num_experts")) and (
+        sum(bool(number) for number in _coefficients(values)) > 1
+        or any(number is not None and number < 0 for number in _coefficients(values))
+        or "quantile_balancing" in _kinds(values)
+    )
+
+
+BALANCED = convert(
+    (KIND, COEFFICIENT),
+    (f"{MOE}balance", f"{MOE}aux_loss"),
+    _read_balance,
+    _write_balance,
+    sees=("num_experts", TOP_K, COUNT, f"{MOE}top_k"),
+    blurs=_several,
+    carries={KIND: f"{MOE}balance", COEFFICIENT: f"{MOE}aux_loss"},
+    lossy="Megatron's loss of balance is divided by the experts of a token; several at once have no Plan form",
+    note=SCRIPT,
+    source="moe/moe_utils.py: switch_load_balancing_loss_func; moe/router.py: get_aux_loss_coeff",
+    model=True,
+)
+
+RULES = (SIZES, ROUTER, BALANCED)

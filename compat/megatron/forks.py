@@ -1,0 +1,166 @@
+"""What forks and older releases say beside the newest parser: removed flags as what they meant, and what unknown ones touch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bridge.rules import Effect
+
+NAMES = (
+    *("tp", "pp", "dp", "cp", "ep", "sp", "etp", "vp", "vpp", "fsdp", "fsdp2", "zero", "world", "ranks?", "gpus?", "nodes?"),
+    *(
+        "stages?",
+        "shards?",
+        "sharded",
+        "bs",
+        "mbs",
+        "gbs",
+        "bsz",
+        "accum",
+        "accumulation",
+        "accumulate",
+        "amp",
+        "half",
+        "int8",
+        "int4",
+    ),
+    *("nvfp4", "mxfp8", "(?:bf|fp|tf|float|bfloat)(?:4|8|16|32|64)"),
+)
+PARTS = ("parallel", "tensor(?!board)", "pipeline", "batch", "precision", "dtype", "quantiz", "loss[-_]?scal")
+TOUCHING = re.compile(f"(?:^|[-_=.:])(?:{'|'.join(NAMES)})(?:$|[-_=.:])|{'|'.join(PARTS)}", re.IGNORECASE)
+"""Names and values that speak of parallelism, batch or precision: whole words, and parts of words."""
+
+
+def touches(*words: str) -> bool:
+    """Whether a flag, by its name or its values, touches parallelism, batch or precision; paths are not looked into."""
+    return any(TOUCHING.search(word.lstrip("-")) for word in words if "/" not in word)
+
+
+Values = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """A flag that the newest parser has no more, as Megatron-LM at `source` (a tag, or a month of its main branch) read it.
+
+    `says` gives what it set, in today's arguments, from its value (None: it took none); `takes` tells whether it took one. A
+    flag that sets nothing is left out for the reason in `note`.
+    """
+
+    option: str
+    says: Callable[[str | None], Values]
+    source: str
+    takes: bool = False
+    effect: Effect = Effect.NONE
+    note: str = ""
+
+
+def _full(method: str | None) -> Values:
+    return {"recompute_granularity": "full", "recompute_method": method or "uniform", "recompute_num_layers": 1}
+
+
+def _sets(**values: Any) -> Callable[[str | None], Values]:
+    return lambda _: values
+
+
+def _number(name: str, kind: type) -> Callable[[str | None], Values]:
+    return lambda text: {name: kind(text)}
+
+
+def _text(name: str) -> Callable[[str | None], Values]:
+    return lambda text: {name: text}
+
+
+def _nothing(_: str | None) -> Values:
+    return {}
+
+
+def _gone(source: str, note: str, *options: str, takes: bool = False, effect: Effect = Effect.NONE) -> Iterator[Removed]:
+    """Flags that set nothing which is there today."""
+    return (Removed(option, _nothing, source, takes, effect, note) for option in options)
+
+
+DEFAULT = "what it asks for is the default since"
+LOG, DATA, KERNEL = "it is about logs", "it is about how data is read", "it is a choice of kernel"
+ROWS: tuple[Removed, ...] = (
+    Removed("--checkpoint-activations", _full, "v2.6"),
+    Removed("--checkpoint-num-layers", _number("recompute_num_layers", int), "v2.5", True),
+    Removed("--distribute-checkpointed-activations", _sets(distribute_saved_activations=True), "v2.6"),
+    Removed("--activations-checkpoint-method", _full, "v2.6", True),
+    Removed("--activations-checkpoint-num-layers", _number("recompute_num_layers", int), "v2.6", True),
+    Removed("--checkpoint-granularity", _text("recompute_granularity"), "2022-04", True),
+    Removed("--checkpoint-method", _text("recompute_method"), "2022-04", True),
+    Removed("--distribute-recomputed-activations", _sets(distribute_saved_activations=True), "2022-05"),
+    Removed("--batch-size", _number("micro_batch_size", int), "v1.0", True),
+    Removed("--model-parallel-size", _number("tensor_model_parallel_size", int), "v1.0", True),
+    Removed("--warmup", _number("lr_warmup_fraction", float), "v1.0", True),
+    Removed("--layernorm-epsilon", _number("layernorm_epsilon", float), "23.06", True),
+    Removed("--min-scale", _number("min_loss_scale", float), "v1.1.5", True),
+    Removed("--fp8-e4m3", _sets(fp8="e4m3"), "23.06"),
+    Removed("--fp8-hybrid", _sets(fp8="hybrid"), "23.06"),
+    Removed("--use-checkpoint-lr-scheduler", _sets(use_checkpoint_opt_param_scheduler=True), "v2.6"),
+    Removed("--override-lr-scheduler", _sets(override_opt_param_scheduler=True), "v2.6"),
+    *_gone("23.06", DEFAULT, "--no-query-key-layer-scaling", "--overlap-p2p-communication"),
+    *_gone("v2.0", DEFAULT, "--bias-gelu-fusion", "--bias-dropout-fusion"),
+    *_gone("v2.0", KERNEL, "--scaled-masked-softmax-fusion", takes=True, effect=Effect.COST),
+    *_gone("v2.0", KERNEL, "--scaled-upper-triang-masked-softmax-fusion", takes=True, effect=Effect.COST),
+    *_gone("v2.6", "Megatron's own reduction of gradients is left", "--DDP-impl", takes=True, effect=Effect.ROUNDING),
+    *_gone("v2.6", "it is about where gradients lie", "--no-contiguous-buffers-in-local-ddp", effect=Effect.COST),
+    *_gone("v2.5", "it is about where gradients lie", "--use-contiguous-buffers-in-ddp", effect=Effect.COST),
+    *_gone("v2.6", "it is about how stages send", "--no-scatter-gather-tensors-in-pipeline", effect=Effect.COST),
+    *_gone("2024-03", "it is about when ranks send", "--delay-param-gather", "--no-delay-grad-reduce", effect=Effect.COST),
+    *_gone("2024-03", LOG, "--log-batch-size-to-tensorboard", "--no-log-learnig-rate-to-tensorboard"),
+    *_gone("v2.6", DATA, "--data-impl", takes=True),
+    *_gone("23.06", DATA, "--mmap-warmup"),
+    *_gone("v2.6", "the launcher hands it over", "--local_rank", takes=True),
+)
+"""megatron/arguments.py of Megatron-LM at the source that each row names; for `--checkpoint-activations` and
+`--activations-checkpoint-method` its `validate_args` of 2022-05, for `--warmup` training.py.
+"""
+REMOVED: Mapping[str, Removed] = {row.option: row for row in ROWS}
+ENDED = {"checkpoint_activations": "--checkpoint-activations", "batch_size": "--batch-size", "warmup": "--warmup"} | {
+    "model_parallel_size": "--model-parallel-size"
+}
+"""Arguments that the newest parsers still take, and then end the program for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meant:
+    """A removed flag that was written: where, how many words it takes, and its value, None where it took none."""
+
+    row: Removed
+    place: int
+    words: int
+    value: str | None
+
+    @property
+    def values(self) -> Values:
+        """What it sets; raises `ValueError` for a value of another type."""
+        return self.row.says(self.value)
+
+
+def meant(words: Sequence[str], extras: Container[int], ended: Iterable[int]) -> Iterator[Meant]:
+    """The removed flags: among the words at `extras`, which a parser leaves over, and those at `ended`, which it takes."""
+    ended = set(ended)
+    for place, word in enumerate(words):
+        option, tied, attached = word.partition("=")
+        row = REMOVED.get(option) if place in extras or place in ended else None
+        if row is None:
+            continue
+        behind = words[place + 1] if place + 1 < len(words) and (place + 1 in extras or place in ended) else None
+        value = attached if tied else behind if row.takes else None
+        if row.takes is (value is not None):
+            yield Meant(row, place, 1 + int(row.takes and not tied), value)
+
+
+def joined(found: Sequence[Meant]) -> dict[str, Any]:
+    """What several removed flags set together: a number of layers on its own counts, the one that a method implies does not."""
+    values: dict[str, Any] = {}
+    for flag in sorted(found, key=lambda flag: len(flag.values), reverse=True):
+        values |= flag.values
+    if "recompute_num_layers" in values and "recompute_granularity" not in values:
+        del values["recompute_num_layers"]
+    return values

@@ -1,0 +1,381 @@
+"""The table between Megatron's arguments of the model and the plan's: sizes, biases, feed-forward layer, norms, embedding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from bridge.rules import EFFECTS, Context, Effect, Group, Rule, convert, rename
+from compat.megatron import attention_rules, expert_rules, rotary_rules
+
+SCRIPT = "the model is defined by the training script"
+TENSOR = "tensor_model_parallel_size"
+USUAL = 128
+"""make_vocab_size_divisible_by where nobody says."""
+
+
+def fact(theirs: str, ours: str, source: str = "") -> Rule:
+    """The same fact about the model under two names."""
+    return replace(rename(theirs, ours, note=SCRIPT, source=source), model=True)
+
+
+# Sizes
+
+
+def _read_groups(values: Group, context: Context) -> Group:
+    """Key and value heads; as many as heads without --group-query-attention."""
+    grouped = values.get("group_query_attention") and not values.get("multi_latent_attention")
+    return {"model.kv_heads": values.get("num_query_groups" if grouped else "num_attention_heads")}
+
+
+def _write_groups(values: Group, context: Context) -> Group:
+    groups = values.get("model.kv_heads")
+    if not groups or values.get("model.attention.latent.kv_rank"):
+        return {}
+    return {"group_query_attention": True, "num_query_groups": groups}
+
+
+GROUPS = convert(
+    ("group_query_attention", "num_query_groups"),
+    "model.kv_heads",
+    _read_groups,
+    _write_groups,
+    sees=("num_attention_heads", "multi_latent_attention", "model.attention.latent.kv_rank"),
+    lossy="num_query_groups counts only with --group-query-attention, and latent attention has no groups",
+    note=SCRIPT,
+    source="arguments.py: num_query_groups counts only with --group-query-attention",
+    model=True,
+)
+
+
+# Vocabulary
+
+
+def padded(vocab: int, multiple: int) -> int:
+    """Rows of an embedding that is filled up to a multiple."""
+    return -(-vocab // multiple) * multiple
+
+
+def _words(values: Group) -> int | None:
+    """Words of the tokenizer: a NullTokenizer has one beside those of --vocab-size."""
+    vocab = values.get("vocab_size")
+    return vocab + str(values.get("tokenizer_type")).startswith("Null") if vocab else None
+
+
+def _read_padded(values: Group, context: Context) -> Group:
+    if rows := values.get("padded_vocab_size"):
+        return {"model.embedding.padded_vocab": rows}
+    words, divisor = _words(values), values.get("make_vocab_size_divisible_by") or 0
+    if not words or divisor < 1:
+        return {}
+    return {"model.embedding.padded_vocab": padded(words, divisor * (values.get(TENSOR) or 1))}
+
+
+def _write_padded(values: Group, context: Context) -> Group:
+    """The rows, or the divisor that makes them: the usual one, a power of two, or all rows of a tensor rank."""
+    vocab, ranks = values.get("model.vocab"), values.get("parallel.tensor") or 1
+    rows = values.get("model.embedding.padded_vocab") or vocab
+    if rows is None:
+        return {}
+    divisors = [USUAL >> power for power in range(8)] + [rows // ranks]
+    divisor = next((size for size in divisors if vocab and size and padded(vocab, size * ranks) == rows), None)
+    return {"make_vocab_size_divisible_by": divisor} if divisor else {"padded_vocab_size": rows}
+
+
+VOCABULARY = convert(
+    ("make_vocab_size_divisible_by", "padded_vocab_size"),
+    "model.embedding.padded_vocab",
+    _read_padded,
+    _write_padded,
+    sees=("vocab_size", "tokenizer_type", TENSOR, "model.vocab", "parallel.tensor"),
+    blurs=lambda values: not _words(values) and values.get("make_vocab_size_divisible_by") != USUAL,
+    lossy="Megatron fills the vocabulary up to a multiple of a divisor x tensor ranks",
+    note="rows that the embedding has beside those of the vocabulary",
+    source="tokenizer.py: _vocab_size_with_padding, since 0.19 vocab_utils.py",
+    model=True,
+)
+
+
+# Biases
+
+
+LINEAR = ("model.attention.output_bias", "model.mlp.bias")
+QKV, ROUTER = "model.attention.qkv_bias", "model.moe.router_bias"
+
+
+def _read_biases(values: Group, context: Context) -> Group:
+    """All linear layers have biases or none; queries, keys and values may have them alone, unless they are latent."""
+    if "add_bias_linear" not in values:
+        return {}
+    linear = bool(values["add_bias_linear"])
+    return {
+        **dict.fromkeys(LINEAR, linear),
+        QKV: not values.get("multi_latent_attention") and (linear or bool(values.get("add_qkv_bias"))),
+        ROUTER: linear and context.since("0.15.0") if values.get("num_experts") else None,
+    }
+
+
+def _write_biases(values: Group, context: Context) -> Group:
+    said = [values[path] for path in LINEAR if values.get(path) is not None]
+    linear = False if _unbiased(values, context) else all(said) if said else None
+    alone = values.get(QKV) and linear is False and not values.get("model.attention.latent.kv_rank")
+    return {"add_bias_linear": linear, **({"add_qkv_bias": True} if alone else {})}
+
+
+def _unbiased(values: Group, context: Context) -> bool:
+    """Whether there are experts that can have no biases."""
+    tensor = values.get("parallel.expert_tensor") or values.get("parallel.tensor") or 1
+    able = not context.since("0.12.1") or (tensor == 1 and context.since("0.15.0"))
+    return values.get("model.experts") is not None and not able
+
+
+BIASES = convert(
+    ("add_bias_linear", "add_qkv_bias"),
+    (*LINEAR, QKV, ROUTER),
+    _read_biases,
+    _write_biases,
+    sees=(
+        *("multi_latent_attention", "num_experts", "model.experts", "model.attention.latent.kv_rank"),
+        *("parallel.expert_tensor", "parallel.tensor"),
+    ),
+    carries={"add_bias_linear": (*LINEAR, ROUTER), "add_qkv_bias": QKV},
+    lossy="Megatron's linear layers all have biases, or only queries, keys and values; its experts none before 0.15, or over "
+    "tensor groups",
+    note=SCRIPT,
+    source="attention.py: linear_qkv bias=add_bias_linear or add_qkv_bias; moe/router.py: bias, since 0.15; "
+    "transformer_config.py: biases of experts",
+    model=True,
+)
+
+
+# Feed-forward layer
+
+
+ACTIVATION, GATED = "model.mlp.activation", "model.mlp.gated"
+FUNCTIONS = {"gelu": "gelu", "fast_gelu": "gelu_tanh", **{name: name for name in ("silu", "quick_gelu", "relu", "squared_relu")}}
+WAYS: dict[tuple[Any, Any], Group] = {
+    ("silu", True): {"swiglu": True},
+    ("quick_gelu", True): {"quick_geglu": True},
+    ("squared_relu", False): {"squared_relu": True, "bias_gelu_fusion": False},
+    ("gelu", False): {"bias_gelu_fusion": False},
+}
+"""Flags for an activation and its gate; without any it is GELU, whose fused kernel takes the tanh form."""
+
+
+def _read_activation(values: Group, context: Context) -> Group:
+    if "swiglu" not in values:
+        return _read_function(values)
+    gated = bool(values["swiglu"] or values.get("quick_geglu")) and not values.get("squared_relu")
+    if gated:
+        return {ACTIVATION: "silu" if values["swiglu"] else "quick_gelu", GATED: True}
+    plain = "gelu_tanh" if values.get("bias_gelu_fusion") and values.get("add_bias_linear") else "gelu"
+    return {ACTIVATION: "squared_relu" if values.get("squared_relu") else plain, GATED: False}
+
+
+def _read_function(values: Group) -> Group:
+    """The same of a config object, which holds the function itself."""
+    if "activation_func" not in values:
+        return {}
+    name = FUNCTIONS.get(str(values["activation_func"] or "gelu").rpartition(".")[2])
+    gated = bool(values.get("gated_linear_unit"))
+    fused = values.get("bias_activation_fusion") and (gated or values.get("add_bias_linear"))
+    return {ACTIVATION: "gelu_tanh" if name == "gelu" and fused else name, GATED: gated}
+
+
+def _write_activation(values: Group, context: Context) -> Group:
+    name, gated = values.get(ACTIVATION), values.get(GATED)
+    function = next((theirs for theirs, ours in FUNCTIONS.items() if ours == name), None)
+    return {**WAYS.get((name, gated), {}), "activation_func": function, "gated_linear_unit": gated}
+
+
+FLAGS = ("swiglu", "squared_relu", "quick_geglu")
+ACTIVATIONS = convert(
+    (*FLAGS, "bias_gelu_fusion", "activation_func", "gated_linear_unit"),
+    (ACTIVATION, GATED),
+    _read_activation,
+    _write_activation,
+    sees=("add_bias_linear", "bias_activation_fusion"),
+    carries={"bias_gelu_fusion": ACTIVATION, "activation_func": ACTIVATION, "gated_linear_unit": GATED},
+    lossy="Megatron's flags name GELU, squared ReLU, and the gates of SiLU and of quick GELU",
+    note=SCRIPT,
+    source="arguments.py: core_transformer_config_from_args; mlp.py: forward; fusions/fused_bias_gelu.py",
+    model=True,
+)
+
+
+def _positive(values: Group, name: str) -> Any:
+    value = values.get(name)
+    return value if value is not None and value > 0 else None
+
+
+CLAMP = convert(
+    "activation_func_clamp_value",
+    "model.mlp.clamp",
+    lambda values, context: {"model.mlp.clamp": _positive(values, "activation_func_clamp_value")},
+    lambda values, context: {"activation_func_clamp_value": values.get("model.mlp.clamp")},
+    note=SCRIPT,
+    source="mlp.py: forward, since 0.15",
+    model=True,
+)
+OFFSET = convert(
+    ("glu_linear_offset", "bias_swiglu_fusion"),
+    "model.mlp.offset",
+    lambda values, context: {"model.mlp.offset": values.get("glu_linear_offset") or None},
+    lambda values, context: _write_offset(values),
+    effect=lambda values: Effect.NUMBERS if values.get("glu_linear_offset") else Effect.ROUNDING,
+    sees=(ACTIVATION,),
+    carries={"bias_swiglu_fusion": ()},
+    note="a choice of kernel inside Megatron",
+    source="mlp.py: forward, since 0.15; transformer_config.py: the fused SwiGLU adds no offset",
+    model=True,
+)
+
+
+def _write_offset(values: Group) -> Group:
+    offset = values.get("model.mlp.offset")
+    if not offset:
+        return {}
+    return {"glu_linear_offset": offset, **({"bias_swiglu_fusion": False} if values.get(ACTIVATION) == "silu" else {})}
+
+
+# Norms
+
+
+KINDS = {"LayerNorm": "layer", "RMSNorm": "rms"}
+NORMS = {ours: theirs for theirs, ours in KINDS.items()}
+EPSILONS, CENTRED = ("norm_epsilon", "layernorm_epsilon"), ("apply_layernorm_1p", "layernorm_zero_centered_gamma")
+AFTER = "apply_residual_connection_post_layernorm"
+
+
+def _read_norm(values: Group, context: Context) -> Group:
+    kind = KINDS.get(values.get("normalization") or "")
+    if kind is None:
+        return {}
+    return {
+        "model.norm.kind": kind,
+        "model.norm.eps": next((values[name] for name in EPSILONS if values.get(name) is not None), None),
+        "model.norm.zero_centred": any(values.get(name) for name in CENTRED),
+        "model.norm.bias": kind == "layer",
+        "model.norm.place": "before",
+        "model.norm.parallel": False,
+    }
+
+
+def _write_norm(values: Group, context: Context) -> Group:
+    return {
+        "normalization": NORMS.get(values.get("model.norm.kind") or ""),
+        **dict.fromkeys(EPSILONS, values.get("model.norm.eps")),
+        **(dict.fromkeys(CENTRED, True) if values.get("model.norm.zero_centred") else {}),
+    }
+
+
+NORM = convert(
+    ("normalization", *EPSILONS, *CENTRED, AFTER),
+    tuple(f"model.norm.{name}" for name in ("kind", "eps", "zero_centred", "bias", "place", "parallel")),
+    _read_norm,
+    _write_norm,
+    blurs=lambda values: bool(values.get(AFTER)),
+    carries={
+        "normalization": tuple(f"model.norm.{name}" for name in ("kind", "bias", "place", "parallel")),
+        **dict.fromkeys(EPSILONS, "model.norm.eps"),
+        **dict.fromkeys(CENTRED, "model.norm.zero_centred"),
+        AFTER: "model.norm.place",
+    },
+    lossy="Megatron's blocks have one norm before each layer, one layer behind the other; a residual that starts behind its norm "
+    "has no Plan form",
+    note=SCRIPT,
+    source="transformer_layer.py: forward; arguments.py: dests named as the config's fields since 0.16",
+    model=True,
+)
+
+
+# Embedding, dropout, first weights
+
+
+def _read_tied(values: Group, context: Context) -> Group:
+    untied = values.get("untie_embeddings_and_output_weights")
+    if untied is None:
+        return {}
+    return {"model.tied": not untied, "model.embedding.norm": False, "model.embedding.output_bias": False}
+
+
+TIED = convert(
+    "untie_embeddings_and_output_weights",
+    ("model.tied", "model.embedding.norm", "model.embedding.output_bias"),
+    _read_tied,
+    lambda values, context: {"untie_embeddings_and_output_weights": True} if values.get("model.tied") is False else {},
+    lossy="Megatron's embedding has no norm, and its output layer no bias",
+    note=SCRIPT,
+    source="gpt_model.py: output_layer bias=False; language_model_embedding.py",
+    model=True,
+)
+
+
+def _read_dropout(values: Group, context: Context) -> Group:
+    return dict.fromkeys(DROPOUTS, values["hidden_dropout"]) if values.get("hidden_dropout") is not None else {}
+
+
+def _write_dropout(values: Group, context: Context) -> Group:
+    return {"hidden_dropout": next((values[path] for path in DROPOUTS if values.get(path) is not None), None)}
+
+
+DROPOUTS = ("model.dropout", "model.embedding.dropout")
+DROPOUT = convert(
+    "hidden_dropout",
+    DROPOUTS,
+    _read_dropout,
+    _write_dropout,
+    lossy="Megatron has one dropout for the embedding and for what each layer adds",
+    note=SCRIPT,
+    source="language_model_embedding.py and transformer_layer.py: hidden_dropout",
+    model=True,
+)
+INIT = convert(
+    "init_method_std",
+    ("model.init.std", "model.init.scaled"),
+    lambda values, context: (
+        {"model.init.std": values["init_method_std"], "model.init.scaled": True}
+        if values.get("init_method_std") is not None
+        else {}
+    ),
+    lambda values, context: {"init_method_std": values.get("model.init.std")},
+    lossy="Megatron always starts projections into the residual at std / sqrt(2 x layers)",
+    note=SCRIPT,
+    source="transformer_config.py: init_method_normal, scaled_init_method_normal",
+    model=True,
+)
+PREDICTED = convert(
+    "mtp_num_layers",
+    "model.predicted",
+    lambda values, context: {"model.predicted": values.get("mtp_num_layers") or None},
+    lambda values, context: {"mtp_num_layers": values.get("model.predicted") or None},
+    effect=EFFECTS["model.predicted"],
+    note=SCRIPT,
+    source="multi_token_prediction.py, since 0.12",
+    model=True,
+)
+
+RULES = (
+    fact("num_layers", "model.layers"),
+    fact("hidden_size", "model.hidden"),
+    fact("num_attention_heads", "model.heads"),
+    fact("ffn_hidden_size", "model.ffn"),
+    fact("vocab_size", "model.vocab"),
+    fact("num_experts", "model.experts"),
+    fact("seq_length", "model.sequence"),
+    fact("max_position_embeddings", "model.embedding.max_positions"),
+    GROUPS,
+    VOCABULARY,
+    BIASES,
+    ACTIVATIONS,
+    CLAMP,
+    OFFSET,
+    NORM,
+    TIED,
+    DROPOUT,
+    INIT,
+    PREDICTED,
+    *attention_rules.RULES,
+    *rotary_rules.RULES,
+    *expert_rules.RULES,
+)

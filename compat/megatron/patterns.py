@@ -1,0 +1,48 @@
+"""Which blocks have something: Megatron's every-so-many or list of ones and zeros <-> one truth value for each block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Every = Callable[[int, int], bool]
+"""Whether the block at an index has it, where every so many blocks are counted."""
+
+
+def first_of(index: int, every: int) -> bool:
+    """The first of every so many (gpt_layer_specs.py: get_gpt_decoder_layer_specs, moe_layer_freq)."""
+    return index % every == 0
+
+
+def all_but_last_of(index: int, every: int) -> bool:
+    """All but the last of every so many (utils.py: is_layer_window_attention; transformer_config.py: no_rope_freq)."""
+    return (index + 1) % every != 0
+
+
+def blocks(value: Any, layers: int | None, every: Every, inverted: bool = False) -> tuple[bool, ...] | None:
+    """Which of `layers` blocks have it; None where all do, where `value` says nothing, or where it does not fit the blocks.
+
+    With `inverted`, a list marks the blocks that do not have it.
+    """
+    if isinstance(value, list | tuple):
+        found = tuple(bool(item) is not inverted for item in value)
+        return None if all(found) or (layers is not None and len(found) != layers) else found
+    if not isinstance(value, int) or value < 1 or layers is None:
+        return None
+    found = tuple(every(index, value) for index in range(layers))
+    return None if all(found) else found
+
+
+def spelled(found: tuple[bool, ...], layers: int | None, every: Every, inverted: bool = False) -> int | list[int]:
+    """The shortest way to say which blocks have it: a divisor of their number if there is one, else a list."""
+    for count in range(1, len(found) + 1) if layers == len(found) else ():
+        if len(found) % count == 0 and all(every(index, count) is has for index, has in enumerate(found)):
+            return count
+    return [int(has is not inverted) for has in found]
+
+
+def fits(value: Any, layers: int | None) -> bool:
+    """Whether `value` can be told block by block."""
+    if isinstance(value, list | tuple):
+        return layers is None or len(value) == layers
+    return value is None or (isinstance(value, int) and (value == 1 or (value > 1 and layers is not None)))

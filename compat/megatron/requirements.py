@@ -1,0 +1,53 @@
+"""What Megatron's parser and its training loop cannot start without."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bridge.requirements import Need
+
+REFUSED = "Megatron refuses to start without it"
+CHECKPOINT = "arguments.py: load_args_from_checkpoint"
+
+
+def _stored(given: Mapping[str, Any]) -> bool:
+    """Sizes come out of a checkpoint."""
+    return bool(given.get("use_checkpoint_args"))
+
+
+def _drawn(given: Mapping[str, Any]) -> bool:
+    """The number of layers is that of a pattern."""
+    return _stored(given) or any(given.get(name) for name in ("hybrid_layer_pattern", "hybrid_override_pattern"))
+
+
+def _idle(given: Mapping[str, Any]) -> bool:
+    """Nothing is trained."""
+    return bool(given.get("skip_train"))
+
+
+VALIDATE = "training/arguments.py: validate_args"
+NEEDS = (
+    Need(("micro_batch_size",), REFUSED, VALIDATE),
+    Need(("num_layers", "encoder_num_layers"), REFUSED, VALIDATE, unless=_drawn),
+    *(
+        Need((name,), REFUSED, f"{VALIDATE}, required_args", unless=_stored)
+        for name in ("hidden_size", "num_attention_heads", "max_position_embeddings")
+    ),
+    Need(("seq_length", "encoder_seq_length"), REFUSED, VALIDATE, unless=_stored),
+    Need(("lr",), "training stops when it builds the optimizer", "training/training.py", sized=False, unless=_idle),
+    Need(
+        ("train_iters", "train_samples"),
+        "training stops when it builds the schedule of the learning rate",
+        "training/training.py: get_optimizer_param_scheduler",
+        sized=False,
+        unless=_idle,
+    ),
+)
+RUN = ("train_iters", "train_samples", "data_path", "data_args_path", "mock_data", "tokenizer_type", "exit_duration_in_mins")
+"""Who says how long to train, or on what, means a whole launch; sizes alone may be a part of one."""
+
+
+def whole(given: Mapping[str, Any]) -> bool:
+    """Whether a launch is meant, rather than some flags of one."""
+    return any(given.get(name) for name in RUN)

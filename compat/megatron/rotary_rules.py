@@ -1,0 +1,257 @@
+"""The table between Megatron's arguments of positions and the plan's: their kind, and how rotary ones turn and stretch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bridge.rules import Context, Effect, Group, convert
+from compat.megatron.attention_rules import KV_RANK, LATENT, SCRIPT
+from compat.megatron.patterns import all_but_last_of, blocks, fits, spelled
+
+TYPE, POSITIONS, SCALING = "position_embedding_type", "model.embedding.positions", "model.rotary.scaling."
+ROTARY = ("rope", "yarn", "mrope")
+KIND = f"{SCALING}kind"
+LLAMA = {"low": 1.0, "high": 4.0, "original": 8192}
+"""Of Llama 3's scaling, what Megatron has no argument for (rotary_pos_embedding.py: _apply_scaling)."""
+FACTOR = 8.0
+YARN = {"original": 4096, "fast": 32.0, "slow": 1.0, "truncate": True}
+"""What YaRN takes where nothing is given (argument_utils.py: _apply_yarn_config_from_args; MLATransformerConfig)."""
+PREFIXED = {
+    "original": "yarn_original_max_position_embeddings",
+    "fast": "yarn_beta_fast",
+    "slow": "yarn_beta_slow",
+    "truncate": "yarn_correction_range_round_to_int",
+}
+"""Flags of 0.19 and later."""
+
+
+def turns(values: Group) -> bool:
+    """Whether positions are rotary; those of latent attention always are, in part of each head."""
+    return values.get(TYPE) in ROTARY or bool(values.get(LATENT) and TYPE in values)
+
+
+def wanted(values: Group) -> bool:
+    """Whether a plan's positions are rotary; those of latent attention always are."""
+    return values.get(POSITIONS) == "rotary" or bool(values.get(KV_RANK))
+
+
+# Kind of positions
+
+
+def _read_kind(values: Group, context: Context) -> Group:
+    kind = values.get(TYPE)
+    if kind is None:
+        return {}
+    learned = kind == "learned_absolute"
+    found = "learned" if learned else "rotary" if turns(values) else "none"
+    return {POSITIONS: found, "model.embedding.offset": 0 if learned else None}
+
+
+def _write_kind(values: Group, context: Context) -> Group:
+    kind = values.get(POSITIONS)
+    if kind != "rotary":
+        return {TYPE: {"learned": "learned_absolute", "none": "none"}.get(kind or "")}
+    yarn = values.get(KIND) == "yarn" and not values.get(KV_RANK) and context.since("0.18.0")
+    return {TYPE: "yarn" if yarn else "rope"}
+
+
+KINDS = convert(
+    (TYPE, "use_rotary_position_embeddings", "add_position_embedding"),
+    (POSITIONS, "model.embedding.offset"),
+    _read_kind,
+    _write_kind,
+    sees=(LATENT, KV_RANK, KIND),
+    blurs=lambda values: (
+        values.get(TYPE) in ("mrope", "relative") or (bool(values.get(LATENT)) and values.get(TYPE) == "learned_absolute")
+    ),
+    lossy="Megatron has learned positions from the first row on, and rotary ones; its relative ones and those of images have no "
+    "Plan form",
+    note=SCRIPT,
+    source="gpt_model.py: position_embedding_type; multi_latent_attention.py: rotary_pos_emb",
+    model=True,
+)
+
+
+# Turning
+
+
+def _read_base(values: Group, context: Context) -> Group:
+    if not turns(values) or "rotary_base" not in values:
+        return {}
+    share = None if values.get(LATENT) else values.get("rotary_percent")
+    return {"model.rotary.base": values["rotary_base"], "model.rotary.share": share}
+
+
+def _write_base(values: Group, context: Context) -> Group:
+    if not wanted(values):
+        return {}
+    share = None if values.get(KV_RANK) else values.get("model.rotary.share")
+    return {"rotary_base": whole(values.get("model.rotary.base")), "rotary_percent": share}
+
+
+def whole(number: Any) -> Any:
+    """A number without a fraction as a whole one, which is all that some flags take."""
+    return int(number) if isinstance(number, float) and number.is_integer() else number
+
+
+BASE = convert(
+    ("rotary_base", "rotary_percent"),
+    ("model.rotary.base", "model.rotary.share"),
+    _read_base,
+    _write_base,
+    sees=(TYPE, LATENT, POSITIONS, KV_RANK),
+    carries={"rotary_base": "model.rotary.base", "rotary_percent": "model.rotary.share"},
+    lossy="Megatron's rotary base is a whole number",
+    note=SCRIPT,
+    source="rotary_pos_embedding.py: RotaryEmbedding",
+    model=True,
+)
+
+
+def _read_pairs(values: Group, context: Context) -> Group:
+    """Pairs of a head's width: latent attention always turns neighbours together."""
+    if not turns(values):
+        return {}
+    return {"model.rotary.interleaved": bool(values.get(LATENT) or values.get("rotary_interleaved"))}
+
+
+def _write_pairs(values: Group, context: Context) -> Group:
+    latent = bool(values.get(KV_RANK))
+    pairs = bool(values.get("model.rotary.interleaved")) and not latent and values.get(POSITIONS) == "rotary"
+    stretched = values.get(KIND) == "yarn" and context.since("0.13.0")
+    plain = (latent and not stretched) or (pairs and not context.since("0.14.0"))
+    return {**({"rotary_interleaved": True} if pairs else {}), **({"apply_rope_fusion": False} if plain else {})}
+
+
+PAIRS = convert(
+    ("rotary_interleaved", "apply_rope_fusion"),
+    "model.rotary.interleaved",
+    _read_pairs,
+    _write_pairs,
+    effect=lambda values: Effect.NUMBERS if values.get("rotary_interleaved") else Effect.ROUNDING,
+    sees=(TYPE, LATENT, POSITIONS, KV_RANK, KIND),
+    carries={"apply_rope_fusion": ()},
+    lossy="Megatron's latent attention always turns neighbours together",
+    note="a choice of kernel inside Megatron",
+    source="rope_utils.py: multi_latent_attention; arguments.py and transformer_config.py: rope fusion",
+    model=True,
+)
+SOME = convert(
+    "no_rope_freq",
+    "model.rotary.layers",
+    lambda values, context: {
+        "model.rotary.layers": blocks(values.get("no_rope_freq"), values.get("num_layers"), all_but_last_of, inverted=True)
+    },
+    lambda values, context: _write_some(values),
+    sees=("num_layers", "model.layers"),
+    blurs=lambda values: not fits(values.get("no_rope_freq"), values.get("num_layers")),
+    lossy="Megatron leaves blocks without rotary positions from 0.13 on",
+    note=SCRIPT,
+    source="transformer_config.py: no_rope_freq marks blocks without them",
+    model=True,
+)
+
+
+def _write_some(values: Group) -> Group:
+    turning = values.get("model.rotary.layers")
+    if turning is None or all(turning):
+        return {}
+    return {"no_rope_freq": spelled(turning, values.get("model.layers"), all_but_last_of, inverted=True)}
+
+
+# Stretching
+
+
+def _read_scaling(values: Group, context: Context) -> Group:
+    if not turns(values) or "rotary_base" not in values:
+        return {}
+    if values.get(LATENT):
+        return _read_latent(values)
+    if values.get(TYPE) == "yarn":
+        return _read_yarn(values, context)
+    if values.get("use_rope_scaling"):
+        factor = values.get("rope_scaling_factor", FACTOR)
+        return {KIND: "llama3", f"{SCALING}factor": factor, **{SCALING + name: value for name, value in LLAMA.items()}}
+    factor = values.get("rotary_seq_len_interpolation_factor")
+    return {KIND: "linear", f"{SCALING}factor": float(factor)} if factor and factor > 0 else {KIND: "none"}
+
+
+def _read_latent(values: Group) -> Group:
+    """Latent attention stretches by YaRN unless told otherwise; a factor of one changes nothing."""
+    factor = values.get("rotary_scaling_factor")
+    if values.get("rope_type") == "rope" or factor is None or factor == 1.0:
+        return {KIND: "none"}
+    fixed = {SCALING + name: value for name, value in YARN.items()}
+    return {KIND: "yarn", f"{SCALING}factor": factor, **fixed, **_weights(values)}
+
+
+def _read_yarn(values: Group, context: Context) -> Group:
+    found = {KIND: "yarn", f"{SCALING}factor": values.get("rotary_scaling_factor")}
+    if not context.since("0.19.0"):
+        return found
+    bounds = {name: values.get(flag) for name, flag in PREFIXED.items()}
+    return {
+        **found,
+        **{SCALING + name: YARN[name] if value is None else value for name, value in bounds.items()},
+        **_weights(values),
+    }
+
+
+def _weights(values: Group) -> Group:
+    """Weights of the logarithms; one and none are those of the formula."""
+    weights = values.get("mscale"), values.get("mscale_all_dim")
+    return {} if None in weights or weights == (1.0, 0.0) else dict(zip(MSCALES.values(), weights, strict=True))
+
+
+MSCALES = {"mscale": f"{SCALING}mscale", "mscale_all_dim": f"{SCALING}mscale_all"}
+
+
+def _write_scaling(values: Group, context: Context) -> Group:
+    if not wanted(values):
+        return {}
+    kind, factor = values.get(KIND), values.get(f"{SCALING}factor")
+    latent = bool(values.get(KV_RANK))
+    if kind == "yarn" and (latent or context.since("0.18.0")):
+        return {"rotary_scaling_factor": factor, **_write_yarn(values, context, latent)}
+    if latent:
+        return {"rope_type": "rope"}
+    if kind == "llama3":
+        return {"use_rope_scaling": True, "rope_scaling_factor": factor}
+    return {"rotary_seq_len_interpolation_factor": whole(factor)} if kind == "linear" else {}
+
+
+def _write_yarn(values: Group, context: Context, latent: bool) -> Group:
+    weights = {flag: values.get(path) for flag, path in MSCALES.items()}
+    usual = {"mscale": 1.0, "mscale_all_dim": 0.0}
+    formula = {flag: usual[flag] if weight is None else weight for flag, weight in weights.items()}
+    bounds = {"rope_type": "yarn"} if latent else {flag: values.get(SCALING + name) for name, flag in PREFIXED.items()}
+    return {**bounds, **(formula if latent or context.since("0.19.0") else {})}
+
+
+BOUNDS = ("kind", "factor", "original", "low", "high", "fast", "slow", "mscale", "mscale_all", "truncate")
+STRETCH = convert(
+    (
+        *("use_rope_scaling", "rope_scaling_factor", "rotary_scaling_factor", "rotary_seq_len_interpolation_factor"),
+        *("rope_type", *PREFIXED.values(), *MSCALES),
+    ),
+    tuple(SCALING + name for name in BOUNDS),
+    _read_scaling,
+    _write_scaling,
+    sees=(TYPE, LATENT, "rotary_base", POSITIONS, KV_RANK),
+    carries={
+        **{flag: SCALING + name for name, flag in PREFIXED.items()},
+        **MSCALES,
+        "use_rope_scaling": tuple(SCALING + name for name in ("kind", "low", "high", "original")),
+        "rope_scaling_factor": f"{SCALING}factor",
+        "rotary_scaling_factor": (KIND, f"{SCALING}factor"),
+        "rotary_seq_len_interpolation_factor": (KIND, f"{SCALING}factor"),
+        "rope_type": tuple(SCALING + name for name in ("kind", "original", "fast", "slow", "truncate")),
+    },
+    lossy="Megatron stretches as Llama 3.1 does (1, 4 and 8192 are fixed), by YaRN (4096, 32 and 1 fixed with latent attention, "
+    "else from 0.18), or by a whole factor",
+    note=SCRIPT,
+    source="rotary_pos_embedding.py; yarn_rotary_pos_embedding.py; multi_latent_attention.py: softmax_scale",
+    model=True,
+)
+
+RULES = (KINDS, BASE, PAIRS, SOME, STRETCH)

@@ -1,0 +1,39 @@
+"""How Megatron shards optimizer state, gradients and weights, as its arguments tell."""
+
+from __future__ import annotations
+
+from bridge.rules import Group
+
+STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
+SHARDED = (
+    "use_distributed_optimizer",
+    "data_parallel_sharding_strategy",
+    "use_megatron_fsdp",
+    "use_custom_fsdp",
+    "use_torch_fsdp2",
+    "torch_fsdp2_reshard_after_forward",
+)
+
+
+def megatron_fsdp(values: Group) -> bool:
+    """Whether Megatron's own FSDP is on."""
+    return bool(values.get("use_megatron_fsdp") or values.get("use_custom_fsdp"))
+
+
+def torch_fsdp(values: Group) -> bool:
+    """Whether torch's FSDP is on."""
+    return bool(values.get("use_torch_fsdp2")) and not megatron_fsdp(values)
+
+
+def zero_stage(values: Group) -> int:
+    """What is sharded: nothing, optimizer state, gradients too, weights too."""
+    if megatron_fsdp(values):
+        return STRATEGIES.index(values.get("data_parallel_sharding_strategy") or "no_shard")
+    if torch_fsdp(values):
+        return 2 if values.get("torch_fsdp2_reshard_after_forward") is False else 3
+    return 1 if values.get("use_distributed_optimizer") else 0
+
+
+def aware(values: Group) -> bool:
+    """Whether there is a precision-aware optimizer, which is a sharded Adam."""
+    return bool(values.get("use_precision_aware_optimizer")) and zero_stage(values) >= 1 and values.get("optimizer") == "adam"

@@ -1,0 +1,361 @@
+"""Switches of Megatron's run beside the large groups: dispatch, exchange, buffers, 8-bit products, decoupled learning rate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bridge.rules import EFFECTS, Context, Effect, Group, always, convert
+from compat.megatron.exactly import undone
+from compat.megatron.shards import SHARDED, aware, zero_stage
+
+# Experts
+
+EXPERTS = "model.experts"
+DISPATCHERS = {"allgather": "all_gather", "alltoall": "all_to_all", "alltoall_seq": "all_to_all"}
+DISPATCHER = "parallel.dispatcher"
+
+
+def _read_dispatcher(values: Group, context: Context) -> Group:
+    kind = values.get("moe_token_dispatcher_type")
+    if kind is None or not values.get("num_experts"):
+        return {}
+    hybrid = values.get("moe_flex_dispatcher_backend") == "hybridep" and not values.get("moe_enable_deepep")
+    return {DISPATCHER: DISPATCHERS.get(kind) or ("hybridep" if hybrid else "deepep")}
+
+
+def _write_dispatcher(values: Group, context: Context) -> Group:
+    kind = values.get(DISPATCHER)
+    if values.get("model.moe.capacity") and not context.since("0.12.0"):
+        kind = "all_to_all"
+    if not values.get(EXPERTS) or kind is None:
+        return {}
+    if kind in ("all_gather", "all_to_all"):
+        return {"moe_token_dispatcher_type": kind.replace("_", "")}
+    if context.since("0.16.0"):
+        return {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": kind}
+    return {"moe_token_dispatcher_type": "flex", "moe_enable_deepep": True} if kind == "deepep" else {}
+
+
+DISPATCH = convert(
+    ("moe_token_dispatcher_type", "moe_flex_dispatcher_backend", "moe_enable_deepep"),
+    DISPATCHER,
+    _read_dispatcher,
+    _write_dispatcher,
+    effect=EFFECTS[DISPATCHER],
+    sees=("num_experts", EXPERTS, "model.moe.capacity"),
+    blurs=lambda values: values.get("moe_flex_dispatcher_backend") == "ncclep",
+    lossy="Megatron has DeepEP from 0.12 and HybridEP from 0.16; its NCCL-EP has no Plan form",
+    source="transformer_config.py: moe_token_dispatcher_type, moe_flex_dispatcher_backend; moe/token_dispatcher.py",
+)
+
+
+ROUTERS = ("fp32", "fp64")
+
+
+def _read_router(values: Group, context: Context) -> Group:
+    wide = values.get("moe_router_dtype")
+    return {"precision.router": wide} if values.get("num_experts") and wide in ROUTERS else {}
+
+
+def _write_router(values: Group, context: Context) -> Group:
+    wide = values.get("precision.router") in ROUTERS and values.get(EXPERTS)
+    return {"moe_router_dtype": values["precision.router"]} if wide else {}
+
+
+ROUTER = convert(
+    "moe_router_dtype",
+    "precision.router",
+    _read_router,
+    _write_router,
+    effect=EFFECTS["precision.router"],
+    sees=("num_experts", EXPERTS),
+    lossy="Megatron's router is in the format of the rest, in fp32 or in fp64, from 0.12",
+    source="moe/moe_utils.py: router_gating_linear",
+)
+
+
+# Exchange of keys and values
+
+EXCHANGES = {"p2p": "p2p", "a2a": "a2a", "allgather": "all_gather", "all_gather": "all_gather", "a2a+p2p": "a2a+p2p"}
+METHOD = "parallel.context_method"
+
+
+def _exchanges(values: Group) -> list[Any]:
+    kinds = values.get("cp_comm_type")
+    return list(kinds) if isinstance(kinds, list | tuple) else [kinds]
+
+
+def _read_method(values: Group, context: Context) -> Group:
+    kind, split = _exchanges(values)[0], (values.get("context_parallel_size") or 1) > 1
+    return {METHOD: EXCHANGES.get(str(kind))} if kind is not None and split else {}
+
+
+def _write_method(values: Group, context: Context) -> Group:
+    method, split = values.get(METHOD), (values.get("parallel.context") or 1) > 1
+    return {"cp_comm_type": [method.replace("all_gather", "allgather")]} if method and split else {}
+
+
+EXCHANGE = convert(
+    "cp_comm_type",
+    METHOD,
+    _read_method,
+    _write_method,
+    effect=EFFECTS[METHOD],
+    sees=("context_parallel_size", "parallel.context"),
+    blurs=lambda values: len(set(_exchanges(values))) > 1,
+    lossy="one way for each layer has no Plan form",
+    note="how context ranks exchange keys and values",
+    source="transformer_config.py: cp_comm_type",
+)
+
+
+# Buffers of sharded data parallelism
+
+BUFFERS = {
+    "fsdp_double_buffer": "zero.double_buffer",
+    "keep_fp8_transpose_cache": "zero.fp8_transposes",
+    "keep_fp8_transpose_cache_when_using_custom_fsdp": "zero.fp8_transposes",
+    "init_model_with_meta_device": "zero.meta_init",
+    "nccl_ub": "zero.registered",
+}
+
+
+def _read_buffers(values: Group, context: Context) -> Group:
+    """Beside the library of collectives, what FSDP has where it shards gradients; torch's has none of it."""
+    registered = {"zero.registered": bool(values["nccl_ub"])} if "nccl_ub" in values else {}
+    if zero_stage(values) < 2:
+        return registered
+    own = {ours: any(values.get(theirs) for theirs, other in BUFFERS.items() if other == ours) for ours in BUFFERS.values()}
+    return {**own, "zero.registered": registered.get("zero.registered")}
+
+
+def _write_buffers(values: Group, context: Context) -> Group:
+    """Beside the library of collectives they are Megatron-FSDP's, which shards gradients from 0.12 on."""
+    whole = (values.get("zero.stage") or 0) < 2 or not context.since("0.12.0")
+    wanted = {theirs: True for theirs, ours in BUFFERS.items() if values.get(ours)}
+    return {theirs: True for theirs in wanted if theirs == "nccl_ub" or not whole}
+
+
+BUFFERED = convert(
+    tuple(BUFFERS),
+    tuple(dict.fromkeys(BUFFERS.values())),
+    _read_buffers,
+    _write_buffers,
+    effect=Effect.COST,
+    sees=(*SHARDED, "zero.stage"),
+    carries=BUFFERS,
+    lossy="these are Megatron-FSDP's, which shards gradients too",
+    source="distributed_data_parallel_config.py; arguments.py: checks of Megatron-FSDP",
+)
+
+
+# 8-bit products
+
+RECIPES = ("tensorwise", "delayed", "blockwise", "mxfp8")
+
+
+def _read_recipe(values: Group, context: Context) -> Group:
+    if not values.get("fp8"):
+        return {}
+    recipe = values.get("fp8_recipe")
+    return {
+        "precision.fp8_recipe": recipe if recipe in RECIPES else "delayed",
+        "precision.fp8_weights": bool((values.get("fp8_param_gather") and zero_stage(values) >= 1) or values.get("fp8_param")),
+    }
+
+
+def _write_recipe(values: Group, context: Context) -> Group:
+    if not values.get("precision.fp8"):
+        return {}
+    gathers = values.get("precision.fp8_weights") and (values.get("zero.stage") or 0) >= 1
+    return {
+        "fp8_recipe": values.get("precision.fp8_recipe"),
+        **({"fp8_param_gather": True, "fp8_param": True} if gathers else {}),
+    }
+
+
+RECIPE = convert(
+    ("fp8_recipe", "fp8_param_gather", "fp8_param"),
+    ("precision.fp8_recipe", "precision.fp8_weights"),
+    _read_recipe,
+    _write_recipe,
+    sees=("fp8", "precision.fp8", "zero.stage", *SHARDED),
+    blurs=lambda values: bool(values.get("fp8")) and values.get("fp8_recipe") == "custom",
+    carries={
+        "fp8_recipe": "precision.fp8_recipe",
+        "fp8_param_gather": "precision.fp8_weights",
+        "fp8_param": "precision.fp8_weights",
+    },
+    mixed=True,
+    effect=lambda values: Effect.NUMBERS if values.get("fp8_recipe") not in (None, "delayed") else Effect.ROUNDING,
+    lossy="Megatron gathers weights in 8 bits only where they are sharded; a recipe of one's own has no Plan form",
+    source="fp8_utils.py: get_fp8_recipe; arguments.py: --fp8-param-gather needs a sharded optimizer",
+)
+
+
+# Learning rates of embedding and output layer
+
+RATES = ("optimizer.embedding_lr", "optimizer.output_lr")
+
+
+def _read_rates(values: Group, context: Context) -> Group:
+    own, rate = values.get("decoupled_lr"), values.get("lr")
+    return dict.fromkeys(RATES, own / rate) if own is not None and own >= 0 and rate else {}
+
+
+def _write_rates(values: Group, context: Context) -> Group:
+    factor, rate = values.get(RATES[0]), values.get("optimizer.lr")
+    if factor is None or factor != values.get(RATES[1]) or not rate:
+        return {}
+    least = values.get("optimizer.schedule.minimum")
+    own = undone(factor * rate, lambda number: number / rate, factor)
+    return {"decoupled_lr": own, "decoupled_min_lr": factor * least if least else None}
+
+
+def _own_minimum(values: Group) -> bool:
+    """Whether the rates end elsewhere than the same share of the usual end."""
+    own, rate = values.get("decoupled_lr"), values.get("lr")
+    least, usual = values.get("decoupled_min_lr"), values.get("min_lr") or 0.0
+    return bool(own is not None and rate and abs((usual if least is None else least) - usual * own / rate) > 1e-12 * own)
+
+
+DECOUPLED = convert(
+    ("decoupled_lr", "decoupled_min_lr"),
+    RATES,
+    _read_rates,
+    _write_rates,
+    sees=("lr", "min_lr", "optimizer.lr", "optimizer.schedule.minimum"),
+    blurs=_own_minimum,
+    carries={"decoupled_min_lr": RATES},
+    lossy="Megatron has one rate for embedding and output layer; where it ends by itself has no Plan form",
+    source="optimizer/__init__.py: _get_param_groups, decoupled_lr",
+)
+
+
+# What is computed again
+
+MODULES = {
+    "core_attn": "attention",
+    "layernorm": "norm",
+    "mla_up_proj": "latent",
+    "mlp": "mlp",
+    "moe": "experts",
+    "shared_experts": "shared_experts",
+    "moe_act": "experts",
+    "gdn_norm_out": "norm",
+}
+PARTS = {ours: theirs for theirs, ours in reversed(MODULES.items())}
+USUAL = ("attention",)
+
+
+def _read_modules(values: Group, context: Context) -> Group:
+    if values.get("recompute_granularity") != "selective":
+        return {}
+    named = values.get("recompute_modules") or ["core_attn"]
+    found = {MODULES[name] for name in named if name in MODULES}
+    return {"recompute.modules": tuple(part for part in dict.fromkeys(MODULES.values()) if part in found) or USUAL}
+
+
+def _write_modules(values: Group, context: Context) -> Group:
+    parts = values.get("recompute.modules")
+    if values.get("recompute.granularity") != "selective" or not parts or tuple(parts) == USUAL:
+        return {}
+    named = [PARTS[part] for part in parts if part in PARTS]
+    known = [name for name in named if name != "shared_experts" or context.since("0.14.0")]
+    return {"recompute_modules": known} if known else {}
+
+
+RECOMPUTED = convert(
+    "recompute_modules",
+    "recompute.modules",
+    _read_modules,
+    _write_modules,
+    effect=EFFECTS["recompute.modules"],
+    sees=("recompute_granularity", "recompute.granularity"),
+    blurs=lambda values: not {"moe_act", "gdn_norm_out"}.isdisjoint(values.get("recompute_modules") or ()),
+    lossy="Megatron names modules from 0.12; the activation of experts, and norms inside attention, have no Plan form",
+    source="transformer_config.py: recompute_modules",
+)
+
+
+# Memory of the host, and torch.autocast
+
+PINS = ("pin_cpu_grads", "pin_cpu_params")
+
+
+def _read_pins(values: Group, context: Context) -> Group:
+    said = [values[name] for name in PINS if values.get(name) is not None]
+    return {"zero.offload.pinned": all(said)} if said and values.get("optimizer_cpu_offload") and aware(values) else {}
+
+
+PINNED = convert(
+    PINS,
+    "zero.offload.pinned",
+    _read_pins,
+    lambda values, context: dict.fromkeys(PINS, False) if values.get("zero.offload.pinned") is False else {},
+    effect=Effect.COST,
+    sees=("optimizer_cpu_offload", "use_precision_aware_optimizer", "optimizer", *SHARDED),
+    blurs=lambda values: values.get("pin_cpu_grads") != values.get("pin_cpu_params"),
+    lossy="Megatron pins memory for gradients and for weights, each by a switch",
+    source="optimizer/cpu_offloading/hybrid_optimizer.py",
+)
+FORMATS = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float64": "fp64"}
+AUTOCAST = convert(
+    ("enable_autocast", "autocast_dtype"),
+    "precision.autocast",
+    lambda values, context: (
+        {"precision.autocast": FORMATS.get(str(values.get("autocast_dtype")))} if values.get("enable_autocast") else {}
+    ),
+    lambda values, context: _write_autocast(values),
+    lossy="Megatron's flags have no autocast; its config class has",
+    note="torch.autocast inside Megatron's layers",
+    source="model_parallel_config.py: enable_autocast, autocast_dtype",
+)
+
+
+def _write_autocast(values: Group) -> Group:
+    named = next((theirs for theirs, ours in FORMATS.items() if ours == values.get("precision.autocast")), None)
+    return {"enable_autocast": True, "autocast_dtype": named} if named else {}
+
+
+RESIDUAL = convert(
+    "fp32_residual_connection",
+    "precision.residual",
+    lambda values, context: {"precision.residual": "fp32"} if values.get("fp32_residual_connection") else {},
+    lambda values, context: (
+        {"fp32_residual_connection": True}
+        if values.get("precision.residual") == "fp32" and values.get("precision.compute") in ("bf16", "fp16")
+        else {}
+    ),
+    effect=EFFECTS["precision.residual"],
+    sees=("precision.compute",),
+    lossy="Megatron's residual stream is in the format of the rest, or in fp32",
+    source="arguments.py: fp32_residual_connection needs fp16 or bf16",
+)
+
+RULES = (
+    DISPATCH,
+    ROUTER,
+    EXCHANGE,
+    BUFFERED,
+    RECIPE,
+    DECOUPLED,
+    RECOMPUTED,
+    PINNED,
+    AUTOCAST,
+    RESIDUAL,
+    convert(
+        "ddp_average_in_collective",
+        "zero.average_in_collective",
+        lambda values, context: (
+            {"zero.average_in_collective": bool(values["ddp_average_in_collective"])}
+            if values.get("ddp_average_in_collective") is not None
+            else {}
+        ),
+        lambda values, context: {"ddp_average_in_collective": True} if values.get("zero.average_in_collective") else {},
+        effect=EFFECTS["zero.average_in_collective"],
+        note="the order of scaling and summing gradients",
+        source="distributed_data_parallel.py: average_in_collective",
+    ),
+    always("parallel.vocabulary", True, "Megatron always splits the vocabulary over tensor ranks", Effect.COST),
+)

@@ -1,0 +1,48 @@
+"""Which parameters Megatron decays, and how the decay changes over the steps."""
+
+from __future__ import annotations
+
+from bridge.rules import EFFECTS, Context, Effect, Group, convert
+from compat.megatron.learning_rate import steps
+
+RAMP = "optimizer.decay_ramp."
+PLAN = tuple(RAMP + name for name in ("shape", "start", "end", "steps"))
+START, END, STYLE = "start_weight_decay", "end_weight_decay", "weight_decay_incr_style"
+
+
+def _read(values: Group, context: Context) -> Group:
+    if values.get(STYLE) not in ("linear", "cosine"):
+        return {}
+    return dict(zip(PLAN, (values[STYLE], values.get(START), values.get(END), steps(values, "train")), strict=True))
+
+
+def _write(values: Group, context: Context) -> Group:
+    shape, start, end, _ = (values.get(path) for path in PLAN)
+    return {STYLE: shape, START: start, END: end} if shape and None not in (start, end) else {}
+
+
+RULES = (
+    convert(
+        (START, END, STYLE),
+        PLAN,
+        _read,
+        _write,
+        effect=EFFECTS[PLAN[0]],
+        sees=("train_iters", "train_samples", "global_batch_size"),
+        carries={START: PLAN[1], END: PLAN[2], STYLE: (PLAN[0], PLAN[3])},
+        lossy="Megatron's ramp is as long as the run",
+        source="training.py: get_optimizer_param_scheduler, wd_incr_steps; optimizer_param_scheduler.py: get_wd",
+    ),
+    convert(
+        (),
+        "optimizer.decay_scope",
+        lambda values, context: {"optimizer.decay_scope": "matrices"} if values.get("weight_decay") is not None else {},
+        lambda values, context: {},
+        effect=lambda values: EFFECTS["optimizer.decay_scope"] if values.get("weight_decay") else Effect.NONE,
+        sees=("weight_decay",),
+        carries={"weight_decay": "optimizer.decay_scope"},
+        lossy="Megatron never decays biases and parameters of one dimension",
+        note="Megatron never decays biases and parameters of one dimension",
+        source="optimizer/__init__.py: get_standard_config_overrides, up to 0.15 _get_param_groups",
+    ),
+)

@@ -1,0 +1,104 @@
+"""The course of a run: Merak's length, seed and intervals <-> the plan's."""
+
+from __future__ import annotations
+
+from bridge.rules import EFFECTS, Context, Group, Rule, convert, each_only_ours, rename, switched_off
+
+STEPS, EPOCHS = "args.max_steps", "args.num_train_epochs"
+
+
+def _read_length(values: Group, context: Context) -> Group:
+    """Steps decide where they are given; else the epochs do."""
+    steps = values.get(STEPS) or 0
+    return {"run.steps": steps} if steps > 0 else {"run.epochs": values.get(EPOCHS)}
+
+
+def _write_length(values: Group, context: Context) -> Group:
+    """A schedule that ends is as long as the run where a plan does not say how long that is."""
+    steps, epochs = values.get("run.steps"), values.get("run.epochs")
+    if steps is None and epochs is None:
+        steps = values.get("optimizer.schedule.total_steps")
+    return {STEPS: steps} if steps else {EPOCHS: epochs}
+
+
+LENGTH = convert(
+    (STEPS, EPOCHS),
+    ("run.steps", "run.epochs"),
+    _read_length,
+    _write_length,
+    effect=EFFECTS["run.steps"],
+    sees=("optimizer.schedule.total_steps",),
+    carries={STEPS: "run.steps", EPOCHS: "run.epochs"},
+    lossy="Merak looks at the epochs only where no steps are given",
+    source="utils/parameters.py: max_steps; merak_trainer.py: num_train_epochs",
+)
+
+
+def _interval(theirs: str, ours: str) -> Rule:
+    """An interval in steps; a share of the run below one is Merak's own."""
+    return convert(
+        theirs,
+        ours,
+        lambda values, context: {ours: max(1, round(values[theirs]))} if values.get(theirs) is not None else {},
+        lambda values, context: {theirs: values.get(ours) or None},
+        effect=EFFECTS[ours],
+        blurs=lambda values: values.get(theirs) is not None and values[theirs] != max(1, round(values[theirs])),
+        lossy="a plan has whole steps",
+    )
+
+
+KEPT, FINETUNE, TP = "args.save_total_limit", "args.finetune", "init.tp"
+
+
+def split(theirs: str, ours: str, source: str) -> Rule:
+    """A setting of layers that tensor ranks split, and so without effect where there is one."""
+    return convert(
+        theirs,
+        ours,
+        lambda values, context: {ours: values.get(theirs)} if (values.get(TP) or 1) > 1 else {},
+        lambda values, context: {theirs: values.get(ours)} if (values.get("parallel.tensor") or 1) > 1 else {},
+        effect=EFFECTS[ours],
+        sees=(TP, "parallel.tensor"),
+        lossy="Merak looks at it only where tensor ranks split layers",
+        source=source,
+    )
+
+
+RULES = (
+    LENGTH,
+    _interval("args.eval_steps", "run.eval_steps"),
+    convert(
+        KEPT,
+        "run.keep_checkpoints",
+        lambda values, context: {"run.keep_checkpoints": values[KEPT] if (values.get(KEPT) or 0) > 0 else None},
+        lambda values, context: {KEPT: values.get("run.keep_checkpoints")},
+        effect=EFFECTS["run.keep_checkpoints"],
+        source="core/checkpoint/checkpoint.py: save_total_limit",
+    ),
+    rename(FINETUNE, "run.weights_only", source="core/checkpoint/checkpoint.py: finetune"),
+    split("args.parallel_vocab", "parallel.vocabulary", "merak_args/args.py: parallel_vocab"),
+    convert(
+        "args.seed",
+        "run.seed",
+        lambda values, context: {"run.seed": values.get("args.seed")},
+        lambda values, context: {"args.seed": values["run.seed"]} if values.get("run.seed", -1) >= 0 else {},
+        effect=EFFECTS["run.seed"],
+        lossy="Merak takes no negative seed",
+        source="core/tensor_parallel/model_parallel.py: seeds of ranks",
+    ),
+    _interval("args.logging_steps", "run.log_interval"),
+    _interval("args.save_steps", "run.save_interval"),
+    rename("args.dataloader_num_workers", "run.loaders"),
+    rename("args.wall_clock_breakdown", "run.timers"),
+    switched_off("args.no_save_optim", "run.save_optimizer"),
+    switched_off("args.no_save_rng", "run.save_random"),
+    switched_off("args.no_load_optim", "run.load_optimizer"),
+    switched_off("args.no_load_rng", "run.load_random"),
+    *each_only_ours(
+        "run.eval_interval",
+        "run.collect_interval",
+        "run.backend",
+        "run.timeout",
+        note="Merak has no such setting",
+    ),
+)

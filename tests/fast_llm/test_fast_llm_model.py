@@ -1,0 +1,132 @@
+"""Fast-LLM's model section <-> the plan's model: what its own importer makes, its defaults, its layouts and its patterns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bridge
+import compat
+from bridge.rules import Context
+from compat.fast_llm.model import BASE
+from compat.fast_llm.model.places import flat
+from compat.fast_llm.model.reading import read, unsaid
+from compat.fast_llm.model.writing import write
+
+SAMPLE: list[dict[str, Any]] = json.loads(Path(__file__).with_name("models.json").read_text("utf-8"))
+"""Sections as Fast-LLM's importers at 7d61a1ba make them from Hugging Face's configs, without null."""
+NEWEST = Context("0.4.0+20260720")
+USUAL: Mapping[str, Any] = {
+    "decoder.type": "fixed",
+    "decoder.block.type": "decoder",
+    "decoder.block.mixer.type": "attention",
+    "decoder.block.mixer.causal": True,
+    "decoder.block.mixer.shared_key_value": False,
+    "decoder.block.mixer.softmax_scale_power": 0.5,
+    "decoder.block.mlp.type": "mlp",
+    "decoder.block.mlp.routing": "aux_loss",
+    "decoder.block.mlp.router_input_scale": 1.0,
+    "decoder.block.mlp.shared_experts": 0,
+    "peft.type": "none",
+}
+"""Settings that are not written where they are at their default."""
+
+
+def again(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Leaves of a section after the way into a plan and back."""
+    found = dict(flat(write(read({BASE: section}, NEWEST), NEWEST)[BASE]))
+    return {**USUAL, **found}
+
+
+def check(section: Mapping[str, Any]) -> None:
+    assert unsaid({BASE: section}) == []
+    back = again(section)
+    assert {path: back.get(path) for path, value in flat(section) if value is not None} == dict(flat(section))
+
+
+@pytest.mark.parametrize("row", SAMPLE, ids=lambda row: row["name"])
+def test_an_imported_model_comes_back(row: dict[str, Any]) -> None:
+    check(row["base_model"])
+
+
+def test_all_imported_models_come_back(whole: Path) -> None:
+    rows = map(json.loads, (whole / "truth/model_configs.jsonl").read_text("utf-8").splitlines())
+    sections = [row["fast_llm"]["base_model"] for row in rows if (row.get("fast_llm") or {}).get("base_model")]
+    assert len(sections) >= 60
+    for section in sections:
+        check(section)
+
+
+def test_defaults_are_the_model() -> None:
+    """layers/attention/config.py, layers/decoder/mlp/config.py, layers/language_model/config.py."""
+    found = read({BASE: {"hidden_size": 512}}, NEWEST)
+    assert {path: found[f"model.{path}"] for path in ("heads", "kv_heads", "attention.head_size", "ffn", "vocab", "tied")} == {
+        "heads": 8,
+        "kv_heads": 1,
+        "attention.head_size": 128,
+        "ffn": 4096,
+        "vocab": 49152,
+        "tied": False,
+    }
+    assert (found["model.norm.kind"], found["model.mlp.gated"], found["model.mlp.bias"]) == ("layer", False, True)
+    assert (found["model.embedding.positions"], found["model.dropout"], found["model.mlp.activation"]) == (
+        "none",
+        0.0,
+        "gelu_tanh",
+    )
+    assert read({}, NEWEST) == {}
+
+
+@pytest.mark.parametrize("version", ["0.1.0", "0.2.0", "0.3.0", "0.4.0"])
+def test_each_layout_says_the_same(version: str) -> None:
+    context = Context(version)
+    said = read({BASE: SAMPLE[0]["base_model"]}, NEWEST)
+    section = write(said, context)
+    assert compat.load("fast_llm").read({"model": {"base_model": section[BASE]}}, version).given[BASE] == section[BASE]
+    found = read(section, context)
+    assert {path: value for path, value in found.items() if said.get(path) != value} == {}
+
+
+def test_shared_experts_count_among_all() -> None:
+    mlp = {"type": "moe", "experts": 10, "shared_experts": 2, "experts_per_token": 2, "intermediate_size": 256}
+    section = {"decoder": {"block": {"mlp": mlp}}}
+    found = read({BASE: section}, NEWEST)
+    assert (found["model.experts"], found["model.moe.shared_ffn"], found["model.moe.ffn"]) == (8, 512, 256)
+    back = again(section)
+    assert (back["decoder.block.mlp.experts"], back["decoder.block.mlp.shared_experts"]) == (10, 2)
+
+
+def test_a_pattern_says_which_blocks_have_a_window_and_experts() -> None:
+    said = {
+        "model.layers": 4,
+        "model.hidden": 64,
+        "model.heads": 4,
+        "model.ffn": 128,
+        "model.attention.window": 32,
+        "model.attention.windowed": (True, False, True, False),
+        "model.experts": 8,
+        "model.moe.ffn": 64,
+        "model.moe.layers": (False, True, False, True),
+        "model.embedding.positions": "rotary",
+        "model.rotary.base": 1e6,
+        "model.rotary.local_base": 1e4,
+    }
+    section = write(said, NEWEST)[BASE]
+    assert section["decoder"]["pattern"] == ["windowed_dense", "full_experts"]
+    found = read({BASE: section}, NEWEST)
+    assert {path: found.get(path) for path in said} == said
+    assert unsaid({BASE: section}) == ["head.normalization"] * (found["model.norm.kind"] != "layer")
+
+
+def test_what_no_plan_says_is_named() -> None:
+    """A layer of another kind, and settings without a word, are in the findings by their place."""
+    block = {"mixer": {"type": "mamba"}, "mlp": {"jitter_eps": 0.1, "type": "moe", "experts": 4}}
+    config = compat.load("fast_llm").read({"model": {"base_model": {"hidden_size": 64, "decoder": {"block": block}}}})
+    result = bridge.translate(config, compat.load("megatron"))
+    (finding,) = (it for it in result.findings if it.path == BASE)
+    assert "decoder.block.mixer.type" in finding.message and "decoder.block.mlp.jitter_eps" in finding.message
+    assert str(finding.effect) == "different numbers"

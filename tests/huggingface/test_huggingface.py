@@ -1,0 +1,235 @@
+"""Configs of models: what each family's keys mean, there and back, and what transformers' own classes say."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harvest import defaults
+
+import bridge
+import compat
+from bridge.config import fields
+from bridge.errors import BridgeError
+from bridge.families import FAMILIES, GENERIC, choose, groups, stands_for
+from bridge.families.schema import ModelKeys
+from bridge.families.table import ORDERED
+
+HF = compat.load("huggingface")
+SAMPLE = Path(__file__).parent / "configs.jsonl"
+SAME_MEANING = {
+    ("mistral", "llama"),
+    ("phi3", "llama"),
+    ("phi3", "mistral"),
+    ("mimo", "qwen2"),
+    ("bailing_moe_v2", "glm4_moe"),
+    ("sarvam_moe", "glm4_moe"),
+    ("sarvam_mla", "deepseek_v3"),
+    ("glm4_moe_lite", "deepseek_v3"),
+    ("ernie4_5", "glm"),
+}
+"""Families whose configs, as far as they say the same, are those of an earlier one."""
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+@cache
+def sample() -> list[dict[str, Any]]:
+    return rows(SAMPLE)
+
+
+def name(hf: Mapping[str, Any]) -> str:
+    return str(hf["model_type"])
+
+
+def holds(hf: Mapping[str, Any]) -> None:
+    """Read, meant, written and read again: the same plan in every release; the family is found again without its name."""
+    for version in HF.versions:
+        config = HF.read(hf, version)
+        plan = bridge.lift(config)
+        again = HF.read(bridge.lower(plan, HF, version).text(), version)
+        assert bridge.lift(again) == plan
+        assert again.given["model_type"] == hf["model_type"]
+        assert keys(again.effective) == keys(config.effective) or FAMILIES[name(hf)].foreign
+        anonymous = {path: value for path, value in plan.values().items() if path != "model.family"}
+        family, exact = choose(anonymous, version >= "5")
+        if not FAMILIES[name(hf)].foreign:
+            assert exact
+            assert family.name == hf["model_type"] or (hf["model_type"], family.name) in SAME_MEANING
+
+
+def keys(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Sizes, which every family says outright."""
+    sizes = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", "n_layer", "n_embd", "n_head")
+    return {key: values[key] for key in sizes if key in values}
+
+
+def test_the_sample_has_each_kind_of_family() -> None:
+    assert {name(hf) for hf in sample()} == {*FAMILIES}
+
+
+@pytest.mark.parametrize("hf", sample(), ids=name)
+def test_a_config_survives_its_plan(hf: Mapping[str, Any]) -> None:
+    holds(hf)
+
+
+def test_every_config_survives_its_plan(whole: Path) -> None:
+    found = rows(whole / "truth" / "model_configs.jsonl")
+    assert len(found) > 100
+    for row in found:
+        holds(row["hf"])
+
+
+@pytest.mark.parametrize("hf", sample(), ids=name)
+def test_a_recipe_keeps_the_model(hf: Mapping[str, Any]) -> None:
+    """To AutoModel and back the plan is the same, and nothing that changes numbers is said to be lost."""
+    config, recipe = HF.read(hf), compat.load("automodel")
+    result = bridge.translate(config, recipe)
+    assert bridge.lift(result.config).model == bridge.lift(config).model
+    back = bridge.translate(recipe.read(result.written.text), HF)
+    assert bridge.lift(back.config).model == bridge.lift(config).model
+
+
+# The table
+
+
+def test_every_key_of_the_table_is_typed() -> None:
+    assert {key for keys, _ in groups() for key in keys} == {*fields(ModelKeys)}
+    assert {*stands_for()} == {*fields(ModelKeys)}
+
+
+def test_families_have_an_order_of_their_own() -> None:
+    assert len({family.order for family in ORDERED}) == len(ORDERED)
+    assert [family.name for family in ORDERED[:4]] == ["llama", "mistral", "qwen2", "qwen3"]
+
+
+def test_defaults_are_those_of_the_classes() -> None:
+    """The committed defaults are what transformers' own classes take today."""
+    pytest.importorskip("transformers", minversion="5.23")
+
+    for family in FAMILIES.values():
+        if family.config:
+            assert family.defaults == defaults(family.config, family.known), family.name
+
+
+def oracle() -> Iterator[tuple[str, Mapping[str, Any]]]:
+    yield from ((name(hf), hf) for hf in sample() if FAMILIES[name(hf)].config)
+
+
+@pytest.mark.parametrize("family, hf", oracle(), ids=lambda value: value if isinstance(value, str) else "")
+def test_what_is_written_is_the_same_to_transformers(family: str, hf: Mapping[str, Any]) -> None:
+    """The class makes the same of a config and of what comes back from its plan, but for names, tokens and formats."""
+    transformers = pytest.importorskip("transformers", minversion="5.23")
+    kind = getattr(transformers, FAMILIES[family].config)
+    written = json.loads(bridge.lower(bridge.lift(HF.read(hf)), HF).text())
+    before, after = kind(**plain(hf)).to_dict(), kind(**written).to_dict()
+    own = {field.name for field in dataclasses.fields(kind)} | {"layer_types", "mlp_layer_types"}
+    known = (own & {*FAMILIES[family].known}) - IDLE.get(family, frozenset())
+    differing = {key: (before.get(key), after.get(key)) for key in known if not same(key, before.get(key), after)}
+    assert differing == {}
+
+
+UNUSED, CALLED = frozenset(("sliding_window", "max_window_layers")), frozenset(("hidden_act", "hidden_activation"))
+IDLE: Mapping[str, frozenset[str]] = {
+    **dict.fromkeys(("qwen2", "qwen3", "qwen2_moe", "qwen3_moe"), UNUSED),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), CALLED),
+    "deepseek_v2": frozenset(("n_group", "topk_group")),
+    "falcon": frozenset(("multi_query", "num_ln_in_parallel_attn")),
+    "glm4_moe_lite": frozenset(("mlp_layer_types",)),
+}
+"""Keys that say nothing where others are as they are, or under another name the same; the class of glm4_moe_lite overlooks
+`first_k_dense_replace`, which its published files have."""
+WORDS = ("architectures", "torch_dtype", "dtype")
+SYNONYMS = {"gelu_new", "gelu_pytorch_tanh", "gelu_fast"}
+
+
+def plain(hf: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in hf.items() if key not in WORDS}
+
+
+def same(key: str, one: Any, after: Mapping[str, Any]) -> bool:
+    """Whether a value came back; what was open may be said outright."""
+    other = after.get(key)
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        both = {*one} & {*other}
+        return all(same(inner, one.get(inner), other) for inner in {*one, *other} - (ROPE - both))
+    if one is None and key in ("head_dim", "n_inner"):
+        worked_out = after["hidden_size"] // after["num_attention_heads"] if key == "head_dim" else 4 * after["n_embd"]
+        return bool(other == worked_out)
+    return bool(one == other or (str(one) in SYNONYMS and other in SYNONYMS))
+
+
+ROPE = {"type", "beta_fast", "beta_slow", "truncate", "mscale", "mscale_all_dim", "partial_rotary_factor", "attention_factor"}
+"""Keys of rotary scaling that may be left to their usual values."""
+
+
+# What is refused, and what is said
+
+
+@pytest.mark.parametrize(
+    "hf, said",
+    [
+        ({"model_type": "lama"}, "did you mean llama"),
+        ({"model_type": "mamba2"}, "no plan has words"),
+        ({"model_type": "gemma3", "text_config": {}, "vision_config": {}}, "one decoder of text"),
+        ({"model_type": "llama", "hidden_act": "softplus"}, "hidden_act"),
+        ({"model_type": "llama", "rope_scaling": {"rope_type": "spiral"}}, "spiral"),
+        ({"model_type": "llama", "num_attention_heads": 8, "num_key_value_heads": 3}, "divisor"),
+        ({"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 8}, "at most the experts"),
+        ({"model_type": "llama", "hidden_size": "wide"}, "hidden_size"),
+        ({"model_type": "gpt_oss", "layer_types": ["linear_attention"]}, "layer_types"),
+    ],
+)
+def test_what_no_plan_can_say_is_refused(hf: Mapping[str, Any], said: str) -> None:
+    with pytest.raises(BridgeError, match=said):
+        HF.read(hf)
+
+
+def test_foreign_blocks_are_named() -> None:
+    config = HF.read({"model_type": "nemotron_h", "hidden_size": 256, "num_hidden_layers": 8, "hybrid_override_pattern": "M*"})
+    assert [finding.path for finding in config.findings if finding.matters] == ["model_type"]
+    assert bridge.lift(config).model.layers is None
+
+
+def test_a_config_without_a_type_is_read_by_what_all_families_mean_alike() -> None:
+    config = HF.read({"num_hidden_layers": 2, "hidden_size": 64, "sliding_window": 16, "rms_norm_eps": 1e-6})
+    model = bridge.lift(config).model
+    assert (model.layers, model.hidden, model.attention.window, model.norm.kind) == (2, 64, 16, "rms")
+    assert model.mlp.gated is None
+    assert [finding.path for finding in config.missing] == ["model_type"]
+
+
+def test_both_spellings_of_rotary_positions_are_read() -> None:
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    old = HF.read({"model_type": "llama", "rope_theta": 5e5, "rope_scaling": scaling}, "4.57.6")
+    new = HF.read({"model_type": "llama", "rope_parameters": {**scaling, "rope_theta": 5e5}}, "5.23.0")
+    assert bridge.lift(old) == bridge.lift(new)
+    assert "rope_scaling" in bridge.translate(new, HF, "4.57.6").config.given or "rope_parameters" in new.given
+    assert json.loads(bridge.lower(bridge.lift(old), HF, "5.23.0").text())["rope_parameters"]["factor"] == 8.0
+    assert json.loads(bridge.lower(bridge.lift(new), HF, "4.57.6").text())["rope_scaling"]["factor"] == 8.0
+
+
+def test_a_folder_is_read_by_its_config(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "bos_token_id": 5}), "utf-8")
+    config = HF.read(tmp_path)
+    assert bridge.lift(config).model.ffn == 4 * 768
+    assert json.loads(config.text())["bos_token_id"] == 5
+
+
+def test_null_is_kept_where_it_says_something() -> None:
+    config = HF.read({"model_type": "mistral", "sliding_window": None})
+    assert bridge.lift(config).model.attention.window is None
+    assert json.loads(config.text())["sliding_window"] is None
+    assert bridge.lift(HF.read({"model_type": "mistral"})).model.attention.window == 4096
+
+
+def test_the_generic_family_is_none_of_the_others() -> None:
+    assert GENERIC.name not in FAMILIES
+    assert not GENERIC.facts

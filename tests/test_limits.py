@@ -1,0 +1,170 @@
+"""Limits: they stand in the README, what is beyond one is refused by its name, and a command ends within them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+import compat
+from bridge import carry, limits
+from bridge.cli import run
+from bridge.cli.budget import bounded
+from bridge.errors import BridgeError, ConfigError, SourceError, VersionError, nearest
+from bridge.files import parse
+from compat.megatron import releases
+
+README = Path(__file__).resolve().parents[1] / "README.md"
+LAUNCH = "--micro-batch-size 1 --global-batch-size 8 --num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "
+LAUNCH += "--max-position-embeddings 32 --lr 1e-3 --train-iters 10\n"
+
+
+def test_the_readme_names_them() -> None:
+    said = " ".join(README.read_text(encoding="utf-8").partition("## Limits")[2].split())
+    for words in (
+        "10 s of processor time",
+        f"{limits.MEMORY >> 30} GiB of memory",
+        f"{limits.FILE >> 20} MiB",
+        f"{limits.TEXT >> 10} KiB",
+        f"{limits.VALUES:,} values",
+        f"{limits.DEPTH} levels",
+        "64 bits",
+        f"{limits.SIDECAR >> 20} MiB",
+    ):
+        assert words in said, words
+
+
+BEYOND: dict[str, tuple[str, str, str]] = {
+    "text": ("x.yaml", "a: 1\n" * (limits.TEXT // 5 + 1), "more than 512 KiB of text"),
+    "YAML values": ("x.yaml", "a: [" + "1," * limits.VALUES + "1]", "more than 20,000 values"),
+    "Python values": ("x", "x = {'a': [" + "1," * limits.VALUES + "1]}", "more than 20,000 values"),
+    "words": ("x.args", "--bf16 " * (limits.VALUES + 1), "more than 20,000 values"),
+    "YAML tag": ("x.yaml", "a: !" + "x" * 100_000, "a tag of more than 200 characters"),
+    "hexadecimal": ("x.yaml", "a: 0x" + "f" * 5000, "out of range"),
+    "sexagesimal": ("x.yaml", "a: " + "1" * 5000 + ":1", "out of range"),
+    "integer": ("x.json", '{"a": 9223372036854775808}', "a whole number beyond 64 bits"),
+    "negative integer": ("x.yaml", "a: -9223372036854775809", "a whole number beyond 64 bits"),
+    "Python expression": ("x", "x = [" + "1+" * 2000 + "1]", "a long expression, expected a literal"),
+}
+"""Name of the file, its content, and what the message must say."""
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_files_beyond_a_limit(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, content, says = BEYOND[name]
+    (tmp_path / file).write_text(content)
+    assert run(["check", str(tmp_path / file)]) == 1
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", ["--lr inf", "--lr nan", "--train-iters 9223372036854775808", "--seed " + "9" * 5000])
+def test_flags_beyond_a_number(flags: str) -> None:
+    option = flags.partition(" ")[0].removeprefix("--").replace("-", "_")
+    with pytest.raises(BridgeError, match=f"{option}|--{option}"):
+        compat.load("megatron").read(LAUNCH + flags)
+
+
+def test_names_of_many_parts() -> None:
+    name = "a." * 100_000 + "a"
+    for dialect, words in (("fast_llm", [f"{name}=1"]), ("automodel", [f"--{name}", "1"])):
+        with pytest.raises(BridgeError, match="more than 100 parts"):
+            compat.load(dialect).read(words)
+    assert parse(f'{{"{name}": 1}}').line(*name.split(".")) == 1
+
+
+def test_many_problems_are_not_all_listed() -> None:
+    with pytest.raises(ConfigError) as caught:
+        compat.load("deepspeed").read("{" + ",".join(f'"train_batch_siz{number}": 1' for number in range(5000)) + "}")
+    assert len(caught.value.problems) == limits.PROBLEMS + 1
+    assert caught.value.problems[-1] == "more than 200 problems; is this the right file?"
+    assert nearest("lrr", ["lr"], limits.PROBLEMS) == "; did you mean lr?"
+    assert nearest("lrr", ["lr"], limits.PROBLEMS + 1) == nearest("l" * 500, ["lr"]) == ""
+
+
+@pytest.mark.parametrize("version", ["9" * 5000, "1." + "9" * 300, "x" * 5000])
+def test_a_release_of_many_digits(version: str) -> None:
+    with pytest.raises(VersionError, match=r"unknown release .{200}…; known are") as caught:
+        compat.load("deepspeed").read({}, version)
+    with pytest.raises(VersionError, match=r"unknown release .{200}…; known are"):
+        releases.check(version)
+    assert len(str(caught.value)) < 2 * limits.NAME
+
+
+def test_many_names_that_are_kept_with_a_remark() -> None:
+    """A similar name is looked for only as long as somebody may read it."""
+    source = "".join(f"distributed_{number}: 1\n" for number in range(400))
+    findings = compat.load("automodel").read(source).findings
+    meant = [finding.path for finding in findings if "did you mean distributed" in finding.message]
+    assert 0 < len(meant) < len([finding for finding in findings if finding.path.startswith("distributed_")])
+
+
+@pytest.mark.parametrize("output", [".", "..", "/", "a" * 300, "a" * 250, "missing/x.json"])
+@pytest.mark.parametrize("command", [["convert", "--to", "deepspeed"], ["drift", "--to-version", "0.16.1"]])
+def test_outputs_that_no_file_can_have(
+    command: list[str], output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("launch.args").write_text(LAUNCH)
+    code = run([*command, "launch.args", "--world-size", "8", "-o", output])
+    errors = capsys.readouterr().err
+    if command[0] == "drift" and output == "a" * 250:  # no sidecar, whose name would be longer
+        assert code != 1
+        return
+    assert code == 1
+    assert re.search("found a directory|file name too long|there is no directory", errors)
+    assert os.listdir() == ["launch.args"]
+
+
+SIDECAR = {"stagebridge": 1, "digest": "", "dialect": "megatron", "version": "0.16.1", "world_size": 8, "entry": "flags"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"meant": None},
+        {"given": []},
+        {"given": {"tuple": [1]}},
+        {"meant": {"tuple": []}},
+        {"entry": {}},
+        {"version": 3},
+        {"world_size": -1},
+        {"digest": None},
+        {"original": {"text": 5}},
+        {"original": {"text": "", "chosen": "1"}},
+        {"given": {"a": {"tuple": 5}}},
+        {"surprise": 1},
+        {"given": {"a": [[[]]] * 100_000}},
+    ],
+)
+def test_sidecars_of_another_shape(change: dict[str, object]) -> None:
+    record = {**SIDECAR, "given": {}, "meant": {}}
+    carry.parse(json.dumps(record), "x.carry.json")
+    with pytest.raises(SourceError, match=r"x\.carry\.json"):
+        carry.parse(json.dumps(record | change), "x.carry.json")
+    with pytest.raises(SourceError, match=r"x\.carry\.json: "):
+        carry.parse("[" * 100_000, "x.carry.json")
+
+
+def test_a_sidecar_that_is_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "x.args"
+    path.write_text(LAUNCH)
+    os.mkfifo(carry.beside(path))
+    assert run(["convert", str(path), "--to", "deepspeed", "--world-size", "8"]) == 1
+    assert "a device or a pipe" in capsys.readouterr().err
+
+
+def test_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SECONDS", 0.05)
+    with pytest.raises(BridgeError, match=r"more work than 0\.05 s of processor time"), bounded():
+        while True:
+            with suppress(Exception):  # what a careless reader does must not keep it going
+                sum(range(10_000))
+
+
+def test_memory_is_up() -> None:
+    with pytest.raises(BridgeError, match="more data than 1 GiB of memory"), bounded():
+        bytearray(1 << 40)

@@ -1,0 +1,163 @@
+"""Scripts against bash: what the reader says that a run is given is what bash gives it, or the reader refuses with the line."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from bridge.errors import BridgeError
+from bridge.files.shell import Launch, Script
+from bridge.testing.bash import BASH, Bash, outcome
+from bridge.testing.scripts import scripts
+
+SAMPLE = Path(__file__).parent / "scripts" / "constructs.jsonl"
+COUNT = int(os.environ.get("STAGEBRIDGE_SHELL", "500"))
+"""Generated scripts; the figures of benchmarks/README.md took 20,000."""
+FAMILIES = Path(__file__).parent / "scripts" / "families.txt"
+"""Scripts with a construct or two each, parted by lines of %%."""
+MOST_REFUSED = 0.25
+"""Share of them that the reader may refuse: many ask what only a run tells."""
+REFUSED = 0.04
+SAME = (
+    "--num-layers 8 --hidden-size 64 --num-attention-heads 8 --seq-length 64 --max-position-embeddings 64"
+    " --micro-batch-size 1 --global-batch-size 16 --lr 1e-4 --train-iters 10"
+)
+"""Words that every run of `shell_cases.jsonl` is given before its own."""
+needs_bash = pytest.mark.skipif(BASH is None, reason="bash is not here")
+
+
+@pytest.fixture
+def bash(tmp_path: Path) -> Bash:
+    return Bash(tmp_path)
+
+
+def cases(shared: Path | None) -> list[dict[str, str | list[str]]]:
+    source = SAMPLE if shared is None else shared / "truth" / "shell_cases.jsonl"
+    return [json.loads(line) for line in source.read_text("utf-8").splitlines()]
+
+
+def only(script: Script) -> Launch | None:
+    """The one run of a script; None where the reader refuses."""
+    try:
+        launches = script.launches
+    except BridgeError as error:
+        assert "line " in str(error)
+        return None
+    assert len(launches) == 1
+    return None if launches[0].opaque else launches[0]
+
+
+def test_each_construct_is_read_as_bash_runs_it(shared: Path | None) -> None:
+    refused, rows = [], cases(shared)
+    for row in rows:
+        launch = only(Script(str(row["script"]), "launch.sh"))
+        if launch is None:
+            refused.append(row["construct"])
+        else:
+            before = [] if shared is None else SAME.split()
+            assert launch.texts == [*before, *row["bash_passes"]], row["construct"]
+    assert len(refused) <= REFUSED * len(rows), refused
+
+
+@needs_bash
+def test_the_sample_is_what_bash_does(bash: Bash) -> None:
+    for row in cases(None):
+        assert bash.runs(str(row["script"])) == [["a.py", *row["bash_passes"]]], row["construct"]
+
+
+@needs_bash
+def test_families_of_constructs_are_read_as_bash_runs_them(bash: Bash) -> None:
+    scripts_ = FAMILIES.read_text("utf-8").split("\n%%\n")
+    found = [(outcome(bash, f"{text}\n"), text) for text in scripts_]
+    assert not [text for (kind, _), text in found if kind == "different"]
+    refused = [(why, text) for (kind, why), text in found if kind == "refused"]
+    assert all("line " in why for why, _ in refused)
+    assert len(refused) <= MOST_REFUSED * len(found)
+
+
+@needs_bash
+@settings(derandomize=True, database=None, deadline=None, max_examples=COUNT, suppress_health_check=list(HealthCheck))
+@given(drawn=scripts())
+def test_generated_scripts_are_read_as_bash_runs_them(drawn: tuple[str, tuple[str, ...]], bash: Bash) -> None:
+    text, _ = drawn
+    kind, why = outcome(bash, text)
+    assert kind != "different", why
+    assert kind == "equal" or "line " in why or kind == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("text", "said_"),
+    [
+        ("while true; do :; done\n", "more than 10,000 steps"),
+        ("for ((;;)); do A=1; done\n", "more than 10,000 steps"),
+        ("A=xxxxxxxxxxxxxxxx\nwhile true; do A=$A$A; done\n", "A grows beyond"),
+        ("for i in {1..1000000}; do :; done\n", "braces become more than 10,000 words"),
+        ("select x in a b; do :; done\n", "line 1: select asks a person"),
+        ("A=$((08))\n", "line 1: $((08)): a shell stops here: 08 is no number of base 8"),
+        ("A=126_953_125; B=$((A / 5))\n", "line 1: $((A / 5)): a shell stops here: 126_953_125 is no number of base 10"),
+        ("B=1\nA=$((B / 0))\n", "line 2: $((B / 0)): a shell stops here: division by zero"),
+    ],
+)
+def test_what_does_not_end_or_stops_a_shell_is_named(text: str, said_: str) -> None:
+    with pytest.raises(BridgeError) as caught:
+        _ = Script(text, "launch.sh").launches
+    assert said_ in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["HOSTNAME", "PWD", "UID", "RANDOM", "HOME", "SECONDS", "1", "19", "NEVER_SET"])
+def test_what_is_set_outside_is_not_known(name: str) -> None:
+    script = Script(f'torchrun a.py --x "${{{name}}}"\n', "launch.sh")
+    assert list(script.launches[0].opaque) == [1]
+    assert script.told({name: "7"}, None).launches[0].texts == ["--x", "7"] or name in ("RANDOM", "SECONDS")
+
+
+@pytest.mark.parametrize("name", ["HOSTNAME", "PWD", "UID"])
+def test_what_is_set_outside_is_not_empty(name: str) -> None:
+    script = Script(f'X=4\n[ -z "${name}" ] && X=2\ntorchrun a.py $X\n', "launch.sh")
+    assert 0 in script.launches[0].opaque
+
+
+def test_a_variable_that_a_branch_sets_is_named_with_its_line() -> None:
+    script = Script('if false; then\n  X=2\nfi\ntorchrun a.py "$X"\n', "launch.sh")
+    assert "the script sets it on line 2 alone, which is not reached before" in script.launches[0].opaque[0]
+
+
+def test_a_branch_says_what_settles_it() -> None:
+    script = Script('SP=$3\nif [ $SP = true ]; then\n  X=2\nfi\ntorchrun a.py "$X"\n', "launch.sh")
+    assert "say --env 3=..." in script.launches[0].opaque[0]
+    told = script.told({"3": "true"}, None)
+    assert told.launches[0].texts == ["2"]
+
+
+def test_a_script_says_where_it_ends() -> None:
+    text = "M=${MODE:-x}\nif [ $M = x ]; then\n  exit 1\nfi\nif [ $M = y ]; then\n  exit 1\nfi\ntorchrun a.py\n"
+    assert Script(text, "launch.sh").lost == [
+        "launch.sh: line 8: is not reached: line 3 ends the script before (line 2: if [ $M = x ]; then); say --env MODE=..."
+    ]
+
+
+@pytest.mark.parametrize(("template", "said_"), [(True, ""), (False, "t.json: no such file in the script's folder")])
+def test_a_template_is_filled_in(tmp_path: Path, template: bool, said_: str) -> None:
+    if template:
+        (tmp_path / "t.json").write_text('{"a": AAA, "b": BBB}\n', "utf-8")
+    text = 'T=t.json\nsed "s/AAA/3/" ${T} | sed "s/BBB/4/g" > c.json\ntorchrun a.py "$(cat c.json)"\n'
+    launch = Script(text, str(tmp_path / "launch.sh")).launches[0]
+    assert launch.texts == ['{"a": 3, "b": 4}'] if template else said_ in launch.opaque[0]
+
+
+@pytest.mark.parametrize(
+    "text", ["-e 's/a/b/w out'", "'y/a/b/'", "'s/\\(a*\\)*/\\1/'", "'s/a\\>/x/'", "'/a/,/b/d'", "--debug s/a/b/"]
+)
+def test_what_sed_does_otherwise_is_not_known(text: str) -> None:
+    launch = Script(f'torchrun a.py "$(echo a | sed {text})"\n', "launch.sh").launches[0]
+    assert 0 in launch.opaque
+
+
+def test_arguments_come_from_outside() -> None:
+    script = Script('f() { torchrun a.py "$@" "$#"; }\nf "$@" x\n', "launch.sh")
+    assert script.launches[0].texts == ["x", "1"]
+    assert script.told({"1": "--bf16", "2": "a b"}, None).launches[0].texts == ["--bf16", "a b", "x", "3"]

@@ -1,0 +1,124 @@
+"""How the command starts: no file of the current directory runs, and another package in the place of ours is one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+import bridge
+from bridge.cli.app import app
+
+COMMANDS = sorted(get_command(app).commands)  # type: ignore[attr-defined]
+FILE = "ds.json"
+WORDS = {
+    "convert": (FILE, "--to", "megatron", "--world-size", "2", "-o", "out.args"),
+    "check": (FILE, "--world-size", "2"),
+    "demo": ("--no-train", "-o", "out"),
+    "drift": (FILE, "--from-version", "0.16.3"),
+    "fuzz": ("merak", "--examples", "2"),
+    "layout": (FILE, "--ranks", "2", "--model", "gpt2"),
+    "schedule": ("launch.args", "--world-size", "2", "--microbatches", "4"),
+    "show": ("megatron", "lr"),
+    "trace": ("diff", "one", "two"),
+    "train": (FILE, "--steps", "1"),
+    "verify": (FILE, "--to", "megatron", "--steps", "1"),
+}
+"""What each command is given; one that is not here gets the file."""
+HEAVY = {"train", "verify"}
+"""Run on ranks, with torch: tests of the engine start them among planted files too."""
+CONFIG = {"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}
+LAUNCH = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --micro-batch-size 1 --global-batch-size 4 --seq-length 64 "
+LAUNCH += "--max-position-embeddings 64 --lr 1e-3 --train-iters 10 --pipeline-model-parallel-size 2"
+
+
+def started(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A fresh interpreter in `folder`."""
+    environment = {**os.environ, **variables}
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, env=environment, cwd=folder, check=False)
+
+
+def test_planted_files_run_where_nothing_protects(planted: Path) -> None:
+    for name in ("json", "bridge", "stagebridge"):
+        assert started(planted, "-c", f"import {name}").stderr == "planted\n"
+        ran = planted.parent / "ran"
+        assert ran.read_text() == f"{planted / name}.py\n"
+        ran.unlink()
+
+
+def test_the_core_does_not_start_where_files_of_the_current_directory_are_imported(tmp_path: Path) -> None:
+    """Its first module says so before it imports anything but `sys`."""
+    home = str(Path(bridge.__file__).parents[1])
+    (tmp_path / "typing.py").write_text("print('planted')\n")
+    done = started(tmp_path, "-m", "bridge.cli", "show", "megatron", "lr", PYTHONPATH=home)
+    assert (done.returncode, done.stdout) == (1, "") and "python -P -m stagebridge" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    safe = started(tmp_path, "-P", "-m", "bridge.cli", "show", "megatron", "lr", PYTHONPATH=home)
+    assert safe.returncode == 0 and "planted" not in safe.stdout
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name not in HEAVY])
+def test_no_file_of_the_current_directory_runs(planted: Path, command: str) -> None:
+    (planted / FILE).write_text(json.dumps(CONFIG))
+    (planted / "launch.args").write_text(LAUNCH)
+    done = started(planted, "-P", "-m", "stagebridge", command, *WORDS.get(command, (FILE,)))
+    assert done.returncode in ((1,) if command == "trace" else (0, 2)), done.stderr
+    assert "Traceback" not in done.stderr and done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("path", ["", os.pathsep, "."], ids=["-m", "empty entry", "dot"])
+def test_the_current_directory_is_taken_off_the_path(planted: Path, path: str) -> None:
+    """Without `-P`, or with PYTHONPATH entries that mean the current directory: after what Python itself imports for `-m`."""
+    for name in ("contextlib", "functools", "types", "warnings", "collections", "stagebridge"):
+        (planted / f"{name}.py").unlink()
+    home = os.environ.get("PYTHONPATH", "")
+    safe = () if not path else ("-P",)
+    done = started(planted, *safe, "-m", "stagebridge", "check", "nothing.json", PYTHONPATH=os.pathsep.join((home, path)))
+    assert (done.returncode, done.stderr) == (1, "error: nothing.json: no such file; check the path\n")
+
+
+@pytest.mark.parametrize("name", ["bridge", "compat"])
+@pytest.mark.parametrize("kind", ["module", "package"])
+def test_another_package_in_the_place_of_ours_is_one_line(tmp_path: Path, name: str, kind: str) -> None:
+    file = tmp_path / (f"{name}.py" if kind == "module" else f"{name}/__init__.py")
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("raise RuntimeError('never run')")
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    for words in (("-P", "-m", "stagebridge", "check", FILE), ("-P", "-c", "import stagebridge; stagebridge.lift")):
+        done = started(tmp_path.parent, *words, PYTHONPATH=path)
+        assert done.returncode == 1
+        *before, line = done.stderr.splitlines()
+        assert f"stagebridge needs its own package {name}, but {file} is another package of that name" in line
+        assert words[1] == "-c" or not before
+
+
+def test_another_distribution_that_wrote_over_ours_is_one_line(tmp_path: Path) -> None:
+    """As PyPI's python-bridge does in the same environment: its `bridge/__init__.py` in our folder."""
+    (tmp_path / "bridge").mkdir()
+    for path in Path(bridge.__file__).parent.iterdir():
+        if path.name != "__init__.py":
+            (tmp_path / "bridge" / path.name).symlink_to(path)
+    (tmp_path / "bridge" / "__init__.py").write_text("from bridge.console import log_info\n")
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    done = started(tmp_path, "-P", "-m", "stagebridge", "check", FILE, PYTHONPATH=path)
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
+    said = "error: stagebridge needs its own package bridge, but another one of that name raised ModuleNotFoundError"
+    assert done.stderr.startswith(said)
+
+
+def test_the_package_gives_the_public_names() -> None:
+    code = "import sys, stagebridge; assert 'bridge' not in sys.modules; import bridge; "
+    code += "assert all(getattr(stagebridge, name) is getattr(bridge, name) for name in bridge.__all__); "
+    code += "from stagebridge import translate; assert stagebridge.__version__ == bridge.__version__; stagebridge.nothing"
+    done = started(Path(), "-P", "-c", code)
+    assert done.stderr.splitlines()[-1] == "AttributeError: module 'bridge' has no attribute 'nothing'"
+
+
+def test_importing_the_package_imports_nothing() -> None:
+    code = "import sys; before = set(sys.modules); import stagebridge; print(set(sys.modules) - before)"
+    assert started(Path(), "-P", "-c", code).stdout == "{'stagebridge'}\n"
