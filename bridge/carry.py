@@ -201,6 +201,11 @@ def restored(carry: Carry, dialect: Dialect, lowered: Mapping[str, Any], meant: 
     return given
 
 
+def kept_apart(carry: Carry, dialect: Dialect) -> dict[str, Any]:
+    """What was given in groups of `dialect` that say nothing of a plan."""
+    return {path: carry.given[path] for rule in dialect.rules if not rule.ours for path in rule.theirs if path in carry.given}
+
+
 def edits(carry: Carry, meant: Mapping[str, Any]) -> set[str]:
     """Plan paths that mean something else than when the sidecar was written."""
     return {path for path in {*carry.meant, *meant} if carry.meant.get(path) != meant.get(path)}

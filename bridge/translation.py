@@ -10,7 +10,7 @@ from typing import Any
 
 from bridge import limits
 from bridge.batch import solve
-from bridge.carry import Carry, edits, overrulers, restored
+from bridge.carry import Carry, edits, kept_apart, overrulers, restored
 from bridge.config import Values, shown
 from bridge.dialect import Config, Dialect, Written
 from bridge.errors import BridgeError, ConfigError
@@ -176,13 +176,44 @@ def _target(ours: Mapping[str, Any], dialect: Dialect, version: str, world_size:
     given, entry = written_by(ours, dialect, version, world_size), dialect.default_entry
     if carry is None or carry.dialect != dialect.name:
         return dialect.config(_settable(given, dialect, version, entry), version, world_size, entry)
-    put_back = _settable(restored(carry, dialect, given, ours), dialect, version, carry.entry)
-    config = _read_back(put_back, dialect, version, world_size, carry)
-    if not _undone(config, ours, carry):
-        return config
-    overruling = overrulers(carry, dialect, ours)
-    rest = {path: value for path, value in put_back.items() if path not in overruling}
-    return dialect.config(rest, version, world_size, carry.entry)
+    first, *others = _put_back(given, ours, dialect, version, carry)
+    config = _read_back(first, dialect, version, world_size, carry)
+    for values in others:
+        if not _undone(config, ours, carry):
+            break
+        config = _read_back(values, dialect, version, world_size, carry)
+    return config
+
+
+def _put_back(
+    given: Mapping[str, Any], ours: Mapping[str, Any], dialect: Dialect, version: str, carry: Carry
+) -> Iterator[dict[str, Any]]:
+    """Given values with what a sidecar kept, that which keeps most first.
+
+    Groups that were put back and groups that were written may not go together. Then those that overrule an edit stay away, then
+    edits are written as the source would say them, and last all that a plan says is written anew.
+    """
+
+    def settable(values: Mapping[str, Any]) -> dict[str, Any]:
+        return _settable(values, dialect, version, carry.entry)
+
+    whole, overruling = settable(restored(carry, dialect, given, ours)), overrulers(carry, dialect, ours)
+    yield whole
+    yield {path: value for path, value in whole.items() if path not in overruling}
+    yield settable(restored(carry, dialect, written_by(_edited(ours, dialect, carry), dialect, version, carry.world_size), ours))
+    yield settable({**kept_apart(carry, dialect), **given})
+
+
+def _edited(ours: Mapping[str, Any], dialect: Dialect, carry: Carry) -> Mapping[str, Any]:
+    """What the source of a sidecar means with the edits made since: an edit is written in the source's own terms, such as the
+    keys of its family of models.
+    """
+    try:
+        before: dict[str, Any] = _lift(dialect.config(carry.given, carry.version, carry.world_size, carry.entry))
+    except BridgeError:  # the sidecar says what is no config, as the release that is asked for tells
+        return ours
+    now = before | {path: ours.get(path) for path in edits(carry, ours)}
+    return {path: value for path, value in now.items() if value is not None}
 
 
 def _sound(carry: Carry, dialect: Dialect) -> Mapping[str, Any]:
@@ -201,7 +232,16 @@ def _valid(dialect: Dialect, given: Mapping[str, Any]) -> bool:
 def _undone(config: Config, ours: Mapping[str, Any], carry: Carry) -> bool:
     """Whether something that was put back takes an edit back."""
     now = _lift(config)
-    return any(now.get(path) == carry.meant.get(path) for path in edits(carry, ours))
+    lost = [path for path in edits(carry, ours) if now.get(path) != ours.get(path)]
+    if any(now.get(path) == carry.meant.get(path) for path in lost):
+        return True
+    if not lost:
+        return False
+    try:
+        plain = _lift(_lower(ours, config.dialect, config.version, config.world_size))
+    except BridgeError:  # without what was put back the stack refuses it
+        return False
+    return any(plain.get(path) == ours.get(path) for path in lost)
 
 
 def written_by(ours: Mapping[str, Any], dialect: Dialect, version: str, world_size: int | None) -> dict[str, Any]:

@@ -10,10 +10,15 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 settings.register_profile("suite", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
 """No test depends on the speed of the machine, and every run draws the same."""
+
+NO_CONSTANTS = providers._local_constants
+providers._get_local_constants = lambda: NO_CONSTANTS
+"""Hypothesis draws numbers that it finds in modules outside `site-packages`: a checkout and a wheel drew other examples."""
 
 VARIABLE = "STAGEBRIDGE_SHARED"
 """Names the folder of truth, facts and corpus."""

@@ -102,6 +102,18 @@ def test_an_edit_survives_the_way_back(ours: Dialect, theirs: Dialect) -> None:
     law()
 
 
+@pytest.mark.parametrize("name", sorted(theirs.name for theirs in DIALECTS if "model.hidden" in editable(theirs)))
+@pytest.mark.parametrize("family, key", [("bloom", "hidden_size"), ("gptj", "n_embd")])
+def test_an_edit_is_written_in_the_keys_of_the_source_s_family(family: str, key: str, name: str) -> None:
+    """What came back from the other stack reads as another family, whose keys this one does not know."""
+    source = compat.load("huggingface").config({"model_type": family, "n_layer": 1, key: 192}, world_size=1, entry="file")
+    result = translate(source, compat.load(name))
+    edited = written_over(result.config, {"model.hidden": 768}, bridge.lift(result.config).values())
+    back = returned(result, source, edited)
+    assert bridge.lift(back).values()["model.hidden"] == 768
+    assert back.given["model_type"] == family
+
+
 def edit(config: Config, path: str, value: Any) -> Config:
     """`config` with a Plan field set to another value in its own words; skipped where that is not legal there."""
     plan = bridge.lift(config).values()
@@ -110,17 +122,22 @@ def edit(config: Config, path: str, value: Any) -> Config:
     if path == "batch.micro":
         assume("batch.accumulation" in plan and "parallel.data" in plan)
         changes["batch.global_"] = value * plan["batch.accumulation"] * plan["parallel.data"]
+    try:
+        edited = written_over(config, changes, plan)
+        assume(bridge.lift(edited).values().get(path) == value)
+    except bridge.BridgeError:
+        assume(False)
+    return edited
+
+
+def written_over(config: Config, changes: dict[str, Any], plan: dict[str, Any]) -> Config:
+    """`config`, which means `plan`, with these Plan fields written into it."""
     given = dict(config.given)
     for rule in config.dialect.rules:
         if set(rule.ours) & changes.keys():
             group = {name: plan[name] for name in (*rule.ours, *rule.sees) if name in plan} | changes
             given |= {name: said for name, said in rule.write(group, config.context).items() if said is not None}
-    try:
-        edited = config.dialect.config(given, config.version, config.world_size, config.entry)
-        assume(bridge.lift(edited).values().get(path) == value)
-    except bridge.BridgeError:
-        assume(False)
-    return edited
+    return config.dialect.config(given, config.version, config.world_size, config.entry)
 
 
 def test_a_sidecar_survives_its_text() -> None:
