@@ -11,14 +11,13 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from packaging.version import InvalidVersion, Version
-
 from bridge import limits
 from bridge.config import Section, Values, fields
-from bridge.errors import ConfigError, TranslationError, VersionError, nearest
+from bridge.errors import ConfigError, TranslationError, VersionError
 from bridge.findings import Disagreement, Finding, Origin
 from bridge.kinds import kind
 from bridge.moves import Move
+from bridge.releases import Releases
 from bridge.rules import Context, Effect, Rule
 
 if TYPE_CHECKING:
@@ -218,8 +217,7 @@ class Dialect(ABC):
         """`version` if it is known, the newest known one for None; `VersionError` otherwise."""
         if version is None:
             return self.versions[-1]
-        if version not in self.versions:
-            raise VersionError(f"{self.name}: {unknown_release(version, self.versions)}")
+        Releases(self.name, self.versions).place(version)
         return version
 
     def read(self, source: Any, version: str | None = None, world_size: int | None = None, lenient: bool = False) -> Config:
@@ -298,23 +296,6 @@ def _out_of_range(value: Any) -> Iterator[str]:
     elif isinstance(value, Mapping | list | tuple):
         for inner in value.values() if isinstance(value, Mapping) else value:
             yield from _out_of_range(inner)
-
-
-def unknown_release(version: str, known: Sequence[str]) -> str:
-    """That a release is not `known`, and which are nearest to it, in words."""
-    named = version if len(version) <= limits.NAME else f"{version[: limits.NAME]}…"
-    return f"unknown release {named}; {_neighbours(named, known)}"
-
-
-def _neighbours(version: str, known: Sequence[str]) -> str:
-    try:
-        wanted = Version(version)
-    except InvalidVersion:
-        return f"known are {known[0]} to {known[-1]}{nearest(version, known)}"
-    older = [name for name in known if Version(name) < wanted][-1:]
-    newer = [name for name in known if Version(name) >= wanted][:1]
-    near = older + newer
-    return f"the nearest known {'are' if len(near) > 1 else 'is'} {' and '.join(near)}"
 
 
 def located(problem: str, origins: Mapping[str, Origin]) -> str:

@@ -20,7 +20,7 @@ from bridge.findings import Finding, Origin
 from bridge.rules import Effect
 from compat.automodel import signatures
 from compat.automodel.leaves import expected, takes_text, typed
-from compat.automodel.releases import NEW_LAYOUT, Release, instead, since, until
+from compat.automodel.releases import NEW_LAYOUT, RELEASES, Release, instead, since, until
 from compat.automodel.schedules import Table, table
 from compat.automodel.schema import REST, AutoModel
 
@@ -341,9 +341,8 @@ def _flaw(value: Any) -> str:
 
 def history(path: str, release: Release) -> str:
     """What to say of a setting that a release does not have."""
-    last = until(path)
-    if last is not None and release.since(since(path)):
-        new = instead(path)
+    if until(path) and release.since(since(path)):
+        last, new = RELEASES.last(until(path)), instead(path)
         return f"last read by AutoModel {last}, and this is {release.version}; {f'use {new}' if new else 'drop it'}"
     return f"known since AutoModel {since(path)}, and this is {release.version}; drop it or name a later release"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from bridge.errors import ConfigError, nearest
 from compat.deepspeed.leaves import typed
-from compat.deepspeed.releases import KNOWN, Release, Type, optional_section, release
+from compat.deepspeed.releases import Release, Type, optional_section, release
 
 Flat = Mapping[str, Any]
 
@@ -181,8 +181,8 @@ class Refusal:
     when: Callable[[Flat], bool]
     message: str
     place: str
-    since: str = KNOWN[0]
-    until: str = KNOWN[-1]
+    since: str = ""
+    until: str = ""
 
 
 def _on(path: str) -> Callable[[Flat], bool]:
@@ -228,14 +228,14 @@ REFUSALS: tuple[Refusal, ...] = (
         lambda v: _on("fp16.fp16_master_weights_and_grads")(v) and v["fp16.enabled"] and _stage(v) != 2,
         "fp16.fp16_master_weights_and_grads: needs zero_optimization.stage 2",
         "runtime/config.py, _do_error_check",
-        until="0.17.0",
+        until="0.17.1",
     ),
     Refusal(
         lambda v: _on("fp16.fp16_master_weights_and_grads")(v) and _stage(v) != 2,
         "fp16.fp16_master_weights_and_grads: needs zero_optimization.stage 2",
         "runtime/config.py, _do_error_check",
         since="0.17.1",
-        until="0.18.2",
+        until="0.18.3",
     ),
     Refusal(
         lambda v: _on("fp16.fp16_master_weights_and_grads")(v) and _stage(v) == 0,
@@ -303,7 +303,7 @@ REFUSALS: tuple[Refusal, ...] = (
         lambda v: v.get("tensor_parallel.autotp_size", 0) > 1 and _stage(v) == 3,
         "tensor_parallel.autotp_size: does not go with zero_optimization.stage 3 before DeepSpeed 0.19.4",
         "runtime/engine.py",
-        until="0.19.3",
+        until="0.19.4",
     ),
     Refusal(
         lambda v: (
@@ -339,7 +339,7 @@ REFUSALS: tuple[Refusal, ...] = (
         lambda v: "autotp" in (v.get("compile.passes") or ()),
         "compile.passes: autotp is a pass since DeepSpeed 0.19.6; drop it",
         "compile/config.py, PassName",
-        until="0.19.5",
+        until="0.19.6",
     ),
     Refusal(
         lambda v: bool((v.get("elasticity") or {}).get("enabled")),
@@ -363,7 +363,7 @@ def _lacks(values: Flat, path: str, name: str) -> bool:
 
 def _refused(values: Flat, given: Flat, at: Release) -> Iterator[str]:
     for row in REFUSALS:
-        if at.since(row.since) and release(row.until).order >= at.order and row.when(values):
+        if at.within(row.since, row.until) and row.when(values):
             yield row.message
     yield from _twice(given)
     yield from _facts(given)

@@ -21,7 +21,7 @@ from bridge.findings import Finding, Origin
 from bridge.rules import Effect
 from compat.deepspeed import auto, inside, scripts
 from compat.deepspeed.leaves import expected, typed
-from compat.deepspeed.releases import ALIASES, KEYS, PARTS, Release, Type
+from compat.deepspeed.releases import ALIASES, KEYS, PARTS, RELEASES, Release, Type
 from compat.deepspeed.schema import DeepSpeed
 
 NULLABLE = frozenset({"expert_parallel.expert_w3", "seq_parallel_communication_data_type", "steps_per_print"})
@@ -440,10 +440,10 @@ def _elsewhere(written: str, release: Release) -> str:
     instead = next((row.instead for row in rows if row.key == path and row.instead), part.instead if part else "")
     if any(row.known(release.version) for row in rows):
         return f"unknown key{f'; use {instead}' if instead else ''}"
-    later = [row.since for row in rows if release.version != row.since and not release.since(row.since)]
+    later = [row.since for row in rows if not release.since(row.since)]
     if later:
         return f"known since DeepSpeed {_first(later)}, and this is {release.version}; drop it or name a later release"
-    last = _first([row.until for row in rows])
+    last = _first([RELEASES.last(row.gone) for row in rows])
     return f"last read by DeepSpeed {last}, and this is {release.version}; {f'use {instead}' if instead else 'drop it'}"
 
 

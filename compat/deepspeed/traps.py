@@ -10,7 +10,7 @@ from typing import Any
 from bridge.findings import Finding, Origin
 from bridge.rules import Effect
 from compat.deepspeed.effective import OFFLOAD, PARAM, SCALE_KEYS, STEPS, TOTAL, ZERO, offloaded, ranks
-from compat.deepspeed.releases import KEYS, KNOWN, Release, release
+from compat.deepspeed.releases import KEYS, Release, release
 
 ADAM = ("adam", "adamw")
 TESTED = ("adam", "adamw", "adagrad", "lion", "muon")
@@ -59,12 +59,12 @@ class Trap:
     message: str
     effect: Effect
     place: str
-    since: str = KNOWN[0]
-    until: str = KNOWN[-1]
+    since: str = ""
+    until: str = ""
 
     def applies(self, seen: Seen) -> bool:
         """Whether it bites for this config."""
-        return seen.at.since(self.since) and release(self.until).order >= seen.at.order and self.when(seen)
+        return seen.at.within(self.since, self.until) and self.when(seen)
 
 
 def _dead(path: str, message: str, place: str = "runtime/config.py: parsed, never read") -> Trap:
@@ -119,7 +119,7 @@ TRAPS: tuple[Trap, ...] = (
         "the batch arithmetic ignores it before DeepSpeed 0.17.0 unless data_parallel_size stands beside it",
         Effect.NUMBERS,
         "runtime/config.py: world_size",
-        until="0.16.9",
+        until="0.17.0",
     ),
     Trap(
         "optimizer.params",
@@ -289,7 +289,7 @@ TRAPS: tuple[Trap, ...] = (
         "not given, nor any other scaling key: before DeepSpeed 0.17.1 ZeRO then starts at 2**32 with hysteresis 1; write it out",
         Effect.NUMBERS,
         "runtime/fp16/loss_scaler.py: CreateLossScaler",
-        until="0.17.0",
+        until="0.17.1",
     ),
     # Optimizers and schedulers
     Trap(
@@ -380,7 +380,7 @@ TRAPS: tuple[Trap, ...] = (
         Effect.STOPS,
         "runtime/pipe/engine.py: train_batch",
         since="0.15.2",
-        until="0.16.4",
+        until="0.16.5",
     ),
     Trap(
         "code.partition_method",

@@ -21,7 +21,7 @@ from bridge.rules import Effect
 from compat.fast_llm import signatures
 from compat.fast_llm.effective import GRADS, LEVEL, WEIGHTS, implied
 from compat.fast_llm.leaves import nullable, typed
-from compat.fast_llm.releases import KEYS, Release
+from compat.fast_llm.releases import KEYS, RELEASES, Release
 from compat.fast_llm.schema import FastLLM
 
 ENTRY = "file"
@@ -305,7 +305,8 @@ def _elsewhere(path: str, release: Release) -> str:
         return ""
     if all(release.since(row.since) for row in rows):
         instead = next((row.instead for row in rows if row.instead), "")
-        return f"gone after Fast-LLM {rows[0].until}, and this is {release.version}; {f'use {instead}' if instead else 'drop it'}"
+        last = RELEASES.last(rows[0].until)
+        return f"gone after Fast-LLM {last}, and this is {release.version}; {f'use {instead}' if instead else 'drop it'}"
     before = next((row.before for row in rows if row.before), "")
     return f"new in Fast-LLM {rows[0].since}, and this is {release.version}; {f'use {before}' if before else 'drop it'}"
 

@@ -8,7 +8,8 @@ from functools import cache
 from typing import Any
 
 from bridge.errors import ConfigError
-from compat.megatron.arguments.steps import Namespace, Predicate, key
+from compat.megatron.arguments.steps import Namespace, Predicate
+from compat.megatron.releases import RELEASES
 
 DETERMINISTIC = ("Tree", "Ring", "CollnetDirect", "CollnetChain", "^NVLS")
 """NCCL algorithms that deterministic mode accepts; since 0.19 without Tree, and a list may name several."""
@@ -147,10 +148,7 @@ VARIABLES: tuple[Variable, ...] = (
 
 @cache
 def _variables(version: str) -> tuple[Variable, ...]:
-    release = key(version)
-    return tuple(
-        row for row in VARIABLES if (not row.since or key(row.since) <= release) and (not row.until or release < key(row.until))
-    )
+    return tuple(row for row in VARIABLES if RELEASES.within(version, row.since, row.until))
 
 
 def environment(args: Mapping[str, Any], version: str) -> dict[str, tuple[str, str]]:

@@ -11,7 +11,7 @@ from typing import Any
 from bridge.config import shown
 from bridge.findings import Finding, Origin
 from bridge.rules import Context, Effect
-from compat.merak.releases import KNOWN, REWRITTEN, ULYSSES, Release, release
+from compat.merak.releases import KNOWN, RELEASES, REWRITTEN, ULYSSES, Release, release
 from compat.merak.rules import BF16, INHERITED, automatic, compute, sharded, table, unclipped
 
 MAIN = KNOWN[-1]
@@ -48,20 +48,20 @@ class Trap:
     message: str
     effect: Effect
     place: str
-    since: str = KNOWN[0]
-    until: str = KNOWN[-1]
+    since: str = ""
+    until: str = ""
 
     def holds(self, version: str) -> bool:
         """Whether it is about that release."""
-        return KNOWN.index(self.since) <= KNOWN.index(version) <= KNOWN.index(self.until)
+        return RELEASES.within(version, self.since, self.until)
 
 
-def _dead(name: str, message: str, place: str, since: str = KNOWN[0], until: str = KNOWN[-1]) -> Trap:
+def _dead(name: str, message: str, place: str, since: str = "", until: str = "") -> Trap:
     path = name if "." in name else f"args.{name}"
     return Trap(path, lambda seen: seen.wrote(path), f"no effect: {message}", Effect.NONE, place, since, until)
 
 
-def _unused(name: str, used: Callable[[Seen], bool], message: str, place: str, since: str = KNOWN[0]) -> Trap:
+def _unused(name: str, used: Callable[[Seen], bool], message: str, place: str, since: str = "") -> Trap:
     path = f"args.{name}"
     return Trap(path, lambda seen: seen.wrote(path) and not used(seen), f"no effect: {message}", Effect.NONE, place, since)
 
@@ -94,7 +94,7 @@ TRAPS: tuple[Trap, ...] = (
     _dead("hysteresis", "the scaler takes 2 whatever it says", "core/amp/amp_engine.py: dynamic_loss_args", since=REWRITTEN),
     _dead("loss_scale", "the scale is dynamic whatever it says", "core/amp/amp_engine.py", since=REWRITTEN),
     _dead("init.backend", "init takes NCCL where torch has it, else MPI", "initialize.py: init"),
-    _dead("bf16", f"Merak reads it from {BF16} on; this release trains in fp32", "core/amp/amp_engine.py", until="2.2.1"),
+    _dead("bf16", f"Merak reads it from {BF16} on; this release trains in fp32", "core/amp/amp_engine.py", until="2.2.2"),
     _dead("fp16_opt_level", "only Apex mixed precision looks at it", "core/amp/amp_engine.py"),
     _unused(
         "shard_count",
@@ -155,7 +155,7 @@ TRAPS: tuple[Trap, ...] = (
         "no effect: it needs tp > 1",
         Effect.NONE,
         "core/tensor_parallel/mp_layers.py",
-        until="2.2.2",
+        until="2.2.2+main",
     ),
     Trap(
         "init.sp",
@@ -189,7 +189,7 @@ TRAPS: tuple[Trap, ...] = (
         Effect.STOPS,
         "core/fx/graph_shard/split_graph.py",
         since=REWRITTEN,
-        until=REWRITTEN,
+        until="2.0.1",
     ),
     Trap(
         "args.tp_overlapping_level",
@@ -227,7 +227,7 @@ TRAPS: tuple[Trap, ...] = (
         "broken: with a constant scale no fp16 optimizer is built, and gradients are not unscaled; leave it out",
         Effect.NUMBERS,
         "runtime/engine.py: _configure_fp16_optimizer",
-        until="1.1.1",
+        until="2.0.0",
     ),
     # Wrong numbers
     Trap(

@@ -8,30 +8,26 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.resources import files
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
-from bridge.errors import VersionError
+from bridge.releases import Release as AnyRelease
+from bridge.releases import Releases
 
 _FACTS: Mapping[str, Any] = json.loads(files(__package__).joinpath("keys.json").read_text("utf-8"))
 
-KNOWN: tuple[str, ...] = tuple(_FACTS["releases"])
+RELEASES = Releases("automodel", tuple(_FACTS["releases"]))
+KNOWN: tuple[str, ...] = RELEASES.known
 """Every release covered, oldest first; the last is the main branch of that day, whose package still says 0.5.0."""
 DATES: Mapping[str, str] = MappingProxyType(_FACTS["dates"])
 NEW_LAYOUT = "0.3.0"
 """Release in which `autopipeline` and the manager classes became one `distributed` section."""
 
-_ORDER = {version: position for position, version in enumerate(KNOWN)}
-
 
 @dataclass(frozen=True)
-class Release:
+class Release(AnyRelease):
     """One release."""
 
-    version: str
-
-    def since(self, version: str) -> bool:
-        """Whether this release is `version` or later."""
-        return _ORDER[self.version] >= _ORDER[version]
+    among: ClassVar[Releases] = RELEASES
 
     @property
     def nested(self) -> bool:
@@ -40,15 +36,12 @@ class Release:
 
     def reads(self, path: str) -> bool:
         """Whether it has the setting at `path`."""
-        return self.since(since(path)) and not self._gone(_FACTS["until"].get(path))
-
-    def _gone(self, last: str | None) -> bool:
-        return last is not None and _ORDER[self.version] > _ORDER[last]
+        return self.within(since(path), until(path))
 
     @cached_property
     def strategies(self) -> Mapping[str, frozenset[str]]:
         """Options that each strategy takes."""
-        late = {name for name, last in _FACTS["until_megatron"].items() if not self._gone(last)}
+        late = {name for name, end in _FACTS["until_megatron"].items() if not self.since(end)}
         own = {name: frozenset(options) for name, options in _FACTS["strategies"].items()}
         return {**own, "megatron_fsdp": own["megatron_fsdp"] | late}
 
@@ -69,10 +62,9 @@ def since(path: str) -> str:
     return str(_FACTS["since"].get(path, KNOWN[0]))
 
 
-def until(path: str) -> str | None:
-    """Last release that has it, if it is gone."""
-    last: str | None = _FACTS["until"].get(path)
-    return last
+def until(path: str) -> str:
+    """First release that no longer has it; empty: it stays."""
+    return str(_FACTS["until"].get(path, ""))
 
 
 def instead(path: str) -> str:
@@ -83,6 +75,4 @@ def instead(path: str) -> str:
 @cache
 def release(version: str) -> Release:
     """The release `version`; `VersionError` if it is not covered."""
-    if version not in _ORDER:
-        raise VersionError(f"automodel: unknown release {version}; known are {KNOWN[0]} to {KNOWN[-1]}")
     return Release(version)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.resources import files
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
-from bridge.errors import VersionError
 from bridge.moves import Move, renamed
+from bridge.releases import Release as AnyRelease
+from bridge.releases import Releases
 
 History = tuple[tuple[str, Any], ...]
 """Values by the release that introduced them, oldest first."""
@@ -23,39 +24,43 @@ def _table(name: str) -> Any:
 
 _KEYS = _table("keys.json")
 
-KNOWN: tuple[str, ...] = tuple(_KEYS["releases"])
+RELEASES = Releases("deepspeed", tuple(_KEYS["releases"]))
+KNOWN: tuple[str, ...] = RELEASES.known
 """Every release covered, oldest first."""
-
-_ORDER = {version: position for position, version in enumerate(KNOWN)}
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """History of one key: known from `since` to `until`, an error from `rejected` on, replaced by `instead`.
+    """History of one key: known from `since` on, gone with `until`, an error from `rejected` on, replaced by `instead`.
 
     Releases before `until` that do not list a `default` leave the key unset. `bound` holds limits that came later than the
     schema's, such as `>0`.
     """
 
     key: str
-    since: str = KNOWN[0]
-    until: str = KNOWN[-1]
-    rejected: str | None = None
+    since: str = ""
+    until: str = ""
+    rejected: str = ""
     default: History = ()
     bound: History = ()
     instead: str = ""
 
     def known(self, version: str) -> bool:
         """Whether release `version` reads the key."""
-        return _ORDER[self.since] <= _ORDER[version] <= _ORDER[self.until]
+        return RELEASES.within(version, self.since, self.gone)
+
+    @property
+    def gone(self) -> str:
+        """The first release that no longer reads the key; empty: none."""
+        return self.until or self.rejected
 
     def at(self, version: str) -> Any:
         """The default at release `version`; None: unset."""
-        return next((value for start, value in reversed(self.default) if _ORDER[start] <= _ORDER[version]), None)
+        return next((value for start, value in reversed(self.default) if RELEASES.since(version, start)), None)
 
     def bounds(self, version: str) -> tuple[str, ...]:
         """Limits that apply at release `version`."""
-        return tuple(bound for start, bound in self.bound if _ORDER[start] <= _ORDER[version])
+        return tuple(bound for start, bound in self.bound if RELEASES.since(version, start))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +82,15 @@ class Type:
 
     type: str
     form: str = ""
-    since: str = KNOWN[0]
-    until: str = KNOWN[-1]
+    since: str = ""
+    until: str = ""
     args: Mapping[str, Any] | None = None
     required: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
 
     def known(self, version: str) -> bool:
         """Whether release `version` has it."""
-        return _ORDER[self.since] <= _ORDER[version] <= _ORDER[self.until]
+        return RELEASES.within(version, self.since, self.until)
 
 
 def _frozen(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,20 +113,10 @@ def key(path: str) -> Key | None:
 
 
 @dataclass(frozen=True)
-class Release:
+class Release(AnyRelease):
     """One release: what it knows, and what it fills in."""
 
-    version: str
-    order: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        if self.version not in _ORDER:
-            raise VersionError(f"deepspeed: unknown release {self.version}; known are {KNOWN[0]} to {KNOWN[-1]}")
-        object.__setattr__(self, "order", _ORDER[self.version])
-
-    def since(self, version: str) -> bool:
-        """Whether this release is `version` or later."""
-        return self.order >= _ORDER[version]
+    among: ClassVar[Releases] = RELEASES
 
     @cached_property
     def keys(self) -> frozenset[str]:
@@ -173,12 +168,8 @@ class Release:
 @cache
 def moves() -> tuple[Move, ...]:
     """Keys that went and name the key that says the same since, oldest first."""
-    gone = [row for row in KEYS.values() if row.instead in KEYS and row.until != KNOWN[-1] and not row.rejected]
-    return tuple(renamed(row.key, row.instead, KNOWN[_ORDER[row.until] + 1]) for row in sorted(gone, key=_last))
-
-
-def _last(row: Key) -> int:
-    return _ORDER[row.until]
+    gone = [row for row in KEYS.values() if row.instead in KEYS and row.until and not row.rejected]
+    return tuple(renamed(row.key, row.instead, row.until) for row in sorted(gone, key=lambda row: RELEASES.place(row.until)))
 
 
 def optional_section(path: str) -> str | None:

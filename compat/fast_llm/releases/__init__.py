@@ -8,33 +8,34 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.resources import files
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 from bridge.config import fields
-from bridge.errors import VersionError
 from bridge.moves import Move, renamed
+from bridge.releases import Release as AnyRelease
+from bridge.releases import Releases
 from compat.fast_llm.schema import FastLLM
 
 _TABLE = json.loads(files(__package__).joinpath("keys.json").read_text("utf-8"))
 
-KNOWN: tuple[str, ...] = tuple(row["version"] for row in _TABLE["releases"])
+RELEASES = Releases("fast_llm", tuple(row["version"] for row in _TABLE["releases"]))
+KNOWN: tuple[str, ...] = RELEASES.known
 """Releases covered, oldest first; the last is the main branch of 2026-07-20, which still calls itself 0.4.0."""
-_ORDER = {version: position for position, version in enumerate(KNOWN)}
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """History of a key: known from `since` to `until`; earlier releases have `before`, later ones `instead`."""
+    """History of a key: known from `since` on, gone with `until`; earlier releases have `before`, later ones `instead`."""
 
     key: str
-    since: str = KNOWN[0]
-    until: str = KNOWN[-1]
+    since: str = ""
+    until: str = ""
     before: str = ""
     instead: str = ""
 
     def known(self, version: str) -> bool:
         """Whether release `version` has the key."""
-        return _ORDER[self.since] <= _ORDER[version] <= _ORDER[self.until]
+        return RELEASES.within(version, self.since, self.until)
 
 
 _ROWS = {row["key"]: Key(**row) for row in _TABLE["keys"]}
@@ -50,22 +51,14 @@ RESHAPED = ("training.evaluators", "schedule.micro_batch_splits")
 def moves() -> tuple[Move, ...]:
     """Keys that replace one of the same value, oldest first."""
     came = [key for key in KEYS.values() if key.before in KEYS and key.key not in RESHAPED]
-    return tuple(renamed(key.before, key.key, key.since) for key in sorted(came, key=lambda key: _ORDER[key.since]))
+    return tuple(renamed(key.before, key.key, key.since) for key in sorted(came, key=lambda key: RELEASES.place(key.since)))
 
 
 @dataclass(frozen=True)
-class Release:
+class Release(AnyRelease):
     """One release: the keys that it has, their defaults, and what it checks."""
 
-    version: str
-
-    def __post_init__(self) -> None:
-        if self.version not in _ORDER:
-            raise VersionError(f"fast_llm: unknown release {self.version}; known are {KNOWN[0]} to {KNOWN[-1]}")
-
-    def since(self, version: str) -> bool:
-        """Whether this release is `version` or later."""
-        return _ORDER[self.version] >= _ORDER[version]
+    among: ClassVar[Releases] = RELEASES
 
     @cached_property
     def keys(self) -> frozenset[str]:

@@ -9,6 +9,7 @@ from functools import lru_cache
 from bridge import limits
 from bridge.config import shown
 from bridge.errors import ConfigError
+from compat.megatron.releases import RELEASES
 
 KINDS = "EtmL"
 REPEATS = (re.compile(r"\(([^)]+)\)\*(\d+)"), re.compile(r"(.)\*(\d+)"))
@@ -53,9 +54,7 @@ def written(layout: str | list[list[str]]) -> tuple[str, ...]:
     return tuple("".join(SPELLED.get(str(layer).strip().lower(), "?") for layer in stage) for stage in layout)
 
 
-def problems(
-    parts: tuple[str, ...], ranks: int, layers: int | None, predictions: int | None, release: tuple[int, ...]
-) -> Iterator[str]:
+def problems(parts: tuple[str, ...], ranks: int, layers: int | None, predictions: int | None, release: str) -> Iterator[str]:
     """What is wrong with the stages of a layout on `ranks` pipeline ranks (validate_layer_layout).
 
     `layers` None: not known, and not checked.
@@ -72,9 +71,9 @@ def problems(
     yield from _prediction_problems(parts, ranks, predictions, release)
 
 
-def _prediction_problems(parts: tuple[str, ...], ranks: int, predictions: int | None, release: tuple[int, ...]) -> Iterator[str]:
+def _prediction_problems(parts: tuple[str, ...], ranks: int, predictions: int | None, release: str) -> Iterator[str]:
     flat = "".join(parts)
-    if release < (0, 14):
+    if not RELEASES.since(release, "0.14.0"):
         if "m" in flat:
             yield "found prediction layers, which this release does not support in a layout"
         return
@@ -86,7 +85,7 @@ def _prediction_problems(parts: tuple[str, ...], ranks: int, predictions: int | 
         yield "expected prediction layers only in the last virtual stage of a rank"
     if any(0 < part.count("m") < flat.count("m") for part in parts):
         yield "expected all prediction layers in one stage"
-    if (0, 15) <= release < (0, 16) and "m" in "".join(parts[:-1]):
+    if RELEASES.within(release, "0.15.0", "0.16.0") and "m" in "".join(parts[:-1]):
         yield "expected the prediction layers in the last stage, with the loss"
 
 

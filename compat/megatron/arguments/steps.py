@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from bridge.errors import ConfigError
+from compat.megatron.releases import RELEASES
 
 OPEN = frozenset(
     (
@@ -60,9 +60,9 @@ class Step:
     finds: Inspection | None = None
     change: Change | None = None
 
-    def applies(self, release: tuple[int, ...]) -> bool:
+    def applies(self, version: str) -> bool:
         """Whether the release has this statement."""
-        return (not self.since or key(self.since) <= release) and (not self.until or release < key(self.until))
+        return RELEASES.within(version, self.since, self.until)
 
 
 def check(
@@ -89,16 +89,9 @@ def inspect(place: str, finds: Inspection, *, since: str = "", until: str = "", 
     return Step(place, since, until, needs, finds=finds)
 
 
-@cache
-def key(version: str) -> tuple[int, ...]:
-    """A release as a comparable value; a suffix such as `rc0` is ignored."""
-    return tuple(int("".join(c for c in part if c.isdigit()) or 0) for part in version.split(".")[:3])
-
-
 def select(table: Iterable[Step], version: str) -> tuple[Step, ...]:
     """The steps of `table` that the release has, in order."""
-    release = key(version)
-    return tuple(step for step in table if step.applies(release))
+    return tuple(step for step in table if step.applies(version))
 
 
 def run(steps: Iterable[Step], values: Namespace) -> None:

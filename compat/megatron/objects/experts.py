@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from compat.megatron.arguments.steps import Namespace, Predicate, Step, check, derive, key, named, when
+from compat.megatron.arguments.steps import Namespace, Predicate, Step, check, derive, named, when
+from compat.megatron.releases import RELEASES
 
 EXPERTS = "TransformerConfig: experts"
 DISPATCH = "TransformerConfig: token dispatcher"
@@ -17,7 +18,7 @@ BALANCED = ("aux_loss", "none")
 
 
 def _expert_ffn(c: Namespace) -> None:
-    if c.moe_ffn_hidden_size is None and (c.num_moe_experts is not None or key(c.release) < (0, 13)):
+    if c.moe_ffn_hidden_size is None and (c.num_moe_experts is not None or not RELEASES.since(c.release, "0.13.0")):
         c.moe_ffn_hidden_size = c.ffn_hidden_size
 
 

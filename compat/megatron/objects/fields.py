@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from compat.megatron import releases
-from compat.megatron.arguments.steps import Namespace, key
+from compat.megatron.arguments.steps import Namespace
 
 PARALLEL, TRANSFORMER, LATENT = "ModelParallelConfig", "TransformerConfig", "MLATransformerConfig"
 DDP, OPTIMIZER = "DistributedDataParallelConfig", "OptimizerConfig"
@@ -125,12 +125,8 @@ def defaults(version: str, cls: str) -> Mapping[str, Any]:
 @cache
 def feeds(table: tuple[Feed, ...], version: str, cls: str) -> tuple[Feed, ...]:
     """The rows of `table` for fields that the class has in that release."""
-    release, names = key(version), defaults(version, cls)
-    return tuple(
-        row
-        for row in table
-        if row.field in names and (not row.since or key(row.since) <= release) and (not row.until or release < key(row.until))
-    )
+    names = defaults(version, cls)
+    return tuple(row for row in table if row.field in names and releases.RELEASES.within(version, row.since, row.until))
 
 
 def fed(args: Mapping[str, Any], version: str, cls: str, table: tuple[Feed, ...]) -> dict[str, Any]:

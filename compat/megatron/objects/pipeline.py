@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from compat.megatron.arguments import layout
-from compat.megatron.arguments.steps import Namespace, Step, check, derive, given, inspect, key
+from compat.megatron.arguments.steps import Namespace, Step, check, derive, given, inspect
+from compat.megatron.releases import RELEASES
 
 CLASS = "TransformerConfig: pipeline"
 FIRST, LAST = "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"
@@ -49,7 +50,7 @@ def _unfit(parts: tuple[str, ...], c: Namespace) -> Iterator[str]:
         stages = f"{len(parts) // ranks} stages per rank"
         yield f"found {stages}; expected virtual_pipeline_model_parallel_size ({virtual})"
     else:
-        yield from layout.problems(parts, ranks, c.num_layers, c.mtp_num_layers, key(c.release))
+        yield from layout.problems(parts, ranks, c.num_layers, c.mtp_num_layers, c.release)
 
 
 def _laid_out(c: Namespace) -> None:
@@ -88,7 +89,7 @@ def _end(name: str, where: str) -> tuple[Step, ...]:
 def _counted(c: Namespace) -> bool:
     """Whether embedding or loss count as layers; since 0.13, only where nothing else lays out the stages."""
     others = _uneven(c) or c.pipeline_model_parallel_layout is not None
-    return bool(_accounts(c) and c.num_layers is not None and not (others and key(c.release) >= (0, 13)))
+    return bool(_accounts(c) and c.num_layers is not None and not (others and RELEASES.since(c.release, "0.13.0")))
 
 
 def _counted_indivisible(c: Namespace) -> bool:

@@ -10,14 +10,15 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
-from bridge.dialect import unknown_release
-from bridge.errors import ConfigError, VersionError
+from bridge.errors import ConfigError
+from bridge.releases import Releases
 
-KNOWN: tuple[str, ...] = (
+RELEASES = Releases("Megatron", (
     "0.9.0", "0.10.0", "0.11.0", "0.12.0", "0.12.1", "0.12.2", "0.12.3", "0.13.0", "0.13.1", "0.14.0",
     "0.15.0", "0.15.1", "0.15.2", "0.15.3", "0.16.0", "0.16.1", "0.17.0", "0.17.1", "0.18.0", "0.18.2",
     "0.19.0", "0.19.2",
-)  # fmt: skip
+))  # fmt: skip
+KNOWN: tuple[str, ...] = RELEASES.known
 """Releases with facts, oldest first."""
 
 
@@ -92,16 +93,9 @@ def _runs(places: list[int]) -> Iterator[tuple[str, str]]:
     yield from ((KNOWN[start], KNOWN[end]) for start, end in zip(starts, ends, strict=True))
 
 
-def check(version: str) -> int:
-    """The place of a release in `KNOWN`; `VersionError` that names its unknown_release if it is not there."""
-    if version not in KNOWN:
-        raise VersionError(f"Megatron: {unknown_release(version, KNOWN)}")
-    return KNOWN.index(version)
-
-
 def _rows(file: str, version: str) -> Iterator[dict[str, Any]]:
-    place = check(version)
-    return (row for row in _load(file) if KNOWN.index(row["since"]) <= place <= KNOWN.index(row["until"]))
+    RELEASES.place(version)
+    return (row for row in _load(file) if RELEASES.within(version, row.get("since", ""), row.get("until", "")))
 
 
 @cache

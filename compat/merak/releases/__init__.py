@@ -8,11 +8,16 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
-from packaging.version import Version
+from bridge.releases import Release as AnyRelease
+from bridge.releases import Releases
 
-KNOWN = ("0.1.0", "1.1.1", "2.0.0", "2.0.1", "2.1.0", "2.2.0", "2.2.1", "2.2.2", "2.2.2+main")
+RELEASES = Releases(
+    "merak",
+    ("0.1.0", "1.1.1", "2.0.0", "2.0.1", "2.1.0", "2.2.0", "2.2.1", "2.2.2", "2.2.2+main"),
+)
+KNOWN = RELEASES.known
 """Tags of the repository, oldest first, and its main branch (commit 1593043 of 2026-02-11), whose setup.py still says 2.2.2."""
 
 ULYSSES = "2.2.2+main"
@@ -51,17 +56,13 @@ DOCUMENTED: Mapping[str, Mapping[str, Any]] = {
 """Defaults that `docs/api_doc.md` gives where the source has others; each row holds from its release on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+@dataclass(frozen=True)
+class Release(AnyRelease):
     """One release: the default of each schema path that it has."""
 
-    version: str
+    among: ClassVar[Releases] = RELEASES
     defaults: Mapping[str, Any]
     documented: Mapping[str, Any]
-
-    def since(self, version: str) -> bool:
-        """Whether this is `version` or a later one."""
-        return KNOWN.index(self.version) >= KNOWN.index(version)
 
 
 @cache
@@ -76,17 +77,13 @@ def release(version: str) -> Release:
     """The facts of one known release."""
     found = {path: _at(history, version) for path, history in histories().items()}
     arguments = {path: step[1] for path, step in found.items() if step is not None and len(step) == 2}
-    script = {path: None for path, first in SCRIPT.items() if _not_after(first, version)}
-    documented = [row for first, row in DOCUMENTED.items() if _not_after(first, version)][-1]
+    script = {path: None for path, first in SCRIPT.items() if RELEASES.since(version, first)}
+    documented = [row for first, row in DOCUMENTED.items() if RELEASES.since(version, first)][-1]
     return Release(version, MappingProxyType({**script, **arguments}), documented)
 
 
 def _at(history: list[list[Any]], version: str) -> list[Any] | None:
-    return next((step for step in reversed(history) if _not_after(step[0], version)), None)
-
-
-def _not_after(first: str, version: str) -> bool:
-    return Version(first) <= Version(version)
+    return next((step for step in reversed(history) if RELEASES.since(version, step[0])), None)
 
 
 @cache

@@ -1,0 +1,79 @@
+"""Releases of a stack, in order, and windows of them: half open, and open where nothing is said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from packaging.version import InvalidVersion, Version
+
+from bridge import limits
+from bridge.errors import VersionError, nearest
+
+
+@dataclass(frozen=True)
+class Releases:
+    """The releases of `stack` that are known, oldest first."""
+
+    stack: str
+    known: tuple[str, ...]
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {version: place for place, version in enumerate(self.known)}
+
+    def place(self, version: str) -> int:
+        """Where `version` stands among the known ones; `VersionError` that names its neighbours if it is not there."""
+        if version not in self._places:
+            raise VersionError(f"{self.stack}: {unknown_release(version, self.known)}")
+        return self._places[version]
+
+    def since(self, version: str, start: str) -> bool:
+        """Whether `version` is `start` or a later one; every release is one since "" ."""
+        return not start or self.place(version) >= self.place(start)
+
+    def within(self, version: str, since: str = "", until: str = "") -> bool:
+        """Whether `version` is one from `since` on that comes before `until`; an empty end is open."""
+        return self.since(version, since) and not (until and self.since(version, until))
+
+    def last(self, until: str) -> str:
+        """The last release before `until`."""
+        return self.known[self.place(until) - 1] if until else self.known[-1]
+
+
+@dataclass(frozen=True)
+class Release:
+    """One of the releases of a stack; `VersionError` for another one."""
+
+    version: str
+    among: ClassVar[Releases]
+
+    def __post_init__(self) -> None:
+        self.among.place(self.version)
+
+    def since(self, start: str) -> bool:
+        """Whether this release is `start` or a later one."""
+        return self.among.since(self.version, start)
+
+    def within(self, since: str = "", until: str = "") -> bool:
+        """Whether this release is one from `since` on that comes before `until`; an empty end is open."""
+        return self.among.within(self.version, since, until)
+
+
+def unknown_release(version: str, known: Sequence[str]) -> str:
+    """That a release is not `known`, and which are nearest to it, in words."""
+    named = version if len(version) <= limits.NAME else f"{version[: limits.NAME]}…"
+    return f"unknown release {named}; {_neighbours(named, known)}"
+
+
+def _neighbours(version: str, known: Sequence[str]) -> str:
+    try:
+        wanted = Version(version)
+    except InvalidVersion:
+        return f"known are {known[0]} to {known[-1]}{nearest(version, known)}"
+    older = [name for name in known if Version(name) < wanted][-1:]
+    newer = [name for name in known if Version(name) >= wanted][:1]
+    near = older + newer
+    return f"the nearest known {'are' if len(near) > 1 else 'is'} {' and '.join(near)}"
