@@ -8,7 +8,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from bridge.errors import SourceError
-from bridge.files.shell import arithmetic, formatting, variables
+from bridge.files.shell import arithmetic, formatting, getopts, variables
 from bridge.files.shell.decide import Bad, tested
 from bridge.files.shell.expand import OUTPUT
 from bridge.files.shell.inner import OPTIONS
@@ -417,68 +417,6 @@ def _unset_element(reader: Reader, name: str, index: str) -> None:
     reader.scope.set(name, value.without(key))
 
 
-def options_of(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
-    """`getopts`."""
-    texts = [None if several(word) else known(word) for word in (called[3:] or reader.scope.given)]
-    told, name = known(called[1]) if len(called) > 1 else None, known(called[2]) if len(called) > 2 else None
-    if told is None or name is None or None in texts:
-        raise reader.refuse(place, "the options that getopts reads are not known")
-    found, argument = _Options(reader, told, [str(text) for text in texts]).next()
-    variables.assign(reader, name, None, Value((_text(found),)), False)
-    reader.scope.variables["OPTARG"] = None if argument is None else Value((_text(argument) or (Text("", NOWHERE),),))
-    reader.scope.status = int(found == "?" and reader.scope.files.get("\0getopts") == ())
-
-
-class _Options:
-    """One step of `getopts`; OPTIND tells the word, a mark of ours the letter in it."""
-
-    def __init__(self, reader: Reader, told: str, texts: Sequence[str]) -> None:
-        self.reader, self.told, self.texts = reader, told, texts
-        index = reader.scope.get("OPTIND")
-        self.index = int((known(index.pieces) if index else None) or "1")
-        place = reader.scope.files.get("\0letter")
-        self.letter = int(known(place) or "0") if place and place[0].key.isdigit() else 0
-
-    def next(self) -> tuple[str, str | None]:
-        scope = self.reader.scope
-        scope.files.pop("\0getopts", None)
-        if not self.letter:
-            text = self.texts[self.index - 1] if self.index <= len(self.texts) else ""
-            if not text.startswith("-") or text == "-" or text == "--":
-                self.index += text == "--"
-                scope.files["\0getopts"] = ()
-                self._save(0)
-                return "?", None
-            self.letter = 1
-        text = self.texts[self.index - 1]
-        letter = text[self.letter]
-        place = self.told.find(letter)
-        if place < 0 or letter == ":":
-            self._save(self.letter + 1 if self.letter + 1 < len(text) else 0, self.letter + 1 >= len(text))
-            return "?", letter if self.told.startswith(":") else None
-        if self.told[place + 1 : place + 2] != ":":
-            self._save(self.letter + 1 if self.letter + 1 < len(text) else 0, self.letter + 1 >= len(text))
-            return letter, None
-        return self._valued(text, letter)
-
-    def _valued(self, text: str, letter: str) -> tuple[str, str | None]:
-        rest = text[self.letter + 1 :]
-        self._save(0, True)
-        if rest:
-            return letter, rest
-        if self.index <= len(self.texts):
-            argument = self.texts[self.index - 1]
-            self._save(0, True)
-            return letter, argument
-        return (":", letter) if self.told.startswith(":") else ("?", None)
-
-    def _save(self, letter: int, more: bool = False) -> None:
-        self.index += more
-        scope = self.reader.scope
-        scope.variables["OPTIND"] = Value((_text(str(self.index)),))
-        scope.files["\0letter"] = _text(str(letter))
-
-
 # Other shells, files and commands
 
 
@@ -588,7 +526,7 @@ BUILTINS: Mapping[str, Callable[[Reader, int, Sequence[Pieces]], None]] = {
     "set": set_,
     "shopt": shopt,
     "unset": unset,
-    "getopts": options_of,
+    "getopts": getopts.step,
     "eval": eval_,
     **dict.fromkeys(("source", "."), take_file),
     **dict.fromkeys(("cd", "pushd", "popd"), change_folder),

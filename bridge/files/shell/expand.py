@@ -22,6 +22,7 @@ WHOLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\[.*\])?|[0-9]+|[@*]", re.DOTALL)
 _STAR = r"\$\{(?:!\w+\[\*\]|\w+\[\*\][^}])"
 _EACH = r"(?:\[@\]|\$@|\$\{@)"
 JOINED = re.compile(f"{_STAR}.*{_EACH}|{_EACH}.*{_STAR}", re.DOTALL)
+ESCAPED = re.compile(rf"\$\{{.*\\[ \t].*{_EACH}|{_EACH}.*\$\{{.*\\[ \t]", re.DOTALL)
 LITERAL = re.compile(r"[A-Za-z0-9_./:=,%@+-]+")
 """A word that stands for itself."""
 ALL = ("@", "*")
@@ -185,6 +186,8 @@ class Expander:
         said = self.source.said(part)
         if "[*]" in said and "@" in said and JOINED.search(said):
             return [self.unknown(part, "a shell reads [*] beside [@] in one pair of quotes in a way of its own", True)]
+        if "\\" in said and "@" in said and ESCAPED.search(said):
+            return [self.unknown(part, "a shell splits at a blank behind a backslash beside [@] in one pair of quotes", True)]
         found: Expanded = []
         missing = False
         before, self.solid = self.solid, False
@@ -422,6 +425,11 @@ class Expander:
             return [self._made(part, "", quoted)]
         return found
 
+    def _check_joiner(self, joined: str, quoted: bool) -> None:
+        """Where IFS is empty, bash joins names, keys and what it trims with nothing, with a blank or with a byte of its own."""
+        if joined == "*" and not quoted and self.scope.separators == "":
+            raise Unread("IFS is empty, and a shell joins [*] in a way of its own here")
+
     def _between(self, joined: str, part: Part, quoted: bool) -> Piece | Break:
         if joined != "*" and quoted:
             return Break()
@@ -452,6 +460,7 @@ class Expander:
         if found is None:
             raise Unread(FORM)
         rest = text[found.end() : end]
+        self._check_joiner(rest.strip("[]"), quoted)
         if rest in ALL:
             scope = self.scope
             if any(name.startswith(found[0]) for name in LIVE):
@@ -494,6 +503,8 @@ class Expander:
             return self._cut(part, subject, start, quoted)
         if subject.elements is None:
             return self._spread(subject, part, quoted)
+        if operator[0] in "#%":
+            self._check_joiner(subject.joined, quoted)
         change = self._change(part, operator, start)
         self.solid |= subject.joined == "@" and bool(subject.words)
         if not subject.joined:

@@ -198,8 +198,13 @@ def cut(word: Pieces, length: int) -> Pieces:
     return tuple(found)
 
 
+def begun(pieces: Pieces) -> int | None:
+    """The character of the script at which `pieces` begin; None if they stand nowhere."""
+    spans = (span for piece in pieces for span in (piece.span, *piece.uses[::-1]))
+    return next((span[0] for span in spans if span != NOWHERE), None)
+
+
 def line_of(pieces: Pieces, text: str) -> int | None:
     """The line of `text` on which `pieces` begin."""
-    spans = (span for piece in pieces for span in (piece.span, *piece.uses[::-1]))
-    first = next((span for span in spans if span != NOWHERE), None)
-    return text.count("\n", 0, first[0]) + 1 if first else None
+    place = begun(pieces)
+    return None if place is None else text.count("\n", 0, place) + 1

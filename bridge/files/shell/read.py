@@ -17,7 +17,7 @@ from bridge.files.shell.expand import GROUPS, OUTPUT, Expander
 from bridge.files.shell.missed import Asked
 from bridge.files.shell.patterns import Pattern, Unread
 from bridge.files.shell.pieces import NOWHERE, Pieces, Text, Unknown, known, spelled
-from bridge.files.shell.scope import MOST_CHARACTERS, Scope, Value, several
+from bridge.files.shell.scope import COUNTER, MOST_CHARACTERS, Scope, Value, several
 from bridge.files.shell.source import Source, check_redirects, check_syntax
 from bridge.files.shell.tokens import Token, Word
 
@@ -36,6 +36,7 @@ CHANGING = frozenset(("sed", "perl", "mv", "cp", "rm", "dd", "truncate", "instal
 """Programs that may change a file that the script wrote."""
 IN_PLACE = re.compile(r"\s(-\w*i|--in-place)")
 """Options with which `sed` writes files."""
+IN_FILE = "it stands in a file"
 Program = Callable[["Reader", Sequence[str]], Pieces | None]
 DEFINED = re.compile(r"(?m)(?:^|[;&|{(]|\bthen|\bdo|\belse)[ \t]*(?:function[ \t]+([\w:.-]+)|([\w:.-]+)[ \t]*\([ \t]*\))")
 """The names of functions: one that is not defined yet is no command that is hoped to succeed."""
@@ -79,6 +80,7 @@ class Reader:
     loops: int = 0
     grouping: int = 0
     leaving: list[Scope] = field(default_factory=list)
+    exits: list[list[Scope]] = field(default_factory=list)
     stops: list[tuple[int, str]] = field(default_factory=list)
     substituted: int | None = 0
     hoped: bool = False
@@ -106,6 +108,12 @@ class Reader:
     def over(self) -> bool:
         """Whether a statement ended the present path."""
         return bool(self.scope.ended)
+
+    @property
+    def parted(self) -> int:
+        """The line on which a path that may have left a loop or a function parted from the present one; 0 if there is none."""
+        left = (scope.parted for scopes in (self.leaving, *self.exits) for scope in scopes)
+        return next((line for line in left if line), 0)
 
     @property
     def expander(self) -> Expander:
@@ -333,7 +341,7 @@ class Reader:
             branches.append(self.scope)
         self.scope, self.branch = outer, around
         running = [branch for branch in branches if not branch.ended]
-        left = [branch for branch in branches if branch.ended in LEAVING]
+        left = [replace(branch, parted=line) for branch in branches if branch.ended in LEAVING]
         if not running and left:
             running, left = left[:1], left[1:]
             outer.become(running[0])
@@ -480,14 +488,14 @@ class Reader:
             several_values = Unknown(f"${name}", place, line, "a loop gives it several values")
             self._unsure(node, lambda: self._bound(name, Value(((several_values,),)), body))
             return
-        exits: list[Scope] = []
+        self.exits.append([])
         for word in listed:
             self._assign_loop(name, Value((word,)))
-            self._turn(body, exits)
+            self._turn(body)
             if self.scope.ended:
                 break
             self._step(node)
-        self._finish(exits, node)
+        self._finish(node)
 
     def _step(self, node: Node) -> None:
         self.steps += 1
@@ -567,7 +575,7 @@ class Reader:
         self._while(node, goes_on, self._body_of(node), lambda: None)
 
     def _while(self, node: Node, goes_on: Callable[[], bool | None], body: Sequence[Node], step: Callable[[], object]) -> None:
-        exits: list[Scope] = []
+        self.exits.append([])
         status: int | None = 0
         while True:
             truth = goes_on()
@@ -579,13 +587,13 @@ class Reader:
             if not truth:
                 self.scope.status = status
                 break
-            self._turn(body, exits)
+            self._turn(body)
             status = self.scope.status
             if self.over:
                 break
             step()
             self._step(node)
-        self._finish(exits, node)
+        self._finish(node)
 
     def _once_more(self, body: Sequence[Node], step: Callable[[], object], goes_on: Callable[[], bool | None]) -> bool:
         self.loops += 1
@@ -596,7 +604,7 @@ class Reader:
             goes_on()
         return True
 
-    def _turn(self, body: Sequence[Node], exits: list[Scope]) -> None:
+    def _turn(self, body: Sequence[Node]) -> None:
         """The body once: `continue` ends the turn, `break` the loop."""
         mark = len(self.leaving)
         self.loops += 1
@@ -606,7 +614,7 @@ class Reader:
         del self.leaving[mark:]
         here: list[Scope] = []
         for scope in left:
-            self._arrived(scope, here, exits)
+            self._arrived(scope, here, self.exits[-1])
         if here:
             self.scope.take(here, self.branch)
         else:
@@ -624,8 +632,9 @@ class Reader:
         else:
             here.append(scope)
 
-    def _finish(self, exits: list[Scope], node: Node) -> None:
+    def _finish(self, node: Node) -> None:
         """Behind a loop: where it ended by itself, and where `break` left it."""
+        exits = self.exits.pop()
         if self.scope.ended and self.scope.ended != "over":
             return
         here = [] if self.scope.ended else [self.scope.copy()]
@@ -789,6 +798,8 @@ class Reader:
                     self.scope.variables.pop(said, None)
                 else:
                     self.scope.variables[said] = value
+            if COUNTER in own:
+                self.scope.moved()
 
     def start(self, called: Sequence[Pieces], place: int, functions: bool = True) -> None:
         """A function, a command that the shell itself knows, or one that it starts."""
@@ -813,7 +824,7 @@ class Reader:
 
         self.stops.clear()
         line = self.source.line(place)
-        self.commands.append(Command(tuple(called), self.environment, line, self.branch or self.scope.doubted))
+        self.commands.append(Command(tuple(called), self.environment, line, self.branch or self.scope.doubted or self.parted))
         name = (known(called[0]) or "").rpartition("/")[2]
         self.hoped = name in HOPED
         self.scope.status, self.scope.asked = None, name in self.defined
@@ -956,7 +967,7 @@ class Reader:
         if lost:
             self.scope.output, self.scope.captured = (), target is not None
         self.check_stops_of(redirects)
-        action()
+        self._reading(action, before[0])
         written = self.scope.output
         self.scope.input, self.scope.joined = before[0], joined
         if lost:
@@ -964,6 +975,16 @@ class Reader:
         if target is not None:
             key, more = target
             self.scope.files[key] = (*(self.scope.files.get(key, ()) if more else ()), *written)
+
+    def _reading(self, action: Action, before: Pieces | None) -> None:
+        """A statement that a shell starts only if the file is there that it reads."""
+        first = next(iter(self.scope.input or ()), None)
+        if self.scope.input is before or not isinstance(first, Unknown) or first.why != IN_FILE:
+            action()
+            return
+        around, self.branch = self.branch, self.branch or first.line
+        action()
+        self.branch, self.scope.status = around, None
 
     def check_stops_of(self, redirects: Sequence[Token]) -> None:
         """What stops a shell in a redirection stops it in any case."""
@@ -1001,7 +1022,7 @@ class Reader:
         if known(path) == "/dev/null":
             return ()
         found = self.content(path)
-        return (Unknown(self.source.said(word), NOWHERE, line, "it stands in a file"),) if found is None else found
+        return (Unknown(self.source.said(word), NOWHERE, line, IN_FILE),) if found is None else found
 
     def _document(self, token: Token) -> Pieces:
         body = token.body

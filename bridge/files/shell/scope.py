@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ LONGEST = 20_000
 """Parts of one value; only doubling gets there."""
 MOST_CHARACTERS = 2**20
 RUN = "only a run tells"
+LEADING = re.compile(r"\s*[-+]?[0-9]{1,18}")
 LIVE = frozenset(
     (
         *("HOSTNAME", "PWD", "OLDPWD", "UID", "EUID", "PPID", "HOME", "USER", "LOGNAME", "SHELL", "PATH", "TERM", "SHLVL"),
@@ -36,6 +38,8 @@ MOVING = frozenset(
     )
 )
 """Those of them that an assignment does not settle."""
+COUNTER = "OPTIND"
+"""The word that `getopts` reads next: a number from the start, whatever is exported to the shell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +97,12 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """What a local of a function hides: the value, the marks and whether it is exported."""
+    """What a local of a function hides: the value, the marks, whether it is exported, and for OPTIND the letter of `getopts`."""
 
     value: Value | None
     marks: frozenset[str] = frozenset()
     exported: bool = False
+    letter: int | None = 0
 
 
 def several(word: Pieces) -> bool:
@@ -124,7 +129,9 @@ class Scope:
     `output` is what was written where a command substitution reads it; `input` what the next command reads. `doubting` is the
     line on which a shell may stop, `doubted` that of an earlier statement. `piped` are the statuses of a pipeline just before.
     `asked` tells that an unknown status is the answer to a question, which may be no; `joined`, that errors go where output goes.
-    `at_exit` and `at_error` are the texts of traps.
+    `at_exit` and `at_error` are the texts of traps. `letter` is where `getopts` stands in a word: 0 before
+    it, None if that is not known; below 0 it begins anew, unless OPTIND is set once more. `parted` is the line of
+    the branch by which a path left a loop or a function.
     """
 
     outside: Mapping[str, str]
@@ -137,7 +144,7 @@ class Scope:
     levels: int = 1
     status: int | None = 0
     options: frozenset[str] = frozenset()
-    marks: dict[str, frozenset[str]] = field(default_factory=dict)
+    marks: dict[str, frozenset[str]] = field(default_factory=lambda: {COUNTER: frozenset("i")})
     frames: tuple[dict[str, Hidden], ...] = ()
     output: Pieces = ()
     input: Pieces | None = None
@@ -152,6 +159,8 @@ class Scope:
     joined: bool = False
     at_exit: Pieces | None = None
     at_error: Pieces | None = None
+    letter: int | None = 0
+    parted: int = 0
 
     def get(self, name: str) -> Value | None:
         """The value of a variable or of a numbered argument; None if nothing sets it."""
@@ -162,6 +171,8 @@ class Scope:
             return Value(tuple((Text(str(status), NOWHERE, plain=False),) for status in self.piped), True)
         if name in self.variables and name not in MOVING:
             return self.variables[name]
+        if name == COUNTER:
+            return _told("1")
         if name in self.outside:
             return _told(self.outside[name])
         return self._live(name) if name in LIVE else None
@@ -222,11 +233,19 @@ class Scope:
         self.variables[name] = value
         if "allexport" in self.options:
             self.exported.add(name)
+        if name == COUNTER:
+            self.moved()
+
+    def moved(self) -> None:
+        """A script set OPTIND: below 2 `getopts` begins anew; beyond, it goes on in what is left of a word, wherever that was."""
+        number = counted(self.get(COUNTER))
+        if self.letter:
+            self.letter = -abs(self.letter) if number is not None and number < 2 else None
 
     def held(self, name: str) -> Hidden:
         """A variable as it stands, with its marks."""
         value = self.variables.get(name, _NOWHERE)
-        return Hidden(value, self.marks.get(name, frozenset()), name in self.exported)
+        return Hidden(value, self.marks.get(name, frozenset()), name in self.exported, self.letter if name == COUNTER else 0)
 
     def put_back(self, name: str, hidden: Hidden) -> None:
         """A variable as it stood."""
@@ -234,6 +253,8 @@ class Scope:
         if hidden.marks:
             self.marks[name] = hidden.marks
         (self.exported.add if hidden.exported else self.exported.discard)(name)
+        if name == COUNTER:
+            self.letter = hidden.letter
         if hidden.value is _NOWHERE:
             self.variables.pop(name, None)
         else:
@@ -301,6 +322,7 @@ class Scope:
             and self.functions == before.functions
             and self.files.keys() == before.files.keys()
             and same(self.output, before.output)
+            and self.letter == before.letter
         )
 
     def take(self, branches: Sequence[Scope], line: int) -> None:
@@ -346,6 +368,7 @@ def _both(one: Scope, other: Scope, branch: Branch) -> Scope:
         piped=one.piped if one.piped == other.piped else None,
         at_exit=_trap(one.at_exit, other.at_exit, branch),
         at_error=_trap(one.at_error, other.at_error, branch),
+        letter=one.letter if one.letter == other.letter else None,
     )
 
 
@@ -409,8 +432,16 @@ def _frame(first: dict[str, Hidden], second: dict[str, Hidden], one: Scope, othe
     for name in (*first, *second):
         left, right = first.get(name) or one.held(name), second.get(name) or other.held(name)
         value = left.value if left.value is right.value else _merged(left.value, right.value, branch, name)
-        found[name] = Hidden(value, left.marks | right.marks, left.exported or right.exported)
+        letter = left.letter if left.letter == right.letter else None
+        found[name] = Hidden(value, left.marks | right.marks, left.exported or right.exported, letter)
     return found
+
+
+def counted(value: Value | None) -> int | None:
+    """OPTIND as `getopts` reads it: the number that it begins with, 0 if with none; None if it is not known."""
+    text = "" if value is None else known(value.pieces)
+    found = LEADING.match(text or "")
+    return None if text is None else int(found[0]) if found else 0
 
 
 def _told(text: str) -> Value:

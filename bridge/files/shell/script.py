@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -12,7 +13,7 @@ from bridge.files.document import TEXT, Document
 from bridge.files.shell.inner import listed
 from bridge.files.shell.launchers import BATCH_SYSTEM, DIRECTIVE, Walk, ranks, walk
 from bridge.files.shell.missed import missed
-from bridge.files.shell.pieces import NOWHERE, Pieces, Unknown, known, line_of, spelled, unknowns
+from bridge.files.shell.pieces import NOWHERE, Pieces, Unknown, begun, known, spelled, unknowns
 from bridge.files.shell.read import Command, Reader, file_key
 from bridge.files.shell.scope import Scope
 
@@ -97,7 +98,8 @@ class Script:
     @cached_property
     def launches(self) -> tuple[Launch, ...]:
         """Every training run that it starts."""
-        found = (_launch(command, self.text) for command in self.reader.commands)
+        where = Where(self.text)
+        found = (_launch(command, where) for command in self.reader.commands)
         return tuple(launch for launch in found if launch is not None)
 
     def strays(self) -> Iterator[tuple[int, str, str]]:
@@ -111,13 +113,13 @@ class Script:
         """The one run that `fits`; `SourceError` if there is none, or more than one and none is chosen."""
         if self.chosen is not None:
             return self._numbered(self.chosen)
-        fitting = [launch for launch in self.launches if fits(launch)]
+        fitting = [(number, launch) for number, launch in enumerate(self.launches, 1) if fits(launch)]
         if not fitting:
             raise SourceError(f"{self.name}: found no run with {what}; the runs that it starts: {self.seen}", *self.lost)
         if len(fitting) > 1:
-            listed = (f"{self.name}: --launch {self.launches.index(launch) + 1}: {launch}" for launch in fitting)
+            listed = (f"{self.name}: --launch {number}: {launch}" for number, launch in fitting)
             raise SourceError(f"{self.name}: starts {len(fitting)} runs with {what}; name one with --launch", *listed)
-        return fitting[0]
+        return fitting[0][1]
 
     @property
     def seen(self) -> str:
@@ -161,25 +163,37 @@ def _directives(text: str) -> Iterator[tuple[str, str]]:
     return ((match["name"], match["value"]) for match in DIRECTIVE.finditer(text) if match["value"].isdigit())
 
 
+class Where:
+    """What all runs of one script ask of its text: its lines, and the options on its `#SBATCH` lines."""
+
+    def __init__(self, text: str) -> None:
+        self.breaks, self.directives = [match.start() for match in re.finditer("\n", text)], dict(_directives(text))
+
+    def line(self, word: Pieces) -> int | None:
+        """The line on which a word begins; None if it stands nowhere in the text."""
+        place = begun(word)
+        return None if place is None else bisect_left(self.breaks, place) + 1
+
+
 def _slurm(text: str) -> dict[str, str]:
     """Variables that Slurm sets from the directives of a script."""
     return {variable: value for name, value in _directives(text) for variable in BATCH_SYSTEM.get(name, ())}
 
 
-def _launch(command: Command, text: str) -> Launch | None:
+def _launch(command: Command, where: Where) -> Launch | None:
     """The training run that a command starts, if it starts one."""
     found = walk(listed(command.words))
     if found.kind not in ("program", "module"):
         return None
     more = _handed_on(command) if any(link.name == "xargs" for link in found.links) else ()
     words = (*command.words[found.at + 1 :], *more)
-    return _run(command, found, words, text)
+    return _run(command, found, words, where)
 
 
-def _run(command: Command, found: Walk, words: tuple[Pieces, ...], text: str) -> Launch:
-    lines = tuple(line_of(word, text) or command.line for word in words)
+def _run(command: Command, found: Walk, words: tuple[Pieces, ...], where: Where) -> Launch:
+    lines = tuple(where.line(word) or command.line for word in words)
     program, before = spelled(command.words[found.at]), tuple(known(word) for word in command.words[: found.at])
-    size = ranks(found, dict(_directives(text)))
+    size = ranks(found, where.directives)
     return Launch(program, words, before, command.environment, command.line, lines, command.branch, size)
 
 

@@ -1,0 +1,79 @@
+"""`getopts`: the next option of the words that it reads, with the argument behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from bridge.files.shell import variables
+from bridge.files.shell.pieces import NOWHERE, Pieces, Text, known
+from bridge.files.shell.scope import COUNTER, Value, counted, several
+
+if TYPE_CHECKING:
+    from bridge.files.shell.read import Reader
+
+LARGEST = 2**31
+"""Beyond it the C library's reading of a number goes round."""
+
+
+def step(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+    """One call of `getopts`."""
+    texts = [None if several(word) else known(word) for word in (called[3:] or reader.scope.given)]
+    told, name = known(called[1]) if len(called) > 1 else None, known(called[2]) if len(called) > 2 else None
+    if told is None or name is None or None in texts:
+        raise reader.refuse(place, "the options that getopts reads are not known")
+    options = _Options(reader, place, told, [str(text) for text in texts])
+    found, argument = options.next()
+    variables.assign(reader, name, None, Value((_text(found),)), False)
+    reader.scope.variables["OPTARG"] = None if argument is None else Value((_text(argument),))
+    reader.scope.status = int(options.over)
+
+
+def _text(text: str) -> Pieces:
+    return (Text(text, NOWHERE, True, plain=False),)
+
+
+class _Options:
+    """One step through `texts`, at the word that OPTIND tells and the letter that the shell remembers; `over` behind the last."""
+
+    def __init__(self, reader: Reader, place: int, told: str, texts: Sequence[str]) -> None:
+        self.scope, self.told, self.texts, self.over = reader.scope, told, texts, False
+        value = self.scope.get(COUNTER)
+        number, letter = counted(value), self.scope.letter
+        if number is None or letter is None or abs(number) >= LARGEST:
+            raise reader.refuse(place, "which word getopts reads next is not known")
+        self.index, self.letter = min(max(number, 1), len(texts) + 1), max(letter, 0) if value is not None else 0
+
+    def next(self) -> tuple[str, str | None]:
+        """What the variable gets, and what OPTARG gets."""
+        text = self.texts[self.index - 1] if self.index <= len(self.texts) else ""
+        if not self.letter:
+            if not text.startswith("-") or text in ("-", "--"):
+                self.over = True
+                self._save(0, text == "--")
+                return "?", None
+            self.letter = 1
+        letter, last = text[self.letter], self.letter + 1 >= len(text)
+        place = self.told.find(letter)
+        if place >= 0 and letter != ":" and self.told[place + 1 : place + 2] == ":":
+            return self._valued(text, letter)
+        self._save(0 if last else self.letter + 1, last)
+        if place < 0 or letter == ":":
+            return "?", letter if self.told.startswith(":") else None
+        return letter, None
+
+    def _valued(self, text: str, letter: str) -> tuple[str, str | None]:
+        rest = text[self.letter + 1 :]
+        self._save(0, True)
+        if rest:
+            return letter, rest
+        if self.index <= len(self.texts):
+            argument = self.texts[self.index - 1]
+            self._save(0, True)
+            return letter, argument
+        return (":", letter) if self.told.startswith(":") else ("?", None)
+
+    def _save(self, letter: int, more: bool) -> None:
+        self.index += more
+        self.scope.variables[COUNTER] = Value((_text(str(self.index)),))
+        self.scope.letter = letter
