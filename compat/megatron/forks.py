@@ -1,43 +1,12 @@
-"""What forks and older releases say beside the newest parser: removed flags as what they meant, and what unknown ones touch."""
+"""What forks and older releases say beside the newest parser: removed flags as what they meant."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bridge.rules import Effect
-
-NAMES = (
-    *("tp", "pp", "dp", "cp", "ep", "sp", "etp", "vp", "vpp", "fsdp", "fsdp2", "zero", "world", "ranks?", "gpus?", "nodes?"),
-    *(
-        "stages?",
-        "shards?",
-        "sharded",
-        "bs",
-        "mbs",
-        "gbs",
-        "bsz",
-        "accum",
-        "accumulation",
-        "accumulate",
-        "amp",
-        "half",
-        "int8",
-        "int4",
-    ),
-    *("nvfp4", "mxfp8", "(?:bf|fp|tf|float|bfloat)(?:4|8|16|32|64)"),
-)
-PARTS = ("parallel", "tensor(?!board)", "pipeline", "batch", "precision", "dtype", "quantiz", "loss[-_]?scal")
-TOUCHING = re.compile(f"(?:^|[-_=.:])(?:{'|'.join(NAMES)})(?:$|[-_=.:])|{'|'.join(PARTS)}", re.IGNORECASE)
-"""Names and values that speak of parallelism, batch or precision: whole words, and parts of words."""
-
-
-def touches(*words: str) -> bool:
-    """Whether a flag, by its name or its values, touches parallelism, batch or precision; paths are not looked into."""
-    return any(TOUCHING.search(word.lstrip("-")) for word in words if "/" not in word)
-
 
 Values = Mapping[str, Any]
 

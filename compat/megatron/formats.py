@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from bridge import touching
 from bridge.config import Values, shown
 from bridge.dialect import Reading, flags_of
 from bridge.errors import ConfigError, SourceError
@@ -179,14 +180,14 @@ SIZES = frozenset(
 @cache
 def _fixed() -> frozenset[str]:
     """Arguments whose value counts: those that a plan is made of, and all of parallelism, batch and precision."""
-    return _needed() | {dest for dest in options.groups() if forks.touches(dest)}
+    return _needed() | {dest for dest in options.groups() if touching.touches(dest)}
 
 
 def _opaque(path: str, index: int, words: Words) -> Finding:
     reason = next((words.opaque[place] for place in range(index, len(words.words)) if place in words.opaque), "")
     loose = path.startswith(("$", "`"))
     message = f"{reason}; flags that it may hold are left out" if loose else f"{reason}; this value is left out"
-    effect = Effect.NUMBERS if loose or forks.touches(path) else Effect.NONE
+    effect = Effect.NUMBERS if loose else touching.effect(path)
     option = "" if loose else words.words[index].partition("=")[0]
     return Finding(path, message, effect, True, origin=Origin(words.lines[index], option))
 
@@ -221,7 +222,7 @@ def _left_over(group: Sequence[str], line: int | None) -> Finding:
     """A flag with its values; one that speaks of the layout, the batch or the precision counts."""
     option, *values = group
     beside = f", with {' '.join(values)}" if values else ""
-    if not forks.touches(*group):
+    if not touching.touches(*group):
         return Finding(option, f"{UNKNOWN}{beside}", Effect.NONE, True, origin=Origin(line))
     message = f"{UNKNOWN}{beside}, though it speaks of parallelism, batch or precision"
     return Finding(option, message, Effect.NUMBERS, True, origin=Origin(line))

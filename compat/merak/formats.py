@@ -13,6 +13,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from bridge import touching
 from bridge.config import Values, fields, flatten, nest, shown, validate
 from bridge.dialect import Reading, Written, code_beside, flags_of
 from bridge.errors import ConfigError, SourceError, nearest
@@ -185,7 +186,7 @@ class _Reader:
         """A key of a flat mapping: an argument, or a parameter of the script by its own name or dotted."""
         path = key if key in fields(Merak) else _home(key)
         if path is None:
-            self.unknown(key, key, _names())
+            self.unknown(key, key, _names(), (str(value),))
         else:
             self.put(path, value, key)
             if origin and path in self.raw:
@@ -196,7 +197,7 @@ class _Reader:
         if path not in fields(Merak):
             section = path.partition(".")[0]
             known = [other.partition(".")[2] for other in fields(Merak) if other.startswith(section + ".")]
-            self.unknown(written, path.partition(".")[2], known)
+            self.unknown(written, path.partition(".")[2], known, (str(value),))
         elif path not in release(self.version).defaults:
             self.absent(written, path)
         elif value is not None:
@@ -204,16 +205,17 @@ class _Reader:
         elif release(self.version).defaults[path] is not None:
             self.problems.append(f"{written}: found nothing, expected a value; or leave it out")
 
-    def unknown(self, written: str, name: str, known: Sequence[str]) -> None:
+    def unknown(self, written: str, name: str, known: Sequence[str], values: Sequence[str]) -> None:
         if self.lenient:
-            self.findings.append(Finding(written, f"Merak {self.version} does not know it; left out", Effect.NONE, True))
+            effect = touching.effect(written, *values)
+            self.findings.append(Finding(written, f"Merak {self.version} does not know it; left out", effect, True))
         else:
             self.problems.append(f"{written}: unknown argument of Merak{nearest(name, known, len(self.problems))}")
 
     def absent(self, written: str, path: str) -> None:
         message = f"not in Merak {self.version}; it is there in {lifetime(path)}"
         if self.lenient:
-            self.findings.append(Finding(written, message + "; left out", Effect.NONE, True))
+            self.findings.append(Finding(written, message + "; left out", touching.effect(written), True))
         else:
             self.problems.append(f"{written}: {message}")
 
@@ -240,7 +242,7 @@ class _Reader:
         name, tied, attached = word.partition("=")
         path, negated = self.find(name)
         if path is None:
-            self.unknown(name, name.lstrip("-"), _names())
+            self.unknown(name, name.lstrip("-"), _names(), (*([attached] if tied else ()), *words[index + 1 : end]))
             return end
         texts = [attached] if tied else list(words[index + 1 : end])
         reason = next((self.opaque[at] for at in range(index, end) if at in self.opaque), None)
@@ -255,7 +257,8 @@ class _Reader:
         if path in _needed():
             self.problems.append(f"line {line}: {name}: {reason}")
         else:
-            self.findings.append(Finding(path, f"{reason}; this value is left out", Effect.NONE, True, origin=Origin(line, name)))
+            message = f"{reason}; this value is left out"
+            self.findings.append(Finding(path, message, touching.effect(path), True, origin=Origin(line, name)))
 
     def find(self, name: str) -> tuple[str | None, bool]:
         """The path that an option stands for, and whether it is the `--no_` form of a switch."""

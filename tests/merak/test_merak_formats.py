@@ -11,6 +11,7 @@ import pytest
 
 import compat
 from bridge.errors import BridgeError, ConfigError, SourceError
+from bridge.rules import Effect
 
 MERAK = compat.load("merak")
 EXAMPLES = Path(__file__).parents[2] / "examples" / "merak"
@@ -100,6 +101,19 @@ def test_lenient_leaves_out_what_is_unknown() -> None:
     config = MERAK.read(["--model_name", "gpt2", "--seed", "1"], lenient=True)
     assert config.given == {"args.seed": 1}
     assert [finding.path for finding in config.remarks] == ["--model_name"]
+
+
+@pytest.mark.parametrize(
+    ("words", "effect"),
+    [
+        (["--own_pipeline_size", "2"], Effect.NUMBERS),
+        (["--own_switch=bf16"], Effect.NUMBERS),
+        (["--own_name", "gpt2"], Effect.NONE),
+        (["--own_folder", "/data/bf16"], Effect.NONE),
+    ],
+)
+def test_what_is_left_out_and_touches_the_layout_counts(words: list[str], effect: Effect) -> None:
+    assert [finding.effect for finding in MERAK.read([*words, "--seed", "1"], lenient=True).remarks] == [effect]
 
 
 def test_the_last_mention_wins() -> None:
