@@ -29,6 +29,8 @@ ALL = ("@", "*")
 OUTPUT = "it is the output of a command, and nothing is run"
 FORM = "this form of expansion is not read"
 FILES = "the files that fit decide it"
+GLOBBING = re.compile(r"[*?\[(]")
+"""What a pattern cannot do without."""
 GROUPS = re.compile(r"[?*+@!]\(")
 
 Expanded = list[Piece | Break]
@@ -53,7 +55,7 @@ class Runner(Protocol):
         """What the branches around a line ask for, as options that say it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Subject:
     """A variable that is expanded: its elements (None: it is not set), and how they are joined (`@`, `*` or not at all).
 
@@ -83,10 +85,9 @@ class Expander:
 
     def words(self, word: Word, alone: bool = False) -> list[Pieces]:
         """The words that one word becomes; `alone` takes what the script sets nowhere for empty."""
-        if len(word.parts) == 1 and word.parts[0].kind == "text" and self.source.segments is None:
-            said = self.source.text[word.start : word.end]
-            if LITERAL.fullmatch(said):
-                return [(Text(said, (word.start, word.end)),)]
+        literal = self._literal(word)
+        if literal is not None:
+            return [literal]
         separators = self.scope.separators
         found: list[Pieces] = []
         for parts in braces.expanded(self.source.text, word.parts):
@@ -101,8 +102,18 @@ class Expander:
 
     def text(self, word: Word, alone: bool = False, assigned: bool = False) -> Pieces:
         """The text that a word becomes where nothing is split: assigned values, patterns, names of files."""
+        literal = self._literal(word)
+        if literal is not None:
+            return literal
         pieces = self.parts(self._tilde(word.parts, assigned), False)
         return tuple(self.joined(emptied(pieces) if alone else pieces))
+
+    def _literal(self, word: Word) -> Pieces | None:
+        """A word that stands for itself; None for any other."""
+        if len(word.parts) != 1 or word.parts[0].kind != "text" or self.source.segments is not None:
+            return None
+        said = self.source.text[word.start : word.end]
+        return (Text(said, (word.start, word.end)),) if LITERAL.fullmatch(said) else None
 
     def joined(self, pieces: Iterable[Piece | Break]) -> Iterator[Piece]:
         """Pieces where nothing is split."""
@@ -111,7 +122,8 @@ class Expander:
 
     def _globbed(self, word: Pieces, written: Word) -> Pieces:
         """A word that may become names of files is not known."""
-        if "noglob" in self.scope.options or not any(isinstance(piece, Text) and not piece.quoted for piece in word):
+        fitting = any(isinstance(piece, Text) and not piece.quoted and GLOBBING.search(piece.text) for piece in word)
+        if not fitting or "noglob" in self.scope.options:
             return word
         text = "".join(piece.text if isinstance(piece, Text) and not piece.quoted else "\0" for piece in word)
         opened = text.find("[")
@@ -124,6 +136,8 @@ class Expander:
 
     def _tilde(self, parts: tuple[Part, ...], assigned: bool) -> tuple[Part, ...]:
         """`~` at the start as a part of its own; behind a colon too where a value is assigned."""
+        if "~" not in self.source.text:
+            return parts
         found: list[Part] = []
         for index, part in enumerate(parts):
             said = self.source.said(part)

@@ -10,8 +10,10 @@ from functools import cache
 Span = tuple[int, int]
 """Place in the script: characters from, to."""
 
+# What stands here is made by the hundred thousand and never changed; a frozen dataclass would take three times as long to make.
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True, unsafe_hash=True)
 class Text:
     """Known characters, written at `span`; `uses` are the expansions that they came through, outermost first.
 
@@ -45,7 +47,7 @@ class Text:
         return Text(self.text, self.span, quoted, self.plain, self.uses)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Unknown:
     """A part that only a run would tell: as it is written at `span`, the line, and why it is not known.
 
@@ -69,7 +71,7 @@ class Unknown:
         return f"\0{self.spelling}\0{self.span}\0{self.line}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Break:
     """Where one element of an array ends and the next begins; `joiner` stands there where nothing is split.
 
@@ -139,14 +141,16 @@ def _solid(word: list[Piece]) -> Pieces:
 
 
 def _split(piece: Text, found: list[list[Piece]], delimiter: re.Pattern[str]) -> None:
-    position = 0
+    position, hard = 0, "hard" in delimiter.groupindex
     for blank in delimiter.finditer(piece.text):
-        found[-1].append(piece.part(position, blank.start()))
-        if blank.groupdict().get("hard"):
+        if position < blank.start():
+            found[-1].append(piece.part(position, blank.start()))
+        if hard and blank["hard"]:
             found[-1].append(piece.part(position, position).literal(True))
         found.append([])
         position = blank.end()
-    found[-1].append(piece.part(position, len(piece.text)))
+    if position < len(piece.text):
+        found[-1].append(piece.part(position, len(piece.text)) if position else piece)
 
 
 def _stands(piece: Piece) -> bool:

@@ -38,8 +38,10 @@ IN_PLACE = re.compile(r"\s(-\w*i|--in-place)")
 """Options with which `sed` writes files."""
 IN_FILE = "it stands in a file"
 Program = Callable[["Reader", Sequence[str]], Pieces | None]
-DEFINED = re.compile(r"(?m)(?:^|[;&|{(]|\bthen|\bdo|\belse)[ \t]*(?:function[ \t]+([\w:.-]+)|([\w:.-]+)[ \t]*\([ \t]*\))")
-"""The names of functions: one that is not defined yet is no command that is hoped to succeed."""
+DEFINED = re.compile(r"function[ \t]+(?P<name>[\w:.-]+)|\([ \t]*\)")
+"""Where functions are defined: one that is not defined yet is no command that is hoped to succeed."""
+NAMED = re.compile(r"(?:^|[;&|{(]|\bthen|\bdo|\belse)[ \t]*([\w:.-]+)[ \t]*$")
+"""The name before the brackets of a definition."""
 HOPED = frozenset(
     (
         *("cd", "mkdir", "cp", "mv", "rm", "ln", "touch", "chmod", "sleep", "module", "ml", "conda", "mamba", "source", "."),
@@ -93,7 +95,7 @@ class Reader:
     def read(self, text: str) -> None:
         """Read the whole script."""
         self.source = Source(text, self.name)
-        self.defined = frozenset(first or second for first, second in DEFINED.findall(text))
+        self.defined = frozenset(_defined(text))
         check_syntax(self.source)
         self.run(self.source)
         self.left()
@@ -134,6 +136,8 @@ class Reader:
 
     def check_stops(self) -> None:
         """Raise `SourceError` where a shell stops."""
+        if not self.stops:
+            return
         SourceError.raise_if(f"{self.name}: line {line}: {problem}" for line, problem in self.stops)
 
     def setter(self, name: str) -> int:
@@ -299,8 +303,9 @@ class Reader:
                 statuses.append(outer.status)
                 outer.status, outer.piped = self._piped(statuses), tuple(statuses)
                 return
+            before, self.scope = self.scope, outer
             inner = self.another()
-            inner.files = self.scope.files
+            inner.files, inner.doubting, inner.doubted = before.files, before.doubting, before.doubted
             inner.captured, inner.output = (outer.captured, outer.output) if last else (True, ())
             inner.input = output if index else outer.input
             self.scope = inner
@@ -756,7 +761,7 @@ class Reader:
         """Assignments, and a command with its words."""
         count = next((index for index, word in enumerate(words) if variables.assignment(self.source, word) is None), len(words))
         assignments, rest = words[:count], words[count:]
-        if not self.branch:
+        if redirects and not self.branch:
             check_redirects(self.source, redirects)
         self.substituted = UNTOUCHED
         if rest and self.source.said(rest[0]) in variables.DECLARING:
@@ -1041,6 +1046,16 @@ class Reader:
             return tuple(source.pieces(start, end, True))
         expander = Expander(source, self.scope, self)
         return tuple(expander.joined(expander.parts(source.double(start, end), True)))
+
+
+def _defined(text: str) -> Iterator[str]:
+    """The names of functions that a text defines anywhere."""
+    for found in DEFINED.finditer(text):
+        before = text[text.rfind("\n", 0, found.start()) + 1 : found.start()]
+        if found["name"]:
+            yield found["name"]
+        elif named := NAMED.search(before):
+            yield named[1]
 
 
 def file_key(path: Pieces) -> str:

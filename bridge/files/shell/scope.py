@@ -42,7 +42,7 @@ COUNTER = "OPTIND"
 """The word that `getopts` reads next: a number from the start, whatever is exported to the shell."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Value:
     """A variable: its words, one for a plain variable.
 

@@ -14,6 +14,8 @@ INSIDE = re.compile(r"[^\\\"$`]+")
 OPERAND = re.compile(r"[^\\'\"$`{}]+")
 OPERATOR = re.compile(r";;&|;;|;&|&&|\|\||\|&|[;&|()]")
 REDIRECT = re.compile(r"(?:(?P<fd>[0-9]+|\{" + NAME + r"\}))?(?P<op><<<|<<-|<<|<>|<&|>>|>&|>\||&>>|&>|<|>)")
+REDIRECTING = "<>&{0123456789"
+"""Characters with which a redirection begins."""
 ASSIGNED = re.compile(NAME + r"\+?=$|" + NAME + r"\[.*\]\+?=$", re.DOTALL)
 SUBSCRIPT = re.compile(NAME + r"\[")
 ADDING = re.compile(r"\+?=")
@@ -52,7 +54,7 @@ class Fault(ValueError):
         self.place, self.problem = place, problem
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Part:
     """A part of a word: literal text, quotes or an expansion, from `start` to `end`.
 
@@ -68,7 +70,7 @@ class Part:
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Word:
     """A word as it is written."""
 
@@ -134,8 +136,9 @@ class Scanner:
         while position < self.size:
             plain = PLAIN.match(self.text, position)
             if plain:
-                self._literal(parts, position, plain.end())
-                position = plain.end()
+                end = plain.end()
+                self._literal(parts, position, end)
+                position = end
                 continue
             char = self.text[position]
             after = self._special(char, position, start, parts)
@@ -441,8 +444,8 @@ class Lexer(Scanner):
         """All tokens; for `inside` those before the closing bracket, at which `position` then stands."""
         begun = self.position
         while self.position < self.size:
-            char, blank = self.text[self.position], BLANK.match(self.text, self.position)
-            if blank:
+            char = self.text[self.position]
+            if char in " \t\\" and (blank := BLANK.match(self.text, self.position)):
                 self.position = blank.end()
             elif char == "#":
                 self.position = self._line_end(self.position)
@@ -457,8 +460,8 @@ class Lexer(Scanner):
         self._documents()
         return self.tokens
 
-    def _add(self, kind: str, end: int, text: str = "", **more: object) -> Token:
-        token = Token(kind, self.position, end, text, **more)  # type: ignore[arg-type]
+    def _add(self, kind: str, end: int, text: str = "", word: Word | None = None, fd: str = "") -> Token:
+        token = Token(kind, self.position, end, text, word, fd=fd)
         self.tokens.append(token)
         if len(self.tokens) > MOST_TOKENS:
             raise Fault(
@@ -489,7 +492,7 @@ class Lexer(Scanner):
     def _token(self, char: str) -> None:
         if self.place == "for-name" and self.text.startswith("((", self.position):
             return self._counted()
-        redirect = REDIRECT.match(self.text, self.position)
+        redirect = REDIRECT.match(self.text, self.position) if char in REDIRECTING else None
         if redirect and self.place != "pattern" and not self.text.startswith("(", redirect.end()):
             return self._redirect(redirect)
         if self.place == "command" and self.text.startswith("((", self.position):
@@ -498,10 +501,10 @@ class Lexer(Scanner):
                 self._add("arith", end)
                 self.place = "after"
                 return None
-        operator = OPERATOR.match(self.text, self.position)
+        operator = OPERATOR.match(self.text, self.position) if char in ";&|()" else None
         if operator:
             return self._operator(operator)
-        return self._word(char)
+        return self._word()
 
     def _counted(self) -> None:
         end = self.arithmetic(self.position + 2)
@@ -541,7 +544,7 @@ class Lexer(Scanner):
         else:
             self.place = "command"
 
-    def _word(self, char: str) -> None:
+    def _word(self) -> None:
         if self.place == "command" and CONDITION.match(self.text, self.position):
             return self._condition()
         if self.place == "command" and DENIED.match(self.text, self.position):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bridge.files.shell import arithmetic, braces, parameters
@@ -28,7 +28,7 @@ GIVEN = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<more>\+)?(?:=(?P<value>
 KEYED = re.compile(r"\[(?P<key>.*?)\](?P<more>\+)?=", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Target:
     """What an assignment sets: a name, the place of its index, whether it adds, and where its value begins."""
 
@@ -68,8 +68,12 @@ def _index_end(source: Source, part: Part, place: int) -> int:
 
 def behind(word: Word, place: int) -> Word:
     """What of a word stands behind a character."""
-    parts = [part if part.start >= place else replace(part, start=place) for part in word.parts if part.end > place]
+    parts = [part if part.start >= place else _cut(part, place) for part in word.parts if part.end > place]
     return Word(place, word.end, tuple(parts))
+
+
+def _cut(part: Part, place: int) -> Part:
+    return Part(part.kind, place, part.end, part.parts, part.words, part.text)
 
 
 def perform(reader: Reader, word: Word) -> None:

@@ -22,7 +22,7 @@ from bridge.files.shell.launchers.tables import (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Word:
     """A word of a command: its text, None where it is not known; as the script spells it; whether it may be several."""
 
@@ -41,7 +41,7 @@ class Word:
         return self.spelling.startswith("-") and self.spelling != "-"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Link:
     """A starter on the way, by name, with its own words: from `start` up to `end`."""
 
