@@ -140,6 +140,9 @@ class Precision(Section):
     compute: Dtype | None = field(None, description="Format of weights and activations in forward and backward.")
     master: Dtype | None = field(None, description="Format of the weights that the optimizer updates.")
     reduce: Dtype | None = field(None, description="Format in which gradients are accumulated and reduced.")
+    communicate: Dtype | None = field(
+        None, description="Format in which data ranks exchange and sum gradients; open: that of reduce."
+    )
     frozen: Literal["compute", "master"] | None = field(
         None, description="Which of these formats frozen weights are kept in; open: that of compute."
     )

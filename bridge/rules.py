@@ -78,7 +78,7 @@ _LOSSES: Mapping[Effect, str] = {
     ),
     Effect.ROUNDING: (
         "zero.prescale zero.predivide zero.average_in_collective precision.fp8_weights precision.residual precision.router "
-        "precision.moments"
+        "precision.moments precision.communicate"
     ),
     Effect.COST: (
         "zero.gather_bucket zero.double_buffer zero.registered zero.fp8_transposes zero.meta_init zero.offload.pinned "

@@ -216,6 +216,7 @@ def _content(outline: Outline, rank: int) -> dict[str, Any]:
 def _flat(place: Layout, flat: Flat, stage: int) -> dict[str, Any]:
     weights = {"format": flat.dtype, "buffer": flat.weight_home.place, "bytes": flat.padded * BYTES[flat.dtype]}
     gradients = {"format": flat.reduce, "buffer": flat.grad_home.place, "bytes": flat.padded * BYTES[flat.reduce]}
+    gradients["exchanged"] = flat.exchange
     return {
         "stage": stage,
         "tied": flat.tied,

@@ -22,8 +22,9 @@ class Gradients:
     number.
 
     The first contribution to a parameter's place is copied, later ones are added, so nothing is zeroed. A
-    shared buffer is handed to the next stage only after its reduction has ended. Sums in fp16 are of `share` of each rank's
-    gradients, so that none overflows that their mean would not. `holders` are the groups that sum the
+    shared buffer is handed to the next stage only after its reduction has ended. Where data ranks exchange gradients in another
+    format than they accumulate in, what is sent is a copy, rounded also where there is one rank alone. Sums in fp16 are of
+    `share` of each rank's gradients, so that none overflows that their mean would not. `holders` are the groups that sum the
     gradients of what several pipeline ranks hold.
     """
 
@@ -41,7 +42,7 @@ class Gradients:
             home: torch.zeros(size, dtype=TORCH[home.dtype], device=device) for home, size in layout.homes("grad").items()
         }
         self.shards = {index: self._shard(flat) for index, flat in self.flats.items()}
-        half = any(flat.reduce == "fp16" for flat in self.flats.values())
+        half = any("fp16" in (flat.reduce, flat.exchange) for flat in self.flats.values())
         self.share = 1 / self.group.size if half else 1.0
         self._written: set[str] = set()
         self._reduced: set[int] = set()
@@ -128,14 +129,17 @@ class Gradients:
     def _start(self, index: int, flat: Flat, whole: Tensor) -> Wait:
         if self.share != 1:
             whole.mul_(self.share)
+        sent = whole.to(TORCH[flat.exchange])
         if not flat.sharded:
-            return self.comm.all_reduce(REDUCE, whole, self.group)
-        if index not in self._reduced:
-            self._reduced.add(index)
-            return self.comm.reduce_scatter(REDUCE, self.shards[index], whole, self.group)
-        part = torch.empty_like(self.shards[index])
-        wait = self.comm.reduce_scatter(REDUCE, part, whole, self.group)
-        return partial(_add, wait, self.shards[index], part)
+            wait = self.comm.all_reduce(REDUCE, sent, self.group)
+            return wait if sent is whole else partial(_take, wait, whole, sent)
+        shard, first = self.shards[index], index not in self._reduced
+        self._reduced.add(index)
+        if first and sent is whole:
+            return self.comm.reduce_scatter(REDUCE, shard, whole, self.group)
+        part = torch.empty_like(shard, dtype=sent.dtype)
+        wait = self.comm.reduce_scatter(REDUCE, part, sent, self.group)
+        return partial(_take if first else _add, wait, shard, part)
 
     def _zero_untouched(self, flat: Flat, whole: Tensor) -> None:
         """Parameters that got no gradient, and padding, hold what was there before."""
@@ -152,6 +156,11 @@ class Gradients:
     def parts(self) -> Iterator[tuple[Flat, Tensor]]:
         """Each trainable flat with this rank's slice of its gradient."""
         return ((flat, self.shards[index]) for index, flat in self.flats.items())
+
+
+def _take(wait: Wait, total: Tensor, part: Tensor) -> None:
+    wait()
+    total.copy_(part)
 
 
 def _add(wait: Wait, total: Tensor, part: Tensor) -> None:

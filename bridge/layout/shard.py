@@ -126,7 +126,7 @@ def _in_row(shape: tuple[int, ...], index: int, start: int, stop: int) -> Iterat
 @dataclass(frozen=True, slots=True)
 class Format:
     """Number formats and optimizer of a run, defaults filled in; `compute` None keeps each parameter's own
-    format. `frozen_in_master`: weights that are not trained have a master all the same.
+    format. `frozen_in_master`: weights that are not trained have a master all the same. `communicate` None: as `reduce`.
     """
 
     compute: Dtype | None
@@ -134,6 +134,7 @@ class Format:
     reduce: Dtype | None
     moments: int
     frozen_in_master: bool = False
+    communicate: Dtype | None = None
 
     @classmethod
     def of(cls, plan: Plan) -> Format:
@@ -141,7 +142,8 @@ class Format:
         optimizer, precision = plan.optimizer, plan.precision
         name = optimizer.name or "adamw"
         moments = MOMENTS.get(name, 2) + (name == "sgd" and bool(optimizer.momentum))
-        return cls(precision.compute, precision.master, precision.reduce, moments, precision.frozen == "master")
+        frozen = precision.frozen == "master"
+        return cls(precision.compute, precision.master, precision.reduce, moments, frozen, precision.communicate)
 
     def master_of(self, dtype: Dtype, frozen: bool = False) -> Dtype:
         """Format that weights are kept in between steps: the optimizer's, if it updates them."""
@@ -150,6 +152,10 @@ class Format:
     def reduce_of(self, dtype: Dtype) -> Dtype:
         """Format in which gradients are accumulated and reduced."""
         return self.reduce or _full(dtype)
+
+    def exchange_of(self, dtype: Dtype) -> Dtype:
+        """Format in which data ranks exchange and sum gradients."""
+        return self.communicate or self.reduce_of(dtype)
 
 
 def _full(dtype: Dtype) -> Dtype:
@@ -185,6 +191,7 @@ class Flat:
     dtype: Dtype
     master: Dtype
     reduce: Dtype
+    exchange: Dtype
     trainable: bool
     tied: bool
 
@@ -398,6 +405,7 @@ def _flat(kind: Kind, group: list[Parameter], index: int, number: int, format_: 
         dtype=dtype,
         master=master,
         reduce=reduce,
+        exchange=format_.exchange_of(dtype),
         trainable=not frozen,
         tied=tied,
     )

@@ -166,7 +166,7 @@ def _reductions(layout: Layout, writers: tuple[int, ...]) -> Traffic:
     if layout.data == 1:
         return Traffic()
     flats = (layout.flats[index] for done in reductions(layout, writers) for index in done)
-    return sum((Traffic(1, flat.padded * BYTES[flat.reduce]) for flat in flats if not flat.alone), Traffic())
+    return sum((Traffic(1, flat.padded * BYTES[flat.exchange]) for flat in flats if not flat.alone), Traffic())
 
 
 def _tied(layout: Layout) -> Traffic:

@@ -144,7 +144,7 @@ def _bf16(config: Config) -> Config:
     return config
 
 
-FORMATS = ("precision.compute", "precision.reduce", "precision.master")
+FORMATS = ("precision.compute", "precision.reduce", "precision.communicate", "precision.master")
 
 
 def meant(config: Config, backends: Mapping[str, Backend]) -> Plan:
@@ -176,7 +176,8 @@ def _wider(plan: Plan) -> Plan:
     """The plan with numbers of the next wider format: how far it is off is what rounding does."""
     wide = WIDER.get(plan.precision.compute or "fp32", "fp64")
     wide_master = "fp64" if wide == "fp64" else plan.precision.master
-    return made(plan, {"precision.compute": wide, "precision.reduce": wide, "precision.master": wide_master})
+    formats = {"precision.compute": wide, "precision.reduce": wide, "precision.communicate": None}
+    return made(plan, {**formats, "precision.master": wide_master})
 
 
 @dataclass(frozen=True)

@@ -36,9 +36,7 @@ RUN = ("scheduler.", "fp16.consecutive_hysteresis", "dataloader_drop_last")
 """Settings that no plan holds and the drop-in runs as they are."""
 READ = ("steps_per_print", "dataloader_drop_last", "train_micro_batch_size_per_gpu")
 """Settings that the drop-in reads itself."""
-NAMED = {"communication_data_type": "gradients are exchanged in the format that they accumulate in, data_types.grad_accum_dtype"}
 WEIGHTY = {
-    "communication_data_type": Effect.ROUNDING,
     "data_types.grad_accum_dtype": Effect.ROUNDING,
     "zero_optimization.offload_optimizer.device": Effect.COST,
     "zero_optimization.offload_param.device": Effect.COST,
@@ -187,7 +185,7 @@ def _silent(config: Config) -> Iterator[Finding]:
         value = config.effective.get(path)
         if value != other.effective.get(path) and lift(other).values() == meant:
             effect = WEIGHTY.get(path, Effect.NONE)
-            yield Finding(path, NAMED.get(path, "it changes nothing beside the other settings"), effect, True, before=value)
+            yield Finding(path, "it changes nothing beside the other settings", effect, True, before=value)
 
 
 def _meshes(mpu: Any, mesh_param: Any) -> Iterator[str]:

@@ -6,7 +6,7 @@ from functools import cache
 from math import log2
 
 from bridge.config import fields
-from bridge.rules import Context, Effect, Group, Rule, always, convert, lacks, only_ours, only_theirs, rename, the_rest
+from bridge.rules import EFFECTS, Context, Effect, Group, Rule, always, convert, lacks, only_ours, only_theirs, rename, the_rest
 from compat.deepspeed import course, switches
 from compat.deepspeed.optimizers import RULES as OPTIMIZERS
 from compat.deepspeed.schema import DeepSpeed
@@ -363,7 +363,6 @@ PRECISION = convert(
         "fp16.enabled",
         "bf16.enabled",
         "data_types.grad_accum_dtype",
-        "communication_data_type",
         "fp16.fp16_master_weights_and_grads",
         "bf16.bf16_master_weights_and_grads",
     ),
@@ -382,37 +381,78 @@ PRECISION = convert(
         "fp16.enabled": "precision.compute",
         "bf16.enabled": "precision.compute",
         "data_types.grad_accum_dtype": "precision.reduce",
-        "communication_data_type": "precision.reduce",
         "fp16.fp16_master_weights_and_grads": "precision.master",
         "bf16.bf16_master_weights_and_grads": "precision.master",
     },
-    lossy="a Plan has one format for accumulating and reducing gradients; DeepSpeed has no fp64",
-    blurs=lambda values: _two_formats(values),
-    source="runtime/engine.py: get_data_types; communication_data_type",
+    lossy="DeepSpeed has no fp64",
+    source="runtime/engine.py: get_data_types",
+)
+COMMUNICATION = convert(
+    "communication_data_type",
+    "precision.communicate",
+    lambda values, context: _read_communication(values, context),
+    lambda values, context: _write_communication(values),
+    effect=EFFECTS["precision.communicate"],
+    sees=(
+        "fp16.enabled",
+        "bf16.enabled",
+        "data_types.grad_accum_dtype",
+        "zero_optimization.stage",
+        "zero.stage",
+        "gradient_clipping",
+        "optimizer.clip",
+        "code.pipeline_stages",
+        "parallel.pipeline",
+        "code.context_parallel",
+        "sequence_parallel_size",
+        "precision.compute",
+        "precision.reduce",
+    ),
+    lossy="DeepSpeed has no fp64, and over sequence-parallel ranks a format of its own for reductions",
+    source=(
+        "runtime/engine.py: communication_data_type, allreduce_bucket, _configure_distributed_model; "
+        "runtime/zero/stage_1_and_2.py: allreduce_bucket; runtime/zero/stage3.py: __avg_scatter_grads"
+    ),
 )
 
 
+def _computed(values: Group) -> str:
+    return "bf16" if values.get("bf16.enabled") else "fp16" if values.get("fp16.enabled") else "fp32"
+
+
+def _accumulated(values: Group, compute: str) -> str:
+    given: str | None = values.get("data_types.grad_accum_dtype") if _read_stage(values) else None
+    return given or compute
+
+
 def _read_precision(values: Group) -> Group:
-    compute = "bf16" if values.get("bf16.enabled") else "fp16" if values.get("fp16.enabled") else "fp32"
+    compute = _computed(values)
     whole = compute in HALF and values.get(f"{compute}.{compute}_master_weights_and_grads")
-    reduce = values.get("data_types.grad_accum_dtype") if _read_stage(values) else None
     return {
         "precision.compute": compute,
-        "precision.reduce": reduce or compute,
+        "precision.reduce": _accumulated(values, compute),
         "precision.master": compute if whole else "fp32",
     }
 
 
-def _two_formats(values: Group) -> bool:
-    exchanged = values.get("communication_data_type")
-    return exchanged is not None and exchanged != _read_precision(values)["precision.reduce"]
+def _read_communication(values: Group, context: Context) -> Group:
+    """A format of its own; nothing where it is that of accumulation, or where sequence-parallel ranks use another."""
+    compute = _computed(values)
+    exchanged = values.get("communication_data_type") or compute
+    apart = _read_context(values, context)["parallel.context"] > 1
+    return {} if apart or exchanged == _accumulated(values, compute) else {"precision.communicate": exchanged}
+
+
+def _write_communication(values: Group) -> Group:
+    exchanged = values.get("precision.communicate") or (values.get("precision.reduce") if _stage(values) else None)
+    return {"communication_data_type": exchanged} if exchanged in (*HALF, "fp32") else {}
 
 
 def _write_precision(values: Group) -> Group:
     compute, reduce = values.get("precision.compute") or "fp32", values.get("precision.reduce")
     given: dict[str, object] = {"fp16.enabled": compute == "fp16", "bf16.enabled": compute == "bf16"}
     if _stage(values) and reduce in (*HALF, "fp32"):
-        given |= {"data_types.grad_accum_dtype": reduce, "communication_data_type": reduce}
+        given["data_types.grad_accum_dtype"] = reduce
     if compute in HALF and values.get("precision.master") == compute:
         given[f"{compute}.{compute}_master_weights_and_grads"] = True
     return given
@@ -635,6 +675,7 @@ def table() -> tuple[Rule, ...]:
         *OPTIMIZERS,
         rename("gradient_clipping", "optimizer.clip"),
         PRECISION,
+        COMMUNICATION,
         LOSS_SCALE,
         ZERO,
         *exchange_rules(),

@@ -25,7 +25,7 @@ ACTION = re.compile(r"\d+[A-Z_]+\d*( awaited)?")
 
 @dataclass(frozen=True)
 class Counts:
-    """Counted on one rank, calls and tokens in the last step.
+    """Counted on one rank, calls and tokens in the last step; of each collective, calls are `traffic` and bytes are `sent`.
 
     `actions` are those of the pipeline, and the receipts started ahead of them. `norm_tokens` are those that the last norm sees,
     `moved` is the norm of what all steps changed in the weights.
@@ -39,6 +39,7 @@ class Counts:
     actions: tuple[str, ...]
     bytes: dict[str, int]
     traffic: dict[str, int]
+    sent: dict[str, int]
     microbatches: int
     tokens: int
     layer_calls: int
@@ -73,6 +74,7 @@ def counted(rank: int, world: int, values: Mapping[str, Any], steps: int) -> Cou
         tensor=engine.tensor.ranks,
         bytes=engine.bytes(),
         traffic=traffic,
+        sent={name: found.bytes for name, found in engine.comm.ledger.totals.items()},
         microbatches=engine.accumulation,
         tokens=calls["tokens"],
         layer_calls=calls["layers"],

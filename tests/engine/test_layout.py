@@ -24,6 +24,7 @@ SHAPES = {
     ),
 }
 BF16 = {"precision.compute": "bf16"}
+NARROW = {"precision.communicate": "bf16"}
 SPLIT = {"parallel.pipeline": 2, "parallel.tensor": 2, "batch.accumulation": 2}
 CASES: tuple[tuple[int, dict[str, Any]], ...] = (
     (1, {"zero.stage": 3, "batch.accumulation": 2}),
@@ -45,6 +46,10 @@ CASES: tuple[tuple[int, dict[str, Any]], ...] = (
     (4, {**SPLIT, "parallel.sequence": True, "schedule.name": "pre_recompute_1f1b", "recompute.granularity": "full"}),
     (4, {**SPLIT, "schedule.name": "last_no_recompute_1f1b", "recompute.granularity": "full"}),
     (4, {"parallel.pipeline": 4, "batch.accumulation": 5, "schedule.name": "shifted_critical_path", "recompute.ratio": 0.7}),
+    (2, {**BF16, **NARROW, "zero.stage": 3, "batch.accumulation": 3}),
+    (2, {**BF16, **NARROW, "zero.stage": 0}),
+    (4, {**NARROW, "parallel.pipeline": 2, "batch.accumulation": 2, "zero.stage": 2}),
+    (4, {"precision.communicate": "fp64", "parallel.tensor": 2, "zero.stage": 1}),
 )
 
 
