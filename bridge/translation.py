@@ -140,12 +140,18 @@ def translate(
         target = replace(target, opaque=config.opaque)
     kept = _lift(target)
     back = target.effective if same else _back(kept, config)
-    losses, openings = tuple(_losses(config, meant, kept, back, target)), _openings(config, meant, kept, target)
+    restored = _put_back_as_given(told, target)
+    losses, openings = tuple(_losses(config, meant, kept, back, target)), _openings(config, meant, kept, target, restored)
     losses += tuple(_nameless(config, meant, kept, losses, target))
     unused = _unused(told, meant, target) if told else ()
     findings = (*losses, *openings, *unused, *_left_behind(config, target), *_remarks(target))
     return Result(
-        config, target, Plan.of(meant), findings, tuple(_reports(config, meant, kept, target)), Carry.of(config, target, kept)
+        config,
+        target,
+        Plan.of(meant),
+        findings,
+        tuple(_reports(config, meant, kept, target, restored)),
+        Carry.of(config, target, kept),
     )
 
 
@@ -452,7 +458,14 @@ def _left_behind(config: Config, target: Config) -> Iterator[Finding]:
         yield Finding(path, message, Effect.NUMBERS, True, How.DROPPED, config.opaque[path], origin=config.origins.get(path))
 
 
-def _openings(config: Config, meant: Meaning, kept: Meaning, target: Config) -> Iterator[Finding]:
+def _put_back_as_given(carry: Carry | None, target: Config) -> frozenset[str]:
+    """Paths of the target whose values are those that a sidecar kept for it."""
+    if carry is None or carry.dialect != target.dialect.name:
+        return frozenset()
+    return frozenset(path for path, value in target.given.items() if path in carry.given and carry.given[path] == value)
+
+
+def _openings(config: Config, meant: Meaning, kept: Meaning, target: Config, restored: frozenset[str]) -> Iterator[Finding]:
     """What the source left to the training script and the target decides by a default of its own."""
     mine, theirs, said, left = plan_claims(config.dialect), plan_claims(target.dialect), meant.plain, kept.plain
     for ours, value in kept.items():
@@ -462,6 +475,8 @@ def _openings(config: Config, meant: Meaning, kept: Meaning, target: Config) -> 
         effect = rule.effect_of_losing((ours,), target.effective)
         if not effect.reaches(Effect.NUMBERS):
             continue
+        if not restored.isdisjoint(rule.carriers(ours)):
+            continue  # nobody's default: it is as it was before the file was converted
         path = next((path for path in rule.carriers(ours) if target.effective.get(path) == value), ours)
         message = f"{config.dialect.name} leaves {ours} open; {target.dialect.name} takes {value!r} by default"
         yield Finding(path, message, effect, False, How.DEFAULTED, None, value)
@@ -476,15 +491,15 @@ def _looked_at(ours: str, dialect: Dialect) -> bool:
     return ours.startswith(dialect.about) and not ours.startswith(scripted)
 
 
-def _reports(config: Config, meant: Meaning, kept: Meaning, target: Config) -> Iterator[FieldReport]:
+def _reports(config: Config, meant: Meaning, kept: Meaning, target: Config, restored: frozenset[str]) -> Iterator[FieldReport]:
     sources, table, said, left = plan_claims(config.dialect), claims(target.dialect), meant.plain, kept.plain
     for path, value in target.given.items():
         rule = table[path]
         ours = tuple(name for name in rule.carried(path) if name in meant)
         origins = tuple(dict.fromkeys(p for name in ours for p in _written(config, sources.get(name), name)))
         changed = any(said.get(name) != left.get(name) for name in ours)
-        how = _came(rule, path, ours, origins, changed)
-        origins = origins or (() if rule.ours else (CARRIED,))
+        how = How.EXACT if path in restored and not origins else _came(rule, path, ours, origins, changed)
+        origins = origins or ((CARRIED,) if path in restored or not rule.ours else ())
         effect = rule.effect_of(target.effective)
         note, default_of = rule.lossy if changed else rule.note, (config if ours else target).dialect.name
         yield FieldReport(path, value, origins, how, effect, note, "" if origins else default_of)

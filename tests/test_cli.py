@@ -105,6 +105,29 @@ class TestConvert:
             "ds.json.carry.json",
         }
 
+    def test_the_way_back_runs_on_as_many_ranks(self, cli: Cli, tmp_path: Path) -> None:
+        """A Fast-LLM file does not say how many ranks it has, and so not how large its batch is: the sidecar does."""
+        model = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128"
+        run = "--vocab-size 1000 --train-iters 10 --micro-batch-size 2 --global-batch-size 64 --lr 1e-3"
+        script = f"torchrun --nproc-per-node 8 pretrain_gpt.py {model} {run}\n"
+        (tmp_path / "launch.sh").write_text(script)
+        cli("convert", "launch.sh", "--to", "fast_llm", "-o", "run.yaml")
+        done = cli("convert", "run.yaml", "--to", "megatron", "-o", "back.sh", "--json")
+        assert "on 8 ranks, as the sidecar says" in done.err
+        assert (tmp_path / "back.sh").read_text() == script
+        findings = json.loads(done.out)["findings"]
+        assert not [row for row in findings if "by default" in row["message"]]
+        assert "megatron" not in {row["default_of"] for row in json.loads(done.out)["fields"]}
+
+    @pytest.mark.parametrize(("to", "name"), [("merak", "run.yaml"), ("deepspeed", "run.yaml"), ("fast_llm", "run.json")])
+    def test_a_suffix_that_a_reader_takes_for_another_format_is_refused(
+        self, cli: Cli, megatron: Path, tmp_path: Path, to: str, name: str
+    ) -> None:
+        done = cli("convert", megatron, "--to", to, "-o", name)
+        assert done.code == 1
+        assert f"{name}: found {Path(name).suffix}, which" in done.err
+        assert not (tmp_path / name).exists()
+
     def test_without_carry_over_there_is_no_sidecar(self, cli: Cli, megatron: Path, tmp_path: Path) -> None:
         assert cli("convert", megatron, "--to", "deepspeed", "-o", "ds.json", "--no-carry").code == 2
         assert not (tmp_path / "ds.json.carry.json").exists()

@@ -35,6 +35,7 @@ from bridge.files import (
     write_all,
 )
 from bridge.files.lock import shared
+from bridge.files.read import LOADERS
 from bridge.rules import Effect
 from bridge.secrets import HIDDEN, keep_hidden
 from bridge.translation import Result, translate
@@ -234,8 +235,24 @@ def recognised(document: Document) -> Dialect:
 
 def translated(job: Job, target: Dialect, version: str | None, beside: Sidecar) -> Result:
     """The job's file in another dialect, with what an earlier conversion left beside the file."""
-    result = translate(read(job), target, version, job.world_size, beside.fitting(target.name))
-    return replace(result, findings=(*beside.findings, *result.findings)) if beside.fitting(target.name) else result
+    carry = beside.fitting(target.name)
+    if carry is None:
+        return translate(read(job), target, version, job.world_size)
+    config = _sized(job, read(job), carry)
+    result = translate(config, target, version, config.world_size, carry)
+    return replace(result, findings=(*beside.findings, *result.findings))
+
+
+def _sized(job: Job, config: Config, carry: carry_over.Carry) -> Config:
+    """`config` on as many ranks as the source of its sidecar, where nothing else tells how many there are and they fit."""
+    if config.world_size or not carry.world_size:
+        return config
+    try:
+        sized = read(replace(job, world_size=carry.world_size))
+    except BridgeError:
+        return config
+    note(f"note: on {carry.world_size} ranks, as the sidecar says; --world-size says how many they are now")
+    return sized
 
 
 def sidecar_of(job: Job, wanted: bool = True) -> Sidecar:
@@ -282,9 +299,18 @@ def files(result: Result, output: Path, with_carry: bool, before: Before | None 
     """
     dialect = result.config.dialect
     written = dialect.rewritten(result.config, *before, output) if before else None
-    written = written or dialect.render(result.config, dialect.format_of(output))
+    written = written or dialect.render(result.config, format_for(dialect, output))
     carried = {carry_over.beside(output): result.carry.text(written.text)} if with_carry else {}
     return {**dialect.files(written, output), **carried}
+
+
+def format_for(dialect: Dialect, output: Path) -> str | None:
+    """The format that the suffix of `output` stands for; refused if a reader would take the file for something else."""
+    format, suffix = dialect.format_of(output), output.suffix.lower()
+    if format is None and suffix in LOADERS:
+        fitting = " or ".join(suffix for suffix in LOADERS if dialect.format_of(f"x{suffix}"))
+        raise SourceError(f"{output}: found {suffix}, which {dialect.title} is not written as; name a file {fitting}")
+    return format
 
 
 def not_over_input(job: Job, texts: Iterable[Path]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bridge import report
 from bridge.cli.budget import bounded
-from bridge.cli.convert import STDIN, Job, answered, dialect_of, document_of, not_over_input, read_as
+from bridge.cli.convert import STDIN, Job, answered, dialect_of, document_of, format_for, not_over_input, read_as
 from bridge.cli.terminal import console, content, print_json
 from bridge.drift import Drift
 from bridge.drift import drift as compare
@@ -37,7 +37,7 @@ def _write(job: Job, found: Drift, output: Path) -> None:
     if found.migrated is None:
         raise TranslationError(f"{output}: nothing to write; {found.version} accepts no part of {job.file}")
     dialect = found.before.dialect
-    texts = dialect.files(dialect.render(found.migrated, dialect.format_of(output)), output)
+    texts = dialect.files(dialect.render(found.migrated, format_for(dialect, output)), output)
     not_over_input(job, texts)
     write_all(texts, texts.keys() - {output})
 

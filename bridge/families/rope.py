@@ -9,6 +9,7 @@ from bridge.errors import ConfigError
 from bridge.families.source import Group, Source, Target
 
 THETA, SCALING, GROUPED = "rope_theta", "rope_scaling", "rope_parameters"
+SHARE = "partial_rotary_factor"
 LOCAL, ORIGINAL = "rope_local_base_freq", "original_max_position_embeddings"
 FULL, SLIDING = "full_attention", "sliding_attention"
 KEYS = (
@@ -16,7 +17,7 @@ KEYS = (
     SCALING,
     GROUPED,
     "rotary_emb_base",
-    "partial_rotary_factor",
+    SHARE,
     "rotary_pct",
     "rotary_dim",
     LOCAL,
@@ -118,7 +119,7 @@ def _share(source: Source, full: Mapping[str, Any], model: Group, options: Group
         return width / size if width and size and width <= size else 1.0 if size else None
     if not options.get("share"):
         return 1.0 if source.named else None
-    said = full.get("partial_rotary_factor") if full.get("partial_rotary_factor") is not None else source.find(options["share"])
+    said = full.get(SHARE) if full.get(SHARE) is not None else source.find(options["share"])
     if said is None and not source.named:
         return None
     share = _number(said, options["share"]) or 1.0
@@ -172,8 +173,10 @@ def write(model: Group, target: Target, options: Group) -> Group:
     if base is None and not scaling:
         return share
     own, local = options.get("base", THETA), model.get("rotary.local_base")
-    if target.grouped and own == THETA:
+    if target.grouped and own:
         full = {"rope_type": "default", **scaling, **({THETA: base} if base is not None else {})}
+        if own != THETA and share:  # the share has one name there
+            full, share = {**full, SHARE: share[options["share"]]}, {}
         both = {SLIDING: {"rope_type": "default", THETA: local}, FULL: full}
         return {**share, GROUPED: both if options.get("local") and local else full}
     if options.get("local") and local is not None:

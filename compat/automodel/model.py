@@ -59,6 +59,9 @@ def problems(given: Group) -> tuple[str, ...]:
     return ()
 
 
+GROUPED = "0.3.0"
+"""First release that asks for transformers 5, whose classes take `rope_parameters` in every family."""
+
 SIZES = {
     "layers": "num_hidden_layers",
     "heads": "num_attention_heads",
@@ -87,32 +90,35 @@ def _read(ours: tuple[str, ...]) -> Callable[[Group, Context], Group]:
 
 def _write(theirs: tuple[str, ...]) -> Callable[[Group, Context], Group]:
     def write(values: Group, context: Context) -> Group:
-        _, written = _spelled(values)
+        _, written = _spelled(values, context)
         return {path: written[KEYS[path]] for path in theirs if KEYS[path] in written}
 
     return write
 
 
-def _spelled(values: Group) -> tuple[Family, Mapping[str, Any]]:
-    return _kept(tuple(sorted((path, values[path]) for path in MODEL if path in values)))
+def _spelled(values: Group, context: Context) -> tuple[Family, Mapping[str, Any]]:
+    return _kept(tuple(sorted((path, values[path]) for path in MODEL if path in values)), context.since(GROUPED))
 
 
 @lru_cache(32)
-def _kept(model: tuple[tuple[str, Any], ...]) -> tuple[Family, Mapping[str, Any]]:
+def _kept(model: tuple[tuple[str, Any], ...], grouped: bool) -> tuple[Family, Mapping[str, Any]]:
     plan = dict(model)
-    chosen = FAMILIES.get(plan.get("model.family") or "") or _inferred(plan)
-    written = spelling(plan, chosen, grouped=False, beyond=True)
+    chosen = FAMILIES.get(plan.get("model.family") or "") or _inferred(plan, grouped)
+    written = spelling(plan, chosen, grouped, beyond=True)
     return chosen, {key: tuple(value) if isinstance(value, list) else value for key, value in written.items()}
 
 
-def _inferred(plan: Group) -> Family:
-    """The family that says all of a plan's model by the names that most families have; else no one of them."""
-    found, exact = choose(plan, False)
+def _inferred(plan: Group, grouped: bool) -> Family:
+    """The family that says all of a plan's model by the names that most families have; else no one of them.
+
+    How first weights are drawn is no part of what the model computes: a family that lacks a word for that is still the family.
+    """
+    found, exact = choose({path: value for path, value in plan.items() if not path.startswith("model.init.")}, grouped)
     return found if exact and found in alike() and found.config else GENERIC
 
 
 def _write_family(values: Group, context: Context) -> Group:
-    chosen, _ = _spelled(values)
+    chosen, _ = _spelled(values, context)
     if not chosen.name:
         return {}
     return {CLASS: MODULE + chosen.config} if chosen.config else {TYPE: chosen.name}

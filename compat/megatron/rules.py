@@ -431,9 +431,10 @@ NESTEROV = ("muon_nesterov", "muon_use_nesterov")
 
 
 def _read_momentum(values: Group, context: Context) -> Group:
-    path = MOMENTUM.get(values.get("optimizer") or "")
+    name = values.get("optimizer") or ""
+    path = MOMENTUM.get(name)
     if path is None or values.get(path) is None:
-        return {}
+        return {"optimizer.nesterov": False} if name == "adam" else {}
     muon = path == "muon_momentum"
     return {
         "optimizer.momentum": max(0.0, values[path]),
