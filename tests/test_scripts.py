@@ -78,17 +78,17 @@ def precision(config: Config) -> str | None:
     return next((name for name in ("bf16", "fp16") if config.given.get(spelled.format(name))), None)
 
 
-def read(document: Document, row: Mapping[str, Any], name: str) -> Config:
-    """The script as the row starts it, read leniently and not yet checked."""
+def read(document: Document, row: Mapping[str, Any], name: str, lenient: bool = True) -> Config:
+    """The script as the row starts it, not yet checked; leniently, unless its mistakes are asked for."""
     dialect = compat.load(name)
     assert isinstance(document.data, Script)
     outside = {**row.get("environment", {}), **{str(place): word for place, word in enumerate(row.get("arguments", ()), 1)}}
     script = Document(document.data.told(outside, row.get("launch")), {}, "script", name=document.name)
     if "auto" in row and name == "deepspeed":
         facts = {**row["auto"], "world_size": row["world_size"]}
-        return dialect.read(script, world_size=row["world_size"], lenient=True, auto=facts)  # type: ignore[call-arg]
+        return dialect.read(script, world_size=row["world_size"], lenient=lenient, auto=facts)  # type: ignore[call-arg]
     version = row.get("version", dialect.versions[-1])
-    return dialect.build(dialect.parse(script, version, lenient=True), version, row.get("world_size"))
+    return dialect.build(dialect.parse(script, version, lenient=lenient), version, row.get("world_size"))
 
 
 def check(document: Document, row: Mapping[str, Any]) -> None:
@@ -97,7 +97,7 @@ def check(document: Document, row: Mapping[str, Any]) -> None:
         assert sizes(read(document, row, name), wanted) == wanted
     for name, wrong in row.get("mistakes", {}).items():
         with pytest.raises(BridgeError) as caught:
-            read(document, row, name)
+            read(document, row, name, lenient=False)
         for line, what in wrong:
             assert any(f"line {line}: " in problem and what in problem for problem in caught.value.problems), caught.value
         assert len(caught.value.problems) >= len(wrong)

@@ -30,6 +30,7 @@ def _input(reader: Reader, names: Sequence[str]) -> Pieces | None:
     for name in names:
         content = reader.content(_text(name))
         if content is None:
+            reader.scope.asked = True
             raise Unread(f"{name}: no such file in the script's folder; put it there")
         found += content
     return tuple(found)

@@ -837,7 +837,7 @@ class Reader:
         try:
             written = self._modelled(PROGRAMS.get(name), called)
         except Unread as error:
-            written, why = None, str(error)
+            written, why, self.scope.status = None, str(error), None
         self.write(written if written is not None else (Unknown(spelled(called[0]), NOWHERE, line, why),))
         if name in CHANGING and (name not in PROGRAMS or (written is None and IN_PLACE.search(" ".join(map(spelled, called))))):
             self._touched(called, line)
@@ -940,7 +940,7 @@ class Reader:
         self.landed(mark)
         self.left()
         inner, self.scope, self.stops = self.scope, outer, stops
-        outer.files, outer.status = inner.files, inner.status
+        outer.files, outer.status, outer.asked = inner.files, inner.status, inner.asked
         self.failing(inner)
         self.substituted = outer.status
         doubt = inner.doubting if inner.doubting != outer.doubting else 0
@@ -989,7 +989,7 @@ class Reader:
             return
         around, self.branch = self.branch, self.branch or first.line
         action()
-        self.branch, self.scope.status = around, None
+        self.branch, self.scope.status, self.scope.asked = around, None, True
 
     def check_stops_of(self, redirects: Sequence[Token]) -> None:
         """What stops a shell in a redirection stops it in any case."""

@@ -285,8 +285,8 @@ def _choices(reader: Reader, word: Word) -> list[Word]:
     choices = braces.expanded(reader.source.text, word.parts)
     if len(choices) == 1:
         return [word]
-    if any(part.kind in SPLIT for part in word.parts):
-        raise reader.refuse(word.start, "braces beside an expansion without quotes are not read behind declare and its kin")
+    if any(part.kind in SPLIT or (part.kind == "double" and "@" in reader.source.said(part)) for part in word.parts):
+        raise reader.refuse(word.start, "braces beside what a shell splits are not read behind declare and its kin")
     return [Word(word.start, word.end, parts) for parts in choices]
 
 
