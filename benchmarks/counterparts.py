@@ -1,7 +1,8 @@
 """Fields that only one stack is said to have and that change the numbers, beside fields of other stacks that look alike.
 
 Two fields look alike if the words of one's name are among the words of the other's, or if their descriptions share
-most of their words. Each pair is a plan field, or declined in `declined.json` with the reason.
+most of their words. Each pair is a plan field, or declined in `declined.json`: by reason, each field with those of other
+stacks that only look like it.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Proposal(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Both fields, as `declined.json` names them."""
+        """Both fields."""
         return f"{self.mine} ~ {self.theirs}"
 
 
@@ -99,17 +100,26 @@ def proposals() -> Iterator[Proposal]:
                     yield Proposal(place, other, why)
 
 
+def declined() -> dict[str, str]:
+    """The reason for each pair that is declined."""
+    reasons = json.loads(DECLINED.read_text("utf-8"))
+    return {
+        f"{mine} ~ {other}": reason for reason, fields_ in reasons.items() for mine, others in fields_.items() for other in others
+    }
+
+
 def main() -> int:
     """Print what is proposed; 1 if a proposal is neither taken nor declined."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--open", action="store_true", help="only proposals without an answer")
     options = parser.parse_args()
-    declined = json.loads(DECLINED.read_text("utf-8"))
-    found = list(proposals())
-    unanswered = [proposal for proposal in found if proposal.key not in declined]
+    reasons, found = declined(), list(proposals())
+    unanswered = [proposal for proposal in found if proposal.key not in reasons]
     for proposal in unanswered if options.open else found:
-        print(f"{proposal.key}  ({proposal.why})  {declined.get(proposal.key, 'OPEN')}")
-    stale = declined.keys() - {proposal.key for proposal in found}
+        print(f"{proposal.key}  ({proposal.why})  {reasons.get(proposal.key, 'OPEN')}")
+    stale = reasons.keys() - {proposal.key for proposal in found}
+    for key in sorted(stale):
+        print(f"{key}  (no longer proposed)")
     answered = len(found) - len(unanswered)
     print(f"{len(found)} proposals, {answered} declined, {len(unanswered)} open, {len(stale)} declined in vain")
     return 1 if unanswered or stale else 0

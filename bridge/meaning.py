@@ -8,6 +8,7 @@ from typing import Any
 
 Values = Mapping[str, Any]
 MODEL, MOE, ROTARY = "model.", "model.moe.", "model.rotary."
+COMPUTE, AUTOCAST = "precision.compute", "precision.autocast"
 HEAD_SIZE, SCALE = "model.attention.head_size", "model.attention.scale"
 
 
@@ -19,6 +20,8 @@ def plain(values: Values) -> dict[str, Any]:
     for path, meaning in MEANINGS.items():
         if path not in said and (value := meaning(said)) is not None:
             said[path] = value
+    if AUTOCAST in said:
+        said[COMPUTE] = said[AUTOCAST]
     usual, told = _scale(said), said.get(SCALE)
     if usual is not None and (told is None or isclose(told, usual, rel_tol=1e-9)):
         said[SCALE] = usual
@@ -28,11 +31,11 @@ def plain(values: Values) -> dict[str, Any]:
 
 
 def head_size(values: Values) -> int | None:
-    """Width of a head, in elements: as it is said, or the hidden width divided among the heads."""
+    """Width of a head, in elements: as it is said, or the hidden width divided among the heads, without a rest."""
     said, hidden, heads = (values.get(path) for path in (HEAD_SIZE, "model.hidden", "model.heads"))
-    if said is not None or not hidden or not heads or hidden % heads:
+    if said is not None or not hidden or not heads:
         return said
-    return int(hidden // heads)
+    return int(hidden // heads) or None
 
 
 def _scale(values: Values) -> float | None:
@@ -42,6 +45,12 @@ def _scale(values: Values) -> float | None:
 
 def _as(path: str) -> Callable[[Values], Any]:
     return lambda values: values.get(path)
+
+
+def _cast(values: Values) -> Any:
+    """Products in another format than the weights they update are what torch.autocast makes, whoever casts."""
+    compute = values.get(COMPUTE)
+    return compute if compute != values.get("precision.master", compute) else None
 
 
 def _beside(path: str, value: Any) -> Callable[[Values], Any]:
@@ -62,6 +71,7 @@ MEANINGS: Mapping[str, Callable[[Values], Any]] = {
     "model.rotary.share": _beside("model.rotary.base", 1.0),
     "model.rotary.local_base": _as("model.rotary.base"),
     "model.rotary.scaling.kind": _beside("model.rotary.base", "none"),
+    AUTOCAST: _cast,
     "precision.residual": _as("precision.compute"),
     "precision.router": _as("precision.compute"),
     "optimizer.bias_correction": _beside("optimizer.name", True),
@@ -71,10 +81,14 @@ MEANINGS: Mapping[str, Callable[[Values], Any]] = {
 
 def _idle(path: str, value: Any, values: Values) -> bool:
     """Whether a value has no effect: of experts or rotary positions that there are none of, and a pattern of all blocks."""
-    if path.startswith(MOE):
-        return not values.get("model.experts") or (path == "model.moe.layers" and all(value))
+    if path.startswith(MOE) and (not values.get("model.experts") or (path == "model.moe.layers" and all(value))):
+        return True
     if path.startswith(ROTARY):
         return bool(values.get("model.embedding.positions", "rotary") != "rotary")
+    if path == "model.moe.group_best":
+        return bool(values.get("model.moe.top_groups") == values.get("model.moe.groups"))
+    if path == "model.moe.shared_gate":
+        return not values.get("model.moe.shared_ffn")
     if path == "model.norm.shared":
         return not values.get("model.norm.parallel")
     if path == "model.attention.windowed":

@@ -49,8 +49,7 @@ SPELLED = {"default": "none", "su": "longrope", "mrope": "none", None: "none"}
 USUAL: Mapping[str, Mapping[str, Any]] = {"yarn": {"fast": 32.0, "slow": 1.0, "truncate": True}, "llama3": {}}
 """What a kind takes where a key is left out (modeling_rope_utils.py: _compute_yarn_parameters)."""
 WHOLE, SWITCHES = ("original",), ("truncate",)
-UNIT: Mapping[str, float] = {"mscale": 1.0, "mscale_all": 0.0}
-"""What each of these is where nothing is said."""
+WEIGHTS = ("mscale", "mscale_all")
 PATHS = (
     "rotary.base",
     "rotary.local_base",
@@ -137,8 +136,12 @@ def _scaling(scaling: Mapping[str, Any], source: Source, model: Group) -> dict[s
         return {}
     found: dict[str, Any] = {"rotary.scaling.kind": kind}
     for name in BY_KIND[kind]:
+        if name in WEIGHTS:
+            continue
         value = scaling.get(NAMES[name], USUAL.get(kind, {}).get(name))
         found[f"rotary.scaling.{name}"] = _checked(name, value)
+    if kind == "yarn":
+        found |= _weights(scaling)
     if "original" in BY_KIND[kind] and found["rotary.scaling.original"] is None:
         found["rotary.scaling.original"] = source.find(ORIGINAL) or model.get("embedding.max_positions")
     if kind == "longrope" and found["rotary.scaling.factor"] is None:
@@ -147,13 +150,23 @@ def _scaling(scaling: Mapping[str, Any], source: Source, model: Group) -> dict[s
     return found
 
 
+def _weights(scaling: Mapping[str, Any]) -> dict[str, Any]:
+    """Weights of the logarithms: that of the rotated parts counts only beside the other (_compute_yarn_parameters)."""
+    both = scaling.get(NAMES["mscale"]) and scaling.get(NAMES["mscale_all"])
+    return {
+        f"rotary.scaling.{name}": _weight(scaling.get(NAMES[name])) if both or name == "mscale_all" else None for name in WEIGHTS
+    }
+
+
+def _weight(value: Any) -> float | None:
+    said = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    return float(value) if said else None
+
+
 def _checked(name: str, value: Any) -> Any:
     key = f"rope_scaling.{NAMES[name]}"
     if value is None or name in SWITCHES:
         return value if value is None or isinstance(value, bool) else None
-    if name.startswith("mscale"):
-        said = isinstance(value, int | float) and value >= 0 and value != UNIT[name]
-        return float(value) if said else None
     number = _number(value, key)
     if number is not None and name in WHOLE:
         if number != int(number):

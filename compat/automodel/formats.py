@@ -27,6 +27,12 @@ from compat.automodel.schema import REST, AutoModel
 RECIPE, OBJECT = "recipe", "object"
 """Entry points: a recipe file, and a live PipelineConfig or what its `to_dict` returns."""
 PIPELINE = "distributed.pipeline"
+EMPTY = {
+    PIPELINE: ("pp_schedule", "1f1b", "a pipeline"),
+    "model.backend.te_fp8": ("recipe", "current", "8-bit products"),
+    "peft": ("dim", 8, "adapters"),
+}
+"""Sections that turn something on by being there: a setting that stands for one, its default, and what is turned on."""
 TARGET = "_target_"
 OLD = "autopipeline"
 CONFIG = "model.config."
@@ -164,9 +170,10 @@ class _Reader:
 
     def section(self, data: Mapping[str, Any], path: str, level: Tree) -> None:
         """Read the mapping `data`, which stands at `path`."""
-        if path == PIPELINE and not data:
-            self.given[f"{PIPELINE}.pp_schedule"] = "1f1b"
-            self.finding(PIPELINE, "empty, which asks for a pipeline with defaults; the schedule is written out", Effect.NONE)
+        if path in EMPTY and not data:
+            name, value, what = EMPTY[path]
+            self.given[f"{path}.{name}"] = value
+            self.finding(path, f"empty, which asks for {what} with defaults; {name} is written out", Effect.NONE)
         self.walk(data, path, level)
 
     def walk(self, data: Mapping[str, Any], path: str, level: Tree) -> None:

@@ -10,6 +10,10 @@ L, S = "lr_scheduler.", "optimizer.schedule."
 LENGTH, LAST = L + "wsd_decay_steps", L + "lr_wsd_decay_style"
 RAMP = "optimizer.decay_ramp.shape"
 """It stands in the same section, and a section without a style is a cosine (optim/optimizer.py: LRSchedulerConfig)."""
+RESUMED = "run.resumed_schedule"
+"""The same of what a resumed run takes."""
+SEES = (S + "name", S + "warmup_steps", RAMP)
+"""What tells whether there is a section."""
 TENTH = 10
 """WSD needs the length of its decay; where a Plan leaves it open, it is the last of so many equal parts of the schedule."""
 
@@ -30,9 +34,16 @@ def _read(values: Group, context: Context) -> Group:
     }
 
 
+def writes_section(values: Group) -> bool:
+    """Whether a plan needs a section: a constant rate has none unless something else stands there."""
+    beside = values.get(RAMP) or values.get(RESUMED) in ("given", "checkpoint")
+    name, warms = values.get(S + "name"), values.get(S + "warmup_steps") != 0
+    return name in FLAGS and bool(name != "constant" or warms or beside)
+
+
 def _write(values: Group, context: Context) -> Group:
     name, warmup = values.get(S + "name"), values.get(S + "warmup_steps")
-    if name not in FLAGS or (name == "constant" and warmup == 0 and not values.get(RAMP)):
+    if name is None or not writes_section(values):
         return {}
     return {
         L + "lr_decay_style": FLAGS[name],
@@ -54,7 +65,7 @@ RULE = convert(
     tuple(S + name for name in ("name", "warmup_steps", "warmup_from", "total_steps", "minimum", "decay_steps", "decay_shape")),
     _read,
     _write,
-    sees=(RAMP,),
+    sees=(RAMP, RESUMED),
     carries={
         L + "lr_decay_style": S + "name",
         L + "lr_warmup_steps": S + "warmup_steps",

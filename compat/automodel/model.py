@@ -30,6 +30,7 @@ KEYS = {C + key: key for keys, _ in groups() for key in keys}
 MODEL = tuple(path for path in paths() if path.startswith("model."))
 TIE, PIPELINE = C + "tie_word_embeddings", "parallel.pipeline"
 MODULE = "transformers."
+BASE = "model.rotary.base"
 POSITIONS, MOST, REACH = "model.embedding.positions", "model.embedding.max_positions", "max_position_embeddings"
 
 
@@ -43,7 +44,10 @@ def family(values: Group) -> Family:
 def meant(values: Group) -> Mapping[str, Any]:
     """What a recipe says of its model; keys that its family does not have count for what others mean by them."""
     given = {key: values[path] for path, key in KEYS.items() if path in values}
-    said = meaning(given, family(values), beyond=True)
+    said = dict(meaning(given, family(values), beyond=True))
+    if BASE in said:
+        # Who names the base of rotary positions has them, whatever the class, which may be left open.
+        said.setdefault(POSITIONS, "rotary")
     if said.get(POSITIONS) != "rotary" or REACH in given:
         return said
     # Rotary positions have no table whose rows would count: what a class takes by default binds no recipe.

@@ -77,6 +77,7 @@ def _write(values: Group, context: Context) -> Group:
     return {"optimizer._target_": TORCH.get(name or ""), **kept}
 
 
+MOMENTS = "precision.moments"
 SWITCHES = ("nesterov", "amsgrad", "bias_correction")
 TAKING = {"nesterov": ("sgd",), "amsgrad": ("adam", "adamw"), "bias_correction": ("adam", "adamw")}
 """The optimizers that take each switch."""
@@ -84,8 +85,14 @@ FUSED = "transformer_engine.pytorch.optimizers.fused_adam.FusedAdam"
 
 
 def _fused(values: Group) -> bool:
-    """Whether only Transformer Engine's Adam can do it: without bias correction."""
-    return values.get("optimizer.name") in TAKING["bias_correction"] and values.get("optimizer.bias_correction") is False
+    """Whether only Transformer Engine's Adam can do it: without bias correction, or with moments in formats of their own."""
+    own = values.get("optimizer.bias_correction") is False or values.get(MOMENTS) not in (None, ("fp32", "fp32"))
+    return values.get("optimizer.name") in TAKING["bias_correction"] and own
+
+
+def is_fused(target: str | None) -> bool:
+    """Whether a class is Transformer Engine's Adam."""
+    return target in CLASSES and "FusedAdam" in str(target)
 
 
 def _or_usual(value: bool | None, switch: str) -> bool:
@@ -120,7 +127,7 @@ RULE: Rule = convert(
     ("optimizer.name", *(f"optimizer.{name}" for name in NAMES)),
     _read,
     _write,
-    sees=(PEAK, "optimizer.bias_correction"),
+    sees=(PEAK, "optimizer.bias_correction", MOMENTS),
     carries={
         "optimizer._target_": "optimizer.name",
         MODE: "optimizer.name",

@@ -20,13 +20,14 @@ from bridge.rules import (
     rename,
     the_rest,
 )
-from compat.automodel import course, model, weight_decay
+from compat.automodel import course, model, switches, weight_decay
 from compat.automodel.learning_rate import RULE as LEARNING_RATE
 from compat.automodel.optimizers import RULE as OPTIMIZER
 from compat.automodel.optimizers import SWITCHED
 from compat.automodel.pipeline_rules import PP, SCHEDULE, STAGES, D, named_kind, pipeline_ranks
 from compat.automodel.schedules import SCHEDULES
 from compat.automodel.schema import AutoModel
+from compat.automodel.sharding import BUFFERED, STRATEGY_SEES, strategy
 
 MANAGER = "nemo_automodel.components.distributed.fsdp2.FSDP2Manager"
 
@@ -138,22 +139,6 @@ def divisors(number: int) -> tuple[int, ...]:
 # Sharding
 
 SHARDED = ("zero.stage", "zero.replicas")
-STRATEGY_SEES = ("zero.stage", "parallel.tensor", "parallel.pipeline", "parallel.context", "parallel.expert", "zero.replicas")
-
-
-def strategy(values: Group, context: Context) -> str:
-    """What shards a plan as it says: FSDP2 for levels 2 and 3 (before 0.5.0: 3 alone), others below where they can."""
-
-    def more(name: str) -> bool:
-        return (values.get(name) or 1) > 1
-
-    stage = values.get("zero.stage")
-    levels = (0, 1) if context.since("0.5.0") else (0, 1, 2)
-    if stage not in levels or more("parallel.pipeline") or more("parallel.expert") or more("zero.replicas"):
-        return "fsdp2"
-    return "ddp" if stage == 0 and not more("parallel.tensor") and not more("parallel.context") else "megatron_fsdp"
-
-
 ZERO = convert(
     (D + "strategy", D + "_target_", D + "reshard_after_forward", D + "zero_dp_strategy", D + "dp_replicate_size"),
     SHARDED,
@@ -169,6 +154,7 @@ ZERO = convert(
         "parallel.context",
         "parallel.expert",
         "schedule.name",
+        *BUFFERED,
     ),
     carries={D + "_target_": (), D + "dp_replicate_size": "zero.replicas", D + "reshard_after_forward": "zero.stage"},
     blurs=lambda values: values.get(D + "strategy") == "megatron_fsdp" or _split(values.get(PP + "pp_schedule")),
@@ -242,7 +228,7 @@ PRECISION = convert(
         D + "grad_reduce_in_fp32",
         D + "preserve_fp32_weights",
     ),
-    ("precision.compute", "precision.master", "precision.reduce"),
+    ("precision.compute", "precision.master", "precision.reduce", "precision.autocast"),
     lambda values, context: _read_precision(values),
     lambda values, context: _write_precision(values, context),
     sees=(D + "strategy", D + "_target_", *STRATEGY_SEES),
@@ -252,11 +238,10 @@ PRECISION = convert(
         POLICY + "reduce_dtype": "precision.reduce",
         POLICY + "output_dtype": (),
         POLICY + "cast_forward_inputs": (),
-        D + "autocast_dtype": "precision.compute",
+        D + "autocast_dtype": "precision.autocast",
         D + "grad_reduce_in_fp32": "precision.reduce",
         D + "preserve_fp32_weights": "precision.master",
     },
-    blurs=lambda values: values.get(D + "autocast_dtype") is not None,
     note="FSDP2 casts what goes in and out of a sharded module",
     lossy="weights are stored and updated in the model's format; DDP reduces gradients in it too",
     source="docs/guides/mixed-precision-training.md; components/distributed/config.py: mp_policy",
@@ -269,11 +254,15 @@ def _read_precision(values: Group) -> Group:
     stored = None if stored == "auto" else stored
     if kind == "fsdp2":
         compute = values.get(POLICY + "param_dtype") or stored
-        return _formats(compute, stored, values.get(POLICY + "reduce_dtype") or compute)
+        return {**_formats(compute, stored, values.get(POLICY + "reduce_dtype") or compute), **_autocast(values)}
     if kind == "ddp":
-        return _formats(values.get(D + "autocast_dtype") or stored, stored, stored)
+        return {**_formats(stored, stored, stored), **_autocast(values)}
     reduce = "fp32" if values.get(D + "grad_reduce_in_fp32") else stored
     return _formats(stored, "fp32" if stored and values.get(D + "preserve_fp32_weights") else stored, reduce)
+
+
+def _autocast(values: Group) -> Group:
+    return {"precision.autocast": values.get(D + "autocast_dtype")}
 
 
 def _formats(compute: str | None, master: str | None, reduce: str | None) -> Group:
@@ -281,13 +270,13 @@ def _formats(compute: str | None, master: str | None, reduce: str | None) -> Gro
 
 
 def _write_precision(values: Group, context: Context) -> Group:
-    compute, master, reduce = (values.get(f"precision.{name}") for name in ("compute", "master", "reduce"))
+    compute, master, reduce, cast = (values.get(f"precision.{name}") for name in ("compute", "master", "reduce", "autocast"))
     kind = strategy(values, context)
     if kind == "fsdp2":
         policy = {"param_dtype": compute, "reduce_dtype": reduce, "output_dtype": compute, "cast_forward_inputs": True}
-        return {MODEL_DTYPE: master, **{POLICY + name: value for name, value in policy.items()}}
+        return {MODEL_DTYPE: master, D + "autocast_dtype": cast, **{POLICY + name: value for name, value in policy.items()}}
     if kind == "ddp":
-        return {MODEL_DTYPE: master, D + "autocast_dtype": compute if compute != master else None}
+        return {MODEL_DTYPE: master, D + "autocast_dtype": cast or (compute if compute != master else None)}
     return {
         MODEL_DTYPE: compute,
         D + "preserve_fp32_weights": master == "fp32",
@@ -393,7 +382,8 @@ def _kind(values: Group) -> str:
 def _stays(values: Group, context: Context) -> str:
     """What would shard the plan of these settings."""
     sizes = {f"parallel.{ours}": values.get(D + theirs) for theirs, ours in SIZES.items()}
-    return strategy({**sizes, "zero.stage": values.get(D + "zero_dp_strategy")}, context)
+    buffers = {ours: values.get(theirs) for theirs, ours in switches.BUFFERS.items()}
+    return strategy({**sizes, **buffers, "zero.stage": values.get(D + "zero_dp_strategy")}, context)
 
 
 OVERLAP = convert(
@@ -402,7 +392,11 @@ OVERLAP = convert(
     lambda values, context: _read_overlap(values, context),
     lambda values, context: _write_overlap(values, context),
     effect=Effect.COST,
-    sees=(D + "strategy", D + "_target_", D + "zero_dp_strategy", *(D + name for name in SIZES), *STRATEGY_SEES),
+    sees=(
+        *(D + name for name in ("strategy", "_target_", "zero_dp_strategy", *SIZES)),
+        *switches.BUFFERS,
+        *STRATEGY_SEES,
+    ),
     blurs=lambda values: _kind(values) == "megatron_fsdp" and not all(values.get(path) is not False for path in SWITCHES),
     carries={D + "overlap_grad_reduce": "zero.overlap", D + "overlap_param_gather": "zero.overlap_gather"},
     lossy="FSDP2 and DDP, which take most levels, always overlap; Megatron-FSDP has a switch for each",
@@ -434,7 +428,6 @@ def missing_rules() -> tuple[Rule, ...]:
     return (
         lacks("debug", "AutoModel has no per-layer logs", effect=Effect.NONE),
         lacks("precision.loss_scale", "AutoModel does not scale the loss"),
-        only_ours("precision.fp8", note="8-bit products are a setting of the model's backend"),
         only_ours("precision.frozen", note="frozen weights are kept as they are loaded", effect=Effect.COST),
         only_ours("recompute.kept_microbatches", note="AutoModel recomputes in every microbatch", effect=Effect.COST),
         only_ours(
@@ -501,7 +494,6 @@ SECTIONS: dict[str, tuple[str, Effect]] = {
     "distributed.calculate_per_token_loss": ("how losses are averaged", Effect.NUMBERS),
     "distributed.moe.lm_head_precision": ("formats inside the model", Effect.ROUNDING),
     "distributed.moe.mp_policy": ("formats inside the model", Effect.ROUNDING),
-    "distributed.average_in_collective": ("the order of scaling and summing gradients", Effect.ROUNDING),
     "distributed.enable_compile": ("torch.compile of the model", Effect.ROUNDING),
     "distributed.tp_plan": ("how modules are split over tensor ranks", Effect.ROUNDING),
     "step_scheduler": ("when AutoModel ends, saves and logs", Effect.NONE),
@@ -514,6 +506,7 @@ SECTIONS: dict[str, tuple[str, Effect]] = {
     "model.backend.fake_balanced_gate": ("how tokens reach experts", Effect.NUMBERS),
     "model.backend.dispatcher": ("how tokens reach experts", Effect.COST),
     "model.backend.te_fp8": ("8-bit products", Effect.NUMBERS),
+    "fp8": ("8-bit products of torchao", Effect.NUMBERS),
     "model.backend.enable_fsdp_optimizations": ("how gradients of stages are exchanged", Effect.COST),
     "packed_sequence": ("how samples are packed", Effect.NUMBERS),
     "dataset": ("the training data", Effect.NUMBERS),
@@ -555,7 +548,6 @@ LACKS = {
     "zero": "AutoModel has no such switch",
     "precision": "AutoModel has no such switch",
     "optimizer": "AutoModel has factors for patterns of names",
-    "adapters": "adapters are a section of their own in recipes",
     "recompute.modules": "AutoModel saves or drops whole layers",
     "run": "AutoModel's recipes have no such switch",
 }
@@ -569,6 +561,7 @@ def table() -> tuple[Rule, ...]:
         BATCH,
         OPTIMIZER,
         SWITCHED,
+        *switches.RULES,
         *weight_decay.RULES,
         LEARNING_RATE,
         *course.RULES,

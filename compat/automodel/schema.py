@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BeforeValidator
 from pydantic import Field as field
 
@@ -218,15 +218,43 @@ class DistEnv(Section):
     others: Free | None = rest("about the process group")
 
 
+class TransformerEngine(Section):
+    """8-bit products by Transformer Engine; they are on where the section is there."""
+
+    recipe: str | Free | None = field(None, description="How values are scaled to 8 bits: current, block or mxfp8.")
+    others: Free | None = rest("about them")
+
+
+class Fp8(Section):
+    """8-bit products by torchao."""
+
+    enabled: bool | None = field(None, description="They are on.")
+    recipe_name: str | None = field(None, description="How values are scaled: tensorwise, rowwise or rowwise_with_gw_hp.")
+    enable_fsdp_float8_all_gather: bool | None = field(None, description="FSDP2 gathers weights in 8 bits.")
+    others: Free | None = rest("about them")
+
+
+class Peft(Section):
+    """Low-rank adapters, as a class and its arguments."""
+
+    target: str | None = field(None, alias="_target_", description="Class of the adapters' config; kept as text, never loaded.")
+    dim: Count | None = field(None, description="Width of an adapter.")
+    alpha: Positive | None = field(None, description="An adapter's output is scaled by alpha / dim.")
+    dropout: Annotated[Real, Ge(0), Le(1)] | None = field(None, description="Dropout of an adapter.")
+    others: Free | None = rest("about adapters")
+
+
 class Backend(Section):
     """Implementations inside the model."""
 
     attn: str | None = field(None, description="Implementation of attention.")
+    linear: str | None = field(None, description="Implementation of linear layers.")
+    experts: str | None = field(None, description="Implementation of experts' products.")
     enable_fsdp_optimizations: bool | None = field(None, description="FSDP-aware gradient exchange, of stages too.")
     fake_balanced_gate: bool | None = field(None, description="Tokens are spread evenly over experts, whatever the router says.")
     gate_precision: Dtype | None = field(None, description="Number format of the router.")
     dispatcher: str | None = field(None, description="How tokens reach their experts.")
-    te_fp8: Free | None = field(None, description="8-bit products by Transformer Engine.")
+    te_fp8: TransformerEngine = field(TransformerEngine(), description="8-bit products by Transformer Engine.")
     others: Free | None = rest("about the model's implementation")
 
 
@@ -260,6 +288,8 @@ class Optimizer(Section):
     nesterov: bool | None = field(None, description="Nesterov's form of SGD's momentum.")
     amsgrad: bool | None = field(None, description="Adam takes the largest second moment so far.")
     bias_correction: bool | None = field(None, description="Transformer Engine's FusedAdam corrects moments for their start.")
+    exp_avg_dtype: Dtype | None = field(None, description="Format of the first moment in Transformer Engine's FusedAdam.")
+    exp_avg_sq_dtype: Dtype | None = field(None, description="Format of its second moment.")
     param_group_overrides: list[Any] | None = field(None, description="Factors on rate and decay of parameters, by pattern.")
     others: Free | None = rest("the optimizer takes")
 
@@ -359,7 +389,8 @@ class AutoModel(Section):
     validation_dataset: Free | None = field(None, description="Data set of validation, as a class and its arguments.")
     validation_dataloader: Free | None = field(None, description="Loading of validation data.")
     checkpoint: Checkpoint = field(Checkpoint(), description="Checkpoints.")
-    peft: Free | None = field(None, description="Adapters such as LoRA.")
+    peft: Peft = field(Peft(), description="Low-rank adapters.")
+    fp8: Fp8 = field(Fp8(), description="8-bit products by torchao.")
     compile: Free | None = field(None, description="Settings of torch.compile.")
     autocast: Free | None = field(None, description="torch.autocast of some recipes.")
     benchmark: Free | None = field(None, description="Settings of the benchmark recipe.")

@@ -20,16 +20,19 @@ from compat.automodel.effective import EXPERTS
 from compat.automodel.formats import nested, place_of
 from compat.automodel.learning_rate import LAST
 from compat.automodel.model import CLASS, MODULE, NAMED, TYPE, C
-from compat.automodel.optimizers import CLASSES, TAKING, argument_defaults
+from compat.automodel.optimizers import CLASSES, TAKING, argument_defaults, is_fused
 from compat.automodel.pipeline_rules import AUTOPIPELINE
 from compat.automodel.releases import release
 from compat.automodel.rules import MANAGERS
 from compat.automodel.schedules import SCHEDULES
 from compat.automodel.schema import AutoModel
+from compat.automodel.switches import BUFFERS, RECIPES, TE
 from compat.automodel.virtual_stages import named
 from compat.automodel.weight_decay import GROUPS, SPARED
 
 Groups = SearchStrategy[Group]
+RATED = {"pattern": "embed_tokens", "lr_mult": 0.5}
+"""A rate of the embedding's own."""
 SIZED = (
     "num_attention_heads",
     "num_key_value_heads",
@@ -169,9 +172,10 @@ def _split(draw: DrawFn, ranks: int, name: str) -> Group:
 
 def _arguments(target: str) -> tuple[str, ...]:
     """What a recipe may say beside the class: its arguments, switches that it takes, and groups of parameters."""
-    fused = "FusedAdam" in target
     switches = (
-        ["bias_correction"] if fused else [name for name in ("nesterov", "amsgrad") if CLASSES[target].ours in TAKING[name]]
+        ["bias_correction", "exp_avg_dtype", "exp_avg_sq_dtype"]
+        if is_fused(target)
+        else [name for name in ("nesterov", "amsgrad") if CLASSES[target].ours in TAKING[name]]
     )
     return (*argument_defaults(target), *(f"optimizer.{name}" for name in switches), GROUPS)
 
@@ -221,12 +225,26 @@ def _sharding(version: str) -> Groups:
     return st.one_of(
         st.just({}),
         _group({D + "reshard_after_forward": st.booleans()}, D + "offload_policy.pin_memory"),
-        _group({D + "zero_dp_strategy": _field(D + "zero_dp_strategy")}, D + "overlap_grad_reduce", D + "overlap_param_gather"),
+        _group(
+            {D + "zero_dp_strategy": _field(D + "zero_dp_strategy")},
+            D + "overlap_grad_reduce",
+            D + "overlap_param_gather",
+            *BUFFERS,
+        ),
         _group({D + "activation_checkpointing": _field(D + "activation_checkpointing")}),
     )
 
 
-CHOICES = (_optimizer, _schedule, _precision, _sharding)
+@cache
+def _products(version: str) -> Groups:
+    """8-bit products of either kind, and adapters, which few recipes have."""
+    none: tuple[Groups, ...] = (st.just({}),) * 6
+    torchao = _group({"fp8.enabled": st.booleans()}, "fp8.recipe_name", "fp8.enable_fsdp_float8_all_gather")
+    adapters = _group({"peft.dim": st.sampled_from((8, 16))}, "peft.alpha", "peft.dropout")
+    return st.one_of(*none, _group({TE + "recipe": _field(TE + "recipe")}, "model.backend.linear"), torchao, adapters)
+
+
+CHOICES = (_optimizer, _schedule, _precision, _sharding, _products)
 
 # Single settings
 
@@ -244,7 +262,11 @@ RESERVED = (
 SCOPES = st.lists(st.sampled_from(("language", "vision", "audio", "multimodal")), min_size=1, max_size=2, unique=True).map(tuple)
 OWN: Mapping[str, SearchStrategy[Any]] = {
     "optimizer.lr": st.just(0.0) | RATE,
-    GROUPS: st.sampled_from(([dict(SPARED)], [{"pattern": "embed", "lr_mult": 0.5}])),
+    GROUPS: st.sampled_from(
+        ([dict(SPARED)], [{"pattern": "embed", "lr_mult": 0.5}], [dict(SPARED), dict(RATED), dict(RATED, pattern="lm_head")])
+    ),
+    TE + "recipe": st.sampled_from((*RECIPES, {"_target_": "transformer_engine.common.recipe.DelayedScaling"})),
+    "fp8.recipe_name": st.sampled_from(("tensorwise", "rowwise", "rowwise_with_gw_hp")),
     D + "activation_checkpointing_scope": SCOPES,
     PP + "pp_schedule_csv": words().map(lambda name: f"no such/{name.strip()}.csv"),
     **{C + name: drawn for name, drawn in KEYS.items()},

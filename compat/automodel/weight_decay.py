@@ -1,4 +1,4 @@
-"""Which parameters a recipe decays, and how the decay changes over the steps."""
+"""Groups of parameters in a recipe: which decay, which have a rate of their own; and how the decay changes over the steps."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ THEIRS = tuple(L + name for name in ("wd_incr_style", "start_wd", "end_wd", "wd_
 GROUPS, SCOPE, SINCE = "optimizer.param_group_overrides", "optimizer.decay_scope", "0.5.0.post20260822"
 SPARED: Mapping[str, Any] = {"pattern": r"(bias|norm)", "wd_mult": 0.0}
 """The group of biases and norms, without decay."""
-NAMES = ("model.layers.0.self_attn.q_proj.bias", "model.layers.0.input_layernorm.weight", "model.norm.weight")
-WEIGHT = "model.layers.0.self_attn.q_proj.weight"
+SPARED_NAMES = ("model.layers.0.self_attn.q_proj.bias", "model.layers.0.input_layernorm.weight", "model.norm.weight")
+WEIGHT, EMBEDDING, OUTPUT = "model.layers.0.self_attn.q_proj.weight", "model.embed_tokens.weight", "lm_head.weight"
+RATES = {"optimizer.embedding_lr": EMBEDDING, "optimizer.output_lr": OUTPUT}
+"""Parameters of the kinds that a plan tells apart, by the names that most models of Hugging Face give them."""
 
 
 def _read_ramp(values: Group, context: Context) -> Group:
@@ -30,26 +32,54 @@ def _write_ramp(values: Group, context: Context) -> Group:
     return dict(zip(THEIRS, told, strict=True)) if told[0] else {}
 
 
-def _spares(group: Any) -> bool:
-    """Whether a group takes decay from biases and norms, and from nothing else."""
-    if not isinstance(group, Mapping) or group.get("wd_mult") != 0:
-        return False
+def _factors(values: Group) -> Mapping[str, tuple[float, float]] | None:
+    """Factors on the rate and the decay of each kind of parameter: the first pattern that is found counts. None: not readable."""
+    groups = values.get(GROUPS) or ()
     try:
-        pattern = re.compile(str(group.get("pattern")))
-    except re.error:
-        return False
-    return all(pattern.search(name) for name in NAMES) and not pattern.search(WEIGHT)
+        found = [(re.compile(str(group["pattern"])), _factor(group, "lr_mult"), _factor(group, "wd_mult")) for group in groups]
+    except (re.error, KeyError, TypeError, ValueError):
+        return None
+    names = (*SPARED_NAMES, WEIGHT, EMBEDDING, OUTPUT)
+    return {name: next(((rate, decay) for pattern, rate, decay in found if pattern.search(name)), (1.0, 1.0)) for name in names}
 
 
-def _read_scope(values: Group, context: Context) -> Group:
+def _factor(group: Mapping[str, Any], name: str) -> float:
+    return float(group.get(name, 1.0))
+
+
+def _read_groups(values: Group, context: Context) -> Group:
     if values.get("optimizer._target_") not in CLASSES:
         return {}
-    grouped = context.since(SINCE) and any(map(_spares, values.get(GROUPS) or ()))
-    return {SCOPE: "matrices" if grouped else "all"}
+    factors = _factors(values) if context.since(SINCE) else None
+    if factors is None:
+        return {SCOPE: "all"}
+    spared = all(factors[name][1] == 0 for name in SPARED_NAMES) and factors[WEIGHT][1] != 0
+    rates = {ours: factors[name][0] for ours, name in RATES.items() if factors[name][0] != 1}
+    return {SCOPE: "matrices" if spared else "all", **rates}
 
 
-def _write_scope(values: Group, context: Context) -> Group:
-    return {GROUPS: [dict(SPARED)]} if values.get(SCOPE) == "matrices" and context.since(SINCE) else {}
+def _write_groups(values: Group, context: Context) -> Group:
+    if not context.since(SINCE):
+        return {}
+    spared = [dict(SPARED)] if values.get(SCOPE) == "matrices" else []
+    rates = [_rated(name, values[ours]) for ours, name in RATES.items() if values.get(ours, 1.0) != 1]
+    return {GROUPS: [*spared, *rates]} if spared or rates else {}
+
+
+def _rated(name: str, factor: float) -> dict[str, Any]:
+    return {"pattern": name.split(".")[-2], "lr_mult": factor}
+
+
+def _odd(values: Group) -> bool:
+    """Whether groups say more than a plan holds: a factor of other parameters, or on the decay of some alone."""
+    factors = _factors(values)
+    if factors is None or not values.get(GROUPS):
+        return bool(values.get(GROUPS))
+    decays = {factors[name][1] for name in SPARED_NAMES}
+    usual = len(decays) == 1 and decays <= {0.0, 1.0} and all(factors[name][1] == 1 for name in (WEIGHT, EMBEDDING, OUTPUT))
+    rated = all(factors[name][0] == 1 for name in (*SPARED_NAMES, WEIGHT))
+    unseen = any(not any(re.search(str(group["pattern"]), name) for name in factors) for group in values[GROUPS])
+    return unseen or not (usual and rated)
 
 
 RULES = (
@@ -64,14 +94,14 @@ RULES = (
     ),
     convert(
         GROUPS,
-        SCOPE,
-        _read_scope,
-        _write_scope,
-        effect=lambda values: EFFECTS[SCOPE] if values.get("optimizer.weight_decay") else Effect.NONE,
+        (SCOPE, *RATES),
+        _read_groups,
+        _write_groups,
+        effect=lambda values: EFFECTS[SCOPE] if values.get("optimizer.weight_decay") or values.get(GROUPS) else Effect.NONE,
         sees=("optimizer._target_", "optimizer.weight_decay"),
-        blurs=lambda values: any(not _spares(group) for group in values.get(GROUPS) or ()),
+        blurs=_odd,
         carries={"optimizer.weight_decay": SCOPE},
-        lossy="a plan knows groups that spare biases and norms; older releases decay all parameters",
-        source="components/optim/optimizer.py: ParamGroupOverride, _trainable_params_or_groups",
+        lossy="a plan knows groups of biases and norms without decay, of embedding and output layer; older releases have none",
+        source="components/optim/optimizer.py: ParamGroupOverride, _build_param_groups",
     ),
 )

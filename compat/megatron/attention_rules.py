@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from bridge.meaning import head_size
 from bridge.rules import Context, Group, convert
 from compat.megatron.patterns import all_but_last_of, blocks, fits, spelled
 
@@ -30,12 +31,18 @@ def _write(values: Group, context: Context) -> Group:
     latent = bool(values.get(KV_RANK))
     normed = values.get(f"{ATTENTION}norm") == ("width" if latent else "head")
     return {
-        "kv_channels": None if latent else values.get(f"{ATTENTION}head_size"),
+        "kv_channels": None if latent else values.get(f"{ATTENTION}head_size") or _uneven(values),
         "attention_dropout": values.get(f"{ATTENTION}dropout"),
         "softmax_scale": values.get(f"{ATTENTION}scale"),
         **({"qk_layernorm": True} if normed else {}),
         **({"softmax_type": "learnable"} if values.get(f"{ATTENTION}sinks") else {}),
     }
+
+
+def _uneven(values: Group) -> int | None:
+    """Width of heads that the hidden width is no multiple of, which Megatron wants to be told."""
+    hidden, heads = values.get("model.hidden"), values.get("model.heads")
+    return head_size(values) if hidden and heads and hidden % heads else None
 
 
 CARRIED = {
@@ -50,7 +57,7 @@ HEADS = convert(
     tuple(CARRIED.values()),
     _read,
     _write,
-    sees=(LATENT, KV_RANK),
+    sees=(LATENT, KV_RANK, "model.hidden", "model.heads"),
     blurs=lambda values: values.get("softmax_type") == "off-by-one",
     carries=CARRIED,
     lossy="Megatron norms each head of queries and keys, or none, divides logits by the root of a head's width, and its "

@@ -86,15 +86,21 @@ def _read_router(values: Group, context: Context) -> Group:
     grouped, capacity = values.get("moe_router_group_topk") or None, values.get("moe_expert_capacity_factor")
     return {
         f"{MOE}score": score if score in SCORES else None,
-        f"{MOE}normalised": None if sinkhorn else score != "softmax" or not values.get("moe_router_pre_softmax"),
+        f"{MOE}normalised": None if sinkhorn else _sums_to_one(score, values),
         f"{MOE}scale": factor if factor and factor > 0 else None,
         f"{MOE}groups": values.get("moe_router_num_groups") if grouped else None,
         f"{MOE}top_groups": grouped,
+        f"{MOE}group_best": (values.get(TOP_K) or 0) // grouped or None if grouped else None,
         f"{MOE}balance_bias": biased,
         f"{MOE}balance_rate": values.get("moe_router_bias_update_rate") if biased else None,
         f"{MOE}capacity": capacity if capacity and capacity > 0 else None,
         f"{MOE}z_loss": values.get("moe_z_loss_coeff"),
     }
+
+
+def _sums_to_one(score: str, values: Group) -> bool:
+    """Whether the weights of the chosen experts are divided by their sum: but for a softmax, only where there are several."""
+    return values.get(TOP_K) != 1 if score != "softmax" else not values.get("moe_router_pre_softmax")
 
 
 def _write_router(values: Group, context: Context) -> Group:
@@ -104,7 +110,7 @@ def _write_router(values: Group, context: Context) -> Group:
     # Of one expert alone Megatron wants the softmax before the choice, and its weight is then below one.
     alone = values.get(f"{MOE}top_k") == 1 and context.since("0.11.0") and values.get(f"{MOE}balance") != "sinkhorn"
     before = score in (None, "softmax") and (values.get(f"{MOE}normalised") is False or alone)
-    top_groups = values.get(f"{MOE}top_groups")
+    top_groups = values.get(f"{MOE}top_groups") if values.get(f"{MOE}groups") else None
     return {
         "moe_router_score_function": score,
         **({"moe_router_pre_softmax": True} if before else {}),
@@ -123,7 +129,7 @@ ROUTED: dict[str, str | tuple[str, ...]] = {
     "moe_router_pre_softmax": f"{MOE}normalised",
     "moe_router_topk_scaling_factor": f"{MOE}scale",
     "moe_router_num_groups": f"{MOE}groups",
-    "moe_router_group_topk": f"{MOE}top_groups",
+    "moe_router_group_topk": (f"{MOE}top_groups", f"{MOE}group_best"),
     "moe_router_enable_expert_bias": f"{MOE}balance_bias",
     "moe_router_bias_update_rate": f"{MOE}balance_rate",
     "moe_expert_capacity_factor": f"{MOE}capacity",
@@ -134,16 +140,16 @@ ROUTER = convert(
     tuple(
         MOE + name
         for name in (
-            *("score", "normalised", "scale", "groups", "top_groups"),
+            *("score", "normalised", "scale", "groups", "top_groups", "group_best"),
             *("balance_bias", "balance_rate", "capacity", "z_loss"),
         )
     ),
     _read_router,
     _write_router,
-    sees=("num_experts", COUNT, KIND, f"{MOE}top_k", f"{MOE}balance"),
+    sees=("num_experts", COUNT, KIND, TOP_K, f"{MOE}top_k", f"{MOE}balance"),
     carries=ROUTED,
-    lossy="Megatron's weights sum to one unless a softmax comes before the choice, and a balancing bias needs another score than "
-    "softmax",
+    lossy="Megatron's weights sum to one unless a softmax comes before the choice or one expert is chosen, groups are chosen by "
+    "top_k // groups of their experts, and a balancing bias needs another score than softmax",
     note=SCRIPT,
     source="moe/moe_utils.py: topk_routing_with_score_function; moe/router.py",
     model=True,

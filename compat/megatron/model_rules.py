@@ -348,10 +348,14 @@ PREDICTED = convert(
     "mtp_num_layers",
     "model.predicted",
     lambda values, context: {"model.predicted": values.get("mtp_num_layers") or None},
-    lambda values, context: {"mtp_num_layers": values.get("model.predicted") or None},
+    lambda values, context: (
+        {"mtp_num_layers": values.get("model.predicted") or None} if not rotary_rules.stretched(values, context) else {}
+    ),
     effect=EFFECTS["model.predicted"],
+    sees=(rotary_rules.KIND, attention_rules.KV_RANK),
+    lossy="Megatron predicts further tokens from 0.12 on, and not with YaRN",
     note=SCRIPT,
-    source="multi_token_prediction.py, since 0.12",
+    source="multi_token_prediction.py, since 0.12; arguments.py: position_embedding_type with mtp_num_layers",
     model=True,
 )
 

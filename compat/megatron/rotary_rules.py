@@ -51,8 +51,12 @@ def _write_kind(values: Group, context: Context) -> Group:
     kind = values.get(POSITIONS)
     if kind != "rotary":
         return {TYPE: {"learned": "learned_absolute", "none": "none"}.get(kind or "")}
-    yarn = values.get(KIND) == "yarn" and not values.get(KV_RANK) and context.since("0.18.0")
-    return {TYPE: "yarn" if yarn else "rope"}
+    return {TYPE: "yarn" if stretched(values, context) else "rope"}
+
+
+def stretched(values: Group, context: Context) -> bool:
+    """Whether a plan's positions become those that Megatron calls yarn, which are not those of latent attention."""
+    return values.get(KIND) == "yarn" and not values.get(KV_RANK) and context.since("0.18.0")
 
 
 KINDS = convert(

@@ -424,3 +424,72 @@ def test_what_nothing_reads_is_named(path: str) -> None:
 def test_a_class_of_somebody_else_takes_what_it_takes() -> None:
     found = READ(recipe(dataset={"_target_": "my_code.Data", "anything": 1})).findings
     assert not [finding for finding in found if finding.path.startswith("dataset")]
+
+
+# Switches that other stacks have too
+
+SWITCHED: tuple[tuple[dict[str, Any], tuple[str, str]], ...] = (
+    ({"model__backend__te_fp8": {"recipe": "current"}}, ("--fp8-format hybrid", "--fp8-recipe tensorwise")),
+    ({"model__backend__te_fp8": {}}, ("--fp8-format hybrid", "--fp8-recipe tensorwise")),
+    ({"model__backend__te_fp8": {"recipe": "mxfp8"}}, ("--fp8-format e4m3", "--fp8-recipe mxfp8")),
+    ({"optimizer__exp_avg_dtype": "bf16"}, ("--exp-avg-dtype bf16", "--use-precision-aware-optimizer")),
+    ({"distributed__nccl_ub": True}, ("--use-megatron-fsdp", "--use-nccl-ub")),
+    ({"distributed__init_fsdp_with_meta_device": True}, ("--use-megatron-fsdp", "--init-model-with-meta-device")),
+    ({"lr_scheduler__override_opt_param_scheduler": True}, ("--lr-decay-style linear", "--override-opt_param-scheduler")),
+    (
+        {"optimizer__param_group_overrides": [{"pattern": "embed_tokens|lm_head", "lr_mult": 0.5}]},
+        ("--decoupled-lr 0.0005", "--lr 0.001"),
+    ),
+)
+
+
+@pytest.mark.parametrize("changes, flags", SWITCHED)
+def test_switches_reach_megatron(changes: dict[str, Any], flags: tuple[str, str]) -> None:
+    kind = "megatron_fsdp" if any("__nccl" in name or "__init" in name for name in changes) else "fsdp2"
+    schedule = {
+        "lr_decay_style": "linear",
+        "lr_warmup_steps": 0,
+        "lr_decay_steps": 9,
+        "use_checkpoint_opt_param_scheduler": False,
+    }
+    data = {
+        "step_scheduler": {"global_batch_size": 8, "local_batch_size": 1},
+        "distributed": {"strategy": kind},
+        "optimizer": {"_target_": "transformer_engine.pytorch.optimizers.fused_adam.FusedAdam", "lr": 1e-3},
+        "lr_scheduler": schedule,
+    }
+    for name, value in changes.items():
+        *parents, leaf = name.split("__")
+        place: dict[str, Any] = data
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[leaf] = value
+    text = bridge.translate(READ(data, world_size=8), compat.load("megatron")).written.text
+    assert set(flags) <= set(text.splitlines())
+
+
+def test_products_of_torchao_are_near_but_not_the_same() -> None:
+    """torchao takes the output layer too (components/quantization/fp8.py: convert_to_float8_training)."""
+    result = bridge.translate(READ({"fp8": {"enabled": True}}), compat.load("megatron"))
+    assert ("fp8.enabled", Effect.NUMBERS) in {(finding.path, finding.effect) for finding in result.findings}
+    assert "--fp8-recipe tensorwise" in result.written.text
+
+
+def test_autocast_of_ddp_and_mixed_precision_are_one() -> None:
+    recipe = {"distributed": {"strategy": "ddp", "autocast_dtype": "bfloat16"}, "model": {"torch_dtype": "fp32"}}
+    there = bridge.translate(READ(recipe), compat.load("deepspeed"))
+    assert there.config.given["torch_autocast.dtype"] == "bf16" and not there.config.given["bf16.enabled"]
+    megatron = compat.load("megatron").read("--bf16 --num-layers 2 --hidden-size 8 --num-attention-heads 2", lenient=True)
+    back = bridge.translate(megatron, compat.load("automodel"))
+    assert back.config.given["distributed.autocast_dtype"] == "bf16"
+    assert {finding.effect for finding in back.findings if finding.path == "bf16"} == {Effect.NONE}
+
+
+def test_adapters_go_to_the_other_stack_that_has_them() -> None:
+    model = {"config": {"_target_": "transformers.LlamaConfig", "num_hidden_layers": 2}}
+    adapters = {"match_all_linear": True, "dim": 16, "alpha": 32, "dropout": 0.1, "dropout_position": "pre"}
+    there = bridge.translate(READ({"model": model, "peft": adapters}), compat.load("fast_llm"))
+    assert all(line in there.written.text for line in ("type: lora", "rank: 16", "alpha: 32", "dropout: 0.1"))
+    assert not {finding.path for finding in there.findings if finding.path.startswith("peft") and finding.matters}
+    some = bridge.translate(READ({"model": model, "peft": {"target_modules": ["*.q_proj"]}}), compat.load("fast_llm"))
+    assert {finding.path for finding in some.findings if finding.matters} >= {"peft.*"}

@@ -1,7 +1,7 @@
 """A small model of each architecture on transformers and on Megatron-Core, with the same weights, from translated configs.
 
 `python tests/engine/logits.py ROWS.jsonl [ARCHITECTURE ...]` prints, for each, the largest distance of the logits in fp32, or
-why it cannot be built. A row has `hf`, a mapping as in a config.json.
+why it cannot be built. A row is a mapping as in a config.json, or has one as `hf`, beside what another bridge made of it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,15 @@ from torch import Tensor, nn
 
 import bridge
 import compat
+from bridge.config import Values
+from bridge.engine.models.dense import Dense
+from bridge.errors import BridgeError
 from bridge.plan import Plan
 from bridge.rules import Effect
-from compat.megatron import MegatronConfig
+from bridge.translation import written_by
+from compat.megatron import MegatronConfig, objects
 from compat.megatron.cpu import redirected, uncompiled
+from compat.megatron.rotary_rules import PREFIXED
 
 BOUND = 1e-5
 """Largest distance of logits whose own size is about one."""
@@ -55,9 +60,11 @@ SMALL: Mapping[str, int] = {
 }
 """Sizes for a config that is too large to be built."""
 RELEASE = "0.16.1"
+OBJECTS = ("activation_func", "gated_linear_unit")
+"""Fields of Megatron's config class that its flags name in some combinations only."""
 RUN = {"micro_batch_size": 1, "train_iters": 1, "lr": 1e-3, "tokenizer_type": "NullTokenizer"}
 """What a launch needs beside its model."""
-UNSEEN = ("world_size", "moe_router_bias_update_rate", "moe_aux_loss_coeff", "num_nextn_predict_layers")
+UNSEEN = ("world_size", "moe_router_bias_update_rate", "moe_aux_loss_coeff", "num_nextn_predict_layers", "model.init.scaled")
 """What no forward pass shows."""
 KERNELS: Mapping[str, Any] = {
     **dict.fromkeys(("gradient_accumulation_fusion", "masked_softmax_fusion", "bias_activation_fusion"), False),
@@ -125,40 +132,76 @@ def stood_in(spec: Any, latent: bool) -> Any:
     return spec
 
 
-def transformer_config(config: MegatronConfig) -> Any:
-    """The real TransformerConfig of a launch, with the kernels that run here."""
-    from compat.megatron import objects
+class WideNorm(Norm):
+    """One norm over all heads of queries or keys; Megatron's flags name one of each head, and its spec takes any module."""
+
+    def __init__(self, config: Any, hidden_size: int, heads: int, eps: float = 1e-5, **more: Any) -> None:
+        super().__init__(config, heads * hidden_size, eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens, batch, heads, width."""
+        return super().forward(x.flatten(2)).view_as(x)
+
+
+def widened(spec: Any, config: Any) -> None:
+    """Give every block of `spec` a norm over all heads of its queries, and of its keys."""
+    from megatron.core.transformer.spec_utils import ModuleSpec
+
+    for layer in spec.layer_specs:
+        attention = layer.submodules.self_attention.submodules
+        attention.q_layernorm = ModuleSpec(module=WideNorm, params={"heads": config.num_attention_heads})
+        attention.k_layernorm = ModuleSpec(module=WideNorm, params={"heads": config.num_query_groups})
+
+
+def transformer_config(config: MegatronConfig, beyond: Mapping[str, Any]) -> Any:
+    """The real TransformerConfig of a launch, with what only the class takes, and the kernels that run here."""
     from compat.megatron.objects.fields import LATENT, TRANSFORMER, defaults
     from compat.megatron.real import built
 
     args = config.args.flat()
     cls = LATENT if args.get("multi_latent_attention") else TRANSFORMER
-    whole = objects.transformer(args, config.version)
+    whole = {**objects.transformer(args, config.version), **beyond}
     return built(cls, {name: whole[name] for name in defaults(config.version, cls)} | KERNELS)
 
 
-def megatron_model(config: MegatronConfig) -> nn.Module:
-    """Megatron's GPT as `pretrain_gpt.py` builds it from arguments, of local modules."""
+def stretched(own: Any, newest: Values) -> None:
+    """YaRN in the words of GPTModel, which looks for attributes of its config in releases whose flags do not have it yet."""
+    own.yarn_rotary_scaling_factor = newest["rotary_scaling_factor"]
+    for path in PREFIXED.values():
+        setattr(own, path, newest[path])
+    own.yarn_mscale, own.yarn_mscale_all_dim = newest["mscale"], newest["mscale_all_dim"]
+
+
+def megatron_model(found: Translated) -> nn.Module:
+    """Megatron's GPT as `pretrain_gpt.py` builds it from arguments, of local modules and those that the plan asks for."""
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
 
-    args, own = config.args, transformer_config(config)
+    model, args, own = found.plan.model, found.launch.args, transformer_config(found.launch, found.beyond)
     local = get_gpt_decoder_block_spec(own, use_transformer_engine=False, normalization=own.normalization)
     spec = stood_in(local, own.multi_latent_attention)
-    return GPTModel(
+    if model.attention.norm == "width" and not own.multi_latent_attention:
+        widened(spec, own)
+    yarn = found.newest["position_embedding_type"] == "yarn"
+    if yarn:
+        stretched(own, found.newest)
+    made = GPTModel(
         config=own,
         transformer_layer_spec=spec,
         vocab_size=args["padded_vocab_size"] if args.get("padded_vocab_size") else args["vocab_size"],
         max_sequence_length=args["max_position_embeddings"],
         parallel_output=False,
         share_embeddings_and_output_weights=not args["untie_embeddings_and_output_weights"],
-        position_embedding_type=args["position_embedding_type"],
+        position_embedding_type="yarn" if yarn else args["position_embedding_type"],
         rotary_percent=args["rotary_percent"],
         rotary_base=args["rotary_base"],
         rope_scaling=args["use_rope_scaling"],
         rope_scaling_factor=args.get("rope_scaling_factor") or 8.0,
         seq_len_interpolation_factor=args.get("rotary_seq_len_interpolation_factor"),
     )
+    if model.embedding.scale:
+        made.embedding.register_forward_hook(lambda module, inputs, output: output * model.embedding.scale)
+    return made
 
 
 @contextmanager
@@ -281,6 +324,47 @@ class Moved:
                 self.found[f"{to}.{expert}.linear_fc2.bias"] = self.weights[f"{name}.down_proj_bias"][expert]
 
 
+LAYER = {
+    "self_attn.q_proj": "attention.query",
+    "self_attn.k_proj": "attention.key",
+    "self_attn.v_proj": "attention.value",
+    "self_attn.o_proj": "attention.out",
+    "self_attn.q_norm": "attention.query_norm",
+    "self_attn.k_norm": "attention.key_norm",
+    "mlp.up_proj": "mlp.up",
+    "mlp.gate_proj": "mlp.gate",
+    "mlp.down_proj": "mlp.down",
+}
+"""A block's parts in transformers and in the native model."""
+NORMS = {
+    "before": {"input_layernorm": "norm1", "post_attention_layernorm": "norm2"},
+    "after": {"post_attention_layernorm": "norm1", "post_feedforward_layernorm": "norm2"},
+    "both": {
+        "input_layernorm": "norm1",
+        "post_attention_layernorm": "norm3",
+        "pre_feedforward_layernorm": "norm2",
+        "post_feedforward_layernorm": "norm4",
+    },
+}
+OUTSIDE = {"model.embed_tokens": "embedding.tokens", "model.norm": "head.norm", "lm_head": "head.logits"}
+
+
+def native(weights: Weights, plan: Plan) -> dict[str, Tensor]:
+    """Weights of a dense transformers model by the names of the native one."""
+    place, found = plan.model.norm.place or "before", dict[str, Tensor]()
+    inside = {**LAYER, **NORMS[place]}
+    for name, weight in weights.items():
+        module, _, kind = name.rpartition(".")
+        if module in OUTSIDE:
+            found[f"{OUTSIDE[module]}.{kind}"] = weight
+        else:
+            number, _, part = module.removeprefix("model.layers.").partition(".")
+            found[f"block{number}.{inside[part]}.{kind}"] = weight.flatten() if part.endswith("_norm") else weight
+    if plan.model.tied:
+        del found["head.logits.weight"]
+    return found
+
+
 def filled(model: nn.Module, found: Weights) -> None:
     """Give `model` these weights; raises `ValueError` if one is left over, or one of the model gets none."""
     own = dict(model.named_parameters()) | {name: buffer for name, buffer in model.named_buffers() if "expert_bias" in name}
@@ -298,12 +382,27 @@ def filled(model: nn.Module, found: Weights) -> None:
 
 
 class Translated(NamedTuple):
-    """A model's plan, its Hugging Face config and Megatron launch made from the plan, and what the launch lost."""
+    """A model's plan, its Hugging Face config and Megatron launch made from the plan, and what the launch lost.
+
+    `beyond` is what the plan's fields are in Megatron's config class and no flag tells, `newest` the arguments of the newest
+    release.
+    """
 
     plan: Plan
     again: dict[str, Any]
     launch: MegatronConfig
     lost: tuple[str, ...]
+    beyond: Mapping[str, Any]
+    newest: Values
+
+    @property
+    def added(self) -> tuple[str, ...]:
+        """What the program adds to the launch, as a training script can: fields of objects, modules of the spec, hooks."""
+        model = self.plan.model
+        wide = model.attention.norm == "width" and not model.attention.latent.kv_rank
+        hook = ("embedding.scale",) if model.embedding.scale else ()
+        yarn = ("yarn",) if self.newest["position_embedding_type"] == "yarn" else ()
+        return (*(name for name in self.beyond), *(("norm over all heads",) if wide else ()), *hook, *yarn)
 
 
 def translated(hf: Mapping[str, Any]) -> Translated:
@@ -315,7 +414,29 @@ def translated(hf: Mapping[str, Any]) -> Translated:
     named = (finding.path for finding in result.findings if finding.effect is Effect.NUMBERS)
     lost = tuple(dict.fromkeys(path for path in named if path not in UNSEEN))
     again = json.loads(bridge.translate(source, huggingface).written.text)
-    return Translated(bridge.lift(source), again, cast(MegatronConfig, launch), lost)
+    plan = bridge.lift(source)
+    newest = cast(MegatronConfig, bridge.translate(source, megatron).config).args
+    return Translated(plan, again, cast(MegatronConfig, launch), lost, objects_alone(plan, launch), newest)
+
+
+def objects_alone(plan: Plan, launch: Any) -> dict[str, Any]:
+    """What the rules write for the config class where the flags leave something else."""
+    written = written_by(plan.values(), launch.dialect, RELEASE, 1)
+    whole = objects.transformer(launch.args.flat(), RELEASE)
+    scaling = plan.model.rotary.scaling
+    latent = {"original_max_position_embeddings": scaling.original, "beta_fast": scaling.fast, "beta_slow": scaling.slow}
+    bounds = latent if plan.model.attention.latent.kv_rank and scaling.kind == "yarn" else {}
+    found = {**{name: written.get(name) for name in OBJECTS}, **bounds}
+    return {name: value for name, value in found.items() if value is not None and not same_function(value, whole[name])}
+
+
+def same_function(written: Any, held: Any) -> bool:
+    """Whether an activation or a switch is what the class holds already; fused GELU is the tanh form, which is off here."""
+    return written == held or str(held).rpartition(".")[2] == written
+
+
+STAND_INS = {"mimo": "qwen2"}
+"""Models whose own code, which lies beside their weights, is that of another one but for blocks that predict further tokens."""
 
 
 def transformers_model(config: Mapping[str, Any]) -> nn.Module:
@@ -323,7 +444,8 @@ def transformers_model(config: Mapping[str, Any]) -> nn.Module:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     told = dict(config)
-    own = AutoConfig.for_model(told.pop("model_type"), **told)
+    kind = told.pop("model_type")
+    own = AutoConfig.for_model(STAND_INS.get(kind, kind), **told)
     own._attn_implementation = "eager"
     own._experts_implementation = "eager"
     torch.manual_seed(5)
@@ -342,15 +464,47 @@ def _drawn(name: str, weight: Tensor) -> Tensor:
     return 1 + 0.1 * noise if "norm" in name else 0.1 * noise
 
 
-def distance(found: Translated) -> float:
-    """Largest distance of logits between both, over the largest logit."""
-    theirs, ours = transformers_model(found.again), megatron_model(found.launch)
-    filled(ours, Moved(theirs.state_dict(), found.plan).all())
-    tokens = torch.randint(0, found.plan.model.vocab or 1, (1, TOKENS), generator=torch.Generator().manual_seed(3))
-    mask = torch.ones(1, 1, TOKENS, TOKENS).tril() < 0.5
-    with torch.no_grad():
-        wanted, got = theirs(tokens).logits, ours.eval()(tokens, torch.arange(TOKENS)[None], mask)
+def prompt(plan: Plan) -> Tensor:
+    """Tokens, the same ones for every model."""
+    return torch.randint(0, plan.model.vocab or 1, (1, TOKENS), generator=torch.Generator().manual_seed(3))
+
+
+def apart(wanted: Tensor, got: Tensor) -> float:
+    """Largest distance of logits, over the largest logit."""
     return float((wanted - got[..., : wanted.shape[-1]]).abs().max() / wanted.abs().max())
+
+
+@torch.no_grad()
+def distance(found: Translated, theirs: nn.Module) -> float:
+    """How far the logits of Megatron's model are from those of transformers."""
+    ours, tokens = megatron_model(found), prompt(found.plan)
+    filled(ours, Moved(theirs.state_dict(), found.plan).all())
+    mask = torch.ones(1, 1, TOKENS, TOKENS).tril() < 0.5
+    return apart(theirs(tokens).logits, ours.eval()(tokens, torch.arange(TOKENS)[None], mask))
+
+
+@torch.no_grad()
+def native_distance(found: Translated, theirs: nn.Module) -> float:
+    """How far the logits of the native model are from those of transformers."""
+    # Blocks that predict further tokens are no part of what transformers builds.
+    ours, tokens = Dense(found.plan.model.model_copy(update={"predicted": None})), prompt(found.plan)
+    filled(ours, native(theirs.state_dict(), found.plan))
+    return apart(theirs(tokens).logits, ours.eval()(tokens))
+
+
+def native_answer(hf: Mapping[str, Any]) -> tuple[str, str]:
+    """The same as `answer` for the native model, which announces nothing: what it has not got it refuses."""
+    try:
+        found = translated(hf)
+        far = native_distance(found, transformers_model(found.again))
+    except Exception as error:
+        return "not built", f" {type(error).__name__}: {str(error)[:160]}"
+    return "equal" if far <= BOUND else "DIFFERENT", f"{far:.1e}"
+
+
+def fixed_eps(plan: Plan) -> bool:
+    """Whether transformers norms the narrow vectors of latent attention with another eps than the config says: always 1e-6."""
+    return bool(plan.model.attention.latent.kv_rank) and plan.model.norm.eps != 1e-6
 
 
 def answer(hf: Mapping[str, Any]) -> tuple[str, str]:
@@ -358,24 +512,35 @@ def answer(hf: Mapping[str, Any]) -> tuple[str, str]:
     lost = ""
     try:
         found = translated(hf)
-        lost = f"lost: {', '.join(found.lost)}" if found.lost else ""
-        far = distance(found)
+        lost = "".join(f"; {word}: {', '.join(what)}" for word, what in (("lost", found.lost), ("added", found.added)) if what)
+        far = distance(found, transformers_model(found.again))
     except Exception as error:
         told = str(error).splitlines() or [""]
         return "not built", f"{lost} {type(error).__name__}: {told[0][:160]} {''.join(told[1:2])[:100]}"
-    kind = "equal" if far <= BOUND else "announced" if lost else "DIFFERENT"
+    kind = "equal" if far <= BOUND else "announced" if found.lost else "explained" if fixed_eps(found.plan) else "DIFFERENT"
     return kind, f"{far:.1e} {lost}"
+
+
+def _row(line: str) -> dict[str, Any]:
+    """A line with the architecture and the number of parameters, about."""
+    told: dict[str, Any] = json.loads(line)
+    row = told if "hf" in told else {"hf": told, "arch": told["model_type"], "megatron": True}
+    if row.get("parameters"):
+        return row
+    model = bridge.lift(compat.load("huggingface").read(dict(row["hf"]))).model
+    size = 12 * (model.layers or 1) * (model.hidden or 1) ** 2 + (model.vocab or 1) * (model.hidden or 1)
+    return {**row, "parameters": size}
 
 
 def small(path: Path) -> dict[str, list[Any]]:
     """Configs of each architecture that Megatron's own bridge takes, the smallest first; made smaller where all are large."""
-    rows = [row for row in map(json.loads, path.read_text("utf-8").splitlines()) if row.get("megatron") and row["parameters"]]
+    rows = [row for row in map(_row, path.read_text("utf-8").splitlines()) if row.get("megatron")]
     found: dict[str, list[Any]] = {}
     for row in sorted(rows, key=lambda row: row["parameters"]):
         known = found.setdefault(row["arch"], [])
         if row["parameters"] < LARGEST:
             known.append(row["hf"])
-        elif not known:
+        elif not known and "hidden_size" in row["hf"]:
             known.append({**row["hf"], **{key: size for key, size in SMALL.items() if key in row["hf"]}})
     return found
 
@@ -387,14 +552,30 @@ def main() -> int:
     parser.add_argument("architectures", nargs="*")
     options = parser.parse_args()
     counts: Counter[str] = Counter()
+    equal, seen = set[tuple[str, str]](), set[str]()
     with uncompiled(), alone():
         for name, configs in sorted(small(options.rows).items()):
             for hf in configs if not options.architectures or name in options.architectures else ():
-                kind, told = answer(hf)
-                counts[kind] += 1
-                print(f"{name:16} {kind:10} {told}", flush=True)
+                answers = {"megatron": answer(hf), **({"native": native_answer(hf)} if is_dense(hf) else {})}
+                seen.add(name)
+                for engine, (kind, told) in answers.items():
+                    counts[f"{kind} on {engine}"] += 1
+                    equal |= {(name, engine)} if kind == "equal" else set()
+                    print(f"{name:16} {engine:8} {kind:10} {told}", flush=True)
+    for engine in ("megatron", "native"):
+        found = sorted(name for name, on in equal if on == engine)
+        print(f"{engine}: logits of {len(found)} of {len(seen)} architectures are equal: {', '.join(found)}")
     print(", ".join(f"{count} {kind}" for kind, count in counts.items()))
-    return 1 if counts["DIFFERENT"] else 0
+    return 1 if any(kind.startswith("DIFFERENT") and count for kind, count in counts.items()) else 0
+
+
+def is_dense(hf: Mapping[str, Any]) -> bool:
+    """Whether a config's model has no experts, no latent attention and no other kinds of blocks."""
+    try:
+        model = bridge.lift(compat.load("huggingface").read(dict(hf))).model
+    except BridgeError:
+        return False
+    return not model.experts and not model.attention.latent.kv_rank and model.family != "nemotron_h"
 
 
 if __name__ == "__main__":

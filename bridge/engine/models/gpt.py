@@ -142,7 +142,8 @@ class Attention(nn.Module):
         self.key = nn.Linear(hidden, inner, qkv)
         self.value = nn.Linear(hidden, inner, qkv)
         self.out = nn.Linear(outer, hidden, output)
-        self.core, self.again = Core(), False
+        self.core: nn.Module = Core()
+        self.again = False
 
     def forward(self, stream: Tensor) -> Tensor:
         """See the class."""
@@ -150,6 +151,10 @@ class Attention(nn.Module):
         value = self._split(self.value(stream), self.kv_heads)
         if self.rotary:
             query, key = rotated(query), rotated(key)
+        return self.mixed(query, key, value)
+
+    def mixed(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """What the output layer makes of each head's (batch, heads, sequence, width) queries, keys and values."""
         if self.group > 1:
             key, value = self._spread(key), self._spread(value)
         again = self.again and torch.is_grad_enabled()

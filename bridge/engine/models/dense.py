@@ -1,0 +1,335 @@
+"""A decoder without experts as a list of layers, with all that a plan says of it: norms, positions, heads and activations."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from math import log, pi, sqrt
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bridge.engine.models import gpt
+from bridge.engine.randomness import seed_of
+from bridge.errors import ConfigError
+from bridge.layout.architecture import Architecture
+from bridge.layout.tensor import TensorPlan
+from bridge.model import Model, Rotary, RotaryScaling
+
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "silu": F.silu,
+    "relu": F.relu,
+    "squared_relu": lambda x: F.relu(x).square(),
+}
+EPS, BASE = 1e-5, 10_000.0
+"""Taken where a plan leaves them open."""
+SPREAD = 0.02
+
+
+class Dense(nn.Sequential):
+    """Embedding, blocks and head. Takes tokens (batch, sequence); returns logits (batch, sequence, vocab).
+
+    Its parameters have the names and shapes of `Architecture`. Weights depend on `seed` and each one's name only.
+    """
+
+    leading = 1
+    trailing = 1
+
+    def __init__(self, model: Model, seed: int = 1234) -> None:
+        shape = Architecture.of(model)
+        ConfigError.raise_if((*shape.problems(), *_beyond(model, shape)))
+        embedding = Embedding(model, shape)
+        layers: list[tuple[str, nn.Module]] = [("embedding", embedding)]
+        layers += [(f"block{index}", Block(model, shape, index)) for index in range(shape.layers)]
+        layers.append(("head", Head(model, shape, embedding)))
+        super().__init__(OrderedDict(layers))
+        self.architecture = shape
+        found = {
+            "model.attention.norm": shape.head_norm != "none",
+            "model.embedding.softcap": model.embedding.softcap is not None,
+        }
+        self.whole = frozenset(path for path, there in found.items() if there)
+        for name, weight in self.named_parameters():
+            _initialize(name, weight, model, seed)
+
+    def tensor_plan(self, ranks: int) -> TensorPlan:
+        """How `ranks` tensor ranks split this model. Raises `ConfigError` if it cannot be split."""
+        if ranks > 1:
+            ConfigError.raise_if(
+                f"{path}: {why}; leave parallel.tensor at 1" for path, why in WHOLE.items() if path in self.whole
+            )
+        return self.architecture.tensor_plan(ranks)
+
+
+WHOLE = {
+    "model.attention.norm": "its weights are those of all heads, and no rank has all",
+    "model.embedding.softcap": "logits that are split by vocabulary are not capped",
+}
+"""What keeps a model from being split over tensor ranks."""
+
+
+def _beyond(model: Model, shape: Architecture) -> Iterator[str]:
+    """What this model does not have, by the name of a plan's field."""
+    scaling = model.rotary.scaling.kind
+    found = {
+        "model.experts": shape.experts,
+        "model.attention.latent": shape.latent,
+        "model.attention.sinks": shape.sinks,
+        "model.embedding.positions": model.embedding.positions == "alibi",
+        "model.embedding.width": shape.width not in (None, shape.hidden),
+        "model.embedding.norm": shape.embedding_norm,
+        "model.mlp.activation": model.mlp.activation not in (None, *ACTIVATIONS),
+        "model.mlp.clamp": model.mlp.clamp or model.mlp.offset,
+        "model.rotary.scaling.kind": scaling in ("dynamic", "longrope"),
+        "model.predicted": model.predicted,
+        "model.embedding.logit_scale": model.embedding.logit_scale if shape.logits_bias else None,
+    }
+    yield from (f"{path}: the engine's dense model does not have it; bring one that does" for path in found if found[path])
+
+
+@torch.no_grad()
+def _initialize(name: str, weight: Tensor, model: Model, seed: int) -> None:
+    if weight.dim() < 2:
+        centred = model.norm.zero_centred or name.endswith("bias")
+        weight.fill_(0.0 if centred else 1.0)
+        return
+    spread = SPREAD if model.init.std is None else model.init.std
+    if model.init.scaled and name.endswith(("out.weight", "down.weight")):
+        spread /= sqrt(2 * (model.layers or 1))
+    weight.normal_(0.0, spread, generator=torch.Generator().manual_seed(seed_of(seed, name)))
+
+
+class Norm(nn.Module):
+    """LayerNorm or RMSNorm of the last dimension; its weights may be kept as their distance from one."""
+
+    def __init__(self, model: Model, shape: Architecture, size: int) -> None:
+        super().__init__()
+        self.rms, self.centre = shape.norm == "rms", float(bool(model.norm.zero_centred))
+        self.eps = EPS if model.norm.eps is None else model.norm.eps
+        self.weight = nn.Parameter(torch.ones(size))
+        self.bias = nn.Parameter(torch.zeros(size)) if shape.biased("norm_bias") else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        weight = self.weight + self.centre if self.centre else self.weight
+        if self.rms:
+            normed = F.rms_norm(x, weight.shape, weight, self.eps)
+            return normed if self.bias is None else normed + self.bias
+        return F.layer_norm(x, weight.shape, weight, self.bias, self.eps)
+
+
+class Embedding(nn.Module):
+    """Tokens (batch, sequence) to vectors (batch, sequence, hidden)."""
+
+    def __init__(self, model: Model, shape: Architecture) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(shape.vocab, shape.hidden)
+        self.positions = nn.Embedding(shape.rows, shape.hidden) if shape.rows else None
+        self.first, self.scale = model.embedding.offset or 0, model.embedding.scale or 1.0
+        self.dropout = nn.Dropout(model.embedding.dropout or 0.0)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """See the class."""
+        vectors: Tensor = self.tokens(tokens) * self.scale
+        if self.positions is not None:
+            places = torch.arange(tokens.shape[1], device=tokens.device)
+            vectors = vectors + self.positions(places + self.first)
+        dropped: Tensor = self.dropout(vectors)
+        return dropped
+
+
+class Block(nn.Module):
+    """Attention and MLP beside the residual stream (batch, sequence, hidden), with norms before them, after them, or both."""
+
+    def __init__(self, model: Model, shape: Architecture, index: int) -> None:
+        super().__init__()
+        self.place, self.parallel = shape.place, bool(model.norm.parallel)
+        self.norm1 = Norm(model, shape, shape.hidden)
+        self.norm2 = None if shape.shared_norm else Norm(model, shape, shape.hidden)
+        self.norm3, self.norm4 = (Norm(model, shape, shape.hidden) if shape.place == "both" else None for _ in range(2))
+        self.attention = Attention(model, shape, index)
+        self.mlp = MLP(model, shape)
+        self.dropout, self.scale = nn.Dropout(model.dropout or 0.0), model.embedding.residual_scale or 1.0
+
+    def forward(self, stream: Tensor) -> Tensor:
+        """See the class."""
+        second = self.norm2 or self.norm1
+        if self.parallel:
+            return stream + self._added(self.attention(self.norm1(stream))) + self._added(self.mlp(second(stream)))
+        stream = stream + self._behind(self.attention, self.norm1, self.norm3, stream)
+        return stream + self._behind(self.mlp, second, self.norm4, stream)
+
+    def _behind(self, layer: nn.Module, norm: Norm, after: Norm | None, stream: Tensor) -> Tensor:
+        if self.place == "after":
+            return self._added(norm(layer(stream)))
+        out: Tensor = layer(norm(stream))
+        return self._added(out if after is None else after(out))
+
+    def _added(self, out: Tensor) -> Tensor:
+        dropped: Tensor = self.dropout(out)
+        return dropped * self.scale
+
+
+class Attention(gpt.Attention):
+    """Causal attention in which groups of heads share keys and values, as the plan says it of this block."""
+
+    def __init__(self, model: Model, shape: Architecture, index: int) -> None:
+        super().__init__(shape)
+        told = model.attention
+        windowed = told.windowed is None or told.windowed[index]
+        turns = model.rotary.layers is None or model.rotary.layers[index]
+        self.core = Core(told.window if windowed else None, told.softcap, told.scale, told.dropout or 0.0)
+        self.turn = Turn(model.rotary, self.width, bool(told.window and windowed)) if self.rotary and turns else None
+        self.kind = shape.head_norm
+        sizes = (self.width, self.width) if self.kind == "head" else (self.heads * self.width, self.kv_heads * self.width)
+        self.query_norm, self.key_norm = (Norm(model, shape, size) if self.kind != "none" else None for size in sizes)
+
+    def forward(self, stream: Tensor) -> Tensor:
+        """See the class."""
+        query = self._normed(self.query(stream), self.heads, self.query_norm)
+        key = self._normed(self.key(stream), self.kv_heads, self.key_norm)
+        value = self._split(self.value(stream), self.kv_heads)
+        if self.turn is not None:
+            query, key = self.turn(query), self.turn(key)
+        return self.mixed(query, key, value)
+
+    def _normed(self, vectors: Tensor, heads: int, norm: Norm | None) -> Tensor:
+        if norm is None:
+            return self._split(vectors, heads)
+        if self.kind == "width":
+            return self._split(norm(vectors), heads)
+        if self.kind == "head":
+            normed: Tensor = norm(self._split(vectors, heads))
+            return normed
+        each = norm.weight.view(heads, 1, self.width)
+        split = self._split(vectors, heads)
+        return F.layer_norm(split, (self.width,), eps=norm.eps) * (each + norm.centre)
+
+
+class Core(nn.Module):
+    """Softmax of scores times values, each (batch, heads, sequence, width); a token sees `window` of them, itself included."""
+
+    def __init__(self, window: int | None, softcap: float | None, scale: float | None, dropout: float) -> None:
+        super().__init__()
+        self.window, self.softcap, self.scale, self.dropout = window, softcap, scale, dropout
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """See the class."""
+        dropout, sequence = self.dropout if self.training else 0.0, query.shape[-2]
+        seen = torch.ones(sequence, sequence, dtype=torch.bool, device=query.device).tril()
+        if self.window is not None:
+            seen = seen.triu(1 - self.window)
+        if self.softcap is None:
+            return F.scaled_dot_product_attention(query, key, value, seen, dropout, scale=self.scale)
+        scores = query @ key.transpose(-1, -2) * (self.scale or query.shape[-1] ** -0.5)
+        capped = self.softcap * torch.tanh(scores / self.softcap)
+        weights = capped.masked_fill(~seen, -torch.inf).softmax(-1)
+        return F.dropout(weights, dropout) @ value
+
+
+class Turn(nn.Module):
+    """Rotary positions of (batch, heads, sequence, width): pairs turn by an angle for each position."""
+
+    def __init__(self, rotary: Rotary, width: int, local: bool) -> None:
+        super().__init__()
+        base = (rotary.local_base if local else None) or rotary.base or BASE
+        scaling = RotaryScaling() if local and rotary.local_base else rotary.scaling
+        share = 1.0 if rotary.share is None else rotary.share
+        self.part, self.pairs = int(width * share), bool(rotary.interleaved)
+        # No buffer: a model in bf16 would have rates in bf16.
+        self.rates, self.factor = scaled(base ** (-torch.arange(0, self.part, 2, dtype=torch.float64) / self.part), scaling, base)
+
+    def forward(self, heads: Tensor) -> Tensor:
+        """See the class."""
+        exact = torch.float64 if heads.dtype == torch.float64 else torch.float32
+        places = torch.arange(heads.shape[-2], device=heads.device, dtype=exact)
+        angles = torch.outer(places, self.rates.to(heads.device, exact))
+        cos, sin = ((turned * self.factor).to(heads.dtype) for turned in (angles.cos(), angles.sin()))
+        turning, still = heads[..., : self.part], heads[..., self.part :]
+        first, second = (turning[..., 0::2], turning[..., 1::2]) if self.pairs else turning.chunk(2, -1)
+        one, two = first * cos - second * sin, second * cos + first * sin
+        turned = torch.stack((one, two), -1).flatten(-2) if self.pairs else torch.cat((one, two), -1)
+        return torch.cat((turned, still), -1)
+
+
+def scaled(rates: Tensor, scaling: RotaryScaling, base: float) -> tuple[Tensor, float]:
+    """Rates of turning that reach further, and the factor of the rotated vectors."""
+    factor = scaling.factor or 1.0
+    if scaling.kind == "linear":
+        return rates / factor, 1.0
+    if scaling.kind == "llama3":
+        return _llama3(rates, scaling, factor), 1.0
+    if scaling.kind == "yarn":
+        return _yarn(rates, scaling, factor, base), _attention_factor(scaling, factor)
+    return rates, 1.0
+
+
+def _llama3(rates: Tensor, scaling: RotaryScaling, factor: float) -> Tensor:
+    """Slow rates are divided by the factor, fast ones stay, and those between are mixed."""
+    low, high, original = scaling.low or 1.0, scaling.high or 4.0, scaling.original or 8192
+    turns = original * rates / (2 * pi)
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return rates * (kept + (1 - kept) / factor)
+
+
+def _yarn(rates: Tensor, scaling: RotaryScaling, factor: float, base: float) -> Tensor:
+    """The same with a ramp over the pairs, between those that turn often and those that turn seldom."""
+    width, original = 2 * len(rates), scaling.original or 4096
+    fast, slow = scaling.fast or 32.0, scaling.slow or 1.0
+    low, high = (width * log(original / (turns * 2 * pi)) / (2 * log(base)) for turns in (fast, slow))
+    if scaling.truncate is not False:
+        low, high = float(int(low // 1)), float(-int(-high // 1))
+    low, high = max(low, 0.0), min(high, width - 1.0)
+    ramp = ((torch.arange(len(rates), dtype=rates.dtype) - low) / ((high - low) or 0.001)).clamp(0, 1)
+    return rates * (1 - ramp) + rates / factor * ramp
+
+
+def _attention_factor(scaling: RotaryScaling, factor: float) -> float:
+    if scaling.attention is not None:
+        return scaling.attention
+
+    def of(weight: float) -> float:
+        return 0.1 * weight * log(factor) + 1.0 if factor > 1 else 1.0
+
+    return of(scaling.mscale) / of(scaling.mscale_all) if scaling.mscale and scaling.mscale_all else of(1.0)
+
+
+class MLP(nn.Module):
+    """Two layers with an activation between them, or three where it gates."""
+
+    def __init__(self, model: Model, shape: Architecture) -> None:
+        super().__init__()
+        hidden, ffn, bias = shape.hidden, shape.ffn, shape.biased("mlp_bias")
+        self.up = nn.Linear(hidden, ffn, bias)
+        self.gate = nn.Linear(hidden, ffn, bias) if shape.gated else None
+        self.down = nn.Linear(ffn, hidden, bias)
+        self.activation = ACTIVATIONS[model.mlp.activation or ("silu" if shape.gated else "gelu")]
+
+    def forward(self, stream: Tensor) -> Tensor:
+        """See the class."""
+        up = self.up(stream)
+        inner = self.activation(up) if self.gate is None else self.activation(self.gate(stream)) * up
+        out: Tensor = self.down(inner)
+        return out
+
+
+class Head(nn.Module):
+    """Vectors (batch, sequence, hidden) to logits (batch, sequence, vocab)."""
+
+    def __init__(self, model: Model, shape: Architecture, embedding: Embedding) -> None:
+        super().__init__()
+        self.norm = Norm(model, shape, shape.hidden)
+        self.logits = nn.Linear(shape.hidden, shape.vocab, bias=shape.logits_bias)
+        if shape.tied:
+            self.logits.weight = embedding.tokens.weight
+        self.scale, self.softcap = model.embedding.logit_scale or 1.0, model.embedding.softcap
+
+    def forward(self, stream: Tensor) -> Tensor:
+        """See the class."""
+        logits: Tensor = self.logits(self.norm(stream) * self.scale)
+        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)

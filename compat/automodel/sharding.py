@@ -1,0 +1,34 @@
+"""Which of AutoModel's strategies shards a plan as it says."""
+
+from __future__ import annotations
+
+from bridge.rules import Context, Group
+
+BUFFERED = ("zero.double_buffer", "zero.fp8_transposes", "zero.registered", "zero.meta_init", "zero.average_in_collective")
+"""Switches of Megatron-FSDP, which no other strategy has."""
+STRATEGY_SEES = (
+    "zero.stage",
+    "parallel.tensor",
+    "parallel.pipeline",
+    "parallel.context",
+    "parallel.expert",
+    "zero.replicas",
+    *BUFFERED,
+)
+
+
+def strategy(values: Group, context: Context) -> str:
+    """FSDP2 for levels 2 and 3 (before 0.5.0: 3 alone), others below where they can, and Megatron-FSDP for its own switches."""
+
+    def more(name: str) -> bool:
+        return (values.get(name) or 1) > 1
+
+    stage = values.get("zero.stage")
+    levels = (0, 1) if context.since("0.5.0") else (0, 1, 2)
+    if more("parallel.pipeline") or more("parallel.expert") or more("zero.replicas"):
+        return "fsdp2"
+    if stage is not None and any(values.get(path) for path in BUFFERED):
+        return "megatron_fsdp"
+    if stage not in levels:
+        return "fsdp2"
+    return "ddp" if stage == 0 and not more("parallel.tensor") and not more("parallel.context") else "megatron_fsdp"

@@ -1,0 +1,238 @@
+"""Switches of a recipe that other stacks have too: 8-bit products, adapters, moments, a resumed schedule, FSDP's buffers."""
+
+from __future__ import annotations
+
+from bridge.rules import EFFECTS, Context, Effect, Group, Rule, convert
+from compat.automodel.learning_rate import SEES as SCHEDULE_SEES
+from compat.automodel.learning_rate import writes_section
+from compat.automodel.optimizers import MOMENTS, is_fused
+from compat.automodel.pipeline_rules import D
+from compat.automodel.sharding import STRATEGY_SEES, strategy
+
+# 8-bit products
+
+BACKEND, TORCHAO = "model.backend.", "fp8."
+TE = BACKEND + "te_fp8."
+RECIPES = {"current": ("hybrid", "tensorwise"), "block": ("e4m3", "blockwise"), "mxfp8": ("e4m3", "mxfp8")}
+"""Recipes of Transformer Engine with their formats (its common/recipe), in a plan's words."""
+NAMED = {ours: theirs for theirs, (_, ours) in RECIPES.items()}
+SINCE = {"mxfp8": "0.5.0"}
+"""Before that release the name counts for "current", as any unknown one does."""
+LINEAR = BACKEND + "linear"
+GATHER = TORCHAO + "enable_fsdp_float8_all_gather"
+TENSORWISE = (None, "tensorwise")
+"""torchao's recipe of that name; without a name it is the same."""
+
+
+def _is_torchao(values: Group) -> bool:
+    return bool(values.get(TORCHAO + "enabled"))
+
+
+def _read_fp8(values: Group, context: Context) -> Group:
+    recipe = values.get(TE + "recipe", "current" if values.get(TE + "*") else None)
+    if recipe is not None:
+        known = recipe if not isinstance(recipe, str) or context.since(SINCE.get(recipe, "0.3.0")) else "current"
+        format_, scaling = RECIPES.get(known, (None, None)) if isinstance(known, str) else (None, None)
+        return {"precision.fp8": format_, "precision.fp8_recipe": scaling, "precision.fp8_weights": False if format_ else None}
+    if not _is_torchao(values) or values.get(TORCHAO + "recipe_name") not in TENSORWISE:
+        return {}
+    gathers = bool(values.get(GATHER))
+    return {"precision.fp8": "hybrid", "precision.fp8_recipe": "tensorwise", "precision.fp8_weights": gathers}
+
+
+def _write_fp8(values: Group, context: Context) -> Group:
+    recipe = NAMED.get(values.get("precision.fp8_recipe") or "")
+    if not values.get("precision.fp8") or recipe is None:
+        return {}
+    if recipe == "current" and (values.get("precision.fp8_weights") or not context.since("0.3.0")):
+        return {TORCHAO + "enabled": True, TORCHAO + "recipe_name": "tensorwise", GATHER: values.get("precision.fp8_weights")}
+    if not context.since(SINCE.get(recipe, "0.3.0")):
+        return {}
+    return {TE + "recipe": recipe, LINEAR: "te"}
+
+
+def _has_no_twin(values: Group) -> bool:
+    """Whether 8-bit products are not those of other stacks: torchao takes the output layer too, and leaves out odd widths."""
+    recipe = values.get(TE + "recipe")
+    return _is_torchao(values) or (recipe is not None and (not isinstance(recipe, str) or recipe not in RECIPES))
+
+
+FP8 = convert(
+    (TE + "recipe", LINEAR, TORCHAO + "enabled", TORCHAO + "recipe_name", GATHER),
+    ("precision.fp8", "precision.fp8_recipe", "precision.fp8_weights"),
+    _read_fp8,
+    _write_fp8,
+    sees=(TE + "*",),
+    carries={
+        TE + "recipe": ("precision.fp8", "precision.fp8_recipe"),
+        TORCHAO + "enabled": ("precision.fp8", "precision.fp8_recipe"),
+        TORCHAO + "recipe_name": "precision.fp8_recipe",
+        GATHER: "precision.fp8_weights",
+        LINEAR: (),
+    },
+    blurs=_has_no_twin,
+    mixed=True,
+    effect=lambda values: Effect.NUMBERS if values.get(TE + "recipe") is not None or _is_torchao(values) else Effect.ROUNDING,
+    note="how linear layers are computed",
+    lossy="AutoModel's Transformer Engine scales by tensor, block or mxfp8, each in one format; torchao alone gathers 8 bits",
+    source="components/models/common/utils.py: TEFp8Config; components/quantization/fp8.py: apply_fp8_to_model",
+)
+
+# Adapters
+
+PEFT = "peft."
+CLASS, REST = "nemo_automodel.components._peft.lora.PeftConfig", PEFT + "*"
+ADAPTERS = {"dim": "rank", "alpha": "alpha", "dropout": "dropout"}
+USUAL = {"dim": 8, "alpha": 32.0, "dropout": 0.0}
+ALL = {"match_all_linear": True}
+BEFORE = {"dropout_position": "pre"}
+"""A plan's dropout is that of an adapter's input; AutoModel's is that of its output unless told otherwise."""
+
+
+def _adapts(values: Group) -> bool:
+    return any(values.get(PEFT + name) is not None for name in ("_target_", "*", *ADAPTERS))
+
+
+def _read_adapters(values: Group, context: Context) -> Group:
+    if not _adapts(values):
+        return {}
+    return {f"adapters.{ours}": values.get(PEFT + theirs, USUAL[theirs]) for theirs, ours in ADAPTERS.items()}
+
+
+def _write_adapters(values: Group, context: Context) -> Group:
+    if values.get("adapters.rank") is None:
+        return {}
+    found = {PEFT + theirs: values.get(f"adapters.{ours}", USUAL[theirs]) for theirs, ours in ADAPTERS.items()}
+    alpha = found[PEFT + "alpha"]
+    whole = {PEFT + "alpha": int(alpha)} if alpha == int(alpha) else {}
+    return {PEFT + "_target_": CLASS, **found, **whole, REST: {**ALL, **(BEFORE if found[PEFT + "dropout"] else {})}}
+
+
+def _chooses(values: Group) -> bool:
+    """Whether a recipe says more of its adapters than a plan can hold: which layers have one, their form, where they drop."""
+    rest = dict(values.get(REST) or {})
+    late = bool(values.get(PEFT + "dropout")) and rest.get("dropout_position", "post") != "pre"
+    told = {name: value for name, value in rest.items() if (name, value) not in (*ALL.items(), *BEFORE.items())}
+    return _adapts(values) and (late or bool(told) or not rest.get("match_all_linear"))
+
+
+LORA = convert(
+    (PEFT + "_target_", *(PEFT + name for name in ADAPTERS), REST),
+    tuple(f"adapters.{name}" for name in ADAPTERS.values()),
+    _read_adapters,
+    _write_adapters,
+    carries={
+        **{PEFT + theirs: f"adapters.{ours}" for theirs, ours in ADAPTERS.items()},
+        PEFT + "_target_": "adapters.rank",
+        REST: (),
+    },
+    blurs=_chooses,
+    note="which layers have an adapter, and its form",
+    lossy="a plan's adapters are those of all linear layers, and drop part of their input",
+    source="components/_peft/lora.py: PeftConfig, apply_lora_to_linear_modules",
+)
+
+# Formats of moments
+
+FORMATS = tuple("optimizer." + name for name in ("exp_avg_dtype", "exp_avg_sq_dtype"))
+WIDE = "fp32"
+
+
+def _read_moments(values: Group, context: Context) -> Group:
+    told = tuple(values.get(path) or WIDE for path in FORMATS)
+    return {MOMENTS: told} if is_fused(values.get("optimizer._target_")) and told != (WIDE, WIDE) else {}
+
+
+def _write_moments(values: Group, context: Context) -> Group:
+    told = values.get(MOMENTS) or (WIDE, WIDE)
+    takes = values.get("optimizer.name") in ("adam", "adamw") and told != (WIDE, WIDE)
+    return dict(zip(FORMATS, told, strict=True)) if takes else {}
+
+
+MOMENT_FORMATS = convert(
+    FORMATS,
+    MOMENTS,
+    _read_moments,
+    _write_moments,
+    effect=EFFECTS[MOMENTS],
+    sees=("optimizer._target_", "optimizer.name"),
+    lossy="Transformer Engine's FusedAdam alone keeps moments in other formats than the weights it updates",
+    source="components/optim/optimizer.py: _DTYPE_FIELDS",
+)
+
+# The schedule of a resumed run
+
+L = "lr_scheduler."
+GIVEN, STORED, RESUMED = L + "override_opt_param_scheduler", L + "use_checkpoint_opt_param_scheduler", "run.resumed_schedule"
+
+
+def _read_resumed(values: Group, context: Context) -> Group:
+    if L + "lr_decay_style" not in values:
+        return {}
+    if values.get(GIVEN):
+        return {RESUMED: "given"}
+    return {RESUMED: "same" if values.get(STORED) is False else "checkpoint"}
+
+
+def _write_resumed(values: Group, context: Context) -> Group:
+    wanted = values.get(RESUMED)
+    if wanted is None or not writes_section(values):
+        return {}
+    return {GIVEN: True if wanted == "given" else None, STORED: wanted == "checkpoint"}
+
+
+RESUMING = convert(
+    (GIVEN, STORED),
+    RESUMED,
+    _read_resumed,
+    _write_resumed,
+    effect=EFFECTS[RESUMED],
+    sees=(L + "lr_decay_style", *SCHEDULE_SEES),
+    lossy="a recipe without a schedule has none to take up again",
+    source="components/optim/scheduler.py: OptimizerParamScheduler._check_and_set",
+)
+
+# Megatron-FSDP's buffers
+
+BUFFERS = {
+    D + "fsdp_double_buffer": "zero.double_buffer",
+    D + "keep_fp8_transpose_cache": "zero.fp8_transposes",
+    D + "nccl_ub": "zero.registered",
+    D + "init_fsdp_with_meta_device": "zero.meta_init",
+    D + "average_in_collective": "zero.average_in_collective",
+}
+
+
+def _buffered(values: Group) -> bool:
+    return values.get(D + "strategy") == "megatron_fsdp" or "MegatronFSDP" in str(values.get(D + "_target_"))
+
+
+def _switch(theirs: str, ours: str) -> Rule:
+    def write(values: Group, context: Context) -> Group:
+        return {theirs: True} if values.get(ours) and strategy(values, context) == "megatron_fsdp" else {}
+
+    def read(values: Group, context: Context) -> Group:
+        return {ours: True} if values.get(theirs) and _buffered(values) else {}
+
+    return convert(
+        theirs,
+        ours,
+        read,
+        write,
+        effect=EFFECTS[ours],
+        sees=(D + "strategy", D + "_target_", *(path for path in STRATEGY_SEES if path != ours)),
+        blurs=lambda values: bool(values.get(theirs)) and not _buffered(values),
+        lossy="Megatron-FSDP alone has this switch",
+        source="components/distributed/config.py: MegatronFSDPConfig",
+    )
+
+
+# Factors of groups of parameters stand with the decay of their weights (weight_decay.py)
+
+RULES: tuple[Rule, ...] = (
+    FP8,
+    LORA,
+    MOMENT_FORMATS,
+    RESUMING,
+    *(_switch(theirs, ours) for theirs, ours in BUFFERS.items()),
+)
