@@ -315,6 +315,13 @@ class TestWhatIsStillToBeAdded:
         report = cli("convert", deepspeed, "--to", to, "--world-size", "2").err
         assert "You still have to add" in report and flag in report
 
+    @pytest.mark.parametrize(("target", "stops"), [("AutoConfig.from_pretrained", True), ("LlamaConfig", False)])
+    def test_of_a_config_that_is_loaded_from_nowhere(self, cli: Cli, target: str, stops: bool) -> None:
+        model = "model:\n  _target_: nemo_automodel.NeMoAutoModelForCausalLM.from_config\n  config:\n"
+        done = cli("check", "-", "--json", stdin=f"{model}    _target_: transformers.{target}\n".encode())
+        found = {finding["path"] for finding in json.loads(done.out)["findings"] if finding["how"] == "missing"}
+        assert ("model.config.pretrained_model_name_or_path" in found) is stops
+
     def test_of_the_target_of_a_whole_launch(self, cli: Cli) -> None:
         done = cli("convert", "-", "--to", "automodel", "--world-size", "8", "--json", stdin=WHOLE.encode())
         found = [finding for finding in json.loads(done.out)["findings"] if finding["how"] == "missing"]

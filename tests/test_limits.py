@@ -16,6 +16,7 @@ from bridge.cli import run
 from bridge.cli.budget import bounded
 from bridge.errors import BridgeError, ConfigError, SourceError, VersionError, nearest
 from bridge.files import parse
+from bridge.translation import lift
 from compat.megatron import releases
 
 README = Path(__file__).resolve().parents[1] / "README.md"
@@ -66,6 +67,13 @@ def test_flags_beyond_a_number(flags: str) -> None:
     option = flags.partition(" ")[0].removeprefix("--").replace("-", "_")
     with pytest.raises(BridgeError, match=f"{option}|--{option}"):
         compat.load("megatron").read(LAUNCH + flags)
+
+
+@pytest.mark.parametrize("flags", ["", "--num-experts 8 --moe-layer-freq 2", "--window-size 8,0 --window-attn-skip-freq 2"])
+def test_layers_beyond_all_models_are_not_gone_through_one_by_one(flags: str) -> None:
+    config = compat.load("megatron").read(LAUNCH.replace("--num-layers 4", f"--num-layers {2**62}") + flags)
+    with pytest.raises(ConfigError, match=r"model\.layers: found 4,611,686,018,427,387,904, expected at most 20,000"):
+        lift(config)
 
 
 def test_names_of_many_parts() -> None:

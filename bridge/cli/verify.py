@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +21,7 @@ from bridge.cli.terminal import console, note, print_json
 from bridge.dialect import Config
 from bridge.errors import BridgeError
 from bridge.exits import Exit
-from bridge.files import write_text
+from bridge.files import as_private_as, write_text
 from bridge.translation import translate
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def verify(job: Job, options: Options) -> int:
     def work() -> int:
         if find_spec("torch") is None:
             raise BridgeError("verify: torch is not installed; pip install 'stagebridge[engine]'")
-        with tempfile.TemporaryDirectory() as folder:
+        with _orderly(), tempfile.TemporaryDirectory() as folder:
             found = _measured(_at_hand(job, Path(folder)), options)
         code = _exit(found)
         if job.json:
@@ -68,12 +69,30 @@ def _exit(found: Fields) -> Exit:
     return Exit.CLEAN if found["proved"] else Exit.UNPROVED
 
 
+@contextmanager
+def _orderly() -> Iterator[None]:
+    """Within this block SIGTERM is an exception, so that ranks and files of this command go with it."""
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = None
+    with suppress(ValueError):  # only the main thread may say what signals do
+        before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
 def _at_hand(job: Job, folder: Path) -> Job:
-    """The job with its standard input in a file, which every rank can read."""
+    """The job with its standard input in a file, which every rank can read, and nobody else."""
     if job.file != STDIN:
         return job
     path = folder / "standard input"
-    write_text(path, standard_input())
+    with as_private_as(folder):
+        write_text(path, standard_input())
     return replace(job, file=str(path), allow=(*job.allow, str(Path.cwd())))
 
 

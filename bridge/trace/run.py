@@ -43,7 +43,7 @@ class Part:
         path = self.folder / f"{self.record.name.step:08d}.safetensors"
         try:
             found: Tensor = _opened(path, path.stat().st_mtime_ns, self.digest).get_tensor(key)
-        except (SafetensorError, OSError) as error:
+        except (SafetensorError, OSError, UnicodeEncodeError) as error:
             raise SourceError(f"{path}: {error}; it is damaged") from None
         if found.dim() != 1 or (count is not None and len(found) != count):
             raise SourceError(f"{path}: {shown(key)} has shape {tuple(found.shape)}, expected ({count},); it is damaged")

@@ -17,6 +17,12 @@ NEEDS = (
         "_transformers/auto_model.py: from_pretrained, from_config",
         unless=lambda given: not str((given.get("model.*") or {}).get("_target_", "NeMoAuto")).rpartition(".")[0].endswith("LM"),
     ),
+    Need(
+        ("model.config.pretrained_model_name_or_path",),
+        "from_pretrained of model.config stops without it",
+        "transformers: models/auto/configuration_auto.py: AutoConfig.from_pretrained",
+        unless=lambda given: not str(given.get("model.config._target_", "")).endswith(".from_pretrained"),
+    ),
     Need(("optimizer._target_", "optimizer"), STOPS, f"{TRAIN}, optimizer.build"),
     Need(("dataset._target_", "dataset"), STOPS, f"{TRAIN}, dataloader", sized=False),
     Need(("loss_fn",), STOPS, f"{TRAIN}, loss_fn.build", sized=False),

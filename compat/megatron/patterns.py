@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from bridge import limits
+
 Every = Callable[[int, int], bool]
 """Whether the block at an index has it, where every so many blocks are counted."""
 
@@ -27,7 +29,8 @@ def blocks(value: Any, layers: int | None, every: Every, inverted: bool = False)
     if isinstance(value, list | tuple):
         found = tuple(bool(item) is not inverted for item in value)
         return None if all(found) or (layers is not None and len(found) != layers) else found
-    if not isinstance(value, int) or value < 1 or layers is None:
+    # More layers than a model has are refused where a plan is made.
+    if not isinstance(value, int) or value < 1 or layers is None or layers > limits.LAYERS:
         return None
     found = tuple(every(index, value) for index in range(layers))
     return None if all(found) else found

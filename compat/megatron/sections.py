@@ -90,6 +90,8 @@ class _Reader:
     def take(self, section: str, key: str, dest: str, value: Any) -> None:
         """A value of the right type."""
         wanted = options.type_of(dest)
+        if wanted == "any":
+            wanted = _type_in_class(self.version, key)
         fits = TYPES.get(wanted, lambda _: True)(value)
         if not fits:
             self.problems.append(f"{self.place(section, key)}{key}: found {shown(value)}, expected {WORDS[wanted]}")
@@ -135,9 +137,17 @@ TYPES: Mapping[str, Callable[[Any], bool]] = {
     "bool": lambda value: isinstance(value, bool),
     "int": lambda value: isinstance(value, int) and not isinstance(value, bool),
     "float": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
-    "text": lambda value: not isinstance(value, bool | float | Mapping),
+    "text": lambda value: not isinstance(value, bool | float | list | Mapping),
 }
 WORDS = {"bool": "true or false", "int": "a whole number", "float": "a number", "text": "text"}
+
+
+def _type_in_class(version: str, key: str) -> str:
+    """Type name of what no flag sets, as its class declares it; `any` for what is no plain value."""
+    fields = (releases.fields(version, name).get(key) for name in CLASSES)
+    declared = next((field.type for field in fields if field is not None), "any")
+    plain = declared.removeprefix("Optional[").removesuffix("]")
+    return plain if plain in ("bool", "int", "float") else "any"
 
 
 def effective(given: Mapping[str, Any], entry: str, version: str, world_size: int) -> dict[str, Any]:

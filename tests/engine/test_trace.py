@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from faults import Batches, Strike
 from runs import Case, microbatches, model_of
+from safetensors.torch import save_file
 from traces import traced
 
 from bridge.engine import initialize
 from bridge.engine.models.gpt import mean_cross_entropy
 from bridge.engine.runner import Engine
+from bridge.errors import SourceError
 from bridge.plan import Plan
 from bridge.trace.comparison import compare
-from bridge.trace.run import Run, named
+from bridge.trace.run import Part, Run, named
 
 Ranks = Callable[..., list[Any]]
 Alone = Callable[..., Run]
@@ -169,3 +172,14 @@ def test_small_faults_are_found_beside_adaptive_updates(strike: Strike, named: s
     found = compare(adamw(tmp_path, strike), alone(Case({**ADAMW, "batch.micro": 8}, steps=5, dtype=torch.float32)))
     assert found.divergence is not None
     assert str(found.divergence.name) == named, found.divergence
+
+
+def test_a_name_that_no_file_can_have_is_damage(tmp_path: Path) -> None:
+    (tmp_path / "0").mkdir()
+    save_file({"a": torch.ones(2)}, tmp_path / "0" / "00000001.safetensors")
+    record: Any = SimpleNamespace(name=SimpleNamespace(step=1))
+    part = Part(record, tmp_path / "0")
+    assert part.tensor("a", 2) is not None
+    for name in ("b", "\udc80"):
+        with pytest.raises(SourceError, match=r"00000001.safetensors: .*; it is damaged"):
+            part.tensor(name)

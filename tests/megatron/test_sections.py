@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,7 @@ def test_the_loader_has_rules_of_its_own() -> None:
         ({"min_lr": 1.0}, "min_lr: found 1.0"),
         ({"max_position_embeddings": 8}, "max_position_embeddings: found 8"),
         ({"micro_batch_size": "two"}, "micro_batch_size: found 'two', expected a whole number"),
+        ({"seed": [1, 2]}, "seed: found [1, 2], expected a whole number"),
         ({"micro_batch_sise": 2}, "micro_batch_sise: unknown to Megatron; did you mean micro_batch_size?"),
         ({"train_iters": 5, "train_samples": 5}, "train_iters: found together"),
     ],
@@ -78,6 +80,20 @@ def test_mistakes_are_refused(top: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         DIALECT.read(yaml_cfg("0.16.0", top), version="0.16.0", world_size=8)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "wanted"),
+    [
+        ("normalization", "[1, 2]", "text"),
+        ("gtp_weight_remat_size", '"two"', "a whole number"),
+        ("batch_p2p_comm", "3", "true or false"),
+    ],
+)
+def test_values_of_another_type_are_refused_also_where_no_flag_sets_them(key: str, value: str, wanted: str) -> None:
+    text = re.sub(rf"\b{key}: .*", f"{key}: {value}", yaml_cfg("0.19.2"))
+    with pytest.raises(ConfigError, match=rf"{key}: found .*, expected {wanted}"):
+        DIALECT.read(text, version="0.19.2", world_size=8)
 
 
 def test_fields_that_are_not_in_the_file_stop_megatron() -> None:
