@@ -22,6 +22,8 @@ def plain(values: Values) -> dict[str, Any]:
             said[path] = value
     if AUTOCAST in said:
         said[COMPUTE] = said[AUTOCAST]
+    if said.get("model.experts") and said.get("model.moe.ffn") and "model.moe.layers" not in said:
+        said.pop("model.ffn", None)  # every block has experts, and no layer is as wide
     usual, told = _scale(said), said.get(SCALE)
     if usual is not None and (told is None or isclose(told, usual, rel_tol=1e-9)):
         said[SCALE] = usual
@@ -68,10 +70,14 @@ MEANINGS: Mapping[str, Callable[[Values], Any]] = {
     "model.embedding.logit_scale": _beside("model.hidden", 1.0),
     "model.embedding.residual_scale": _beside("model.hidden", 1.0),
     "model.moe.scale": _beside("model.experts", 1.0),
+    "model.moe.z_loss": _beside("model.experts", 0.0),
+    "model.moe.aux_loss": _beside("model.experts", 0.0),
     "model.rotary.share": _beside("model.rotary.base", 1.0),
     "model.rotary.local_base": _as("model.rotary.base"),
     "model.rotary.scaling.kind": _beside("model.rotary.base", "none"),
     AUTOCAST: _cast,
+    "model.rotary.scaling.mscale": lambda values: 1.0 if values.get("model.rotary.scaling.kind") == "yarn" else None,
+    "model.rotary.scaling.mscale_all": lambda values: 0.0 if values.get("model.rotary.scaling.kind") == "yarn" else None,
     "precision.residual": _as("precision.compute"),
     "precision.router": _as("precision.compute"),
     "optimizer.bias_correction": _beside("optimizer.name", True),

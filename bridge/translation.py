@@ -391,6 +391,8 @@ def _lost(
             told = f"{rule.tells(seen)}; " if blurred and rule.tells else ""
             reason = told + _reason(rule, how, mine, target)
             named = path if given else _given(config, rule, mine, path)
+            if named != path and named in changed:
+                continue  # the setting that the user wrote has a finding of its own
             weight = Effect.NONE if how is How.DERIVED else effect
             yield Finding(named, reason, weight, given, how, before, after, config.origins.get(named))
 

@@ -57,6 +57,15 @@ PATHS = (
     "rotary.scaling.kind",
     *(f"rotary.scaling.{name}" for name in NAMES),
 )
+_STRETCHED = ("rotary.scaling.kind", *(f"rotary.scaling.{name}" for name in NAMES))
+SAYS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys((THETA, "rotary_emb_base"), ("rotary.base",)),
+    **dict.fromkeys((SHARE, "rotary_pct", "rotary_dim"), ("rotary.share",)),
+    LOCAL: ("rotary.local_base",),
+    SCALING: _STRETCHED,
+    ORIGINAL: ("rotary.scaling.original", "rotary.scaling.factor"),
+}
+"""What a key says by itself; `rope_parameters` says all of it."""
 BASE = 10000.0
 
 

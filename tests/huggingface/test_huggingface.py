@@ -19,6 +19,8 @@ from bridge.errors import BridgeError
 from bridge.families import FAMILIES, GENERIC, choose, groups, stands_for
 from bridge.families.schema import ModelKeys
 from bridge.families.table import ORDERED
+from bridge.rules import Effect
+from bridge.translation import translate
 
 HF = compat.load("huggingface")
 SAMPLE = Path(__file__).parent / "configs.jsonl"
@@ -233,3 +235,18 @@ def test_null_is_kept_where_it_says_something() -> None:
 def test_the_generic_family_is_none_of_the_others() -> None:
     assert GENERIC.name not in FAMILIES
     assert not GENERIC.facts
+
+
+def test_a_stretch_that_is_lost_is_named_by_its_own_key() -> None:
+    """The base is written, and only the stretch has no place: nobody has to look at `rope_theta`."""
+    config = {"model_type": "llama", "rope_theta": 100000.0, "rope_scaling": {"type": "linear", "factor": 4.0}}
+    found = translate(compat.load("huggingface").read(config), compat.load("fast_llm")).findings
+    told = {row.path: row for row in found if row.path.startswith("rope")}
+    assert told["rope_scaling"].effect is Effect.NUMBERS
+    assert "rope_theta" not in told or told["rope_theta"].effect is Effect.NONE
+
+
+def test_width_of_a_layer_that_no_block_has_is_no_loss() -> None:
+    config = {"model_type": "qwen3_moe", "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 8}
+    found = translate(compat.load("huggingface").read(config), compat.load("fast_llm")).findings
+    assert not [row for row in found if row.path in ("intermediate_size", "model.moe.z_loss") and row.effect is Effect.NUMBERS]
