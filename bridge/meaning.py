@@ -76,8 +76,6 @@ MEANINGS: Mapping[str, Callable[[Values], Any]] = {
     "model.rotary.local_base": _as("model.rotary.base"),
     "model.rotary.scaling.kind": _beside("model.rotary.base", "none"),
     AUTOCAST: _cast,
-    "model.rotary.scaling.mscale": lambda values: 1.0 if values.get("model.rotary.scaling.kind") == "yarn" else None,
-    "model.rotary.scaling.mscale_all": lambda values: 0.0 if values.get("model.rotary.scaling.kind") == "yarn" else None,
     "precision.residual": _as("precision.compute"),
     "precision.router": _as("precision.compute"),
     "optimizer.bias_correction": _beside("optimizer.name", True),
