@@ -21,8 +21,15 @@ OPERATOR = re.compile(r":?[-=+?]|//?|%%?|##?|\^\^?|,,?|:|@[A-Za-z]$")
 WHOLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\[.*\])?|[0-9]+|[@*]", re.DOTALL)
 _STAR = r"\$\{(?:!\w+\[\*\]|\w+\[\*\][^}])"
 _EACH = r"(?:\[@\]|\$@|\$\{@)"
+EACH = re.compile(_EACH)
+"""An expansion that becomes a word for each element, in quotes too."""
 JOINED = re.compile(f"{_STAR}.*{_EACH}|{_EACH}.*{_STAR}", re.DOTALL)
 ESCAPED = re.compile(rf"\$\{{.*\\[ \t].*{_EACH}|{_EACH}.*\$\{{.*\\[ \t]", re.DOTALL)
+ODD = (
+    ("[*]", JOINED, "a shell reads [*] beside [@] in one pair of quotes in a way of its own"),
+    ("\\", ESCAPED, "a shell splits at a blank behind a backslash beside [@] in one pair of quotes"),
+)
+"""What nobody should write in double quotes: a sign of it, its form, and what is to be said of it; it may be several words."""
 LITERAL = re.compile(r"[A-Za-z0-9_./:=,%@+-]+")
 """A word that stands for itself."""
 ALL = ("@", "*")
@@ -198,10 +205,9 @@ class Expander:
 
     def _double(self, part: Part) -> Expanded:
         said = self.source.said(part)
-        if "[*]" in said and "@" in said and JOINED.search(said):
-            return [self.unknown(part, "a shell reads [*] beside [@] in one pair of quotes in a way of its own", True)]
-        if "\\" in said and "@" in said and ESCAPED.search(said):
-            return [self.unknown(part, "a shell splits at a blank behind a backslash beside [@] in one pair of quotes", True)]
+        odd = next((why for sign, form, why in ODD if sign in said and "@" in said and form.search(said)), "")
+        if odd:
+            return [replace(self.unknown(part, odd, True), loose=True)]
         found: Expanded = []
         missing = False
         before, self.solid = self.solid, False
@@ -276,7 +282,8 @@ class Expander:
                 return self._spread(subject, part, quoted)
             return self._braced(part, quoted)
         except Unread as error:
-            return [self.unknown(part, str(error), quoted)]
+            unknown = self.unknown(part, str(error), quoted)
+            return [replace(unknown, loose=True) if EACH.search(self.source.said(part)) else unknown]
         except arithmetic.Wrong as error:
             return [self.wrong(part, str(error), quoted)]
 
