@@ -17,7 +17,7 @@ ANY = "*"
 """Stands for a name that is the user's own."""
 
 GROUPS = (".different_groups.", ".shared_parameters.")
-"""Sections of compression, in which every name stands for a section (compression/config.py)."""
+"""Sections of compression, in which every name stands for a section (compression/config.py, until 0.19.6)."""
 Names = Mapping[str, Any]
 """What is read at one level: None for a value, names for a section below."""
 

@@ -627,7 +627,7 @@ SECTIONS: dict[str, tuple[str, Effect]] = {
     "optimizer": ("a setting of DeepSpeed's own optimizer", Effect.NUMBERS),
     "scheduler": ("a setting of DeepSpeed's own scheduler", Effect.NUMBERS),
     "amp": ("Apex mixed precision", Effect.NUMBERS),
-    "compression_training": ("compression was removed from DeepSpeed", Effect.NUMBERS),
+    "compression_training": ("DeepSpeed's compression, which 0.19.7 removed", Effect.NUMBERS),
     "quantize_training": ("quantised training was removed from DeepSpeed", Effect.NUMBERS),
     "sparse_attention": ("sparse attention was removed from DeepSpeed", Effect.NUMBERS),
     "curriculum_learning": ("DeepSpeed's curriculum", Effect.NUMBERS),

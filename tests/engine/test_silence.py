@@ -229,9 +229,10 @@ def both(what: str, folder: Path, **environment: str) -> list[tuple[int, str]]:
 def test_a_silent_rank_is_named_with_its_last_action_and_the_run_goes_on(tmp_path: Path) -> None:
     (code, said), (other, _) = both("hang", tmp_path, STAGEBRIDGE_SILENCE="1", HANG="8")
     assert (code, other) == (0, 0)
-    (line,) = [line for line in said.splitlines() if "silent for" in line]
+    # A busy machine may have kept a rank waiting before.
+    (line,) = [line for line in said.splitlines() if "silent for" in line and "its last action: step 3, " in line]
     assert line.startswith("note: rank 0 waits in ") and "for rank 1, silent for " in line
-    assert "its last action: step 3, " in line and line.endswith("it gives up after 600 s")
+    assert line.endswith("it gives up after 600 s")
 
 
 @pytest.mark.parametrize("what", ["die", "save"])
