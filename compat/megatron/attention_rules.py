@@ -31,7 +31,7 @@ def _write(values: Group, context: Context) -> Group:
     latent = bool(values.get(KV_RANK))
     normed = values.get(f"{ATTENTION}norm") == ("width" if latent else "head")
     return {
-        "kv_channels": None if latent else values.get(f"{ATTENTION}head_size") or _uneven(values),
+        "kv_channels": (None if latent else values.get(f"{ATTENTION}head_size")) or _uneven(values),
         "attention_dropout": values.get(f"{ATTENTION}dropout"),
         "softmax_scale": values.get(f"{ATTENTION}scale"),
         **({"qk_layernorm": True} if normed else {}),
@@ -40,7 +40,7 @@ def _write(values: Group, context: Context) -> Group:
 
 
 def _uneven(values: Group) -> int | None:
-    """Width of heads that the hidden width is no multiple of, which Megatron wants to be told."""
+    """Width of heads that the hidden width is no multiple of, which Megatron wants to be told; latent attention never uses it."""
     hidden, heads = values.get("model.hidden"), values.get("model.heads")
     return head_size(values) if hidden and heads and hidden % heads else None
 

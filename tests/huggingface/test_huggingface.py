@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -14,6 +15,7 @@ from harvest import defaults
 
 import bridge
 import compat
+from bridge import meaning
 from bridge.config import fields
 from bridge.errors import BridgeError
 from bridge.families import FAMILIES, GENERIC, choose, groups, stands_for
@@ -97,6 +99,37 @@ def test_a_recipe_keeps_the_model(hf: Mapping[str, Any]) -> None:
     assert bridge.lift(result.config).model == bridge.lift(config).model
     back = bridge.translate(recipe.read(result.written.text), HF)
     assert bridge.lift(back.config).model == bridge.lift(config).model
+
+
+def fate(hf: Mapping[str, Any], stack: str) -> str:
+    """What becomes of the model on the way to another stack and back: equal, announced, or the fields that differ in silence."""
+    source = HF.read(hf)
+    there = translate(source, compat.load(stack))
+    back = translate(there.config, HF)
+    before, after = (meaning.plain(bridge.lift(config).values()) for config in (source, back.config))
+    differ = {path for path in {*before, *after} - ASIDE if before.get(path) != after.get(path) and path.startswith("model.")}
+    told = [row for row in (*there.findings, *back.findings) if row.effect.reaches(Effect.NUMBERS) and row.path not in ASIDE]
+    return "equal" if not differ else "announced" if told else f"{hf['model_type']}: {sorted(differ)}"
+
+
+ASIDE = {"model.family", "model.sequence", "world_size", "data.micro_batch_size", "model.init.scaled"}
+"""What no config of a model says, and how first weights are drawn."""
+STACKS = ("megatron", "fast_llm", "automodel")
+ENOUGH = {"megatron": 120, "fast_llm": 60, "automodel": 180}
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_models_come_back_or_are_announced(stack: str) -> None:
+    assert not {found for hf in sample() if (found := fate(hf, stack)) not in ("equal", "announced")}
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_all_models_come_back_or_are_announced(stack: str, whole: Path) -> None:
+    """Of the rows that the stack's own converter has a result for."""
+    found = [row for row in rows(whole / "truth" / "model_configs.jsonl") if stack == "automodel" or row.get(stack)]
+    fates = Counter(fate(row["hf"], stack) for row in found)
+    assert fates.keys() <= {"equal", "announced"}
+    assert len(found) >= ENOUGH[stack] and fates["equal"] > fates["announced"], fates
 
 
 # The table

@@ -115,6 +115,14 @@ def test_yarn_of_latent_attention(scaling: dict[str, Any], lost: bool, version: 
     assert bool(changed(result)) is lost
 
 
+@each
+def test_heads_of_latent_attention_need_not_divide_the_hidden_width(version: str) -> None:
+    """Megatron asks for --kv-channels there (transformer_config.py: __post_init__), which its latent attention does not read."""
+    result = to_megatron({**LATENT, "num_attention_heads": 12, "num_key_value_heads": 12}, version)
+    assert result.config.given["kv_channels"] == 5
+    assert changed(result) == set()
+
+
 def test_weights_of_yarn_come_back() -> None:
     """One alone counts for latent attention's scale, not for the rotated part (modeling_rope_utils.py)."""
     source = compat.load("huggingface").read({**LATENT, "rope_scaling": YARN})
