@@ -9,6 +9,7 @@ from bridge.findings import Finding, Origin
 from bridge.rules import Effect
 from compat.automodel.effective import PP, D, chosen, piped, strategy
 from compat.automodel.formats import OBJECT, OLD
+from compat.automodel.model import KEYS as CONFIG
 from compat.automodel.releases import Release
 
 Found = tuple[str, str, Effect]
@@ -37,6 +38,14 @@ def _found(given: Mapping[str, Any], effective: Mapping[str, Any], release: Rele
         yield from _inert(given, effective)
     yield from _steps(given)
     yield from _seed(given)
+    yield from _beside(given)
+
+
+def _beside(given: Mapping[str, Any]) -> Iterator[Found]:
+    """_transformers/auto_model.py: from_config and from_pretrained hand their other arguments to _consume_config_overrides."""
+    for key in sorted((given.get("model.*") or {}).keys() & set(CONFIG.values())):
+        message = f"{key}: taken as an override of the model's config, and not translated there; write it as model.config.{key}"
+        yield "model.*", message, Effect.NUMBERS
 
 
 def _seed(given: Mapping[str, Any]) -> Iterator[Found]:

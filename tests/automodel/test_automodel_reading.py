@@ -493,3 +493,11 @@ def test_adapters_go_to_the_other_stack_that_has_them() -> None:
     assert not {finding.path for finding in there.findings if finding.path.startswith("peft") and finding.matters}
     some = bridge.translate(READ({"model": model, "peft": {"target_modules": ["*.q_proj"]}}), compat.load("fast_llm"))
     assert {finding.path for finding in some.findings if finding.matters} >= {"peft.*"}
+
+
+def test_a_key_of_the_models_config_beside_it_is_named() -> None:
+    """NeMoAutoModel takes it as an override; no recipe that says it there is translated in silence."""
+    model = {"_target_": "nemo_automodel.NeMoAutoModelForCausalLM.from_config", "router_aux_loss_coef": 0.1}
+    config = READ({"model": model})
+    found = config.dialect.inspect(config)
+    assert any("model.config.router_aux_loss_coef" in row.message and row.effect is Effect.NUMBERS for row in found)
