@@ -7,8 +7,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from importlib import import_module
 from math import isfinite
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bridge import limits
@@ -296,6 +298,34 @@ def _out_of_range(value: Any) -> Iterator[str]:
     elif isinstance(value, Mapping | list | tuple):
         for inner in value.values() if isinstance(value, Mapping) else value:
             yield from _out_of_range(inner)
+
+
+class PackagedDialect(Dialect):
+    """A dialect in a package of its own, whose parts are imported when they are needed.
+
+    `schema.py` has its schema as `SCHEMA`, `rules.py` its table as `table()`, and `releases` the known ones as `KNOWN`.
+    """
+
+    @cached_property
+    def schema(self) -> type[Section]:
+        """What can be given in any release, typed."""
+        found: type[Section] = self._part("schema").SCHEMA
+        return found
+
+    @cached_property
+    def rules(self) -> tuple[Rule, ...]:
+        """The table to and from `Plan`."""
+        rows: tuple[Rule, ...] = self._part("rules").table()
+        return rows
+
+    @cached_property
+    def versions(self) -> tuple[str, ...]:
+        """Releases covered, oldest first."""
+        known: tuple[str, ...] = self._part("releases").KNOWN
+        return known
+
+    def _part(self, name: str) -> ModuleType:
+        return import_module(f"{type(self).__module__}.{name}")
 
 
 def located(problem: str, origins: Mapping[str, Origin]) -> str:

@@ -7,11 +7,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from bridge.config import Section, Values, fields
-from bridge.dialect import Config, Dialect, Reading, Written
+from bridge.config import Values, fields
+from bridge.dialect import Config, PackagedDialect, Reading, Written
 from bridge.errors import VersionError
 from bridge.findings import Disagreement, Finding
-from bridge.rules import Rule
 
 if TYPE_CHECKING:
     from compat.automodel.pipeline import PipelineConfig
@@ -56,7 +55,7 @@ class AutoModelConfig(Config):
         return pipeline(self)
 
 
-class AutoModelDialect(Dialect):
+class AutoModelDialect(PackagedDialect):
     """NeMo AutoModel, 0.1.0 to the main branch of August 2026."""
 
     default_entry: ClassVar[str] = RECIPE
@@ -64,27 +63,6 @@ class AutoModelDialect(Dialect):
     title: ClassVar[str] = "NeMo AutoModel"
     formats: ClassVar[tuple[str, ...]] = ("yaml",)
     config_type: ClassVar[type[Config]] = AutoModelConfig
-
-    @cached_property
-    def schema(self) -> type[Section]:
-        """Every setting, typed."""
-        from compat.automodel.schema import AutoModel
-
-        return AutoModel
-
-    @cached_property
-    def rules(self) -> tuple[Rule, ...]:
-        """The table to and from `Plan`."""
-        from compat.automodel.rules import table
-
-        return table()
-
-    @cached_property
-    def versions(self) -> tuple[str, ...]:
-        """Releases covered, oldest first."""
-        from compat.automodel.releases import KNOWN
-
-        return KNOWN
 
     def parse(self, source: Any, version: str, lenient: bool) -> Reading:
         """Typed values, places and remarks from a path, text, mapping, list of overrides or live PipelineConfig."""

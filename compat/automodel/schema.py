@@ -401,3 +401,7 @@ class AutoModel(Section):
     teacher_model: Free | None = field(None, description="Teacher for distillation.")
     teacher_distributed: Free | None = field(None, description="Mesh of the teacher.")
     others: Free | None = field(None, alias=REST, description="Every other section, as it stands.")
+
+
+SCHEMA = AutoModel
+"""What the dialect's package is asked for."""

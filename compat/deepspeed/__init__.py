@@ -9,13 +9,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from bridge.config import Section, Values, fields
-from bridge.dialect import Config, Dialect, Reading, Written
+from bridge.config import Values, fields
+from bridge.dialect import Config, PackagedDialect, Reading, Written
 from bridge.errors import BridgeError, VersionError
 from bridge.files import Original, Script
 from bridge.findings import Disagreement, Finding
 from bridge.moves import Move
-from bridge.rules import Effect, Rule
+from bridge.rules import Effect
 
 if TYPE_CHECKING:
     from compat.deepspeed.releases import Release
@@ -49,7 +49,7 @@ def _open_batch(config: Config) -> Iterator[Finding]:
         yield Finding(BATCH, "open in the source; DeepSpeed refuses the file until it is given", Effect.NUMBERS)
 
 
-class DeepSpeedDialect(Dialect):
+class DeepSpeedDialect(PackagedDialect):
     """DeepSpeed, 0.15.0 to 0.19.8."""
 
     default_entry: ClassVar[str] = PARTIAL
@@ -59,27 +59,6 @@ class DeepSpeedDialect(Dialect):
     model: ClassVar[bool] = False
     rewrites: ClassVar[tuple[str, ...]] = ("hjson", "script")
     config_type: ClassVar[type[Config]] = DeepSpeedConfig
-
-    @cached_property
-    def schema(self) -> type[Section]:
-        """Every key, typed."""
-        from compat.deepspeed.schema import DeepSpeed
-
-        return DeepSpeed
-
-    @cached_property
-    def rules(self) -> tuple[Rule, ...]:
-        """The table to and from `Plan`."""
-        from compat.deepspeed.rules import table
-
-        return table()
-
-    @cached_property
-    def versions(self) -> tuple[str, ...]:
-        """Releases covered, oldest first."""
-        from compat.deepspeed.releases import KNOWN
-
-        return KNOWN
 
     @cached_property
     def moves(self) -> tuple[Move, ...]:

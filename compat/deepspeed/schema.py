@@ -719,3 +719,7 @@ class DeepSpeed(Section):
     sparse_attention: Opaque | None = field(None, description="Layout of blocks for sparse attention.")
     weight_quantization: WeightQuantization | None = field(None, description="Quantized weights.")
     code: Code | None = field(None, description="What stands in the training script.")
+
+
+SCHEMA = DeepSpeed
+"""What the dialect's package is asked for."""

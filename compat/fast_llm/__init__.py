@@ -8,12 +8,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from bridge.config import Section, Values, fields
-from bridge.dialect import Config, Dialect, Reading, Written
+from bridge.config import Values, fields
+from bridge.dialect import Config, PackagedDialect, Reading, Written
 from bridge.errors import VersionError
 from bridge.findings import Disagreement, Finding
 from bridge.moves import Move
-from bridge.rules import Effect, Rule
+from bridge.rules import Effect
 
 SETTING = re.compile(r"(model|training|schedule|batch|optimizer|data|run)\.[\w.]+=")
 SUFFIXES = {".yaml": "yaml", ".yml": "yaml", ".txt": "overrides", ".args": "overrides"}
@@ -51,34 +51,13 @@ class FastLLMConfig(Config):
         return {path.removeprefix(section): self.effective.get(path) for path in mine}
 
 
-class FastLLMDialect(Dialect):
+class FastLLMDialect(PackagedDialect):
     """Fast-LLM, 0.1.0 to the main branch of 2026-07-20."""
 
     name: ClassVar[str] = "fast_llm"
     title: ClassVar[str] = "Fast-LLM"
     formats: ClassVar[tuple[str, ...]] = ("yaml", "overrides")
     config_type: ClassVar[type[Config]] = FastLLMConfig
-
-    @cached_property
-    def schema(self) -> type[Section]:
-        """Every field of every release."""
-        from compat.fast_llm.schema import FastLLM
-
-        return FastLLM
-
-    @cached_property
-    def rules(self) -> tuple[Rule, ...]:
-        """The table to and from `Plan`."""
-        from compat.fast_llm.rules import table
-
-        return table()
-
-    @cached_property
-    def versions(self) -> tuple[str, ...]:
-        """Releases covered, oldest first."""
-        from compat.fast_llm.releases import KNOWN
-
-        return KNOWN
 
     @cached_property
     def moves(self) -> tuple[Move, ...]:

@@ -286,3 +286,7 @@ class FastLLM(Section):
     optimizer: Optimizer = field(Optimizer(), description="Optimizer.")
     reference_models: Free = _has(None, "feature", "Further models by name, as for distillation.")
     callbacks: Free = _has(None, "feature", "Callbacks by name.")
+
+
+SCHEMA = FastLLM
+"""What the dialect's package is asked for."""

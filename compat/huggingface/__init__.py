@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from bridge.config import Section, Values
-from bridge.dialect import Config, Dialect, Reading, Written
+from bridge.config import Values
+from bridge.dialect import Config, PackagedDialect, Reading, Written
 from bridge.errors import VersionError
 from bridge.findings import Finding
-from bridge.rules import Rule
 
 
-class HuggingFaceDialect(Dialect):
+class HuggingFaceDialect(PackagedDialect):
     """Configs of models in the Hugging Face format."""
 
     name: ClassVar[str] = "huggingface"
@@ -22,27 +20,6 @@ class HuggingFaceDialect(Dialect):
     formats: ClassVar[tuple[str, ...]] = ("json",)
     about: ClassVar[str] = "model"
     default_entry: ClassVar[str] = "file"
-
-    @cached_property
-    def schema(self) -> type[Section]:
-        """Every key, typed."""
-        from compat.huggingface.schema import HuggingFace
-
-        return HuggingFace
-
-    @cached_property
-    def rules(self) -> tuple[Rule, ...]:
-        """The table to and from `Plan`."""
-        from compat.huggingface.rules import table
-
-        return table()
-
-    @cached_property
-    def versions(self) -> tuple[str, ...]:
-        """Releases of transformers covered, oldest first."""
-        from compat.huggingface.releases import KNOWN
-
-        return KNOWN
 
     def parse(self, source: Any, version: str, lenient: bool) -> Reading:
         """Typed values and lines from a file, a folder that holds one, text, or a mapping."""

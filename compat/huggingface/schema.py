@@ -37,3 +37,7 @@ class HuggingFace(ModelKeys):
     quantization_config: Free | None = field(None, description="How stored weights are quantised.")
     pretraining_tp: Count | None = field(None, description="Tensor ranks whose order of sums old files repeat.")
     others: Free | None = field(None, alias=REST, description="Every other key, as it stands: tokens, names, classes.")
+
+
+SCHEMA = HuggingFace
+"""What the dialect's package is asked for."""

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from bridge.config import Section, Values, shown
-from bridge.dialect import Config, Dialect, Reading, Written
+from bridge.dialect import Config, PackagedDialect, Reading, Written
 from bridge.errors import ConfigError
 from bridge.files import Original, Script
 from bridge.findings import Disagreement, Finding
 from bridge.moves import Move
-from bridge.rules import Effect, Rule
+from bridge.rules import Effect
 
 UNKNOWN_VALUE = "; this value is left out"
 """How a remark on an argument ends whose value only a run would tell."""
@@ -76,7 +76,7 @@ class MegatronConfig(Config):
         return environment(self.args.flat(), self.version)
 
 
-class MegatronDialect(Dialect):
+class MegatronDialect(PackagedDialect):
     """Megatron-Core, by way of Megatron-LM's command line."""
 
     name = "megatron"
@@ -92,20 +92,6 @@ class MegatronDialect(Dialect):
         from compat.megatron.schema import schema
 
         return schema()
-
-    @property
-    def rules(self) -> tuple[Rule, ...]:
-        """The table to and from `Plan`."""
-        from compat.megatron.rules import table
-
-        return table()
-
-    @property
-    def versions(self) -> tuple[str, ...]:
-        """Known releases, oldest first."""
-        from compat.megatron.releases import KNOWN
-
-        return KNOWN
 
     @property
     def moves(self) -> tuple[Move, ...]:

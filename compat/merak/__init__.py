@@ -7,11 +7,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from bridge.config import Section, Values
-from bridge.dialect import Config, Dialect, Reading, Written
+from bridge.config import Values
+from bridge.dialect import Config, PackagedDialect, Reading, Written
 from bridge.errors import VersionError
 from bridge.findings import Disagreement, Finding
-from bridge.rules import Rule
 
 
 class MerakConfig(Config):
@@ -32,7 +31,7 @@ class MerakConfig(Config):
         return script(self.given, self.effective, self.version)
 
 
-class MerakDialect(Dialect):
+class MerakDialect(PackagedDialect):
     """Merak, 0.1.0 to 2.2.2 and main."""
 
     name: ClassVar[str] = "merak"
@@ -41,27 +40,6 @@ class MerakDialect(Dialect):
     model: ClassVar[bool] = False
     config_type: ClassVar[type[Config]] = MerakConfig
     default_entry: ClassVar[str] = "arguments"
-
-    @cached_property
-    def schema(self) -> type[Section]:
-        """Every parameter and argument, typed."""
-        from compat.merak.schema import Merak
-
-        return Merak
-
-    @cached_property
-    def rules(self) -> tuple[Rule, ...]:
-        """The table to and from `Plan`."""
-        from compat.merak.rules import table
-
-        return table()
-
-    @cached_property
-    def versions(self) -> tuple[str, ...]:
-        """Tags and the main branch, oldest first."""
-        from compat.merak.releases import KNOWN
-
-        return KNOWN
 
     def read(
         self,

@@ -283,3 +283,7 @@ class Merak(Section):
     args: Arguments = field(Arguments(), description="Arguments of the command line.")
     trainer: Trainer = field(Trainer(), description="The trainer.")
     tp_lists: TensorLists = field(TensorLists(), description="Tensor-parallel lists.")
+
+
+SCHEMA = Merak
+"""What the dialect's package is asked for."""

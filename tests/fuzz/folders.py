@@ -8,11 +8,16 @@ import pickle
 import shutil
 import signal
 import struct
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
+
+from exercise import Tally
+
+from bridge.errors import BridgeError
 
 LIMIT = 120
 """Seconds for one input: far more than any takes, so that a machine under load passes and a hang fails."""
@@ -139,6 +144,28 @@ class Folder:
         finally:
             self._restore()
         assert not self.marker.exists(), "something in a file was executed"
+
+    def reads(
+        self, read: Callable[[], Any], same: Callable[[Any], bool], seal: Callable[[Path], None]
+    ) -> Callable[[Random, Tally], None]:
+        """Makes and tries one input: what is read is what was written, unless new digests hide the change, or it is refused."""
+
+        def one(random: Random, tally: Tally) -> None:
+            with self.mutated(random, seal) as hidden:
+                start = time.process_time()
+                try:
+                    found = read()
+                except BridgeError as error:
+                    tally.refuse(error)
+                    tally.took(start)
+                    return
+                equal = same(found)
+                assert hidden or equal, "read as something else than was written"
+                tally["accepted"] += 1
+                tally["read as hidden by new digests"] += not equal
+                tally.took(start)
+
+        return one
 
     def _restore(self) -> None:
         for name, content in self.files.items():
