@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from bridge.files.document import Document, dotted
 from bridge.rules import Effect, How
 
 
@@ -40,6 +42,15 @@ class Finding:
     def matters(self) -> bool:
         """Whether `--strict` refuses it: a set field that was lost, or anything that changes the numbers or stops the run."""
         return self.given or self.effect.reaches(Effect.NUMBERS)
+
+
+def twice(document: Document | None) -> Iterator[Finding]:
+    """A finding for each key that stands twice in one mapping, of which the last counts; two that differ change the run."""
+    for found in document.duplicates if document else ():
+        first, last = found.lines
+        message = f"written twice, on lines {first} and {last}; the last counts, drop the other"
+        effect = Effect.NUMBERS if found.differs else Effect.NONE
+        yield Finding(dotted(found.key), message, effect, given=found.differs, origin=Origin(last))
 
 
 @dataclass(frozen=True, slots=True)

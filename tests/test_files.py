@@ -29,6 +29,7 @@ from bridge.files import (
     write_all,
     write_text,
 )
+from bridge.files.document import Builder, Node
 
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 scalars = (
@@ -162,6 +163,29 @@ class TestYaml:
             (("a",), (1, 3), 1),
             (("a",), (3, 4), None),
         ]
+
+    @pytest.mark.parametrize(
+        ("text", "differs"),
+        [
+            ("a: 1\na: 1\n", False),
+            ("a: 1\na: 1.0\n", True),
+            ("a: 1\na: true\n", True),
+            ("a: {x: [1, 2], y: 3}\na: {y: 3, x: [1, 2]}\n", False),
+            ("a: {x: 1}\na: {x: 1, y: 2}\n", True),
+            ("a: [1, 2]\na: [2, 1]\n", True),
+            ("a: {x: 1}\na:\n", True),
+            ("a: &a {x: 1}\na: *a\n", False),
+        ],
+    )
+    def test_duplicates_tell_whether_the_two_differ(self, text: str, differs: bool) -> None:
+        assert [twin.differs for twin in load_yaml(text).duplicates] == [differs]
+
+    def test_aliases_within_aliases_do_not_make_the_comparison_long(self) -> None:
+        left, right, builder = Node(1, 1), Node(1, 1), Builder("text")
+        for _ in range(50):
+            left, right = Node([left, left], 1, "list"), Node([right, right], 1, "list")
+        assert not builder.same(left, right)
+        assert builder.compared == limits.VALUES + 1
 
     def test_names_stay_names(self) -> None:
         assert load_yaml("on: 1\n2: x\n~: y\n").data == {"on": 1, "2": "x", "~": "y"}

@@ -21,11 +21,12 @@ TEXT = "text"
 
 @dataclass(frozen=True, slots=True)
 class Duplicate:
-    """A key written twice in one mapping: the lines of both, and the scalar that the later one replaced."""
+    """A key written twice in one mapping: the lines of both, the scalar that the later one replaced, and whether they differ."""
 
     key: Key
     lines: tuple[int, int]
     replaced: Any
+    differs: bool = True
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ class Builder:
     lines: dict[Key, int] = field(default_factory=dict)
     strings: dict[Key, str] = field(default_factory=dict)
     duplicates: list[Duplicate] = field(default_factory=list)
+    compared: int = 0
 
     def document(self, root: Node, format: str) -> Document:
         """The document under `root`; `SourceError` if it is beyond the limits or holds a number that is not finite."""
@@ -94,18 +96,46 @@ class Builder:
         for name, node, line in entries:
             check_scalar(name, self.name, line, key)
             if name in last:
-                self.replaced(*last[name], (*key, name), line)
+                self.replaced(*last[name], (*key, name), node, line)
             last[name] = (node, line)
         return {name: self.value(node, (*key, name), line) for name, (node, line) in last.items()}
 
-    def replaced(self, node: Node, before: int, key: Key, line: int) -> None:
-        self.duplicates.append(Duplicate(key, (before, line), node.value if node.kind == "scalar" else None))
+    def replaced(self, node: Node, before: int, key: Key, now: Node, line: int) -> None:
+        value = node.value if node.kind == "scalar" else None
+        self.duplicates.append(Duplicate(key, (before, line), value, not self.same(node, now)))
+
+    def same(self, one: Node, other: Node) -> bool:
+        """Whether two nodes say the same; what would take more comparisons than a config has values counts as different."""
+        pairs = [(one, other)]
+        while pairs:
+            left, right = pairs.pop()
+            self.compared += 1
+            inner = [] if left is right else _pairs(left, right)
+            if inner is None or self.compared > limits.VALUES:
+                return False
+            pairs += inner
+        return True
 
     def scalar(self, node: Node, key: Key) -> Any:
         check_scalar(node.value, self.name, node.line, key)
         if node.spelling:
             self.strings[key] = node.spelling
         return node.value
+
+
+def _pairs(left: Node, right: Node) -> list[tuple[Node, Node]] | None:
+    """What two nodes hold, side by side; None where they differ already."""
+    if left.kind != right.kind:
+        return None
+    if left.kind == "scalar":
+        alike = type(left.value) is type(right.value) and (left.value, left.spelling) == (right.value, right.spelling)
+        return [] if alike else None
+    if len(left.value) != len(right.value):
+        return None
+    if left.kind == "list":
+        return list(zip(left.value, right.value, strict=True))
+    ours, theirs = ({name: node for name, node, _ in side.value} for side in (left, right))
+    return [(ours[name], theirs[name]) for name in ours] if ours.keys() == theirs.keys() else None
 
 
 def check_limits(nodes: int, depth: int, name: str, line: int) -> None:

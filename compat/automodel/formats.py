@@ -16,7 +16,7 @@ from bridge.errors import ConfigError, SourceError, nearest
 from bridge.families import NULL
 from bridge.families.schema import spelled
 from bridge.files import Document, OutsideError, check_nested, find, folder_of, load, own, read_text, scalar
-from bridge.findings import Finding, Origin
+from bridge.findings import Finding, Origin, twice
 from bridge.rules import Effect
 from compat.automodel import signatures
 from compat.automodel.leaves import expected, takes_text, typed
@@ -80,6 +80,7 @@ def read(source: Any, release: Release, lenient: bool = False) -> Reading:
     """Read a path, text, mapping, list of overrides, `Written`, or live PipelineConfig; raises every problem at once."""
     data, document, entry = _loaded(source)
     reader = _Reader(release, lenient, document)
+    reader.findings += twice(document)
     reader.recipe(data)
     reader.schedule_file(folder_of(document or source))
     ConfigError.raise_if(reader.problems)

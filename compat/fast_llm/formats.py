@@ -16,7 +16,7 @@ from bridge.config import Values, fields, nest, shown
 from bridge.dialect import Reading, Written, flags_of
 from bridge.errors import ConfigError, SourceError, nearest
 from bridge.files import Document, check_nested, find, folder_of, load, load_words, load_yaml
-from bridge.findings import Finding, Origin
+from bridge.findings import Finding, Origin, twice
 from bridge.rules import Effect
 from compat.fast_llm import signatures
 from compat.fast_llm.effective import GRADS, LEVEL, WEIGHTS, implied
@@ -77,7 +77,7 @@ def read(source: Any, release: Release, lenient: bool = False) -> Reading:
     """
     found = _placed(_loaded(source))
     reader = _Reader(release, lenient, found)
-    reader.duplicates()
+    reader.findings += twice(found.document)
     reader.section(found.data, "", _tree(release))
     reader.dump()
     ConfigError.raise_if(reader.problems)
@@ -283,13 +283,6 @@ class _Reader:
         for path in (GRADS, WEIGHTS):
             if path in self.given and self.given[path] is None and path not in sets:
                 del self.given[path]
-
-    def duplicates(self) -> None:
-        """Keys that stand twice in one mapping, of which the last counts."""
-        for twice in self.source.document.duplicates if self.source.document else ():
-            path, (first, last) = ".".join(map(str, twice.key)), twice.lines
-            message = f"written twice, on lines {first} and {last}; the last counts, drop the other"
-            self.findings.append(Finding(path, message, Effect.NONE, origin=Origin(last)))
 
     def problem(self, path: str, message: str) -> None:
         """Note an error at `path`."""

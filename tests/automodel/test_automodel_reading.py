@@ -45,6 +45,15 @@ def test_overrides_are_a_partial_recipe() -> None:
     assert config.given == {"distributed.tp_size": 2, "optimizer.lr": 1e-4}
 
 
+def test_a_section_written_twice_has_a_finding() -> None:
+    config = READ("optimizer:\n  lr: 1.0e-4\nseed: 1\noptimizer:\n  lr: 2.0e-4\nseed: 1\n")
+    assert config.given["optimizer.lr"] == 2e-4
+    found = {finding.path: finding for finding in config.findings if "written twice" in finding.message}
+    assert "on lines 1 and 4" in found["optimizer"].message
+    assert (found["optimizer"].effect, found["optimizer"].given) == (Effect.NUMBERS, True)
+    assert (found["seed"].effect, found["seed"].given) == (Effect.NONE, False)
+
+
 def test_a_mapping_of_pipeline_settings_is_a_pipeline_config() -> None:
     config = READ(PipelineConfig(pp_schedule="GPipe", layers_per_stage=2, loss_fn=min, dtype="bf16").to_dict())
     assert config.entry == "object"

@@ -16,6 +16,7 @@ from bridge.config import fields
 from bridge.dialect import Dialect
 from bridge.errors import BridgeError, ConfigError
 from bridge.files import load_yaml
+from bridge.rules import Effect
 from compat.fast_llm.formats import flow, text
 from compat.fast_llm.releases import KEYS, KNOWN
 from compat.fast_llm.schema import IMPORTANCE
@@ -111,7 +112,14 @@ def test_numbers_that_the_loader_takes_for_text_have_a_finding() -> None:
 def test_a_key_written_twice_has_a_finding() -> None:
     config = fast_llm().read("multi_stage:\n  zero_stage: 2\n  zero_stage: 3\n")
     assert config.given == {LEVEL: 3}
-    assert any("written twice" in finding.message for finding in config.findings)
+    (found,) = (finding for finding in config.findings if "written twice, on lines 2 and 3" in finding.message)
+    assert (found.path, found.effect, found.given) == ("multi_stage.zero_stage", Effect.NUMBERS, True)
+
+
+def test_a_section_written_twice_alike_costs_nothing() -> None:
+    config = fast_llm().read("multi_stage:\n  zero_stage: 2\nmulti_stage: {zero_stage: 2}\n")
+    (found,) = (finding for finding in config.findings if "written twice" in finding.message)
+    assert (found.path, found.effect, found.given) == ("multi_stage", Effect.NONE, False)
 
 
 def test_a_mapping_is_left_as_it_was() -> None:
