@@ -48,6 +48,26 @@ SHAPES = re.compile(
 )
 """Values that are secrets under any name."""
 ADDRESS = re.compile(r"://[^/\s:@'\"]{0,80}:(?P<value>[^/\s@'\"]{1,200})@")
+HEADER = re.compile(
+    r"""authorization["']?[ \t]*[:=](?:\\?[ \t]|["'])*(?:bearer|basic)(?:\\?[ \t])+(?P<value>[^\s"',;)}]+)""",
+    re.IGNORECASE,
+)
+LOGIN = re.compile(
+    r"""\b(?:docker|podman)[ \t]+login\b(?:[^\n;|&\\]|\\\n){0,300}?\s(?:-p|--password(?![\w-]))(?:[ \t=]|\\\n)*"""
+    r"""["']?(?P<value>(?<=")[^"\n]+|(?<=')[^'\n]+|[^\s"';|&]+)"""
+)
+PARAMETER = re.compile(
+    r"""[?&](?P<name>X-Amz-(?:Signature|Credential|Security-Token)|sig|signature|token|access_token|api_key)="""
+    r"""(?P<value>[^\s&"'#;<>)\\]+)""",
+    re.IGNORECASE,
+)
+"""Headers of requests, passwords of registries, and parameters of addresses that are signed."""
+ITEM = re.compile(
+    r"""[\s,]*(?:\[[^\]\n]{0,200}\]=)?(?:"(?P<double>(?:[^"\\\n]|\\.)*)"|'(?P<single>[^'\n]*)'|(?P<bare>[^\s"',()]+))"""
+)
+"""One value of an array: `([name]=value "value" value)`."""
+ITEMS = 1000
+"""Values of an array that are looked at."""
 HEX = re.compile(r"(?<![\w/@-])[0-9a-f]{40}(?![\w-])")
 """Keys of Weights & Biases; names of commits too, which their line tells."""
 COMMIT = re.compile(r"revision|commit|sha|hash|digest|ref\b|branch|checkout|version|snapshot", re.IGNORECASE)
@@ -109,11 +129,26 @@ def _named(text: str) -> Iterator[tuple[int, int, str]]:
         if value is None or (value["flag"] is not None and not name.startswith("-")):
             continue
         start, stop = value.span(value.lastgroup or 0)
+        if value.lastgroup == "bare" and text[start] == "(":
+            for begin, stop in _items(text, start + 1):
+                if is_secret(name, text[begin : min(stop, begin + JUDGED)]):
+                    yield begin, stop, _word(name)
+                    position = stop
+            continue
         if value.lastgroup == "bare":  # names follow one another within a word: its end is looked for once
             end = stop = end if start < end else _end(text, start)
         if is_secret(name, text[start : min(stop, start + JUDGED)]):
             yield start, stop, _word(name)
             position = stop
+
+
+def _items(text: str, place: int) -> Iterator[tuple[int, int]]:
+    """Where the values of an array stand, whose bracket opens before `place`."""
+    for _ in range(ITEMS):
+        if (item := ITEM.match(text, place)) is None:
+            return
+        yield item.span(item.lastgroup or 0)
+        place = item.end()
 
 
 def _end(text: str, start: int) -> int:
@@ -124,6 +159,11 @@ def _end(text: str, start: int) -> int:
 def _shaped(text: str) -> Iterator[tuple[int, int, str]]:
     yield from ((match.start(), match.end(), "token") for match in SHAPES.finditer(text))
     yield from ((match.start("value"), match.end("value"), "password") for match in ADDRESS.finditer(text))
+    for pattern in (HEADER, LOGIN, PARAMETER):
+        for match in pattern.finditer(text):
+            if not match["value"].startswith("{") and not NOTHING.fullmatch(match["value"]):
+                name = match["name"] if "name" in pattern.groupindex else "password" if pattern is LOGIN else "token"
+                yield match.start("value"), match.end("value"), _word(name)
     for match in HEX.finditer(text):
         line = text[max(0, match.start() - 120) : match.start()].rpartition("\n")[2]
         if not COMMIT.search(line):

@@ -335,6 +335,21 @@ def test_a_secret_of_a_file_is_not_in_its_sidecar(tmp_path: Path, capsys: pytest
         ("export WANDB_API_KEY_2=abc", "abc"),
         ("--url=key=token=a&my_key=abcdefgh12345678", "abcdefgh12345678"),
         ("x=api_key=key=abc", "key=abc"),
+        ("declare -A SECRETS=([password]=quotedsecretNNN1)", "quotedsecretNNN1"),
+        ("declare -A SECRETS=(\n  [password]='a b'\n)", "a b"),
+        ("PASSWORDS=($1 hunter22)", "hunter22"),
+        ("curl -H 'Authorization: Bearer abc12' x", "abc12"),
+        ('{"Authorization": "Basic dXNlcjpw=="}', "dXNlcjpw=="),
+        ("docker login -u me -p hunter22 host", "hunter22"),
+        ("docker login host \\\n  -u me \\\n  --password 'a b'", "a b"),
+        ("docker login --password=hunter22 host", "hunter22"),
+        ("https://h/f?X-Amz-Signature=ab12&x=1", "ab12"),
+        ("https://h/f?x=1&X-Amz-Credential=me%2Fus&y", "me%2Fus"),
+        ("https://h/f?sig=ab%2B1&x=1", "ab%2B1"),
+        ("https://h/f?signature=ab12", "ab12"),
+        ("https://h/f?x=1&token=ab12", "ab12"),
+        ("https://h/f?access_token=ab12", "ab12"),
+        ('wget "https://h/f?api_key=ab12"', "ab12"),
     ],
 )
 def test_secrets_are_found(text: str, secret: str) -> None:
@@ -342,6 +357,12 @@ def test_secrets_are_found(text: str, secret: str) -> None:
     assert text[start:end] == secret
     found = Secrets.of(text)
     assert secret not in found.hide(text) and found.shown(found.hide(text)) == text
+
+
+def test_every_value_of_an_array_is_hidden() -> None:
+    text = 'declare -A SECRETS=([one]=first-secret-1 [two]="second secret" third-secret-3) # end'
+    hidden = Secrets.of(text).hide(text)
+    assert hidden == 'declare -A SECRETS=([one]=__hidden_SECRETS__ [two]="__hidden_SECRETS_2__" __hidden_SECRETS_3__) # end'
 
 
 def test_many_secrets_are_all_hidden() -> None:
@@ -372,6 +393,12 @@ def test_many_secrets_are_all_hidden() -> None:
         "x/snapshots/0123456789012345678901234567890123456789",
         "--no-key 1 --num-attention-heads 4",
         "auth_token_file: /x/y",
+        "KEYS=(text label)",
+        "SECRETS=($A $B)",
+        "Authorization: Bearer $TOKEN",
+        "docker login host --password-stdin",
+        "docker run -p 8080:80 image",
+        "https://h/f?token=${TOKEN}&x=1",
     ],
 )
 def test_what_is_no_secret_stays(text: str) -> None:
