@@ -18,6 +18,7 @@ import bridge
 import compat
 from bridge.cli import run
 from bridge.cli.demo import launch
+from bridge.exits import Exit
 
 DEEPSPEED = """{
   "train_batch_size": 16,
@@ -278,6 +279,10 @@ class TestExitCodes:
         for command in ("", "convert", "check", "diff", "drift", "show", "layout", "schedule", "train", "verify", "fuzz", "demo"):
             words = ["trace", "diff"] if command == "diff" else [command] if command else []
             assert "Exit codes:\n    0  " in cli(*words, "--help").out, command
+
+    def test_the_first_help_has_every_code(self, cli: Cli) -> None:
+        text = cli("--help").out
+        assert all(f"    {code.value}  " in text for code in Exit)
 
 
 WHOLE = EVEN + " --train-iters 10 --mock-data --tokenizer-type NullTokenizer --vocab-size 100"

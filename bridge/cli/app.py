@@ -203,7 +203,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    help="Translate LLM training configs between stacks, with every loss named. Start with: stagebridge demo\n\n" + table(),
+    help="Translate LLM training configs between stacks, with every loss named. Start with: stagebridge demo\n\n"
+    + table(unproved="nothing was proved (verify, trace diff)"),
 )
 
 
