@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from bridge import limits
+from bridge.config import shown
 from bridge.errors import ConfigError, nearest
 from compat.megatron import releases
 from compat.megatron.releases import Flag
@@ -250,7 +251,7 @@ def _wrong_number(flag: Flag, attached: str | None, found: int) -> str | None:
     if flag.action == "help":
         return "asks for the help text; leave it out"
     if attached is not None and most == 0:
-        return f"found the value {attached!r}; expected none, the flag alone sets it"
+        return f"found the value {shown(attached)}; expected none, the flag alone sets it"
     if attached == "--":
         return "found --, which ends the flags; expected a value"
     if found >= least:
@@ -281,10 +282,10 @@ def _convert(flag: Flag, text: str) -> Any:
     try:
         value = read(text)
     except ValueError as error:
-        raise ValueError(f"found {text!r}; expected {expected}") from error
+        raise ValueError(f"found {shown(text)}; expected {expected}") from error
     if flag.choices and value not in flag.choices:
         known = ", ".join(map(str, flag.choices))
-        raise ForeignValue(f"found {text!r}; expected one of {known}{nearest(text, map(str, flag.choices))}")
+        raise ForeignValue(f"found {shown(text)}; expected one of {known}{nearest(text, map(str, flag.choices))}")
     return value
 
 
@@ -391,7 +392,7 @@ def _leftovers(reader: _Reader) -> Iterator[tuple[int, str]]:
             message = _unknown(reader.words[index].partition("=")[0], reader.version)
             yield index, f"line {line}: {message}" if line else message
         elif not follows:
-            place = reader.place(index, repr(reader.words[index]))
+            place = reader.place(index, shown(reader.words[index]))
             yield index, f"{place}: expected a flag; nothing takes it{_after(reader, index)}"
 
 

@@ -284,3 +284,12 @@ def test_a_recipe_gives_a_text_back_that_looks_like_a_number(value: str) -> None
     config = compat.load("megatron").read([f"--{name}={given}" for name, given in (*sizes, *more)], "0.15.3", 1)
     assert config.given["kitchen_config_file"] == value
     assert compat.load("megatron").read(config.text("yaml"), "0.15.3", 1).given == config.given
+
+
+@pytest.mark.parametrize("words", [["--micro-batch-size"], ["--position-embedding-type"], ["--bf16", "--swiglu="], ["--bf16"]])
+def test_a_long_value_is_shown_in_part(words: list[str]) -> None:
+    long = "x" * 100_000
+    given = [*words[:-1], words[-1] + long] if words[-1].endswith("=") else [*words, long]
+    with pytest.raises(ConfigError) as error:
+        parse(given, "0.16.1")
+    assert "'xxxx" in str(error.value) and "…" in str(error.value) and len(str(error.value)) < 1000
