@@ -25,6 +25,8 @@ TOOLS = re.compile(
     r"(^|/)(\.?bashrc|\.?(bash_)?profile|activate|conda\.sh|setvars\.sh|modules?\.sh|bash|init\.sh|.*_profile)$|^/etc/|/etc/profile"
 )
 """Files that set up tools, and nothing that a run is given."""
+HERE = re.compile(r"^\.?/?$|^\$\(\s*dirname\s+(--\s+)?\"?\$(0|\{0\}|\{?BASH_SOURCE(\[0\])?\}?)\"?\s*\)/?$")
+"""The folder of the script, as `cd` is given it."""
 SET_OPTION = re.compile(r"[-+][abefhkmnptuvxBCEHPTo]+")
 HIDDEN = 0xF0000
 """Where characters behind a backslash stand while a line is split: among those that nobody uses."""
@@ -462,7 +464,10 @@ def _run_file(reader: Reader, text: Pieces, arguments: Sequence[Pieces]) -> None
 
 
 def change_folder(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
-    """`cd`: the folder is not known any more."""
+    """`cd`: the folder is not known any more, unless it is the script's own."""
+    target = spelled(called[1]) if len(called) > 1 else ""
+    if not HERE.search(target):
+        reader.scope.folder = f"?{place}.{reader.steps}/"
     for name in ("PWD", "OLDPWD"):
         if name in reader.scope.variables:
             reader.scope.set(name, Value((_unknown(reader, name, RUN),)))

@@ -108,23 +108,44 @@ def _blank(index: int) -> tuple[Piece, ...]:
 def _scope(reader: Reader, place: int, found: Walk, called: Sequence[Pieces], arguments: Sequence[Pieces]) -> Scope:
     """What the shell knows: what is exported, and nothing of that where it runs elsewhere."""
     outer = reader.scope
-    seen = {} if found.apart else {name: Value((pieces,)) for name, pieces in reader.environment.items()}
+    apart, dropped = _dropped(called[: found.before])
+    apart = apart or bool(found.apart)
+    kept = {} if apart else {name: pieces for name, pieces in reader.environment.items() if name not in dropped}
+    seen = {name: Value((pieces,)) for name, pieces in kept.items()}
     for word in called[: found.before] if not found.apart else ():
         if given := SET.match(spelled(word)):
             seen[given[1]] = Value((cut(word, given.end()) or (Text("", NOWHERE),),))
     hidden = {
         name: Value(((Unknown(f"${name}", NOWHERE, reader.source.line(place), UNSEEN),),))
         for name in outer.variables
-        if name not in seen and (found.apart or name not in outer.outside)
+        if name not in seen and (apart or name in dropped or name not in outer.outside)
     }
-    told = {name: value for name in outer.outside if name in outer.variables and (value := outer.get(name)) is not None}
+    told = {
+        name: value
+        for name in outer.outside.keys() - dropped
+        if name in outer.variables and (value := outer.get(name)) is not None
+    }
     return Scope(
         {name: text for name, text in outer.outside.items() if not name.isdigit()} | _first(arguments),
-        {**({} if found.apart else told), **hidden, **seen},
+        {**({} if apart else told), **hidden, **seen},
         files=dict(outer.files),
+        folder=outer.folder,
         arguments=tuple(arguments[1:]),
         options=_options(called[found.before : found.at]),
     )
+
+
+def _dropped(words: Sequence[Pieces]) -> tuple[bool, set[str]]:
+    """Whether what starts a shell keeps the whole environment from it, and which variables it takes away."""
+    texts = [spelled(word) for word in words]
+    if any(re.fullmatch(r"--export=(NONE|NIL)", text, re.IGNORECASE) for text in texts):
+        return True, set()
+    if "sudo" in texts and not {"-E", "--preserve-env"} & set(texts):
+        return True, set()
+    behind_env = texts[texts.index("env") :] if "env" in texts else []
+    names = {after for text, after in pairwise(behind_env) if text in ("-u", "--unset")}
+    names |= {text.partition("=")[2] for text in behind_env if text.startswith("--unset=")}
+    return bool({"-i", "-", "--ignore-environment"} & set(behind_env)), names
 
 
 def _options(words: Sequence[Pieces]) -> frozenset[str]:

@@ -48,7 +48,7 @@ def tee(reader: Reader, texts: Sequence[str]) -> Pieces | None:
     more = len(names) + 1 < len(texts)
     content = read if read is not None else (Unknown("tee", NOWHERE, reader.source.line(reader.place), OUTPUT),)
     for name in names:
-        key = name.removeprefix("./")
+        key = reader.key(_text(name))
         reader.scope.files[key] = (*(reader.scope.files.get(key, ()) if more else ()), *content)
     return read
 
@@ -161,17 +161,33 @@ def _cut(row: str, mark: str, chars: bool, places: Sequence[tuple[int, int]]) ->
 
 
 def translate(reader: Reader, texts: Sequence[str]) -> Pieces | None:
-    """`tr A B`, `tr -d A` for single characters and plain ranges."""
+    """`tr [-s] A B`, `tr -d A`, `tr -cd A`, `tr -s A` for single characters and plain ranges."""
     text = _read(reader)
-    sets = [_letters(said) for said in texts[1:] if said != "-d"]
-    if text is None or None in sets or (texts[1:2] == ["-d"]) is not (len(sets) == 1) or not 1 <= len(sets) <= 2:
+    rest = list(texts[1:])
+    options = ""
+    while rest and re.fullmatch(r"-[cCds]+", rest[0]):
+        options += rest.pop(0)[1:].lower()
+    sets = [_letters(said) for said in rest]
+    how = "".join(sorted(set(options)))
+    if text is None or None in sets or any(said.startswith("-") for said in rest) or (how, len(sets)) not in KINDS_OF_TR:
         return None
     first, second = str(sets[0]), str(sets[-1])
+    if "d" in how:
+        return _text("".join(char for char in text if (char in first) is ("c" in how)))
     if len(sets) == 1:
-        return _text(text.translate({ord(char): None for char in first}))
+        return _text(_squeezed(text, first))
     if not first or not second:
         return None
-    return _text(text.translate({ord(char): second[min(index, len(second) - 1)] for index, char in enumerate(first)}))
+    made = text.translate({ord(char): second[min(index, len(second) - 1)] for index, char in enumerate(first)})
+    return _text(_squeezed(made, second) if how else made)
+
+
+KINDS_OF_TR = frozenset((("", 2), ("s", 2), ("s", 1), ("d", 1), ("cd", 1)))
+"""Options of `tr` with the number of sets that they take."""
+
+
+def _squeezed(text: str, letters: str) -> str:
+    return "".join(char for index, char in enumerate(text) if char not in letters or text[index - 1 : index] != char)
 
 
 def _letters(said: str) -> str | None:
@@ -193,6 +209,7 @@ def expr(reader: Reader, texts: Sequence[str]) -> Pieces | None:
         return None
     quotient = abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1) if right else 0
     found = {"+": left + right, "-": left - right, "*": left * right, "/": quotient, "%": left - right * quotient}[texts[2]]
+    reader.scope.status = int(not found)
     return _text(f"{found}\n")
 
 
@@ -215,8 +232,8 @@ def edited(reader: Reader, texts: Sequence[str]) -> Pieces | None:
         return _text(made[0])
     for name, before, text in zip(names, found, made, strict=True):
         if len(inside) > 2 and not inside.startswith("--"):
-            reader.scope.files[name.removeprefix("./") + inside[2:]] = _text(str(before))
-        reader.scope.files[name.removeprefix("./")] = _text(text)
+            reader.scope.files[reader.key(_text(name + inside[2:]))] = _text(str(before))
+        reader.scope.files[reader.key(_text(name))] = _text(text)
     return ()
 
 

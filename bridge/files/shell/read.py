@@ -29,7 +29,7 @@ DEEPEST = 30
 TURNS = 12
 UNTOUCHED = -1
 """In place of the status of a substitution, where there is none."""
-CHECKED = ("command", "pipeline", "subshell")
+CHECKED = ("command", "subshell")
 """What ends a script under `set -e`; blocks and branches do not by themselves."""
 LEAVING = ("break", "continue", "return")
 CHANGING = frozenset(("sed", "perl", "mv", "cp", "rm", "dd", "truncate", "install", "patch", "rsync", "envsubst", "jq", "yq"))
@@ -171,21 +171,24 @@ class Reader:
 
     def statement(self, node: Node) -> None:
         """One statement of any kind, with the `!` before it."""
-        if node.type == "list":
-            self.list_(node)
-            return
+        first, others = operands(node)
+        self.either(first, others)
+
+    def single(self, stages: Operand) -> None:
+        """One statement, or one pipeline, without `&&` and `||`."""
+        node = stages[0]
         tokens = takewhile(lambda token: token.text in ("!", "time"), self.source.preceding(node.start_byte))
         denied = [token.text for token in tokens].count("!")
         self.guarded += denied % 2
-        self.stage(node)
+        self.stage(node, stages)
         self.guarded -= denied % 2
         if denied % 2 and not self.scope.ended and self.scope.status is not None:
             self.scope.status = int(not self.scope.status)
-        if not denied % 2 and node.type in CHECKED:
+        if not denied % 2 and (len(stages) > 1 or node.type in CHECKED):
             self.errexit()
 
-    def stage(self, node: Node) -> None:
-        """One statement as it stands."""
+    def stage(self, node: Node, stages: Sequence[Node] = ()) -> None:
+        """One statement as it stands, or all stages of a pipeline."""
         self.place = node.start_byte
         self.scope.doubted = self.scope.doubted or self.scope.doubting
         self.steps += 1
@@ -196,17 +199,17 @@ class Reader:
         if handler is None:
             raise self.refuse(node.start_byte, f"this kind of statement ({node.type.replace('_', ' ')}) is not read")
         try:
-            if node.type == "command":
+            if len(stages) > 1:  # redirections behind it are those of its last command
+                self.pipeline(stages)
+            elif node.type == "command":
                 self.command(node)
-            elif node.type == "pipeline":  # redirections behind it are those of its last command
-                self.pipeline(node)
             else:
                 self.redirected(self._behind(node), node.start_byte, lambda: handler(self, node))
         except (OverflowError, Unread) as error:
             raise self.refuse(node.start_byte, str(error)) from None
         except arithmetic.Wrong as error:
             raise self.refuse(node.start_byte, f"a shell stops here: {error}") from None
-        if node.type != "pipeline":
+        if len(stages) < 2:
             self.scope.piped = None
 
     def errexit(self) -> None:
@@ -290,9 +293,8 @@ class Reader:
             here = [] if self.scope.ended else [self.scope.copy()]
             self.scope.take([*here, *left], self.branch or 0)
 
-    def pipeline(self, node: Node) -> None:
+    def pipeline(self, stages: Sequence[Node]) -> None:
         """`a | b`: each reads what the one before writes."""
-        stages = [child for child in node.children if child.is_named]
         outer = self.scope
         output: Pieces = ()
         statuses = []
@@ -452,12 +454,16 @@ class Reader:
 
     # Lists
 
-    def list_(self, node: Node) -> None:
-        """`a && b`, `a || b`."""
-        left, sign, right = node.children[0], node.children[1].type, node.children[-1]
+    def either(self, first: Operand, others: Sequence[tuple[str, Operand]]) -> None:
+        """`a && b`, `a || b`, and more of them from the left."""
+        if not others:
+            self.single(first)
+            return
+        *before, (sign, right) = others
+        start, end = first[0].start_byte, (before[-1][1] if before else first)[-1].end_byte
         self.hoped = False
         self.guarded += 1
-        self.statement(left)
+        self.either(first, before)
         self.guarded -= 1
         status = self.scope.status
         if self.scope.ended:
@@ -465,13 +471,12 @@ class Reader:
         if status is None and sign == "&&" and self.hoped:
             status = 0
         if status is None:
-            before = self.scope.copy()
-            asking = self.source.text[left.start_byte : left.end_byte]
-            self.undecided(self.source.line(node.start_byte), lambda: self.statement(right), lambda: None, asking=asking)
-            if not self.scope.ended and before.status is None:
+            asking = self.source.text[start:end]
+            self.undecided(self.source.line(start), lambda: self.single(right), lambda: None, asking=asking)
+            if not self.scope.ended:
                 self.scope.status = None
         elif (status == 0) is (sign == "&&"):
-            self.statement(right)
+            self.single(right)
 
     # Loops
 
@@ -859,9 +864,8 @@ class Reader:
 
     def _touched(self, called: Sequence[Pieces], line: int) -> None:
         for word in called[1:]:
-            key = file_key(word)
-            if key in self.scope.files:
-                why = f"{spelled(called[0])} may change it (line {line})"
+            why = f"{spelled(called[0])} may change it (line {line})"
+            for key in (self.key(word), self.scope.folder + spelled(word).rpartition("/")[2]):
                 self.scope.files[key] = (Unknown(spelled(word), NOWHERE, line, why),)
 
     def write(self, pieces: Pieces) -> None:
@@ -905,7 +909,7 @@ class Reader:
         """What stands in a file: what the script has written, else what lies in its folder or here; None if there is none."""
         written = self.file(path)
         name = known(path)
-        if written is not None or not name or "\0" in name:
+        if written is not None or not name or "\0" in name or self.key(path) != file_key(path):
             return written
         folders = Path(self.name).absolute().parent, Path.cwd()
         found = next((folder / name for folder in folders if os.path.isfile(folder / name)), None)
@@ -918,7 +922,12 @@ class Reader:
 
     def file(self, path: Pieces) -> Pieces | None:
         """What the script has written to `path` so far, if it has."""
-        return self.scope.files.get(file_key(path))
+        return self.scope.files.get(self.key(path))
+
+    def key(self, path: Pieces) -> str:
+        """What makes two names of files the same, from wherever the shell stands."""
+        key = file_key(path)
+        return key if key.startswith(("/", "~")) else self.scope.folder + key
 
     @property
     def environment(self) -> dict[str, Pieces]:
@@ -1012,7 +1021,11 @@ class Reader:
         elif token.text in (">", ">|", ">>", "&>", "&>>") and token.fd in ("", "1"):
             target = self.expander.text(word)
             if known(target) != "/dev/null":
-                return file_key(target), token.text.endswith(">>")
+                return self.key(target), token.text.endswith(">>")
+        elif token.text in (">", ">|", ">>") and token.fd != "2":
+            target = self.expander.text(word)
+            why = "another stream is written to it"
+            self.scope.files[self.key(target)] = (Unknown(spelled(target), NOWHERE, self.source.line(word.start), why),)
         elif token.text == "<&":
             self.scope.input = None
         return None
@@ -1078,6 +1091,28 @@ def _clauses(node: Node) -> Iterator[tuple[Sequence[Node] | None, Sequence[Node]
             yield None, clause.children[1:]
 
 
+Operand = Sequence["Node"]
+"""What stands between `&&` and `||`: the stages of a pipeline, or one statement."""
+
+
+def operands(node: Node) -> tuple[Operand, list[tuple[str, Operand]]]:
+    """What `&&` and `||` join, from the left, each after the first with its sign.
+
+    They bind looser than `|`, but the grammar of the tree takes `a | b | c && d` as `a | (b | c && d)`.
+    """
+    if node.type == "list":
+        first, others = operands(node.children[0])
+        right, more = operands(node.children[-1])
+        return first, [*others, (node.children[1].type, right), *more]
+    if node.type != "pipeline":
+        return [node], []
+    *stages, last = (child for child in node.children if child.is_named)
+    if last.type != "list":
+        return [*stages, last], []
+    first, others = operands(last)
+    return [*stages, *first], others
+
+
 def _halves(nodes: Sequence[Node]) -> tuple[Sequence[Node], Sequence[Node]]:
     place = next((index for index, child in enumerate(nodes) if child.type == "then"), len(nodes))
     return nodes[1:place], nodes[place + 1 :]
@@ -1099,12 +1134,10 @@ STATEMENTS: Mapping[str, Callable[[Reader, Node], None]] = {
     "compound_statement": Reader.block,
     "do_group": Reader.block,
     "subshell": Reader.subshell,
-    "pipeline": Reader.pipeline,
     "if_statement": Reader.if_,
     "case_statement": Reader.case,
     "for_statement": Reader.for_,
     "while_statement": Reader.while_,
-    "list": Reader.list_,
     "function_definition": Reader.function,
     "command": Reader.command,
 }

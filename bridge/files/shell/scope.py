@@ -131,7 +131,8 @@ class Scope:
     `asked` tells that an unknown status is the answer to a question, which may be no; `joined`, that errors go where output goes.
     `at_exit` and `at_error` are the texts of traps. `letter` is where `getopts` stands in a word: 0 before
     it, None if that is not known; below 0 it begins anew, unless OPTIND is set once more. `parted` is the line of
-    the branch by which a path left a loop or a function.
+    the branch by which a path left a loop or a function. `folder` is a mark before the names of files since `cd` left the
+    folder that the script began in.
     """
 
     outside: Mapping[str, str]
@@ -161,6 +162,7 @@ class Scope:
     at_error: Pieces | None = None
     letter: int | None = 0
     parted: int = 0
+    folder: str = ""
 
     def get(self, name: str) -> Value | None:
         """The value of a variable or of a numbered argument; None if nothing sets it."""
@@ -369,6 +371,7 @@ def _both(one: Scope, other: Scope, branch: Branch) -> Scope:
         at_exit=_trap(one.at_exit, other.at_exit, branch),
         at_error=_trap(one.at_error, other.at_error, branch),
         letter=one.letter if one.letter == other.letter else None,
+        folder=one.folder if one.folder == other.folder else f"?{branch.line}/",
     )
 
 

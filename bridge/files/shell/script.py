@@ -144,7 +144,8 @@ class Script:
 
     def file(self, path: Pieces) -> Pieces | None:
         """What the script writes to `path`, if it does."""
-        return self.reader.scope.files.get(file_key(path))
+        found = self.reader.file(path)
+        return found if found is not None else self.reader.scope.files.get(file_key(path))
 
 
 def _stray(text: str, line: int) -> str:
