@@ -439,6 +439,22 @@ def test_what_a_sidecar_says_and_cannot_be_used_is_a_finding(
         assert path in text
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "effect", "says"),
+    [("version", "99.1", "different numbers", "unknown release 99.1"), ("dialect", "merak", "same numbers", "is from merak")],
+)
+def test_a_sidecar_that_is_not_used_is_a_finding(
+    key: str, value: str, effect: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, place = carried(tmp_path, capsys)
+    place.write_text(json.dumps({**json.loads(place.read_text()), key: value}))
+    _, text = said(capsys, "convert", target, "--to", "megatron", "--world-size", "8", "--json", "-o", tmp_path / "b.args")
+    found = findings(text)[0]
+    assert (found["path"], found["effect"]) == (place.name, effect)
+    assert says in found["message"] and "not used" in found["message"]
+    assert said(capsys, "convert", target, "--to", "megatron", "--strict", "-o", tmp_path / "c.args")[0] == 1
+
+
 def test_a_digest_that_does_not_fit_is_said_first_and_strict_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target, place = carried(tmp_path, capsys)
     assert "its digest" not in said(capsys, "convert", target, "--to", "megatron", "--json")[1]

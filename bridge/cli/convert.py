@@ -89,7 +89,7 @@ def convert(job: Job, to: str, to_version: str | None, output: Path | None, stri
         target = compat.load(to)
         with together(job):
             beside = sidecar_of(job, with_carry)
-            if said := beside.note(job.file, target.name):
+            if said := beside.note(job.file, target):
                 note(said)
             result = translated(job, target, to_version, beside)
             result = replace(result, carry=_kept(job, result, output))
@@ -235,12 +235,10 @@ def recognised(document: Document) -> Dialect:
 
 def translated(job: Job, target: Dialect, version: str | None, beside: Sidecar) -> Result:
     """The job's file in another dialect, with what an earlier conversion left beside the file."""
-    carry = beside.fitting(target.name)
-    if carry is None:
-        return translate(read(job), target, version, job.world_size)
-    config = _sized(job, read(job), carry)
-    result = translate(config, target, version, config.world_size, carry)
-    return replace(result, findings=(*beside.findings, *result.findings))
+    carry = beside.fitting(target)
+    config = _sized(job, read(job), carry) if carry else read(job)
+    result = translate(config, target, version, config.world_size if carry else job.world_size, carry)
+    return replace(result, findings=(*beside.remarks(target, Path(job.file)), *result.findings))
 
 
 def _sized(job: Job, config: Config, carry: carry_over.Carry) -> Config:
@@ -288,7 +286,7 @@ def _before(result: Result, beside: Sidecar) -> Before | None:
     """What the target was read from: the file itself in another release, else what the sidecar tells."""
     if result.source.dialect.name == result.config.dialect.name:
         return (result.carry.original, result.source.version) if result.carry.original else None
-    carry = beside.fitting(result.config.dialect.name)
+    carry = beside.fitting(result.config.dialect)
     return (carry.original, carry.version) if carry and carry.original else None
 
 

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bridge import carry as carry_over
+from bridge import limits
 from bridge.carry import Carry
-from bridge.errors import BridgeError
+from bridge.dialect import Dialect
+from bridge.errors import BridgeError, VersionError
 from bridge.files import Original, OutsideError, find, read_text
 from bridge.findings import Finding
 from bridge.rules import Effect
@@ -26,17 +28,37 @@ class Sidecar:
     sources: tuple[Path, ...] = ()
     edited: bool = False
 
-    def fitting(self, dialect: str) -> Carry | None:
-        """The carry-over, if it is for that stack."""
-        return self.carry if self.carry and self.carry.dialect == dialect else None
+    def fitting(self, dialect: Dialect) -> Carry | None:
+        """The carry-over, if it is for that stack, and for a release of it that is known."""
+        return self.carry if self.carry and not self.unfit(dialect) else None
 
-    def note(self, file: str, dialect: str) -> str:
+    def unfit(self, dialect: Dialect) -> str:
+        """Why the sidecar is of no use for a file of that stack; empty if it is, or there is none."""
+        if self.carry is None:
+            return ""
+        if self.carry.dialect != dialect.name:
+            return f"is from {self.carry.dialect[: limits.NAME]}, not from {dialect.name}"
+        try:
+            dialect.release(self.carry.version)
+        except VersionError as error:
+            return f"cannot be read ({error})"
+        return ""
+
+    def remarks(self, dialect: Dialect, file: Path) -> tuple[Finding, ...]:
+        """What is odd about the sidecar of `file`, or that all of it was left out."""
+        why = self.unfit(dialect)
+        if not why or self.carry is None:
+            return self.findings
+        effect = Effect.NUMBERS if self.carry.dialect == dialect.name else Effect.NONE
+        return (Finding(carry_over.beside(file).name, f"{why}; it was not used", effect, given=True),)
+
+    def note(self, file: str, dialect: Dialect) -> str:
         """What is said before anything else; empty if there is no sidecar."""
         if self.carry is None:
             return ""
         place = carry_over.beside(Path(file))
-        if self.fitting(dialect) is None:
-            return f"note: {place} is from {self.carry.dialect}, not from {dialect}; it was not used"
+        if why := self.unfit(dialect):
+            return f"note: {place} {why}; it was not used"
         edits = f"; {file} was edited since, or another run wrote it, and what it says wins" if self.edited else ""
         return f"note: reads {place} as well{edits}; --no-carry leaves it out"
 
