@@ -59,6 +59,10 @@ def _beside(path: str, value: Any) -> Callable[[Values], Any]:
     return lambda values: value if values.get(path) is not None else None
 
 
+SMOOTH = frozenset({"adam", "adamw", "lion", "lamb", "adagrad", "adafactor", "soap"})
+"""Optimizers without Nesterov's form of the momentum, so that an open switch is off; sgd and muon take it."""
+
+
 MEANINGS: Mapping[str, Callable[[Values], Any]] = {
     HEAD_SIZE: head_size,
     "model.kv_heads": _as("model.heads"),
@@ -79,6 +83,8 @@ MEANINGS: Mapping[str, Callable[[Values], Any]] = {
     "precision.residual": _as("precision.compute"),
     "precision.router": _as("precision.compute"),
     "optimizer.bias_correction": _beside("optimizer.name", True),
+    "optimizer.nesterov": lambda values: False if values.get("optimizer.name") in SMOOTH else None,
+    "optimizer.amsgrad": _beside("optimizer.name", False),
 }
 """What a field that is left open means, as its description says, where the others tell."""
 

@@ -95,6 +95,11 @@ def is_fused(target: str | None) -> bool:
     return target in CLASSES and "FusedAdam" in str(target)
 
 
+def _steps_as_torch(target: str | None) -> bool:
+    """Whether a class is torch's, or makes the same steps: formats of Transformer Engine's moments are a row of their own."""
+    return str(target).startswith("torch.optim.") or is_fused(target)
+
+
 def _or_usual(value: bool | None, switch: str) -> bool:
     """What the class does where nothing is said: it corrects moments, and has the other switches off."""
     return switch == "bias_correction" if value is None else value
@@ -134,7 +139,7 @@ RULE: Rule = convert(
         PEAK: "optimizer.lr",
         **{f"optimizer.{name}": f"optimizer.{name}" for name in NAMES},
     },
-    blurs=lambda values: not str(values.get("optimizer._target_")).startswith("torch.optim."),
+    blurs=lambda values: not _steps_as_torch(values.get("optimizer._target_")),
     lossy="AutoModel takes torch's Adam, AdamW, SGD and Adagrad; state formats of other classes are their own",
     source="recipes name the class; defaults are those of its constructor",
 )

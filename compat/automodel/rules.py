@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from math import isqrt
 
@@ -486,7 +487,15 @@ def _offloads(values: Group, context: Context) -> bool:
     return bool(devices & {"cpu", "nvme"}) and strategy(values, context) == "fsdp2"
 
 
-SECTIONS: dict[str, tuple[str, Effect]] = {
+Weight = Effect | Callable[[Group], Effect]
+
+
+def _where_on(values: Group) -> Effect:
+    """That of switches which change the numbers where one of them is on."""
+    return Effect.NUMBERS if any(values.values()) else Effect.NONE
+
+
+SECTIONS: dict[str, tuple[str, Weight]] = {
     "distributed": ("a setting of AutoModel's sharding", Effect.COST),
     "autopipeline": ("a drawing of the schedule", Effect.NONE),
     "distributed.check_for_nan_in_grad": ("a check that no longer has effect", Effect.NONE),
@@ -501,9 +510,11 @@ SECTIONS: dict[str, tuple[str, Effect]] = {
     "step_scheduler.start_epoch": ("where a resumed run starts", Effect.NUMBERS),
     "lr_scheduler": ("a setting of AutoModel's own scheduler", Effect.NUMBERS),
     "optimizer": ("an argument of the optimizer class", Effect.NUMBERS),
+    "optimizer.foreach": ("which kernels make the optimizer's step", Effect.ROUNDING),
+    "optimizer.fused": ("which kernels make the optimizer's step", Effect.ROUNDING),
     "model": ("which model is built, and what weights it starts from", Effect.NUMBERS),
     "model.backend": ("how the model is computed", Effect.ROUNDING),
-    "model.backend.fake_balanced_gate": ("how tokens reach experts", Effect.NUMBERS),
+    "model.backend.fake_balanced_gate": ("how tokens reach experts", _where_on),
     "model.backend.dispatcher": ("how tokens reach experts", Effect.COST),
     "model.backend.te_fp8": ("8-bit products", Effect.NUMBERS),
     "fp8": ("8-bit products of torchao", Effect.NUMBERS),
@@ -519,21 +530,22 @@ SECTIONS: dict[str, tuple[str, Effect]] = {
     "teacher_distributed": ("distillation", Effect.COST),
     "compile": ("torch.compile of the model", Effect.ROUNDING),
     "rng": ("how random states are kept", Effect.NUMBERS),
+    "checkpoint.enabled": ("whether AutoModel saves checkpoints", Effect.NONE),
     "checkpoint": ("AutoModel's checkpoints, and what weights a run starts from", Effect.NUMBERS),
     "*": ("other sections, 8-bit products among them", Effect.NUMBERS),
 }
 """What sections stand for where no Plan field does: why they stay behind, and what that does to the run."""
-PIPELINE = ("how AutoModel takes a model apart", Effect.NONE)
-SETTINGS = {
+PIPELINE: tuple[str, Weight] = ("how AutoModel takes a model apart", Effect.NONE)
+SETTINGS: dict[str, tuple[str, Weight]] = {
     PP + "pp_batch_size": ("recipes put the local batch size there", Effect.NONE),
-    PP + "scale_grads_in_schedule": ("gradients are scaled twice with it", Effect.NUMBERS),
+    PP + "scale_grads_in_schedule": ("gradients are scaled twice with it", _where_on),
 }
-OTHER = ("a section of AutoModel's own", Effect.NONE)
+OTHER: tuple[str, Weight] = ("a section of AutoModel's own", Effect.NONE)
 
 
 def leftover_rules(claimed: frozenset[str]) -> tuple[Rule, ...]:
     """One row for each reason, over every setting that `claimed` does not name."""
-    rows: dict[tuple[str, Effect], list[str]] = {}
+    rows: dict[tuple[str, Weight], list[str]] = {}
     for path in fields(AutoModel):
         if path not in claimed:
             starts = [start for start in SECTIONS if path == start or path.startswith(start + ".")]

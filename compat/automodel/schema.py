@@ -287,6 +287,8 @@ class Optimizer(Section):
     adam_w_mode: bool | None = field(None, description="Transformer Engine's FusedAdam decays weights apart.")
     nesterov: bool | None = field(None, description="Nesterov's form of SGD's momentum.")
     amsgrad: bool | None = field(None, description="Adam takes the largest second moment so far.")
+    foreach: bool | None = field(None, description="Torch's optimizers step many parameters in one kernel.")
+    fused: bool | None = field(None, description="Torch's optimizers step in one kernel of their own.")
     bias_correction: bool | None = field(None, description="Transformer Engine's FusedAdam corrects moments for their start.")
     exp_avg_dtype: Dtype | None = field(None, description="Format of the first moment in Transformer Engine's FusedAdam.")
     exp_avg_sq_dtype: Dtype | None = field(None, description="Format of its second moment.")
@@ -355,6 +357,7 @@ class Dataloader(Section):
 class Checkpoint(Section):
     """Checkpoints: where they are written, in which form, and what to start from."""
 
+    enabled: bool | None = field(None, description="Checkpoints are written, and gone on from.")
     is_async: bool | None = field(None, description="Checkpoints are written while training goes on.")
     restore_from: str | None = field(None, description="Checkpoint to go on from.")
     others: Free | None = rest("about checkpoints")
