@@ -19,6 +19,7 @@ from bridge.meaning import plain
 from bridge.plan import Plan
 from bridge.rules import Context, Effect, How, Rule
 
+ROWS = "model.embedding.padded_vocab"
 CARRIED = "carry-over"
 """Source of a field that only a sidecar can have told."""
 
@@ -106,7 +107,8 @@ def lift(config: Config) -> Plan:
 def unheld(config: Config) -> Iterator[Finding]:
     """What `config` sets otherwise than its stack's default and no Plan holds, with what it does to the run."""
     table, values = claims(config.dialect), config.effective.flat()
-    usual = _back(_lift(config), config)
+    back = _back(_lift(config), config)
+    usual = back.effective if back else Values()
     for path in config.given:
         rule, value = table.get(path), values.get(path)
         if rule is not None and not rule.ours and value != usual.get(path):
@@ -139,7 +141,7 @@ def translate(
     if same:
         target = replace(target, opaque=config.opaque)
     kept = _lift(target)
-    back = target.effective if same else _back(kept, config)
+    back = target if same else _back(kept, config)
     restored = _put_back_as_given(told, target)
     losses, openings = tuple(_losses(config, meant, kept, back, target)), _openings(config, meant, kept, target, restored)
     losses += tuple(_nameless(config, meant, kept, losses, target))
@@ -306,12 +308,12 @@ def _model_ranks(ours: Mapping[str, Any]) -> int:
     return prod(ours.get(f"parallel.{axis}") or 1 for axis in ("tensor", "pipeline", "context"))
 
 
-def _back(kept: Mapping[str, Any], config: Config) -> Values:
-    """Effective values after the way there and back; empty if the source stack refuses what came back."""
+def _back(kept: Mapping[str, Any], config: Config) -> Config | None:
+    """The config after the way there and back; None if the source stack refuses what came back."""
     try:
-        return _lower(kept, config.dialect, config.version, config.world_size or _world(kept)).effective
+        return _lower(kept, config.dialect, config.version, config.world_size or _world(kept))
     except BridgeError:
-        return Values()
+        return None
 
 
 @cache
@@ -326,11 +328,11 @@ def plan_claims(dialect: Dialect) -> Mapping[str, Rule]:
     return {path: rule for rule in dialect.rules for path in rule.ours}
 
 
-def _losses(config: Config, meant: Meaning, kept: Meaning, back: Values, target: Config) -> Iterator[Finding]:
-    before = config.effective.flat()
+def _losses(config: Config, meant: Meaning, kept: Meaning, back: Config | None, target: Config) -> Iterator[Finding]:
+    before, after = config.effective.flat(), back.effective.flat() if back else {}
     # What its stack moves elsewhere fares as its group does.
     moved = {path for path, value in config.given.items() if value is not None and before.get(path) is None}
-    ours, theirs = _differing(meant.plain, kept.plain), _differing(before, back.flat()) - moved
+    ours, theirs = _unlike(meant, kept), _differing(before, after) - moved
     for rule, paths in _at_stake(config):
         lost = tuple(path for path in rule.ours if path in ours)
         gone = moved if lost else () if rule.ours else moved - target.given.keys()
@@ -361,6 +363,12 @@ def _differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
     return changed | {path for path in after.keys() - before.keys() if after[path] is not None}
 
 
+def _unlike(meant: Meaning, kept: Meaning) -> set[str]:
+    """Fields of a plan that do not mean the same; where the tables have as many rows, nothing hangs on how many are words."""
+    changed = _differing(meant.plain, kept.plain)
+    return changed if ROWS in changed else changed - {"model.vocab"}
+
+
 def _at_stake(config: Config) -> Iterator[tuple[Rule, Sequence[str]]]:
     """Rules with the paths that may be lost: all of a group that means something, else those that were given."""
     table = claims(config.dialect)
@@ -375,19 +383,25 @@ def _lost(
     lost: tuple[str, ...],
     meant: Mapping[str, Any],
     kept: Mapping[str, Any],
-    back: Values,
+    back: Config | None,
     target: Config,
 ) -> Iterator[Finding]:
     seen = rule.seen(rule.theirs, config.effective)
     blurred = rule.blurs is not None and rule.blurs(seen)
     effect = _weight(rule, lost, blurred, config, target)
     for path in changed:
-        before, after, given = config.effective.get(path, config.given.get(path)), back.get(path), path in config.given
+        before, after, given = (
+            config.effective.get(path, config.given.get(path)),
+            back.effective.get(path) if back else None,
+            path in config.given,
+        )
         mine = tuple(ours for ours in lost if ours in rule.carried(path))
         # What the source leaves open is told by what the target takes for it (`_openings`).
         opened = before is None and not any(ours in meant for ours in mine)
         if given or (lost and effect.reaches(Effect.NUMBERS) and not opened):
             how = _fate(rule, path, mine, blurred, gone=all(kept.get(ours) is None for ours in mine))
+            if how is not How.DROPPED and not mine and not (back and path in back.given):
+                after = _kept(rule, path, kept, after)
             told = f"{rule.tells(seen)}; " if blurred and rule.tells else ""
             reason = told + _reason(rule, how, mine, target)
             named = path if given else _given(config, rule, mine, path)
@@ -395,6 +409,12 @@ def _lost(
                 continue  # the setting that the user wrote has a finding of its own
             weight = Effect.NONE if how is How.DERIVED else effect
             yield Finding(named, reason, weight, given, how, before, after, config.origins.get(named))
+
+
+def _kept(rule: Rule, path: str, kept: Mapping[str, Any], otherwise: Any) -> Any:
+    """What the target has for a setting that the way back writes in other words: the value of the field it stands for."""
+    found = [kept[ours] for ours in rule.carried(path) if kept.get(ours) is not None]
+    return found[0] if len(found) == 1 else otherwise
 
 
 def _weight(rule: Rule, lost: tuple[str, ...], blurred: bool, config: Config, target: Config) -> Effect:
@@ -412,7 +432,7 @@ def _nameless(config: Config, meant: Meaning, kept: Meaning, told: Sequence[Find
     What one reason leaves open is one finding.
     """
     table, named = plan_claims(config.dialect), {finding.path for finding in told if finding.effect.reaches(Effect.NUMBERS)}
-    lost = _differing(meant.plain, kept.plain) & meant.keys() if target.dialect.model else ()
+    lost = _unlike(meant, kept) & meant.keys() if target.dialect.model else ()
     open_: dict[str, list[str]] = {}
     for ours in sorted(path for path in lost if path.startswith("model.")):
         rule = table[ours]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import compat
-from bridge.rules import Effect
+from bridge.rules import Effect, How
 from bridge.translation import Result, translate
 
 FUSED = "transformer_engine.pytorch.optimizers.FusedAdam"
@@ -67,3 +67,57 @@ def test_switches_that_are_off_change_no_numbers(target: str) -> None:
 def test_a_gate_that_spreads_tokens_is_a_loss() -> None:
     data = {"model": {"backend": {"fake_balanced_gate": True}}}
     assert "model.backend.fake_balanced_gate" in alarms(translated("automodel", data, "megatron"))
+
+
+LAUNCH = (
+    "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128 --lr 1e-3 "
+    "--micro-batch-size 1 --global-batch-size 128 --vocab-size 50257 --position-embedding-type rope"
+)
+
+
+def test_words_beside_as_many_rows_are_no_loss_there_and_back() -> None:
+    there = translated("megatron", f"{LAUNCH} --train-iters 100".split(), "fast_llm")
+    assert "vocab_size" not in alarms(there)
+    back = translate(there.config, compat.load("megatron"), carry=there.carry)
+    assert back.config.given["vocab_size"] == 50257
+    assert back.exact, back.findings
+
+
+def test_rows_that_differ_are_a_loss() -> None:
+    assert "make_vocab_size_divisible_by" in alarms(translated("megatron", LAUNCH.split(), "automodel"))
+
+
+@pytest.mark.parametrize("target", ["fast_llm", "deepspeed", "automodel"])
+def test_samples_and_shares_show_the_steps_that_were_written(target: str) -> None:
+    """100,000 samples, 128 at a time, are 781 steps."""
+    samples = "--train-samples 100000 --lr-decay-samples 90000 --lr-warmup-samples 3906"
+    assert {"train_samples": 781, "lr_decay_samples": 703, "lr_warmup_samples": 31}.items() <= kept(samples, target).items()
+    shares = "--train-samples 128000 --lr-decay-samples 102400 --lr-warmup-fraction 0.01"
+    assert {"train_samples": 1000, "lr_decay_samples": 800, "lr_warmup_fraction": 8}.items() <= kept(shares, target).items()
+
+
+def kept(flags: str, target: str) -> dict[str, Any]:
+    """What stands in the target for each setting that is not dropped."""
+    found = translated("megatron", f"{LAUNCH} {flags}".split(), target).findings
+    return {finding.path: finding.after for finding in found if finding.how in (How.APPROXIMATE, How.DERIVED)}
+
+
+@pytest.mark.parametrize("target", ["fast_llm", "megatron"])
+@pytest.mark.parametrize("kind", ["WarmupDecayLR", "WarmupCosineLR"])
+def test_the_steps_of_a_schedule_that_is_kept_are_shown(kind: str, target: str) -> None:
+    data = {
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+        "train_micro_batch_size_per_gpu": 1,
+        "scheduler": {"type": kind, "params": {"total_num_steps": 10000, "warmup_num_steps": 100}},
+    }
+    found = {finding.path: finding for finding in translated("deepspeed", data, target).findings}
+    for name, steps in (("total_num_steps", 10000), ("warmup_num_steps", 100)):
+        row = found[f"scheduler.params.{name}"]
+        assert (row.how, row.after) == (How.APPROXIMATE, steps)
+
+
+def test_the_base_of_rotary_positions_is_shown() -> None:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 1000, "intermediate_size": 128}
+    data = {"model": {"config": {"model_type": "llama", "rope_theta": 500000.0, **sizes}}}
+    row = next(f for f in translated("automodel", data, "fast_llm").findings if f.path == "model.config.rope_theta")
+    assert (row.how, row.after) == (How.DERIVED, 500000.0)
