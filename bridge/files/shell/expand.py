@@ -113,7 +113,9 @@ class Expander:
         if literal is not None:
             return literal
         pieces = self.parts(self._tilde(word.parts, assigned), False)
-        return tuple(self.joined(emptied(pieces) if alone else pieces))
+        if alone:
+            pieces = [Break() if isinstance(piece, Break) and piece.made else piece for piece in emptied(pieces)]
+        return tuple(self.joined(pieces))
 
     def _literal(self, word: Word) -> Pieces | None:
         """A word that stands for itself; None for any other."""
@@ -434,13 +436,13 @@ class Expander:
             unknown = self.unknown(part, self.unset(subject.name), quoted, absent=not self.scope.sourced)
             return [replace(unknown, loose=bool(self.scope.sourced) and subject.joined == "@")]
         self.solid |= bool(subject.joined and subject.words)
-        return self._listed(subject.words, subject.joined, part, quoted)
+        return self._listed(subject.words, subject.joined, part, quoted, plain=True)
 
-    def _listed(self, listed: Sequence[Pieces], joined: str, part: Part, quoted: bool) -> Expanded:
+    def _listed(self, listed: Sequence[Pieces], joined: str, part: Part, quoted: bool, plain: bool = False) -> Expanded:
         found: Expanded = []
         for position, word in enumerate(listed):
             if position:
-                found.append(self._between(joined, part, quoted))
+                found.append(self._between(joined, part, quoted, plain))
             found += self._used(word, part, quoted) or [self._made(part, "", quoted)]
         if not listed and joined == "*" and quoted:
             return [self._made(part, "", quoted)]
@@ -451,13 +453,18 @@ class Expander:
         if joined == "*" and not quoted and self.scope.separators == "":
             raise Unread("IFS is empty, and a shell joins [*] in a way of its own here")
 
-    def _between(self, joined: str, part: Part, quoted: bool) -> Piece | Break:
-        if joined != "*" and quoted:
+    def _between(self, joined: str, part: Part, quoted: bool, plain: bool) -> Piece | Break:
+        """Where nothing is split, elements as they are stand apart by a blank, and what is made of them by IFS."""
+        if joined != "*" and quoted and plain:
             return Break()
         separators = self.scope.separators
         if separators is None:
             raise Unread("IFS is not known")
         first = separators[:1]
+        if joined != "*" and quoted:
+            if not first:
+                raise Unread("IFS is empty, and a shell joins [@] in a way of its own where nothing is split")
+            return Break(first, made=True)
         if quoted:
             return Text(first, self._place(part), True, plain=False)
         return Break(first if joined == "*" else " ", first.strip(DEFAULT_IFS))

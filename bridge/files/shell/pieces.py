@@ -75,11 +75,13 @@ class Unknown:
 class Break:
     """Where one element of an array ends and the next begins; `joiner` stands there where nothing is split.
 
-    `mark` stands there where words are split, if that is no blank: what is empty before it is a word as well.
+    `mark` stands there where words are split, if that is no blank: what is empty before it is a word as well. Where a test or
+    `case` looks at a word, a blank is the joiner of what is `made` of elements.
     """
 
     joiner: str = " "
     mark: str = ""
+    made: bool = False
 
 
 Piece = Text | Unknown
