@@ -177,7 +177,8 @@ def _arguments(target: str) -> tuple[str, ...]:
         if is_fused(target)
         else [name for name in ("nesterov", "amsgrad") if CLASSES[target].ours in TAKING[name]]
     )
-    return (*argument_defaults(target), *(f"optimizer.{name}" for name in switches), GROUPS)
+    kernels = ("foreach", "fused") if target in ("torch.optim.Adam", "torch.optim.AdamW", "torch.optim.SGD") else ()
+    return (*argument_defaults(target), *(f"optimizer.{name}" for name in (*switches, *kernels)), GROUPS)
 
 
 @cache
