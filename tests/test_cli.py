@@ -120,6 +120,18 @@ class TestConvert:
         assert not [row for row in findings if "by default" in row["message"]]
         assert "megatron" not in {row["default_of"] for row in json.loads(done.out)["fields"]}
 
+    @pytest.mark.parametrize(
+        "balance", ["none", "aux_loss --moe-aux-loss-coeff 1e-2", "seq_aux_loss aux_loss --moe-aux-loss-coeff 1e-2 2e-2"]
+    )
+    def test_a_list_of_one_is_no_edit_of_the_script(self, cli: Cli, tmp_path: Path, balance: str) -> None:
+        model = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128"
+        run = f"--micro-batch-size 2 --global-batch-size 64 --lr 1e-3 --num-experts 8 --moe-router-load-balancing-type {balance}"
+        script = f"torchrun --nproc-per-node 8 pretrain_gpt.py {model} {run}\n"
+        (tmp_path / "launch.sh").write_text(script)
+        cli("convert", "launch.sh", "--to", "deepspeed", "-o", "ds.json")
+        cli("convert", "ds.json", "--to", "megatron", "-o", "back.sh")
+        assert (tmp_path / "back.sh").read_text() == script
+
     @pytest.mark.parametrize(("to", "name"), [("merak", "run.yaml"), ("deepspeed", "run.yaml"), ("fast_llm", "run.json")])
     def test_a_suffix_that_a_reader_takes_for_another_format_is_refused(
         self, cli: Cli, megatron: Path, tmp_path: Path, to: str, name: str

@@ -58,6 +58,11 @@ UNWRAPPED = ("moe_router_load_balancing_type", "moe_aux_loss_coeff")
 """Flags of several values that validate_args takes out of a list of one (since 0.14; before they took a single value)."""
 
 
+def unwrapped(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of them that are a list of one, as that one."""
+    return {dest: given[dest][0] for dest in UNWRAPPED if isinstance(given.get(dest), list) and len(given[dest]) == 1}
+
+
 def reading_of(words: Words, version: str, lenient: bool) -> Reading:
     """Words through the parser of that release."""
     needed, fixed = _needed() if words.opaque else (), _fixed() if lenient else None
@@ -66,7 +71,7 @@ def reading_of(words: Words, version: str, lenient: bool) -> Reading:
     given = {
         dest: value for dest, value in parsed.given.items() if dest not in forks.ENDED or not older.covers(parsed.flags[dest])
     }
-    given |= {dest: given[dest][0] for dest in UNWRAPPED if isinstance(given.get(dest), list) and len(given[dest]) == 1}
+    given |= unwrapped(given)
     values = {**given, **{dest: value for dest, value in older.values.items() if dest not in given}}
     origins = {dest: _origin(spot, words) for dest, spot in parsed.flags.items() if dest in given}
     origins |= {dest: older.origins[dest] for dest in values if dest not in given}

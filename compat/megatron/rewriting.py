@@ -13,7 +13,7 @@ from bridge.files import Document, Script, edit_entries, parse
 from bridge.files.shell import Pieces, edit
 from bridge.files.words import load_words, pieces
 from compat.megatron import flags, options, releases, sections
-from compat.megatron.formats import Words, launch_of, reading_of, words_of, yaml_line
+from compat.megatron.formats import Words, launch_of, reading_of, unwrapped, words_of, yaml_line
 
 Range = tuple[int, int]
 
@@ -88,7 +88,8 @@ def plain(value: Any) -> str:
 
 
 def _parsed(words: Words, version: str) -> flags.Parsed:
-    return flags.parse(words.words, version, True, words.lines, words.opaque, (), words.loose)
+    parsed = flags.parse(words.words, version, True, words.lines, words.opaque, (), words.loose)
+    return replace(parsed, given={**parsed.given, **unwrapped(parsed.given)})
 
 
 def _pieces(text: str, like: Document) -> Sequence[Pieces]:
