@@ -26,7 +26,7 @@ class Finding:
     """One remark about one field.
 
     `given` tells whether the user set the field; `how` is None for a remark on reading, else what became of the value;
-    `before` and `after` are the stack's own values where a value changed.
+    `before` and `after` are the stack's own values where a value changed. `rule` is the check that it comes from.
     """
 
     path: str
@@ -37,6 +37,12 @@ class Finding:
     before: Any = None
     after: Any = None
     origin: Origin | None = None
+    rule: str = ""
+
+    @property
+    def id(self) -> str:
+        """The rule that it is an instance of, an id that never changes: by the field, where no row of checks made it."""
+        return self.rule or f"{self.path}/{self.how or 'remark'}"
 
     @property
     def matters(self) -> bool:

@@ -116,7 +116,7 @@ class DeepSpeedDialect(PackagedDialect):
         """What DeepSpeed accepts and then ignores or gets wrong."""
         from compat.deepspeed.traps import inspect
 
-        return (*_open_batch(config), *inspect(config.effective, config.given, config.version, config.world_size, config.origins))
+        return (*_open_batch(config), *inspect(config))
 
     def render(self, config: Config, format: str | None = None) -> Written:
         """Explicit JSON, the code part, and the launch command."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from bridge.dialect import Config
 from bridge.errors import ConfigError, VersionError
-from compat.deepspeed.effective import ranks
+from compat.deepspeed.batch import ranks
 from compat.deepspeed.formats import plain
 
 

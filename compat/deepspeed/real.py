@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 from bridge.dialect import Config
 from compat.deepspeed import live
-from compat.deepspeed.effective import ranks
+from compat.deepspeed.batch import ranks
 from compat.deepspeed.formats import plain
 
 TOP = (

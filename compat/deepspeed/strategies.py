@@ -15,9 +15,9 @@ from bridge.config import fields
 from bridge.dialect import Config
 from bridge.testing.strategies import Case, Group, Part
 from bridge.testing.strategies import values as typed_values
-from compat.deepspeed.effective import MICRO, OFFLOAD, PARAM, STEPS, TOTAL, ZERO
 from compat.deepspeed.releases import Type, release
 from compat.deepspeed.schema import DeepSpeed
+from compat.deepspeed.seen import MICRO, OFFLOAD, PARAM, STEPS, TOTAL, ZERO
 
 Groups = SearchStrategy[Group]
 Drawn = Mapping[str, SearchStrategy[Any]]

@@ -8,7 +8,8 @@ import pytest
 
 from bridge.dialect import Dialect
 from bridge.errors import ConfigError
-from compat.deepspeed.effective import REFUSALS, effective, moved
+from compat.deepspeed.effective import effective, moved
+from compat.deepspeed.refusals import REFUSALS
 
 MICRO, STEPS, TOTAL = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"
 BASE = {MICRO: 2}

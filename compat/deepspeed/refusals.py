@@ -1,0 +1,223 @@
+"""What DeepSpeed refuses when it reads a config: one row for each combination, with the place that checks it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from bridge.checks import Check, Checks, Condition
+from bridge.errors import nearest
+from bridge.rules import Effect
+from compat.deepspeed.releases import RELEASES
+from compat.deepspeed.seen import GATHER, OFFLOAD, OLD_GATHER, PARAM, ZERO, Flat, Seen, form_of
+
+CONFIG = "runtime/config.py, _do_error_check"
+FP16_MASTER, BF16_MASTER = (f"{name}.{name}_master_weights_and_grads" for name in ("fp16", "bf16"))
+ANY_STAGE = "needs zero_optimization.stage 1, 2 or 3"
+AUTOTP = "tensor_parallel.autotp_size"
+SAMPLING = "data_efficiency.data_sampling"
+
+
+def _refuse(path: str, when: Callable[[Seen], object], message: str, place: str, since: str = "", until: str = "") -> Check:
+    return Check(path, when, message, Effect.STOPS, place, since, until)
+
+
+def _dynamic(seen: Seen) -> bool:
+    return bool(seen["fp16.enabled"]) and not seen["fp16.loss_scale"]
+
+
+def _sums_with(other: Condition) -> Callable[[Seen], object]:
+    return lambda seen: seen["gradient_allreduce_op"] == "sum" and other(seen)
+
+
+def _unnormed(other: Callable[[Seen], object]) -> Callable[[Seen], object]:
+    return lambda seen: seen[ZERO + "compute_grad_norm"] is False and other(seen)
+
+
+def _split(seen: Seen) -> bool:
+    return (seen[AUTOTP] or 0) > 1
+
+
+def _switched(section: str) -> Check:
+    """A section that DeepSpeed looks for its switch in, which crashes where there is none (KeyError)."""
+    return _refuse(
+        f"{section}.enabled",
+        lambda seen: isinstance(seen[section], Mapping) and "enabled" not in seen[section],
+        "missing, and DeepSpeed trips on a section without it; write it out, or drop the section",
+        "runtime/config.py, get_amp_params, get_pld_params and get_curriculum_params_legacy",
+    )
+
+
+def _unfilled(section: str, name: str, what: str, place: str) -> Check:
+    """A section that is enabled, and cannot be without `name`."""
+
+    def lacks(seen: Seen) -> bool:
+        values = seen[section] or {}
+        return bool(values.get("enabled")) and name not in values
+
+    return _refuse(section, lacks, f"enabled without {name}; add {what}", f"runtime/data_pipeline/config.py, {place}")
+
+
+REFUSALS = Checks(
+    RELEASES,
+    _refuse(
+        "fp16.enabled, bf16.enabled",
+        lambda seen: seen["fp16.enabled"] and seen["bf16.enabled"],
+        "both are true, expected one precision; switch one off",
+        "runtime/config.py, _initialize_params",
+    ),
+    _refuse(
+        FP16_MASTER,
+        lambda seen: seen[FP16_MASTER] and seen["fp16.enabled"] and seen.stage != 2,
+        "needs zero_optimization.stage 2",
+        CONFIG,
+        until="0.17.1",
+    ),
+    _refuse(
+        FP16_MASTER,
+        lambda seen: seen[FP16_MASTER] and seen.stage != 2,
+        "needs zero_optimization.stage 2",
+        CONFIG,
+        since="0.17.1",
+        until="0.18.3",
+    ),
+    _refuse(FP16_MASTER, lambda seen: seen[FP16_MASTER] and seen.stage == 0, ANY_STAGE, CONFIG, since="0.18.3"),
+    _refuse(BF16_MASTER, lambda seen: seen[BF16_MASTER] and seen.stage == 0, ANY_STAGE, CONFIG),
+    _refuse(
+        "bf16.bf16_optimizer_states",
+        lambda seen: seen["bf16.bf16_optimizer_states"] and not (seen[BF16_MASTER] and seen.stage),
+        "needs bf16.bf16_master_weights_and_grads and zero_optimization.stage 1, 2 or 3",
+        CONFIG,
+    ),
+    _refuse(
+        "fp16.loss_scale_window",
+        lambda seen: _dynamic(seen) and not seen["fp16.loss_scale_window"],
+        "found 0, expected at least 1 with dynamic loss scaling",
+        "runtime/precision_config.py; before 0.19.3 a division by zero in runtime/fp16/loss_scaler.py",
+    ),
+    _refuse(
+        "fp16.min_loss_scale",
+        lambda seen: _dynamic(seen) and not seen["fp16.min_loss_scale"],
+        "found 0, expected at least 1 with dynamic loss scaling",
+        "runtime/precision_config.py, _validate_dynamic_loss_scale_params",
+        since="0.19.3",
+    ),
+    _refuse(
+        ZERO + "compute_grad_norm",
+        _unnormed(lambda seen: seen.stage not in (1, 2)),
+        "false needs stage 1 or 2",
+        "runtime/zero/config.py, compute_grad_norm_valid",
+    ),
+    _refuse(
+        ZERO + "compute_grad_norm",
+        _unnormed(lambda seen: seen.stage in (1, 2) and seen["gradient_clipping"] > 0),
+        "false needs gradient_clipping 0, written out",
+        "runtime/zero/stage_1_and_2.py",
+    ),
+    _refuse(
+        OFFLOAD + ".ratio",
+        lambda seen: seen.values.get(OFFLOAD + ".ratio", 1) < 1 and seen.stage != 3,
+        "less than 1 needs stage 3",
+        "runtime/zero/config.py, offload_ratio_check",
+    ),
+    *(
+        _refuse("gradient_allreduce_op", _sums_with(other), f"sum is not possible {where}; use mean", CONFIG)
+        for where, other in (
+            ("at zero_optimization.stage 3", lambda seen: seen.stage == 3),
+            ("with zenflow", lambda seen: ZERO + "zenflow.topk_ratio" in seen.values),
+            ("with compile.deepcompile", lambda seen: seen["compile.deepcompile"]),
+        )
+    ),
+    _refuse(
+        ZERO + "stage",
+        lambda seen: seen.piped and seen.stage >= 2,
+        "2 and 3 do not go with pipeline stages; use 0 or 1",
+        "runtime/pipe/engine.py, PipelineEngine.__init__",
+    ),
+    _refuse(
+        AUTOTP,
+        lambda seen: _split(seen) and seen.stage == 3,
+        "does not go with zero_optimization.stage 3 before DeepSpeed 0.19.4",
+        "runtime/engine.py",
+        until="0.19.4",
+    ),
+    _refuse(
+        "tensor_parallel.tp.tp_size",
+        lambda seen: _split(seen) and seen["tensor_parallel.tp.tp_size"] not in (1, seen[AUTOTP]),
+        "is not tensor_parallel.autotp_size, which is what counts; drop tp_size",
+        "runtime/engine.py, _apply_autotp_partitioning",
+        since="0.18.6",
+    ),
+    _refuse(
+        "aio.use_gds",
+        lambda seen: seen["aio.use_gds"] and seen["code.accelerator"] != "cuda",
+        "needs a CUDA accelerator; switch it off, or say code.accelerator is cuda",
+        "runtime/swap_tensor/aio_config.py, get_aio_config",
+    ),
+    _refuse(
+        "expert_parallel.load_balance_coeff",
+        lambda seen: seen["expert_parallel.load_balance_coeff"] is not None,
+        "only null is supported; leave it out",
+        "module_inject/auto_ep_presets/base.py",
+    ),
+    _unfilled(f"{SAMPLING}.curriculum_learning", "curriculum_metrics", "them", "get_curriculum_learning"),
+    _unfilled(f"{SAMPLING}.dynamic_batching", "max_tokens", "it", "get_dynamic_batching"),
+    *map(_switched, ("amp", "progressive_layer_drop", "curriculum_learning")),
+    _refuse(
+        "compile.passes",
+        lambda seen: "autotp" in (seen["compile.passes"] or ()),
+        "autotp is a pass since DeepSpeed 0.19.6; drop it",
+        "compile/config.py, PassName",
+        until="0.19.6",
+    ),
+    _refuse(
+        "elasticity",
+        lambda seen: (seen["elasticity"] or {}).get("enabled"),
+        "enabled, so the batch would be chosen at launch; write the batch keys it would choose and drop the section",
+        "elasticity/elasticity.py, compute_elastic_config",
+    ),
+    _refuse(
+        "scheduler.params.warmup_num_steps",
+        lambda seen: (seen["scheduler.type"] or "").startswith("Warmup") and seen["scheduler.params.warmup_num_steps"] == 0,
+        "found 0, expected at least 1",
+        "runtime/lr_schedules.py",
+        since="0.19.3",
+    ),
+)
+"""Each row names the place in DeepSpeed that it stands for."""
+
+
+def refused(seen: Seen) -> Iterator[str]:
+    """Every combination that DeepSpeed refuses, a line each."""
+    yield from REFUSALS.refused(seen)
+    yield from _twice(seen)
+    yield from _facts(seen.given)
+    yield from _arguments(seen)
+
+
+def _twice(seen: Seen) -> Iterator[str]:
+    """An old key beside the one that replaces it (runtime/config_utils.py, _process_deprecated_field)."""
+    for old, section in ((ZERO + "cpu_offload", OFFLOAD), (ZERO + "cpu_offload_param", PARAM)):
+        if old in seen.given and seen.wrote(section):
+            yield f"{old}: given beside {section}, which replaces it; drop {old}"
+    if seen.wrote("bfloat16") and seen.wrote("bf16"):
+        yield "bfloat16: given beside bf16, which hides it; keep one"
+    if OLD_GATHER in seen.given and GATHER in seen.given:
+        yield f"{OLD_GATHER}: given beside {GATHER}, which replaces it; drop the old one"
+
+
+MODEL_INFO = {"profile": False, "num_params": None, "hidden_size": None, "num_layers": None}
+
+
+def _facts(given: Flat) -> Iterator[str]:
+    """Names that nobody reads (autotuning/config.py, get_model_info_config)."""
+    for name in given.get("autotuning.model_info") or ():
+        if name not in MODEL_INFO:
+            yield f"autotuning.model_info.{name}: unknown key{nearest(str(name), MODEL_INFO)}"
+
+
+def _arguments(seen: Seen) -> Iterator[str]:
+    """Arguments that the scheduler cannot be built without (runtime/lr_schedules.py)."""
+    form = form_of(seen.values, seen.at, "schedulers", seen["scheduler.type"] or "")
+    for argument in form.required if form else ():
+        if f"scheduler.params.{argument}" not in seen.given:
+            yield f"scheduler.params.{argument}: missing, and {form.type if form else ''} needs it"

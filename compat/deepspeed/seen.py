@@ -1,0 +1,64 @@
+"""What a check of DeepSpeed looks at, and the keys that many of them look at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bridge import checks
+from compat.deepspeed.releases import Release, Type, release
+
+Flat = Mapping[str, Any]
+MICRO, STEPS, TOTAL = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"
+ZERO = "zero_optimization."
+OFFLOAD, PARAM = ZERO + "offload_optimizer", ZERO + "offload_param"
+GATHER = ZERO + "stage3_gather_16bit_weights_on_model_save"
+OLD_GATHER = ZERO + "stage3_gather_fp16_weights_on_model_save"
+LEAVES = frozenset(f"{ZERO}leaf_module.{name}" for name in ("classes", "names", "name_suffixes"))
+SCALE_KEYS = tuple(
+    f"fp16.{name}"
+    for name in ("initial_scale_power", "loss_scale_window", "min_loss_scale", "hysteresis", "consecutive_hysteresis")
+)
+
+HALF = ("fp16", "bf16")
+
+
+class Seen(checks.Seen):
+    """A config of DeepSpeed as a check sees it."""
+
+    @property
+    def at(self) -> Release:
+        """Its release."""
+        return release(self.context.version)
+
+    @property
+    def stage(self) -> int:
+        """The ZeRO stage."""
+        return int(self.values[ZERO + "stage"])
+
+    @property
+    def piped(self) -> bool:
+        """Whether the layers are split over pipeline ranks."""
+        return int(self.values["code.pipeline_stages"]) > 1
+
+    @property
+    def precision(self) -> str:
+        """The training precision: fp16, bf16 or fp32."""
+        return next((name for name in HALF if self[f"{name}.enabled"]), "fp32")
+
+
+def offloaded(values: Flat) -> bool:
+    """Whether the optimizer runs on the CPU."""
+    return bool(values.get(OFFLOAD + ".device", "none") != "none")
+
+
+def wanted(values: Flat) -> str:
+    """The implementation of an optimizer that the settings ask for."""
+    return "torch" if values.get("optimizer.params.torch_adam") else "cpu" if offloaded(values) else "fused"
+
+
+def form_of(values: Flat, at: Release, kind: str, name: str) -> Type | None:
+    """The implementation that DeepSpeed picks for a type (runtime/engine.py, `get_optimizer_configuration`)."""
+    forms = at.forms(kind, name)
+    fitting = [form for form in forms if form.form == wanted(values)]
+    return next(iter(fitting or forms), None)
