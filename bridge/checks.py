@@ -108,6 +108,5 @@ def told(found: Iterable[Remark], seen: Seen, origins: Mapping[str, Origin]) -> 
 
 
 def remark(path: str, message: str, effect: Effect, seen: Seen, origins: Mapping[str, Origin], rule: str = "") -> Finding:
-    """A finding on `path`; what changes nothing counts as not given, so that `--strict` lets it pass."""
-    given = effect is not Effect.NONE and seen.wrote(path)
-    return Finding(path, message, effect, given, origin=origins.get(path), rule=rule)
+    """A finding on `path`."""
+    return Finding(path, message, effect, seen.wrote(path), origin=origins.get(path), rule=rule)

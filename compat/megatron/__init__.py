@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from bridge.checks import Seen
 from bridge.config import Section, Values, shown
 from bridge.dialect import Config, PackagedDialect, Reading, Written
 from bridge.errors import ConfigError
@@ -135,9 +136,10 @@ class MegatronDialect(PackagedDialect):
     def inspect(self, config: Config) -> tuple[Finding, ...]:
         """What Megatron changes or ignores of what was given."""
         assert isinstance(config, MegatronConfig)
-        from compat.megatron.traps import inert
+        from compat.megatron.traps import TRAPS
 
-        return (*_assumed_ranks(config), *_uneven(config), *_overruled(config), *inert(config))
+        seen = Seen(config.effective, config.given, config.context)
+        return (*_assumed_ranks(config), *_overruled(config), *TRAPS.remarks(seen, config.origins))
 
     def missing(self, config: Config) -> Iterator[Finding]:
         """What the parser and the training loop want; files in sections and objects have a reader of their own."""
@@ -268,20 +270,6 @@ def _meaningless(given: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name}: found {value}; expected a finite number"
         elif name in SIZES and value is not None and value < 1:
             yield f"{name}: found {value}; expected a positive number"
-
-
-def _uneven(config: MegatronConfig) -> Iterator[Finding]:
-    """A batch that its microbatches do not divide (num_microbatches_calculator.py), which comes up after all other checks."""
-    args = config.args
-    whole, micro, ranks = (args.get(name) for name in ("global_batch_size", "micro_batch_size", "data_parallel_size"))
-    fixed = not any(args.get(name) for name in ("rampup_batch_size", "decrease_batch_size_if_needed", "step_batch_size_schedule"))
-    if fixed and whole and micro and ranks and whole % (micro * ranks):
-        message = (
-            f"no multiple of micro_batch_size ({micro}) x data-parallel ranks ({ranks}): training stops at the start;"
-            " change one of them, or give --decrease-batch-size-if-needed"
-        )
-        path = "global_batch_size"
-        yield Finding(path, message, Effect.STOPS, path in config.given, origin=config.origins.get(path))
 
 
 def _assumed_ranks(config: MegatronConfig) -> Iterator[Finding]:

@@ -1,93 +1,91 @@
-"""What Megatron's parser accepts and a run then ignores, or stops at, as data."""
+"""What Megatron's parser accepts and a run then ignores, or stops at, one row each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-
-from bridge.config import Values
-from bridge.dialect import Config
-from bridge.findings import Finding
+from bridge.checks import Check, Checks, Condition, Seen
 from bridge.rules import Effect
+from compat.megatron.releases import RELEASES
 
 
-@dataclass(frozen=True, slots=True)
-class Inert:
-    """A given argument that does nothing (or stops the run) while `without` holds, and why (`place`: where upstream reads it)."""
-
-    path: str
-    without: Callable[[Values], bool]
-    message: str
-    place: str
-    effect: Effect = Effect.NONE
+def _given(path: str, without: Condition, message: str, place: str, effect: Effect = Effect.NONE) -> Check:
+    """A given argument that does nothing (or stops the run) while `without` holds."""
+    return Check(path, lambda seen: path in seen.given and without(seen), message, effect, place)
 
 
-def _no_fsdp(args: Values) -> bool:
-    return not (args.get("use_megatron_fsdp") or args.get("use_custom_fsdp"))
+def _no_fsdp(args: Seen) -> bool:
+    return not (args["use_megatron_fsdp"] or args["use_custom_fsdp"])
 
 
-def _not_dynamic(args: Values) -> bool:
-    return not args.get("fp16") or bool(args.get("loss_scale"))
+def _not_dynamic(args: Seen) -> bool:
+    return not args["fp16"] or bool(args["loss_scale"])
 
 
-TRAPS = (
-    Inert(
+def _uneven(args: Seen) -> bool:
+    whole, micro, ranks = (args[name] for name in ("global_batch_size", "micro_batch_size", "data_parallel_size"))
+    fixed = not any(args[name] for name in ("rampup_batch_size", "decrease_batch_size_if_needed", "step_batch_size_schedule"))
+    return bool(fixed and whole and micro and ranks and whole % (micro * ranks))
+
+
+TRAPS = Checks(
+    RELEASES,
+    _given(
         "use_distributed_optimizer",
-        lambda args: args.get("optimizer") == "sgd",
+        lambda args: args["optimizer"] == "sgd",
         "shards the state of Adam only: with sgd training stops at the start; drop it, or use adam",
         "optimizer/distrib_optimizer.py: DistributedOptimizer.__init__",
         Effect.STOPS,
     ),
-    Inert(
+    _given(
         "data_parallel_sharding_strategy",
         _no_fsdp,
         "has no effect without --use-megatron-fsdp (0.12 and 0.13: --use-custom-fsdp): nothing is sharded by it",
         "distributed/fsdp; NVIDIA/Megatron-LM#1641",
     ),
     *(
-        Inert(path, _not_dynamic, "has no effect without fp16 and dynamic loss scaling", "optimizer/__init__.py: grad scaler")
+        _given(path, _not_dynamic, "has no effect without fp16 and dynamic loss scaling", "optimizer/__init__.py: grad scaler")
         for path in ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
     ),
-    Inert(
+    _given(
         "num_query_groups",
-        lambda args: not args.get("group_query_attention"),
+        lambda args: not args["group_query_attention"],
         "has no effect without --group-query-attention",
         "arguments.py: core_transformer_config_from_args",
     ),
-    Inert(
+    _given(
         "sgd_momentum",
-        lambda args: args.get("optimizer") == "adam",
+        lambda args: args["optimizer"] == "adam",
         "has no effect with the adam optimizer",
         "optimizer/__init__.py",
     ),
     *(
-        Inert(path, lambda args: args.get("optimizer") == "sgd", "has no effect with the sgd optimizer", "optimizer/__init__.py")
+        _given(path, lambda args: args["optimizer"] == "sgd", "has no effect with the sgd optimizer", "optimizer/__init__.py")
         for path in ("adam_beta1", "adam_beta2", "adam_eps")
     ),
-    Inert(
+    _given(
         "expert_model_parallel_size",
-        lambda args: not args.get("num_experts") and args.get("expert_model_parallel_size") != 1,
+        lambda args: not args["num_experts"] and args["expert_model_parallel_size"] != 1,
         "has no effect without --num-experts",
         "initialize.py: expert groups hold no experts",
     ),
-    Inert(
+    _given(
         "rope_scaling_factor",
-        lambda args: bool(args.get("use_rope_scaling")) and args.get("rope_scaling_factor") not in (None, 8.0),
+        lambda args: bool(args["use_rope_scaling"]) and args["rope_scaling_factor"] not in (None, 8.0),
         "is not handed to the model by Megatron-LM's own builder of GPT, which stretches by 8",
         "gpt_builders.py: gpt_builder; before, pretrain_gpt.py: model_provider",
         Effect.NUMBERS,
     ),
-    Inert(
+    Check(
+        "global_batch_size",
+        _uneven,
+        "no multiple of micro_batch_size ({micro_batch_size}) x data-parallel ranks ({data_parallel_size}): training stops at the"
+        " start; change one of them, or give --decrease-batch-size-if-needed",
+        Effect.STOPS,
+        "num_microbatches_calculator.py, after all other checks",
+    ),
+    _given(
         "microbatch_group_size_per_vp_stage",
-        lambda args: args.get("virtual_pipeline_model_parallel_size") is None,
+        lambda args: args["virtual_pipeline_model_parallel_size"] is None,
         "has no effect without virtual pipeline stages",
         "pipeline_parallel/schedules.py",
     ),
 )
-
-
-def inert(config: Config) -> Iterator[Finding]:
-    """A finding for each given argument that does nothing."""
-    for trap in TRAPS:
-        if trap.path in config.given and trap.without(config.effective):
-            yield Finding(trap.path, trap.message, trap.effect, True, origin=config.origins.get(trap.path))

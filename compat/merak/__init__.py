@@ -78,7 +78,7 @@ class MerakDialect(PackagedDialect):
         """What Merak ignores, breaks on or gets wrong, and where its documentation differs from its source."""
         from compat.merak.traps import inspect
 
-        return tuple(inspect(config.effective, config.given, config.context, config.origins))
+        return tuple(inspect(config))
 
     def knows(self, path: str, value: Any, version: str, entry: str) -> bool:
         """Whether that release has the parameter or argument."""

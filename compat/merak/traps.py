@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from typing import Any
 
+from bridge import checks
+from bridge.checks import Check, Checks
 from bridge.config import shown
+from bridge.dialect import Config
 from bridge.findings import Finding, Origin
-from bridge.rules import Context, Effect
+from bridge.rules import Effect
 from compat.merak.releases import KNOWN, RELEASES, REWRITTEN, ULYSSES, Release, release
 from compat.merak.rules import BF16, INHERITED, automatic, compute, sharded, table, unclipped
 
@@ -19,13 +21,8 @@ ZERO_ONLY = "only ZeRO looks at it; set zero_stage 1 or drop it"
 ZERO_OFF = "ZeRO is off; set zero_stage 1 or drop it"
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What a row looks at: effective values, what was given, and the release."""
-
-    values: Mapping[str, Any]
-    given: Mapping[str, Any]
-    context: Context
+class Seen(checks.Seen):
+    """A config of Merak as a check sees it: arguments by their name alone."""
 
     def __getitem__(self, name: str) -> Any:
         return self.values.get(name if "." in name else f"args.{name}")
@@ -34,36 +31,15 @@ class Seen:
         """Ranks on an axis of `init`, 1 where it does not say."""
         return int(self.values.get(f"init.{axis}") or 1)
 
-    def wrote(self, path: str) -> bool:
-        """Whether the user set it."""
-        return path in self.given
 
-
-@dataclass(frozen=True, slots=True)
-class Trap:
-    """One row: the path it is about, when it applies, what to say, what it does to the run, and where it happens."""
-
-    path: str
-    when: Callable[[Seen], bool]
-    message: str
-    effect: Effect
-    place: str
-    since: str = ""
-    until: str = ""
-
-    def holds(self, version: str) -> bool:
-        """Whether it is about that release."""
-        return RELEASES.within(version, self.since, self.until)
-
-
-def _dead(name: str, message: str, place: str, since: str = "", until: str = "") -> Trap:
+def _dead(name: str, message: str, place: str, since: str = "", until: str = "") -> Check:
     path = name if "." in name else f"args.{name}"
-    return Trap(path, lambda seen: seen.wrote(path), f"no effect: {message}", Effect.NONE, place, since, until)
+    return Check(path, lambda seen: seen.wrote(path), f"no effect: {message}", Effect.NONE, place, since, until)
 
 
-def _unused(name: str, used: Callable[[Seen], bool], message: str, place: str, since: str = "") -> Trap:
+def _unused(name: str, used: Callable[[Seen], bool], message: str, place: str, since: str = "") -> Check:
     path = f"args.{name}"
-    return Trap(path, lambda seen: seen.wrote(path) and not used(seen), f"no effect: {message}", Effect.NONE, place, since)
+    return Check(path, lambda seen: seen.wrote(path) and not used(seen), f"no effect: {message}", Effect.NONE, place, since)
 
 
 def _on(seen: Seen) -> bool:
@@ -88,7 +64,8 @@ def _checkpoints(seen: Seen) -> bool:
     return bool(seen["activation_checkpointing"])
 
 
-TRAPS: tuple[Trap, ...] = (
+TRAPS = Checks(
+    RELEASES,
     # Nothing reads them
     _dead("split_inputs", "nothing in Merak reads it", "merak_args/args.py", since=REWRITTEN),
     _dead("hysteresis", "the scaler takes 2 whatever it says", "core/amp/amp_engine.py: dynamic_loss_args", since=REWRITTEN),
@@ -133,7 +110,7 @@ TRAPS: tuple[Trap, ...] = (
     _unused("num_train_epochs", lambda seen: seen["max_steps"] <= 0, "max_steps decides", "utils/parameters.py"),
     _unused("save_steps", lambda seen: bool(seen["save"]), "save is off", "merak_trainer.py: train"),
     # Names that mean something else
-    Trap(
+    Check(
         "args.sequence_parallel",
         lambda seen: bool(seen["sequence_parallel"]) and seen.size("sp") == 1,
         "no effect with sp = 1: on main it is Ulysses over the ranks of init(sp=), not Megatron's",
@@ -141,7 +118,7 @@ TRAPS: tuple[Trap, ...] = (
         "core/pipeline/module.py: sequence_parallel",
         since=ULYSSES,
     ),
-    Trap(
+    Check(
         "args.sequence_parallel",
         lambda seen: bool(seen["sequence_parallel"]) and seen.size("sp") > 1,
         "Ulysses over the ranks of init(sp=): Llama models only; the documentation's 'when TMP > 1' is of older releases",
@@ -149,7 +126,7 @@ TRAPS: tuple[Trap, ...] = (
         "core/sequence_parallel/operation.py",
         since=ULYSSES,
     ),
-    Trap(
+    Check(
         "args.sequence_parallel",
         lambda seen: bool(seen["sequence_parallel"]) and seen.size("tp") == 1,
         "no effect: it needs tp > 1",
@@ -157,7 +134,7 @@ TRAPS: tuple[Trap, ...] = (
         "core/tensor_parallel/mp_layers.py",
         until="2.2.2+main",
     ),
-    Trap(
+    Check(
         "init.sp",
         lambda seen: seen.size("sp") > 1 and not seen["sequence_parallel"],
         "sequence_parallel is off, so these ranks repeat each other's work; set it",
@@ -165,7 +142,7 @@ TRAPS: tuple[Trap, ...] = (
         "core/pipeline/module.py: sequence_parallel",
         since=ULYSSES,
     ),
-    Trap(
+    Check(
         "trainer.loss_fn",
         lambda seen: seen.wrote("trainer.loss_fn"),
         "MerakTrainer does not take it, though its documentation says so; override get_loss_fn",
@@ -174,7 +151,7 @@ TRAPS: tuple[Trap, ...] = (
         since=REWRITTEN,
     ),
     # Broken
-    Trap(
+    Check(
         "args.split_method",
         lambda seen: seen["split_method"] == "farthest_min_deps",
         "broken: training ends with 'too many values to unpack'; use nearest_min_deps",
@@ -182,7 +159,7 @@ TRAPS: tuple[Trap, ...] = (
         "core/fx/graph_shard/farthest_deps.py, as run at the newest commit",
         since=MAIN,
     ),
-    Trap(
+    Check(
         "args.split_method",
         lambda seen: seen["split_method"] == "min_deps",
         "broken: the default of this release is no name that its splitter knows; give nearest_min_deps",
@@ -191,7 +168,7 @@ TRAPS: tuple[Trap, ...] = (
         since=REWRITTEN,
         until="2.0.1",
     ),
-    Trap(
+    Check(
         "args.tp_overlapping_level",
         lambda seen: (seen["tp_overlapping_level"] or 0) > 1 and seen.size("tp") > 1,
         "broken: levels 2 and 3 are for GPT-2 and end in an AttributeError there; other models get level 1. Use 0 or 1",
@@ -199,7 +176,7 @@ TRAPS: tuple[Trap, ...] = (
         "core/tensor_parallel/model_parallel.py, as run at the newest commit",
         since=MAIN,
     ),
-    Trap(
+    Check(
         "args.trace_method",
         lambda seen: seen["trace_method"] == "dynamo",
         "broken with torch 2.13, which has no torch.export.export_for_training any more; use fx",
@@ -207,21 +184,21 @@ TRAPS: tuple[Trap, ...] = (
         "core/fx/tracer/_dynamo_trace.py, as run at the newest commit",
         since=MAIN,
     ),
-    Trap(
+    Check(
         "args.half_precision_backend",
         lambda seen: seen["half_precision_backend"] in ("cuda_amp", "amp") and not (seen["max_grad_norm"] or 0) > 0,
         "broken with max_grad_norm 0: the optimizer steps only where gradients are clipped, so nothing is trained",
         Effect.NUMBERS,
         "core/merak_engine.py: _exec_optimizer_step",
     ),
-    Trap(
+    Check(
         "args.lr_scheduler_type",
         lambda seen: seen["lr_scheduler_type"] == "reduce_lr_on_plateau",
         "broken: the engine steps it without a metric, which it needs; use another shape",
         Effect.STOPS,
         "core/merak_engine.py: _exec_optimizer_step",
     ),
-    Trap(
+    Check(
         "args.loss_scale",
         lambda seen: bool(seen["fp16"]) and (seen["loss_scale"] or 0) > 0,
         "broken: with a constant scale no fp16 optimizer is built, and gradients are not unscaled; leave it out",
@@ -230,14 +207,14 @@ TRAPS: tuple[Trap, ...] = (
         until="2.0.0",
     ),
     # Wrong numbers
-    Trap(
+    Check(
         "args.max_grad_norm",
         _wrong_norm,
         "each rank clips by the norm of its own weights, not by the global one; results depend on pp and tp. 0 switches it off",
         Effect.NUMBERS,
         "core/merak_engine.py: clip_fp32_gradients",
     ),
-    Trap(
+    Check(
         "args.half_precision_backend",
         lambda seen: unclipped(seen.values) and (seen["max_grad_norm"] or 0) > 0,
         "cpu_amp is read nowhere, but naming it switches gradient clipping off; drop it",
@@ -245,7 +222,7 @@ TRAPS: tuple[Trap, ...] = (
         "core/merak_engine.py: _exec_optimizer_step",
         since=REWRITTEN,
     ),
-    Trap(
+    Check(
         "args.zero_stage",
         lambda seen: _on(seen) and compute(seen.values, seen.context) != "fp16" and seen.size("dp") > 1,
         "ZeRO reduces gradients in fp16 whatever the format of training, so the numbers are not those without it",
@@ -253,7 +230,7 @@ TRAPS: tuple[Trap, ...] = (
         "core/zero/stage1.py: communication_data_type",
         since=REWRITTEN,
     ),
-    Trap(
+    Check(
         "args.bf16",
         lambda seen: bool(seen["bf16"]) and not automatic(seen.values),
         "weights, optimizer state and sums are all bf16: there is no fp32 copy to update",
@@ -261,42 +238,42 @@ TRAPS: tuple[Trap, ...] = (
         "core/amp/amp_engine.py: _configure_bf16_model",
         since=BF16,
     ),
-    Trap(
+    Check(
         "args.initial_scale_power",
         lambda seen: bool(seen["fp16"]) and (seen["initial_scale_power"] or 0) > 24,
         "the loss scale starts so high that the first steps overflow and are skipped; 16 is usual",
         Effect.NUMBERS,
         "core/amp/amp_engine.py: dynamic_loss_args",
     ),
-    Trap(
+    Check(
         "args.custom_partition",
         _odd_cuts,
         "boundaries that do not start at 0 or that fall drop shards or run them twice; nothing checks them",
         Effect.NUMBERS,
         "core/pipeline/layers_partition.py: custom_layer_idx",
     ),
-    Trap(
+    Check(
         "args.custom_partition",
         lambda seen: seen["partition_method"] == "custom" and len(seen["custom_partition"] or ()) > 1,
         "only the first word is read; write the boundaries in one word, with commas",
         Effect.NUMBERS,
         "core/pipeline/layers_partition.py: custom_layer_idx",
     ),
-    Trap(
+    Check(
         "args.partition_method",
         lambda seen: seen["partition_method"] == "uniform" and seen.size("pp") > 1,
         "wrong unless pp divides the number of shards: boundaries then run past the end; use uniform_floor",
         Effect.NUMBERS,
         "core/pipeline/module_utils.py: partition_uniform",
     ),
-    Trap(
+    Check(
         "args.activation_checkpoint_ratio",
         lambda seen: seen["activation_checkpoint_ratio"] is not None and _checkpoints(seen),
         "this path computes the forward pass twice and throws the first away",
         Effect.COST,
         "core/pipeline/module.py: forward",
     ),
-    Trap(
+    Check(
         "args.tp_overlapping_level",
         lambda seen: (
             seen["tp_overlapping_level"] == 1 and seen.size("tp") > 1 and (seen["per_device_train_batch_size"] or 0) % 2 == 1
@@ -305,7 +282,7 @@ TRAPS: tuple[Trap, ...] = (
         Effect.NUMBERS,
         "core/tensor_parallel/mp_layers.py",
     ),
-    Trap(
+    Check(
         "tp_lists.weight_change_list",
         lambda seen: bool(seen["tp_lists.weight_change_list"]) and seen.size("tp") > 1,
         "every tensor rank takes the first part of such a weight; load or start the right values afterwards",
@@ -315,22 +292,14 @@ TRAPS: tuple[Trap, ...] = (
 )
 
 
-def inspect(
-    values: Mapping[str, Any], given: Mapping[str, Any], context: Context, origins: Mapping[str, Origin]
-) -> Iterator[Finding]:
-    """Findings for a config: rows that apply, dead settings, defaults that the documentation gets wrong, and what is open."""
-    seen, at = Seen(values, given, context), release(context.version)
-    for trap in _traps(context.version):
-        if trap.when(seen):
-            yield Finding(trap.path, trap.message, trap.effect, trap.path in given, origin=origins.get(trap.path))
-    yield from _inherited(given, at, origins)
+def inspect(config: Config) -> Iterator[Finding]:
+    """Findings for a config: rows that hold, dead settings, defaults that the documentation gets wrong, and what is open."""
+    values, given, at = config.effective, config.given, release(config.version)
+    seen = Seen(values, given, config.context)
+    yield from TRAPS.remarks(seen, config.origins)
+    yield from _inherited(given, at, config.origins)
     yield from _misdocumented(values, given, at)
     yield from _open(values)
-
-
-@cache
-def _traps(version: str) -> tuple[Trap, ...]:
-    return tuple(trap for trap in TRAPS if trap.holds(version))
 
 
 @cache
