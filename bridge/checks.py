@@ -64,6 +64,82 @@ class Check:
         return self.message.format_map(_Shown(values)) if "{" in self.message else self.message
 
 
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A condition on one setting, in words."""
+
+    path: str
+    holds: Callable[[Any], object]
+    words: str
+
+    def __call__(self, seen: Any) -> bool:
+        return bool(self.holds(seen[self.path]))
+
+
+def on(path: str) -> Term:
+    """It is true, or has any value that counts for true."""
+    return Term(path, bool, path)
+
+
+def set_(path: str) -> Term:
+    """It has a value."""
+    return Term(path, lambda value: value is not None, f"{path} {{{path}}}")
+
+
+def equals(path: str, wanted: Any) -> Term:
+    """It has that value."""
+    return Term(path, lambda value: value == wanted, f"{path} {wanted}")
+
+
+def above(path: str, bound: float) -> Term:
+    """It is above a number."""
+    return Term(path, lambda value: value > bound, f"{path} {{{path}}}")
+
+
+def _term(term: Term | str) -> Term:
+    return on(term) if isinstance(term, str) else term
+
+
+def excludes(first: Term | str, other: Term | str, place: str, advice: str = "keep one of them", **window: Any) -> Check:
+    """`first` does not go with `other`."""
+    one, beside = _term(first), _term(other)
+    found = one.words.removeprefix(one.path)
+    message = f"found{found} with {beside.words}; {advice}"
+    return Check(one.path, lambda seen: one(seen) and beside(seen), message, Effect.STOPS, place, **window)
+
+
+def needs(first: Term | str, other: Term | str, place: str, advice: str, **window: Any) -> Check:
+    """`first` does not go without `other`."""
+    one, beside = _term(first), _term(other)
+    found = one.words.removeprefix(one.path)
+    without = beside.path if beside.holds is bool or "{" in beside.words else beside.words
+    message = f"found{found} without {without}; {advice}"
+    return Check(one.path, lambda seen: one(seen) and not beside(seen), message, Effect.STOPS, place, **window)
+
+
+def multiple_of(path: str, divisor: str, place: str, **window: Any) -> Check:
+    """`path` is a multiple of `divisor`, where both are known."""
+    message = f"found {{{path}}}; expected a multiple of {divisor} ({{{divisor}}})"
+    return Check(
+        path, lambda seen: seen[path] % seen[divisor] != 0, message, Effect.STOPS, place, needs=(path, divisor), **window
+    )
+
+
+def positive(path: str, place: str, **window: Any) -> Check:
+    """`path` is above 0, where it is known."""
+    message = f"found {{{path}}}; expected a positive number"
+    return Check(path, lambda seen: seen[path] <= 0, message, Effect.STOPS, place, needs=(path,), **window)
+
+
+def one_of(path: str, allowed: tuple[Any, ...], place: str, **window: Any) -> Check:
+    """`path` has one of the values that are allowed."""
+    words = [str(value) for value in allowed if value is not None]
+    listed = " or ".join((", ".join(words[:-1]), words[-1])) if len(words) > 1 else words[0]
+    return Check(
+        path, lambda seen: seen[path] not in allowed, f"found {{{path}}}; expected {listed}", Effect.STOPS, place, **window
+    )
+
+
 class _Shown(dict[str, Any]):
     def __missing__(self, name: str) -> None:
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from bridge.checks import excludes
 from bridge.config import Values, shown
 from bridge.dialect import Reading
 from bridge.errors import ConfigError, nearest
@@ -233,7 +234,7 @@ STEPS: tuple[Step, ...] = (
         lambda a: a.overlap_param_gather and not (a.use_distributed_optimizer and a.overlap_grad_reduce),
         "overlap_param_gather: needs use_distributed_optimizer and overlap_grad_reduce; set both",
     ),
-    check(PLACE, lambda a: a.fp16 and a.bf16, "fp16: found together with bf16; keep one of them"),
+    excludes("fp16", "bf16", PLACE),
     derive(PLACE, _precision),
     check(
         PLACE,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from bridge.checks import excludes, positive, set_
 from compat.megatron.arguments.steps import (
     Namespace,
     Step,
@@ -85,12 +86,7 @@ GRAPH_STEPS: tuple[Step, ...] = (
         "cuda_graph_impl: found {cuda_graph_impl} with enable_cuda_graph or external_cuda_graph; drop the older flag",
         since="0.15.0",
     ),
-    check(
-        GRAPHS,
-        lambda a: a.enable_cuda_graph and a.external_cuda_graph,
-        "enable_cuda_graph: found with external_cuda_graph; keep one of them",
-        since="0.15.0",
-    ),
+    excludes("enable_cuda_graph", "external_cuda_graph", GRAPHS, since="0.15.0"),
     derive(GRAPHS, _old_graph_flags, since="0.15.0"),
     check(
         GRAPHS,
@@ -130,12 +126,7 @@ DATA_STEPS: tuple[Step, ...] = (
         "validate_args: data split",
         when(lambda a: a.data_path is not None and a.split is None, split="969, 30, 1"),
     ),
-    check(
-        "validate_args: data sources",
-        lambda a: a.data_path is not None and a.data_args_path is not None,
-        "data_path: found with data_args_path; keep one of them",
-        since="0.10.0",
-    ),
+    excludes(set_("data_path"), set_("data_args_path"), "validate_args: data sources", since="0.10.0"),
     check(
         "validate_args: data sources",
         lambda a: given(*SPLIT_PATHS)(a) and a.per_split_data_args_path is not None,
@@ -143,37 +134,14 @@ DATA_STEPS: tuple[Step, ...] = (
         since="0.10.0",
     ),
     derive("validate_args: phases", _phases, since="0.16.0"),
-    check(
-        "validate_args: phases",
-        lambda a: a.phase_transition_iterations and a.rampup_batch_size is not None,
-        "rampup_batch_size: found with phase_transition_iterations; keep one of them",
-        since="0.16.0",
-        until="0.18.0",
-    ),
+    excludes(set_("rampup_batch_size"), "phase_transition_iterations", "validate_args: phases", since="0.16.0", until="0.18.0"),
 )
 
 BATCH_STEPS: tuple[Step, ...] = (
-    check(
-        "validate_args: batch size",
-        lambda a: a.micro_batch_size <= 0,
-        "micro_batch_size: found {micro_batch_size}; expected a positive number",
-        needs=("micro_batch_size",),
-        last=True,
-    ),
-    check(
-        "validate_args: batch size schedule",
-        lambda a: a.step_batch_size_schedule is not None and a.global_batch_size is not None,
-        "step_batch_size_schedule: found with global_batch_size; keep one of them",
-        since="0.18.0",
-    ),
+    positive("micro_batch_size", "validate_args: batch size", last=True),
+    excludes(set_("step_batch_size_schedule"), set_("global_batch_size"), "validate_args: batch size schedule", since="0.18.0"),
     derive("validate_args: batch size", _global_batch, needs=("micro_batch_size", "data_parallel_size")),
-    check(
-        "validate_args: batch size",
-        lambda a: a.global_batch_size <= 0,
-        "global_batch_size: found {global_batch_size}; expected a positive number",
-        needs=("global_batch_size",),
-        last=True,
-    ),
+    positive("global_batch_size", "validate_args: batch size", last=True),
     derive(
         "validate_args: evaluation batch",
         inherit("eval_global_batch_size", "global_batch_size"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bridge.checks import equals, excludes, needs, positive, set_
 from compat.megatron.arguments.steps import Namespace, Predicate, Step, check, derive, inherit, named, when
 
 OPTIMIZER = "validate_args: optimizer kinds"
@@ -54,10 +55,11 @@ def _gloo(flag: str, since: str, until: str) -> tuple[Step, ...]:
             since=max(since, "0.15.0"),
             until=until,
         ),
-        check(
+        excludes(
+            "fake_process_group",
+            equals("moe_token_dispatcher_type", "flex"),
             FAKE,
-            lambda a: a.fake_process_group and a.moe_token_dispatcher_type == "flex",
-            "fake_process_group: found with moe_token_dispatcher_type flex; choose another dispatcher",
+            "choose another dispatcher",
             since=max(since, "0.16.0"),
             until=until,
         ),
@@ -109,12 +111,7 @@ def _wgrad(fails: Predicate, problem: str, since: str = "0.13.0", until: str = "
 
 
 SAVING_STEPS: tuple[Step, ...] = (
-    check(
-        SAVING,
-        lambda a: a.load_main_params_from_ckpt and not a.no_load_optim,
-        "load_main_params_from_ckpt: found without no_load_optim; add --no-load-optim",
-        since="0.14.0",
-    ),
+    needs("load_main_params_from_ckpt", "no_load_optim", SAVING, "add --no-load-optim", since="0.14.0"),
     derive(
         SAVING,
         when(lambda a: a.use_dist_ckpt and a.async_save and not a.use_persistent_ckpt_worker, async_save=False),
@@ -129,12 +126,7 @@ SAVING_STEPS: tuple[Step, ...] = (
         since="0.19.0",
     ),
     derive("validate_args: frozen layers", _frozen, since="0.19.0"),
-    check(
-        SAVING,
-        lambda a: a.override_ckpt_iteration is not None and a.finetune,
-        "override_ckpt_iteration: found with finetune; keep one of them",
-        since="0.19.0",
-    ),
+    excludes(set_("override_ckpt_iteration"), "finetune", SAVING, since="0.19.0"),
 )
 
 INFERENCE_STEPS: tuple[Step, ...] = (
@@ -207,11 +199,7 @@ INFERENCE_STEPS: tuple[Step, ...] = (
         since="0.17.0",
         until="0.18.0",
     ),
-    check(
-        "validate_args: upcycling",
-        lambda a: a.moe_use_upcycling and a.save is None,
-        "moe_use_upcycling: found without save; add --save",
-    ),
+    needs("moe_use_upcycling", set_("save"), "validate_args: upcycling", "add --save"),
     derive("validate_args: upcycling", when(lambda a: a.moe_use_upcycling, no_load_optim=True, no_load_rng=True)),
     derive(
         "validate_args: skipped training",
@@ -251,11 +239,8 @@ LAST_STEPS: tuple[Step, ...] = (
         lambda a: a.ckpt_format not in FORMATS,
         "ckpt_format: found {ckpt_format} with optimizer {optimizer}; expected torch or torch_dist",
     ),
-    check(
-        OFFLOAD,
-        lambda a: a.optimizer_cpu_offload and not a.use_precision_aware_optimizer,
-        "optimizer_cpu_offload: found without use_precision_aware_optimizer; add --use-precision-aware-optimizer",
-        since="0.12.0",
+    needs(
+        "optimizer_cpu_offload", "use_precision_aware_optimizer", OFFLOAD, "add --use-precision-aware-optimizer", since="0.12.0"
     ),
     check(
         OFFLOAD,
@@ -345,20 +330,15 @@ END_STEPS: tuple[Step, ...] = (
         when(lambda a: a.cpu_offloading_num_layers > 0, cpu_offloading=True),
         since="0.16.0",
     ),
-    check(
+    needs(
+        "external_cuda_graph",
+        "te_rng_tracker",
         "validate_args: CUDA graphs",
-        lambda a: a.external_cuda_graph and not a.te_rng_tracker,
-        "external_cuda_graph: found without te_rng_tracker; add --te-rng-tracker",
+        "add --te-rng-tracker",
         since="0.13.0",
         until="0.14.0",
     ),
-    check(
-        "validate_args: CUDA graphs",
-        lambda a: a.enable_cuda_graph and a.external_cuda_graph,
-        "enable_cuda_graph: found with external_cuda_graph; keep one of them",
-        since="0.14.0",
-        until="0.15.0",
-    ),
+    excludes("enable_cuda_graph", "external_cuda_graph", "validate_args: CUDA graphs", since="0.14.0", until="0.15.0"),
     derive(
         "validate_args: CUDA graphs",
         when(
@@ -405,50 +385,30 @@ END_STEPS: tuple[Step, ...] = (
         since="0.16.0",
         until="0.18.0",
     ),
-    check(
+    excludes(
+        "cuda_graph_modules",
+        equals("cuda_graph_impl", "full_iteration"),
         "validate_args: CUDA graphs",
-        lambda a: a.cuda_graph_impl == "full_iteration" and a.cuda_graph_modules,
-        "cuda_graph_modules: found {cuda_graph_modules} with cuda_graph_impl full_iteration; drop --cuda-graph-modules",
+        "drop --cuda-graph-modules",
         since="0.18.0",
     ),
-    check(
+    excludes("group_query_attention", "multi_latent_attention", "validate_args: latent attention", since="0.16.0"),
+    needs(
+        "mla_down_proj_fusion",
+        "multi_latent_attention",
         "validate_args: latent attention",
-        lambda a: a.multi_latent_attention and a.group_query_attention,
-        "group_query_attention: found with multi_latent_attention; keep one of them",
-        since="0.16.0",
-    ),
-    check(
-        "validate_args: latent attention",
-        lambda a: a.mla_down_proj_fusion and not a.multi_latent_attention,
-        "mla_down_proj_fusion: found without multi_latent_attention; add --multi-latent-attention",
+        "add --multi-latent-attention",
         since="0.17.0",
     ),
-    check(
-        LATENT,
-        lambda a: a.moe_latent_size is not None and a.moe_latent_size <= 0,
-        "moe_latent_size: found {moe_latent_size}; expected a positive number",
-        since="0.16.0",
-    ),
+    positive("moe_latent_size", LATENT, since="0.16.0"),
     check(
         LATENT,
         lambda a: a.moe_latent_size is not None and a.num_experts is None,
         "moe_latent_size: found {moe_latent_size} without experts; add --num-experts",
         since="0.16.0",
     ),
-    check(
-        LATENT,
-        lambda a: a.moe_latent_size is not None and a.use_legacy_models,
-        "moe_latent_size: found with use_legacy_models; drop one of them",
-        since="0.16.0",
-        until="0.18.0",
-    ),
-    check(
-        LATENT,
-        lambda a: a.moe_latent_size is not None and a.moe_use_legacy_grouped_gemm,
-        "moe_latent_size: found with moe_use_legacy_grouped_gemm; drop one of them",
-        since="0.16.0",
-        until="0.17.0",
-    ),
+    excludes(set_("moe_latent_size"), "use_legacy_models", LATENT, "drop one of them", since="0.16.0", until="0.18.0"),
+    excludes(set_("moe_latent_size"), "moe_use_legacy_grouped_gemm", LATENT, "drop one of them", since="0.16.0", until="0.17.0"),
     derive(
         "validate_args: special tokens",
         inherit("tokenizer_special_tokens", "tiktoken_special_tokens"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from bridge.checks import above, equals, excludes, needs
 from compat.megatron.arguments.batch import SPLIT_PATHS
 from compat.megatron.arguments.steps import Change, Namespace, Predicate, Step, check, derive, inherit, when
 
@@ -49,11 +50,8 @@ EXPERT_STEPS: tuple[Step, ...] = (
     ),
     derive(EXPERTS, inherit("moe_ffn_hidden_size", "ffn_hidden_size"), since="0.10.0", until="0.13.0"),
     derive(EXPERTS, _expert_ffn, since="0.13.0"),
-    check(
-        "validate_args: context parallelism",
-        lambda a: a.context_parallel_size > 1 and a.use_legacy_models,
-        "context_parallel_size: found {context_parallel_size} with use_legacy_models; expected 1",
-        until="0.18.0",
+    excludes(
+        above("context_parallel_size", 1), "use_legacy_models", "validate_args: context parallelism", "expected 1", until="0.18.0"
     ),
     check(
         EXPERTS,
@@ -69,12 +67,7 @@ EXPERT_STEPS: tuple[Step, ...] = (
         ),
         "num_experts: found {num_experts}; expected a multiple of expert_model_parallel_size ({expert_model_parallel_size})",
     ),
-    check(
-        EXPERTS,
-        lambda a: a.expert_model_parallel_size > 1 and a.fp16,
-        "expert_model_parallel_size: found {expert_model_parallel_size} with fp16; this release expects bf16",
-        until="0.16.0",
-    ),
+    excludes(above("expert_model_parallel_size", 1), "fp16", EXPERTS, "this release expects bf16", until="0.16.0"),
     derive(EXPERTS, _unwrap("moe_router_load_balancing_type", "moe_aux_loss_coeff"), since="0.14.0"),
     check(
         FORMATS,
@@ -82,12 +75,7 @@ EXPERT_STEPS: tuple[Step, ...] = (
         "ckpt_format: found {ckpt_format} with use_legacy_models; expected torch",
         until="0.18.0",
     ),
-    check(
-        FORMATS,
-        lambda a: a.ckpt_format == "torch_dcp" and not a.use_torch_fsdp2,
-        "ckpt_format: found torch_dcp without use_torch_fsdp2; choose another format",
-        since="0.12.0",
-    ),
+    needs(equals("ckpt_format", "torch_dcp"), "use_torch_fsdp2", FORMATS, "choose another format", since="0.12.0"),
     check(
         FORMATS,
         lambda a: (
@@ -104,10 +92,11 @@ EXPERT_STEPS: tuple[Step, ...] = (
         "ckpt_format: found torch_dcp with pipeline_model_parallel_size {pipeline_model_parallel_size}; expected 1",
         since="0.12.0",
     ),
-    check(
+    needs(
+        equals("ckpt_format", "fsdp_dtensor"),
+        "use_megatron_fsdp",
         FORMATS,
-        lambda a: a.ckpt_format == "fsdp_dtensor" and not a.use_megatron_fsdp,
-        "ckpt_format: found fsdp_dtensor without use_megatron_fsdp; add --use-megatron-fsdp, or choose another format",
+        "add --use-megatron-fsdp, or choose another format",
         since="0.14.0",
     ),
     check(
@@ -122,13 +111,7 @@ EXPERT_STEPS: tuple[Step, ...] = (
         until="0.11.0",
     ),
     _fim(lambda a: a.mock_data, "fim_data: found with mock_data; drop one of them"),
-    check(
-        FIM,
-        lambda a: a.fim_data and a.legacy_tokenizer,
-        "fim_data: found with legacy_tokenizer; drop --legacy-tokenizer",
-        since="0.16.0",
-        until="0.17.0",
-    ),
+    excludes("fim_data", "legacy_tokenizer", FIM, "drop --legacy-tokenizer", since="0.16.0", until="0.17.0"),
     _fim(
         lambda a: not a.fim_rate or not a.fim_spm_rate,
         "fim_rate: found {fim_rate}, and fim_spm_rate {fim_spm_rate}; fim_data expects both",

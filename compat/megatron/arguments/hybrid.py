@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bridge.checks import above, excludes, set_
 from compat.megatron.arguments.steps import Namespace, Predicate, Step, check, derive, follow, when
 
 HYBRID = "validate_args: hybrid layer pattern"
@@ -73,11 +74,8 @@ def _beside(name: str, piped: bool = False) -> Step:
 
 
 HYBRID_STEPS: tuple[Step, ...] = (
-    check(
-        HYBRID,
-        lambda a: a.hybrid_override_pattern is not None and a.hybrid_layer_pattern is not None,
-        "hybrid_override_pattern: found with hybrid_layer_pattern, its new name; keep --hybrid-layer-pattern",
-        since="0.17.0",
+    excludes(
+        set_("hybrid_override_pattern"), set_("hybrid_layer_pattern"), HYBRID, "keep --hybrid-layer-pattern", since="0.17.0"
     ),
     derive(
         HYBRID,
@@ -158,13 +156,7 @@ MTP_STEPS: tuple[Step, ...] = (
         since="0.12.0",
         until="0.18.0",
     ),
-    check(
-        MTP,
-        lambda a: a.mtp_num_layers and a.context_parallel_size > 1,
-        "mtp_num_layers: found with context_parallel_size {context_parallel_size}; this release expects 1",
-        since="0.12.0",
-        until="0.14.0",
-    ),
+    excludes("mtp_num_layers", above("context_parallel_size", 1), MTP, "this release expects 1", since="0.12.0", until="0.14.0"),
     check(
         MTP,
         lambda a: a.mtp_num_layers and a.position_embedding_type not in ("rope", "none"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bridge.checks import equals, excludes, needs, set_
 from compat.megatron.arguments.sizes import DENSE_SHARDS, EXPERT_SHARDS, dense_shards, expert_shards
 from compat.megatron.arguments.steps import Namespace, Predicate, Step, check, derive, when
 
@@ -55,20 +56,14 @@ MODEL_STEPS: tuple[Step, ...] = (
         lambda a: a.recompute_method is None,
         "distribute_saved_activations: found without recompute_method; add --recompute-method uniform or block",
     ),
-    check(
+    excludes(
+        set_("recompute_method"),
+        equals("recompute_granularity", "selective"),
         RECOMPUTE,
-        lambda a: a.recompute_granularity == "selective" and a.recompute_method is not None,
-        "recompute_method: found {recompute_method} with recompute_granularity selective; drop"
-        " --recompute-method, or choose full",
+        "drop --recompute-method, or choose full",
     ),
     derive(SEQUENCE, when(lambda a: a.tensor_model_parallel_size == 1, sequence_parallel=False)),
-    check(
-        SEQUENCE,
-        lambda a: a.tp_comm_overlap and not a.sequence_parallel,
-        "tp_comm_overlap: found without sequence_parallel (which needs tensor_model_parallel_size above 1);"
-        " add --sequence-parallel, or drop --tp-comm-overlap",
-        since="0.10.0",
-    ),
+    needs("tp_comm_overlap", "sequence_parallel", SEQUENCE, "add --sequence-parallel, or drop --tp-comm-overlap", since="0.10.0"),
     _hybrid(
         lambda a: a.pipeline_model_parallel_size > 1,
         "hybrid_context_parallel: found with pipeline_model_parallel_size {pipeline_model_parallel_size}; expected 1",
@@ -153,12 +148,7 @@ MODEL_STEPS: tuple[Step, ...] = (
         "rotary_interleaved: found with rope fusion; add --no-rope-fusion",
         until="0.14.0",
     ),
-    check(
-        POSITIONS,
-        lambda a: a.rotary_interleaved and a.use_legacy_models,
-        "rotary_interleaved: found with use_legacy_models; drop one of them",
-        until="0.18.0",
-    ),
+    excludes("rotary_interleaved", "use_legacy_models", POSITIONS, "drop one of them", until="0.18.0"),
     derive(
         POSITIONS,
         when(lambda a: a.position_embedding_type != "rope", apply_rope_fusion=False),
@@ -176,10 +166,5 @@ MODEL_STEPS: tuple[Step, ...] = (
         "position_embedding_type: found relative with transformer_impl {transformer_impl}; expected transformer_engine",
         since="0.11.0",
     ),
-    check(
-        POSITIONS,
-        lambda a: a.position_embedding_type == "mrope" and a.mrope_section is None,
-        "position_embedding_type: found mrope without mrope_section; add --mrope-section",
-        since="0.12.0",
-    ),
+    needs(equals("position_embedding_type", "mrope"), set_("mrope_section"), POSITIONS, "add --mrope-section", since="0.12.0"),
 )

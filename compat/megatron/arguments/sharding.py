@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bridge.checks import excludes, needs
 from compat.megatron.arguments.steps import Change, Namespace, Predicate, Step, check, derive, when
 
 GATHER = "validate_args: overlap_param_gather"
@@ -91,11 +92,7 @@ OVERLAP_STEPS: tuple[Step, ...] = (
         "0.17.0",
         "",
     ),
-    check(
-        GATHER,
-        lambda a: a.overlap_param_gather and not a.overlap_grad_reduce,
-        "overlap_param_gather: found without overlap_grad_reduce; add --overlap-grad-reduce, or drop --overlap-param-gather",
-    ),
+    needs("overlap_param_gather", "overlap_grad_reduce", GATHER, "add --overlap-grad-reduce, or drop --overlap-param-gather"),
     check(
         GATHER,
         lambda a: a.overlap_param_gather and a.use_legacy_models,
@@ -177,12 +174,7 @@ NARROW_STEPS: tuple[Step, ...] = (
         since="0.17.0",
         until="0.19.0",
     ),
-    check(
-        NARROW,
-        lambda a: a.fp8_param_gather and not a.use_distributed_optimizer,
-        "fp8_param_gather: found without use_distributed_optimizer; add --use-distributed-optimizer",
-        until="0.12.0",
-    ),
+    needs("fp8_param_gather", "use_distributed_optimizer", NARROW, "add --use-distributed-optimizer", until="0.12.0"),
     check(
         NARROW,
         lambda a: a.fp8_param_gather and _no_sharding(a),
@@ -190,25 +182,9 @@ NARROW_STEPS: tuple[Step, ...] = (
         " --use-distributed-optimizer",
         since="0.12.0",
     ),
-    check(
-        NARROW,
-        lambda a: a.fp4 and a.fp8,
-        "fp4: found with fp8; keep one of them",
-        since="0.15.0",
-    ),
-    check(
-        NARROW,
-        lambda a: a.fp4_param and not a.fp4,
-        "fp4_param: found without fp4; add --fp4-format",
-        since="0.15.0",
-        until="0.17.1",
-    ),
-    check(
-        NARROW,
-        lambda a: a.fp4_param_gather and not a.fp4,
-        "fp4_param_gather: found without fp4; add --fp4-format",
-        since="0.17.1",
-    ),
+    excludes("fp4", "fp8", NARROW, since="0.15.0"),
+    needs("fp4_param", "fp4", NARROW, "add --fp4-format", since="0.15.0", until="0.17.1"),
+    needs("fp4_param_gather", "fp4", NARROW, "add --fp4-format", since="0.17.1"),
     derive(
         "validate_args: checkpoint dequantization",
         when(
@@ -235,12 +211,8 @@ HASHES = (
 )
 
 FSDP_STEPS: tuple[Step, ...] = (
-    check(
-        CUSTOM,
-        lambda a: a.use_custom_fsdp and not a.use_distributed_optimizer,
-        "use_custom_fsdp: found without use_distributed_optimizer; add --use-distributed-optimizer",
-        since="0.12.0",
-        until="0.14.0",
+    needs(
+        "use_custom_fsdp", "use_distributed_optimizer", CUSTOM, "add --use-distributed-optimizer", since="0.12.0", until="0.14.0"
     ),
     check(
         CUSTOM,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import lcm, prod
 
+from bridge.checks import needs, one_of
 from compat.megatron.arguments.steps import (
     Namespace,
     Step,
@@ -151,12 +152,7 @@ SIZE_STEPS: tuple[Step, ...] = (
         "non_persistent_ckpt_type: found {non_persistent_ckpt_type}; this release has only global",
         until="0.11.0",
     ),
-    check(
-        "validate_args: non-persistent checkpoints",
-        lambda a: a.non_persistent_ckpt_type not in ("global", "local", None),
-        "non_persistent_ckpt_type: found {non_persistent_ckpt_type}; expected global or local",
-        since="0.11.0",
-    ),
+    one_of("non_persistent_ckpt_type", ("global", "local", None), "validate_args: non-persistent checkpoints", since="0.11.0"),
     check(
         "validate_args: legacy models",
         lambda a: a.use_legacy_models and a.ckpt_format != "torch",
@@ -231,10 +227,11 @@ AFTER_SIZES: tuple[Step, ...] = (
         until="0.14.0",
         last=True,
     ),
-    check(
+    needs(
+        "tp_comm_overlap",
+        "sequence_parallel",
         "validate_args: tensor-parallel overlap",
-        lambda a: a.tp_comm_overlap and not a.sequence_parallel,
-        "tp_comm_overlap: found without sequence_parallel; add --sequence-parallel, or drop --tp-comm-overlap",
+        "add --sequence-parallel, or drop --tp-comm-overlap",
         until="0.10.0",
     ),
     check(

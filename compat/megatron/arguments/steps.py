@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bridge.checks import Check
 from bridge.errors import ConfigError
+from bridge.rules import Effect
 from compat.megatron.releases import RELEASES
 
 OPEN = frozenset(
@@ -36,33 +38,32 @@ class Namespace:
     def __setattr__(self, name: str, value: Any) -> None:
         self.__dict__[name] = value
 
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
 
 Predicate = Callable[[Namespace], object]
-Inspection = Callable[[Namespace], Iterable[str]]
 Change = Callable[[Namespace], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One statement of the stack, in [since, until): one check (`fails`), several (`finds`), or a `change`.
+class Derivation:
+    """A statement that sets values from others, in [since, until), where those that it `needs` are known.
 
-    `place` names the upstream function and statement that the row stands for, `needs` the values without
-    which it says nothing, `last` a check after whose failure later steps would only repeat the same problem.
+    `place` names the upstream function and statement that the row stands for. One that `refuses` only looks: it raises an
+    error with several problems, and sets nothing.
     """
 
     place: str
-    since: str
-    until: str
-    needs: tuple[str, ...]
-    fails: Predicate | None = None
-    problem: str = ""
-    last: bool = False
-    finds: Inspection | None = None
-    change: Change | None = None
+    change: Change
+    since: str = ""
+    until: str = ""
+    needs: tuple[str, ...] = ()
+    refuses: bool = False
 
-    def applies(self, version: str) -> bool:
-        """Whether the release has this statement."""
-        return RELEASES.within(version, self.since, self.until)
+
+Step = Check | Derivation
+"""One statement of the stack, in its order."""
 
 
 def check(
@@ -74,24 +75,25 @@ def check(
     until: str = "",
     needs: tuple[str, ...] = (),
     last: bool = False,
-) -> Step:
-    """A refusal: when `fails` is true of the values, `problem`, a format string over them, says why."""
-    return Step(place, since, until, needs, fails, problem, last)
+) -> Check:
+    """A refusal: when `fails` is true of the values, `problem`, a format string over them, names the argument and says why."""
+    path, _, message = problem.partition(": ")
+    return Check(path, fails, message, Effect.STOPS, place, since, until, needs, last)
 
 
-def derive(place: str, change: Change, *, since: str = "", until: str = "", needs: tuple[str, ...] = ()) -> Step:
-    """A derivation: `change` sets values from others."""
-    return Step(place, since, until, needs, change=change)
+def derive(place: str, change: Change, *, since: str = "", until: str = "", needs: tuple[str, ...] = ()) -> Derivation:
+    """A derivation: `change` sets values from others, and may raise `ConfigError`."""
+    return Derivation(place, change, since, until, needs)
 
 
-def inspect(place: str, finds: Inspection, *, since: str = "", until: str = "", needs: tuple[str, ...] = ()) -> Step:
+def inspect(place: str, finds: Callable[[Namespace], Iterable[str]], *, since: str = "") -> Derivation:
     """Several refusals at once: `finds` yields what is wrong."""
-    return Step(place, since, until, needs, finds=finds)
+    return Derivation(place, lambda values: ConfigError.raise_if(finds(values)), since, refuses=True)
 
 
 def select(table: Iterable[Step], version: str) -> tuple[Step, ...]:
     """The steps of `table` that the release has, in order."""
-    return tuple(step for step in table if step.applies(version))
+    return tuple(step for step in table if RELEASES.within(version, step.since, step.until))
 
 
 def run(steps: Iterable[Step], values: Namespace) -> None:
@@ -102,30 +104,15 @@ def run(steps: Iterable[Step], values: Namespace) -> None:
         if None in map(known.get, step.needs):
             continue
         try:
-            if not _take(step, values, problems):
-                break
+            if isinstance(step, Derivation):
+                step.change(values)
+            elif step.when(values):
+                problems.append(f"{step.path}: {step.says(known)}")
+                if step.last:
+                    break
         except ConfigError as error:
             problems.extend(error.problems)
     ConfigError.raise_if(problems)
-
-
-def _take(step: Step, values: Namespace, problems: list[str]) -> bool:
-    """Take one step; whether to go on."""
-    if step.change is not None:
-        step.change(values)
-    elif step.finds is not None:
-        problems.extend(step.finds(values))
-    elif step.fails is not None and step.fails(values):
-        problems.append(step.problem.format_map(_Shown(values.__dict__)))
-        return not step.last
-    return True
-
-
-class _Shown(dict[str, Any]):
-    """Values for a message; what is not there shows as None."""
-
-    def __missing__(self, name: str) -> None:
-        return None
 
 
 def named(value: Any) -> str:

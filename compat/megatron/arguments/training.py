@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bridge.checks import excludes, needs, one_of, positive, set_
 from compat.megatron.arguments.steps import (
     Namespace,
     Predicate,
@@ -52,7 +53,7 @@ NAN_CHECK = (
 )
 
 PRECISION_STEPS: tuple[Step, ...] = (
-    check(PRECISION, lambda a: a.fp16 and a.bf16, "fp16: found with bf16; keep one of them"),
+    excludes("fp16", "bf16", PRECISION),
     derive(PRECISION, _params_dtype),
     derive(PRECISION, when(lambda a: a.fp16 and not a.loss_scale, check_for_nan_in_loss_and_grad=False)),
     check(
@@ -214,11 +215,7 @@ TRAINING_STEPS: tuple[Step, ...] = (
         until="0.18.0",
     ),
     *_training("samples", "iters", SAMPLES),
-    check(
-        SIZES,
-        lambda a: a.num_layers is not None and a.encoder_num_layers is not None,
-        "encoder_num_layers: found {encoder_num_layers} with num_layers {num_layers}; keep one of them",
-    ),
+    excludes(set_("encoder_num_layers"), set_("num_layers"), SIZES),
     derive(SIZES, _layers),
     derive(SIZES, _ffn, needs=("hidden_size",)),
     check(
@@ -265,14 +262,7 @@ TRAINING_STEPS: tuple[Step, ...] = (
         needs=("save",),
         last=True,
     ),
-    check(
-        SAVE,
-        lambda a: a.save_interval <= 0,
-        "save_interval: found {save_interval}; expected a positive number",
-        since="0.14.0",
-        needs=("save",),
-        last=True,
-    ),
+    positive("save_interval", SAVE, since="0.14.0", last=True),
     check(
         SAVE,
         lambda a: a.save_retain_interval <= 0 or a.save_retain_interval % a.save_interval != 0,
@@ -294,28 +284,14 @@ TRAINING_STEPS: tuple[Step, ...] = (
         since="0.16.0",
         needs=("log_memory_interval",),
     ),
-    check(
-        MIXED,
-        lambda a: a.fp16_lm_cross_entropy and not a.fp16,
-        "fp16_lm_cross_entropy: found without fp16; add --fp16, or drop it",
-    ),
+    needs("fp16_lm_cross_entropy", "fp16", MIXED, "add --fp16, or drop it"),
     check(
         MIXED,
         lambda a: a.fp32_residual_connection and not (a.fp16 or a.bf16),
         "fp32_residual_connection: found in fp32 training, where it means nothing; add --bf16 or --fp16, or drop it",
     ),
-    check(
-        MIXED,
-        lambda a: a.moe_grouped_gemm and not a.bf16,
-        "moe_grouped_gemm: found without bf16; add --bf16",
-        until="0.16.0",
-    ),
-    check(
-        "validate_args: weight decay",
-        lambda a: a.no_weight_decay_cond_type not in (None, "apply_wd_to_qk_layernorm"),
-        "no_weight_decay_cond_type: found {no_weight_decay_cond_type}; expected apply_wd_to_qk_layernorm",
-        since="0.16.0",
-    ),
+    needs("moe_grouped_gemm", "bf16", MIXED, "add --bf16", until="0.16.0"),
+    one_of("no_weight_decay_cond_type", (None, "apply_wd_to_qk_layernorm"), "validate_args: weight decay", since="0.16.0"),
     derive(
         "validate_args: weight decay",
         when(

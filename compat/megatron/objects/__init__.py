@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from bridge.errors import ConfigError
+from bridge.checks import excludes, set_
 from compat.megatron import releases
-from compat.megatron.arguments.steps import OPEN, Namespace, Step, run, select
+from compat.megatron.arguments.steps import OPEN, Derivation, Namespace, Step, check, run, select
 from compat.megatron.objects.experts import DISPATCH_STEPS, EXPERT_STEPS, OVERLAP_STEPS, ROUTER_STEPS
 from compat.megatron.objects.fields import (
     DDP,
@@ -54,6 +54,29 @@ TRANSFORMER_STEPS: tuple[Step, ...] = (
 )
 """All statements of the `__post_init__` of TransformerConfig and of its parent, in upstream's order."""
 
+FACTORY = "core_transformer_config_from_args"
+BEFORE = (
+    excludes("squared_relu", "swiglu", FACTORY),
+    check(
+        FACTORY,
+        lambda a: a.quick_geglu and a.swiglu and not a.squared_relu,
+        "quick_geglu: found with swiglu; keep one of them",
+    ),
+    check(
+        FACTORY,
+        lambda a: a.rope_type not in (None, "rope") and not a.multi_latent_attention,
+        "rope_type: found another than rope without multi_latent_attention; drop --rope-type",
+    ),
+    check(
+        FACTORY,
+        lambda a: a.init_method_xavier_uniform,
+        "init_method_xavier_uniform: found true; a defect of every release ends the run there"
+        " (TypeError: no field scaled_init_method); drop it",
+    ),
+    excludes(set_("heterogeneous_layers_config_path"), "multi_latent_attention", FACTORY),
+)
+"""What is refused before the TransformerConfig is built."""
+
 TABLES: Mapping[str, tuple[Step, ...]] = {
     PARALLEL: MODEL_PARALLEL_STEPS,
     TRANSFORMER: TRANSFORMER_STEPS,
@@ -67,7 +90,7 @@ TABLES: Mapping[str, tuple[Step, ...]] = {
 @cache
 def steps(version: str, cls: str, checked: bool = True) -> tuple[Step, ...]:
     """The statements of a class in that release, in order; with `checked` false, its derivations alone."""
-    return tuple(step for step in select(TABLES[cls], version) if checked or step.change is not None)
+    return tuple(step for step in select(TABLES[cls], version) if checked or (isinstance(step, Derivation) and not step.refuses))
 
 
 def _built(values: dict[str, Any], version: str, cls: str, checked: bool = True, **beside: Any) -> dict[str, Any]:
@@ -84,33 +107,9 @@ def transformer(args: Mapping[str, Any], version: str) -> dict[str, Any]:
     Raises `ConfigError` with everything that the class refuses.
     """
     cls = LATENT if args.get("multi_latent_attention") else TRANSFORMER
-    ConfigError.raise_if(_unmatched(Namespace(args)))
+    run(BEFORE, Namespace(args))
     values = fed(args, version, cls, TRANSFORMER_FEEDS)
     return _built(values, version, cls, use_checkpoint_args=args.get("use_checkpoint_args"))
-
-
-def _unmatched(a: Namespace) -> tuple[str, ...]:
-    """What core_transformer_config_from_args refuses before it builds the object."""
-    found = (
-        ("squared_relu", a.squared_relu and a.swiglu, "with swiglu; keep one of them"),
-        ("quick_geglu", a.quick_geglu and a.swiglu and not a.squared_relu, "with swiglu; keep one of them"),
-        (
-            "rope_type",
-            a.rope_type not in (None, "rope") and not a.multi_latent_attention,
-            "another than rope without multi_latent_attention; drop --rope-type",
-        ),
-        (
-            "init_method_xavier_uniform",
-            a.init_method_xavier_uniform,
-            "true; a defect of every release ends the run there (TypeError: no field scaled_init_method); drop it",
-        ),
-        (
-            "heterogeneous_layers_config_path",
-            a.heterogeneous_layers_config_path is not None and a.multi_latent_attention,
-            "with multi_latent_attention; keep one of them",
-        ),
-    )
-    return tuple(f"{name}: found {problem}" for name, wrong, problem in found if wrong)
 
 
 def model_parallel(args: Mapping[str, Any], version: str) -> dict[str, Any]:

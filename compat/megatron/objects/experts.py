@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from bridge.checks import equals, excludes, needs, positive, set_
 from compat.megatron.arguments.steps import Namespace, Predicate, Step, check, derive, named, when
 from compat.megatron.releases import RELEASES
 
@@ -108,11 +109,7 @@ EXPERT_STEPS: tuple[Step, ...] = (
         "inference_grouped_gemm_backend: found {inference_grouped_gemm_backend}; expected flashinfer, torch or vllm",
         since="0.18.0",
     ),
-    check(
-        EXPERTS,
-        lambda c: c.num_moe_experts is not None and c.num_moe_experts <= 0,
-        "num_moe_experts: found {num_moe_experts}; expected a positive number",
-    ),
+    positive("num_moe_experts", EXPERTS),
     derive(EXPERTS, _expert_ffn, since="0.10.0"),
     check(
         EXPERTS,
@@ -184,17 +181,13 @@ DISPATCH_STEPS: tuple[Step, ...] = (
         "moe_enable_deepep: found with moe_token_dispatcher_type {moe_token_dispatcher_type}; expected flex",
         since="0.12.0",
     ),
-    check(
-        DISPATCH,
-        lambda c: c.moe_enable_deepep and c.moe_flex_dispatcher_backend == "hybridep",
-        "moe_enable_deepep: found with moe_flex_dispatcher_backend hybridep; keep one of them",
-        since="0.16.0",
-    ),
+    excludes("moe_enable_deepep", equals("moe_flex_dispatcher_backend", "hybridep"), DISPATCH, since="0.16.0"),
     derive(DISPATCH, when(lambda c: c.moe_enable_deepep, moe_flex_dispatcher_backend="deepep"), since="0.16.0"),
-    check(
+    excludes(
+        "moe_pad_expert_input_to_capacity",
+        equals("moe_token_dispatcher_type", "flex"),
         DISPATCH,
-        lambda c: c.moe_token_dispatcher_type == "flex" and c.moe_pad_expert_input_to_capacity,
-        "moe_pad_expert_input_to_capacity: found with moe_token_dispatcher_type flex; drop one of them",
+        "drop one of them",
         since="0.12.0",
         until="0.16.0",
     ),
@@ -222,12 +215,7 @@ DISPATCH_STEPS: tuple[Step, ...] = (
         " moe_flex_dispatcher_num_sms alone",
         since="0.19.0",
     ),
-    check(
-        DISPATCH,
-        lambda c: c.moe_shared_expert_intermediate_size is not None and c.moe_shared_expert_intermediate_size <= 0,
-        "moe_shared_expert_intermediate_size: found {moe_shared_expert_intermediate_size}; expected a positive number",
-        since="0.10.0",
-    ),
+    positive("moe_shared_expert_intermediate_size", DISPATCH, since="0.10.0"),
     _overlapped(("alltoall",), "0.10.0", "0.18.0"),
     _overlapped(("alltoall", "flex"), "0.18.0", ""),
     check(
@@ -257,11 +245,7 @@ DISPATCH_STEPS: tuple[Step, ...] = (
             moe_expert_capacity_factor=None,
         ),
     ),
-    check(
-        ROUTER,
-        lambda c: c.moe_pad_expert_input_to_capacity and c.moe_expert_capacity_factor is None,
-        "moe_pad_expert_input_to_capacity: found without moe_expert_capacity_factor; add it",
-    ),
+    needs("moe_pad_expert_input_to_capacity", set_("moe_expert_capacity_factor"), ROUTER, "add it"),
     check(
         ROUTER,
         lambda c: (
@@ -336,10 +320,11 @@ ROUTER_STEPS: tuple[Step, ...] = (
         since="0.10.0",
         until="0.13.0",
     ),
-    check(
+    excludes(
+        "moe_permute_fusion",
+        equals("moe_token_dispatcher_type", "alltoall_seq"),
         DISPATCH,
-        lambda c: c.moe_token_dispatcher_type == "alltoall_seq" and c.moe_permute_fusion,
-        "moe_permute_fusion: found with moe_token_dispatcher_type alltoall_seq; drop one of them",
+        "drop one of them",
         since="0.12.1",
         until="0.13.0",
     ),
@@ -402,12 +387,7 @@ ROUTER_STEPS: tuple[Step, ...] = (
         "moe_router_topk: found 1 with softmax scores after the choice; add --moe-router-pre-softmax",
         since="0.11.0",
     ),
-    check(
-        ROUTER,
-        lambda c: c.moe_router_group_topk and c.moe_router_topk_limited_devices,
-        "moe_router_topk_limited_devices: found with moe_router_group_topk, its replacement; drop it",
-        since="0.11.0",
-    ),
+    excludes("moe_router_topk_limited_devices", "moe_router_group_topk", ROUTER, "drop it", since="0.11.0"),
     check(
         ROUTER,
         lambda c: c.moe_router_group_topk and not _groups(c),
@@ -417,13 +397,7 @@ ROUTER_STEPS: tuple[Step, ...] = (
         since="0.11.0",
     ),
     derive(ROUTER, _limited, since="0.11.0"),
-    check(
-        EXPERTS,
-        lambda c: c.flash_decode and c.fp8,
-        "flash_decode: found with fp8; drop one of them",
-        since="0.10.0",
-        until="0.12.0",
-    ),
+    excludes("flash_decode", "fp8", EXPERTS, "drop one of them", since="0.10.0", until="0.12.0"),
 )
 
 
@@ -519,19 +493,14 @@ OVERLAP_STEPS: tuple[Step, ...] = (
         "overlap_moe_expert_parallel_comm: found with CUDA graphs of moe or mlp; drop them",
         since="0.18.0",
     ),
-    check(
+    needs(
+        "delay_wgrad_compute",
+        "overlap_moe_expert_parallel_comm",
         OVERLAP,
-        lambda c: c.delay_wgrad_compute and not c.overlap_moe_expert_parallel_comm,
-        "delay_wgrad_compute: found without overlap_moe_expert_parallel_comm; add --overlap-moe-expert-parallel-comm",
+        "add --overlap-moe-expert-parallel-comm",
         since="0.14.0",
     ),
-    check(
-        OVERLAP,
-        lambda c: c.delay_wgrad_compute and c.moe_use_legacy_grouped_gemm,
-        "delay_wgrad_compute: found with moe_use_legacy_grouped_gemm; drop one of them",
-        since="0.14.0",
-        until="0.17.0",
-    ),
+    excludes("delay_wgrad_compute", "moe_use_legacy_grouped_gemm", OVERLAP, "drop one of them", since="0.14.0", until="0.17.0"),
     check(
         OVERLAP,
         lambda c: (
@@ -541,10 +510,5 @@ OVERLAP_STEPS: tuple[Step, ...] = (
         " delay_wgrad_compute; keep one of them",
         since="0.18.0",
     ),
-    check(
-        OVERLAP,
-        lambda c: c.ep_overlap_early_attn_memory_release and not c.overlap_moe_expert_parallel_comm,
-        "ep_overlap_early_attn_memory_release: found without overlap_moe_expert_parallel_comm; drop it",
-        since="0.16.0",
-    ),
+    needs("ep_overlap_early_attn_memory_release", "overlap_moe_expert_parallel_comm", OVERLAP, "drop it", since="0.16.0"),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from bridge.checks import excludes
 from compat.megatron.arguments.steps import Namespace, Predicate, Step, check, derive, named, when
 
 GRAPHS = "TransformerConfig: CUDA graphs"
@@ -103,32 +104,15 @@ def _shared_experts(c: Namespace) -> bool:
 
 
 GRAPH_STEPS: tuple[Step, ...] = (
-    check(
-        GRAPHS,
-        lambda c: c.enable_cuda_graph and c.cpu_offloading,
-        "enable_cuda_graph: found with cpu_offloading; drop one of them",
-        since="0.11.0",
-        until="0.15.0",
-    ),
-    check(
-        GRAPHS,
-        lambda c: c.enable_cuda_graph and c.recompute_granularity,
-        "enable_cuda_graph: found with recompute_granularity {recompute_granularity}; drop one of them",
-        since="0.11.0",
-        until="0.15.0",
-    ),
+    excludes("enable_cuda_graph", "cpu_offloading", GRAPHS, "drop one of them", since="0.11.0", until="0.15.0"),
+    excludes("enable_cuda_graph", "recompute_granularity", GRAPHS, "drop one of them", since="0.11.0", until="0.15.0"),
     check(
         GRAPHS,
         lambda c: (c.enable_cuda_graph or c.external_cuda_graph) and c.cuda_graph_impl != "none",
         "cuda_graph_impl: found {cuda_graph_impl} with enable_cuda_graph or external_cuda_graph; drop the older setting",
         since="0.15.0",
     ),
-    check(
-        GRAPHS,
-        lambda c: c.enable_cuda_graph and c.external_cuda_graph,
-        "enable_cuda_graph: found with external_cuda_graph; keep one of them",
-        since="0.15.0",
-    ),
+    excludes("enable_cuda_graph", "external_cuda_graph", GRAPHS, since="0.15.0"),
     derive(GRAPHS, when(lambda c: c.enable_cuda_graph, cuda_graph_impl="local"), since="0.15.0"),
     derive(GRAPHS, when(lambda c: c.external_cuda_graph, cuda_graph_impl="transformer_engine"), since="0.15.0"),
     _on(

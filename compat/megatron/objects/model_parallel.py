@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bridge.checks import equals, excludes, needs
 from compat.megatron.arguments.sizes import DENSE_SHARDS, EXPERT_SHARDS
 from compat.megatron.arguments.steps import Namespace, Step, check, derive, inherit
 
@@ -38,16 +39,8 @@ MODEL_PARALLEL_STEPS: tuple[Step, ...] = (
         "pipeline_dtype: missing; pipeline_model_parallel_size {pipeline_model_parallel_size} needs it; set it to params_dtype",
     ),
     derive(CLASS, inherit("autocast_dtype", "params_dtype")),
-    check(
-        CLASS,
-        lambda c: c.defer_embedding_wgrad_compute and c.pipeline_model_parallel_size == 1,
-        "defer_embedding_wgrad_compute: found with pipeline_model_parallel_size 1; expected a pipeline; drop it",
-    ),
-    check(
-        CLASS,
-        lambda c: c.defer_embedding_wgrad_compute and not c.gradient_accumulation_fusion,
-        "defer_embedding_wgrad_compute: found without gradient_accumulation_fusion; keep the fusion, or drop it",
-    ),
+    excludes("defer_embedding_wgrad_compute", equals("pipeline_model_parallel_size", 1), CLASS, "expected a pipeline; drop it"),
+    needs("defer_embedding_wgrad_compute", "gradient_accumulation_fusion", CLASS, "keep the fusion, or drop it"),
     check(
         CLASS,
         lambda c: c.defer_embedding_wgrad_compute and c.wgrad_deferral_limit < 0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bridge.checks import excludes, needs, positive
 from compat.megatron.arguments.steps import Namespace, Predicate, Step, check, derive, when
 
 BUCKETS = "training.py: bucket size"
@@ -28,18 +29,8 @@ DDP_STEPS: tuple[Step, ...] = (
         "ddp_num_buckets: found {ddp_num_buckets} with ddp_bucket_size {bucket_size}; keep one of them",
         since="0.12.0",
     ),
-    check(
-        BUCKETS,
-        lambda d: d.ddp_num_buckets is not None and d.ddp_num_buckets <= 0,
-        "ddp_num_buckets: found {ddp_num_buckets}; expected a positive number",
-        since="0.12.0",
-    ),
-    check(
-        CLASS,
-        lambda d: d.reuse_grad_buf_for_mxfp8_param_ag and not d.fp8_param_gather,
-        "reuse_grad_buf_for_mxfp8_param_ag: found without fp8_param_gather; add --fp8-param-gather, or drop it",
-        since="0.13.0",
-    ),
+    positive("ddp_num_buckets", BUCKETS, since="0.12.0"),
+    needs("reuse_grad_buf_for_mxfp8_param_ag", "fp8_param_gather", CLASS, "add --fp8-param-gather, or drop it", since="0.13.0"),
     check(
         CLASS,
         lambda d: d.param_name_patterns_for_fp32_local_accumulation and d.grad_reduce_in_fp32,
@@ -64,12 +55,7 @@ def _narrow(name: str) -> Predicate:
 
 OPTIMIZER_STEPS: tuple[Step, ...] = (
     derive(OPTIMIZER, _without_fp8, since="0.14.0"),
-    check(
-        OPTIMIZER,
-        lambda o: o.reuse_grad_buf_for_mxfp8_param_ag and o.overlap_param_gather_with_optimizer_step,
-        "reuse_grad_buf_for_mxfp8_param_ag: found with overlap_param_gather_with_optimizer_step; keep one of them",
-        since="0.19.0",
-    ),
+    excludes("reuse_grad_buf_for_mxfp8_param_ag", "overlap_param_gather_with_optimizer_step", OPTIMIZER, since="0.19.0"),
     check(
         "get_megatron_optimizer_config",
         lambda o: o.optimizer not in ("adam", "sgd") and "muon" not in o.optimizer,
@@ -83,11 +69,8 @@ OPTIMIZER_STEPS: tuple[Step, ...] = (
         "use_precision_aware_optimizer: found with optimizer {optimizer}; expected adam",
         since="0.11.0",
     ),
-    check(
-        OPTIMIZER,
-        lambda o: o.use_precision_aware_optimizer and not o.use_distributed_optimizer,
-        "use_precision_aware_optimizer: found without use_distributed_optimizer; add --use-distributed-optimizer",
-        since="0.11.0",
+    needs(
+        "use_precision_aware_optimizer", "use_distributed_optimizer", OPTIMIZER, "add --use-distributed-optimizer", since="0.11.0"
     ),
     *(
         check(

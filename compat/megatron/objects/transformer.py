@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from bridge.checks import above, equals, excludes, multiple_of, needs, one_of, set_
 from compat.megatron.arguments.steps import (
     Change,
     Namespace,
@@ -99,14 +100,8 @@ HEADS = (
 
 SIZE_STEPS: tuple[Step, ...] = (
     derive(CLASS, _residual, since="0.17.0"),
-    check(CLASS, lambda c: c.fp16 and c.bf16, "fp16: found with bf16; keep one of them"),
-    check(
-        CLASS,
-        lambda c: c.num_attention_heads % c.tensor_model_parallel_size != 0,
-        "num_attention_heads: found {num_attention_heads}; expected a multiple of tensor_model_parallel_size"
-        " ({tensor_model_parallel_size})",
-        needs=("num_attention_heads",),
-    ),
+    excludes("fp16", "bf16", CLASS),
+    multiple_of("num_attention_heads", "tensor_model_parallel_size", CLASS),
     check(
         CLASS,
         lambda c: c.num_layers < 1,
@@ -118,14 +113,7 @@ SIZE_STEPS: tuple[Step, ...] = (
     derive(CLASS, default("ffn_hidden_size", _feed_forward), needs=("hidden_size",)),
     derive(CLASS, default("kv_channels", _channels), needs=("hidden_size", "num_attention_heads")),
     derive(CLASS, default("num_query_groups", _groups), needs=("num_attention_heads",)),
-    check(
-        CLASS,
-        lambda c: c.num_query_groups % c.tensor_model_parallel_size != 0,
-        "num_query_groups: found {num_query_groups}; expected a multiple of tensor_model_parallel_size"
-        " ({tensor_model_parallel_size})",
-        until="0.16.0",
-        needs=("num_query_groups",),
-    ),
+    multiple_of("num_query_groups", "tensor_model_parallel_size", CLASS, until="0.16.0"),
     check(
         CLASS,
         lambda c: (
@@ -159,11 +147,8 @@ SIZE_STEPS: tuple[Step, ...] = (
         HEADS + " (tensor_model_parallel_size {tensor_model_parallel_size} x context_parallel_size {context_parallel_size})",
         since="0.18.0",
     ),
-    check(
-        SPARSE,
-        lambda c: c.experimental_attention_variant == "dsa" and c.add_bias_linear,
-        "add_bias_linear: found with experimental_attention_variant dsa; add --disable-bias-linear",
-        since="0.19.0",
+    excludes(
+        "add_bias_linear", equals("experimental_attention_variant", "dsa"), SPARSE, "add --disable-bias-linear", since="0.19.0"
     ),
     check(
         SPARSE,
@@ -214,25 +199,15 @@ PRECISION_STEPS: tuple[Step, ...] = (
         "fp8_quantizer_factory: missing; fp8_recipe custom needs it; add --fp8-quantizer-factory",
         since="0.16.0",
     ),
-    check(
-        PRECISION,
-        lambda c: c.fp8_param and not c.fp8,
-        "fp8_param: found without fp8; add --fp8-format, or drop --fp8-param-gather",
-        since="0.12.0",
-    ),
+    needs("fp8_param", "fp8", PRECISION, "add --fp8-format, or drop --fp8-param-gather", since="0.12.0"),
     check(
         PRECISION,
         lambda c: c.fp8_output_proj and (not c.fp8 or named(c.fp8_recipe) != "mxfp8"),
         "fp8_output_proj: found with fp8 {fp8} and fp8_recipe {fp8_recipe}; expected fp8 with mxfp8",
         since="0.18.0",
     ),
-    check(
-        PRECISION,
-        lambda c: c.fp4_param and not c.fp4,
-        "fp4_param: found without fp4; add --fp4-format",
-        since="0.15.0",
-    ),
-    check(PRECISION, lambda c: c.fp4 and c.fp8, "fp4: found with fp8; keep one of them", since="0.15.0"),
+    needs("fp4_param", "fp4", PRECISION, "add --fp4-format", since="0.15.0"),
+    excludes("fp4", "fp8", PRECISION, since="0.15.0"),
     check(
         PRECISION,
         lambda c: c.fp4 and named(c.fp4_recipe) == "custom" and not c.fp4_quantizer_factory,
@@ -279,21 +254,9 @@ RECOMPUTE_STEPS: tuple[Step, ...] = (
         "cpu_offloading_num_layers: found {cpu_offloading_num_layers}; expected less than num_layers ({num_layers})",
         needs=("num_layers",),
     ),
-    check(
-        OFFLOAD,
-        lambda c: c.cpu_offloading and c.pipeline_model_parallel_size > 1,
-        "cpu_offloading: found with pipeline_model_parallel_size {pipeline_model_parallel_size}; expected 1",
-    ),
-    check(
-        OFFLOAD,
-        lambda c: c.cpu_offloading and c.recompute_granularity is not None,
-        "cpu_offloading: found with recompute_granularity {recompute_granularity}; keep one of them",
-    ),
-    check(
-        RECOMPUTE,
-        lambda c: c.recompute_granularity not in (None, "full", "selective"),
-        "recompute_granularity: found {recompute_granularity}; expected full or selective",
-    ),
+    excludes("cpu_offloading", above("pipeline_model_parallel_size", 1), OFFLOAD, "expected 1"),
+    excludes("cpu_offloading", set_("recompute_granularity"), OFFLOAD),
+    one_of("recompute_granularity", (None, "full", "selective"), RECOMPUTE),
     check(
         RECOMPUTE,
         lambda c: c.recompute_granularity is not None and c.recompute_method not in (None, "block", "uniform"),
@@ -309,11 +272,7 @@ RECOMPUTE_STEPS: tuple[Step, ...] = (
         lambda c: c.recompute_granularity == "full" and c.recompute_num_layers is None,
         "recompute_num_layers: missing; recompute_granularity full needs it; add --recompute-num-layers",
     ),
-    check(
-        RECOMPUTE,
-        lambda c: c.recompute_granularity == "selective" and c.recompute_num_layers is not None,
-        "recompute_num_layers: found {recompute_num_layers} with recompute_granularity selective; drop it",
-    ),
+    excludes(set_("recompute_num_layers"), equals("recompute_granularity", "selective"), RECOMPUTE, "drop it"),
     check(
         RECOMPUTE,
         lambda c: c.recompute_granularity is not None and c.distribute_saved_activations and c.sequence_parallel,
@@ -360,12 +319,7 @@ RECOMPUTE_STEPS: tuple[Step, ...] = (
         "recompute_modules: found moe_act or layernorm with fp8_recipe delayed; choose another recipe, or drop them",
         since="0.14.0",
     ),
-    check(
-        RECOMPUTE,
-        lambda c: c.moe_layer_recompute and c.recompute_granularity == "full",
-        "moe_layer_recompute: found with recompute_granularity full; drop one of them",
-        since="0.12.0",
-    ),
+    excludes("moe_layer_recompute", equals("recompute_granularity", "full"), RECOMPUTE, "drop one of them", since="0.12.0"),
     derive(RECOMPUTE, _whole_layers, since="0.12.0"),
 )
 
@@ -531,25 +485,9 @@ ATTENTION_STEPS: tuple[Step, ...] = (
         "rotary_interleaved: found with rope fusion; add --no-rope-fusion",
         until="0.12.1",
     ),
-    check(
-        ATTENTION,
-        lambda c: c.apply_rope_fusion and c.multi_latent_attention,
-        "apply_rope_fusion: found with multi_latent_attention; add --no-rope-fusion",
-        since="0.11.0",
-        until="0.13.0",
-    ),
-    check(
-        ATTENTION,
-        lambda c: c.fused_single_qkv_rope and c.attention_output_gate,
-        "fused_single_qkv_rope: found with attention_output_gate; keep one of them",
-        since="0.16.0",
-    ),
-    check(
-        ATTENTION,
-        lambda c: c.multi_latent_attention and c.rotary_interleaved,
-        "rotary_interleaved: found with multi_latent_attention; keep one of them",
-        since="0.10.0",
-    ),
+    excludes("apply_rope_fusion", "multi_latent_attention", ATTENTION, "add --no-rope-fusion", since="0.11.0", until="0.13.0"),
+    excludes("fused_single_qkv_rope", "attention_output_gate", ATTENTION, since="0.16.0"),
+    excludes("rotary_interleaved", "multi_latent_attention", ATTENTION, since="0.10.0"),
     check(
         ATTENTION,
         lambda c: c.use_mup and not _positive_base(c),
@@ -605,12 +543,7 @@ LAST_STEPS: tuple[Step, ...] = (
         since="0.12.0",
         needs=("num_layers",),
     ),
-    check(
-        ATTENTION,
-        lambda c: c.no_rope_freq and c.flash_decode,
-        "no_rope_freq: found with flash_decode; keep one of them",
-        since="0.13.0",
-    ),
+    excludes("no_rope_freq", "flash_decode", ATTENTION, since="0.13.0"),
     check(
         ATTENTION,
         lambda c: not _positions(c),
@@ -626,11 +559,8 @@ LAST_STEPS: tuple[Step, ...] = (
         since="0.16.0",
         until="0.19.0",
     ),
-    check(
-        SPARSE,
-        lambda c: c.experimental_attention_variant == "dsa" and c.apply_rope_fusion,
-        "apply_rope_fusion: found with experimental_attention_variant dsa; add --no-rope-fusion",
-        since="0.16.0",
+    excludes(
+        "apply_rope_fusion", equals("experimental_attention_variant", "dsa"), SPARSE, "add --no-rope-fusion", since="0.16.0"
     ),
     check(
         SPARSE,
@@ -656,12 +586,7 @@ LAST_STEPS: tuple[Step, ...] = (
         "inference_disable_triton_nvls_kernels: found with transformer_impl {transformer_impl}; expected inference_optimized",
         since="0.17.0",
     ),
-    check(
-        ATTENTION,
-        lambda c: c.flash_attention_version not in (None, 2, 3, 4),
-        "flash_attention_version: found {flash_attention_version}; expected 2, 3 or 4",
-        since="0.19.0",
-    ),
+    one_of("flash_attention_version", (None, 2, 3, 4), ATTENTION, since="0.19.0"),
     check(
         ATTENTION,
         lambda c: c.batch_invariant_mode and named(c.attention_backend) != "flash",
