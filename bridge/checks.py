@@ -59,6 +59,13 @@ class Check:
         words = re.findall(r"[a-z0-9_]+", re.sub(r"\{.*?\}", "", self.message).lower())
         return f"{self.path}/{self.name or '-'.join(words[:WORDS])}"
 
+    @property
+    def window(self) -> str:
+        """The releases that it holds for, in words; empty: all."""
+        return ", ".join(
+            part for part in (f"since {self.since}" * bool(self.since), f"before {self.until}" * bool(self.until)) if part
+        )
+
     def says(self, values: Mapping[str, Any]) -> str:
         """The message over the values; what is not there shows as None."""
         return self.message.format_map(_Shown(values)) if "{" in self.message else self.message

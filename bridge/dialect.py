@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bridge import limits
+from bridge.checks import Check
 from bridge.config import Section, Values, fields
 from bridge.errors import ConfigError, TranslationError, VersionError
 from bridge.findings import Disagreement, Finding, Origin
@@ -186,6 +187,11 @@ class Dialect(ABC):
     @property
     def disagreements(self) -> tuple[Disagreement, ...]:
         """Where the stack's documentation and its code disagree."""
+        return ()
+
+    @property
+    def checks(self) -> Iterable[Check]:
+        """What the stack refuses, ignores or gets wrong, in the order of its source, all releases together."""
         return ()
 
     def inspect(self, config: Config) -> tuple[Finding, ...]:

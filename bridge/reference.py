@@ -9,6 +9,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any
 
+from bridge.checks import Check
 from bridge.config import fields
 from bridge.dialect import Dialect
 from bridge.errors import ConfigError, nearest
@@ -53,7 +54,8 @@ class Entry:
     """One field of a dialect.
 
     `kind` is what it accepts, in words; `spans` its releases and defaults; `plan` the plan paths it stands for; `effect` what
-    losing it does to a run, None where that depends on the values; `note`, `lossy` and `source` are its rule's.
+    losing it does to a run, None where that depends on the values; `note`, `lossy` and `source` are its rule's;
+    `checks` is what the stack checks of it.
     """
 
     dialect: str
@@ -71,6 +73,7 @@ class Entry:
     source: str
     arrivals: tuple[Arrival, ...]
     disagreements: tuple[Disagreement, ...]
+    checks: tuple[Check, ...] = ()
 
     @property
     def numbers(self) -> bool:
@@ -100,6 +103,7 @@ def entry(dialect: Dialect, path: str, others: Sequence[Dialect] = ()) -> Entry:
         rule.source,
         tuple(arrival(dialect, path, other) for other in others if other is not dialect),
         tuple(row for row in dialect.disagreements if row.path == path),
+        tuple(check for check in dialect.checks if check.path == path),
     )
 
 

@@ -129,6 +129,7 @@ def finding_json(finding: Finding) -> dict[str, Any]:
         "before": _plain(finding.before),
         "after": _plain(finding.after),
         "message": finding.message,
+        "rule": finding.id,
         "origin": str(finding.origin) if finding.origin else None,
     }
 

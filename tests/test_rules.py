@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +25,23 @@ def test_rename_says_the_same_under_both_names(value: Any) -> None:
     assert rule.read({"clip_grad": value, "lr": 1}, NEWEST) == {"optimizer.clip": value}
     assert rule.write({"optimizer.clip": value}, NEWEST) == {"clip_grad": value}
     assert rule.read({"clip_grad": None}, NEWEST) == rule.write({}, NEWEST) == {}
+
+
+RULES = Path(__file__).with_name("checks.txt")
+
+
+def test_ids_of_checks_never_change() -> None:
+    """A row whose words change keeps its id by `name`; a row that is new adds its id to the list."""
+    known = RULES.read_text(encoding="utf-8").split()
+    found = sorted({f"{dialect.name}/{check.rule}".replace(" ", "") for dialect in DIALECTS for check in dialect.checks})
+    assert found == known, f"write these, one to a line, into {RULES.name} unless an id of it is gone: {set(found) ^ set(known)}"
+
+
+@each
+def test_every_check_says_what_and_where(dialect: Dialect) -> None:
+    for check in dialect.checks:
+        assert check.path and check.message and check.place, check.rule
+        assert check.effect is Effect.STOPS or not check.last
 
 
 def test_convert_takes_one_path_or_several() -> None:

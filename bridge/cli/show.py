@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import compat
 from bridge import reference
+from bridge.checks import Check
 from bridge.cli.terminal import console
 from bridge.config import fields, shown
 from bridge.dialect import Dialect
@@ -17,6 +18,7 @@ from bridge.errors import BridgeError, ConfigError
 from bridge.exits import Exit
 from bridge.findings import Disagreement
 from bridge.reference import Arrival, Entry, Span
+from bridge.rules import Effect
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -100,9 +102,15 @@ def _rows(entry: Entry) -> Iterator[tuple[str, str]]:
     yield "remark", entry.note
     yield "what may be lost", entry.lossy
     yield "stands on", entry.source
+    for check in entry.checks:
+        yield "the run stops" if check.effect is Effect.STOPS else "careful", f"{check.message} ({_place(check)})"
     for row in entry.disagreements:
         yield "documented", f"{row.said} ({row.place})"
         yield "but in the code", f"{row.done} ({row.source}{_releases(row)})"
+
+
+def _place(check: Check) -> str:
+    return "; ".join(filter(None, (check.place, check.window)))
 
 
 def _releases(row: Disagreement) -> str:
@@ -180,6 +188,17 @@ def _entry(entry: Entry) -> dict[str, Any]:
         "note": entry.note,
         "lossy": entry.lossy,
         "source": entry.source,
+        "checks": [
+            {
+                "rule": check.rule,
+                "effect": str(check.effect),
+                "message": check.message,
+                "place": check.place,
+                "since": check.since,
+                "until": check.until,
+            }
+            for check in entry.checks
+        ],
         "elsewhere": [_arrival(arrival) for arrival in entry.arrivals],
         "disagreements": [
             {

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from bridge.checks import Check
 from bridge.config import Values, fields
 from bridge.dialect import Config, PackagedDialect, Reading, Written
 from bridge.errors import BridgeError, VersionError
@@ -111,6 +112,14 @@ class DeepSpeedDialect(PackagedDialect):
         from compat.deepspeed.effective import effective
 
         return Values(effective(config.given, config.version, config.world_size, partial=config.entry == PARTIAL))
+
+    @property
+    def checks(self) -> Iterable[Check]:
+        """What DeepSpeed refuses when it reads, and what it accepts and then ignores or gets wrong."""
+        from compat.deepspeed.refusals import REFUSALS
+        from compat.deepspeed.traps import TRAPS
+
+        return (*REFUSALS, *TRAPS)
 
     def inspect(self, config: Config) -> tuple[Finding, ...]:
         """What DeepSpeed accepts and then ignores or gets wrong."""

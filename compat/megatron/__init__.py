@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from bridge.checks import Seen
+from bridge.checks import Check, Seen
 from bridge.config import Section, Values, shown
 from bridge.dialect import Config, PackagedDialect, Reading, Written
 from bridge.errors import ConfigError
@@ -132,6 +132,15 @@ class MegatronDialect(PackagedDialect):
         if config.entry == "flags":
             _ = config.ddp, config.optimizer
         return config.args
+
+    @property
+    def checks(self) -> Iterable[Check]:
+        """What its parser, its config objects and its sectioned files refuse, and what a run then ignores or stops at."""
+        from compat.megatron import arguments, objects, sections
+        from compat.megatron.traps import TRAPS
+
+        steps = (*arguments.TABLE, *objects.BEFORE, *(step for table in objects.TABLES.values() for step in table))
+        return (*dict.fromkeys(step for step in (*steps, *sections.STEPS) if isinstance(step, Check)), *TRAPS)
 
     def inspect(self, config: Config) -> tuple[Finding, ...]:
         """What Megatron changes or ignores of what was given."""

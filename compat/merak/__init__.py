@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+from bridge.checks import Check
 from bridge.config import Values
 from bridge.dialect import Config, PackagedDialect, Reading, Written
 from bridge.errors import VersionError
@@ -73,6 +74,13 @@ class MerakDialect(PackagedDialect):
         from compat.merak.effective import effective
 
         return Values(effective(config.given, config.version, config.world_size))
+
+    @property
+    def checks(self) -> Iterable[Check]:
+        """What Merak accepts and then ignores, breaks on or gets wrong."""
+        from compat.merak.traps import TRAPS
+
+        return TRAPS
 
     def inspect(self, config: Config) -> tuple[Finding, ...]:
         """What Merak ignores, breaks on or gets wrong, and where its documentation differs from its source."""

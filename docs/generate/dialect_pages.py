@@ -36,9 +36,10 @@ def dialect_page(dialect: Dialect) -> str:
         prose(MAPPED),
         _mapped(dialect, [entry for entry in every if entry.plan]),
         *_disagreements(dialect),
+        *_checks(dialect),
         *(part for section, group in sections.items() for part in _section(section, group, notes, dialect)),
         "## Notes",
-        "\n".join(f"{number}. {note}" for note, number in notes.items()),
+        "\n".join(f"- {code(path)}: {note}" for note, path in notes.items()),
     )
 
 
@@ -87,10 +88,26 @@ def _disagreements(dialect: Dialect) -> tuple[str, ...]:
     return ("## Documentation and code disagree", table(("field", "documentation", "code", "releases"), rows))
 
 
-def _notes(entries: Iterable[Entry]) -> dict[str, int]:
-    """Remarks on rules, numbered in the order of their first field."""
-    found = dict.fromkeys(note for entry in entries if (note := _note(entry)))
-    return {note: number for number, note in enumerate(found, 1)}
+CHECKS = (
+    "What the stack refuses or stops at, and what it takes and then ignores or gets wrong. `{name}` is the value found. "
+    "The first column is the rule's id, which findings carry."
+)
+
+
+def _checks(dialect: Dialect) -> tuple[str, ...]:
+    rows = [(code(check.rule), check.message, str(check.effect), check.window, check.place) for check in dialect.checks]
+    if not rows:
+        return ()
+    return ("## Checks", prose(CHECKS), table(("rule", "what it says", "effect", "releases", "place"), rows))
+
+
+def _notes(entries: Iterable[Entry]) -> dict[str, str]:
+    """Remarks on rules, by the name of their first field, so that they keep it when others come."""
+    found: dict[str, str] = {}
+    for entry in entries:
+        if note := _note(entry):
+            found.setdefault(note, entry.path)
+    return found
 
 
 def _note(entry: Entry) -> str:
@@ -99,7 +116,7 @@ def _note(entry: Entry) -> str:
     return " ".join(sentence(part) for part in (entry.note, lossy, source) if part)
 
 
-def _section(section: str, group: Sequence[Entry], notes: Mapping[str, int], dialect: Dialect) -> tuple[str, ...]:
+def _section(section: str, group: Sequence[Entry], notes: Mapping[str, str], dialect: Dialect) -> tuple[str, ...]:
     rows = [
         (
             _named(entry),
