@@ -191,21 +191,6 @@ def marks(carry: Carry) -> tuple[str, ...]:
     return tuple(left(kept))
 
 
-def restored(carry: Carry, dialect: Dialect, lowered: Mapping[str, Any], meant: Mapping[str, Any]) -> dict[str, Any]:
-    """Given values of `dialect`: every group that means what it meant is put back as written, the others are `lowered`."""
-    given: dict[str, Any] = {}
-    changed, overruling = edits(carry, meant), overrulers(carry, dialect, meant)
-    for rule in dialect.rules:
-        edited = not changed.isdisjoint(rule.ours) or (rule.ours and not overruling.isdisjoint(rule.theirs))
-        given.update(_part(rule.theirs, lowered if edited else carry.given))
-    return given
-
-
-def kept_apart(carry: Carry, dialect: Dialect) -> dict[str, Any]:
-    """What was given in groups of `dialect` that say nothing of a plan."""
-    return {path: carry.given[path] for rule in dialect.rules if not rule.ours for path in rule.theirs if path in carry.given}
-
-
 def edits(carry: Carry, meant: Mapping[str, Any]) -> set[str]:
     """Plan paths that mean something else than when the sidecar was written."""
     return {path for path in {*carry.meant, *meant} if carry.meant.get(path) != meant.get(path)}
@@ -216,7 +201,3 @@ def overrulers(carry: Carry, dialect: Dialect, meant: Mapping[str, Any]) -> set[
     changed = edits(carry, meant)
     rules = (rule for rule in dialect.rules if not changed.isdisjoint(rule.ours))
     return {path for rule in rules for path in rule.sees if path in rule.carries and not changed.isdisjoint(rule.carried(path))}
-
-
-def _part(paths: tuple[str, ...], values: Mapping[str, Any]) -> dict[str, Any]:
-    return {path: values[path] for path in paths if path in values}

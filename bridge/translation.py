@@ -1,25 +1,28 @@
-"""Lift a config to a Plan, lower a Plan to a dialect, and translate: both in a row, with every loss measured and named."""
+"""Translate: lift a config to a Plan and lower that to a dialect, with every loss measured and named."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
-from math import prod
+from functools import cached_property
 from typing import Any
 
-from bridge import limits
-from bridge.batch import solve
-from bridge.carry import Carry, edits, kept_apart, overrulers, restored
-from bridge.config import Values, shown
+from bridge.carry import Carry
+from bridge.config import Values
 from bridge.dialect import Config, Dialect, Written
-from bridge.errors import BridgeError, ConfigError
+from bridge.errors import BridgeError
 from bridge.findings import Finding
-from bridge.meaning import plain
+from bridge.lifting import Meaning, differing, lowered, meaning_of, unlike, world_of
+from bridge.lifting import claims as claims
+from bridge.lifting import lift as lift
+from bridge.lifting import lower as lower
+from bridge.lifting import plan_claims as plan_claims
+from bridge.lifting import seen_by as seen_by
+from bridge.lifting import written_by as written_by
 from bridge.plan import Plan
-from bridge.rules import Context, Effect, How, Rule
+from bridge.restoring import Way, sound
+from bridge.rules import Effect, How, Rule
 
-ROWS = "model.embedding.padded_vocab"
 CARRIED = "carry-over"
 """Source of a field that only a sidecar can have told."""
 
@@ -78,15 +81,6 @@ class Result:
         return not any(finding.matters for finding in self.findings)
 
 
-class Meaning(dict[str, Any]):
-    """Values of a plan, which stay as they are, with what they come to."""
-
-    @cached_property
-    def plain(self) -> dict[str, Any]:
-        """The same without what has no effect, and with what open fields mean by themselves."""
-        return plain(self)
-
-
 def _weighed(finding: Finding, whole: bool) -> Finding:
     """What lacks stops the run where a whole launch was translated; a part of one goes on elsewhere."""
     if whole:
@@ -99,26 +93,15 @@ def _remarks(target: Config) -> Iterator[Finding]:
     return (finding for finding in target.findings if finding.how is not How.MISSING)
 
 
-def lift(config: Config) -> Plan:
-    """What `config` means; raises `BridgeError` if its stack refuses it."""
-    return Plan.of(_lift(config))
-
-
 def unheld(config: Config) -> Iterator[Finding]:
     """What `config` sets otherwise than its stack's default and no Plan holds, with what it does to the run."""
     table, values = claims(config.dialect), config.effective.flat()
-    back = _back(_lift(config), config)
+    back = _back(meaning_of(config), config)
     usual = back.effective if back else Values()
     for path in config.given:
         rule, value = table.get(path), values.get(path)
         if rule is not None and not rule.ours and value != usual.get(path):
             yield Finding(path, rule.note, rule.effect_of(values), True, How.DROPPED, value, origin=config.origins.get(path))
-
-
-def lower(plan: Plan, dialect: Dialect, version: str | None = None, world_size: int | None = None) -> Config:
-    """`plan` as a config of `dialect`; raises `BridgeError` if the stack would refuse it."""
-    ours = plan.values()
-    return _lower(ours, dialect, dialect.release(version), world_size or _world(ours))
 
 
 def translate(
@@ -132,241 +115,53 @@ def translate(
 
     `carry` is what an earlier translation could not express; it fills in what was not edited since.
     """
-    release, meant = dialect.release(version), _lift(config)
-    world = world_size or _world(meant) or config.world_size
+    release, meant = dialect.release(version), meaning_of(config)
+    world = world_size or world_of(meant) or config.world_size
     same, told = dialect.name == config.dialect.name, carry
     if carry is None and same:
         carry = Carry.of(config, config, meant)
-    target = _target(meant, dialect, release, world, replace(carry, given=_sound(carry, dialect)) if carry and told else carry)
+    if told is not None:
+        carry = replace(told, given=sound(told, dialect))
+    way = Way(meant, dialect, release, world, carry) if carry and carry.dialect == dialect.name else None
+    target = way.restored() if way else lowered(meant, dialect, release, world)
     if same:
         target = replace(target, opaque=config.opaque)
-    kept = _lift(target)
+    kept = meaning_of(target)
     back = target if same else _back(kept, config)
-    restored = _put_back_as_given(told, target)
-    losses, openings = tuple(_losses(config, meant, kept, back, target)), _openings(config, meant, kept, target, restored)
+    kept_back = _put_back_as_given(told, target)
+    losses, openings = tuple(_losses(config, meant, kept, back, target)), _openings(config, meant, kept, target, kept_back)
     losses += tuple(_nameless(config, meant, kept, losses, target))
-    unused = _unused(told, meant, target) if told else ()
-    findings = (*losses, *openings, *unused, *_left_behind(config, target), *_remarks(target))
+    left = way.unused(config, target) if way and told else ()
+    findings = (*losses, *openings, *left, *_left_behind(config, target), *_remarks(target))
     return Result(
         config,
         target,
         Plan.of(meant),
         findings,
-        tuple(_reports(config, meant, kept, target, restored)),
+        tuple(_reports(config, meant, kept, target, kept_back)),
         Carry.of(config, target, kept),
     )
-
-
-def _lift(config: Config) -> Meaning:
-    # Rules look only at what they claim or see (a law holds them to it), so that nothing has to be picked out for each.
-    effective: Mapping[str, Any] = config.effective.flat()
-    ours: dict[str, Any] = {}
-    for rule in config.dialect.rules:
-        if rule.ours:
-            ours.update(rule.read(effective, config.context))
-    ConfigError.raise_if(_beyond(ours))
-    return Meaning((path, value) for path, value in ours.items() if value is not None)
-
-
-def _beyond(ours: Mapping[str, Any]) -> Iterator[str]:
-    """What counts more than any run has, and would keep whoever works with it busy for ever."""
-    for path, most in limits.PLAN.items():
-        value = ours.get(path)
-        if isinstance(value, int) and value > most:
-            yield f"{path}: found {value:,}, expected at most {most:,}; no run has as many"
-
-
-def _lower(ours: Mapping[str, Any], dialect: Dialect, version: str, world_size: int | None) -> Config:
-    return _target(ours, dialect, version, world_size, None)
-
-
-def _target(ours: Mapping[str, Any], dialect: Dialect, version: str, world_size: int | None, carry: Carry | None) -> Config:
-    given, entry = written_by(ours, dialect, version, world_size), dialect.default_entry
-    if carry is None or carry.dialect != dialect.name:
-        return dialect.config(_settable(given, dialect, version, entry), version, world_size, entry)
-    first, *others = _put_back(given, ours, dialect, version, carry)
-    config = _read_back(first, dialect, version, world_size, carry)
-    for values in others:
-        if not _undone(config, ours, carry):
-            break
-        config = _read_back(values, dialect, version, world_size, carry)
-    return config
-
-
-def _put_back(
-    given: Mapping[str, Any], ours: Mapping[str, Any], dialect: Dialect, version: str, carry: Carry
-) -> Iterator[dict[str, Any]]:
-    """Given values with what a sidecar kept, that which keeps most first.
-
-    Groups that were put back and groups that were written may not go together. Then those that overrule an edit stay away, then
-    edits are written as the source would say them, and last all that a plan says is written anew.
-    """
-
-    def settable(values: Mapping[str, Any]) -> dict[str, Any]:
-        return _settable(values, dialect, version, carry.entry)
-
-    whole, overruling = settable(restored(carry, dialect, given, ours)), overrulers(carry, dialect, ours)
-    yield whole
-    yield {path: value for path, value in whole.items() if path not in overruling}
-    yield settable(restored(carry, dialect, written_by(_edited(ours, dialect, carry), dialect, version, carry.world_size), ours))
-    yield settable({**kept_apart(carry, dialect), **given})
-
-
-def _edited(ours: Mapping[str, Any], dialect: Dialect, carry: Carry) -> Mapping[str, Any]:
-    """What the source of a sidecar means with the edits made since: an edit is written in the source's own terms, such as the
-    keys of its family of models.
-    """
-    try:
-        before: dict[str, Any] = _lift(dialect.config(carry.given, carry.version, carry.world_size, carry.entry))
-    except BridgeError:  # the sidecar says what is no config, as the release that is asked for tells
-        return ours
-    now = before | {path: ours.get(path) for path in edits(carry, ours)}
-    return {path: value for path, value in now.items() if value is not None}
-
-
-def _sound(carry: Carry, dialect: Dialect) -> Mapping[str, Any]:
-    """What a sidecar gives, without values of a kind that their settings never have."""
-    return carry.given if _valid(dialect, carry.given) else {k: v for k, v in carry.given.items() if _valid(dialect, {k: v})}
-
-
-def _valid(dialect: Dialect, given: Mapping[str, Any]) -> bool:
-    try:
-        dialect.typed(Values(given))
-    except ValueError:
-        return False
-    return True
-
-
-def _undone(config: Config, ours: Mapping[str, Any], carry: Carry) -> bool:
-    """Whether something that was put back takes an edit back."""
-    now = _lift(config)
-    lost = [path for path in edits(carry, ours) if now.get(path) != ours.get(path)]
-    if any(now.get(path) == carry.meant.get(path) for path in lost):
-        return True
-    if not lost:
-        return False
-    try:
-        plain = _lift(_lower(ours, config.dialect, config.version, config.world_size))
-    except BridgeError:  # without what was put back the stack refuses it
-        return False
-    return any(plain.get(path) == ours.get(path) for path in lost)
-
-
-def written_by(ours: Mapping[str, Any], dialect: Dialect, version: str, world_size: int | None) -> dict[str, Any]:
-    """What the table of `dialect` writes for the values of a plan; None is left open."""
-    given: dict[str, Any] = {}
-    solved, context = _solved(ours, world_size), Context(version, world_size)
-    for rule in dialect.rules:
-        if rule.ours and rule.theirs:
-            given.update(rule.write(solved, context))
-    return given
-
-
-def seen_by(ours: Mapping[str, Any], dialect: Dialect, world_size: int | None) -> Iterator[tuple[Rule, dict[str, Any]]]:
-    """The rules of `dialect` that write, each with what it sees of the values of a plan."""
-    solved = _solved(ours, world_size)
-    yield from ((rule, rule.seen(rule.ours, solved)) for rule in dialect.rules if rule.ours and rule.theirs)
-
-
-def _settable(given: Mapping[str, Any], dialect: Dialect, version: str, entry: str) -> dict[str, Any]:
-    """What the release can be told; the rest is left to its defaults, and shows as a loss where it differs from them."""
-    said = {path: value for path, value in given.items() if value is not None}
-    return {path: value for path, value in said.items() if dialect.knows(path, value, version, entry)}
-
-
-def _solved(ours: Mapping[str, Any], world_size: int | None) -> dict[str, Any]:
-    sides = ("batch.micro", "batch.accumulation", "batch.global_", "parallel.data")
-    micro, accumulation, global_, data = (ours.get(side) for side in sides)
-    triangle = solve(micro, accumulation, global_, data or _data(ours, world_size))
-    found = zip(sides, (triangle.micro, triangle.accumulation, triangle.global_, triangle.data), strict=True)
-    return {**ours, **{side: value for side, value in found if value is not None}}
-
-
-def _data(ours: Mapping[str, Any], world_size: int | None) -> int | None:
-    return world_size // _model_ranks(ours) or None if world_size else None
-
-
-def _read_back(put_back: Mapping[str, Any], dialect: Dialect, version: str, world_size: int | None, carry: Carry) -> Config:
-    """What is put back as a config. Its source may have left the world size open, and have ranks that no plan knows of, such as
-    those of a separate encoder: then the size of the other side's mesh is not that of the world.
-    """
-    try:
-        return dialect.config(put_back, version, world_size, carry.entry)
-    except ConfigError:
-        if carry.world_size is not None:
-            raise
-        return dialect.config(put_back, version, None, carry.entry)
-
-
-def _world(ours: Mapping[str, Any]) -> int | None:
-    data: int | None = ours.get("parallel.data")
-    return data * _model_ranks(ours) if data else None
-
-
-def _model_ranks(ours: Mapping[str, Any]) -> int:
-    """Ranks that hold one copy of the model."""
-    return prod(ours.get(f"parallel.{axis}") or 1 for axis in ("tensor", "pipeline", "context"))
 
 
 def _back(kept: Mapping[str, Any], config: Config) -> Config | None:
     """The config after the way there and back; None if the source stack refuses what came back."""
     try:
-        return _lower(kept, config.dialect, config.version, config.world_size or _world(kept))
+        return lowered(kept, config.dialect, config.version, config.world_size or world_of(kept))
     except BridgeError:
         return None
-
-
-@cache
-def claims(dialect: Dialect) -> Mapping[str, Rule]:
-    """The rule that claims each path of `dialect`'s schema."""
-    return {path: rule for rule in dialect.rules for path in rule.theirs}
-
-
-@cache
-def plan_claims(dialect: Dialect) -> Mapping[str, Rule]:
-    """The rule of `dialect` that claims each path of a Plan."""
-    return {path: rule for rule in dialect.rules for path in rule.ours}
 
 
 def _losses(config: Config, meant: Meaning, kept: Meaning, back: Config | None, target: Config) -> Iterator[Finding]:
     before, after = config.effective.flat(), back.effective.flat() if back else {}
     # What its stack moves elsewhere fares as its group does.
     moved = {path for path, value in config.given.items() if value is not None and before.get(path) is None}
-    ours, theirs = _unlike(meant, kept), _differing(before, after) - moved
+    ours, theirs = unlike(meant, kept), differing(before, after) - moved
     for rule, paths in _at_stake(config):
         lost = tuple(path for path in rule.ours if path in ours)
         gone = moved if lost else () if rule.ours else moved - target.given.keys()
         changed = [path for path in paths if path in theirs or path in gone]
         if changed:
             yield from _lost(config, rule, changed, lost, meant, kept, back, target)
-
-
-def _unused(carry: Carry, meant: Mapping[str, Any], target: Config) -> Iterator[Finding]:
-    """What a sidecar holds that could not be put back, though nothing of it was edited."""
-    dialect = target.dialect
-    if carry.dialect != dialect.name:
-        return
-    table, changed, overruling = claims(dialect), edits(carry, meant), overrulers(carry, dialect, meant)
-    for path, value in carry.given.items():
-        rule = table.get(path)
-        if value is None or path in overruling or (rule and not changed.isdisjoint(rule.ours)) or target.given.get(path) == value:
-            continue
-        why = f"{dialect.title} {target.version} takes no such value there" if rule else f"{dialect.title} has no such setting"
-        effect = rule.effect_of(target.effective) if rule else Effect.NUMBERS
-        message = f"the sidecar says {shown(value, 30)}, which was not put back: {why}"
-        yield Finding(path, message, effect, True, How.DROPPED, value, target.effective.get(path))
-
-
-def _differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
-    """Paths with another value, or a value on one side only."""
-    changed = {path for path, value in before.items() if after.get(path) != value}
-    return changed | {path for path in after.keys() - before.keys() if after[path] is not None}
-
-
-def _unlike(meant: Meaning, kept: Meaning) -> set[str]:
-    """Fields of a plan that do not mean the same; where the tables have as many rows, nothing hangs on how many are words."""
-    changed = _differing(meant.plain, kept.plain)
-    return changed if ROWS in changed else changed - {"model.vocab"}
 
 
 def _at_stake(config: Config) -> Iterator[tuple[Rule, Sequence[str]]]:
@@ -432,7 +227,7 @@ def _nameless(config: Config, meant: Meaning, kept: Meaning, told: Sequence[Find
     What one reason leaves open is one finding.
     """
     table, named = plan_claims(config.dialect), {finding.path for finding in told if finding.effect.reaches(Effect.NUMBERS)}
-    lost = _unlike(meant, kept) & meant.keys() if target.dialect.model else ()
+    lost = unlike(meant, kept) & meant.keys() if target.dialect.model else ()
     open_: dict[str, list[str]] = {}
     for ours in sorted(path for path in lost if path.startswith("model.")):
         rule = table[ours]

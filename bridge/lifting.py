@@ -1,0 +1,133 @@
+"""Lift a config to what it means in a Plan, and lower that to a dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache, cached_property
+from math import prod
+from typing import Any
+
+from bridge import limits
+from bridge.batch import solve
+from bridge.dialect import Config, Dialect
+from bridge.errors import ConfigError
+from bridge.meaning import plain
+from bridge.plan import Plan
+from bridge.rules import Context, Rule
+
+ROWS = "model.embedding.padded_vocab"
+
+
+class Meaning(dict[str, Any]):
+    """Values of a plan, which stay as they are, with what they come to."""
+
+    @cached_property
+    def plain(self) -> dict[str, Any]:
+        """The same without what has no effect, and with what open fields mean by themselves."""
+        return plain(self)
+
+
+def lift(config: Config) -> Plan:
+    """What `config` means; raises `BridgeError` if its stack refuses it."""
+    return Plan.of(meaning_of(config))
+
+
+def lower(plan: Plan, dialect: Dialect, version: str | None = None, world_size: int | None = None) -> Config:
+    """`plan` as a config of `dialect`; raises `BridgeError` if the stack would refuse it."""
+    ours = plan.values()
+    return lowered(ours, dialect, dialect.release(version), world_size or world_of(ours))
+
+
+def meaning_of(config: Config) -> Meaning:
+    """The values of a plan that `config` means; raises `BridgeError` if its stack refuses it."""
+    # Rules look only at what they claim or see (a law holds them to it), so that nothing has to be picked out for each.
+    effective: Mapping[str, Any] = config.effective.flat()
+    ours: dict[str, Any] = {}
+    for rule in config.dialect.rules:
+        if rule.ours:
+            ours.update(rule.read(effective, config.context))
+    ConfigError.raise_if(_beyond(ours))
+    return Meaning((path, value) for path, value in ours.items() if value is not None)
+
+
+def _beyond(ours: Mapping[str, Any]) -> Iterator[str]:
+    """What counts more than any run has, and would keep whoever works with it busy for ever."""
+    for path, most in limits.PLAN.items():
+        value = ours.get(path)
+        if isinstance(value, int) and value > most:
+            yield f"{path}: found {value:,}, expected at most {most:,}; no run has as many"
+
+
+def lowered(ours: Mapping[str, Any], dialect: Dialect, version: str, world_size: int | None) -> Config:
+    """Values of a plan as a config of `dialect`; raises `BridgeError` if the stack would refuse it."""
+    given, entry = written_by(ours, dialect, version, world_size), dialect.default_entry
+    return dialect.config(settable(given, dialect, version, entry), version, world_size, entry)
+
+
+def written_by(ours: Mapping[str, Any], dialect: Dialect, version: str, world_size: int | None) -> dict[str, Any]:
+    """What the table of `dialect` writes for the values of a plan; None is left open."""
+    given: dict[str, Any] = {}
+    solved, context = _solved(ours, world_size), Context(version, world_size)
+    for rule in dialect.rules:
+        if rule.ours and rule.theirs:
+            given.update(rule.write(solved, context))
+    return given
+
+
+def seen_by(ours: Mapping[str, Any], dialect: Dialect, world_size: int | None) -> Iterator[tuple[Rule, dict[str, Any]]]:
+    """The rules of `dialect` that write, each with what it sees of the values of a plan."""
+    solved = _solved(ours, world_size)
+    yield from ((rule, rule.seen(rule.ours, solved)) for rule in dialect.rules if rule.ours and rule.theirs)
+
+
+def settable(given: Mapping[str, Any], dialect: Dialect, version: str, entry: str) -> dict[str, Any]:
+    """What the release can be told; the rest is left to its defaults, and shows as a loss where it differs from them."""
+    said = {path: value for path, value in given.items() if value is not None}
+    return {path: value for path, value in said.items() if dialect.knows(path, value, version, entry)}
+
+
+def _solved(ours: Mapping[str, Any], world_size: int | None) -> dict[str, Any]:
+    sides = ("batch.micro", "batch.accumulation", "batch.global_", "parallel.data")
+    micro, accumulation, global_, data = (ours.get(side) for side in sides)
+    triangle = solve(micro, accumulation, global_, data or _data(ours, world_size))
+    found = zip(sides, (triangle.micro, triangle.accumulation, triangle.global_, triangle.data), strict=True)
+    return {**ours, **{side: value for side, value in found if value is not None}}
+
+
+def _data(ours: Mapping[str, Any], world_size: int | None) -> int | None:
+    return world_size // _model_ranks(ours) or None if world_size else None
+
+
+def world_of(ours: Mapping[str, Any]) -> int | None:
+    """Ranks of the mesh of a plan; None where they are open."""
+    data: int | None = ours.get("parallel.data")
+    return data * _model_ranks(ours) if data else None
+
+
+def _model_ranks(ours: Mapping[str, Any]) -> int:
+    """Ranks that hold one copy of the model."""
+    return prod(ours.get(f"parallel.{axis}") or 1 for axis in ("tensor", "pipeline", "context"))
+
+
+@cache
+def claims(dialect: Dialect) -> Mapping[str, Rule]:
+    """The rule that claims each path of `dialect`'s schema."""
+    return {path: rule for rule in dialect.rules for path in rule.theirs}
+
+
+@cache
+def plan_claims(dialect: Dialect) -> Mapping[str, Rule]:
+    """The rule of `dialect` that claims each path of a Plan."""
+    return {path: rule for rule in dialect.rules for path in rule.ours}
+
+
+def differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
+    """Paths with another value, or a value on one side only."""
+    changed = {path for path, value in before.items() if after.get(path) != value}
+    return changed | {path for path in after.keys() - before.keys() if after[path] is not None}
+
+
+def unlike(meant: Meaning, kept: Meaning) -> set[str]:
+    """Fields of a plan that do not mean the same; where the tables have as many rows, nothing hangs on how many are words."""
+    changed = differing(meant.plain, kept.plain)
+    return changed if ROWS in changed else changed - {"model.vocab"}

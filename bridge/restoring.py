@@ -1,0 +1,282 @@
+"""The way back: what a sidecar kept of a config, and the edits made since, which cost nothing that they do not touch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from bridge.carry import Carry, edits, overrulers
+from bridge.config import Values, shown
+from bridge.dialect import Config, Dialect
+from bridge.errors import BridgeError, ConfigError
+from bridge.findings import Finding
+from bridge.lifting import Meaning, claims, meaning_of, plan_claims, settable, unlike, written_by
+from bridge.rules import Effect, How, Rule
+
+Given = Mapping[str, Any]
+Unit = tuple[str, ...]
+ROUNDS = 2
+"""How often what came out wrong is written anew, and looked at again."""
+
+
+def sound(carry: Carry, dialect: Dialect) -> Given:
+    """What a sidecar gives, without values of a kind that their settings never have."""
+    return carry.given if _valid(dialect, carry.given) else {k: v for k, v in carry.given.items() if _valid(dialect, {k: v})}
+
+
+def _valid(dialect: Dialect, given: Given) -> bool:
+    try:
+        dialect.typed(Values(given))
+    except ValueError:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """Given values as a config, and the fields of a plan that mean something else in it than they should."""
+
+    values: Given
+    config: Config
+    wrong: frozenset[str]
+    score: tuple[int, int, int]
+    """Edits that are lost, other fields that are, and settings that were not put back."""
+
+
+class Way:
+    """What one config is to mean on the way back, and the ways to write that, the one that keeps most first.
+
+    Groups that are put back and groups that are written may not go together, and the stack may not be able to say all.
+    """
+
+    def __init__(self, ours: Meaning, dialect: Dialect, version: str, world_size: int | None, carry: Carry) -> None:
+        self.ours, self.dialect, self.version, self.world_size, self.carry = ours, dialect, version, world_size, carry
+        self.changed, self.overruling = edits(carry, ours), overrulers(carry, dialect, ours)
+        self.edited = {path for rule in dialect.rules if self._touched(rule) for path in rule.theirs}
+        self.best: _Attempt | None = None
+
+    def _touched(self, rule: Rule) -> bool:
+        return not self.changed.isdisjoint(rule.ours) or bool(rule.ours and not self.overruling.isdisjoint(rule.theirs))
+
+    @cached_property
+    def kept(self) -> Given:
+        """What was given, of what there still is."""
+        return {path: value for path, value in self.carry.given.items() if path in claims(self.dialect)}
+
+    @cached_property
+    def source(self) -> Config | None:
+        """The source of the sidecar as it was; None where the sidecar says what is no config."""
+        carry = self.carry
+        for world_size in (carry.world_size or self.world_size, carry.world_size):
+            try:
+                return self.dialect.config(carry.given, carry.version, world_size, carry.entry)
+            except BridgeError:  # the release that is asked for tells
+                continue
+        return None
+
+    @cached_property
+    def before(self) -> Meaning:
+        """What the source of the sidecar means."""
+        return meaning_of(self.source) if self.source else self.ours
+
+    @cached_property
+    def goal(self) -> Meaning:
+        """What the source of the sidecar means with the edits made since."""
+        now = self.before | {path: self.ours.get(path) for path in self.changed}
+        return Meaning((path, value) for path, value in now.items() if value is not None)
+
+    @cached_property
+    def anew(self) -> Given:
+        """All settings as the table writes what the other side means."""
+        return written_by(self.ours, self.dialect, self.version, self.world_size)
+
+    @cached_property
+    def own(self) -> Given:
+        """The same in the source's own terms, such as the keys of its family of models."""
+        return written_by(self.goal, self.dialect, self.version, self.carry.world_size)
+
+    def restored(self) -> Config:
+        """The config that keeps most of all that is right in most; raises `BridgeError` if the stack refuses every one."""
+        if not self.changed:
+            return self._config(self.kept)
+        refusal = None
+        for values in self._values():
+            try:
+                attempt = self._attempt(values)
+            except BridgeError as error:
+                refusal = refusal or error
+                continue
+            self.best = attempt if self.best is None or attempt.score < self.best.score else self.best
+            if not self.best.wrong:
+                break
+        if self.best is None:
+            raise refusal or BridgeError()
+        return self.best.config
+
+    def _values(self) -> Iterator[Given]:
+        """Given values to try, while something in the best of them is wrong."""
+        edited = _with(self.kept, self.edited, self.own)
+        yield self._slightly()
+        yield edited
+        yield {path: value for path, value in edited.items() if path not in self.overruling}
+        for _ in range(ROUNDS):
+            yield from self._mended()
+        yield _with(self.kept, self.edited, self.anew)
+        yield from self._mended()
+        yield from self._least()
+
+    def _slightly(self) -> Given:
+        """Of a group, only what stands for an edit is written; in a section, only what the table writes otherwise for it."""
+        was, table = written_by(self.before, self.dialect, self.version, self.carry.world_size), claims(self.dialect)
+        stand = [path for path in self.edited if not self.changed.isdisjoint(table[path].carried(path))]
+        written = {path: _merged(self.kept.get(path), was.get(path), self.own.get(path)) for path in stand}
+        return _with(self.kept, self.overruling.union(stand), {**self.own, **written})
+
+    def _mended(self) -> Iterator[Given]:
+        """The best so far, with the groups written in which something is wrong."""
+        if self.best is not None:
+            rules = plan_claims(self.dialect)
+            wrong = {rules[ours] for ours in self.best.wrong if ours in rules}
+            paths = {path for rule in wrong if not self._holds_more(rule) for path in rule.theirs}
+            yield _with(self.best.values, paths, self.own)
+
+    def _holds_more(self, rule: Rule) -> bool:
+        """Whether what was kept of a group says what no plan can, which is lost where the group is written."""
+        if rule.blurs is None or self.source is None or not self.edited.isdisjoint(rule.theirs):
+            return False
+        return rule.blurs(rule.seen(rule.theirs, self.source.effective))
+
+    def _least(self) -> Iterator[Given]:
+        """All written anew; where that is right in more, as much as goes with it is put back, what matters most first."""
+        whole = self._tried(self.anew)
+        if whole is None or (self.best is not None and whole.score[:2] >= self.best.score[:2]):
+            return
+        best, left = self._fuller(whole)
+        for other in reversed(left):
+            almost = self._with_units(best, [unit for unit in left if unit != other])
+            if almost is not None:
+                best = almost
+                break
+        yield best.values
+
+    def _fuller(self, whole: _Attempt) -> tuple[_Attempt, list[Unit]]:
+        """`whole` with all put back that goes with it by itself, or with all that was put back before, and the rest."""
+        parts, left = [self._units()], list[Unit]()
+        while parts:
+            part = parts.pop()
+            fuller = self._with_units(whole, part)
+            if fuller is not None:
+                whole = fuller
+            elif len(part) > 1:
+                parts += [part[len(part) // 2 :], part[: len(part) // 2]]
+            else:
+                left += part
+        return whole, left
+
+    def _with_units(self, whole: _Attempt, units: list[Unit]) -> _Attempt | None:
+        """`whole` with `units` put back; None where that is refused, or wrong in more."""
+        fuller = self._tried(_with(whole.values, {path for unit in units for path in unit}, self.kept))
+        return fuller if fuller is not None and fuller.score[:2] <= whole.score[:2] else None
+
+    def _units(self) -> list[Unit]:
+        """Settings that were not edited, those that are put back together in one."""
+        effective = self.source.effective if self.source else Values()
+        ranked = [
+            (rule.effect_of(effective).rank, not rule.ours, unit)
+            for rule in self.dialect.rules
+            for unit in ([rule.theirs] if rule.ours else [(path,) for path in rule.theirs])
+            if self.edited.isdisjoint(unit) and not self.kept.keys().isdisjoint(unit)
+        ]
+        return [unit for _, _, unit in sorted(ranked)]
+
+    def _tried(self, values: Given) -> _Attempt | None:
+        try:
+            return self._attempt(values)
+        except BridgeError:  # that, too, the stack refuses
+            return None
+
+    def _attempt(self, values: Given) -> _Attempt:
+        """`values` as a config, weighed; raises `BridgeError` if the stack refuses it."""
+        config = self._config(values)
+        wrong = frozenset(unlike(self.goal, meaning_of(config)))
+        lost = {path for path in wrong & self.changed if path in self.ours}
+        gone = [path for path, value in self.kept.items() if path not in self.edited and config.given.get(path) != value]
+        return _Attempt(values, config, wrong, (len(lost), len(wrong) - len(lost), len(gone)))
+
+    def _config(self, values: Given) -> Config:
+        """`values` as a config. Its source may have left the world size open, and have ranks that no plan knows of, such as those
+        of a separate encoder: then the size of the other side's mesh is not that of the world.
+        """
+        ordered = {path: values[path] for rule in self.dialect.rules for path in rule.theirs if path in values}
+        given = settable(ordered, self.dialect, self.version, self.carry.entry)
+        try:
+            return self.dialect.config(given, self.version, self.world_size, self.carry.entry)
+        except ConfigError:
+            if self.carry.world_size is not None:
+                raise
+            return self.dialect.config(given, self.version, None, self.carry.entry)
+
+    def unused(self, edited: Config, target: Config) -> Iterator[Finding]:
+        """What the sidecar holds that could not be put back, though nothing of it was edited in `edited`, and what else is
+        otherwise than it was.
+        """
+        why = f"it does not go with {', '.join(_names(edited, self.changed))}, edited since"
+        told = [*self._not_put_back(target, why)]
+        yield from told
+        yield from self._moved(target, why, {finding.path for finding in told})
+
+    def _not_put_back(self, target: Config, why: str) -> Iterator[Finding]:
+        dialect, table = self.dialect, claims(self.dialect)
+        for path, value in self.carry.given.items():
+            rule = table.get(path)
+            if value is None or path in self.edited or path in self.overruling or target.given.get(path) == value:
+                continue
+            effect = rule.effect_of(target.effective) if rule else Effect.NUMBERS
+            clash = rule and self.changed and dialect.knows(path, value, target.version, self.carry.entry)
+            message = f"the sidecar says {shown(value, 30)}, which was not put back: {why if clash else _refusal(path, target)}"
+            yield Finding(path, message, effect, True, How.DROPPED, value, target.effective.get(path))
+
+    def _moved(self, target: Config, why: str, told: set[str]) -> Iterator[Finding]:
+        """Fields of a plan that nobody edited and that mean something else now."""
+        rules, now = plan_claims(self.dialect), meaning_of(target)
+        moved = unlike(self.goal, now) - self.changed if self.changed else ()
+        for ours in sorted(path for path in moved if self.goal.get(path) is not None and path in rules):
+            carriers = rules[ours].carriers(ours)
+            if told.isdisjoint(carriers):
+                path = next((path for path in carriers if path in self.kept or path in target.given), ours)
+                effect = rules[ours].effect_of_losing((ours,), target.effective)
+                message = f"{ours} is not what it was: {why}"
+                yield Finding(path, message, effect, path in self.kept, How.APPROXIMATE, self.goal[ours], now.get(ours))
+
+
+def _with(values: Given, paths: Collection[str], others: Given) -> dict[str, Any]:
+    """`values` with `paths` as `others` have them."""
+    kept = {path: value for path, value in values.items() if path not in paths}
+    return kept | {path: value for path, value in others.items() if path in paths}
+
+
+def _merged(kept: Any, was: Any, now: Any) -> Any:
+    """`kept` with what differs between `was` and `now`."""
+    if not all(isinstance(value, Mapping) for value in (kept, was, now)):
+        return now
+    others = {name: value for name, value in kept.items() if name in now or name not in was}
+    moved = {name: value for name, value in now.items() if name not in was or was[name] != value}
+    return others | {name: _merged(kept.get(name), was.get(name), value) for name, value in moved.items()}
+
+
+def _refusal(path: str, target: Config) -> str:
+    dialect = target.dialect
+    if path not in claims(dialect):
+        return f"{dialect.title} has no such setting"
+    return f"{dialect.title} {target.version} takes no such value there"
+
+
+def _names(source: Config, changed: Iterable[str]) -> list[str]:
+    """How `source` spells the fields of a plan that were edited."""
+    rules, names = plan_claims(source.dialect), dict[str, None]()
+    for ours in sorted(changed):
+        carriers = rules[ours].carriers(ours) if ours in rules else ()
+        names |= dict.fromkeys([path for path in carriers if path in source.given] or [ours])
+    return [*names][:3]
