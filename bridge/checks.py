@@ -62,9 +62,8 @@ class Check:
     @property
     def window(self) -> str:
         """The releases that it holds for, in words; empty: all."""
-        return ", ".join(
-            part for part in (f"since {self.since}" * bool(self.since), f"before {self.until}" * bool(self.until)) if part
-        )
+        ends = (("since", self.since), ("before", self.until))
+        return ", ".join(f"{word} {end}" for word, end in ends if end)
 
     def says(self, values: Mapping[str, Any]) -> str:
         """The message over the values; what is not there shows as None."""
