@@ -30,7 +30,7 @@ from bridge.files import load
 from bridge.testing import Mistake, configs, values
 from bridge.testing.mutations import REMOVE, Edit, edited, edits
 from bridge.testing.strategies import Case, part_of, paths_of
-from compat.deepspeed import real
+from compat.deepspeed.runtime import real
 
 COUNT = 1050
 RANKS = 8

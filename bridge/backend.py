@@ -90,7 +90,7 @@ class Trainer(Protocol):
 
 
 class Backend(ABC):
-    """One engine. A stack has one if its folder has a module `backend` with a `BACKEND`; see `compat.backends`.
+    """One engine. A stack has one if its folder has a module `runtime.backend` with a `BACKEND`; see `bridge.stacks.backends`.
 
     Loading it must be light: neither torch nor the stack before `open`.
     """

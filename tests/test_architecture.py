@@ -41,8 +41,13 @@ def modules() -> dict[str, Path]:
 
 def imports(name: str, *, at_load: bool) -> set[str]:
     """Modules of ours that `name` imports: all of them, or those that loading it imports."""
-    tree = ast.parse(modules()[name].read_text(encoding="utf-8"))
+    tree = _tree(name)
     return {module for node in (_loading(tree) if at_load else ast.walk(tree)) for module in _imported(node)} - {name}
+
+
+@cache
+def _tree(name: str) -> ast.Module:
+    return ast.parse(modules()[name].read_text(encoding="utf-8"))
 
 
 def _loading(tree: ast.AST) -> Iterator[ast.AST]:
@@ -82,9 +87,19 @@ def test_modules_are_found() -> None:
 
 
 @everyone
-def test_only_the_command_line_knows_the_stacks(module: str) -> None:
-    if module.startswith("bridge") and part(module) != "cli":
+def test_the_core_knows_no_stack(module: str) -> None:
+    if module.startswith("bridge"):
         assert not [name for name in imports(module, at_load=False) if name.split(".")[0] == "compat"]
+
+
+@everyone
+def test_torch_stays_in_the_runtime_of_a_stack(module: str) -> None:
+    """What a config is read and translated with does not know what runs it; entry points load that by its name."""
+    if module.startswith("compat.") and ".runtime" not in module:
+        loading = (node for node in _loading(_tree(module)) if isinstance(node, ast.Import))
+        used = {alias.name.split(".")[0] for node in loading for alias in node.names}
+        assert not used & {"torch", "deepspeed"}
+        assert not [name for name in imports(module, at_load=False) if ".runtime" in name or name.startswith("bridge.engine")]
 
 
 @everyone

@@ -11,9 +11,8 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-import compat
 from bridge import carry as carry_over
-from bridge import report
+from bridge import report, stacks
 from bridge.cli import sidecar
 from bridge.cli.budget import bounded
 from bridge.cli.sidecar import Sidecar
@@ -86,7 +85,7 @@ def convert(job: Job, to: str, to_version: str | None, output: Path | None, stri
 
     @bounded()
     def work() -> int:
-        target = compat.load(to)
+        target = stacks.load(to)
         with together(job):
             beside = sidecar_of(job, with_carry)
             if said := beside.note(job.file, target):
@@ -124,7 +123,7 @@ def answered(job: Job, work: Callable[[], int]) -> int:
     """Run `work` within what the job's file may reach; with --json an error is an object on stdout as well."""
     try:
         _ = job.threshold
-        for fault in compat.faults():
+        for fault in stacks.faults():
             note(f"note: {fault}")
         with within(job):
             return work()
@@ -153,7 +152,7 @@ def read(job: Job) -> Config:
 
 def dialect_of(job: Job, document: Document) -> Dialect:
     """The dialect that was named, else the one that recognises the document."""
-    return compat.load(job.dialect) if job.dialect else recognised(document)
+    return stacks.load(job.dialect) if job.dialect else recognised(document)
 
 
 def read_as(job: Job, dialect: Dialect, document: Document, version: str | None) -> Config:
@@ -219,18 +218,18 @@ def standard_input() -> str:
 
 def recognised(document: Document) -> Dialect:
     """The dialect that is surest of `document`; `SourceError` if none or more than one is."""
-    scores = {name: compat.load(name).recognises(document.data) for name in compat.candidates(document.data)}
+    scores = {name: stacks.load(name).recognises(document.data) for name in stacks.candidates(document.data)}
     best = max(scores.values(), default=0)
     found = [name for name, score in scores.items() if score == best]
     if best == 0:
         script = document.data if isinstance(document.data, Script) else None
         seen = f" (the runs that it starts: {script.seen})" if script else ""
         lost = script.lost if script else ()
-        named = " or ".join(compat.names())
+        named = " or ".join(stacks.names())
         raise SourceError(f"{document.name}: no stack recognises it{seen}; name it with --from {named}", *lost)
     if len(found) > 1:
         raise SourceError(f"{document.name}: could be for {' or '.join(found)}; name it with --from")
-    return compat.load(found[0])
+    return stacks.load(found[0])
 
 
 def translated(job: Job, target: Dialect, version: str | None, beside: Sidecar) -> Result:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-import compat
+from bridge import stacks
 from bridge.cli.terminal import print_json
 from bridge.errors import BridgeError
 from bridge.exits import Exit
@@ -33,7 +33,7 @@ def fuzz(
         raise BridgeError("fuzz: needs Hypothesis, which is not installed; pip install 'stagebridge[test]'")
     from bridge.testing import fuzz as fuzzing
 
-    source, target = compat.load(dialect), compat.load(to) if to else None
+    source, target = stacks.load(dialect), stacks.load(to) if to else None
     version = source.release(versions[0]) if versions[0] else None
     task = fuzzing.Task(source, target, version, target.release(versions[1]) if target else None, examples, seed)
     covered, failure = fuzzing.fuzz(task, _progress(task))

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-import compat
-from bridge import reference
+from bridge import reference, stacks
 from bridge.checks import Check
 from bridge.cli.terminal import console
 from bridge.config import fields, shown
@@ -28,17 +27,17 @@ if TYPE_CHECKING:
 def show(name: str, field: str | None, as_json: bool) -> int:
     """Show one field, a section, or all fields of a dialect; the exit code."""
     try:
-        content = _content(compat.load(name), field)
+        content = _content(stacks.load(name), field)
     except BridgeError as error:
         if as_json:
             _print({"problems": list(error.problems), "exit_code": Exit.ERROR})
         raise
     if as_json:
-        _print(_entry(content) if isinstance(content, Entry) else _listing(compat.load(name), content))
+        _print(_entry(content) if isinstance(content, Entry) else _listing(stacks.load(name), content))
     elif isinstance(content, Entry):
         _field(content, console(sys.stdout))
     else:
-        _list(compat.load(name), content, console(sys.stdout))
+        _list(stacks.load(name), content, console(sys.stdout))
     return Exit.CLEAN
 
 
@@ -50,7 +49,7 @@ def _content(dialect: Dialect, field: str | None) -> Entry | Sections:
         return reference.entries(dialect)
     path = resolved(dialect, field)
     if path is not None:
-        return reference.entry(dialect, path, [compat.load(other) for other in dict.fromkeys((*compat.OWN, dialect.name))])
+        return reference.entry(dialect, path, [stacks.load(other) for other in dict.fromkeys((*stacks.OWN, dialect.name))])
     inside = {
         section: group
         for section, group in reference.entries(dialect).items()

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import compat
+from bridge import stacks
 from bridge.backend import MICRO, Workload
 from bridge.choice import choose
 from bridge.cli.convert import Job, read, within
@@ -134,11 +134,11 @@ def _native(config: Config, plan: Plan, architecture: Architecture, options: Opt
 
 def _backend(plan: Plan, options: Options, here: Environment, architecture: Architecture, file: str) -> Backend | None:
     """The engine of another stack that is to run the plan, if one is; what was chosen, and why, is said."""
-    if checked("--engine", options.engine, (NATIVE, "auto", *compat.backends(options.engine))) == NATIVE:
+    if checked("--engine", options.engine, (NATIVE, "auto", *stacks.backends(options.engine))) == NATIVE:
         return None
     plan, _ = _fitted(plan, here, architecture, options.fit, file, _meshed)
     wanted = None if options.engine == "auto" else options.engine
-    choice = choose(plan, compat.backends(options.engine), here.world, wanted)
+    choice = choose(plan, stacks.backends(options.engine), here.world, wanted)
     if here.rank == 0:
         note(str(choice))
     if choice.backend.name == NATIVE:

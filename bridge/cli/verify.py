@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import compat
 from bridge import report as reports
+from bridge import stacks
 from bridge.cli.convert import STDIN, Job, answered, read, standard_input, within
 from bridge.cli.local import ranks
 from bridge.cli.terminal import console, note, print_json
@@ -125,12 +125,12 @@ def _pair(job: Job, options: Options, fp16: bool = True) -> Pair:
     from bridge.verify.judge import fitted
 
     source = read(job)
-    return fitted(source, _target(source, options), compat.backends(options.to, job.dialect), options.ranks, fp16)
+    return fitted(source, _target(source, options), stacks.backends(options.to, job.dialect), options.ranks, fp16)
 
 
 def _target(source: Config, options: Options) -> Config:
     """The translation: for the release that is asked for, else for the one that is installed and would run it."""
-    dialect, backend = compat.load(options.to), compat.backends(options.to).get(options.to)
+    dialect, backend = stacks.load(options.to), stacks.backends(options.to).get(options.to)
     installed = backend.release if backend and backend.release in dialect.versions else None
     return translate(source, dialect, options.to_version or installed).config
 
@@ -209,7 +209,7 @@ def _found(job: Job, options: Options, note: Any) -> Fields:
     try:
         with within(job):
             pair = _pair(job, options, fp16=is_available())
-            return verify(pair, compat.backends(options.to, job.dialect), options.steps, options.padded, note).fields()
+            return verify(pair, stacks.backends(options.to, job.dialect), options.steps, options.padded, note).fields()
     except BridgeError as error:
         return {"verdict": "not run", "problems": list(error.problems)}
 

@@ -214,4 +214,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; of DeepSpeed's own it has {', '.join(ENTRIES)}")
     if find_spec("torch") is None:
         raise BridgeError(f"deepspeed.{name}: torch is not installed; pip install 'stagebridge[engine]'")
-    return getattr(import_module("compat.deepspeed.dropin"), name)
+    return getattr(import_module("compat.deepspeed.runtime.dropin"), name)

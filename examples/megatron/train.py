@@ -22,7 +22,7 @@ from torch import Tensor
 from bridge.backend import Trainer, Workload
 from bridge.engine.data import Text
 from compat.megatron import DIALECT
-from compat.megatron.backend import BACKEND, architecture
+from compat.megatron.runtime.backend import BACKEND, architecture
 
 
 def main(file: str, *more: str) -> None:

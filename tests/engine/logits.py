@@ -30,8 +30,8 @@ from bridge.plan import Plan
 from bridge.rules import Effect
 from bridge.translation import written_by
 from compat.megatron import MegatronConfig, objects
-from compat.megatron.cpu import redirected, uncompiled
 from compat.megatron.rotary_rules import PREFIXED
+from compat.megatron.runtime.cpu import redirected, uncompiled
 
 BOUND = 1e-5
 """Largest distance of logits whose own size is about one."""
@@ -156,7 +156,7 @@ def widened(spec: Any, config: Any) -> None:
 def transformer_config(config: MegatronConfig, beyond: Mapping[str, Any]) -> Any:
     """The real TransformerConfig of a launch, with what only the class takes, and the kernels that run here."""
     from compat.megatron.objects.fields import LATENT, TRANSFORMER, defaults
-    from compat.megatron.real import built
+    from compat.megatron.runtime.real import built
 
     args = config.args.flat()
     cls = LATENT if args.get("multi_latent_attention") else TRANSFORMER

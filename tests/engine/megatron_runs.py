@@ -15,7 +15,7 @@ from bridge.backend import Workload
 from bridge.engine import initialize
 from bridge.engine.models.gpt import mean_cross_entropy, summed_cross_entropy
 from bridge.plan import Plan
-from compat.megatron.backend import BACKEND
+from compat.megatron.runtime.backend import BACKEND
 
 TOKENS = 8
 GATED = replace(SHAPE, layers=4, hidden=32, ffn=48, vocab=30, sequence=TOKENS, norm="rms", gated=True)

@@ -19,7 +19,7 @@ from torch import nn
 
 import compat.deepspeed
 from bridge.errors import BridgeError
-from compat.deepspeed.schedulers import scheduler
+from compat.deepspeed.runtime.schedulers import scheduler
 
 SIX_DIGITS = 1e-6
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")

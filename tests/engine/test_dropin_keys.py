@@ -15,7 +15,8 @@ from bridge.engine.fields import check
 from bridge.errors import BridgeError
 from bridge.testing.strategies import values as typed_values
 from bridge.translation import lift, plan_claims
-from compat.deepspeed import DIALECT, dropin
+from compat.deepspeed import DIALECT
+from compat.deepspeed.runtime import dropin
 from compat.deepspeed.schema import DeepSpeed
 from compat.deepspeed.strategies import BESIDE, OWN, settable
 

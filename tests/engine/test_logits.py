@@ -23,7 +23,7 @@ from bridge.engine.models.gpt import mean_cross_entropy
 from bridge.errors import ConfigError
 from bridge.model import Model
 from bridge.plan import Plan
-from compat.megatron.cpu import uncompiled
+from compat.megatron.runtime.cpu import uncompiled
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 SIZES: dict[str, Any] = {

@@ -31,8 +31,9 @@ from bridge.errors import BridgeError
 from bridge.layout.outline import Outline
 from bridge.plan import Plan
 from bridge.translation import lift
-from compat.megatron import DIALECT, cpu
-from compat.megatron.backend import BACKEND, architecture
+from compat.megatron import DIALECT
+from compat.megatron.runtime import cpu
+from compat.megatron.runtime.backend import BACKEND, architecture
 
 pytestmark = pytest.mark.usefixtures("foreign")
 EVEN = replace(GATED, norm="layer", hidden=64, ffn=128, vocab=128, layers=2)

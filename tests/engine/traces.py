@@ -22,7 +22,7 @@ from bridge.errors import BridgeError
 from bridge.plan import Plan
 from bridge.trace import attach
 from bridge.trace.desync import DesyncError, Policy
-from compat.deepspeed.tracing import DeepSpeedSource
+from compat.deepspeed.runtime.tracing import DeepSpeedSource
 
 
 def traced(rank: int, world: int, case: Case, folder: Path, full: bool = False, strict: bool = False) -> list[float]:
@@ -127,12 +127,12 @@ def traced_deepspeed(rank: int, world: int, case: Case, folder: Path, level: int
 
 def traced_megatron(rank: int, world: int, case: Case, folder: Path, at: int | None = None) -> list[str]:
     """The same training by Megatron-Core itself, with a weight changed on rank `at` before the second step; what ended it."""
-    from compat.megatron.backend import BACKEND
+    from compat.megatron.runtime.backend import BACKEND
 
     plan = Plan.of(case.plan)
     trainer = BACKEND.open(plan, Workload(case.shape, case.seed))
     try:
-        from compat.megatron.tracing import MegatronSource
+        from compat.megatron.runtime.tracing import MegatronSource
 
         source = MegatronSource(trainer.chunks, trainer.optimizer, trainer.accumulation, case.shape)
         attach(source, plan.debug, folder, policy=Policy())

@@ -8,8 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import compat
-from bridge import report
+from bridge import report, stacks
 from bridge.cli import convert
 from bridge.cli.convert import Job
 from bridge.cli.sidecar import Sidecar
@@ -43,7 +42,7 @@ def demo(folder: Path, train: bool = True, silence: float | None = None, timeout
     """
     _make(folder)
     write_all({folder / LAUNCH: launch()})
-    result = convert.translated(_job(folder / LAUNCH), compat.load("deepspeed"), None, Sidecar())
+    result = convert.translated(_job(folder / LAUNCH), stacks.load("deepspeed"), None, Sidecar())
     texts = {
         **convert.files(result, folder / TARGET, with_carry=True),
         folder / "report.json": json.dumps(report.as_json(result), indent=2, allow_nan=False) + "\n",

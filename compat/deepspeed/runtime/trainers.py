@@ -23,7 +23,7 @@ from bridge.errors import BridgeError
 from bridge.layout.architecture import Architecture
 from bridge.layout.tensor import TensorPlan
 from bridge.plan import LearningRate
-from compat.deepspeed.backend import PASSES
+from compat.deepspeed.runtime.backend import PASSES
 from compat.deepspeed.schedule import said, steers
 
 if TYPE_CHECKING:

@@ -59,7 +59,7 @@ class DeepSpeedBackend(Backend):
 
     def open(self, run: Config | Plan, workload: Workload) -> Trainer:
         """See `Backend`."""
-        from compat.deepspeed import trainers
+        from compat.deepspeed.runtime import trainers
 
         world = trainers.join()
         config = run if isinstance(run, Config) else self.written(run, world)

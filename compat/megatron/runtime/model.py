@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from bridge.layout.architecture import Architecture
 from compat.megatron import MegatronConfig, objects
 from compat.megatron.objects.fields import DDP, OPTIMIZER, TRANSFORMER
-from compat.megatron.real import built
+from compat.megatron.runtime.real import built
 
 RUN = (
     *("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules", "distribute_saved_activations"),

@@ -20,10 +20,11 @@ from bridge.trace.placement import Placement
 from bridge.trace.record import Unit
 from bridge.trace.source import Held, Kind, Moment, Now
 from bridge.trace.tracer import recomputing
-from compat.megatron import live, model
+from compat.megatron import live
 from compat.megatron.rules import ORDERS
-from compat.megatron.states import States
-from compat.megatron.weights import Share, pieces
+from compat.megatron.runtime import model
+from compat.megatron.runtime.states import States
+from compat.megatron.runtime.weights import Share, pieces
 
 GATHER = "whole tensors of the trace"
 TOKENS = 1

@@ -27,10 +27,11 @@ from bridge.errors import BridgeError, ConfigError
 from bridge.layout.mesh import Mesh
 from bridge.plan import Plan
 from bridge.translation import lift
-from compat.megatron import MegatronConfig, model
-from compat.megatron.cpu import redirected
-from compat.megatron.states import States
-from compat.megatron.weights import Piece, Share, pieces
+from compat.megatron import MegatronConfig
+from compat.megatron.runtime import model
+from compat.megatron.runtime.cpu import redirected
+from compat.megatron.runtime.states import States
+from compat.megatron.runtime.weights import Piece, Share, pieces
 
 if TYPE_CHECKING:
     from bridge.backend import Batch

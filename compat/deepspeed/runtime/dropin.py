@@ -27,8 +27,9 @@ from bridge.findings import Finding
 from bridge.plan import Plan
 from bridge.rules import Effect
 from bridge.translation import claims, lift, plan_claims, unheld
-from compat.deepspeed import DIALECT, client, schedulers
-from compat.deepspeed.engine import DeepSpeedEngine
+from compat.deepspeed import DIALECT
+from compat.deepspeed.runtime import client, schedulers
+from compat.deepspeed.runtime.engine import DeepSpeedEngine
 
 Launch = tuple[DeepSpeedEngine, torch.optim.Optimizer | None, Any, Any]
 PORT = 29500

@@ -13,10 +13,10 @@ from bridge.layout.architecture import Architecture
 from bridge.plan import Plan
 from bridge.translation import lift, lower
 from compat.megatron import DIALECT, MegatronConfig, live
-from compat.megatron.real import installed
+from compat.megatron.runtime.real import installed
 
 if TYPE_CHECKING:
-    from compat.megatron.trainer import MegatronTrainer
+    from compat.megatron.runtime.trainer import MegatronTrainer
 
 OPEN: Mapping[str, Any] = {
     "optimizer.name": "adamw",
@@ -54,10 +54,10 @@ class MegatronBackend(Backend):
 
     def open(self, run: Config | Plan, workload: Workload) -> MegatronTrainer:
         """See `Backend`."""
-        from compat.megatron.cpu import uncompiled
+        from compat.megatron.runtime.cpu import uncompiled
 
         with uncompiled():
-            from compat.megatron.trainer import MegatronTrainer
+            from compat.megatron.runtime.trainer import MegatronTrainer
 
         return MegatronTrainer(self.config(run, workload), workload)
 

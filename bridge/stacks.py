@@ -1,0 +1,104 @@
+"""Finds and loads the stacks: one folder each, found by being there, in `compat` or in a folder that STAGEBRIDGE_PATH names."""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from bridge.dialect import Dialect
+from bridge.errors import BridgeError, nearest
+from bridge.plugins import Plugin, found
+
+if TYPE_CHECKING:
+    from bridge.backend import Backend
+    from bridge.translation import Result
+
+
+PATH = "STAGEBRIDGE_PATH"
+"""Environment variable with folders that hold further dialects, separated as in PATH."""
+
+PACKAGE = "compat"
+"""The package with a folder for each stack."""
+FOLDERS = tuple(folder for folder in os.environ.get(PATH, "").split(os.pathsep) if folder)
+"""Folders with dialects of others."""
+
+
+_SPEC = find_spec(PACKAGE)
+_PLACES = [place for place in (_SPEC and _SPEC.submodule_search_locations) or () if place not in FOLDERS]
+OWN = tuple(sorted(module.name for module in pkgutil.iter_modules(_PLACES) if module.ispkg))
+"""Names of the dialects that are part of this project."""
+
+
+@cache
+def plugins() -> Mapping[str, Plugin]:
+    """Dialects of others by name, as far as their files say without being run."""
+    return {plugin.name: plugin for plugin in found(FOLDERS, OWN)[0]}
+
+
+def faults() -> tuple[str, ...]:
+    """What is wrong with the folders that STAGEBRIDGE_PATH names, a line each."""
+    return tuple(f"{PATH}: {fault}" for fault in found(FOLDERS, OWN)[1])
+
+
+def names() -> tuple[str, ...]:
+    """Names of all dialects, in alphabetical order."""
+    return tuple(sorted((*OWN, *plugins())))
+
+
+def candidates(data: Any) -> tuple[str, ...]:
+    """Dialects that may be asked whether parsed `data` is theirs: our own, and those whose declared signature matches."""
+    return tuple(name for name in names() if name in OWN or plugins()[name].matches(data))
+
+
+@cache
+def load(name: str) -> Dialect:
+    """The dialect in folder `name`; `BridgeError` with the nearest name if there is none, or it cannot be imported."""
+    if name not in names():
+        raise BridgeError(f"{name}: unknown dialect; known are {', '.join(names())}{nearest(name, names())}")
+    dialect: Dialect = _imported(name, "", "DIALECT")
+    return dialect
+
+
+def _imported(name: str, module: str, attribute: str) -> Any:
+    """A name of a dialect's module; what goes wrong in code of others is one line."""
+    try:
+        return getattr(import_module(f"{PACKAGE}.{name}{module}"), attribute)
+    except (Exception, SystemExit) as error:
+        if name in OWN:
+            raise
+        where = plugins()[name].place
+        raise BridgeError(f"{name}: {where} cannot be imported ({type(error).__name__}: {error}); mend it, or drop it") from error
+
+
+@cache
+def backends(*named: str | None) -> Mapping[str, Backend]:
+    """The engines of our own dialects, and of those `named`, that have a module `runtime.backend`, by dialect."""
+    wanted = [name for name in names() if name in OWN or name in named]
+    return {name: _imported(name, ".runtime.backend", "BACKEND") for name in wanted if _runs(name)}
+
+
+def _runs(name: str) -> bool:
+    runtime = f"{PACKAGE}.{name}.runtime"
+    return find_spec(runtime) is not None and find_spec(f"{runtime}.backend") is not None
+
+
+def translate(
+    source: Any,
+    theirs: str,
+    to: str,
+    *,
+    from_version: str | None = None,
+    to_version: str | None = None,
+    world_size: int | None = None,
+    lenient: bool = False,
+) -> Result:
+    """Read `source` in dialect `theirs` and translate it to dialect `to`; `BridgeError` with every problem."""
+    from bridge.translation import translate
+
+    config = load(theirs).read(source, from_version, world_size, lenient)
+    return translate(config, load(to), to_version, world_size)
