@@ -25,18 +25,18 @@ import compat
 from bridge import translate
 from bridge.errors import BridgeError
 from bridge.files import Launch, Script, load
+from bridge.files.named import reaching
 from bridge.files.shell import Pieces
 from bridge.files.shell.launchers import STARTERS
 from bridge.files.shell.pieces import Text
 
 TOOLS = (
-    *("bash", "basename", "cat", "cut", "date", "dirname", "expr", "grep", "head", "mkdir", "paste"),
+    *("bash", "basename", "cat", "cp", "cut", "date", "dirname", "expr", "getopt", "grep", "head", "mkdir", "mv", "paste"),
     *("printf", "readlink", "realpath", "rm", "sed", "seq", "sort", "tail", "tee", "touch", "tr", "uniq", "wc", "xargs", "awk"),
 )
 """Programs that run as they are, inside the root folder."""
 QUIET = (
     "chmod",
-    "cp",
     "conda",
     "curl",
     "git",
@@ -44,7 +44,6 @@ QUIET = (
     "ln",
     "ls",
     "module",
-    "mv",
     "nvidia-smi",
     "pip",
     "pip3",
@@ -318,7 +317,12 @@ def _corrected(refusal: str, text: str, outside: Mapping[str, str]) -> dict[str,
 
 
 def converted(path: Path, outside: Mapping[str, str]) -> str:
-    """Convert one script as the command line does, with --lenient and --env; empty if that is done."""
+    """Convert one script as the command line does, with --lenient, --env and --allow-path; empty if that is done."""
+    with reaching(path.parent, [path.parent.parent]):
+        return _converted(path, outside)
+
+
+def _converted(path: Path, outside: Mapping[str, str]) -> str:
     document = load(path)
     document = replace(document, data=document.data.told(outside, None))
     scores = {name: compat.load(name).recognises(document.data) for name in compat.names()}

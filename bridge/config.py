@@ -195,7 +195,7 @@ def unknown_key(path: str, schema: type[Section]) -> str:
     parent, _, leaf = path.rpartition(".")
     prefix = f"{parent}." if parent else ""
     level = {known.removeprefix(prefix).split(".")[0] for known in fields(schema) if known.startswith(prefix)}
-    return f"{path}: unknown key{nearest(leaf, level)}"
+    return f"{brief(path)}: unknown key{nearest(leaf, level)}"
 
 
 def shown(value: Any, limit: int = 60) -> str:
@@ -205,6 +205,11 @@ def shown(value: Any, limit: int = 60) -> str:
     except (ValueError, RecursionError):  # an integer of thousands of digits, or lists in lists without end
         return f"a {type(value).__name__} too large to show"
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def brief(name: str, limit: int = 60) -> str:
+    """A name as it is written, cut to `limit` characters."""
+    return name if len(name) <= limit else name[: limit - 1] + "…"
 
 
 def validate(schema: type[S], data: Mapping[str, Any]) -> S:

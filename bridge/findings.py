@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bridge.files.document import Document, dotted
 from bridge.rules import Effect, How
+
+if TYPE_CHECKING:
+    from bridge.files.shell import Script
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,12 @@ class Finding:
     def matters(self) -> bool:
         """Whether `--strict` refuses it: a set field that was lost, or anything that changes the numbers or stops the run."""
         return self.given or self.effect.reaches(Effect.NUMBERS)
+
+
+def assumed(script: Script) -> Iterator[Finding]:
+    """A finding for each file that a launch script sources and that is not read: what is taken of it."""
+    for line, name, message in script.assumed:
+        yield Finding(name, message, Effect.NONE, origin=Origin(line))
 
 
 def twice(document: Document | None) -> Iterator[Finding]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from bridge.errors import BridgeError
-from bridge.files import Script
+from bridge.errors import BridgeError, SourceError
+from bridge.files import Script, load
+from bridge.files.named import reaching
 from bridge.files.shell import known
 from bridge.files.shell.pieces import Unknown
+from bridge.findings import assumed
 
 SEEN: tuple[tuple[str, str, int | None], ...] = (
     ("./pretrain_gpt.py {}", "./pretrain_gpt.py", None),
@@ -137,7 +141,7 @@ def test_a_line_that_is_no_run_says_why(text: str, said: str) -> None:
 def test_what_a_pipe_writes_is_not_taken_for_empty() -> None:
     script = Script('cat t.json | sed "s/a/b/" > ds.json\ndeepspeed a.py --deepspeed_config ds.json\n', "launch.sh")
     (launch,) = script.launches
-    content = script.file(launch.words[1])
+    content = launch.file(launch.words[1])
     assert content is not None and known(content) is None
 
 
@@ -146,3 +150,81 @@ def test_an_array_that_a_missing_file_may_set_is_any_number_of_words() -> None:
     (launch,) = script.launches
     loose = [any(isinstance(piece, Unknown) and piece.loose for piece in word) for word in launch.words]
     assert loose == [False, True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("text", "unknown"),
+    [
+        ("A=1\nsource gone.sh\ntorchrun a.py $A", "the file that is sourced on line 2 may set it anew; say it with --env A=..."),
+        ("A=1\nsource gone.sh\nA=2\ntorchrun a.py $A", ""),
+        ("A=1\nsource ~/.bashrc\ntorchrun a.py $A", ""),
+        ("A=1\nsource $HOME/x_profile\ntorchrun a.py $A", "may set it anew"),
+        ("A=1\n[ -f x.sh ] && . x.sh\ntorchrun a.py $A", "is not known"),
+        ("echo A=1 > c.sh\nbash gen.sh\n. ./c.sh\ntorchrun a.py $A", "may set it"),
+        ("echo A=1 > c.sh\npython gen.py\n. ./c.sh\ntorchrun a.py $A", "may set it"),
+        ("bash gen.sh\necho A=1 > c.sh\n. ./c.sh\ntorchrun a.py $A", ""),
+        ("echo A=1 > c.sh\nnvidia-smi\ntorchrun b.py --c c.sh\n. ./c.sh\ntorchrun a.py $A", ""),
+        ("echo 1 > c\nenv X=1 python gen.py\ntorchrun a.py $(cat c)", "env X=1 (line 2) may write it"),
+        ("echo 1 > c\npython -c 'import torch; print(2)'\ntorchrun a.py $(cat c)", ""),
+        ("echo 1 > c\npython -c 'open(1)'\ntorchrun a.py $(cat c)", "python -c (line 2) may write it"),
+        ("echo 1 > c\npython gen.py\ntorchrun a.py $(cat c)", "python gen.py (line 2) may write it"),
+        ("echo 1 > c.x\nrm *.x\ntorchrun a.py $(cat c.x)", "rm may change it (line 2)"),
+        ("echo 1 > c.x\nrm -rf *.y out/*\nmkdir -p $X\ntorchrun a.py $(cat c.y)", "no such file"),
+        ("echo 1 > c\nsed -i s/1/2/ $F\ntorchrun a.py $(cat c)", "sed -i (line 2) may write it"),
+        ("cd /\ntorchrun a.py $(cat pyproject.toml)", "no such file"),
+        (
+            "O=$(getopt -a -l tp: -- $X)\nwhile :; do case $O in x) A=1 ;; *) break ;; esac; done\ntorchrun a.py $A",
+            "is not known",
+        ),
+        (
+            "f() {\n  if [ $1 = x ]; then\n    A=1\n  fi\n  torchrun a.py $A\n}\nf $(date)",
+            "$1 is not known: it is the output of a command",
+        ),
+        ("shift 2\ntorchrun a.py $1", "--env 3=..."),
+        ("torchrun a.py $(set | grep A=)", "it is the output of a command"),
+    ],
+)
+def test_what_another_file_may_say_is_not_known(text: str, unknown: str) -> None:
+    launch = Script(f"{text}\n", "launch.sh").launches[-1]
+    said = "".join(launch.opaque.values())
+    assert unknown in said and bool(unknown) is bool(said)
+    assert "--env 1=" not in said
+
+
+def test_what_the_user_says_holds_behind_a_missing_file() -> None:
+    script = Script("A=1\nsource gone.sh\ntorchrun a.py $A\n", "launch.sh")
+    assert script.told({"A": "4"}, None).launches[0].texts == ["4"]
+
+
+@pytest.mark.parametrize(
+    ("name", "taken"),
+    [("gone.sh", "to set variables alone"), ("~/.bashrc", "to set up tools"), ("/etc/profile", "to set up tools")],
+)
+def test_what_is_taken_of_a_file_that_is_not_read_is_a_finding(name: str, taken: str) -> None:
+    script = Script(f"source {name}\npython pretrain_gpt.py --micro-batch-size 1\n", "launch.sh")
+    (found,) = assumed(script)
+    assert taken in found.message and found.path == f"source {name}" and found.origin is not None and found.origin.line == 1
+
+
+def test_a_file_outside_of_the_folder_is_opened_where_that_is_allowed(tmp_path: Path) -> None:
+    (tmp_path / "job").mkdir()
+    (tmp_path / "common.sh").write_text("A=7\n", "utf-8")
+    launch = str(tmp_path / "job" / "launch.sh")
+    script = Script("source ../common.sh\ntorchrun a.py $A\n", launch)
+    assert list(script.launches[0].opaque) == [0] and "give --allow-path" in next(assumed(script)).message
+    with reaching(tmp_path / "job", [tmp_path]):
+        assert Script("source ../common.sh\ntorchrun a.py $A\n", launch).launches[0].texts == ["7"]
+
+
+def test_a_run_is_given_the_files_written_before_it() -> None:
+    text = "".join(f"echo {number} > c.json\ntorchrun a.py c.json\n" for number in (1, 2))
+    contents = [launch.file(launch.words[0]) for launch in Script(text, "launch.sh").launches]
+    assert [known(content or ()) for content in contents] == ["1\n", "2\n"]
+
+
+@pytest.mark.parametrize("text", ["A=1\r\ntorchrun a.py\r\n", "A=1\ntorchrun a.py \\\r\n  --x\n"])
+def test_line_ends_of_windows_are_named(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "launch.sh"
+    path.write_bytes(text.encode())
+    with pytest.raises(SourceError, match=r"line [12]: ends in CR and LF"):
+        _ = load(path).data.launches

@@ -262,7 +262,9 @@ Launch = Annotated[
 AllowPath = Annotated[
     Optional[list[str]],  # noqa: UP045
     typer.Option(
-        "--allow-path", metavar="PATH", help="A file or folder outside FILE's own folder that FILE may name; else none is opened."
+        "--allow-path",
+        metavar="PATH",
+        help="A file or folder outside FILE's own folder that FILE may name or source; else none is opened.",
     ),
 ]
 Lenient = Annotated[bool, typer.Option("--lenient", help="Leave out unknown keys, flags and values, and name them.")]

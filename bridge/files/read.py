@@ -113,7 +113,10 @@ PYTHONIC = re.compile(r"'\s*:|:\s*(?:True|False|None)\b")
 
 
 def read_text(path: str | Path) -> str:
-    """Text of the UTF-8 file at `path`, line ends as `\\n`; `SourceError` if it is no such file or over 16 MiB."""
+    """Text of the UTF-8 file at `path`, line ends as `\\n`; `SourceError` if it is no such file or over 16 MiB.
+
+    A shell reads the line ends of Windows otherwise than other readers do, so those of scripts stay.
+    """
     try:
         with open(path, "rb", opener=_at_once) as stream:
             _check_kind(os.fstat(stream.fileno()), path)
@@ -163,7 +166,8 @@ def _decoded(content: bytes, name: str) -> str:
         raise SourceError(f"{name}: found bytes that are not UTF-8 (at {error.start}); save it as UTF-8 text") from None
     if "\0" in text:
         raise SourceError(f"{name}: found binary data, expected text; is this the right file?")
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    plain = text.replace("\r\n", "\n").replace("\r", "\n")
+    return text if plain != text and _loader(plain, Path(name).suffix.lower()) is load_script else plain
 
 
 def _printable(path: str) -> str:

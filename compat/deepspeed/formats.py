@@ -109,6 +109,7 @@ def read(
     reader.section(code or {}, "code", _tree(release)["code"])
     reader.resolve(values)
     ConfigError.raise_if(reader.problems)
+    reader.findings += script.findings if script else ()
     ranks = script.ranks if script else None
     return Reading(Values(reader.given), entry, reader.origins, tuple(reader.findings), reader.opaque, ranks)
 

@@ -9,6 +9,7 @@ from typing import Any
 from bridge.errors import ConfigError, SourceError
 from bridge.files import Document, Launch, Script, find, folder_of, load, parse, scalar
 from bridge.files.shell import Pieces, cut, known, line_of, spelled, unknowns
+from bridge.findings import Finding, assumed
 
 WORKING_FOLDER = ("`pwd`", "$(pwd)", "$PWD", "${PWD}")
 OPTIONS = ("--deepspeed_config", "--deepspeed-config")
@@ -46,12 +47,13 @@ CODE: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Found:
-    """The config of a run: the document, what is known for its "auto", what the code says, and the ranks."""
+    """The config of a run: the document, what is known for its "auto", what the code says, the ranks, and what was assumed."""
 
     document: Document
     auto: Mapping[str, Any] = field(default_factory=dict)
     code: Mapping[str, Any] = field(default_factory=dict)
     ranks: int | None = None
+    findings: tuple[Finding, ...] = ()
 
 
 def is_launch(launch: Launch) -> bool:
@@ -63,11 +65,11 @@ def read(script: Script) -> Found:
     """The config of the one run of `script` that is given one; raises `BridgeError` with the line of every problem."""
     launch = script.launch(is_launch, "--deepspeed_config")
     path, line = _config(launch) or ((), launch.line)
-    content = script.file(path)
+    content = launch.file(path)
     document = _beside(script, path, line) if content is None else _here(script, content)
     said = dict(_arguments(launch))
     auto = _facts(said) if _trainer(launch) else {}
-    return Found(document, auto, _code(said), launch.ranks)
+    return Found(document, auto, _code(said), launch.ranks, tuple(assumed(script)))
 
 
 def _config(launch: Launch) -> tuple[Pieces, int] | None:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from bridge import limits
-from bridge.config import shown
+from bridge.config import brief, shown
 from bridge.errors import ConfigError, nearest
 from compat.megatron import releases
 from compat.megatron.releases import Flag
@@ -404,11 +404,11 @@ def _after(reader: _Reader, index: int) -> str:
 
 def _unknown(option: str, version: str) -> str:
     if _EXPONENT.match(option):
-        return f"{option}: a negative number with an exponent is taken for a flag; attach it to its flag with ="
+        return f"{brief(option)}: a negative number with an exponent is taken for a flag; attach it to its flag with ="
     spans = releases.spans(option)
     if spans:
         return f"{option}: not in Megatron {version}; known {' and '.join(map(_span, spans))}"
-    return f"{option}: unknown to Megatron {version}{_suggestion(option, version)}"
+    return f"{brief(option)}: unknown to Megatron {version}{_suggestion(option, version)}"
 
 
 def _span(span: tuple[str, str]) -> str:

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from bridge import touching
-from bridge.config import Values, shown
+from bridge.config import Values, brief, shown
 from bridge.dialect import Reading, flags_of
 from bridge.errors import ConfigError, SourceError
 from bridge.files import Document, Launch, Script, check_nested, load
 from bridge.files.yaml import plain_scalar
-from bridge.findings import Finding, Origin
+from bridge.findings import Finding, Origin, assumed
 from bridge.rules import EFFECTS, Effect
 from compat.megatron import flags, forks, leftovers, live, options, releases, sections
 
@@ -226,11 +226,11 @@ def _unknown(parsed: flags.Parsed, words: Words, older: Older) -> Iterator[Findi
 def _left_over(group: Sequence[str], line: int | None) -> Finding:
     """A flag with its values; one that speaks of the layout, the batch or the precision counts."""
     option, *values = group
-    beside = f", with {' '.join(values)}" if values else ""
+    beside = f", with {brief(' '.join(values))}" if values else ""
     if not touching.touches(*group):
-        return Finding(option, f"{UNKNOWN}{beside}", Effect.NONE, True, origin=Origin(line))
+        return Finding(brief(option), f"{UNKNOWN}{beside}", Effect.NONE, True, origin=Origin(line))
     message = f"{UNKNOWN}{beside}, though it speaks of parallelism, batch or precision"
-    return Finding(option, message, Effect.NUMBERS, True, origin=Origin(line))
+    return Finding(brief(option), message, Effect.NUMBERS, True, origin=Origin(line))
 
 
 def words_of(document: Document, version: str, lenient: bool) -> Words:
@@ -263,8 +263,8 @@ def launch_of(script: Script) -> Launch:
 
 def _launched(script: Script) -> Words:
     launch = launch_of(script)
-    findings = (Finding(word, message, Effect.NUMBERS, True, origin=Origin(line)) for line, word, message in script.strays())
-    return Words(launch.texts, list(launch.lines), tuple(findings), launch.opaque, launch.ranks, launch.loose)
+    strays = (Finding(word, message, Effect.NUMBERS, True, origin=Origin(line)) for line, word, message in script.strays())
+    return Words(launch.texts, list(launch.lines), (*strays, *assumed(script)), launch.opaque, launch.ranks, launch.loose)
 
 
 def _listed(document: Document) -> Words:

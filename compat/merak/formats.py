@@ -14,11 +14,11 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from bridge import touching
-from bridge.config import Values, fields, flatten, nest, shown, validate
+from bridge.config import Values, brief, fields, flatten, nest, shown, validate
 from bridge.dialect import Reading, Written, code_beside, flags_of
 from bridge.errors import ConfigError, SourceError, nearest
 from bridge.files import Document, Key, Launch, Script, check_nested, is_text, load, load_words, read_text
-from bridge.findings import Finding, Origin
+from bridge.findings import Finding, Origin, assumed
 from bridge.rules import Effect
 from compat.merak.recognition import is_launch
 from compat.merak.releases import lifetime, release
@@ -49,6 +49,7 @@ def read(source: Any, version: str, lenient: bool, code: Mapping[str, Any] | Non
     content = _content(source)
     launch = _launch(content)
     if launch is not None:
+        reader.findings += assumed(content.data)
         reader.opaque = launch.opaque
         lines: dict[Key, int] = {(index,): line for index, line in enumerate(launch.lines)}
         content = Document(launch.texts, lines, "flags", name=content.name)
@@ -208,9 +209,9 @@ class _Reader:
     def unknown(self, written: str, name: str, known: Sequence[str], values: Sequence[str]) -> None:
         if self.lenient:
             effect = touching.effect(written, *values)
-            self.findings.append(Finding(written, f"Merak {self.version} does not know it; left out", effect, True))
+            self.findings.append(Finding(brief(written), f"Merak {self.version} does not know it; left out", effect, True))
         else:
-            self.problems.append(f"{written}: unknown argument of Merak{nearest(name, known, len(self.problems))}")
+            self.problems.append(f"{brief(written)}: unknown argument of Merak{nearest(name, known, len(self.problems))}")
 
     def absent(self, written: str, path: str) -> None:
         message = f"not in Merak {self.version}; it is there in {lifetime(path)}"
@@ -237,7 +238,7 @@ class _Reader:
             self.findings.append(Finding(word, message, Effect.NUMBERS, True, origin=Origin(line)))
             return index + 1
         if _is_value(word):
-            self.problems.append(f"{word} (word {index + 1}): belongs to no option; drop it")
+            self.problems.append(f"{brief(word)} (word {index + 1}): belongs to no option; drop it")
             return index + 1
         name, tied, attached = word.partition("=")
         path, negated = self.find(name)

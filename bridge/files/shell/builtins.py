@@ -11,21 +11,22 @@ from bridge.errors import SourceError
 from bridge.files.shell import arithmetic, formatting, getopts, variables
 from bridge.files.shell.decide import Bad, tested
 from bridge.files.shell.expand import OUTPUT
+from bridge.files.shell.files import AWAY, is_gone
 from bridge.files.shell.inner import OPTIONS
 from bridge.files.shell.patterns import Unread
 from bridge.files.shell.pieces import DEFAULT_IFS, NOWHERE, Pieces, Text, Unknown, known, spelled, words
 from bridge.files.shell.scope import RUN, Value, several
-from bridge.files.shell.source import Source, check_syntax
+from bridge.files.shell.source import Source, Sourced, check_ends, check_syntax
 
 if TYPE_CHECKING:
     from bridge.files.shell.read import Reader
 
 MOST_CHARACTERS = 2**20
 TOOLS = re.compile(
-    r"(^|/)(\.?bashrc|\.?(bash_)?profile|activate|conda\.sh|setvars\.sh|modules?\.sh|bash|init\.sh|.*_profile)$|^/etc/|/etc/profile"
+    r"(^|/)(\.?bashrc|\.?(bash_)?profile|activate|conda\.sh|setvars\.sh|modules?\.sh)$|^/.*/(bash|init\.sh)$|^/etc/|/etc/profile"
 )
 """Files that set up tools, and nothing that a run is given."""
-HERE = re.compile(r"^\.?/?$|^\$\(\s*dirname\s+(--\s+)?\"?\$(0|\{0\}|\{?BASH_SOURCE(\[0\])?\}?)\"?\s*\)/?$")
+HERE = re.compile(r"^(\./?)?$|^\$\(\s*dirname\s+(--\s+)?\"?\$(0|\{0\}|\{?BASH_SOURCE(\[0\])?\}?)\"?\s*\)/?$")
 """The folder of the script, as `cd` is given it."""
 SET_OPTION = re.compile(r"[-+][abefhkmnptuvxBCEHPTo]+")
 HIDDEN = 0xF0000
@@ -329,9 +330,11 @@ def shift(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
         reader.scope.status = None
     elif count > len(given) or count < 0:
         reader.scope.status = 1
+        reader.scope.shifted += max(count, 0)
     else:
         if reader.scope.arguments is not None or given:
             reader.scope.arguments = given[count:]
+        reader.scope.shifted += count
         reader.scope.status = 0
 
 
@@ -345,6 +348,9 @@ def set_(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     """`set`: options and arguments."""
     rest = list(called[1:])
     reader.scope.status = 0
+    if not rest or (len(rest) == 1 and known(rest[0]) in ("-o", "+o")):
+        reader.write(_unknown(reader, "(set)"))
+        return
     if not all(SET_OPTION.fullmatch(text) for text in _dashed(rest)):
         reader.scope.status = 2
         return
@@ -367,6 +373,8 @@ def set_(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 def shopt(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     """`shopt`."""
     flags, names = _options(called[1:], "")
+    if not flags.keys() & {"s", "u", "q"}:
+        reader.write(_unknown(reader, "(shopt)"))
     told = {str(name) for name in names}
     if "s" in flags:
         if "extglob" in told - reader.scope.options:
@@ -438,17 +446,28 @@ def take_file(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     path = called[1] if len(called) > 1 else ()
     reader.scope.status = None
     text = reader.content(path)
-    if text is None or any(isinstance(piece, Unknown) for piece in text):
-        reader.sourced.append((reader.source.line(place), spelled(path)))
-        if not TOOLS.search(spelled(path)):
-            reader.scope.sourced = reader.source.line(place)
-        return
-    _run_file(reader, text, called[2:])
+    if text is not None and is_gone(text):
+        reader.scope.status = 1
+    elif text is None or any(isinstance(piece, Unknown) for piece in text):
+        _pass_by(reader, path, text)
+    else:
+        _run_file(reader, path, text, called[2:])
 
 
-def _run_file(reader: Reader, text: Pieces, arguments: Sequence[Pieces]) -> None:
+def _pass_by(reader: Reader, path: Pieces, text: Pieces | None) -> None:
+    """A file that cannot be read may set every variable; one that sets up tools is taken to set none of the run's."""
+    line = reader.source.line(reader.place)
+    reasons = (piece.why for piece in text or () if isinstance(piece, Unknown))
+    tools = bool(TOOLS.search(spelled(path)))
+    reader.sourced.append(Sourced(line, spelled(path), next(reasons, "") or reader.missing(path), tools))
+    if not tools:
+        reader.scope.overtaken(line)
+
+
+def _run_file(reader: Reader, path: Pieces, text: Pieces, arguments: Sequence[Pieces]) -> None:
     if reader.depth >= 30:
         raise reader.refuse(reader.place, "a file sources itself without end; is this the right file?")
+    check_ends(known(text) or "", spelled(path))
     source = Source.of(text, reader.source)
     check_syntax(source)
     before, mark = reader.scope.arguments, len(reader.leaving)
@@ -464,14 +483,33 @@ def _run_file(reader: Reader, text: Pieces, arguments: Sequence[Pieces]) -> None
 
 
 def change_folder(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
-    """`cd`: the folder is not known any more, unless it is the script's own."""
-    target = spelled(called[1]) if len(called) > 1 else ""
-    if not HERE.search(target):
-        reader.scope.folder = f"?{place}.{reader.steps}/"
-    for name in ("PWD", "OLDPWD"):
-        if name in reader.scope.variables:
-            reader.scope.set(name, Value((_unknown(reader, name, RUN),)))
-    reader.scope.status = None
+    """`cd`, `pushd`, `popd`: the folder is known where it is the script's own, or one that the script has made."""
+    scope, name = reader.scope, spelled(called[0])
+    before = scope.folder
+    if name == "popd" and len(called) == 1 and scope.folders:
+        *rest, scope.folder = scope.folders
+        scope.folders, scope.status = tuple(rest), 0
+    else:
+        _enter(reader, f"{AWAY}{place}.{reader.steps}/", called[1:])
+        if name != "cd":
+            scope.folders = (*scope.folders, before) if name == "pushd" and len(called) == 2 else ()
+    for variable in ("PWD", "OLDPWD"):
+        if variable in scope.variables:
+            scope.set(variable, Value((_unknown(reader, variable, RUN),)))
+    if name != "cd" or (called[1:] and known(called[1]) in ("-", None)):
+        reader.write(_unknown(reader, f"({name})"))
+
+
+def _enter(reader: Reader, away: str, words_: Sequence[Pieces]) -> None:
+    """Go into a folder; `away` is the mark of one that is not known."""
+    scope, said = reader.scope, spelled(words_[0]) if words_ else None
+    scope.status = None
+    if said in ("", ".", "./") or (said and HERE.search(said) and not scope.folder):
+        return
+    key = reader.key(words_[0]) if words_ and known(words_[0]) else away
+    folder = "" if key == "." else f"{key.removesuffix('/')}/"
+    made = len(words_) == 1 and (not folder or folder in scope.files.folders)
+    scope.folder, scope.status = (folder, 0) if made else (away, None)
 
 
 def run_in_place(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
@@ -498,6 +536,8 @@ def trap(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     reader.scope.status = 0
     rest = called[2:] if len(called) > 1 and known(called[1]) == "--" else called[1:]
     names = {(known(word) or "").upper().removeprefix("SIG") for word in rest[1:] or rest}
+    if len(rest) < 2:
+        reader.write(_unknown(reader, "(trap)"))
     text = rest[0] if len(rest) > 1 and known(rest[0]) not in ("-", "") else None
     if names & {"DEBUG", "RETURN", ""} and text is not None:
         raise reader.refuse(place, "a trap that runs before every command is not read")
@@ -512,6 +552,8 @@ def trap(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 def alias(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     """`alias`: scripts do not use it unless they say so."""
     reader.scope.status = 0
+    if not any("=" in spelled(word) for word in called[1:]):
+        reader.write(_unknown(reader, "(alias)"))
     if "expand_aliases" in reader.scope.options:
         raise SourceError(f"{reader.name}: line {reader.source.line(place)}: alias changes what words mean, and is not read")
 

@@ -265,13 +265,17 @@ class Expander:
         """The variables of a text that are not known, as options that say them."""
         names = dict.fromkeys(re.findall(r"\$\{?#?([A-Za-z_]\w*|\d+)", text))
         asked = dict.fromkeys(found for name in names for found in self._asked(name))
-        return f"; say it with {' '.join(f'--env {name}=...' for name in asked)}" if asked else ""
+        if asked:
+            return f"; say it with {' '.join(f'--env {name}=...' for name in asked)}"
+        values = ((name, value) for name in names if (value := self.scope.get(name)))
+        unknown = ((name, piece.why) for name, value in values for piece in value.pieces if isinstance(piece, Unknown))
+        return next((f"; ${name} is not known: {why}" for name, why in unknown if not why.startswith("a branch")), "")
 
     def _asked(self, name: str) -> list[str]:
         """What a variable without a value waits for: itself, or what its value is made of."""
         value = self.scope.get(name)
         if value is None:
-            return [name]
+            return [self.scope.outer(name)] if not name.isdigit() or self.scope.arguments is None else []
         return [found for piece in value.pieces if isinstance(piece, Unknown) for found in re.findall(r"--env (\w+)=", piece.why)]
 
     # Parameters
@@ -409,8 +413,8 @@ class Expander:
 
     def unset(self, name: str) -> str:
         """Why a variable that is not set is not known."""
-        if name.isdigit():
-            return f"the script is started with it; say it with --env {name}=..."
+        if name.isdigit() and self.scope.arguments is None:
+            return f"the script is started with it; say it with --env {self.scope.outer(name)}=..."
         if "nounset" in self.scope.options and self.scope.settled(name):
             return "it is not set, and set -u stops a shell here"
         if self.scope.sourced:

@@ -24,6 +24,7 @@ OPTIONS = {
     "n": "noexec",
     "v": "verbose",
     "E": "errtrace",
+    "C": "noclobber",
 }
 """Letters of `set`, and of a shell that is started."""
 UNSEEN = "the script does not export it, so that the shell that it starts does not see it"
@@ -128,7 +129,7 @@ def _scope(reader: Reader, place: int, found: Walk, called: Sequence[Pieces], ar
     return Scope(
         {name: text for name, text in outer.outside.items() if not name.isdigit()} | _first(arguments),
         {**({} if apart else told), **hidden, **seen},
-        files=dict(outer.files),
+        files=outer.files.copy(),
         folder=outer.folder,
         arguments=tuple(arguments[1:]),
         options=_options(called[found.before : found.at]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from bridge.files.shell.launchers import Walk, Word, walk
@@ -16,6 +16,8 @@ LEADING = re.compile(r"^(?:(?:then|do|else|if|elif|while|until|!|\{|\(|time|[A-Z
 OPENING = re.compile(r"^(if|case|while|until|for)\b")
 CLOSING = re.compile(r"^(fi|esac|done|\})(?=\s|;|$|\||&|>|<|\))")
 ASSIGNED = re.compile(r"(?m)^[ \t]*(?:(?:export|local|readonly|declare)[ \t]+(?:-\w+[ \t]+)*)?([A-Za-z_]\w*)=(.*)$")
+NUMBERED = re.compile(r"\$\{?#?\d+")
+"""An argument."""
 VARIABLE = re.compile(r"\$\{?#?([A-Za-z_]\w*|\d+)")
 MOST = 5
 """Lines that one message lists."""
@@ -39,6 +41,11 @@ class Line:
     number: int
     text: str
     around: tuple[Block, ...]
+
+    @property
+    def inside(self) -> bool:
+        """Whether it stands in a function."""
+        return any(block.kind == "function" for block in self.around)
 
 
 @dataclass(slots=True)
@@ -92,7 +99,7 @@ def missed(text: str, started: Collection[int], runs: Collection[int], left_at: 
     `started` are lines of commands that are started, `runs` of runs; `left_at` is the line that ends the script, if one does.
     """
     whole = list(lines(text))
-    origins = Origins(text)
+    origins = Origins(text, whole)
     found = ((line, walk(words_of(line.text))) for line in whole if line.number not in runs)
     reasons = (
         (line.number, _reason(line, seen, _Place(whole, origins, left_at), line.number in started))
@@ -109,14 +116,17 @@ class Asked:
     """What the branches of a script ask for, by line."""
 
     def __init__(self, text: str) -> None:
-        self.origins = Origins(text)
-        self.blocks = {line.number: line.around for line in lines(text)}
+        whole = list(lines(text))
+        self.origins = Origins(text, whole)
+        self.lines = {line.number: line for line in whole}
 
     def around(self, number: int, told: Collection[str]) -> str:
         """The variables that the branches around a line hang on, but for those `told`, as options that say them."""
-        place = max((at for at in self.blocks if at <= number), default=0)
-        around = self.blocks.get(place, ())
-        return self.origins.settled_by(" ".join(block.text for block in around if block.kind != "function"), told)
+        line = self.lines.get(max((at for at in self.lines if at <= number), default=0))
+        if line is None:
+            return ""
+        asking = " ".join(block.text for block in line.around if block.kind != "function")
+        return self.origins.settled_by(asking, told, line.inside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +141,19 @@ class _Place:
 class Origins:
     """Which variables the value of a variable is made of, as far as assignments show it."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, whole: Iterable[Line]) -> None:
         self.values: dict[str, list[str]] = {}
-        for name, value in ASSIGNED.findall(text):
-            self.values.setdefault(name, []).append(value)
+        inside = {line.number for line in whole if line.inside}
+        for found in ASSIGNED.finditer(text):
+            own = text.count("\n", 0, found.start()) + 1 in inside
+            self.values.setdefault(found[1], []).append(NUMBERED.sub("", found[2]) if own else found[2])
 
-    def settled_by(self, text: str, told: Collection[str] = ()) -> str:
-        """The variables that a text hangs on and the script is started with, but for those `told`, as options that say them."""
+    def settled_by(self, text: str, told: Collection[str] = (), inside: bool = False) -> str:
+        """The variables that a text hangs on and the script is started with, but for those `told`, as options that say them.
+
+        What stands `inside` of a function has arguments of its own.
+        """
+        text = NUMBERED.sub("", text) if inside else text
         names = dict.fromkeys(found for name in VARIABLE.findall(text) for found in self._outer(name, 0) if found not in told)
         return f"; say {' '.join(f'--env {name}=...' for name in names)}" if names else ""
 
@@ -164,7 +180,7 @@ def _reason(line: Line, seen: Walk, place: _Place, started: bool) -> str:
     if started and seen.kind == "file":
         return f"starts another script, {seen.words[seen.at].spelling}; read that one"
     if first.text is None and first.spelling.startswith("$"):
-        return f"{first.spelling} stands in front, and is not known{place.origins.settled_by(first.spelling)}"
+        return f"{first.spelling} stands in front, and is not known{place.origins.settled_by(first.spelling, inside=line.inside)}"
     return "" if started else _unreached(line, place)
 
 
@@ -178,7 +194,7 @@ def _unreached(line: Line, place: _Place) -> str:
     if line.around:
         block = line.around[-1]
         said = f"stands in a branch that is not taken: line {block.line}: {_short(block.text)}"
-        return said + place.origins.settled_by(block.text)
+        return said + place.origins.settled_by(block.text, inside=line.inside)
     return "is not reached"
 
 
@@ -187,8 +203,9 @@ def _condition(place: _Place) -> str:
     end = next((line for line in reversed(place.whole) if line.number <= place.left_at), None)
     inside = next((block for block in reversed(end.around) if block.kind != "function"), None) if end else None
     if inside is None:
-        return place.origins.settled_by(end.text) if end else ""
-    return f" (line {inside.line}: {_short(inside.text)}){place.origins.settled_by(inside.text)}"
+        return place.origins.settled_by(end.text, inside=end.inside) if end else ""
+    own = end is not None and end.inside
+    return f" (line {inside.line}: {_short(inside.text)}){place.origins.settled_by(inside.text, inside=own)}"
 
 
 def _short(text: str) -> str:

@@ -7,8 +7,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from bridge.files.shell import streams
+from bridge.files.shell import effects, getopt, streams
 from bridge.files.shell.expand import OUTPUT
+from bridge.files.shell.files import GONE, is_gone
 from bridge.files.shell.patterns import Unread, simple
 from bridge.files.shell.pieces import NOWHERE, Pieces, Text, Unknown, known
 
@@ -31,8 +32,11 @@ def _input(reader: Reader, names: Sequence[str]) -> Pieces | None:
         content = reader.content(_text(name))
         if content is None:
             reader.scope.asked = True
-            raise Unread(f"{name}: no such file in the script's folder; put it there")
-        found += content
+            raise Unread(reader.missing(_text(name)))
+        if is_gone(content):
+            reader.scope.status = 1
+        else:
+            found += content
     return tuple(found)
 
 
@@ -48,8 +52,8 @@ def tee(reader: Reader, texts: Sequence[str]) -> Pieces | None:
     more = len(names) + 1 < len(texts)
     content = read if read is not None else (Unknown("tee", NOWHERE, reader.source.line(reader.place), OUTPUT),)
     for name in names:
-        key = reader.key(_text(name))
-        reader.scope.files[key] = (*(reader.scope.files.get(key, ()) if more else ()), *content)
+        path = _text(name)
+        reader.scope.files.put(reader.key(path), (*(reader.text_before(path) if more else ()), *content))
     return read
 
 
@@ -94,6 +98,8 @@ def seq(reader: Reader, texts: Sequence[str]) -> Pieces | None:
 def _read(reader: Reader, names: Sequence[str] = ()) -> str | None:
     """The text that a program reads, where it is known."""
     found = _input(reader, names)
+    if names and reader.scope.status:
+        raise Unread(GONE)
     lost = next((piece for piece in found or () if isinstance(piece, Unknown)), None)
     if lost is not None:
         raise Unread(lost.why)
@@ -232,8 +238,8 @@ def edited(reader: Reader, texts: Sequence[str]) -> Pieces | None:
         return _text(made[0])
     for name, before, text in zip(names, found, made, strict=True):
         if len(inside) > 2 and not inside.startswith("--"):
-            reader.scope.files[reader.key(_text(name + inside[2:]))] = _text(str(before))
-        reader.scope.files[reader.key(_text(name))] = _text(text)
+            reader.scope.files.put(reader.key(_text(name + inside[2:])), _text(str(before)))
+        reader.scope.files.put(reader.key(_text(name)), _text(text))
     return ()
 
 
@@ -294,6 +300,12 @@ def fields(reader: Reader, texts: Sequence[str]) -> Pieces | None:
     return None if text is None else _text(streams.fields(text, rest[0], mark))
 
 
+def sorted_options(reader: Reader, texts: Sequence[str]) -> Pieces | None:
+    """`getopt -o LETTERS -l NAMES -- WORDS`."""
+    written, reader.scope.status = getopt.ordered(texts)
+    return _text(written)
+
+
 PROGRAMS: Mapping[str, Callable[[Reader, Sequence[str]], Pieces | None]] = {
     "cat": cat,
     "tee": tee,
@@ -311,5 +323,7 @@ PROGRAMS: Mapping[str, Callable[[Reader, Sequence[str]], Pieces | None]] = {
     "sort": sort,
     "uniq": uniq,
     "awk": fields,
+    "getopt": sorted_options,
+    **effects.PROGRAMS,
 }
 """Programs by name: what they write, or None if that is not known."""

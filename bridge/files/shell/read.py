@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,14 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bridge.errors import SourceError
-from bridge.files.shell import arithmetic, inner, variables
+from bridge.files.named import OutsideError, find
+from bridge.files.shell import arithmetic, effects, inner, variables
 from bridge.files.shell.decide import Bad, Condition
 from bridge.files.shell.expand import GROUPS, OUTPUT, Expander
+from bridge.files.shell.files import AWAY, is_gone, key_in
 from bridge.files.shell.missed import Asked
 from bridge.files.shell.patterns import Pattern, Unread
 from bridge.files.shell.pieces import NOWHERE, Pieces, Text, Unknown, known, spelled
 from bridge.files.shell.scope import COUNTER, MOST_CHARACTERS, Scope, Value, several
-from bridge.files.shell.source import Source, check_redirects, check_syntax
+from bridge.files.shell.source import Source, Sourced, check_ends, check_redirects, check_syntax
 from bridge.files.shell.tokens import Token, Word
 
 if TYPE_CHECKING:
@@ -32,10 +33,6 @@ UNTOUCHED = -1
 CHECKED = ("command", "subshell")
 """What ends a script under `set -e`; blocks and branches do not by themselves."""
 LEAVING = ("break", "continue", "return")
-CHANGING = frozenset(("sed", "perl", "mv", "cp", "rm", "dd", "truncate", "install", "patch", "rsync", "envsubst", "jq", "yq"))
-"""Programs that may change a file that the script wrote."""
-IN_PLACE = re.compile(r"\s(-\w*i|--in-place)")
-"""Options with which `sed` writes files."""
 IN_FILE = "it stands in a file"
 Program = Callable[["Reader", Sequence[str]], Pieces | None]
 DEFINED = re.compile(r"function[ \t]+(?P<name>[\w:.-]+)|\([ \t]*\)")
@@ -58,13 +55,16 @@ Action = Callable[[], None]
 class Command:
     """A command that the script starts: its words, the variables set for it, and the line on which it begins.
 
-    `branch` is the line of an undecided `if`, `case` or loop around it; 0 if it is started in any case.
+    `branch` is the line of an undecided `if`, `case` or loop around it; 0 if it is started in any case. `files` is what the
+    script has written before, `folder` the mark of the folder that it starts in.
     """
 
     words: tuple[Pieces, ...]
     environment: Mapping[str, Pieces]
     line: int
     branch: int = 0
+    files: Mapping[str, Pieces] = field(default_factory=dict)
+    folder: str = ""
 
 
 @dataclass
@@ -74,7 +74,7 @@ class Reader:
     name: str
     scope: Scope
     commands: list[Command] = field(default_factory=list)
-    sourced: list[tuple[int, str]] = field(default_factory=list)
+    sourced: list[Sourced] = field(default_factory=list)
     branch: int = 0
     depth: int = 0
     steps: int = 0
@@ -96,6 +96,7 @@ class Reader:
         """Read the whole script."""
         self.source = Source(text, self.name)
         self.defined = frozenset(_defined(text))
+        check_ends(text, self.name)
         check_syntax(self.source)
         self.run(self.source)
         self.left()
@@ -586,6 +587,7 @@ class Reader:
 
     def _while(self, node: Node, goes_on: Callable[[], bool | None], body: Sequence[Node], step: Callable[[], object]) -> None:
         self.exits.append([])
+        mark = len(self.leaving)
         status: int | None = 0
         while True:
             truth = goes_on()
@@ -597,12 +599,16 @@ class Reader:
             if not truth:
                 self.scope.status = status
                 break
+            before = self.scope.copy() if self.exits[-1] or len(self.leaving) > mark else None
             self._turn(body)
             status = self.scope.status
             if self.over:
                 break
             step()
             self._step(node)
+            if before is not None and self.scope.settles(before):  # further turns do the same; it ends where one may leave it
+                self.scope.ended = "over"
+                break
         self._finish(node)
 
     def _once_more(self, body: Sequence[Node], step: Callable[[], object], goes_on: Callable[[], bool | None]) -> bool:
@@ -649,7 +655,8 @@ class Reader:
             return
         here = [] if self.scope.ended else [self.scope.copy()]
         if here or exits:
-            self.scope.take([*here, *exits], self.source.line(node.start_byte))
+            line = next((scope.parted for scope in exits if scope.parted), 0) if not here else 0
+            self.scope.take([*here, *exits], line or self.source.line(node.start_byte))
         else:
             self.scope.become(self.leaving.pop())
 
@@ -834,7 +841,8 @@ class Reader:
 
         self.stops.clear()
         line = self.source.line(place)
-        self.commands.append(Command(tuple(called), self.environment, line, self.branch or self.scope.doubted or self.parted))
+        branch, files = self.branch or self.scope.doubted or self.parted, dict(self.scope.files.held)
+        self.commands.append(Command(tuple(called), self.environment, line, branch, files, self.scope.folder))
         name = (known(called[0]) or "").rpartition("/")[2]
         self.hoped = name in HOPED
         self.scope.status, self.scope.asked = None, name in self.defined
@@ -844,8 +852,7 @@ class Reader:
         except Unread as error:
             written, why, self.scope.status = None, str(error), None
         self.write(written if written is not None else (Unknown(spelled(called[0]), NOWHERE, line, why),))
-        if name in CHANGING and (name not in PROGRAMS or (written is None and IN_PLACE.search(" ".join(map(spelled, called))))):
-            self._touched(called, line)
+        effects.leave(self, called, name, written is not None)
 
     def _modelled(self, program: Program | None, called: Sequence[Pieces]) -> Pieces | None:
         """What a program writes whose output follows from what it reads; raises `Unread` with what is not known of that."""
@@ -861,12 +868,6 @@ class Reader:
             self.scope.status = None
             raise Unread(OUTPUT)
         return written
-
-    def _touched(self, called: Sequence[Pieces], line: int) -> None:
-        for word in called[1:]:
-            why = f"{spelled(called[0])} may change it (line {line})"
-            for key in (self.key(word), self.scope.folder + spelled(word).rpartition("/")[2]):
-                self.scope.files[key] = (Unknown(spelled(word), NOWHERE, line, why),)
 
     def write(self, pieces: Pieces) -> None:
         """Text that a command writes, kept where something reads it."""
@@ -906,28 +907,47 @@ class Reader:
         outer.status, outer.asked = (scope.status, scope.asked) if alone else (None, False)
 
     def content(self, path: Pieces) -> Pieces | None:
-        """What stands in a file: what the script has written, else what lies in its folder or here; None if there is none."""
+        """What stands in a file: what the script has written, else what lies in the script's folder; None if there is none."""
         written = self.file(path)
-        name = known(path)
-        if written is not None or not name or "\0" in name or self.key(path) != file_key(path):
+        key = self.key(path)
+        if written is not None or not key or "\0" in key or key.startswith(AWAY):
             return written
-        folders = Path(self.name).absolute().parent, Path.cwd()
-        found = next((folder / name for folder in folders if os.path.isfile(folder / name)), None)
-        if found is None or found.stat().st_size > MOST_CHARACTERS:
-            return None
+        lies = self._lying(key)
+        return self._fresh(path, lies) if lies is not None else None
+
+    def _lying(self, name: str) -> Pieces | None:
+        """A file of the script's folder; one outside of it is opened where that is allowed."""
         try:
-            return (Text(found.read_text("utf-8"), NOWHERE, True, plain=False),)
+            found = find(name, Path(self.name).parent)
+            if found is None or found.stat().st_size > MOST_CHARACTERS:
+                return None
+            return (Text(found.read_bytes().decode(), NOWHERE, True, plain=False),)
+        except OutsideError:
+            return None
         except (OSError, UnicodeDecodeError) as error:
             raise self.refuse(self.place, f"cannot read {name}: {error}") from None
 
+    def missing(self, path: Pieces) -> str:
+        """Why nothing is known of a file that the script has not written."""
+        try:
+            find(known(path) or "", Path(self.name).parent)
+        except OutsideError as error:
+            return str(error)
+        return f"{spelled(path)}: no such file in the script's folder; put it there"
+
     def file(self, path: Pieces) -> Pieces | None:
         """What the script has written to `path` so far, if it has."""
-        return self.scope.files.get(self.key(path))
+        held = self.scope.files.held.get(self.key(path))
+        return None if held is None else self._fresh(path, held)
+
+    def _fresh(self, path: Pieces, content: Pieces) -> Pieces:
+        """What stands in a file, unless a program may have written it since."""
+        why = self.scope.files.stale(self.key(path))
+        return (Unknown(spelled(path), NOWHERE, self.source.line(self.place), why),) if why else content
 
     def key(self, path: Pieces) -> str:
         """What makes two names of files the same, from wherever the shell stands."""
-        key = file_key(path)
-        return key if key.startswith(("/", "~")) else self.scope.folder + key
+        return key_in(self.scope.folder, path)
 
     @property
     def environment(self) -> dict[str, Pieces]:
@@ -959,12 +979,62 @@ class Reader:
 
     def redirected(self, redirects: Sequence[Token], place: int, action: Action) -> None:
         """A statement with what it reads, and the file that it writes."""
+        there = self._clobbered(redirects) if redirects and "noclobber" in self.scope.options else False
         if not redirects:
             action()
-            return
+        elif there:
+            self._fail()
+        elif there is None:
+            self.undecided(self.source.line(place), lambda: self._redirected(redirects, action), self._fail)
+        else:
+            self._redirected(redirects, action)
+
+    def _fail(self) -> None:
+        self.scope.status, self.scope.asked = 1, True
+
+    def _clobbered(self, redirects: Sequence[Token]) -> bool | None:
+        """Whether a file is there that `set -C` keeps from being written anew."""
+        found: bool | None = False
+        for token in redirects:
+            if token.text not in (">", "&>") or token.word is None:
+                continue
+            path = self.expander.text(token.word)
+            there = None if known(path) is None else self._lies(path)
+            if there and known(path) != "/dev/null":
+                return True
+            found = None if there is None else found
+        return found
+
+    def _lies(self, path: Pieces) -> bool | None:
+        there = self.scope.files.there(self.key(path))
+        return True if there is None and self.content(path) is not None else there
+
+    def _redirected(self, redirects: Sequence[Token], action: Action) -> None:
         before = self.scope.input, self.scope.output, self.scope.captured
         joined = self.scope.joined
-        target: tuple[str, bool] | None = None
+        target, lost = self._targets(redirects)
+        if lost:
+            self.scope.output, self.scope.captured = (), target is not None
+        self.check_stops_of(redirects)
+        if target is not None and not target[1]:
+            self.scope.files.put(self.key(target[0]), ())
+        key = self.key(target[0]) if target is not None else ""
+        self._reading(action, before[0])
+        written = self.scope.output
+        self.scope.input, self.scope.joined = before[0], joined
+        if lost:
+            self.scope.output, self.scope.captured = before[1:]
+        if target is not None:
+            self.scope.files.put(key, (*(self.text_before(target[0]) if target[1] else ()), *written))
+
+    def text_before(self, path: Pieces) -> Pieces:
+        """What stands in a file to which more is added."""
+        content = self.content(path)
+        return () if content is None or is_gone(content) else content
+
+    def _targets(self, redirects: Sequence[Token]) -> tuple[tuple[Pieces, bool] | None, bool]:
+        """The file that is written, and whether it is added to; whether the output goes elsewhere than before."""
+        target: tuple[Pieces, bool] | None = None
         lost = False
         for token in redirects:
             found = self._redirect(token)
@@ -978,21 +1048,14 @@ class Reader:
                 self.scope.joined = self.source.said(token).replace(" ", "") == "2>&1"
             if token.text in ("&>", "&>>"):
                 self.scope.joined = True
-        if lost:
-            self.scope.output, self.scope.captured = (), target is not None
-        self.check_stops_of(redirects)
-        self._reading(action, before[0])
-        written = self.scope.output
-        self.scope.input, self.scope.joined = before[0], joined
-        if lost:
-            self.scope.output, self.scope.captured = before[1:]
-        if target is not None:
-            key, more = target
-            self.scope.files[key] = (*(self.scope.files.get(key, ()) if more else ()), *written)
+        return target, lost
 
     def _reading(self, action: Action, before: Pieces | None) -> None:
         """A statement that a shell starts only if the file is there that it reads."""
         first = next(iter(self.scope.input or ()), None)
+        if self.scope.input is not before and is_gone(self.scope.input or ()):
+            self._fail()
+            return
         if self.scope.input is before or not isinstance(first, Unknown) or first.why != IN_FILE:
             action()
             return
@@ -1007,7 +1070,7 @@ class Reader:
             if any(self.source.line(token.start) == last for token in redirects):
                 self.check_stops()
 
-    def _redirect(self, token: Token) -> tuple[str, bool] | None:
+    def _redirect(self, token: Token) -> tuple[Pieces, bool] | None:
         """Set what is read, or say which file is written and whether it is added to."""
         word = token.word
         if word is None:
@@ -1021,11 +1084,11 @@ class Reader:
         elif token.text in (">", ">|", ">>", "&>", "&>>") and token.fd in ("", "1"):
             target = self.expander.text(word)
             if known(target) != "/dev/null":
-                return self.key(target), token.text.endswith(">>")
+                return target, token.text.endswith(">>")
         elif token.text in (">", ">|", ">>") and token.fd != "2":
             target = self.expander.text(word)
             why = "another stream is written to it"
-            self.scope.files[self.key(target)] = (Unknown(spelled(target), NOWHERE, self.source.line(word.start), why),)
+            self.scope.files.put(self.key(target), (Unknown(spelled(target), NOWHERE, self.source.line(word.start), why),))
         elif token.text == "<&":
             self.scope.input = None
         return None
@@ -1069,11 +1132,6 @@ def _defined(text: str) -> Iterator[str]:
             yield found["name"]
         elif named := NAMED.search(before):
             yield named[1]
-
-
-def file_key(path: Pieces) -> str:
-    """What makes two names of files the same, unknown parts included."""
-    return "".join(piece.key for piece in path).removeprefix("./")
 
 
 def _truth(result: int | None) -> bool | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TYPE_CHECKING
 
+from bridge.files.shell.files import AWAY, Files
 from bridge.files.shell.pieces import DEFAULT_IFS, NOWHERE, Pieces, Text, Unknown, known, same, shared
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ class Scope:
     variables: dict[str, Value | None] = field(default_factory=dict)
     functions: dict[str, tuple[tuple[Source, Node] | None, ...]] = field(default_factory=dict)
     exported: set[str] = field(default_factory=set)
-    files: dict[str, Pieces] = field(default_factory=dict)
+    files: Files = field(default_factory=Files)
     arguments: tuple[Pieces, ...] | None = None
     ended: str = ""
     levels: int = 1
@@ -163,6 +164,8 @@ class Scope:
     letter: int | None = 0
     parted: int = 0
     folder: str = ""
+    folders: tuple[str, ...] = ()
+    shifted: int = 0
 
     def get(self, name: str) -> Value | None:
         """The value of a variable or of a numbered argument; None if nothing sets it."""
@@ -187,6 +190,10 @@ class Scope:
         if name.isdigit():
             return self.arguments is not None and int(name) > 0
         return self.target(name) in self.variables
+
+    def outer(self, name: str) -> str:
+        """What the script is started with as the argument `name` of now; any other name as it is."""
+        return str(int(name) + self.shifted) if name.isdigit() and self.arguments is None and int(name) else name
 
     def target(self, name: str) -> str:
         """The variable that a reference stands for."""
@@ -237,6 +244,19 @@ class Scope:
             self.exported.add(name)
         if name == COUNTER:
             self.moved()
+
+    def overtaken(self, line: int) -> None:
+        """A file that is not there may set every variable anew: only what is told from outside is known behind it."""
+        self.sourced = line
+        for name, value in list(self.variables.items()):
+            if name == COUNTER or "r" in self.marks.get(name, ()):
+                continue
+            if value is None or name in self.outside:
+                del self.variables[name]
+                continue
+            why = f"the file that is sourced on line {line} may set it anew; say it with --env {name}=..."
+            unknown = Unknown(f"${name}", NOWHERE, 0, why, loose=value.array)
+            self.variables[name] = Value(((unknown,),), value.array, ("",) if value.table else None, value.table)
 
     def moved(self) -> None:
         """A script set OPTIND: below 2 `getopts` begins anew; beyond, it goes on in what is left of a word, wherever that was."""
@@ -303,7 +323,7 @@ class Scope:
             variables=dict(self.variables),
             functions=dict(self.functions),
             exported=set(self.exported),
-            files=dict(self.files),
+            files=self.files.copy(),
             marks=dict(self.marks),
             frames=tuple(map(dict, self.frames)),
         )
@@ -322,7 +342,7 @@ class Scope:
             and len(arguments[0]) == len(arguments[1])
             and all(same(left, right) for left, right in zip(*arguments, strict=True))
             and self.functions == before.functions
-            and self.files.keys() == before.files.keys()
+            and self.files.settles(before.files)
             and same(self.output, before.output)
             and self.letter == before.letter
         )
@@ -349,13 +369,13 @@ def _both(one: Scope, other: Scope, branch: Branch) -> Scope:
     differing = [name for name in names if not _equal(one, other, name)]
     variables = {name: _merged(one.get(name), other.get(name), branch, name) for name in differing}
     kept = {name: one.variables[name] for name in names if name not in variables}
-    undecided = (Unknown("the output of a branch", NOWHERE, branch.line, branch.why),)
+    undecided = (_undecided("the output of a branch", branch),)
     return replace(
         one,
         variables={**kept, **variables},
         functions={name: _choices(one, other, name) for name in (*one.functions, *other.functions)},
         exported=one.exported | other.exported,
-        files={name: _file(one, other, name, branch) for name in (*one.files, *other.files)},
+        files=one.files.joined(other.files, lambda first, second, name: _settling(first, second, _undecided(name, branch))),
         arguments=_arguments(one, other, branch),
         status=one.status if one.status == other.status else None,
         options=one.options & other.options,
@@ -371,7 +391,8 @@ def _both(one: Scope, other: Scope, branch: Branch) -> Scope:
         at_exit=_trap(one.at_exit, other.at_exit, branch),
         at_error=_trap(one.at_error, other.at_error, branch),
         letter=one.letter if one.letter == other.letter else None,
-        folder=one.folder if one.folder == other.folder else f"?{branch.line}/",
+        folder=one.folder if one.folder == other.folder else f"{AWAY}{branch.line}/",
+        folders=one.folders if one.folders == other.folders else (),
     )
 
 
@@ -404,11 +425,8 @@ def _choices(one: Scope, other: Scope, name: str) -> tuple[tuple[Source, Node] |
     return tuple(dict.fromkeys(found))
 
 
-def _file(one: Scope, other: Scope, name: str, branch: Branch) -> Pieces:
-    first, second = one.files.get(name), other.files.get(name)
-    if first is not None and second is not None and same(first, second):
-        return first
-    return _settling(first or (), second or (), Unknown(name, NOWHERE, branch.line, branch.why))
+def _undecided(spelling: str, branch: Branch) -> Unknown:
+    return Unknown(spelling, NOWHERE, branch.line, branch.why)
 
 
 def _settling(first: Pieces, second: Pieces, undecided: Unknown) -> Pieces:

@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from bridge.config import brief
 from bridge.errors import SourceError
 from bridge.files.document import TEXT, Document
+from bridge.files.shell.files import file_key, is_gone, key_in
 from bridge.files.shell.inner import listed
 from bridge.files.shell.launchers import BATCH_SYSTEM, DIRECTIVE, Walk, ranks, walk
 from bridge.files.shell.missed import missed
 from bridge.files.shell.pieces import NOWHERE, Pieces, Unknown, begun, known, spelled, unknowns
-from bridge.files.shell.read import Command, Reader, file_key
+from bridge.files.shell.read import Command, Reader
 from bridge.files.shell.scope import Scope
 
 MAX_CHARACTERS = 2**20
@@ -25,7 +27,8 @@ class Launch:
     """One training run that a script starts: `python`, `torchrun`, `deepspeed`, ... with a program and its words.
 
     `launcher` are the words before the program; `branch` is the line of an undecided branch around it, or 0; `ranks` is the world
-    size, where the launcher's words say it in numbers.
+    size, where the launcher's words say it in numbers. `files` is what the script has written before, by key; `folder` the mark
+    of the folder in which the run starts.
     """
 
     program: str
@@ -36,6 +39,8 @@ class Launch:
     lines: tuple[int, ...]
     branch: int = 0
     ranks: int | None = None
+    files: Mapping[str, Pieces] = field(default_factory=dict)
+    folder: str = ""
 
     @property
     def texts(self) -> list[str]:
@@ -46,13 +51,18 @@ class Launch:
     def opaque(self) -> dict[int, str]:
         """Why a word is not known, by its place: the first part of it that only a run would tell."""
         firsts = ((index, next(unknowns(word), None)) for index, word in enumerate(self.words))
-        return {index: f"{part.spelling} (line {part.line}) is not known: {part.why}" for index, part in firsts if part}
+        return {index: f"{brief(part.spelling)} (line {part.line}) is not known: {part.why}" for index, part in firsts if part}
 
     @property
     def loose(self) -> frozenset[int]:
         """Words that may become any number of words, or none: an expansion alone, without quotes, that is not known."""
         alone = ((index, word[0]) for index, word in enumerate(self.words) if len(word) == 1)
         return frozenset(index for index, piece in alone if isinstance(piece, Unknown) and piece.loose)
+
+    def file(self, path: Pieces) -> Pieces | None:
+        """What the script has written to `path` before this run, if it has."""
+        found = self.files.get(key_in(self.folder, path), self.files.get(file_key(path)))
+        return None if found is None or is_gone(found) else found
 
     def __str__(self) -> str:
         where = f", in a branch that nothing decides (line {self.branch})" if self.branch else ""
@@ -109,6 +119,13 @@ class Script:
             if re.match(r"--?[a-zA-Z]", first):
                 yield command.line, first, _stray(self.text, command.line)
 
+    @property
+    def assumed(self) -> Iterator[tuple[int, str, str]]:
+        """What is taken of files that it sources and that are not read: line, name, and what that is."""
+        for found in dict.fromkeys(self.reader.sourced):
+            taken = "to set up tools, and nothing that the run is given" if found.tools else "to set variables alone"
+            yield found.line, f"source {found.name}", f"it is not read, and taken {taken}: {found.why}"
+
     def launch(self, fits: Callable[[Launch], bool], what: str) -> Launch:
         """The one run that `fits`; `SourceError` if there is none, or more than one and none is chosen."""
         if self.chosen is not None:
@@ -139,13 +156,8 @@ class Script:
         left_at = self.reader.scope.left_at if self.reader.scope.ended else 0
         looked = missed(self.text, {command.line for command in self.reader.commands} | runs, runs, left_at)
         strays = [(line, f"{word}: {reason}") for line, word, reason in self.strays()]
-        sources = [(line, f"source {file}: it is not there, and what it sets is not known") for line, file in self.reader.sourced]
+        sources = [(found.line, f"source {found.name}: what it sets is not known: {found.why}") for found in self.reader.sourced]
         return [f"{self.name}: line {line}: {reason}" for line, reason in (*strays, *looked, *(sources if not runs else ()))]
-
-    def file(self, path: Pieces) -> Pieces | None:
-        """What the script writes to `path`, if it does."""
-        found = self.reader.file(path)
-        return found if found is not None else self.reader.scope.files.get(file_key(path))
 
 
 def _stray(text: str, line: int) -> str:
@@ -195,7 +207,8 @@ def _run(command: Command, found: Walk, words: tuple[Pieces, ...], where: Where)
     lines = tuple(where.line(word) or command.line for word in words)
     program, before = spelled(command.words[found.at]), tuple(known(word) for word in command.words[: found.at])
     size = ranks(found, where.directives)
-    return Launch(program, words, before, command.environment, command.line, lines, command.branch, size)
+    files, folder = command.files, command.folder
+    return Launch(program, words, before, command.environment, command.line, lines, command.branch, size, files, folder)
 
 
 def _handed_on(command: Command) -> tuple[Pieces, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -26,6 +26,16 @@ def _parser() -> Parser:
     from tree_sitter import Language, Parser
 
     return Parser(Language(tree_sitter_bash.language()))
+
+
+@dataclass(frozen=True, slots=True)
+class Sourced:
+    """A file that a script sources and that is not read: line and name, why, and whether it is taken to set up `tools` alone."""
+
+    line: int
+    name: str
+    why: str
+    tools: bool
 
 
 class Source:
@@ -158,6 +168,14 @@ class Source:
 
 def _length(piece: Piece) -> int:
     return len(piece.text) if isinstance(piece, Text) else len(HOLE)
+
+
+def check_ends(text: str, name: str) -> None:
+    """Raise `SourceError` where lines end as on Windows: a shell takes the carriage return for a part of the last word."""
+    place = text.find("\r\n")
+    if place >= 0:
+        line = text.count("\n", 0, place) + 1
+        raise SourceError(f"{name}: line {line}: ends in CR and LF, and a shell takes the CR for text; save it with LF alone")
 
 
 def check_syntax(source: Source) -> None:

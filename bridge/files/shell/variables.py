@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bridge.files.shell import arithmetic, braces, parameters
-from bridge.files.shell.expand import stored
+from bridge.files.shell.expand import OUTPUT, stored
 from bridge.files.shell.patterns import Unread
 from bridge.files.shell.pieces import NOWHERE, Pieces, Text, Unknown, cut, known, spelled
 from bridge.files.shell.scope import Value, several
@@ -269,7 +269,8 @@ def declare(reader: Reader, words: Sequence[Word], place: int) -> None:
             given += _named(reader, word, frozenset(marks))
     reader.check_stops()
     reader.scope.status = 0
-    if marks & {"f", "F", "p"}:
+    if marks & {"f", "F", "p"} or not given:
+        reader.write((Unknown(f"({command})", NOWHERE, reader.source.line(place), OUTPUT),))
         reader.scope.status = None
         return
     for name, perform_ in given:

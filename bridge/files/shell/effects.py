@@ -1,0 +1,222 @@
+"""What programs do to files: those that copy, move and remove them as they do, others as far as their words tell."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from bridge.files.shell.files import is_gone
+from bridge.files.shell.inner import listed
+from bridge.files.shell.launchers import walk
+from bridge.files.shell.patterns import Unread
+from bridge.files.shell.pieces import NOWHERE, Pieces, Text, Unknown, known, spelled
+
+if TYPE_CHECKING:
+    from bridge.files.shell.read import Reader
+
+CHANGING = frozenset(
+    (
+        *("sed", "perl", "mv", "cp", "rm", "dd", "truncate", "install", "patch", "rsync", "envsubst", "jq", "yq", "ln"),
+        *("unlink", "shred"),
+    )
+)
+"""Programs that may change a file that their words name."""
+IN_PLACE = re.compile(r"\s(-\w*i|--in-place)")
+"""Options with which `sed` writes files."""
+QUIET = frozenset(
+    (
+        *("ls", "chmod", "chown", "nvidia-smi", "rocm-smi", "date", "sleep", "hostname", "scontrol", "sinfo", "squeue", "module"),
+        *("ml", "nproc", "which", "id", "whoami", "uname", "env", "printenv", "lscpu", "lspci", "free", "df", "du", "stat"),
+        *("file", "g++", "nm", "ldd", "hostid", "ibstat", "ibv_devinfo", "lsof", "netstat", "ss", "uptime"),
+        *("readlink", "realpath", "mktemp", "getconf", "ip", "ifconfig", "ping", "ps", "pgrep", "pkill", "killall", "clear"),
+        *("tput", "stty", "sync", "conda", "mamba", "deactivate", "ray", "sacct", "scancel", "getent", "nc", "numactl"),
+        *("md5sum", "sha256sum", "diff", "cmp", "less", "more", "bc", "rev", "paste", "column", "logger", "nvcc", "gcc"),
+        *("touch", "mkdir", "rmdir"),
+    )
+)
+"""Programs that leave alone what a script writes and reads."""
+TRAINERS = frozenset(("python", "env", "time", "nohup", "exec"))
+"""Starters that start anything; behind any other one stands a run, which writes none of its script's own files."""
+OPEN = re.compile(r"(\$\{[^}]*\}|\$\([^)]*\)|\$\w+|`[^`]*`|[*?]|\[[^]]*\])")
+"""What stands for letters that are not known in a word as it is written."""
+TOUCHES = re.compile(r"open|write|dump|save|\bos\b|subprocess|shutil|[Pp]ath|exec|system|import \*")
+"""What Python's text has to hold to change a file."""
+WRITING = re.compile(r"(?:-[oO]|--(?:out|output|save|write|dest|destination|target|to)(?:[-_]\w+)*)(?:=(?P<file>.+))?", re.DOTALL)
+"""Options that name what a program writes."""
+
+
+def _text(text: str) -> Pieces:
+    return (Text(text, NOWHERE, True, plain=False),)
+
+
+def leave(reader: Reader, called: Sequence[Pieces], name: str, modelled: bool) -> None:
+    """Files after a program: `modelled` tells that all that it does to them is done."""
+    if modelled:
+        return
+    if name in CHANGING:
+        if name != "sed" or IN_PLACE.search(" ".join(map(spelled, called))):
+            touch_named(reader, called)
+        return
+    found, line = walk(listed(called)), reader.source.line(reader.place)
+    if not found.kind and (name in QUIET or _reckons(called)):
+        return
+    for word in _outputs(called):
+        _touched(reader, word, f"{spelled(called[0])} may write it (line {line})")
+    trains = found.kind in ("program", "module") and any(link.name not in TRAINERS for link in found.links)
+    if not trains:
+        reader.scope.files.written(f"{_said(called)} (line {line})")
+
+
+def _reckons(called: Sequence[Pieces]) -> bool:
+    """Whether it is Python with a text of its own that touches no file."""
+    texts = [spelled(word) for word in called]
+    return "python" in texts[0] and "-c" in texts and not TOUCHES.search(texts[-1])
+
+
+def _said(called: Sequence[Pieces]) -> str:
+    return " ".join(map(spelled, called[:2]))[:60]
+
+
+def _outputs(called: Sequence[Pieces]) -> list[Pieces]:
+    """The words that name what a program writes, where its options say so."""
+    found = []
+    for index, word in enumerate(called):
+        option = WRITING.fullmatch(spelled(word))
+        if option is not None:
+            found += [_text(option["file"])] if option["file"] else list(called[index + 1 : index + 2])
+    return found
+
+
+def touch_named(reader: Reader, called: Sequence[Pieces]) -> None:
+    """What a program may have done to the files that its words name, or that fit what is known of a name."""
+    line = reader.source.line(reader.place)
+    why = f"{spelled(called[0])} may change it (line {line})"
+    unknown = [word for word in called[1:] if known(word) is None]
+    if unknown:
+        reader.scope.files.written(f"{_said(called)} (line {line})")
+    for key in [key for key in reader.scope.files.held if any(_may_name(reader, word, key) for word in unknown)]:
+        _doubted(reader, key, key, why)
+    for word in called[1:]:
+        _touched(reader, word, why)
+
+
+def _may_name(reader: Reader, word: Pieces, key: str) -> bool:
+    """Whether a word that is not known may become the name of a file, by the letters in it that are."""
+    said = spelled(word)
+    pattern = "".join(".*" if index % 2 else re.escape(part) for index, part in enumerate(OPEN.split(said)))
+    return bool(re.search(r"\w", OPEN.sub("", said)) and re.fullmatch(pattern, key.removeprefix(reader.scope.folder), re.DOTALL))
+
+
+def _touched(reader: Reader, word: Pieces, why: str) -> None:
+    for key in (reader.key(word), reader.scope.folder + spelled(word).rpartition("/")[2]):
+        _doubted(reader, key, spelled(word), why)
+
+
+def _doubted(reader: Reader, key: str, said: str, why: str) -> None:
+    reader.scope.files.doubt(key, Unknown(said, NOWHERE, reader.source.line(reader.place), why))
+
+
+# Programs
+
+
+def _operands(texts: Sequence[str], flags: str) -> tuple[str, list[str]]:
+    """The letters of the options of a program, all of them in `flags`, and its operands; raises `Unread`."""
+    letters, rest = "", list(texts[1:])
+    while rest and re.match(r"-.", rest[0]):
+        word = rest.pop(0)
+        if word == "--":
+            break
+        if not re.fullmatch(f"-[{flags}]+", word):
+            raise Unread("this option is not read")
+        letters += word[1:]
+    if any(re.match(r"-.", text) for text in rest):
+        raise Unread("options behind names are not read")
+    return letters, rest
+
+
+def remove(reader: Reader, texts: Sequence[str]) -> Pieces | None:
+    """`rm [-f] [-r] FILE ...`."""
+    letters, names = _operands(texts, "frRv")
+    files = reader.scope.files
+    status: int | None = 0
+    for name in names:
+        key = reader.key(_text(name))
+        if files.there(f"{key}/") or (set(letters) & set("rR") and files.there(key) is None):
+            _remove_folder(reader, key)
+            status = status if set(letters) & set("rR") else 1
+            continue
+        there = files.there(key)
+        files.remove(key)
+        if "f" not in letters and not there:
+            status = None if there is None else 1
+    reader.scope.status = status
+    return ()
+
+
+def _remove_folder(reader: Reader, key: str) -> None:
+    files, inside = reader.scope.files, f"{key.removesuffix('/')}/"
+    for held in [held for held in files.held if held.startswith(inside) or held == key]:
+        files.remove(held)
+    files.folders = {folder for folder in files.folders if not folder.startswith(inside)}
+
+
+def copy(reader: Reader, texts: Sequence[str]) -> Pieces | None:
+    """`cp FILE TARGET`, `mv FILE TARGET`: one file, known or not."""
+    _, names = _operands(texts, "fpv")
+    if len(names) != 2:
+        return None
+    files, moved = reader.scope.files, texts[0].endswith("mv")
+    source, target = reader.key(_text(names[0])), _target(reader, names)
+    content = reader.content(_text(names[0]))
+    if content is None or files.there(f"{source}/"):
+        return None
+    if is_gone(content) or source == target:
+        reader.scope.status = 1
+        return ()
+    files.put(target, content)
+    if moved:
+        files.remove(source)
+    return ()
+
+
+def _target(reader: Reader, names: Sequence[str]) -> str:
+    key = reader.key(_text(names[1]))
+    inside = names[1].endswith("/") or reader.scope.files.there(f"{key.removesuffix('/')}/")
+    return posixpath.join(key, posixpath.basename(names[0])) if inside else key
+
+
+def touch(reader: Reader, texts: Sequence[str]) -> Pieces | None:
+    """`touch FILE ...`: an empty file, where there was none."""
+    _, names = _operands(texts, "c")
+    for name in names:
+        content = reader.content(_text(name))
+        if content is None or is_gone(content):
+            reader.scope.files.put(reader.key(_text(name)), ())
+    return ()
+
+
+def make_folder(reader: Reader, texts: Sequence[str]) -> Pieces | None:
+    """`mkdir [-p] FOLDER ...`."""
+    letters, names = _operands(texts, "pv")
+    files = reader.scope.files
+    status: int | None = None
+    for name in names:
+        key = reader.key(_text(name)).removesuffix("/") + "/"
+        if "p" not in letters and files.there(key):
+            status = 1
+        parts = key.split("/")[:-1]
+        files.folders |= {"/".join(parts[: end + 1]) + "/" for end in range(len(parts))} if "p" in letters else {key}
+    reader.scope.status = 0 if "p" in letters else status
+    return ()
+
+
+PROGRAMS: Mapping[str, Callable[[Reader, Sequence[str]], Pieces | None]] = {
+    "rm": remove,
+    "cp": copy,
+    "mv": copy,
+    "touch": touch,
+    "mkdir": make_folder,
+}
+"""Programs by name, as those of `programs`."""

@@ -1,0 +1,121 @@
+"""The files that a script writes, removes and reads: what stands in them, and whether they are there."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from bridge.files.shell.pieces import NOWHERE, Pieces, Unknown, known, same
+
+GONE = "the script has removed the file"
+"""Why nothing stands in a file that is not there any more."""
+AWAY = "?"
+"""What the mark of a folder begins with of which nobody knows where it lies."""
+
+
+@dataclass
+class Files:
+    """What is known of files by key: their content, and which of them may not be there (`unsure`).
+
+    `folders` are those that the script has made. `writer` is a program that may have written any file, with its line; `since`
+    are the files that the script has written after it. What a shell reads of any other file is not known then.
+    """
+
+    held: dict[str, Pieces] = field(default_factory=dict)
+    unsure: set[str] = field(default_factory=set)
+    folders: set[str] = field(default_factory=set)
+    writer: str = ""
+    since: set[str] = field(default_factory=set)
+
+    def copy(self) -> Files:
+        """Files of their own, for a branch or a subshell."""
+        return Files(dict(self.held), set(self.unsure), set(self.folders), self.writer, set(self.since))
+
+    def put(self, key: str, content: Pieces) -> None:
+        """Write a file."""
+        self.held[key] = content
+        self.unsure.discard(key)
+        if self.writer:
+            self.since.add(key)
+
+    def remove(self, key: str) -> None:
+        """Take a file away."""
+        self.put(key, (Unknown("", NOWHERE, 0, GONE),))
+
+    def doubt(self, key: str, content: Unknown) -> None:
+        """A program may have changed a file, or taken it away."""
+        self.put(key, (content,))
+        self.unsure.add(key)
+
+    def written(self, program: str) -> None:
+        """A program of which nobody knows what it writes."""
+        self.writer, self.since = program, set()
+
+    def stale(self, key: str) -> str:
+        """Why a file may be another one than the script wrote, or that lay there before; empty if it is not."""
+        return f"{self.writer} may write it" if self.writer and key not in self.since else ""
+
+    def there(self, key: str) -> bool | None:
+        """Whether a file is there; None if that is not known."""
+        if key.removesuffix("/") + "/" in self.folders:
+            return True
+        if key not in self.held or key in self.unsure or self.stale(key):
+            return None
+        return not is_gone(self.held[key])
+
+    def settles(self, before: Files) -> bool:
+        """Whether no file came after `before`."""
+        return self.held.keys() == before.held.keys() and (self.writer, self.since) == (before.writer, before.since)
+
+    def joined(self, other: Files, settling: Callable[[Pieces, Pieces, str], Pieces]) -> Files:
+        """What two branches agree on; `settling` says what is left of two contents."""
+        if self is other:
+            return self
+        held = {}
+        for key in dict.fromkeys((*self.held, *other.held)):
+            first, second = self.held.get(key), other.held.get(key)
+            alike = first is not None and second is not None and same(first, second)
+            held[key] = first if alike and first is not None else settling(_left(first), _left(second), key)
+        doubted = (self.held.keys() ^ other.held.keys()) | self._parted(other)
+        return Files(
+            held,
+            self.unsure | other.unsure | doubted,
+            self.folders & other.folders,
+            self.writer or other.writer,
+            self._rewritten(other),
+        )
+
+    def _parted(self, other: Files) -> set[str]:
+        return {key for key in self.held.keys() & other.held.keys() if is_gone(self.held[key]) is not is_gone(other.held[key])}
+
+    def _rewritten(self, other: Files) -> set[str]:
+        """What is written after the program that one of two branches starts, or both."""
+        if self.writer and other.writer:
+            return self.since & other.since
+        return set(self.since or other.since)
+
+
+def is_gone(content: Pieces) -> bool:
+    """Whether a file is not there any more."""
+    return len(content) == 1 and isinstance(content[0], Unknown) and content[0].why == GONE
+
+
+def _left(content: Pieces | None) -> Pieces:
+    return () if content is None or is_gone(content) else content
+
+
+def file_key(path: Pieces) -> str:
+    """What makes two names of files the same, unknown parts included."""
+    return "".join(piece.key for piece in path).removeprefix("./")
+
+
+def key_in(folder: str, path: Pieces) -> str:
+    """What makes two names the same from a folder in which a shell stands."""
+    key = file_key(path)
+    if key.startswith(("/", "~")):
+        return key
+    if folder.startswith(AWAY) or known(path) is None:
+        return folder + key
+    plain = posixpath.normpath(folder + key) if key else ""
+    return f"{plain}/" if key.endswith("/") and plain else plain
