@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import isclose
+from math import isclose, log2
 from typing import Any
 
 Values = Mapping[str, Any]
 MODEL, MOE, ROTARY = "model.", "model.moe.", "model.rotary."
+SCHEDULE, LOSS_SCALE = "optimizer.schedule.", "precision.loss_scale."
 COMPUTE, AUTOCAST = "precision.compute", "precision.autocast"
 HEAD_SIZE, SCALE = "model.attention.head_size", "model.attention.scale"
 
@@ -15,7 +16,7 @@ HEAD_SIZE, SCALE = "model.attention.head_size", "model.attention.scale"
 def plain(values: Values) -> dict[str, Any]:
     """`values` with what an open field means by itself, and without what has no effect beside the others."""
     said = {path: value for path, value in values.items() if value is not None}
-    for path in [path for path in said if path.startswith(MODEL) and _idle(path, said[path], values)]:
+    for path in [path for path in said if path.startswith((MODEL, SCHEDULE, LOSS_SCALE)) and _idle(path, said[path], values)]:
         del said[path]
     for path, meaning in MEANINGS.items():
         if path not in said and (value := meaning(said)) is not None:
@@ -103,4 +104,27 @@ def _idle(path: str, value: Any, values: Values) -> bool:
         return not values.get("model.norm.parallel")
     if path == "model.attention.windowed":
         return values.get("model.attention.window") is None or all(value)
-    return False
+    return path in UNREACHED and UNREACHED[path](values)
+
+
+def _short(values: Values) -> bool:
+    """Whether the run ends before its loss scale first doubles."""
+    steps, window = values.get("run.steps"), values.get(LOSS_SCALE + "window")
+    return bool(steps and window and steps <= window)
+
+
+def _above(values: Values) -> bool:
+    """Whether the run has too few steps for the loss scale to fall to its minimum."""
+    steps, initial, minimum = values.get("run.steps"), values.get(LOSS_SCALE + "initial"), values.get(LOSS_SCALE + "minimum")
+    if not (steps and initial and minimum):
+        return False
+    return bool(steps < log2(initial / minimum) + (values.get(LOSS_SCALE + "hysteresis") or 1))
+
+
+UNREACHED: Mapping[str, Callable[[Values], bool]] = {
+    SCHEDULE + "minimum": lambda values: values.get(SCHEDULE + "name") == "constant",
+    SCHEDULE + "warmup_from": lambda values: values.get(SCHEDULE + "warmup_steps") == 0,
+    LOSS_SCALE + "late": _short,
+    LOSS_SCALE + "final": _above,
+}
+"""Fields that a run may never come to, and when."""

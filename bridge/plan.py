@@ -132,6 +132,8 @@ class LossScale(Section):
     window: Count | None = field(None, description="Good steps before the scale doubles.")
     hysteresis: Count | None = field(None, description="Overflows tolerated before the scale halves.")
     minimum: Annotated[Real, Ge(0)] | None = field(None, description="Smallest dynamic scale.")
+    late: bool | None = field(None, description="The scale doubles one good step after its window; open: at the window's end.")
+    final: bool | None = field(None, description="An overflow at the smallest scale ends the run; open: the run goes on.")
 
 
 class Precision(Section):

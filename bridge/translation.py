@@ -23,6 +23,8 @@ from bridge.plan import Plan
 from bridge.restoring import Way, sound
 from bridge.rules import Effect, How, Rule
 
+HABITS = ("precision.loss_scale.late", "precision.loss_scale.final")
+"""What a stack does with a setting whose value means the same elsewhere, so that no value tells that it is lost."""
 CARRIED = "carry-over"
 """Source of a field that only a sidecar can have told."""
 
@@ -228,6 +230,7 @@ def _nameless(config: Config, meant: Meaning, kept: Meaning, told: Sequence[Find
     """
     table, named = plan_claims(config.dialect), {finding.path for finding in told if finding.effect.reaches(Effect.NUMBERS)}
     lost = unlike(meant, kept) & meant.keys() if target.dialect.model else ()
+    yield from _otherwise(config, meant, kept, named, target)
     open_: dict[str, list[str]] = {}
     for ours in sorted(path for path in lost if path.startswith("model.")):
         rule = table[ours]
@@ -242,6 +245,18 @@ def _nameless(config: Config, meant: Meaning, kept: Meaning, told: Sequence[Find
         before = {path.removeprefix("model."): meant[path] for path in paths}
         path = paths[0] if len(paths) == 1 else "model"
         yield Finding(path, reason, Effect.NUMBERS, False, How.DROPPED, before if len(paths) > 1 else meant[path])
+
+
+def _otherwise(config: Config, meant: Meaning, kept: Meaning, named: set[str], target: Config) -> Iterator[Finding]:
+    """Settings that arrive with their value, and that the target takes otherwise."""
+    for ours in HABITS:
+        if meant.plain.get(ours) is None or kept.get(ours) in (None, meant[ours]):
+            continue
+        rule = plan_claims(config.dialect)[ours]
+        (path,), before = rule.theirs, config.effective.get(rule.theirs[0])
+        if path not in named:
+            reason, effect = _reason(rule, How.APPROXIMATE, (ours,), target), rule.effect_of(config.effective)
+            yield Finding(path, reason, effect, False, How.APPROXIMATE, before, kept.get(rule.ours[0]), config.origins.get(path))
 
 
 def _given(config: Config, rule: Rule, lost: tuple[str, ...], path: str) -> str:
@@ -286,7 +301,7 @@ def _openings(config: Config, meant: Meaning, kept: Meaning, target: Config, res
     """What the source left to the training script and the target decides by a default of its own."""
     mine, theirs, said, left = plan_claims(config.dialect), plan_claims(target.dialect), meant.plain, kept.plain
     for ours, value in kept.items():
-        if ours in said or ours not in left or ours not in mine or not _looked_at(ours, config.dialect):
+        if ours in said or ours in meant or ours not in left or ours not in mine or not _looked_at(ours, config.dialect):
             continue
         rule = theirs[ours]
         effect = rule.effect_of_losing((ours,), target.effective)
@@ -314,7 +329,7 @@ def _reports(config: Config, meant: Meaning, kept: Meaning, target: Config, rest
         rule = table[path]
         ours = tuple(name for name in rule.carried(path) if name in meant)
         origins = tuple(dict.fromkeys(p for name in ours for p in _written(config, sources.get(name), name)))
-        changed = any(said.get(name) != left.get(name) for name in ours)
+        changed = any(name in said and said[name] != left.get(name) for name in ours)
         how = How.EXACT if path in restored and not origins else _came(rule, path, ours, origins, changed)
         origins = origins or ((CARRIED,) if path in restored or not rule.ours else ())
         effect = rule.effect_of(target.effective)
@@ -333,5 +348,6 @@ def _came(rule: Rule, path: str, ours: tuple[str, ...], origins: tuple[str, ...]
         return How.EXACT
     if not origins:
         return How.DEFAULTED
+    ours = tuple(name for name in ours if name not in HABITS)
     alone = len(ours) == len(origins) == 1 and rule.carriers(ours[0]) == (path,)
     return How.EXACT if alone else How.DERIVED

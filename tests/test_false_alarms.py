@@ -121,3 +121,37 @@ def test_the_base_of_rotary_positions_is_shown() -> None:
     data = {"model": {"config": {"model_type": "llama", "rope_theta": 500000.0, **sizes}}}
     row = next(f for f in translated("automodel", data, "fast_llm").findings if f.path == "model.config.rope_theta")
     assert (row.how, row.after) == (How.DERIVED, 500000.0)
+
+
+HALF = f"{LAUNCH} --train-iters 100 --fp16"
+LATER = {"train_micro_batch_size_per_gpu": 1, "fp16": {"enabled": True}, "zero_optimization": {"stage": 1}}
+SCALED = {"loss_scale_window", "min_loss_scale", "fp16.loss_scale_window", "fp16.min_loss_scale"}
+
+
+@pytest.mark.parametrize(
+    ("source", "data", "target", "named"),
+    [
+        ("megatron", f"{HALF} --loss-scale-window 99".split(), "deepspeed", {"loss_scale_window", "min_loss_scale"}),
+        ("megatron", f"{HALF} --loss-scale-window 100".split(), "deepspeed", {"min_loss_scale"}),
+        ("megatron", f"{HALF} --initial-loss-scale 8 --train-iters 4".split(), "deepspeed", set()),
+        ("megatron", f"{HALF} --loss-scale 8".split(), "deepspeed", set()),
+        ("megatron", f"{LAUNCH} --train-iters 10000 --bf16".split(), "deepspeed", set()),
+        ("megatron", f"{HALF} --loss-scale-window 99".split(), "fast_llm", set()),
+        ("deepspeed", LATER, "fast_llm", {"fp16.loss_scale_window", "fp16.min_loss_scale"}),
+        ("deepspeed", LATER, "merak", {"fp16.loss_scale_window", "fp16.min_loss_scale"}),
+        ("deepspeed", {**LATER, "fp16": {"enabled": True, "loss_scale": 128}}, "megatron", set()),
+        ("deepspeed", {**LATER, "fp16": {"enabled": False}}, "megatron", set()),
+    ],
+)
+def test_a_loss_scale_that_grows_later_or_stops_is_named_where_the_run_can_come_to_it(
+    source: str, data: Any, target: str, named: set[str]
+) -> None:
+    result = translated(source, data, target)
+    assert alarms(result) & SCALED == named
+    told = {field.path.rpartition(".")[2] for field in result.fields if field.how is How.APPROXIMATE}
+    assert {path.rpartition(".")[2] for path in named if target == "deepspeed"} <= told
+
+
+def test_what_a_constant_rate_has_no_use_for_is_not_left_open() -> None:
+    found = alarms(translated("deepspeed", {**LATER, "optimizer": {"type": "AdamW"}}, "fast_llm"))
+    assert not any("learning_rate.minimum" in path or "learning_rate.warmup" in path for path in found)

@@ -181,7 +181,7 @@ _SILENT: Mapping[tuple[str, ...], tuple[Callable[[Mapping[str, Any]], bool], str
         lambda values: values.get("precision.compute") == "fp16",
         "only fp16 needs a loss scale",
     ),
-    tuple(f"precision.loss_scale.{name}" for name in ("initial", "window", "hysteresis", "minimum")): (
+    tuple(f"precision.loss_scale.{name}" for name in ("initial", "window", "hysteresis", "minimum", "late", "final")): (
         lambda values: "precision.loss_scale.static" not in values,
         "the loss scale is constant",
     ),

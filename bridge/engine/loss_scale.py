@@ -43,7 +43,8 @@ class LossScaler:
             return cls(scale=given.static)
         minimum = 1.0 if given.minimum is None else given.minimum
         hysteresis = given.hysteresis or 2
-        return cls(given.initial or 2.0**16, given.window or 1000, hysteresis, minimum, tolerated=hysteresis - 1)
+        scale, window, lead = given.initial or 2.0**16, given.window or 1000, int(given.late or False)
+        return cls(scale, window, hysteresis, minimum, tolerated=hysteresis - 1, lead=lead, final=bool(given.final))
 
     def update(self, overflow: bool) -> None:
         """Take note of one step, as torch's scaler does; hysteresis is what Megatron and DeepSpeed add."""

@@ -461,25 +461,47 @@ def _write_precision(values: Group) -> Group:
 UNUSED_WINDOW = 1000
 """Stands for a window of 0, which DeepSpeed accepts only beside a constant scale, where no window counts."""
 
-SCALES = ("static", "initial", "window", "hysteresis", "minimum")
+SCALES = ("static", "initial", "hysteresis")
 
 LOSS_SCALE = convert(
-    ("fp16.loss_scale", "fp16.initial_scale_power", "fp16.loss_scale_window", "fp16.hysteresis", "fp16.min_loss_scale"),
+    ("fp16.loss_scale", "fp16.initial_scale_power", "fp16.hysteresis"),
     tuple(f"precision.loss_scale.{name}" for name in SCALES),
     lambda values, context: _read_loss_scale(values),
-    lambda values, context: _write_loss_scale(values, context),
-    effect=lambda values: Effect.NUMBERS if values.get("fp16.enabled") else Effect.NONE,
+    lambda values, context: _write_loss_scale(values),
+    effect=lambda values: _scaled(values),
     sees=("fp16.enabled", "precision.compute"),
     carries={
         "fp16.loss_scale": "precision.loss_scale.static",
         "fp16.initial_scale_power": "precision.loss_scale.initial",
-        "fp16.loss_scale_window": "precision.loss_scale.window",
         "fp16.hysteresis": "precision.loss_scale.hysteresis",
-        "fp16.min_loss_scale": "precision.loss_scale.minimum",
     },
-    lossy="DeepSpeed scales the loss only in fp16, starts at a power of two and stops at a whole number",
+    lossy="DeepSpeed scales the loss only in fp16, and starts at a power of two",
     source="runtime/fp16/loss_scaler.py",
 )
+WINDOW = convert(
+    "fp16.loss_scale_window",
+    ("precision.loss_scale.window", "precision.loss_scale.late"),
+    lambda values, context: _read_window(values),
+    lambda values, context: _where_half(values, "fp16.loss_scale_window", values.get("precision.loss_scale.window")),
+    effect=lambda values: _scaled(values),
+    sees=("fp16.enabled", "fp16.loss_scale", "precision.compute"),
+    lossy="DeepSpeed's scale doubles one good step after its window, and that step's gradients are divided by the new scale",
+    source="runtime/fp16/loss_scaler.py: DynamicLossScaler.update_scale; runtime/zero/stage_1_and_2.py: step",
+)
+FLOOR = convert(
+    "fp16.min_loss_scale",
+    ("precision.loss_scale.minimum", "precision.loss_scale.final"),
+    lambda values, context: _read_floor(values),
+    lambda values, context: _where_half(values, "fp16.min_loss_scale", _floor(values, context)),
+    effect=lambda values: _scaled(values),
+    sees=("fp16.enabled", "fp16.loss_scale", "zero_optimization.stage", "precision.compute"),
+    lossy="DeepSpeed's smallest scale is a whole number, and an overflow at it ends the run",
+    source="runtime/fp16/loss_scaler.py: DynamicLossScaler.update_scale, raise_error_at_min_scale",
+)
+
+
+def _scaled(values: Group) -> Effect:
+    return Effect.NUMBERS if values.get("fp16.enabled") else Effect.NONE
 
 
 def _read_loss_scale(values: Group) -> Group:
@@ -488,22 +510,44 @@ def _read_loss_scale(values: Group) -> Group:
     return {
         "precision.loss_scale.static": values.get("fp16.loss_scale") or None,
         "precision.loss_scale.initial": 2.0 ** (values.get("fp16.initial_scale_power") or 0),
-        "precision.loss_scale.window": values.get("fp16.loss_scale_window") or UNUSED_WINDOW,
         "precision.loss_scale.hysteresis": values.get("fp16.hysteresis"),
-        "precision.loss_scale.minimum": values.get("fp16.min_loss_scale"),
     }
 
 
-def _write_loss_scale(values: Group, context: Context) -> Group:
+def _read_window(values: Group) -> Group:
+    if not values.get("fp16.enabled"):
+        return {}
+    late = None if values.get("fp16.loss_scale") else True
+    return {
+        "precision.loss_scale.window": values.get("fp16.loss_scale_window") or UNUSED_WINDOW,
+        "precision.loss_scale.late": late,
+    }
+
+
+def _read_floor(values: Group) -> Group:
+    if not values.get("fp16.enabled"):
+        return {}
+    final = None if values.get("fp16.loss_scale") else (values.get("zero_optimization.stage") or 0) > 0
+    return {"precision.loss_scale.minimum": values.get("fp16.min_loss_scale"), "precision.loss_scale.final": final}
+
+
+def _where_half(values: Group, path: str, value: float | None) -> Group:
+    return {path: value} if values.get("precision.compute") == "fp16" else {}
+
+
+def _floor(values: Group, context: Context) -> int | None:
+    minimum = values.get("precision.loss_scale.minimum")
+    return None if minimum is None else max(1 if context.since("0.19.3") else 0, round(minimum))
+
+
+def _write_loss_scale(values: Group) -> Group:
     if values.get("precision.compute") != "fp16":
         return {}
-    static, initial, window, hysteresis, minimum = (values.get(f"precision.loss_scale.{name}") for name in SCALES)
+    static, initial, hysteresis = (values.get(f"precision.loss_scale.{name}") for name in SCALES)
     return {
         "fp16.loss_scale": static or 0,
         "fp16.initial_scale_power": None if initial is None else max(0, round(log2(initial))),
-        "fp16.loss_scale_window": window,
         "fp16.hysteresis": hysteresis,
-        "fp16.min_loss_scale": None if minimum is None else max(1 if context.since("0.19.3") else 0, round(minimum)),
     }
 
 
@@ -677,6 +721,8 @@ def table() -> tuple[Rule, ...]:
         PRECISION,
         COMMUNICATION,
         LOSS_SCALE,
+        WINDOW,
+        FLOOR,
         ZERO,
         *exchange_rules(),
         *layout_rules(),

@@ -262,19 +262,55 @@ FROZEN = convert(
 )
 
 SCALER = "optimizer.gradient_scaler."
-SCALES = {"static": "constant", "initial": "initial", "window": "window", "hysteresis": "hysteresis", "minimum": "minimum"}
+SCALES = {"static": "constant", "initial": "initial", "hysteresis": "hysteresis"}
 
 LOSS_SCALE = convert(
     tuple(SCALER + theirs for theirs in SCALES.values()),
     tuple(f"precision.loss_scale.{ours}" for ours in SCALES),
     lambda values, context: _read_scale(values),
     lambda values, context: _write_scale(values),
-    effect=lambda values: Effect.NUMBERS if _half(values) else Effect.ROUNDING,
+    effect=lambda values: _scaled(values),
     sees=(COMPUTE, OLD_COMPUTE, "precision.compute"),
     carries={SCALER + theirs: f"precision.loss_scale.{ours}" for ours, theirs in SCALES.items()},
-    lossy="Fast-LLM's dynamic scale is for fp16, and ends above 0",
+    lossy="Fast-LLM's dynamic scale is for fp16",
     source="optimizer/optimizer.py: get_grad_scaler",
 )
+WINDOW = convert(
+    SCALER + "window",
+    ("precision.loss_scale.window", "precision.loss_scale.late"),
+    lambda values, context: _read_dynamic(values, "window", "late"),
+    lambda values, context: _where_half(values, "window"),
+    effect=lambda values: _scaled(values),
+    sees=(COMPUTE, OLD_COMPUTE, "precision.compute", SCALER + "constant"),
+    lossy="Fast-LLM's scale doubles at the end of its window",
+    source="optimizer/optimizer.py: DynamicGradScaler.update",
+)
+FLOOR = convert(
+    SCALER + "minimum",
+    ("precision.loss_scale.minimum", "precision.loss_scale.final"),
+    lambda values, context: _read_dynamic(values, "minimum", "final"),
+    lambda values, context: _where_half(values, "minimum"),
+    effect=lambda values: _scaled(values),
+    sees=(COMPUTE, OLD_COMPUTE, "precision.compute", SCALER + "constant"),
+    lossy="Fast-LLM's smallest scale is above 0, and an overflow at it is one more skipped step",
+    source="optimizer/optimizer.py: DynamicGradScaler.update",
+)
+
+
+def _scaled(values: Group) -> Effect:
+    return Effect.NUMBERS if _half(values) else Effect.ROUNDING
+
+
+def _read_dynamic(values: Group, name: str, otherwise: str) -> Group:
+    """A setting of the dynamic scale, and what other stacks do with it and Fast-LLM does not."""
+    if values.get(SCALER + "constant") or not _half(values):
+        return {}
+    return {f"precision.loss_scale.{name}": values.get(SCALER + name), f"precision.loss_scale.{otherwise}": False}
+
+
+def _where_half(values: Group, name: str) -> Group:
+    half = values.get("precision.compute") == "fp16"
+    return {SCALER + name: values.get(f"precision.loss_scale.{name}") or None} if half else {}
 
 
 def _half(values: Group) -> bool:
@@ -476,6 +512,8 @@ def table() -> tuple[Rule, ...]:
         PRECISION,
         FROZEN,
         LOSS_SCALE,
+        WINDOW,
+        FLOOR,
         *optimizer_rules(),
         learning_rate.RULE,
         *course.RULES,

@@ -306,10 +306,10 @@ def _offloads(values: Group, context: Context) -> bool:
     return wanted and context.since("0.12.0") and _can_be_aware(values, context)
 
 
-SCALES = ("static", "initial", "minimum", "window", "hysteresis")
+SCALES = ("static", "initial", "hysteresis")
 
 LOSS_SCALE = convert(
-    ("loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"),
+    ("loss_scale", "initial_loss_scale", "hysteresis"),
     tuple(f"precision.loss_scale.{name}" for name in SCALES),
     lambda values, context: _read_loss_scale(values),
     lambda values, context: _write_loss_scale(values),
@@ -318,13 +318,47 @@ LOSS_SCALE = convert(
     carries={
         "loss_scale": "precision.loss_scale.static",
         "initial_loss_scale": "precision.loss_scale.initial",
-        "min_loss_scale": "precision.loss_scale.minimum",
-        "loss_scale_window": "precision.loss_scale.window",
         "hysteresis": "precision.loss_scale.hysteresis",
     },
     lossy="Megatron scales the loss in fp16, and in bf16 by a constant only",
     source="optimizer/__init__.py: constant scaler if --loss-scale, dynamic in fp16, none otherwise",
 )
+WINDOW = convert(
+    "loss_scale_window",
+    ("precision.loss_scale.window", "precision.loss_scale.late"),
+    lambda values, context: _read_dynamic(values, "loss_scale_window", "window", "late"),
+    lambda values, context: _where_half(values, "loss_scale_window", "window"),
+    effect=lambda values: _loss_scale_effect(values),
+    sees=("fp16", "loss_scale", "precision.compute"),
+    lossy="Megatron's scale doubles at the end of its window",
+    source="optimizer/grad_scaler.py: DynamicGradScaler.update",
+)
+FLOOR = convert(
+    "min_loss_scale",
+    ("precision.loss_scale.minimum", "precision.loss_scale.final"),
+    lambda values, context: _read_dynamic(values, "min_loss_scale", "minimum", "final"),
+    lambda values, context: _where_half(values, "min_loss_scale", "minimum"),
+    effect=lambda values: _loss_scale_effect(values),
+    sees=("fp16", "loss_scale", "precision.compute"),
+    lossy="Megatron goes on after an overflow at the smallest scale, and skips steps as long as they overflow",
+    source="optimizer/grad_scaler.py: DynamicGradScaler.update",
+)
+
+
+def _read_dynamic(values: Group, path: str, ours: str, otherwise: str) -> Group:
+    """A setting of the dynamic scale, and what other stacks do with it and Megatron does not."""
+    if not values.get("fp16"):
+        return {}
+    value = values.get(path)
+    said = int(value) if ours == "window" and value is not None else value
+    return {
+        f"precision.loss_scale.{ours}": said,
+        f"precision.loss_scale.{otherwise}": None if values.get("loss_scale") else False,
+    }
+
+
+def _where_half(values: Group, path: str, ours: str) -> Group:
+    return {path: values.get(f"precision.loss_scale.{ours}")} if values.get("precision.compute") == "fp16" else {}
 
 
 def _loss_scale_effect(values: Group) -> Effect:
@@ -334,27 +368,23 @@ def _loss_scale_effect(values: Group) -> Effect:
 
 
 def _read_loss_scale(values: Group) -> Group:
-    static, window = values.get("loss_scale") or None, values.get("loss_scale_window")
+    static = values.get("loss_scale") or None
     if not values.get("fp16"):
         return {"precision.loss_scale.static": static if values.get("bf16") else None}
     return {
         "precision.loss_scale.static": static,
         "precision.loss_scale.initial": values.get("initial_loss_scale"),
-        "precision.loss_scale.minimum": values.get("min_loss_scale"),
-        "precision.loss_scale.window": int(window) if window is not None else None,
         "precision.loss_scale.hysteresis": values.get("hysteresis"),
     }
 
 
 def _write_loss_scale(values: Group) -> Group:
-    static, initial, minimum, window, hysteresis = (values.get(f"precision.loss_scale.{name}") for name in SCALES)
+    static, initial, hysteresis = (values.get(f"precision.loss_scale.{name}") for name in SCALES)
     if values.get("precision.compute") != "fp16":
         return {"loss_scale": static}
     return {
         "loss_scale": static,
         "initial_loss_scale": initial,
-        "min_loss_scale": minimum,
-        "loss_scale_window": window,
         "hysteresis": hysteresis,
     }
 
@@ -633,6 +663,8 @@ def table() -> tuple[Rule, ...]:
         PRECISION,
         MOMENT_FORMATS,
         LOSS_SCALE,
+        WINDOW,
+        FLOOR,
         *optimizer_rules(),
         *course.RULES,
         *switches.RULES,

@@ -379,36 +379,77 @@ def _write_precision(values: Group, context: Context) -> Group:
     return {"args.fp16": format == "fp16", "args.bf16": format == "bf16" and context.since(BF16)}
 
 
-SCALES = ("static", "initial", "window", "hysteresis", "minimum")
+SCALES = ("static", "initial", "hysteresis")
 FIXED_HYSTERESIS = 2
-TORCH_SCALER = {
-    "precision.loss_scale.initial": 65536.0,
-    "precision.loss_scale.window": 2000,
-    "precision.loss_scale.hysteresis": FIXED_HYSTERESIS,
-    "precision.loss_scale.minimum": 1.0,
-}
+TORCH_SCALER = {"precision.loss_scale.initial": 65536.0, "precision.loss_scale.hysteresis": FIXED_HYSTERESIS}
+TORCH_WINDOW = {"precision.loss_scale.window": 2000, "precision.loss_scale.late": False}
+TORCH_FLOOR = {"precision.loss_scale.minimum": 1.0, "precision.loss_scale.final": False}
 """The scaler of automatic mixed precision, as near as Merak's fp16 comes to it."""
 
+SCALED = ("args.fp16", "args.half_precision_backend", "precision.compute")
 LOSS_SCALE = convert(
-    ("args.loss_scale", "args.initial_scale_power", "args.loss_scale_window", "args.hysteresis", "args.min_loss_scale"),
+    ("args.loss_scale", "args.initial_scale_power", "args.hysteresis"),
     tuple(f"precision.loss_scale.{name}" for name in SCALES),
     lambda values, context: _read_loss_scale(values, context),
     lambda values, context: _write_loss_scale(values, context),
-    effect=lambda values: Effect.NUMBERS if values.get("args.fp16") or automatic(values) else Effect.NONE,
-    sees=("args.fp16", "args.half_precision_backend", "precision.compute"),
+    effect=lambda values: _scaled(values),
+    sees=SCALED,
     carries={
         "args.loss_scale": "precision.loss_scale.static",
         "args.initial_scale_power": "precision.loss_scale.initial",
-        "args.loss_scale_window": "precision.loss_scale.window",
         "args.hysteresis": "precision.loss_scale.hysteresis",
-        "args.min_loss_scale": "precision.loss_scale.minimum",
     },
     lossy=(
-        "Merak scales the loss in fp16 only, always dynamically, from a power of two down to a whole number, "
-        "and from 2.0.0 on with a hysteresis of 2"
+        "Merak scales the loss in fp16 only, always dynamically, from a power of two on, and from 2.0.0 on with a hysteresis of 2"
     ),
     source="core/amp/amp_engine.py: configure_fp16_optimizer, dynamic_loss_args",
 )
+WINDOW = convert(
+    "args.loss_scale_window",
+    ("precision.loss_scale.window", "precision.loss_scale.late"),
+    lambda values, context: _read_window(values, context),
+    lambda values, context: _where_half(values, "args.loss_scale_window", values.get("precision.loss_scale.window")),
+    effect=lambda values: _scaled(values),
+    sees=(*SCALED, *ZERO_FIELDS),
+    lossy="Merak's scale doubles one good step after its window, with ZeRO at its end",
+    source="core/amp/fp16_optimizer.py: _update_scale; core/zero/utils.py: DynamicLossScaler.update_scale",
+)
+FLOOR = convert(
+    "args.min_loss_scale",
+    ("precision.loss_scale.minimum", "precision.loss_scale.final"),
+    lambda values, context: _read_floor(values),
+    lambda values, context: _where_half(values, "args.min_loss_scale", _floor(values)),
+    effect=lambda values: _scaled(values),
+    sees=SCALED,
+    lossy="Merak's smallest scale is a whole number, and an overflow at it is one more skipped step",
+    source="core/amp/fp16_optimizer.py: _update_scale; core/zero/utils.py: DynamicLossScaler.update_scale",
+)
+
+
+def _scaled(values: Group) -> Effect:
+    return Effect.NUMBERS if values.get("args.fp16") or automatic(values) else Effect.NONE
+
+
+def _read_window(values: Group, context: Context) -> Group:
+    if not values.get("args.fp16"):
+        return TORCH_WINDOW if automatic(values) else {}
+    late = not sharded(values, context)
+    return {"precision.loss_scale.window": values["args.loss_scale_window"], "precision.loss_scale.late": late}
+
+
+def _read_floor(values: Group) -> Group:
+    if not values.get("args.fp16"):
+        return TORCH_FLOOR if automatic(values) else {}
+    return {"precision.loss_scale.minimum": float(values["args.min_loss_scale"]), "precision.loss_scale.final": False}
+
+
+def _floor(values: Group) -> int | None:
+    minimum = values.get("precision.loss_scale.minimum")
+    return None if minimum is None else round(minimum)
+
+
+def _where_half(values: Group, path: str, value: int | None) -> Group:
+    return {path: value} if values.get("precision.compute") == "fp16" else {}
 
 
 def _read_loss_scale(values: Group, context: Context) -> Group:
@@ -416,20 +457,16 @@ def _read_loss_scale(values: Group, context: Context) -> Group:
         return TORCH_SCALER if automatic(values) else {}
     return {
         "precision.loss_scale.initial": 2.0 ** values["args.initial_scale_power"],
-        "precision.loss_scale.window": values["args.loss_scale_window"],
         "precision.loss_scale.hysteresis": FIXED_HYSTERESIS if context.since(REWRITTEN) else values["args.hysteresis"],
-        "precision.loss_scale.minimum": float(values["args.min_loss_scale"]),
     }
 
 
 def _write_loss_scale(values: Group, context: Context) -> Group:
     if values.get("precision.compute") != "fp16":
         return {}
-    _, initial, window, hysteresis, minimum = (values.get(f"precision.loss_scale.{name}") for name in SCALES)
+    _, initial, hysteresis = (values.get(f"precision.loss_scale.{name}") for name in SCALES)
     return {
         "args.initial_scale_power": None if initial is None else min(127, max(0, round(log2(initial)))),
-        "args.loss_scale_window": window,
-        "args.min_loss_scale": None if minimum is None else round(minimum),
         "args.hysteresis": None if context.since(REWRITTEN) else hysteresis,
     }
 
@@ -683,6 +720,8 @@ def table() -> tuple[Rule, ...]:
         *zero_rules(),
         PRECISION,
         LOSS_SCALE,
+        WINDOW,
+        FLOOR,
         OPTIMIZER,
         CLIP,
         LEARNING_RATE,

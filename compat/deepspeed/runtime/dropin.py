@@ -241,13 +241,12 @@ def _native(
 
 
 def _scale(engine: Engine, config: Config) -> None:
-    """Have the loss scale follow DeepSpeed's rule (runtime/fp16/loss_scaler.py: DynamicLossScaler): its first window is a step
-    longer, and an overflow at the minimum is an error. Without ZeRO there is no hysteresis (runtime/fp16/unfused_optimizer.py).
+    """Have the loss scale follow DeepSpeed's rule in what no plan says: a good step may refill the hysteresis, which there is
+    none of without ZeRO (runtime/fp16/unfused_optimizer.py).
     """
     scaler = engine.scaler
     if scaler.window is None:
         return
-    scaler.lead, scaler.final = 1, engine.plan.zero.stage != 0
     scaler.refill = bool(config.effective.get("fp16.consecutive_hysteresis"))
     if engine.plan.zero.stage == 0:
         scaler.hysteresis, scaler.tolerated = 1, 0
