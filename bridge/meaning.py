@@ -21,6 +21,12 @@ def plain(values: Values) -> dict[str, Any]:
     for path, meaning in MEANINGS.items():
         if path not in said and (value := meaning(said)) is not None:
             said[path] = value
+    if (
+        said.get("optimizer.name") == "adam"
+        and said.get("optimizer.weight_decay") == 0
+        and not said.get("optimizer.decay_ramp.end")
+    ):
+        said["optimizer.name"] = "adamw"  # they differ in how weights decay, and none does
     if AUTOCAST in said:
         said[COMPUTE] = said[AUTOCAST]
     if said.get("model.experts") and said.get("model.moe.ffn") and "model.moe.layers" not in said:

@@ -148,7 +148,7 @@ def text(result: Result, console: Console) -> None:
     """Print a translation as tables: what was lost or changed first, then what mapped."""
     source, target = result.source, result.config
     console.print(f"[bold]{_name(source)}[/] -> [bold]{_name(target)}[/]  on {target.world_size or '?'} ranks")
-    _told("On reading", all_of(result.source), console)
+    _told("On reading", all_of(result.source), console, "What the source lacks")
     if result.findings:
         console.print(_losses(result.findings))
     console.print(_mapped(result))
@@ -164,11 +164,11 @@ def check_text(config: Config, console: Console) -> None:
     _told("Findings", all_of(config), console)
 
 
-def _told(title: str, findings: Iterable[Finding], console: Console) -> None:
+def _told(title: str, findings: Iterable[Finding], console: Console, beside: str = "You still have to add") -> None:
     """Findings under a title, and under one of their own what is still to be added."""
     lacking = [finding for finding in findings if finding.how is How.MISSING]
     others = [finding for finding in findings if finding.how is not How.MISSING]
-    for heading, group in ((title, others), ("You still have to add", lacking)):
+    for heading, group in ((title, others), (beside, lacking)):
         if group:
             console.print(_remarks(heading, group))
 

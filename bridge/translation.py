@@ -204,6 +204,8 @@ def _lost(
             named = path if given else _given(config, rule, mine, path)
             if named != path and named in changed:
                 continue  # the setting that the user wrote has a finding of its own
+            if named != path:
+                before, after = config.effective.get(named), back.effective.get(named) if back else None
             weight = Effect.NONE if how is How.DERIVED else effect
             yield Finding(named, reason, weight, given, how, before, after, config.origins.get(named))
 
@@ -300,6 +302,7 @@ def _put_back_as_given(carry: Carry | None, target: Config) -> frozenset[str]:
 def _openings(config: Config, meant: Meaning, kept: Meaning, target: Config, restored: frozenset[str]) -> Iterator[Finding]:
     """What the source left to the training script and the target decides by a default of its own."""
     mine, theirs, said, left = plan_claims(config.dialect), plan_claims(target.dialect), meant.plain, kept.plain
+    opened: dict[tuple[str, str], list[str]] = {}
     for ours, value in kept.items():
         if ours in said or ours in meant or ours not in left or ours not in mine or not _looked_at(ours, config.dialect):
             continue
@@ -309,9 +312,17 @@ def _openings(config: Config, meant: Meaning, kept: Meaning, target: Config, res
             continue
         if not restored.isdisjoint(rule.carriers(ours)):
             continue  # nobody's default: it is as it was before the file was converted
-        path = next((path for path in rule.carriers(ours) if target.effective.get(path) == value), ours)
-        message = f"{config.dialect.name} leaves {ours} open; {target.dialect.name} takes {value!r} by default"
-        yield Finding(path, message, effect, False, How.DEFAULTED, None, value)
+        opened.setdefault((_teller(rule, ours, value, target), repr(value)), []).append(ours)
+    for (path, taken), fields in opened.items():
+        effects = (theirs[ours].effect_of_losing((ours,), target.effective) for ours in fields)
+        message = f"{config.dialect.name} leaves {', '.join(fields)} open; {target.dialect.name} takes {taken} by default"
+        yield Finding(path, message, min(effects, key=lambda one: one.rank), False, How.DEFAULTED, None, kept[fields[0]])
+
+
+def _teller(rule: Rule, ours: str, value: Any, target: Config) -> str:
+    """The setting of the target that says `value` and stands for this field of a plan, rather than for its whole group."""
+    told = (path for path in rule.carriers(ours) if path in rule.carries or rule.ours == (ours,))
+    return next((path for path in told if repr(target.effective.get(path)) == repr(value)), ours)
 
 
 def _looked_at(ours: str, dialect: Dialect) -> bool:

@@ -155,3 +155,97 @@ def test_a_loss_scale_that_grows_later_or_stops_is_named_where_the_run_can_come_
 def test_what_a_constant_rate_has_no_use_for_is_not_left_open() -> None:
     found = alarms(translated("deepspeed", {**LATER, "optimizer": {"type": "AdamW"}}, "fast_llm"))
     assert not any("learning_rate.minimum" in path or "learning_rate.warmup" in path for path in found)
+
+
+RECIPE: dict[str, Any] = {
+    "model": {
+        "_target_": "nemo_automodel.NeMoAutoModelForCausalLM.from_config",
+        "config": {"_target_": "transformers.LlamaConfig", "num_hidden_layers": 2},
+    },
+    "step_scheduler": {"ckpt_every_steps": 100, "global_batch_size": 8, "local_batch_size": 1},
+    "checkpoint": {"enabled": False, "checkpoint_dir": "out"},
+    "optimizer": {"_target_": "torch.optim.Adam", "lr": 1e-3, "weight_decay": 0.0},
+    "loss_fn": {"_target_": "nemo_automodel.components.loss.masked_ce.MaskedCrossEntropy"},
+}
+
+
+@pytest.mark.parametrize("target", ["megatron", "fast_llm", "merak", "deepspeed"])
+def test_adam_without_decay_and_a_model_drawn_anew_are_no_loss(target: str) -> None:
+    result = translated("automodel", RECIPE, target)
+    quiet = {"optimizer._target_", "model._target_", "model.*", "checkpoint.*", "checkpoint.enabled", "loss_fn"}
+    assert alarms(result).isdisjoint(quiet)
+    decayed = RECIPE | {"optimizer": {"_target_": "torch.optim.Adam", "lr": 1e-3, "weight_decay": 0.1}}
+    assert target == "deepspeed" or "optimizer._target_" in alarms(translated("automodel", decayed, target))
+
+
+@pytest.mark.parametrize(
+    ("change", "alarmed"),
+    [
+        ({"model": {"_target_": "nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained"}}, "model._target_"),
+        ({"model": RECIPE["model"] | {"pretrained_model_name_or_path": "a/b"}}, "model.*"),
+        ({"checkpoint": {"restore_from": "there", "model_repo_id": "a/b"}}, "checkpoint.*"),
+        ({"loss_fn": {"_target_": "nemo_automodel.components.loss.kd_loss.KDLoss"}}, "loss_fn"),
+    ],
+)
+def test_stored_weights_and_other_losses_are_a_loss(change: dict[str, Any], alarmed: str) -> None:
+    assert alarmed in alarms(translated("automodel", RECIPE | change, "megatron"))
+
+
+def test_a_recipe_that_saves_nothing_makes_no_checkpoints_elsewhere() -> None:
+    there = translated("automodel", RECIPE, "megatron")
+    assert there.config.given["save_interval"] == 0
+    back = translate(there.config, compat.load("automodel"))
+    assert back.config.given["checkpoint.enabled"] is False
+    assert "step_scheduler.ckpt_every_steps" not in back.config.given
+
+
+def test_a_recipe_names_what_draws_its_model() -> None:
+    llama = f"{LAUNCH} --swiglu --normalization RMSNorm --disable-bias-linear --untie-embeddings-and-output-weights"
+    dropless = f"{llama} --hidden-dropout 0 --attention-dropout 0"
+    given = translated("megatron", dropless.split(), "automodel").config.given
+    assert given["model._target_"] == RECIPE["model"]["_target_"]
+
+
+@pytest.mark.parametrize("target", ["megatron", "fast_llm"])
+def test_a_row_names_one_setting_once_with_its_own_value(target: str) -> None:
+    """A default that stands for several fields is one row, and no setting of another meaning with a like value is named."""
+    named = {"config": {"_target_": "transformers.AutoConfig.from_pretrained", "pretrained_model_name_or_path": "a/b"}}
+    result = translated("automodel", {"model": named, "optimizer": {"_target_": "torch.optim.AdamW", "lr": 1e-3}}, target)
+    opened = [finding for finding in result.findings if finding.how is How.DEFAULTED]
+    assert len(opened) == len({finding.path for finding in opened}) >= 5
+    held = {**result.config.effective.flat(), **result.plan.values()}
+    assert all(held.get(finding.path, finding.after) == finding.after for finding in opened)
+    assert not {"untie_embeddings_and_output_weights", "use_rotary_position_embeddings"} & {finding.path for finding in opened}
+
+
+SWITCH, SHARE = "output_router_logits", "router_aux_loss_coef"
+
+
+def _balance(config: dict[str, Any], source: str = "huggingface") -> tuple[Any, Any]:
+    """Coefficients of the balancing loss in Megatron, for two experts of a token, and in Fast-LLM."""
+    wrapped = {"model": {"config": config}} if source == "automodel" else config
+    launch, recipe = (translated(source, wrapped, target) for target in ("megatron", "fast_llm"))
+    text = next(line for line in recipe.written.text.splitlines() if "auxiliary_loss_coefficient" in line)
+    return launch.config.given["moe_aux_loss_coeff"], float(text.partition(":")[2])
+
+
+MIXTRAL = {"model_type": "mixtral", SHARE: 0.02, "num_experts_per_tok": 2}
+QWEN = {"model_type": "qwen3_moe", SHARE: 0.02, "num_experts_per_tok": 2}
+
+
+@pytest.mark.parametrize("source", ["huggingface", "automodel"])
+def test_experts_are_balanced_where_the_loss_is_trained(source: str) -> None:
+    assert _balance(MIXTRAL, source) == _balance(MIXTRAL | {SWITCH: True}, source) == (0.04, 0.02)
+    assert _balance(MIXTRAL | {SWITCH: False}, source) == (0.0, 0.0)
+
+
+def test_automodels_own_experts_do_not_look_at_the_switch() -> None:
+    assert _balance(QWEN | {SWITCH: False}, "automodel") == (0.04, 0.02)
+    assert _balance(QWEN | {SWITCH: False}) == (0.0, 0.0)
+
+
+def test_a_balancing_loss_arrives_with_the_switch_that_trains_it() -> None:
+    experts = f"{LAUNCH} --num-experts 4 --moe-router-topk 2 --swiglu --normalization RMSNorm --disable-bias-linear"
+    for loss, on in (("0.02", True), ("0.0", None)):
+        given = translated("megatron", f"{experts} --moe-aux-loss-coeff {loss}".split(), "huggingface").config.given
+        assert (given.get(SHARE), given.get(SWITCH)) == (float(loss) / 2, on)

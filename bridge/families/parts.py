@@ -166,13 +166,22 @@ def _write_epsilon(model: Group, target: Target, options: Options) -> Group:
 # Balance of experts
 
 
+BALANCE, ROUTED = "router_aux_loss_coef", "output_router_logits"
+
+
 def _read_balance(source: Source, model: Group, options: Options) -> Group:
-    """The loss is over all tokens of a forward pass (models/mixtral/modeling_mixtral.py: load_balancing_loss_func)."""
-    return {"moe.balance": "batch" if model.get("moe.aux_loss") else "none"}
+    """The loss is over all tokens of a forward pass, and left out where the router's logits are said to be no output
+    (models/mixtral/modeling_mixtral.py: load_balancing_loss_func, MixtralForCausalLM.forward). Who trains decides otherwise.
+    """
+    loss = 0.0 if source.find(ROUTED) is False else source.find(BALANCE)
+    return {"moe.aux_loss": loss, "moe.balance": "batch" if loss else "none"}
 
 
 def _write_balance(model: Group, target: Target, options: Options) -> Group:
-    return {"router_aux_loss_coef": model.get("moe.aux_loss") or 0.0} if model.get("moe.balance") == "none" else {}
+    loss, over = model.get("moe.aux_loss"), model.get("moe.balance")
+    if over == "none":
+        return {BALANCE: loss or 0.0}
+    return {BALANCE: loss, ROUTED: True if over == "batch" and loss else None}
 
 
 def _read_auxiliary(source: Source, model: Group, options: Options) -> Group:
@@ -224,7 +233,7 @@ PARTS: Mapping[str, Part] = {
     "scalar": Part(_fixed(SCALAR), _fixed("attention.scale"), _read_scalar, _write_scalar),
     "width": Part(_fixed(PROJECTED), _fixed("embedding.width"), _read_width, _write_width),
     "epsilon": Part(_fixed("rms_norm_eps", "layer_norm_eps"), _fixed("norm.eps", "norm.kind"), _read_epsilon, _write_epsilon),
-    "balance": Part(_fixed("router_aux_loss_coef"), _fixed("moe.balance"), _read_balance, _write_balance),
+    "balance": Part(_fixed(BALANCE, ROUTED), _fixed("moe.aux_loss", "moe.balance"), _read_balance, _write_balance),
     "auxiliary": Part(
         _fixed("aux_loss_alpha", "seq_aux"), _fixed("moe.aux_loss", "moe.balance"), _read_auxiliary, _write_auxiliary
     ),

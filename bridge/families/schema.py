@@ -153,6 +153,7 @@ class ModelKeys(Section):
     topk_group: Count | None = field(None, description="Groups that a token may choose from.")
     topk_method: str | None = field(None, description="How DeepSeek chooses experts.")
     router_aux_loss_coef: NonNegative | None = field(None, description="Coefficient of the loss that balances experts.")
+    output_router_logits: bool | None = field(None, description="Training has that loss; transformers leaves it out otherwise.")
     aux_loss_alpha: NonNegative | None = field(None, description="The same, as DeepSeek-V2 counts it.")
     seq_aux: bool | None = field(None, description="DeepSeek-V2 balances within each sequence.")
     decoder_sparse_step: Count | None = field(None, description="One block in so many has experts.")

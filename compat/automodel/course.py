@@ -59,6 +59,30 @@ def _whole(epochs: float | None) -> bool:
     return epochs is not None and epochs == int(epochs)
 
 
+EVERY, SAVED = STEP + "ckpt_every_steps", "checkpoint.enabled"
+
+
+def _saves(values: Group, context: Context) -> Group:
+    every = 0 if values.get(SAVED) is False else values.get(EVERY)
+    return {} if every is None else {"run.save_interval": max(0, every)}
+
+
+def _write_saves(values: Group, context: Context) -> Group:
+    every = values.get("run.save_interval")
+    return {SAVED: False} if every == 0 else {EVERY: every}
+
+
+SAVES = convert(
+    (EVERY, SAVED),
+    "run.save_interval",
+    _saves,
+    _write_saves,
+    effect=EFFECTS["run.save_interval"],
+    blurs=lambda values: values.get(SAVED) is False and values.get(EVERY) is not None,
+    lossy="where nothing is saved, no interval says when",
+    source="components/checkpoint/checkpointing.py: save_model returns where config.enabled is off",
+)
+
 DISPATCHERS = {"deepep": "deepep", "hybridep": "hybridep"}
 """AutoModel's names of how tokens reach their experts, and the plan's."""
 DISPATCHER = "model.backend.dispatcher"
@@ -83,7 +107,7 @@ RULES = (
     EPOCHS,
     BACKEND,
     rename(STEP + "max_steps", "run.steps", source="components/training/step_scheduler.py: max_steps"),
-    counted(STEP + "ckpt_every_steps", "run.save_interval", never=None),
+    SAVES,
     counted(STEP + "val_every_steps", "run.eval_interval", never=None),
     rename(STEP + "gc_every_steps", "run.collect_interval"),
     counted(STEP + "log_remote_every_steps", "run.log_interval", never=None),

@@ -335,7 +335,7 @@ def _filled(given: Given, release: Release, world_size: int | None, kind: str) -
 
 def _from_config(given: Given) -> bool:
     """Whether the model starts from random weights, which are bf16 unless told otherwise (_transformers/auto_model.py)."""
-    return str((given.get("model.*") or {}).get(TARGET)).endswith(".from_config")
+    return str(given.get("model._target_")).endswith(".from_config")
 
 
 def _formats(given: Given, release: Release) -> dict[str, Any]:

@@ -26,12 +26,20 @@ from bridge.rules import EFFECTS, Context, Effect, Group, Rule, convert
 C = "model.config."
 CLASS, TYPE = C + "_target_", C + "model_type"
 NAMED = (CLASS, TYPE)
+BUILT, ANEW = "model._target_", "nemo_automodel.NeMoAutoModelForCausalLM.from_config"
+"""What makes the model, and that which draws first weights for a config."""
 KEYS = {C + key: key for keys, _ in groups() for key in keys}
 MODEL = tuple(path for path in paths() if path.startswith("model."))
 TIE, PIPELINE = C + "tie_word_embeddings", "parallel.pipeline"
 MODULE = "transformers."
 BASE = "model.rotary.base"
 POSITIONS, MOST, REACH = "model.embedding.positions", "model.embedding.max_positions", "max_position_embeddings"
+
+
+SWITCH, OWN = "output_router_logits", ("qwen3_moe", "gpt_oss", "ernie4_5_moe")
+"""A switch of transformers' loss of balance, and families with code of AutoModel's, which has that loss whatever it says
+(components/models/qwen3_moe/model.py: aux_loss_coeff).
+"""
 
 
 def family(values: Group) -> Family:
@@ -43,8 +51,9 @@ def family(values: Group) -> Family:
 
 def meant(values: Group) -> Mapping[str, Any]:
     """What a recipe says of its model; keys that its family does not have count for what others mean by them."""
-    given = {key: values[path] for path, key in KEYS.items() if path in values}
-    said = dict(meaning(given, family(values), beyond=True))
+    named = family(values)
+    given = {key: values[path] for path, key in KEYS.items() if path in values and not (key == SWITCH and named.name in OWN)}
+    said = dict(meaning(given, named, beyond=True))
     if BASE in said:
         # Who names the base of rotary positions has them, whatever the class, which may be left open.
         said.setdefault(POSITIONS, "rotary")
@@ -125,12 +134,17 @@ def _write_family(values: Group, context: Context) -> Group:
     chosen, _ = _spelled(values, context)
     if not chosen.name:
         return {}
-    return {CLASS: MODULE + chosen.config} if chosen.config else {TYPE: chosen.name}
+    return {BUILT: ANEW, CLASS: MODULE + chosen.config} if chosen.config else {TYPE: chosen.name}
 
 
 def _strange(values: Group) -> bool:
     """Whether a class or type is named that no row of the table is about."""
     return any(values.get(path) is not None for path in NAMED) and not family(values).name
+
+
+def _stored(values: Group) -> bool:
+    """Whether a model is made that is no decoder with first weights of its own."""
+    return values.get(BUILT) not in (None, ANEW)
 
 
 def _said(values: Group) -> Group:
@@ -139,13 +153,15 @@ def _said(values: Group) -> Group:
 
 OTHERS = tuple(path for path in (*KEYS, *NAMED, *MODEL))
 FAMILY = convert(
-    NAMED,
+    (*NAMED, BUILT),
     "model.family",
     lambda values, context: _said(values),
     _write_family,
-    effect=lambda values: Effect.NUMBERS if _strange(values) else EFFECTS["model.family"],
+    effect=lambda values: Effect.NUMBERS if _strange(values) or _stored(values) else EFFECTS["model.family"],
     sees=tuple(path for path in OTHERS if path not in (*NAMED, "model.family")),
+    carries={CLASS: "model.family", TYPE: "model.family", BUILT: ()},
     blurs=_strange,
+    note="which model is built, and what weights it starts from",
     lossy="a family that no plan knows, or that the nearest one stands for",
     source="_transformers/auto_model.py: from_config; transformers' own config classes",
 )

@@ -15,7 +15,7 @@ NEEDS = (
         ("model.pretrained_model_name_or_path", "model.config"),
         "the model's class needs one of them",
         "_transformers/auto_model.py: from_pretrained, from_config",
-        unless=lambda given: not str((given.get("model.*") or {}).get("_target_", "NeMoAuto")).rpartition(".")[0].endswith("LM"),
+        unless=lambda given: not str(given.get("model._target_", "NeMoAuto")).rpartition(".")[0].endswith("LM"),
     ),
     Need(
         ("model.config.pretrained_model_name_or_path",),
@@ -27,8 +27,8 @@ NEEDS = (
     Need(("dataset._target_", "dataset"), STOPS, f"{TRAIN}, dataloader", sized=False),
     Need(("loss_fn",), STOPS, f"{TRAIN}, loss_fn.build", sized=False),
 )
-RUN = ("recipe", "model._target_", "dataset._target_", "model.pretrained_model_name_or_path")
-"""Who names the recipe, the model or the data means a whole one; sections about the spread alone may be a part of one."""
+RUN = ("recipe", "dataset._target_", "model.pretrained_model_name_or_path")
+"""Who names the recipe, stored weights or the data means a whole one; sections about spread and model may be a part of one."""
 
 
 def whole(given: Mapping[str, Any]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from math import isqrt
 
@@ -495,6 +495,25 @@ def _where_on(values: Group) -> Effect:
     return Effect.NUMBERS if any(values.values()) else Effect.NONE
 
 
+KERNELS = {"attn_implementation": Effect.ROUNDING, "use_liger_kernel": Effect.ROUNDING, "trust_remote_code": Effect.NONE}
+FORMS = dict.fromkeys(("checkpoint_dir", "model_save_format", "save_consolidated", "v4_compatible", "staging_dir"), Effect.NONE)
+"""Keys of free sections whose effect is known."""
+ENTROPIES = ("MaskedCrossEntropy", "ChunkedCrossEntropy", "FusedLinearCrossEntropy", "TEParallelCrossEntropy")
+"""Losses that are the cross entropy of the next token, as every stack's is."""
+
+
+def _beyond(values: Group, path: str, known: Mapping[str, Effect]) -> Effect:
+    """The worst effect of the keys of a free section."""
+    effects = (known.get(key, Effect.NUMBERS) for key in values.get(path) or {})
+    return min(effects, key=lambda effect: effect.rank, default=Effect.NONE)
+
+
+def _loss(values: Group) -> Effect:
+    said = values.get("loss_fn")
+    name = str(said.get("_target_")).rpartition(".")[2] if isinstance(said, Mapping) else ""
+    return Effect.ROUNDING if name in ENTROPIES else Effect.NUMBERS
+
+
 SECTIONS: dict[str, tuple[str, Weight]] = {
     "distributed": ("a setting of AutoModel's sharding", Effect.COST),
     "autopipeline": ("a drawing of the schedule", Effect.NONE),
@@ -513,6 +532,7 @@ SECTIONS: dict[str, tuple[str, Weight]] = {
     "optimizer.foreach": ("which kernels make the optimizer's step", Effect.ROUNDING),
     "optimizer.fused": ("which kernels make the optimizer's step", Effect.ROUNDING),
     "model": ("which model is built, and what weights it starts from", Effect.NUMBERS),
+    "model.*": ("which model is built, and what weights it starts from", lambda values: _beyond(values, "model.*", KERNELS)),
     "model.backend": ("how the model is computed", Effect.ROUNDING),
     "model.backend.fake_balanced_gate": ("how tokens reach experts", _where_on),
     "model.backend.dispatcher": ("how tokens reach experts", Effect.COST),
@@ -524,14 +544,14 @@ SECTIONS: dict[str, tuple[str, Weight]] = {
     "dataloader": ("how the training data is drawn", Effect.NUMBERS),
     "peft": ("which weights train", Effect.NUMBERS),
     "freeze_config": ("which weights train", Effect.NUMBERS),
-    "loss_fn": ("the loss", Effect.NUMBERS),
+    "loss_fn": ("the loss", lambda values: _loss(values)),
     "autocast": ("torch.autocast of the recipe", Effect.NUMBERS),
     "teacher_model": ("distillation", Effect.NUMBERS),
     "teacher_distributed": ("distillation", Effect.COST),
     "compile": ("torch.compile of the model", Effect.ROUNDING),
     "rng": ("how random states are kept", Effect.NUMBERS),
-    "checkpoint.enabled": ("whether AutoModel saves checkpoints", Effect.NONE),
     "checkpoint": ("AutoModel's checkpoints, and what weights a run starts from", Effect.NUMBERS),
+    "checkpoint.*": ("where and how AutoModel's checkpoints lie", lambda values: _beyond(values, "checkpoint.*", FORMS)),
     "*": ("other sections, 8-bit products among them", Effect.NUMBERS),
 }
 """What sections stand for where no Plan field does: why they stay behind, and what that does to the run."""

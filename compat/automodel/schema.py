@@ -269,6 +269,7 @@ class ModelConfig(ModelKeys):
 class Model(Section):
     """What model to load or build."""
 
+    target: str | None = field(None, alias="_target_", description="What loads or builds the model; kept as text, never called.")
     torch_dtype: ModelDtype | None = field(None, description="Format in which weights are stored, and so updated.")
     config: ModelConfig = field(ModelConfig(), description="Overrides.")
     backend: Backend = field(Backend(), description="Implementations.")

@@ -83,7 +83,6 @@ def _told(harmless: tuple[Any, ...], worse: Effect) -> Callable[[Group], Effect]
 
 BEYOND: tuple[tuple[str, tuple[str, ...], tuple[Any, ...], Effect], ...] = (
     ("the format that weights are stored in; a run has its own", ("torch_dtype", "dtype"), (), Effect.ROUNDING),
-    ("a switch of transformers' own loss", ("output_router_logits",), (False,), Effect.NUMBERS),
     ("noise that a plan has no word for", ("router_jitter_noise",), (0, 0.0), Effect.NUMBERS),
     ("blocks that a plan has no words for", ("hybrid_override_pattern",), (), Effect.NUMBERS),
     ("stored weights in fewer bits", ("quantization_config",), (), Effect.NUMBERS),

@@ -24,7 +24,6 @@ class HuggingFace(ModelKeys):
     torch_dtype: Annotated[str, BeforeValidator(_dtype)] | None = field(None, description="Format that weights are stored in.")
     dtype: Annotated[str, BeforeValidator(_dtype)] | None = field(None, description="The same since transformers 5.")
     # What no plan has words for
-    output_router_logits: bool | None = field(None, description="transformers' own loss holds the one that balances experts.")
     router_jitter_noise: Share | None = field(None, description="Noise on a router's input while training.")
     clip_qkv: Real | None = field(None, description="Bound of queries, keys and values.")
     scale_attn_by_inverse_layer_idx: bool | None = field(None, description="GPT-2's logits are divided by the block's number.")

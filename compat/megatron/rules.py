@@ -224,7 +224,10 @@ PRECISION = convert(
         "main_params_dtype": "precision.master",
         "use_precision_aware_optimizer": "precision.master",
     },
-    lossy="Megatron reduces bf16 gradients in fp32 before 0.12, and has no fp64",
+    lossy=(
+        "Megatron updates fp32 copies of the weights, others with a precision-aware optimizer alone; it has no fp64, and reduces "
+        "bf16 gradients in fp32 before 0.12"
+    ),
     source="arguments.py: --bf16 sets accumulate_allreduce_grads_in_fp32 unless --grad-reduce-in-bf16",
 )
 

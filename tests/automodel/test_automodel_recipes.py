@@ -128,7 +128,7 @@ def test_findings_on_a_recipe_say_what_they_do() -> None:
     config = AUTOMODEL.read(EXAMPLES / "interleaved.yaml")
     result = translate(config, compat.load("megatron"))
     found = {finding.path: finding for finding in result.findings if finding.given}
-    assert found["model.*"].effect is Effect.NUMBERS, "the recipe is the model"
+    assert found["model.config.*"].effect is Effect.NUMBERS, "the recipe is the model"
     assert "distributed.tp_size" not in found
     assert "step_scheduler.global_batch_size" not in found
 

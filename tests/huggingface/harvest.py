@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-LEFT_OUT = ("num_mtp_layers", "num_nextn_predict_layers")
-"""Keys whose default describes layers that transformers' own model does not have."""
+LEFT_OUT = ("num_mtp_layers", "num_nextn_predict_layers", "output_router_logits")
+"""Keys whose default describes layers that transformers' own model does not have, or a choice that whoever trains makes."""
 
 
 def defaults(config: str, known: frozenset[str]) -> dict[str, Any]:
