@@ -57,6 +57,32 @@ def _unfilled(section: str, name: str, what: str, place: str) -> Check:
     return _refuse(section, lacks, f"enabled without {name}; add {what}", f"runtime/data_pipeline/config.py, {place}")
 
 
+TECHNIQUES: Mapping[str, tuple[str, ...]] = {
+    "weight_quantization": ("start_bits", "target_bits"),
+    "activation_quantization": ("bits",),
+    **dict.fromkeys(("sparse_pruning", "row_pruning", "head_pruning", "channel_pruning"), ("dense_ratio",)),
+}
+"""Techniques of compression, and what each group of one has to say."""
+
+
+def _ungrouped(technique: str, needed: tuple[str, ...]) -> Iterator[Check]:
+    """A technique that is named, enabled or not, and has no groups of weights, or one that says too little."""
+    path, place = "compression_training", f"compression/config.py, get_{technique}_different_groups"
+
+    def groups(seen: Seen) -> Mapping[str, Mapping[str, object]] | None:
+        said = (seen[path] or {}).get(technique)
+        return said.get("different_groups") if isinstance(said, Mapping) else {}
+
+    def short(seen: Seen) -> bool:
+        found = (group.get("params") for group in (groups(seen) or {}).values())
+        return any(not isinstance(said, Mapping) or any(key not in said for key in needed) for said in found)
+
+    message = f"{technique} without different_groups; add them, or drop {technique}"
+    yield _refuse(path, lambda seen: groups(seen) is None, message, place, until="0.19.7")
+    message = f"a group of {technique} without {' and '.join(needed)} in its params; add them"
+    yield _refuse(path, short, message, place, until="0.19.7")
+
+
 REFUSALS = Checks(
     RELEASES,
     _refuse(
@@ -161,6 +187,7 @@ REFUSALS = Checks(
     ),
     _unfilled(f"{SAMPLING}.curriculum_learning", "curriculum_metrics", "them", "get_curriculum_learning"),
     _unfilled(f"{SAMPLING}.dynamic_batching", "max_tokens", "it", "get_dynamic_batching"),
+    *(check for technique, needed in TECHNIQUES.items() for check in _ungrouped(technique, needed)),
     *map(_switched, ("amp", "progressive_layer_drop", "curriculum_learning")),
     _refuse(
         "compile.passes",

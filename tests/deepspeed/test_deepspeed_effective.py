@@ -138,7 +138,16 @@ def test_silent_loss_scaling_before_0_17_1() -> None:
     assert effective(given, "0.17.1", 1)["fp16.initial_scale_power"] == 16
 
 
+BITS = {"g": {"params": {"start_bits": 8, "target_bits": 4}}}
+
+
+def _compressed(technique: str, **said: Any) -> dict[str, Any]:
+    return {"compression_training": {technique: {"shared_parameters": {"enabled": False}, **said}}}
+
+
 REFUSED = [
+    (_compressed("weight_quantization"), "0.19.6", "weight_quantization without different_groups"),
+    (_compressed("row_pruning", different_groups=BITS), "0.15.0", "row_pruning without dense_ratio"),
     ({"fp16.enabled": True, "bf16.enabled": True}, "0.19.8", "both are true"),
     ({"code.pipeline_stages": 2, "zero_optimization.stage": 2}, "0.19.8", "do not go with pipeline stages"),
     ({"tensor_parallel.autotp_size": 2, "zero_optimization.stage": 3}, "0.19.3", "does not go with"),
@@ -162,6 +171,7 @@ def test_refusals(given: dict[str, Any], version: str, problem: str) -> None:
 
 
 ACCEPTED = [
+    (_compressed("weight_quantization", different_groups=BITS), "0.19.6"),
     ({"tensor_parallel.autotp_size": 2, "zero_optimization.stage": 3}, "0.19.4"),
     ({"fp16.fp16_master_weights_and_grads": True, "zero_optimization.stage": 1}, "0.18.3"),
     ({"zero_optimization.reduce_bucket_size": 0}, "0.19.5"),
