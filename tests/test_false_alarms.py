@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 import compat
+from bridge.plan import Plan
 from bridge.rules import Effect, How
-from bridge.translation import Result, translate
+from bridge.translation import Result, lower, translate
 
 FUSED = "transformer_engine.pytorch.optimizers.FusedAdam"
 OFF: dict[str, Any] = {
@@ -192,11 +193,9 @@ def test_stored_weights_and_other_losses_are_a_loss(change: dict[str, Any], alar
 
 
 def test_a_recipe_that_saves_nothing_makes_no_checkpoints_elsewhere() -> None:
-    there = translated("automodel", RECIPE, "megatron")
-    assert there.config.given["save_interval"] == 0
-    back = translate(there.config, compat.load("automodel"))
-    assert back.config.given["checkpoint.enabled"] is False
-    assert "step_scheduler.ckpt_every_steps" not in back.config.given
+    assert "save_interval" not in translated("automodel", RECIPE, "megatron").config.given
+    given = lower(Plan.of({"run.save_interval": 0}), compat.load("automodel")).given
+    assert given["checkpoint.enabled"] is False and "step_scheduler.ckpt_every_steps" not in given
 
 
 def test_a_recipe_names_what_draws_its_model() -> None:

@@ -133,7 +133,7 @@ RULES = (
     COLLECTS,
     TIMEOUT,
     counted("log_interval", "run.log_interval"),
-    counted("save_interval", "run.save_interval"),
+    counted("save_interval", "run.save_interval", never=None),
     counted("eval_interval", "run.eval_interval"),
     counted("num_workers", "run.loaders"),
     convert(
