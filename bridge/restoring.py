@@ -13,6 +13,7 @@ from bridge.dialect import Config, Dialect
 from bridge.errors import BridgeError, ConfigError
 from bridge.findings import Finding
 from bridge.lifting import Meaning, claims, meaning_of, plan_claims, settable, unlike, written_by
+from bridge.plan import Plan
 from bridge.rules import Effect, How, Rule
 
 Given = Mapping[str, Any]
@@ -223,7 +224,7 @@ class Way:
         otherwise than it was.
         """
         why = f"it does not go with {', '.join(_names(edited, self.changed))}, edited since"
-        told = [*self._not_put_back(target, why)]
+        told = [*self._meaningless(target), *self._not_put_back(target, why)]
         yield from told
         yield from self._moved(target, why, {finding.path for finding in told})
 
@@ -238,6 +239,15 @@ class Way:
             message = f"the sidecar says {shown(value, 30)}, which was not put back: {why if clash else _refusal(path, target)}"
             yield Finding(path, message, effect, True, How.DROPPED, value, target.effective.get(path))
 
+    def _meaningless(self, target: Config) -> Iterator[Finding]:
+        """What the sidecar says that its file meant and nothing can mean: whether the file was edited there cannot be told."""
+        table, meant = plan_claims(self.dialect), self.carry.meant
+        for path, value in meant.items() if not _of_a_plan(meant) else ():
+            if not _of_a_plan({path: value}):
+                effect = table[path].effect_of_losing((path,), target.effective) if path in table else Effect.NUMBERS
+                message = f"the sidecar says that its file meant {shown(value, 30)}, which nothing can mean; what the file says wins"
+                yield Finding(path, message, effect, True, How.DROPPED, value)
+
     def _moved(self, target: Config, why: str, told: set[str]) -> Iterator[Finding]:
         """Fields of a plan that nobody edited and that mean something else now."""
         rules, now = plan_claims(self.dialect), meaning_of(target)
@@ -249,6 +259,14 @@ class Way:
                 effect = rules[ours].effect_of_losing((ours,), target.effective)
                 message = f"{ours} is not what it was: {why}"
                 yield Finding(path, message, effect, path in self.kept, How.APPROXIMATE, self.goal[ours], now.get(ours))
+
+
+def _of_a_plan(values: Given) -> bool:
+    """Whether these are values of a plan, each at its path."""
+    try:
+        return Plan.of(values).values().keys() == values.keys()
+    except ConfigError:
+        return False
 
 
 def _with(values: Given, paths: Collection[str], others: Given) -> dict[str, Any]:

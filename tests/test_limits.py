@@ -6,7 +6,9 @@ import json
 import os
 import re
 from contextlib import suppress
+from math import inf
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -16,6 +18,8 @@ from bridge.cli import run
 from bridge.cli.budget import bounded
 from bridge.errors import BridgeError, ConfigError, SourceError, VersionError, nearest
 from bridge.files import parse
+from bridge.files.shell import steps
+from bridge.files.shell.regular import expression
 from bridge.translation import lift
 from compat.megatron import releases
 
@@ -163,6 +167,54 @@ def test_a_sidecar_that_is_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[
     os.mkfifo(carry.beside(path))
     assert run(["convert", str(path), "--to", "deepspeed", "--world-size", "8"]) == 1
     assert "a device or a pipe" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "line, lr",
+    [
+        ("[[ $X =~ (a+)+$ ]] && LR=2e-3", 1e-3),
+        ("[[ $X =~ ^(a|aa)+b$ ]] && LR=2e-3", 2e-3),
+        ("[[ $X =~ " + "(a|a)" * 40 + "c ]] || LR=3e-3", 3e-3),
+        ("[[ $X =~ " + "a?" * 40 + "c ]] || LR=3e-3", 3e-3),
+        ('LR=$(echo $X | grep -cE "^((a*)*)*c")', 0.0),
+        ('LR=$(echo $X | sed -E "s/(a|a)*b/7/")', 7.0),
+    ],
+)
+def test_an_expression_with_ever_more_ways_is_read_all_the_same(line: str, lr: float) -> None:
+    """Each of them has more than 2^40 ways through the text."""
+    script = f"X={'a' * 60}b\nLR=1e-3\n{line}\npython pretrain_gpt.py {LAUNCH.replace('--lr 1e-3', '--lr $LR')}"
+    assert compat.load("megatron").read(parse(script, suffix=".sh")).given["lr"] == lr
+
+
+def test_matching_without_going_back_is_matching() -> None:
+    random, compared = Random(0), 0
+    while compared < 2_000:
+        text = "".join(random.choice("aab1. ") for _ in range(random.randint(0, 8)))
+        pattern = expression([(char, True) for char in _expression(random)], random.random() < 0.2)
+        found, first = pattern.search(text), steps.first(pattern, text, 0, False)
+        assert (found is None) is (first is None), pattern
+        assert not found or not first or (found.start() == first.start() and found.end() <= first.end()), pattern
+        assert bool(pattern.fullmatch(text)) is (len(text) in steps.ends(pattern, text, (0,))), pattern
+        compared += 1
+
+
+def _expression(random: Random, depth: int = 0) -> str:
+    """Some regular expression."""
+    kind = random.randrange(5) if depth < 4 else 0
+    if kind == 0:
+        return random.choice(("a", "b", ".", "[ab]", "[^a]", r"\.", "[[:digit:]]", "^", "$", r"\b", r"\w", "a*", ".+", "a?"))
+    if kind in (1, 2):
+        return _expression(random, depth + 1) + _expression(random, depth + 1)
+    if kind == 3:
+        return f"({_expression(random, depth + 1)}){random.choice(('', '*', '+', '?', '{1,2}', '{2}', '{1,}'))}"
+    return f"({_expression(random, depth + 1)}|{_expression(random, depth + 1)})"
+
+
+def test_time_is_up_in_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SECONDS", 0.05)
+    monkeypatch.setattr(steps, "TRIES", inf)
+    with pytest.raises(BridgeError, match=r"0\.05 s of processor time; the commands of the script take longer"), bounded():
+        steps.found(re.compile("(a+)+c"), "a" * 100)
 
 
 def test_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:

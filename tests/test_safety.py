@@ -421,13 +421,26 @@ def carried(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[Path, P
     return tmp_path / "ds.json", tmp_path / "ds.json.carry.json"
 
 
-@pytest.mark.parametrize(("path", "value"), [("no_such_setting", 1), ("num_layers", "many"), ("hidden_size", [1])])
+@pytest.mark.parametrize(
+    ("part", "path", "value"),
+    [
+        ("given", "no_such_setting", 1),
+        ("given", "num_layers", "many"),
+        ("given", "hidden_size", [1]),
+        ("meant", "no_such_field", 1),
+        ("meant", "batch", {"micro": 2}),
+        ("meant", "batch.micro", "two"),
+        ("meant", "batch.micro", None),
+        ("meant", "optimizer.betas", {"tuple": [0.9]}),
+        ("meant", "run.seed", [1]),
+    ],
+)
 def test_what_a_sidecar_says_and_cannot_be_used_is_a_finding(
-    path: str, value: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    part: str, path: str, value: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target, place = carried(tmp_path, capsys)
     record = json.loads(place.read_text())
-    record["given"][path] = value
+    record[part][path] = value
     place.write_text(json.dumps(record))
     code, text = said(capsys, "convert", target, "--to", "megatron", "--world-size", "8", "--json", "-o", tmp_path / "b.args")
     if code != 1:

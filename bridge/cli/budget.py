@@ -40,18 +40,23 @@ def bounded() -> Iterator[None]:
             yield
         finally:  # the alarm may ring once more on the way here
             disarm()
-    except _TimeIsUpError:
+    except _TimeIsUpError as error:
         disarm()
-        raise BridgeError(f"found more work than {limits.SECONDS:g} s of processor time; {TOO_LARGE}") from None
+        raise BridgeError(f"found more work than {limits.SECONDS:g} s of processor time; {error}") from None
     except MemoryError:
         raise BridgeError(f"found more data than {limits.MEMORY >> 30} GiB of memory; {TOO_LARGE}") from None
 
 
 TOO_LARGE = "the config asks for sizes that no run has, or is not one: reduce them"
+TOO_BUSY = "the commands of the script take longer to follow: write what comes of them in their place"
+SCRIPTS = "bridge.files.shell"
 
 
 def _ring(number: int, frame: FrameType | None) -> None:
-    raise _TimeIsUpError
+    """Say why the time is up, as what was under way tells."""
+    while frame is not None and not str(frame.f_globals.get("__name__", "")).startswith(SCRIPTS):
+        frame = frame.f_back
+    raise _TimeIsUpError(TOO_LARGE if frame is None else TOO_BUSY)
 
 
 def _limit_memory(soft: int, hard: int) -> None:

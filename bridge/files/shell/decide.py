@@ -6,7 +6,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from bridge.files.shell import arithmetic
+from bridge.files.shell import arithmetic, steps
 from bridge.files.shell.expand import Expander
 from bridge.files.shell.patterns import Pattern, Unread, active, simple
 from bridge.files.shell.pieces import NOWHERE, Pieces, Text, Unknown, known
@@ -27,7 +27,6 @@ ORDERED = ("<", ">")
 COMPARED = ("-nt", "-ot", "-ef")
 UNARY = frozenset(f"-{letter}" for letter in "abcdefghknoprstuvwxzGLNORS")
 LONGEST = 4_000
-REPEATED = re.compile(r"[)][*+{]")
 Truth = bool | None
 
 
@@ -178,14 +177,12 @@ class Condition:
             chars = active(second)
             simple(text)
             pattern = expression(chars, self._fold())
-            if len(text) > 64 and REPEATED.search(pattern.pattern):
-                raise Unread("this expression takes too long")
+            fits = steps.found(pattern, text)
         except Unread as error:
             scope.set("BASH_REMATCH", Value(((Unknown("${BASH_REMATCH}", NOWHERE, 0, str(error), loose=True),),), True))
             raise
-        found = pattern.search(text)
-        scope.set("BASH_REMATCH", Value(_groups(pattern, text) if found else (), True))
-        return found is not None
+        scope.set("BASH_REMATCH", Value(_groups(pattern, text) if fits else (), True))
+        return fits
 
 
 def _groups(pattern: re.Pattern[str], text: str) -> tuple[Pieces, ...]:

@@ -65,8 +65,15 @@ class One:
     fits: Callable[[str], bool]
 
 
+@dataclass(frozen=True)
+class Place:
+    """A place between characters that fits."""
+
+    fits: Callable[[str, int], bool]
+
+
 STAR = "*"
-Node = Group | One | str
+Node = Group | One | Place | str
 
 
 class Pattern:
@@ -87,7 +94,7 @@ class Pattern:
             simple(text)
         if len(text) > LONGEST:
             raise Unread(f"a text of more than {LONGEST:,} characters is compared with a pattern")
-        return _ends(self.nodes, text.lower() if self.fold else text, {start})
+        return reached(self.nodes, text.lower() if self.fold else text, {start})
 
     def _sequence(self, position: int, inside: bool) -> tuple[list[Node], int]:
         nodes: list[Node] = []
@@ -185,12 +192,15 @@ class Pattern:
         return position + 1, self.chars[position][0]
 
 
-def _ends(nodes: Sequence[Node], text: str, starts: Positions) -> Positions:
+def reached(nodes: Sequence[Node], text: str, starts: Positions) -> Positions:
+    """Where matches of `nodes`, one after the other, that begin at `starts` may end."""
     for node in nodes:
         if not starts:
             break
         if isinstance(node, One):
             starts = {place + 1 for place in starts if place < len(text) and node.fits(text[place])}
+        elif isinstance(node, Place):
+            starts = {place for place in starts if node.fits(text, place)}
         elif isinstance(node, Group):
             starts = _group_ends(node, text, starts)
         else:
@@ -215,4 +225,4 @@ def _group_ends(group: Group, text: str, starts: Positions) -> Positions:
 
 
 def _once(group: Group, text: str, starts: Positions) -> Positions:
-    return set().union(*(_ends(choice, text, starts) for choice in group.choices))
+    return set().union(*(reached(choice, text, starts) for choice in group.choices))

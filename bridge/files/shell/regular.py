@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from bridge.files.shell import steps
 from bridge.files.shell.patterns import Char, Unread, simple
+from bridge.files.shell.steps import endless
 
 LONGEST = 4_000
-MOST_TRIES = 20_000
 RANGES: Mapping[str, str] = {
     "alpha": "a-zA-Z",
     "digit": "0-9",
@@ -125,6 +126,11 @@ def _basic_escape(after: str, starts: bool) -> str:
 
 def longest(pattern: re.Pattern[str], text: str, start: int = 0) -> re.Match[str] | None:
     """The leftmost match and of those the longest, as POSIX has it; raises `Unread` where that is not sure."""
+    if endless(pattern, len(text)):
+        simple(text)
+        if len(text) > LONGEST:
+            raise Unread("this expression is not read")
+        return steps.first(pattern, text, start, bool(pattern.groups) and grouped(pattern.pattern))
     first = pattern.search(text, start)
     if first is None or LITERAL.fullmatch(pattern.pattern):
         return first

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from bridge.files.shell import steps
 from bridge.files.shell.patterns import Unread, simple
 from bridge.files.shell.regular import basic, expression, grouped, longest
 
@@ -259,7 +260,7 @@ def grep(text: str, flags: str, wanted: str) -> str:
 
 def _fits(pattern: re.Pattern[str], line: str, whole: bool) -> bool:
     simple(line)
-    return bool(pattern.fullmatch(line) if whole else pattern.search(line))
+    return steps.fits(pattern, line) if whole else steps.found(pattern, line)
 
 
 def _parts(pattern: re.Pattern[str], line: str) -> list[str]:

@@ -1,0 +1,116 @@
+"""Regular expressions matched without going back, so that none of them takes for ever: all places a match may end, at once."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from math import inf, prod
+
+from bridge.files.shell.patterns import Group, Node, One, Place, Positions, Unread, reached
+
+TRIES = 10**7
+"""Ways through a text that Python's own matcher may try."""
+NODES = 5_000
+"""Parts of an expression, repetitions written out."""
+ATOM = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
+TIMES = re.compile(r"(?P<sign>[*+?])|\{(?P<least>\d+)(?P<more>,?)(?P<most>\d*)\}")
+EMPTY = ("^", r"\Z", r"\b", r"\B")
+SPAN = re.compile(".*", re.DOTALL)
+
+
+def endless(pattern: re.Pattern[str], length: int, starts: int = 1) -> bool:
+    """Whether going back may take too long in a text of that length."""
+    return bool(_ways(_parsed(pattern), length + 1) * (length + 1) ** starts > TRIES)
+
+
+def _ways(nodes: Sequence[Node], places: int) -> float:
+    """The most ways in which `nodes` fit a text, as far as that is easily told."""
+    return prod(_ways_of(node, places) for node in nodes if isinstance(node, Group))
+
+
+def _ways_of(group: Group, places: int) -> float:
+    ways = sum(_ways(choice, places) for choice in group.choices)
+    if group.kind in "@?":
+        return ways + (group.kind == "?")
+    return places if ways == 1 and not any(isinstance(node, Group) for node in group.choices[0]) else inf
+
+
+def found(pattern: re.Pattern[str], text: str) -> bool:
+    """Whether a part of `text` fits."""
+    return bool(ends(pattern, text, range(len(text) + 1)) if endless(pattern, len(text)) else pattern.search(text))
+
+
+def fits(pattern: re.Pattern[str], text: str) -> bool:
+    """Whether all of `text` fits."""
+    return len(text) in ends(pattern, text, (0,)) if endless(pattern, len(text)) else bool(pattern.fullmatch(text))
+
+
+def first(pattern: re.Pattern[str], text: str, start: int, groups: bool) -> re.Match[str] | None:
+    """The first match at or behind `start`, and of those that begin there the longest; with what its groups hold, or its span."""
+    places = range(start, len(text) + 1)
+    if not ends(pattern, text, places):
+        return None
+    begin = start + bisect_left(places, True, key=lambda place: bool(ends(pattern, text, range(start, place + 1))))
+    end = max(ends(pattern, text, (begin,)))
+    if not groups:
+        return SPAN.match(text, begin, end)
+    if endless(pattern, end - begin, 0):
+        raise Unread("what the groups of this expression hold takes too long to find")
+    return pattern.fullmatch(text, begin, end)
+
+
+def ends(pattern: re.Pattern[str], text: str, starts: Iterable[int]) -> Positions:
+    """Where a match that begins at one of `starts` may end."""
+    return reached(_parsed(pattern), text, set(starts))
+
+
+@lru_cache(256)
+def _parsed(pattern: re.Pattern[str]) -> tuple[Node, ...]:
+    return _choices(pattern, 0)[0]
+
+
+def _choices(pattern: re.Pattern[str], place: int) -> tuple[tuple[Node, ...], int, int]:
+    """What stands up to the end of a group, where that is, and how many parts it has."""
+    text, choices, size = pattern.pattern, [list[Node]()], 1
+    while place < len(text) and text[place] != ")":
+        if text[place] == "|":
+            choices.append([])
+            place += 1
+            continue
+        node, place, parts = _atom(pattern, place)
+        again, place = _times(node, text, place)
+        choices[-1] += again
+        size += parts * len(again)
+        if size > NODES:
+            raise Unread("this expression is too large")
+    return (Group("@", tuple(choices)),) if len(choices) > 1 else tuple(choices[0]), place, size
+
+
+def _atom(pattern: re.Pattern[str], place: int) -> tuple[Node, int, int]:
+    if pattern.pattern[place] == "(":
+        inside, end, size = _choices(pattern, place + 1)
+        return Group("@", (inside,)), end + 1, size
+    found = ATOM.match(pattern.pattern, place)
+    if found is None:
+        raise Unread("it is no regular expression")
+    alone = re.compile(found[0], pattern.flags & (re.DOTALL | re.ASCII | re.IGNORECASE))
+    empty = Place(lambda text, at: bool(alone.match(text, at)))
+    return empty if found[0] in EMPTY else One(lambda char: bool(alone.match(char))), found.end(), 1
+
+
+def _times(node: Node, text: str, place: int) -> tuple[list[Node], int]:
+    """A part as often as what stands behind it says, and where that ends."""
+    told = TIMES.match(text, place)
+    if told is None:
+        return [node], place
+    choices = node.choices if isinstance(node, Group) and node.kind == "@" else ((node,),)
+    if told["sign"]:
+        return [Group(told["sign"], choices)], told.end()
+    least, most = int(told["least"]), int(told["most"] or told["least"])
+    if max(least, most) > NODES:
+        raise Unread("this expression is too large")
+    open_ = bool(told["more"]) and not told["most"]
+    rest: list[Node] = [Group("*", choices)] if open_ else [Group("?", choices)] * (most - least)
+    return [node] * least + rest, told.end()
