@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 KEPT = {"line": " ", "block": " \n\t"}
 """What stands as it is beside printable characters: in one line, and in a text of several lines."""
+
+OVERLONG = re.compile(r"(\S{60})\S{340,}?([:;,.)]?)(?!\S)")
+"""A word that no name, path or number is as long as."""
 
 
 def clean(text: str, kept: str = KEPT["line"]) -> str:
@@ -21,3 +26,8 @@ def clean_block(text: str) -> str:
 def escaped(letter: str) -> str:
     """A character as Python escapes it; what is ASCII-clean already stands for itself."""
     return letter.encode("unicode_escape").decode("ascii")
+
+
+def brief(text: str) -> str:
+    """`text`, secrets hidden before, with words of more than 400 characters in part."""
+    return OVERLONG.sub(r"\1…\2", text)

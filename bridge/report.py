@@ -8,7 +8,7 @@ from dataclasses import replace
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from bridge.clean import clean
+from bridge.clean import brief, clean
 from bridge.config import Values, shown
 from bridge.dialect import Config, Dialect
 from bridge.drift import Change, Drift, Kind
@@ -201,7 +201,7 @@ def table_of(title: str, *columns: str) -> Table:
 
         def add_row(self, *cells: Any, **options: Any) -> None:
             """As rich does, with texts cleaned."""
-            super().add_row(*(hide(clean(cell)) if isinstance(cell, str) else cell for cell in cells), **options)
+            super().add_row(*(brief(hide(clean(cell))) if isinstance(cell, str) else cell for cell in cells), **options)
 
     table = Clean(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, highlight=False)
     for column in columns:

@@ -66,6 +66,28 @@ def test_files_beyond_a_limit(name: str, tmp_path: Path, capsys: pytest.CaptureF
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["check", "launch.args", "--" + "x" * 5000],
+        ["check", "long.args"],
+        ["check", "long.args", "--lenient"],
+        ["check", "long.json"],
+        ["show", "megatron", "--" + "x" * 5000],
+    ],
+)
+def test_a_name_beyond_all_names_is_shown_in_part(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("launch.args").write_text(LAUNCH)
+    Path("long.args").write_text(f"{LAUNCH.strip()} --{'x' * 5000} 3\n")
+    Path("long.json").write_text(json.dumps({"train_batch_size": 8, "zero_optimization": {"x" * 5000: 1}}))
+    run(words)
+    said = "".join(capsys.readouterr())
+    assert "x" * 40 in said and said.count("x") < 200 and "…" in said
+
+
 @pytest.mark.parametrize("flags", ["--lr inf", "--lr nan", "--train-iters 9223372036854775808", "--seed " + "9" * 5000])
 def test_flags_beyond_a_number(flags: str) -> None:
     option = flags.partition(" ")[0].removeprefix("--").replace("-", "_")
@@ -112,6 +134,34 @@ def test_many_names_that_are_kept_with_a_remark() -> None:
     findings = compat.load("automodel").read(source).findings
     meant = [finding.path for finding in findings if "did you mean distributed" in finding.message]
     assert 0 < len(meant) < len([finding for finding in findings if finding.path.startswith("distributed_")])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["schedule", "--csv"], ["schedule", "--png"], ["train", "--save"], ["train", "--trace"], ["demo", "--no-train", "-o"]],
+)
+def test_only_a_converted_file_goes_to_standard_output(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("launch.args").write_text(LAUNCH)
+    file = [] if words[0] == "demo" else ["launch.args"]
+    assert run([words[0], *file, *words[1:], "-"]) == 1
+    assert "-: standard output" in capsys.readouterr().err and os.listdir() == ["launch.args"]
+
+
+@pytest.mark.parametrize("command", [["convert", "--to", "deepspeed"], ["drift", "--to-version", "0.16.1"]])
+def test_a_dash_is_standard_output(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("launch.args").write_text(LAUNCH)
+    words = [*command, "launch.args", "--world-size", "8"]
+    code, plain = run(words), capsys.readouterr()
+    assert run([*words, "-o", "-"]) == code and os.listdir() == ["launch.args"]
+    out, err = capsys.readouterr()
+    note = "note: the sidecar (OUT.carry.json) is not written beside standard output; -o OUT writes both\n"
+    assert out == plain.out and err == (note if command[0] == "convert" else "") + plain.err
 
 
 @pytest.mark.parametrize("output", [".", "..", "/", "a" * 300, "a" * 250, "missing/x.json"])

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import NoReturn
 
-from bridge.clean import clean_block
+from bridge.clean import brief, clean_block
 from bridge.errors import BridgeError
 from bridge.exits import Exit
 
@@ -44,7 +44,7 @@ def run(arguments: list[str]) -> int:
     except BridgeError as error:
         complain(error.problems)
     except usage_error as error:
-        error.message = clean_block(error.message)  # type: ignore[attr-defined]
+        error.message = brief(clean_block(error.message))  # type: ignore[attr-defined]
         error.show()  # type: ignore[attr-defined]
     except typer.Abort:
         return INTERRUPTED

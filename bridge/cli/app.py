@@ -10,6 +10,7 @@ import typer
 from bridge.exits import table
 from bridge.limits import COUNT, RANKS
 
+STDOUT = "-"
 DONE = "-"
 """A command that ends well or with an error, and has no findings."""
 
@@ -208,14 +209,27 @@ app = typer.Typer(
 )
 
 
-def _file(path: Path | None) -> Path | None:
-    """A file that can be written, said before any work is done for it."""
-    if path is not None:
+def _output(path: Path | None) -> Path | None:
+    """A file that can be written, said before any work is done for it; - is standard output."""
+    if path is not None and str(path) != STDOUT:
         from bridge.errors import SourceError
         from bridge.files import obstacles
 
         SourceError.raise_if(obstacles(path))
     return path
+
+
+def _place(path: Path | None) -> Path | None:
+    """A file or folder of its own: not standard output."""
+    if path is not None and str(path) == STDOUT:
+        from bridge.errors import SourceError
+
+        raise SourceError("-: standard output takes only what convert and drift write; name a file or folder")
+    return path
+
+
+def _file(path: Path | None) -> Path | None:
+    return _output(_place(path))
 
 
 File = Annotated[str, typer.Argument(metavar="FILE", help="Config file; - reads standard input.", show_default=False)]
@@ -233,7 +247,9 @@ ToVersion = Annotated[
 ]
 Output = Annotated[
     Optional[Path],  # noqa: UP045
-    typer.Option("-o", "--output", metavar="OUT", callback=_file, help="File to write; its suffix picks the format."),
+    typer.Option(
+        "-o", "--output", metavar="OUT", callback=_output, help="File to write, whose suffix picks the format; - is stdout."
+    ),
 ]
 WorldSize = Annotated[
     Optional[int],  # noqa: UP045
@@ -515,7 +531,9 @@ def fuzz(
 
 @app.command(help=DEMO, short_help="Convert a bundled Megatron launch to DeepSpeed and back, and train it.")
 def demo(
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Folder to write to.")] = Path("stagebridge-demo"),
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", callback=_place, help="Folder to write to.")] = Path(
+        "stagebridge-demo"
+    ),
     train: Annotated[bool, typer.Option(help="Train the plan on two local ranks, where torch is installed.")] = True,
     silence: Silence = None,
     timeout: Timeout = None,
@@ -550,7 +568,7 @@ def train(
     ] = "native",
     save: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--save", metavar="DIR", help="Write a checkpoint at the end."),
+        typer.Option("--save", metavar="DIR", callback=_place, help="Write a checkpoint at the end."),
     ] = None,
     resume: Annotated[
         Optional[Path],  # noqa: UP045
@@ -559,7 +577,12 @@ def train(
     deterministic: Annotated[bool, typer.Option("--deterministic", help="Two runs give the same bits, at some speed.")] = False,
     trace: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--trace", metavar="DIR", help="Log every layer there, as FILE says or with samples; see trace --help."),
+        typer.Option(
+            "--trace",
+            metavar="DIR",
+            callback=_place,
+            help="Log every layer there, as FILE says or with samples; see trace --help.",
+        ),
     ] = None,
     trace_full: Annotated[bool, typer.Option("--trace-full", help="Keep whole tensors in the log.")] = False,
     desync: Annotated[

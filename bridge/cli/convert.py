@@ -39,7 +39,7 @@ from bridge.rules import Effect
 from bridge.secrets import HIDDEN, keep_hidden
 from bridge.translation import Result, translate
 
-STDIN = "-"
+STDIN = STDOUT = "-"
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,7 @@ def effect_named(words: str) -> Effect:
 
 def convert(job: Job, to: str, to_version: str | None, output: Path | None, strict: bool, with_carry: bool) -> int:
     """Convert one file; the exit code."""
+    output = file_of(output, "the sidecar (OUT.carry.json)" if with_carry else "")
 
     @bounded()
     def work() -> int:
@@ -299,6 +300,15 @@ def files(result: Result, output: Path, with_carry: bool, before: Before | None 
     written = written or dialect.render(result.config, format_for(dialect, output))
     carried = {carry_over.beside(output): result.carry.text(written.text)} if with_carry else {}
     return {**dialect.files(written, output), **carried}
+
+
+def file_of(output: Path | None, beside: str) -> Path | None:
+    """The file that -o names; None is standard output, and what would lie `beside` a file is said not to be written."""
+    if str(output) != STDOUT:
+        return output
+    if beside:
+        note(f"note: {beside} is not written beside standard output; -o OUT writes both")
+    return None
 
 
 def format_for(dialect: Dialect, output: Path) -> str | None:

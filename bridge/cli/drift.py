@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bridge import report
 from bridge.cli.budget import bounded
-from bridge.cli.convert import STDIN, Job, answered, dialect_of, document_of, format_for, not_over_input, read_as
+from bridge.cli.convert import STDIN, Job, answered, dialect_of, document_of, file_of, format_for, not_over_input, read_as
 from bridge.cli.terminal import console, content, print_json
 from bridge.drift import Drift
 from bridge.drift import drift as compare
@@ -18,6 +18,7 @@ from bridge.files import write_all
 
 def drift(job: Job, to_version: str | None, output: Path | None) -> int:
     """Compare one file in two releases; the exit code."""
+    output = file_of(output, "")
 
     @bounded()
     def work() -> int:

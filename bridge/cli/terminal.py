@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from bridge.clean import clean, clean_block
+from bridge.clean import brief, clean, clean_block
 from bridge.secrets import HIDDEN, hide
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def note(line: str) -> None:
 def complain(problems: Iterable[str]) -> None:
     """Print errors on stderr, one a line."""
     for problem in problems:
-        note(f"error: {problem}")
+        print(brief(hide(clean(f"error: {problem}"))), file=sys.stderr, flush=True)
 
 
 def print_json(content: dict[str, Any]) -> None:
