@@ -10,29 +10,39 @@ from typing import Any
 
 SURE = ("password", "passwd", "passphrase", "secret", "credential", "apikey")
 """Parts of a name that make its value a secret wherever they stand in it."""
-LAST = ("key", "token", "auth", "apitoken")
+LAST = ("key", "token", "auth", "apitoken", "pass", "pwd")
 """Last words of names of secrets, and of much else (`pad_token`, `json_key`)."""
 OWNERS = frozenset(
     (
         *("api", "access", "auth", "secret", "private", "hf", "hub", "huggingface", "wandb", "comet", "neptune", "aws"),
         *("azure", "gcp", "google", "openai", "anthropic", "ngc", "nvidia", "github", "gitlab", "git", "slack", "bearer"),
         *("refresh", "session", "login", "user", "app", "client", "service", "account", "signing", "encryption", "ssh"),
-        *("deploy", "webhook"),
+        *("deploy", "webhook", "storage", "db", "database", "mysql", "postgres", "redis", "smtp", "mail", "ftp", "admin", "ldap"),
+        *("proxy", "registry", "docker"),
     )
 )
 """Words before them that leave no doubt."""
 PLAIN = frozenset(
     (
         *("eos", "bos", "pad", "mask", "unk", "sep", "cls", "eod", "query", "sort", "json", "text", "image", "input"),
-        *("output", "prompt", "special", "num", "max", "min", "per", "label", "answer"),
+        *("output", "prompt", "special", "num", "max", "min", "per", "label", "answer", "start", "stop", "end", "fim", "data"),
+        *("model", "module", "state", "ckpt", "cache", "group", "prefix", "primary", "foreign", "forward", "backward", "single"),
     )
 )
-"""Words before them that name a column or a token of a vocabulary."""
-KEYWORD = re.compile(r"password|passwd|passphrase|secret|credential|key|token|auth", re.IGNORECASE)
+"""Words before them that name a column, a token of a vocabulary, or a pass through a model."""
+ABOUT = frozenset(
+    (
+        *("file", "path", "dir", "name", "length", "size", "type", "stdin", "fd", "helper", "provider", "manager", "field"),
+        *("prompt", "policy"),
+    )
+)
+"""Last words of names of what is about a secret, and none."""
+KEYWORDS = ("pass", "pwd", "secret", "credential", "key", "token", "auth")
+"""One of them stands in every name of a secret."""
 PART = re.compile(r"[\w.-]{0,80}")
 VALUE = re.compile(
     r"""(?:["']?\]?[ \t]*(?::[-=]|[:=])[ \t]*|["']?(?P<flag>[ \t]+(?:\\\n[ \t]*)?|,[ \t]*(?:\n[ \t]*)?))"""
-    r"""(?:"(?P<double>(?:[^"\\\n]|\\.)*)"|'(?P<single>[^'\n]*)'|(?P<bare>(?=[^\s"',;}\])&|<>])))"""
+    r"""(?:"(?P<double>(?:[^"\\\n]|\\.)*)"|'(?P<single>[^'\n]*)'|(?P<bare>(?=[^\s"',;{}\])&|<>])))"""
 )
 """What follows a name: `=value`, `: value`, `:-value`, or for a flag the next word; a bare value ends at `END`."""
 END = re.compile(r"""[\s"',;}\])&|<>]|\Z""")
@@ -41,35 +51,66 @@ JUDGED = 64
 FREE = frozenset(";)&|>\n")
 """What follows a name that has no value."""
 NOTHING = re.compile(r"\$.*|<.*|true|false|null|none|~|yes|no|__hidden_\w*", re.IGNORECASE | re.DOTALL)
-SHAPES = re.compile(
-    r"(?<![\w-])(?:hf_[A-Za-z0-9]{16,}|sk-(?=[\w-]*\d)[\w-]{16,}|(?:AKIA|ASIA)[A-Z0-9]{16}|gh[pousr]_[A-Za-z0-9]{20,}"
-    r"|github_pat_\w{20,}|glpat-[\w-]{16,}|xox[abprs]-[\w-]{10,}|AIza[\w-]{35}|nvapi-[\w-]{20,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*)"
-    r"|-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[\w+/=\s\\]*"
+BEGINNINGS = {
+    "hf_": r"[A-Za-z0-9]{16,}",
+    "sk-": r"(?=[\w-]*\d)[\w-]{16,}",
+    **dict.fromkeys(("AKIA", "ASIA"), r"[A-Z0-9]{16}"),
+    **dict.fromkeys(("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "gsk_", "npm_", "r8_"), r"[A-Za-z0-9]{20,}"),
+    **dict.fromkeys(("github_pat_", "wandb_v1_"), r"\w{20,}"),
+    "glpat-": r"[\w-]{16,}",
+    "xox": r"[abprs]-[\w-]{10,}",
+    "AIza": r"[\w-]{35}",
+    **dict.fromkeys(("nvapi-", "dckr_pat_", "hvs.", "pypi-", "ya29."), r"[\w-]{20,}"),
+    "SG.": r"[\w-]{16,}\.[\w-]{16,}",
+    "eyJ": r"[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*",
+    "-----BEGIN ": r"[A-Z ]{0,40}PRIVATE KEY-----[\w+/=\s\\]*",
+}
+"""How values begin that are secrets under any name, and what follows."""
+SHAPES = {
+    begin: re.compile(rf"{re.escape(begin)}(?<![\w-]{re.escape(begin)}){rest}" if begin[0] != "-" else begin + rest)
+    for begin, rest in BEGINNINGS.items()
+}
+WORD = r"""["']?(?P<value>(?<=")[^"\n]+|(?<=')[^'\n]+|[^\s"';|&]+)"""
+REST = r"""(?:[^\n;|&\\]|\\\n){0,300}?"""
+REGISTRIES = ("docker", "podman", "nerdctl", "buildah", "skopeo", "oras", "helm", "singularity", "apptainer")
+LOGIN = r"(?:[ \t]+(?:registry|remote))?[ \t]+login\b"
+SAID = tuple(
+    (wanted, name, re.compile(pattern))
+    for wanted, name, pattern in (
+        ("://", "password", r"://[^/\s:@'\"]{0,80}:(?P<value>[^/\s@'\"]{1,200})@"),
+        ("://", "token", r"https?://(?P<value>(?=[\w-]*\d)(?=[\w-]*[a-z])[\w-]{16,200})@"),
+        ("hooks.slack.com/", "token", r"hooks\.slack\.com/services/(?P<value>[\w/]{20,})"),
+        (
+            "authorization",
+            "token",
+            r"""authorization["']?[ \t]*[:=](?:\\?[ \t]|["'])*(?:bearer|basic)(?:\\?[ \t])+(?P<value>[^\s"',;)}]+)""",
+        ),
+        *((tool, "password", rf"{tool}{LOGIN}{REST}\s(?:-p|--password(?![\w-]))(?:[ \t=]|\\\n)*{WORD}") for tool in REGISTRIES),
+        ("--password-stdin", "password", rf"echo[ \t]+(?:-n[ \t]+)?{WORD}[\"']?[ \t]*\|[ \t]*\w+{LOGIN}{REST}--password-stdin"),
+        ("sshpass", "password", rf"sshpass[ \t]+-p[ \t]*{WORD}"),
+        ("curl", "password", rf"""curl\b{REST}\s(?:-u|--user)[ \t=]*["']?[^\s:"'$]{{1,80}}:(?P<value>[^\s"'|;&]+)"""),
+        ("aws configure", "key", rf"aws[ \t]+configure[ \t]+set[ \t]+\w*(?:secret|token)\w*[ \t]+{WORD}"),
+        ("machine", "password", rf"machine\s+\S{{1,200}}\s+login\s+\S{{1,200}}\s+password\s+{WORD}"),
+        (
+            "=",
+            "",
+            r"[?&](?P<name>x-amz-(?:signature|credential|security-token)|sig|signature|token|access_token|api_key)="
+            r"""(?P<value>[^\s&"'#;<>)\\]+)""",
+        ),
+    )
 )
-"""Values that are secrets under any name."""
-ADDRESS = re.compile(r"://[^/\s:@'\"]{0,80}:(?P<value>[^/\s@'\"]{1,200})@")
-HEADER = re.compile(
-    r"""authorization["']?[ \t]*[:=](?:\\?[ \t]|["'])*(?:bearer|basic)(?:\\?[ \t])+(?P<value>[^\s"',;)}]+)""",
-    re.IGNORECASE,
-)
-LOGIN = re.compile(
-    r"""\b(?:docker|podman)[ \t]+login\b(?:[^\n;|&\\]|\\\n){0,300}?\s(?:-p|--password(?![\w-]))(?:[ \t=]|\\\n)*"""
-    r"""["']?(?P<value>(?<=")[^"\n]+|(?<=')[^'\n]+|[^\s"';|&]+)"""
-)
-PARAMETER = re.compile(
-    r"""[?&](?P<name>X-Amz-(?:Signature|Credential|Security-Token)|sig|signature|token|access_token|api_key)="""
-    r"""(?P<value>[^\s&"'#;<>)\\]+)""",
-    re.IGNORECASE,
-)
-"""Headers of requests, passwords of registries, and parameters of addresses that are signed."""
+"""What tells a secret by the words around it: what stands in every such text, the name of the secret, and a pattern, all of it
+in small letters: addresses and their parameters, headers of requests, passwords of registries and machines."""
 ITEM = re.compile(
-    r"""[\s,]*(?:\[[^\]\n]{0,200}\]=)?(?:"(?P<double>(?:[^"\\\n]|\\.)*)"|'(?P<single>[^'\n]*)'|(?P<bare>[^\s"',()]+))"""
+    r"""[\s,]*(?:\[[^\]\n]{0,200}\]=)?(?:"(?P<double>(?:[^"\\\n]|\\.)*)"|'(?P<single>[^'\n]*)'|(?P<bare>[^\s"',()\]]+))"""
 )
 """One value of an array: `([name]=value "value" value)`."""
 ITEMS = 1000
 """Values of an array that are looked at."""
-HEX = re.compile(r"(?<![\w/@-])[0-9a-f]{40}(?![\w-])")
+HEX = re.compile(r"[0-9a-f]{40}(?<![\w/@-][0-9a-f]{40})(?![\w-])")
 """Keys of Weights & Biases; names of commits too, which their line tells."""
+DIGITS = bytes(ord("0" if chr(code) in "0123456789abcdef" else "-") for code in range(256))
+"""Every hexadecimal digit as 0: whether 40 of them follow one another is then told by a search for a word."""
 COMMIT = re.compile(r"revision|commit|sha|hash|digest|ref\b|branch|checkout|version|snapshot", re.IGNORECASE)
 DIGIT, LETTER, BROKEN = re.compile(r"\d"), re.compile(r"[A-Za-z]"), re.compile(r"[\s/<]")
 SHORTEST = 5
@@ -79,7 +120,7 @@ MARK = re.compile(r"__hidden_\w+?__")
 
 def is_secret(name: str, value: str) -> bool:
     """Whether the value of a variable, flag or key is a secret."""
-    if not value or NOTHING.fullmatch(value):
+    if not value or NOTHING.fullmatch(value) or (value.isdigit() and len(value) < SHORTEST):
         return False
     names = _names_one(name)
     return names if names is not None else _looks_random(value)
@@ -92,7 +133,7 @@ def _names_one(name: str) -> bool | None:
     while words and words[-1].isdigit():
         words.pop()
     lower = [word.lower() for word in words]
-    if not lower or lower[-1] in ("file", "path", "dir", "name", "length", "size", "type"):
+    if not lower or lower[-1] in ABOUT:
         return False
     if any(part in word for word in lower for part in SURE):
         return True
@@ -108,7 +149,8 @@ def _looks_random(value: str) -> bool:
 
 def spans(text: str) -> list[tuple[int, int, str]]:
     """Where the secrets of `text` stand, and what they are called; in order, none within another."""
-    found = sorted([*_named(text), *_shaped(text)], key=lambda span: (span[0], -span[1]))
+    small = _small(text)
+    found = sorted([*_named(text, small), *_shaped(text, small)], key=lambda span: (span[0], -span[1]))
     kept: list[tuple[int, int, str]] = []
     for span in found:
         if not kept or span[0] >= kept[-1][1]:
@@ -116,20 +158,36 @@ def spans(text: str) -> list[tuple[int, int, str]]:
     return kept
 
 
-def _named(text: str) -> Iterator[tuple[int, int, str]]:
-    position = end = 0
-    while keyword := KEYWORD.search(text, position):
-        before = PART.match(text[max(position, keyword.start() - 80) : keyword.start()][::-1])
-        after = PART.match(text, keyword.end())
-        name = (before[0][::-1] if before else "") + keyword[0] + (after[0] if after else "")
-        position = after.end() if after else keyword.end()
+def _small(text: str) -> str:
+    """`text` in small letters, each in its place."""
+    small = text.lower()
+    return small if len(small) == len(text) else "".join(min(letter.lower(), letter, key=len) for letter in text)
+
+
+def _keyword(small: str, position: int, places: dict[str, int]) -> tuple[int, int] | None:
+    """Where the next keyword stands; `places` keeps where each of them does."""
+    for word, place in places.items():
+        if place < position:
+            found = small.find(word, position)
+            places[word] = found if found >= 0 else len(small)
+    place, word = min((place, word) for word, place in places.items())
+    return (place, place + len(word)) if place < len(small) else None
+
+
+def _named(text: str, small: str) -> Iterator[tuple[int, int, str]]:
+    position, end, places = 0, 0, dict.fromkeys(KEYWORDS, -1)
+    while keyword := _keyword(small, position, places):
+        before = PART.match(text[max(position, keyword[0] - 80) : keyword[0]][::-1])
+        after = PART.match(text, keyword[1])
+        name = (before[0][::-1] if before else "") + text[slice(*keyword)] + (after[0] if after else "")
+        position = after.end() if after else keyword[1]
         if text[position : position + 1] in FREE:
             continue
         value = VALUE.match(text, position)
         if value is None or (value["flag"] is not None and not name.startswith("-")):
             continue
         start, stop = value.span(value.lastgroup or 0)
-        if value.lastgroup == "bare" and text[start] == "(":
+        if value.lastgroup == "bare" and text[start] in "([":
             for begin, stop in _items(text, start + 1):
                 if is_secret(name, text[begin : min(stop, begin + JUDGED)]):
                     yield begin, stop, _word(name)
@@ -156,18 +214,22 @@ def _end(text: str, start: int) -> int:
     return found.start() if found else len(text)
 
 
-def _shaped(text: str) -> Iterator[tuple[int, int, str]]:
-    yield from ((match.start(), match.end(), "token") for match in SHAPES.finditer(text))
-    yield from ((match.start("value"), match.end("value"), "password") for match in ADDRESS.finditer(text))
-    for pattern in (HEADER, LOGIN, PARAMETER):
-        for match in pattern.finditer(text):
+def _shaped(text: str, small: str) -> Iterator[tuple[int, int, str]]:
+    yield from ((*match.span(), "token") for shape in _shapes(text) for match in shape.finditer(text))
+    for wanted, name, pattern in SAID:
+        for match in pattern.finditer(small) if wanted in small else ():
             if not match["value"].startswith("{") and not NOTHING.fullmatch(match["value"]):
-                name = match["name"] if "name" in pattern.groupindex else "password" if pattern is LOGIN else "token"
-                yield match.start("value"), match.end("value"), _word(name)
-    for match in HEX.finditer(text):
+                yield *match.span("value"), _word(name or text[slice(*match.span("name"))])
+    digits = text.encode("ascii", "replace").translate(DIGITS)
+    for match in HEX.finditer(text) if b"0" * 40 in digits else ():
         line = text[max(0, match.start() - 120) : match.start()].rpartition("\n")[2]
         if not COMMIT.search(line):
             yield match.start(), match.end(), "key"
+
+
+def _shapes(text: str) -> Iterator[re.Pattern[str]]:
+    """What finds those secrets in `text` that begin as something in it does."""
+    return (pattern for begin, pattern in SHAPES.items() if begin in text)
 
 
 def _word(name: str) -> str:
@@ -235,7 +297,10 @@ class Secrets:
 
     def known(self, text: str) -> str:
         """`text` with marks instead of the values that are known, and of what has the shape of a secret."""
-        return SHAPES.sub("__hidden_token__", self._replaced(text) if self._begun else text)
+        found = self._replaced(text) if self._begun else text
+        for shape in _shapes(found):
+            found = shape.sub("__hidden_token__", found)
+        return found
 
     def _replaced(self, text: str) -> str:
         """One way through the text however many values are known; of several that begin at a place, the longest."""
@@ -260,7 +325,7 @@ class Secrets:
             return self.add(_word(name), value) if is_secret(name, value) else self.marks.get(value) or self.known(value)
         if isinstance(value, Mapping):
             inside = str(value["path"]) if isinstance(value.get("path"), str) else ""
-            return {key: self.within(inner, f"{inside}.{key}" if key not in SAID else inside) for key, inner in value.items()}
+            return {key: self.within(inner, f"{inside}.{key}" if key not in WHOLE else inside) for key, inner in value.items()}
         if isinstance(value, list | tuple):
             return type(value)([self.within(inner, name) for inner in value])
         return value
@@ -279,7 +344,7 @@ class Secrets:
 
 SOME = 20
 """Values that are looked for one after the other; more of them in one way through the text."""
-SAID = ("value", "before", "after")
+WHOLE = ("value", "before", "after")
 """Keys of a report on a field, which stand for the field at `path`."""
 
 
