@@ -245,7 +245,7 @@ class Way:
         for path, value in meant.items() if not _of_a_plan(meant) else ():
             if not _of_a_plan({path: value}):
                 effect = table[path].effect_of_losing((path,), target.effective) if path in table else Effect.NUMBERS
-                message = f"the sidecar says that its file meant {shown(value, 30)}, which nothing can mean; what the file says wins"
+                message = f"the sidecar says that its file meant {shown(value, 30)}, which nothing can mean; the file wins"
                 yield Finding(path, message, effect, True, How.DROPPED, value)
 
     def _moved(self, target: Config, why: str, told: set[str]) -> Iterator[Finding]:
