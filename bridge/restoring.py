@@ -219,23 +219,24 @@ class Way:
                 raise
             return self.dialect.config(given, self.version, None, self.carry.entry)
 
-    def unused(self, edited: Config, target: Config) -> Iterator[Finding]:
-        """What the sidecar holds that could not be put back, though nothing of it was edited in `edited`, and what else is
-        otherwise than it was.
+    def unused(self, told: Given, edited: Config, target: Config) -> Iterator[Finding]:
+        """What of `told`, which the sidecar gives, could not be put back, though nothing of it was edited in `edited`, and what
+        else is otherwise than it was.
         """
         why = f"it does not go with {', '.join(_names(edited, self.changed))}, edited since"
-        told = [*self._meaningless(target), *self._not_put_back(target, why)]
-        yield from told
-        yield from self._moved(target, why, {finding.path for finding in told})
+        found = [*self._meaningless(target), *self._not_put_back(told, target, why)]
+        yield from found
+        yield from self._moved(target, why, {finding.path for finding in found})
 
-    def _not_put_back(self, target: Config, why: str) -> Iterator[Finding]:
+    def _not_put_back(self, told: Given, target: Config, why: str) -> Iterator[Finding]:
         dialect, table = self.dialect, claims(self.dialect)
-        for path, value in self.carry.given.items():
+        for path, value in told.items():
             rule = table.get(path)
             if value is None or path in self.edited or path in self.overruling or target.given.get(path) == value:
                 continue
             effect = rule.effect_of(target.effective) if rule else Effect.NUMBERS
-            clash = rule and self.changed and dialect.knows(path, value, target.version, self.carry.entry)
+            known = dialect.knows(path, value, target.version, self.carry.entry) and _valid(dialect, {path: value})
+            clash = rule and self.changed and known
             message = f"the sidecar says {shown(value, 30)}, which was not put back: {why if clash else _refusal(path, target)}"
             yield Finding(path, message, effect, True, How.DROPPED, value, target.effective.get(path))
 

@@ -133,7 +133,7 @@ def translate(
     kept_back = _put_back_as_given(told, target)
     losses, openings = tuple(_losses(config, meant, kept, back, target)), _openings(config, meant, kept, target, kept_back)
     losses += tuple(_nameless(config, meant, kept, losses, target))
-    left = way.unused(config, target) if way and told else ()
+    left = way.unused(told.given, config, target) if way and told else ()
     findings = (*losses, *openings, *left, *_left_behind(config, target), *_remarks(target))
     return Result(
         config,
