@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bridge.errors import BridgeError
-from bridge.files.shell.pieces import Unknown, known
+from bridge.files.shell.pieces import Pieces, Unknown, known, spelled
 from bridge.files.shell.programs import PROGRAMS
 from bridge.files.shell.read import Reader
 from bridge.files.shell.scope import Scope
@@ -24,6 +24,7 @@ STAND_IN = """#!/bin/sh
 printf '%s\\0' "$#" "$@" >> {target}
 """
 STOPPED = re.compile(r"line (\d+): .*a shell stops", re.DOTALL)
+ASSIGNING = re.compile(r"[A-Za-z_]\w*=")
 Runs = list[list[str]]
 
 
@@ -107,7 +108,8 @@ def said(text: str) -> Said:
         first = known(command.words[0])
         if first is not None and first not in (STARTER, *STARTING):
             continue
-        launch = [piece for word in command.words for piece in word]
+        at = next((index for index, word in enumerate(command.words) if known(word) == STARTER), 0)
+        launch = [piece for index, word in enumerate(command.words) if index >= at or not _sets(word) for piece in word]
         unknown = next((piece for piece in launch if isinstance(piece, Unknown)), None)
         if unknown is not None and "a shell stops" in unknown.why and not command.branch:
             return Said(runs, unknown.why, unknown.line)
@@ -119,6 +121,11 @@ def said(text: str) -> Said:
         if STARTER in words[:1] or (STARTER in words and words[0] in STARTING):
             runs.append(words[words.index(STARTER) + 1 :])
     return Said(runs, refused, int(stopped[1]) if stopped else 0)
+
+
+def _sets(word: Pieces) -> bool:
+    """Whether a word sets a variable for what is started behind it, to a value that is not known."""
+    return bool(word) and ASSIGNING.fullmatch(spelled(word[:1])) is not None and len(word) > 1
 
 
 def _places(text: str, line: int) -> set[int]:

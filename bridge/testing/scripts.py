@@ -463,6 +463,46 @@ PRODUCTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "{ ⟨name⟩=x; echo ⟨one word⟩; } > f№; read -r A < f№",
             "A=$( { echo e >&2; echo o; } 2>&1 ); B=$( { echo e >&2; echo o; } 2> /dev/null )",
         ),
+        "pipeline in a list": (
+            "⟨plain⟩ | ⟨plain⟩ | ⟨plain⟩ && ⟨name⟩=⟨one word⟩ || ⟨name⟩=⟨one word⟩",
+            "echo ⟨one word⟩ | cat | sed 's/x/y/' && ⟨statement⟩ || ⟨name⟩=n",
+            "⟨condition⟩ && echo ⟨bare⟩ | cat | tr a-z A-Z > f№ && A=$(cat f№)",
+            "! ⟨plain⟩ | true | cat | ⟨plain⟩ || B=p; C=$?",
+            "A=$(echo ⟨one word⟩ | cat | cat && echo ⟨bare⟩ | cat || ⟨plain⟩ | true | cat)",
+        ),
+        "folders": (
+            "mkdir -p d№/e; cd d№; echo ⟨one word⟩ > f; cd e; B=$(cat ../f); cd ../..; A=$(cat d№/f)",
+            "mkdir d№; pushd d№ > /dev/null; echo ⟨one word⟩ > f; popd > /dev/null; A=$(cat d№/f)",
+            "mkdir d№; (cd d№ && echo A=⟨bare⟩ > c.sh); . d№/c.sh; ⟨statement⟩",
+            "mkdir -p d№ && cd d№ && echo 'torchrun c.py $1' > c.sh; bash c.sh ⟨one word⟩; cd ..; bash d№/c.sh ⟨bare⟩",
+            "echo ⟨bare⟩ > f№; mkdir d№; mv f№ d№; cp d№/f№ g№; A=$(cat g№ d№/f№); rm -r d№; B=$(cat d№/f№)",
+        ),
+        "changed files": (
+            "echo ⟨one word⟩ > f№; cp f№ g№; echo z >> g№; A=$(cat g№) B=$(cat f№)",
+            "echo A=⟨bare⟩ > c№.sh; mv c№.sh m№.sh; . ./m№.sh; . ./c№.sh; B=$?",
+            "echo x > f№; rm -f f№ g№; A=$(cat f№); B=$?; echo ⟨one word⟩ >> f№; C=$(cat f№)",
+            "echo A=⟨bare⟩ > c№.sh; ⟨condition⟩ && rm c№.sh; . ./c№.sh || B=none",
+            "printf 'A=%s\\n' ⟨counted⟩ > c№; sed -i 's/1/9/' c№; . ./c№",
+            "echo ⟨one word⟩ | tee -a f№ g№ > /dev/null; touch f№ h№; A=$(cat f№ g№ h№)",
+            "echo A=x > c№; set -C; echo A=⟨bare⟩ > c№ || B=kept; echo B=⟨bare⟩ >> c№; set +C; . ./c№",
+            "echo 'echo \"$1\" > f№' > g№.sh; bash g№.sh ⟨one word⟩; read -r A < f№",
+        ),
+        "cleared environment": (
+            "export X№=⟨one word⟩; env -u X№ bash -c 'torchrun e.py \"${X№-none}\"'",
+            'export X№=x; env -i PATH="$PATH" Y№=⟨bare⟩ bash -c \'torchrun e.py "${X№-none}" "$Y№"\'',
+            "X№=⟨one word⟩ env --unset=X№ bash -c 'torchrun e.py ${X№:-none}'; env Z№=⟨one word⟩ bash -c 'torchrun e.py \"$Z№\"'",
+        ),
+        "IFS and arrays": (
+            'IFS=,; A="${⟨list⟩[*]}" B=${⟨list⟩[*]}; torchrun i.py ${⟨list⟩[*]} "${⟨list⟩[@]/#/-}"; IFS=$\' \\t\\n\'',
+            'A=$(IFS=:; echo "${⟨list⟩[*]}"); B=$(IFS=-; echo ${⟨list⟩[*]})',
+            "IFS=: read -ra ⟨list⟩ <<< ⟨one word⟩; IFS=-; B=\"${⟨list⟩[*]}\"; IFS=$' \\t\\n'",
+            'f№() { local IFS=,; A="$*"; set -- ${⟨list⟩[@]}; B=$#; C=("$@"); }; f№ ⟨word*2⟩; unset C; C=c',
+        ),
+        "getopt": (
+            'O№=$(getopt -o ab: -l tp:,pp:: -- ⟨shifted⟩); eval set -- "$O№"; while true; do case $1 in --tp|-b) A=$2; shift 2;;'
+            " --) shift; break;; *) B+=$1; shift;; esac; done",
+            "A=$(getopt -u -o a:b -- ⟨flags⟩); B=$(getopt -o +ab: -- ⟨flags⟩); C=$?",
+        ),
         "another shell": (
             "bash -c 'torchrun c.py \"$@\" $0' ⟨one word⟩ ⟨word*2⟩",
             'bash -c "torchrun c.py ⟨bare⟩ $K"; E№=⟨one word⟩ bash -c \'torchrun c.py "$E№"\'',

@@ -27,6 +27,8 @@ OPTIONS = {
     "C": "noclobber",
 }
 """Letters of `set`, and of a shell that is started."""
+OTHERS = frozenset(("sudo", "srun", "sbatch"))
+"""What keeps the environment from a shell, and gives it one of its own."""
 UNSEEN = "the script does not export it, so that the shell that it starts does not see it"
 
 
@@ -110,6 +112,7 @@ def _scope(reader: Reader, place: int, found: Walk, called: Sequence[Pieces], ar
     """What the shell knows: what is exported, and nothing of that where it runs elsewhere."""
     outer = reader.scope
     apart, dropped = _dropped(called[: found.before])
+    cleared = apart and not found.apart and not OTHERS & {spelled(word) for word in called[: found.before]}
     apart = apart or bool(found.apart)
     kept = {} if apart else {name: pieces for name, pieces in reader.environment.items() if name not in dropped}
     seen = {name: Value((pieces,)) for name, pieces in kept.items()}
@@ -117,8 +120,8 @@ def _scope(reader: Reader, place: int, found: Walk, called: Sequence[Pieces], ar
         if given := SET.match(spelled(word)):
             seen[given[1]] = Value((cut(word, given.end()) or (Text("", NOWHERE),),))
     hidden = {
-        name: Value(((Unknown(f"${name}", NOWHERE, reader.source.line(place), UNSEEN),),))
-        for name in outer.variables
+        name: None if cleared or name in dropped else Value(((Unknown(f"${name}", NOWHERE, reader.source.line(place), UNSEEN),),))
+        for name in (*outer.variables, *dropped)
         if name not in seen and (apart or name in dropped or name not in outer.outside)
     }
     told = {
