@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bridge.checks import equals, excludes, needs, positive, set_
-from compat.megatron.arguments.steps import Namespace, Predicate, Step, check, derive, inherit, named, when
+from bridge.checks import equals, excludes, needs, on, positive, set_
+from compat.megatron.arguments.steps import Namespace, Step, check, derive, inherit, named, under, when
 
 OPTIMIZER = "validate_args: optimizer kinds"
 GLOO = "validate_args: gloo process groups"
@@ -30,8 +30,7 @@ def _layer_wise(a: Namespace) -> None:
         a.optimizer = "muon"
 
 
-def _muon(fails: Predicate, problem: str, since: str = "0.16.0", until: str = "0.18.0") -> Step:
-    return check(OPTIMIZER, lambda a: "muon" in a.optimizer and fails(a), problem, since=since, until=until)
+_muon = under(OPTIMIZER, lambda a: "muon" in a.optimizer, "0.16.0", "0.18.0")
 
 
 def _reshardable(a: Namespace) -> bool:
@@ -106,8 +105,7 @@ def _graphed_attention(a: Namespace) -> bool:
     return "attn" in {named(m) for m in (a.cuda_graph_modules or a.cuda_graph_scope or ())}
 
 
-def _wgrad(fails: Predicate, problem: str, since: str = "0.13.0", until: str = "") -> Step:
-    return check(WGRAD, lambda a: a.delay_wgrad_compute and fails(a), problem, since=since, until=until)
+_wgrad = under(WGRAD, on("delay_wgrad_compute"), "0.13.0")
 
 
 SAVING_STEPS: tuple[Step, ...] = (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from bridge.checks import above, equals, excludes, needs
+from bridge.checks import above, equals, excludes, needs, on
 from compat.megatron.arguments.batch import SPLIT_PATHS
-from compat.megatron.arguments.steps import Change, Namespace, Predicate, Step, check, derive, inherit, when
+from compat.megatron.arguments.steps import Change, Namespace, Step, check, derive, inherit, under, when
 
 EXPERTS = "validate_args: experts"
 FORMATS = "validate_args: checkpoint formats"
@@ -31,8 +31,7 @@ def _unwrap(*names: str) -> Change:
     return change
 
 
-def _fim(fails: Predicate, problem: str) -> Step:
-    return check(FIM, lambda a: a.fim_data and fails(a), problem, since="0.16.0")
+_fim = under(FIM, on("fim_data"), "0.16.0")
 
 
 def _sources(a: Namespace) -> int:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from compat.megatron.arguments.steps import Namespace, Predicate, Step, check, derive
+from bridge.checks import on
+from compat.megatron.arguments.steps import Namespace, Step, check, derive, under
 
 RL = "validate_args: perform_rl_step"
 
 
-def _rl(fails: Predicate, problem: str, since: str, until: str = "", needs: tuple[str, ...] = ()) -> Step:
-    return check(RL, lambda a: a.perform_rl_step and fails(a), problem, since=since, until=until, needs=needs)
+_rl = under(RL, on("perform_rl_step"))
 
 
 def _samples_per_iteration(a: Namespace) -> None:

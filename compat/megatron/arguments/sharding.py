@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bridge.checks import excludes, needs
-from compat.megatron.arguments.steps import Change, Namespace, Predicate, Step, check, derive, when
+from bridge.checks import excludes, needs, on
+from compat.megatron.arguments.steps import Change, Namespace, Predicate, Step, check, derive, under, when
 
 GATHER = "validate_args: overlap_param_gather"
 TORCH = "validate_args: use_torch_fsdp2"
@@ -40,16 +40,13 @@ def dtypes(*names: str) -> Change:
     return change
 
 
-def _torch(fails: Predicate, problem: str, since: str = "0.10.0", until: str = "") -> Step:
-    return check(TORCH, lambda a: a.use_torch_fsdp2 and fails(a), problem, since=since, until=until)
+_torch = under(TORCH, on("use_torch_fsdp2"), "0.10.0")
 
 
-def _fsdp(fails: Predicate, problem: str, since: str = "0.14.0", until: str = "") -> Step:
-    return check(FSDP, lambda a: a.use_megatron_fsdp and fails(a), problem, since=since, until=until)
+_fsdp = under(FSDP, on("use_megatron_fsdp"), "0.14.0")
 
 
-def _step(fails: Predicate, problem: str) -> Step:
-    return check(STEP, lambda a: a.overlap_param_gather_with_optimizer_step and fails(a), problem)
+_step = under(STEP, on("overlap_param_gather_with_optimizer_step"))
 
 
 def _gather(without: Predicate, allowed: str, since: str, until: str) -> Step:

@@ -81,6 +81,15 @@ def check(
     return Check(path, fails, message, Effect.STOPS, place, since, until, needs, last)
 
 
+def under(place: str, condition: Predicate, first: str = "", last: str = "") -> Callable[..., Check]:
+    """What makes checks of `place` that hold only under `condition`, in [first, last) unless they say otherwise."""
+
+    def made(fails: Predicate, problem: str, since: str = first, until: str = last, needs: tuple[str, ...] = ()) -> Check:
+        return check(place, lambda a: condition(a) and fails(a), problem, since=since, until=until, needs=needs)
+
+    return made
+
+
 def derive(place: str, change: Change, *, since: str = "", until: str = "", needs: tuple[str, ...] = ()) -> Derivation:
     """A derivation: `change` sets values from others, and may raise `ConfigError`."""
     return Derivation(place, change, since, until, needs)

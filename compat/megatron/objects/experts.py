@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from bridge.checks import equals, excludes, needs, positive, set_
-from compat.megatron.arguments.steps import Namespace, Predicate, Step, check, derive, named, when
+from bridge.checks import equals, excludes, needs, on, positive, set_
+from compat.megatron.arguments.steps import Namespace, Step, check, derive, named, under, when
 from compat.megatron.releases import RELEASES
 
 EXPERTS = "TransformerConfig: experts"
@@ -44,24 +44,10 @@ def _unbalanced(allowed: tuple[str, ...], since: str, until: str) -> Step:
     )
 
 
-def _optimized(fails: Predicate, problem: str, since: str = "0.17.0", until: str = "") -> Step:
-    return check(
-        OPTIMIZED,
-        lambda c: c.transformer_impl == "inference_optimized" and c.num_moe_experts is not None and fails(c),
-        problem,
-        since=since,
-        until=until,
-    )
+_optimized = under(OPTIMIZED, lambda c: c.transformer_impl == "inference_optimized" and c.num_moe_experts is not None, "0.17.0")
 
 
-def _grouped(fails: Predicate, problem: str, since: str = "0.18.0", until: str = "") -> Step:
-    return check(
-        GROUPED,
-        lambda c: (c.moe_single_grouped_weight or c.moe_single_grouped_bias) and fails(c),
-        problem,
-        since=since,
-        until=until,
-    )
+_grouped = under(GROUPED, lambda c: c.moe_single_grouped_weight or c.moe_single_grouped_bias, "0.18.0")
 
 
 EXPERT_STEPS: tuple[Step, ...] = (
@@ -401,8 +387,7 @@ ROUTER_STEPS: tuple[Step, ...] = (
 )
 
 
-def _overlap(fails: Predicate, problem: str, since: str = "0.14.0", until: str = "") -> Step:
-    return check(OVERLAP, lambda c: c.overlap_moe_expert_parallel_comm and fails(c), problem, since=since, until=until)
+_overlap = under(OVERLAP, on("overlap_moe_expert_parallel_comm"), "0.14.0")
 
 
 def _modules(c: Namespace) -> set[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bridge.checks import excludes
-from compat.megatron.arguments.steps import Namespace, Predicate, Step, check, derive, named, when
+from compat.megatron.arguments.steps import Namespace, Predicate, Step, check, derive, named, under, when
 
 GRAPHS = "TransformerConfig: CUDA graphs"
 PARTIAL = frozenset(("expert_fc1", "moe_act", "fused_group_mlp"))
@@ -48,14 +48,7 @@ def _whole(c: Namespace) -> bool:
     return c.cuda_graph_impl == "full_iteration" or not _modules(c) or "full_iteration" in _modules(c)
 
 
-def _on(fails: Predicate, problem: str, since: str = "0.16.0", until: str = "") -> Step:
-    return check(
-        GRAPHS,
-        lambda c: c.cuda_graph_impl not in (None, "none") and fails(c),
-        problem,
-        since=since,
-        until=until,
-    )
+_on = under(GRAPHS, lambda c: c.cuda_graph_impl not in (None, "none"), "0.16.0")
 
 
 def _layered(fails: Predicate, problem: str) -> Step:

@@ -4,19 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from bridge.checks import above, equals, excludes, multiple_of, needs, one_of, set_
-from compat.megatron.arguments.steps import (
-    Change,
-    Namespace,
-    Predicate,
-    Step,
-    absent,
-    check,
-    derive,
-    inherit,
-    named,
-    when,
-)
+from bridge.checks import above, equals, excludes, multiple_of, needs, on, one_of, set_
+from compat.megatron.arguments.steps import Change, Namespace, Step, absent, check, derive, inherit, named, under, when
 
 CLASS = "TransformerConfig"
 PRECISION = "TransformerConfig: fp8 and fp4"
@@ -73,14 +62,7 @@ def _residual(c: Namespace) -> None:
         c.pipeline_dtype = "torch.float32"
 
 
-def _delta(fails: Predicate, problem: str, since: str = "0.16.0", until: str = "") -> Step:
-    return check(
-        DELTA,
-        lambda c: c.experimental_attention_variant == "gated_delta_net" and fails(c),
-        problem,
-        since=since,
-        until=until,
-    )
+_delta = under(DELTA, equals("experimental_attention_variant", "gated_delta_net"), "0.16.0")
 
 
 def _complete(c: Namespace) -> bool:
@@ -218,14 +200,7 @@ PRECISION_STEPS: tuple[Step, ...] = (
 )
 
 
-def _selective(fails: Predicate, problem: str, since: str = "0.12.0", until: str = "") -> Step:
-    return check(
-        RECOMPUTE,
-        lambda c: c.recompute_granularity == "selective" and fails(c),
-        problem,
-        since=since,
-        until=until,
-    )
+_selective = under(RECOMPUTE, equals("recompute_granularity", "selective"), "0.12.0")
 
 
 def _unknown_modules(allowed: tuple[str, ...], since: str, until: str) -> Step:
@@ -324,14 +299,7 @@ RECOMPUTE_STEPS: tuple[Step, ...] = (
 )
 
 
-def _fine(fails: Predicate, problem: str, since: str = "0.16.0", until: str = "") -> Step:
-    return check(
-        OFFLOAD,
-        lambda c: c.fine_grained_activation_offloading and fails(c),
-        problem,
-        since=since,
-        until=until,
-    )
+_fine = under(OFFLOAD, on("fine_grained_activation_offloading"), "0.16.0")
 
 
 def _offloaded(c: Namespace) -> set[str]:
@@ -404,8 +372,7 @@ OFFLOAD_STEPS: tuple[Step, ...] = (
 )
 
 
-def _fused(fails: Predicate, problem: str, since: str = "", until: str = "") -> Step:
-    return check(ACTIVATION, lambda c: c.bias_activation_fusion and fails(c), problem, since=since, until=until)
+_fused = under(ACTIVATION, on("bias_activation_fusion"))
 
 
 ACTIVATION_STEPS: tuple[Step, ...] = (
