@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
+from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
 from types import ModuleType
@@ -309,8 +310,13 @@ def _out_of_range(value: Any) -> Iterator[str]:
 class PackagedDialect(Dialect):
     """A dialect in a package of its own, whose parts are imported when they are needed.
 
-    `schema.py` has its schema as `SCHEMA`, `rules.py` its table as `table()`, and `releases` the known ones as `KNOWN`.
+    `schema.py` has its schema as `SCHEMA`, `rules.py` its table as `table()`, and `releases` the known ones as `KNOWN`. A
+    `suffixes` entry says which format a file of that suffix has.
     """
+
+    suffixes: ClassVar[Mapping[str, str]] = {}
+    alike: ClassVar[tuple[str, ...]] = ()
+    """Formats of which the usual one is a part."""
 
     @cached_property
     def schema(self) -> type[Section]:
@@ -330,8 +336,45 @@ class PackagedDialect(Dialect):
         known: tuple[str, ...] = self._part("releases").KNOWN
         return known
 
+    @cached_property
+    def moves(self) -> tuple[Move, ...]:
+        """What its module `releases` has as `moves()`."""
+        found: tuple[Move, ...] = self._has("releases", "moves", tuple)()
+        return found
+
+    @property
+    def disagreements(self) -> tuple[Disagreement, ...]:
+        """What its module `documentation` has as `DISAGREEMENTS`."""
+        rows: tuple[Disagreement, ...] = self._has("documentation", "DISAGREEMENTS", ())
+        return rows
+
+    @property
+    def checks(self) -> Iterable[Check]:
+        """What its modules `refusals` and `traps` have as rows."""
+        return (*self._has("refusals", "REFUSALS", ()), *self._has("traps", "TRAPS", ()))
+
+    def inspect(self, config: Config) -> tuple[Finding, ...]:
+        """What `inspect` of its module `traps` finds in `config`."""
+        found: Iterable[Finding] = self._part("traps").inspect(config)
+        return tuple(found)
+
+    def format_of(self, path: str | Path | None) -> str | None:
+        """The format that the suffix of `path` stands for, as `suffixes` says."""
+        return self.suffixes.get(Path(path).suffix.lower()) if path is not None else None
+
+    def chosen(self, format: str | None) -> str:
+        """`format`, or the usual one; `VersionError` for one that is not written."""
+        if format not in (None, *self.formats, *self.alike):
+            raise VersionError(f"{self.name}: cannot write {format}; it writes {' and '.join(self.formats)}")
+        return format or self.formats[0]
+
     def _part(self, name: str) -> ModuleType:
         return import_module(f"{type(self).__module__}.{name}")
+
+    def _has(self, part: str, name: str, default: Any) -> Any:
+        """A name of one of its modules, where it has that module and the module has it."""
+        package = type(self).__module__
+        return getattr(self._part(part), name, default) if find_spec(f"{package}.{part}") else default
 
 
 def located(problem: str, origins: Mapping[str, Origin]) -> str:

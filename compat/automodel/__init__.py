@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bridge.config import Values, fields
 from bridge.dialect import Config, PackagedDialect, Reading, Written
-from bridge.errors import VersionError
-from bridge.findings import Disagreement, Finding
+from bridge.findings import Finding
 
 if TYPE_CHECKING:
     from compat.automodel.pipeline import PipelineConfig
     from compat.automodel.virtual_stages import Stages
 
 RECIPE = "recipe"
-SUFFIXES = (".yaml", ".yml")
 
 
 def stages(
@@ -62,6 +59,7 @@ class AutoModelDialect(PackagedDialect):
     name: ClassVar[str] = "automodel"
     title: ClassVar[str] = "NeMo AutoModel"
     formats: ClassVar[tuple[str, ...]] = ("yaml",)
+    suffixes: ClassVar[Mapping[str, str]] = {".yaml": "yaml", ".yml": "yaml"}
     config_type: ClassVar[type[Config]] = AutoModelConfig
 
     def parse(self, source: Any, version: str, lenient: bool) -> Reading:
@@ -77,13 +75,6 @@ class AutoModelDialect(PackagedDialect):
         from compat.automodel.releases import release
 
         return Values(effective(config.given, release(config.version), config.world_size, config.entry))
-
-    def inspect(self, config: Config) -> tuple[Finding, ...]:
-        """What AutoModel accepts and then ignores, overwrites or gets wrong."""
-        from compat.automodel.releases import release
-        from compat.automodel.traps import inspect
-
-        return tuple(inspect(config.given, config.effective, release(config.version), config.entry, config.origins))
 
     def missing(self, config: Config) -> Iterator[Finding]:
         """What a recipe wants of model, optimizer and data."""
@@ -105,15 +96,10 @@ class AutoModelDialect(PackagedDialect):
         from compat.automodel.formats import text
         from compat.automodel.releases import release
 
-        if format not in (None, *self.formats):
-            raise VersionError(f"{self.name}: cannot write {format}; it writes {', '.join(self.formats)}")
+        self.chosen(format)
         ranks = config.world_size or 1
         launch = ("torchrun", f"--nproc-per-node={min(ranks, 8)}", f"--nnodes={-(-ranks // 8)}", "-m", "nemo_automodel.cli.app")
         return Written(self.name, text(config.given, release(config.version)), "yaml", launch=launch)
-
-    def format_of(self, path: str | Path | None) -> str | None:
-        """YAML by its usual suffixes."""
-        return "yaml" if path is not None and Path(path).suffix in SUFFIXES else None
 
     def recognises(self, data: Any) -> int:
         """How many of a mapping's sections are a recipe's own, with their AutoModel spellings counted twice."""
@@ -137,13 +123,6 @@ class AutoModelDialect(PackagedDialect):
         parts = [at.defaults(part) for part in ("", "pipeline", *at.strategies)]
         taken = {path: value for part in parts for path, value in part.items()} | self.config({}, version).effective.flat()
         return {path: taken.get(path) for path in fields(self.schema) if at.reads(path)}
-
-    @property
-    def disagreements(self) -> tuple[Disagreement, ...]:
-        """Where AutoModel's docstrings and its code disagree."""
-        from compat.automodel.documentation import DISAGREEMENTS
-
-        return DISAGREEMENTS
 
     def config(
         self, given: Mapping[str, Any], version: str | None = None, world_size: int | None = None, entry: str = ""

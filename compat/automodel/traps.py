@@ -5,32 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bridge.findings import Finding, Origin
+from bridge.checks import Remark, Seen, told
+from bridge.dialect import Config
+from bridge.findings import Finding
 from bridge.rules import Effect
 from compat.automodel.effective import PP, D, chosen, piped, strategy
 from compat.automodel.formats import OBJECT, OLD
 from compat.automodel.model import KEYS as CONFIG
-from compat.automodel.releases import Release
+from compat.automodel.releases import Release, release
 
-Found = tuple[str, str, Effect]
 SEED = 42
 """The seed of the training recipes where the top level has none."""
 
 
-def inspect(
-    given: Mapping[str, Any], effective: Mapping[str, Any], release: Release, entry: str, origins: Mapping[str, Origin]
-) -> Iterator[Finding]:
-    """Findings on `given`, in the order of the recipe's sections."""
-    for path, message, effect in _found(given, effective, release, entry):
-        given_and_matters = path in given and effect is not Effect.NONE
-        yield Finding(path, message, effect, given_and_matters, before=given.get(path), origin=origins.get(path))
+def inspect(config: Config) -> Iterator[Finding]:
+    """Findings on `config`, in the order of the recipe's sections."""
+    seen = Seen(config.effective, config.given, config.context)
+    yield from told(_found(config.given, config.effective, release(config.version), config.entry), seen, config.origins)
 
 
-def _found(given: Mapping[str, Any], effective: Mapping[str, Any], release: Release, entry: str) -> Iterator[Found]:
+def _found(given: Mapping[str, Any], effective: Mapping[str, Any], at: Release, entry: str) -> Iterator[Remark]:
     yield from _scaling(given)
     if entry == OBJECT:
         return
-    yield from _layout(given, release)
+    yield from _layout(given, at)
     if piped(given):
         yield from _overwritten(given, effective)
         yield from _schedule(given)
@@ -41,14 +39,14 @@ def _found(given: Mapping[str, Any], effective: Mapping[str, Any], release: Rele
     yield from _beside(given)
 
 
-def _beside(given: Mapping[str, Any]) -> Iterator[Found]:
+def _beside(given: Mapping[str, Any]) -> Iterator[Remark]:
     """_transformers/auto_model.py: from_config and from_pretrained hand their other arguments to _consume_config_overrides."""
     for key in sorted((given.get("model.*") or {}).keys() & set(CONFIG.values())):
         message = f"{key}: taken as an override of the model's config, and not translated there; write it as model.config.{key}"
         yield "model.*", message, Effect.NUMBERS
 
 
-def _seed(given: Mapping[str, Any]) -> Iterator[Found]:
+def _seed(given: Mapping[str, Any]) -> Iterator[Remark]:
     """recipes/llm/train_ft.py, recipes/vlm/finetune.py, setup: StatefulRNG(seed=cfg.get("seed", 42)), in every release."""
     section = given.get("rng")
     if not isinstance(section, Mapping):
@@ -64,16 +62,16 @@ def _seed(given: Mapping[str, Any]) -> Iterator[Found]:
         yield "seed", "what the training recipes read; they do not read the rng section beside it", Effect.NONE
 
 
-def _layout(given: Mapping[str, Any], release: Release) -> Iterator[Found]:
+def _layout(given: Mapping[str, Any], at: Release) -> Iterator[Remark]:
     target = str(given.get(D + "_target_") or "").rpartition(".")[2]
-    if target and release.nested:
-        message = f"the class is not looked at since 0.3.0; the strategy is {strategy(given, release)}"
+    if target and at.nested:
+        message = f"the class is not looked at since 0.3.0; the strategy is {strategy(given, at)}"
         yield D + "_target_", message, Effect.NONE if target == "FSDP2Manager" else Effect.COST
-    if "clip_grad_norm.max_norm" in given and not release.nested:
-        yield "clip_grad_norm.max_norm", f"read since 0.3.0; {release.version} always clips at 1.0", Effect.NUMBERS
+    if "clip_grad_norm.max_norm" in given and not at.nested:
+        yield "clip_grad_norm.max_norm", f"read since 0.3.0; {at.version} always clips at 1.0", Effect.NUMBERS
 
 
-def _inert(given: Mapping[str, Any], effective: Mapping[str, Any]) -> Iterator[Found]:
+def _inert(given: Mapping[str, Any], effective: Mapping[str, Any]) -> Iterator[Remark]:
     path = next((path for path in given if path.startswith((PP, OLD))), None)
     if path is not None:
         yield path.rpartition(".")[0], "ignored, because pp_size is 1; set pp_size to use it", Effect.NONE
@@ -83,7 +81,7 @@ def _inert(given: Mapping[str, Any], effective: Mapping[str, Any]) -> Iterator[F
         yield D + "sequence_parallel", "without effect, because megatron_fsdp has no sequence parallelism; use fsdp2", Effect.COST
 
 
-def _overwritten(given: Mapping[str, Any], effective: Mapping[str, Any]) -> Iterator[Found]:
+def _overwritten(given: Mapping[str, Any], effective: Mapping[str, Any]) -> Iterator[Remark]:
     """recipes/llm/train_ft.py puts other sections' values into the pipeline config."""
     sources = {
         "pp_batch_size": "step_scheduler.local_batch_size",
@@ -100,13 +98,13 @@ def _overwritten(given: Mapping[str, Any], effective: Mapping[str, Any]) -> Iter
         yield PP + "dtype", f"stages exchange {output}; another format here can garble what they receive", Effect.NUMBERS
 
 
-def _scaling(given: Mapping[str, Any]) -> Iterator[Found]:
+def _scaling(given: Mapping[str, Any]) -> Iterator[Remark]:
     if given.get(PP + "scale_grads_in_schedule"):
         message = "recipes divide by the tokens of the step already; with this gradients are divided by microbatches too"
         yield PP + "scale_grads_in_schedule", message, Effect.NUMBERS
 
 
-def _schedule(given: Mapping[str, Any]) -> Iterator[Found]:
+def _schedule(given: Mapping[str, Any]) -> Iterator[Remark]:
     kind, resharded = chosen(given), given.get(D + "reshard_after_forward")
     if kind.split and resharded:
         message = f"with {kind.name}, whose backward pass is split, stages lose gradients without a word; set it to false"
@@ -115,7 +113,7 @@ def _schedule(given: Mapping[str, Any]) -> Iterator[Found]:
         yield PP + "pp_schedule", "AutoModel places its stages in a loop, and torch expects them in a V", Effect.NUMBERS
 
 
-def _steps(given: Mapping[str, Any]) -> Iterator[Found]:
+def _steps(given: Mapping[str, Any]) -> Iterator[Remark]:
     for name in ("global_batch_size", "local_batch_size"):
         if any(path.startswith("step_scheduler.") for path in given) and f"step_scheduler.{name}" not in given:
             yield f"step_scheduler.{name}", "open in the recipe; AutoModel takes a default of its own", Effect.NUMBERS

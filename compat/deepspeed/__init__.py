@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from bridge.checks import Check
 from bridge.config import Values, fields
 from bridge.dialect import Config, PackagedDialect, Reading, Written
-from bridge.errors import BridgeError, VersionError
+from bridge.errors import BridgeError
 from bridge.files import Original, Script
-from bridge.findings import Disagreement, Finding
-from bridge.moves import Move
+from bridge.findings import Finding
 from bridge.rules import Effect
 
 if TYPE_CHECKING:
@@ -57,16 +54,11 @@ class DeepSpeedDialect(PackagedDialect):
     name: ClassVar[str] = "deepspeed"
     title: ClassVar[str] = "DeepSpeed"
     formats: ClassVar[tuple[str, ...]] = ("json",)
+    alike: ClassVar[tuple[str, ...]] = ("hjson",)
+    suffixes: ClassVar[Mapping[str, str]] = {".json": "json", ".hjson": "hjson", ".sh": "script"}
     model: ClassVar[bool] = False
     rewrites: ClassVar[tuple[str, ...]] = ("hjson", "script")
     config_type: ClassVar[type[Config]] = DeepSpeedConfig
-
-    @cached_property
-    def moves(self) -> tuple[Move, ...]:
-        """Keys that releases renamed."""
-        from compat.deepspeed.releases import moves
-
-        return moves()
 
     def read(
         self,
@@ -113,14 +105,6 @@ class DeepSpeedDialect(PackagedDialect):
 
         return Values(effective(config.given, config.version, config.world_size, partial=config.entry == PARTIAL))
 
-    @property
-    def checks(self) -> Iterable[Check]:
-        """What DeepSpeed refuses when it reads, and what it accepts and then ignores or gets wrong."""
-        from compat.deepspeed.refusals import REFUSALS
-        from compat.deepspeed.traps import TRAPS
-
-        return (*REFUSALS, *TRAPS)
-
     def inspect(self, config: Config) -> tuple[Finding, ...]:
         """What DeepSpeed accepts and then ignores or gets wrong."""
         from compat.deepspeed.traps import inspect
@@ -131,7 +115,7 @@ class DeepSpeedDialect(PackagedDialect):
         """Explicit JSON, the code part, and the launch command."""
         from compat.deepspeed import code, formats
 
-        self._checked_format(format)
+        self.chosen(format)
         return Written(
             self.name,
             formats.text(config.given, config.opaque),
@@ -141,14 +125,6 @@ class DeepSpeedDialect(PackagedDialect):
             environment=code.environment(config.given),
             launch=code.launch(config.given, config.world_size),
         )
-
-    def _checked_format(self, format: str | None) -> None:
-        if format not in (None, *self.formats, "hjson"):
-            raise VersionError(f"{self.name}: cannot write {format}; it writes {', '.join(self.formats)}")
-
-    def format_of(self, path: str | Path | None) -> str | None:
-        """JSON for `.json`, and for `.hjson`, which is a superset of it; a script can only be written back into."""
-        return {".json": "json", ".hjson": "hjson", ".sh": "script"}.get(Path(path).suffix) if path is not None else None
 
     def reworded(self, config: Config, original: Original, was: str) -> str:
         """HJSON, or a script with a here-document, with other values, all else byte for byte."""
@@ -178,13 +154,6 @@ class DeepSpeedDialect(PackagedDialect):
 
         known = (path for path in fields(self.schema) if self.knows(path, None, version, PARTIAL))
         return {path: KEYS[path].at(version) if path in KEYS else None for path in known}
-
-    @property
-    def disagreements(self) -> tuple[Disagreement, ...]:
-        """Where DeepSpeed's pages and its code disagree."""
-        from compat.deepspeed.documentation import DISAGREEMENTS
-
-        return DISAGREEMENTS
 
     def config(
         self, given: Mapping[str, Any], version: str | None = None, world_size: int | None = None, entry: str = ""

@@ -5,18 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar
 
 from bridge.config import Values, fields
 from bridge.dialect import Config, PackagedDialect, Reading, Written
-from bridge.errors import VersionError
-from bridge.findings import Disagreement, Finding
-from bridge.moves import Move
+from bridge.findings import Finding
 from bridge.rules import Effect
 
 SETTING = re.compile(r"(model|training|schedule|batch|optimizer|data|run)\.[\w.]+=")
-SUFFIXES = {".yaml": "yaml", ".yml": "yaml", ".txt": "overrides", ".args": "overrides"}
 
 
 class FastLLMConfig(Config):
@@ -57,14 +53,8 @@ class FastLLMDialect(PackagedDialect):
     name: ClassVar[str] = "fast_llm"
     title: ClassVar[str] = "Fast-LLM"
     formats: ClassVar[tuple[str, ...]] = ("yaml", "overrides")
+    suffixes: ClassVar[Mapping[str, str]] = {".yaml": "yaml", ".yml": "yaml", ".txt": "overrides", ".args": "overrides"}
     config_type: ClassVar[type[Config]] = FastLLMConfig
-
-    @cached_property
-    def moves(self) -> tuple[Move, ...]:
-        """Fields that releases renamed."""
-        from compat.fast_llm.releases import moves
-
-        return moves()
 
     def parse(self, source: Any, version: str, lenient: bool) -> Reading:
         """Read a YAML file, text, a mapping, or overrides."""
@@ -77,12 +67,6 @@ class FastLLMDialect(PackagedDialect):
         from compat.fast_llm.effective import effective
 
         return Values(effective(config.given, config.version, config.world_size))
-
-    def inspect(self, config: Config) -> tuple[Finding, ...]:
-        """What Fast-LLM accepts and then ignores or gets wrong."""
-        from compat.fast_llm.traps import inspect
-
-        return tuple(inspect(config))
 
     def beyond(self, config: Config) -> Iterable[Finding]:
         """Given numbers that no run can mean, those inside of sections that are kept as they stand among them."""
@@ -98,17 +82,12 @@ class FastLLMDialect(PackagedDialect):
         """YAML, or the words of a command line; and the launch command."""
         from compat.fast_llm import formats
 
-        if format not in (None, *self.formats):
-            raise VersionError(f"{self.name}: cannot write {format}; it writes {' and '.join(self.formats)}")
-        text = formats.overrides(config.given) if format == "overrides" else formats.text(config.given)
+        chosen = self.chosen(format)
+        text = formats.overrides(config.given) if chosen == "overrides" else formats.text(config.given)
         ranks = config.effective.get("model.distributed.world_size") or 1
-        words = ("$(cat CONFIG)",) if format == "overrides" else ("train", "gpt", "--config", "CONFIG")
+        words = ("$(cat CONFIG)",) if chosen == "overrides" else ("train", "gpt", "--config", "CONFIG")
         launch = ("torchrun", "--nproc-per-node", str(ranks), "--no-python", "fast-llm", *words)
-        return Written(self.name, text, format or "yaml", launch=launch)
-
-    def format_of(self, path: str | Path | None) -> str | None:
-        """The format that the suffix of `path` stands for."""
-        return SUFFIXES.get(Path(path).suffix.lower()) if path is not None else None
+        return Written(self.name, text, chosen, launch=launch)
 
     def recognises(self, data: Any) -> int:
         """High for the sections of a model, lower for the parallel sizes alone and for overrides."""
@@ -134,13 +113,6 @@ class FastLLMDialect(PackagedDialect):
 
         at = release(version)
         return {path: at.defaults.get(path) for path in fields(self.schema) if path in at.keys}
-
-    @property
-    def disagreements(self) -> tuple[Disagreement, ...]:
-        """Where Fast-LLM's guides and its code disagree."""
-        from compat.fast_llm.documentation import DISAGREEMENTS
-
-        return DISAGREEMENTS
 
     def config(
         self, given: Mapping[str, Any], version: str | None = None, world_size: int | None = None, entry: str = ""

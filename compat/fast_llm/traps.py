@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import ceil
 
+from bridge.checks import Remark, Seen, told
 from bridge.config import Values
 from bridge.dialect import Config
 from bridge.findings import Finding
@@ -24,17 +25,15 @@ from compat.fast_llm.effective import (
 from compat.fast_llm.model import facts
 from compat.fast_llm.releases import release
 
-Remark = tuple[str, str, Effect]
 RATE = "optimizer.learning_rate."
 STYLES = ("constant", "linear", "power", "cosine")
 
 
 def inspect(config: Config) -> Iterator[Finding]:
     """Findings on `config`; each says what really happens."""
+    seen = Seen(config.effective, config.given, config.context)
     for remarks in (_stages, _buffers, _formats, _debug, _ranks, _microbatches, _rate):
-        for path, message, effect in remarks(config):
-            given = path in config.given and effect is not Effect.NONE
-            yield Finding(path, message, effect, given, origin=config.origins.get(path))
+        yield from told(remarks(config), seen, config.origins)
 
 
 def _stages(config: Config) -> Iterator[Remark]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, ClassVar
 
 from bridge.config import Values
 from bridge.dialect import Config, PackagedDialect, Reading, Written
-from bridge.errors import VersionError
 from bridge.findings import Finding
 
 
@@ -18,6 +16,7 @@ class HuggingFaceDialect(PackagedDialect):
     name: ClassVar[str] = "huggingface"
     title: ClassVar[str] = "Hugging Face"
     formats: ClassVar[tuple[str, ...]] = ("json",)
+    suffixes: ClassVar[Mapping[str, str]] = {".json": "json"}
     about: ClassVar[str] = "model"
     default_entry: ClassVar[str] = "file"
 
@@ -53,13 +52,7 @@ class HuggingFaceDialect(PackagedDialect):
         """The config as JSON."""
         from compat.huggingface.formats import text
 
-        if format not in (None, *self.formats):
-            raise VersionError(f"{self.name}: cannot write {format}; it writes {', '.join(self.formats)}")
-        return Written(self.name, text(config.given), "json")
-
-    def format_of(self, path: str | Path | None) -> str | None:
-        """JSON by its suffix."""
-        return "json" if path is not None and Path(path).suffix == ".json" else None
+        return Written(self.name, text(config.given), self.chosen(format))
 
     def recognises(self, data: Any) -> int:
         """A mapping with a model type at its top."""

@@ -13,7 +13,7 @@ from bridge.config import Section, Values, shown
 from bridge.dialect import Config, PackagedDialect, Reading, Written
 from bridge.errors import ConfigError
 from bridge.files import Original, Script
-from bridge.findings import Disagreement, Finding
+from bridge.findings import Finding
 from bridge.moves import Move
 from bridge.rules import Effect
 
@@ -197,13 +197,6 @@ class MegatronDialect(PackagedDialect):
         from compat.megatron.options import groups
 
         return groups()[path]
-
-    @property
-    def disagreements(self) -> tuple[Disagreement, ...]:
-        """Where Megatron's pages and its code disagree."""
-        from compat.megatron.documentation import DISAGREEMENTS
-
-        return DISAGREEMENTS
 
     def render(self, config: Config, format: str | None = None) -> Written:
         """Flags (one to a line), a recipe or a launch script, with the environment variables and the launch command."""

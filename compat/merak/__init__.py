@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar
 
-from bridge.checks import Check
 from bridge.config import Values
 from bridge.dialect import Config, PackagedDialect, Reading, Written
-from bridge.errors import VersionError
-from bridge.findings import Disagreement, Finding
 
 
 class MerakConfig(Config):
@@ -38,6 +34,7 @@ class MerakDialect(PackagedDialect):
     name: ClassVar[str] = "merak"
     title: ClassVar[str] = "Merak"
     formats: ClassVar[tuple[str, ...]] = ("flags", "json")
+    suffixes: ClassVar[Mapping[str, str]] = {".txt": "flags", ".args": "flags", ".json": "json"}
     model: ClassVar[bool] = False
     config_type: ClassVar[type[Config]] = MerakConfig
     default_entry: ClassVar[str] = "arguments"
@@ -75,19 +72,6 @@ class MerakDialect(PackagedDialect):
 
         return Values(effective(config.given, config.version, config.world_size))
 
-    @property
-    def checks(self) -> Iterable[Check]:
-        """What Merak accepts and then ignores, breaks on or gets wrong."""
-        from compat.merak.traps import TRAPS
-
-        return TRAPS
-
-    def inspect(self, config: Config) -> tuple[Finding, ...]:
-        """What Merak ignores, breaks on or gets wrong, and where its documentation differs from its source."""
-        from compat.merak.traps import inspect
-
-        return tuple(inspect(config))
-
     def knows(self, path: str, value: Any, version: str, entry: str) -> bool:
         """Whether that release has the parameter or argument."""
         from compat.merak.releases import release
@@ -105,20 +89,11 @@ class MerakDialect(PackagedDialect):
         section, _, name = path.partition(".")
         return (f"--{name}",) if section == "args" else ()
 
-    @property
-    def disagreements(self) -> tuple[Disagreement, ...]:
-        """Where Merak's pages and its source disagree."""
-        from compat.merak.documentation import DISAGREEMENTS
-
-        return DISAGREEMENTS
-
     def render(self, config: Config, format: str | None = None) -> Written:
         """The command line's arguments with the code part beside them, or everything as one keyword mapping."""
         from compat.merak import code, formats
 
-        chosen = format or "flags"
-        if chosen not in self.formats:
-            raise VersionError(f"{self.name}: cannot write {format}; it writes {', '.join(self.formats)}")
+        chosen = self.chosen(format)
         return Written(
             self.name,
             formats.flags_text(config.given) if chosen == "flags" else formats.json_text(config.given),
@@ -127,11 +102,6 @@ class MerakDialect(PackagedDialect):
             snippet=code.script(config.given, config.effective, config.version),
             launch=code.launch(config.given, config.world_size),
         )
-
-    def format_of(self, path: str | Path | None) -> str | None:
-        """Flags for `.txt` and `.args`, a keyword mapping for `.json`."""
-        suffix = Path(path).suffix.lower() if path is not None else ""
-        return {".txt": "flags", ".args": "flags", ".json": "json"}.get(suffix)
 
     def recognises(self, data: Any) -> int:
         """How many of its names are Merak's; names that other stacks have too count only beside one that is Merak's alone."""
