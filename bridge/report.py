@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 EFFECT_STYLE = dict(zip(Effect, ("bold white on red", "bold red", "yellow", "cyan", "dim"), strict=True))
 
+FATES = {How.DERIVED: "in other words", How.APPROXIMATE: "in part"}
+"""What became of a value that was not dropped and that no single value of the target stands for."""
+
 
 def exit_of(remarks: Iterable[Finding | Change], threshold: Effect = Effect.NUMBERS) -> Exit:
     """What a command ends with that has these to say: an error if the run stops, findings if one reaches the threshold."""
@@ -250,9 +253,11 @@ def _losses(findings: Iterable[Finding]) -> Table:
 
 def _change(finding: Finding) -> str:
     """A change as `before -> after`, or what became of the value."""
-    if finding.how is How.DROPPED or (finding.how and finding.after is None):
-        return f"{shown(finding.before, 24)} dropped"
-    return f"{shown(finding.before, 24)} -> {shown(finding.after, 24)}" if finding.how else ""
+    if finding.how is None:
+        return ""
+    if finding.how is How.DROPPED or finding.after is None:
+        return f"{shown(finding.before, 24)} {FATES.get(finding.how, 'dropped')}"
+    return f"{shown(finding.before, 24)} -> {shown(finding.after, 24)}"
 
 
 def _alike(findings: Iterable[Finding]) -> list[tuple[tuple[str, Effect, str], list[Finding]]]:

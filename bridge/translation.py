@@ -197,8 +197,8 @@ def _lost(
         opened = before is None and not any(ours in meant for ours in mine)
         if given or (lost and effect.reaches(Effect.NUMBERS) and not opened):
             how = _fate(rule, path, mine, blurred, gone=all(kept.get(ours) is None for ours in mine))
-            if how is not How.DROPPED and not mine and not (back and path in back.given):
-                after = _kept(rule, path, kept, after)
+            if how is not How.DROPPED and (after is None if mine else not (back and path in back.given)):
+                after = _kept(mine or rule.carried(path), kept, after)
             told = f"{rule.tells(seen)}; " if blurred and rule.tells else ""
             reason = told + _reason(rule, how, mine, target)
             named = path if given else _given(config, rule, mine, path)
@@ -210,9 +210,9 @@ def _lost(
             yield Finding(named, reason, weight, given, how, before, after, config.origins.get(named))
 
 
-def _kept(rule: Rule, path: str, kept: Mapping[str, Any], otherwise: Any) -> Any:
+def _kept(carried: tuple[str, ...], kept: Mapping[str, Any], otherwise: Any) -> Any:
     """What the target has for a setting that the way back writes in other words: the value of the field it stands for."""
-    found = [kept[ours] for ours in rule.carried(path) if kept.get(ours) is not None]
+    found = [kept[ours] for ours in carried if kept.get(ours) is not None]
     return found[0] if len(found) == 1 else otherwise
 
 

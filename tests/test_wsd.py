@@ -12,6 +12,7 @@ import compat
 from bridge.dialect import Config
 from bridge.errors import ConfigError
 from bridge.rules import How
+from bridge.translation import translate
 
 MEGATRON = (
     "--micro-batch-size 2 --global-batch-size 8 --lr 0.001 --min-lr 0.0001 --lr-decay-style WSD --lr-wsd-decay-style {shape}"
@@ -117,3 +118,18 @@ def test_other_schedules_as_text_are_no_wsd(text: str) -> None:
     rate = {"base": 0.001, "schedule": text}
     config = compat.load("fast_llm").read({"optimizer": {"learning_rate": rate}})
     assert bridge.lift(config).values()[SCHEDULE + "name"] == "constant"
+
+
+@pytest.mark.parametrize("style", ["constant", "linear", "cosine"])
+def test_fast_llm_warms_up_from_above_0_in_a_schedule_as_text(style: str) -> None:
+    lengths = "--train-iters 100 --lr-decay-iters 100 --lr-warmup-iters 10 --lr-warmup-init 1e-5 --lr 0.001 --min-lr 0.0001"
+    source = compat.load("megatron").read(
+        f"--micro-batch-size 2 --global-batch-size 8 {lengths} --lr-decay-style {style}".split(), "0.16.1", 1
+    )
+    there = translate(source, compat.load("fast_llm"))
+    back = translate(there.config, source.dialect, source.version, 1)
+    end = {"constant": "constant,-1,0.001"}.get(style, f"{style},90,0.001,0.0001")
+    assert there.config.given["optimizer.learning_rate.schedule"] == f"linear,10,1e-05,0.001;{end}"
+    assert back.config.given["lr_warmup_init"] == 1e-5
+    assert schedule(bridge.lift(back.config).values()) == schedule(bridge.lift(source).values())
+    assert not [finding for finding in there.findings if finding.path.startswith("lr_")]

@@ -55,13 +55,15 @@ def _total(values: Group) -> int | None:
 
 
 def _as_text(values: Group) -> Group | None:
-    """WSD, which only a schedule as text can say."""
+    """What a schedule as text says, where a Plan has a name for it."""
     return text_schedule.read(values.get(TEXT) or "", values.get(BASE))
 
 
 def _read(values: Group, context: Context) -> Group:
-    if (wsd := _as_text(values)) is not None:
-        return {PLAN + name: value for name, value in wsd.items()}
+    if (said := _as_text(values)) is not None:
+        rates = {name: said[name] * _scale(values) for name in ("warmup_from", "minimum") if name in said}
+        usual = {"total_steps": _total(values), "minimum": 0.0}
+        return {PLAN + name: value for name, value in {**usual, **said, **rates}.items()}
     return {
         PLAN + "name": _shape(values),
         PLAN + "total_steps": _total(values),
@@ -74,7 +76,8 @@ def _read(values: Group, context: Context) -> Group:
 def _write(values: Group, context: Context) -> Group:
     name, total = values.get(PLAN + "name"), values.get(PLAN + "total_steps")
     said = {name: values.get(PLAN + name) for name in NAMES} | {"peak": values.get("optimizer.lr")}
-    if name == "wsd" and (text := text_schedule.written(said)) is not None:
+    as_text = name == "wsd" or (said["warmup_steps"] and said["warmup_from"] and name in (*DECAYS, "constant"))
+    if as_text and (text := text_schedule.written(said)) is not None:
         return {TEXT: text}
     decays = name in DECAYS
     return {
@@ -109,9 +112,9 @@ RULE = convert(
         MINIMUM: PLAN + "minimum",
     },
     lossy=(
-        "Fast-LLM warms up from 0 to a constant (unless told), linear or cosine shape; WSD is a schedule as text, of one step "
-        "at the peak at least, and not exponential; a Plan has no other powers"
+        "Fast-LLM's shapes are constant (unless told), linear and cosine; a warmup from above 0 and WSD are a schedule as text, "
+        "with a known peak and end, and WSD with one step at the peak at least and not exponential; a Plan has no other powers"
     ),
-    note="a schedule as text is read where it is WSD",
+    note="a schedule as text is read where it is a warmup and one of the plan's shapes",
     source="optimizer/learning_rate.py: create_schedule_from_config",
 )

@@ -197,7 +197,6 @@ _BESIDE = st.fixed_dictionaries(
         "model.attention.scale": st.sampled_from((0.0625, 0.125, 0.25)),
         "model.attention.dropout": _SHARES,
         "model.dropout": _SHARES,
-        "model.predicted": st.sampled_from((0, 1)),
         "model.mlp.gated": _FLAGS,
         "model.mlp.activation": st.sampled_from(("gelu_tanh", "silu", "relu", "squared_relu")),
         "model.embedding.dropout": _SHARES,
@@ -238,7 +237,8 @@ def _model(draw: DrawFn, case: Case) -> dict[str, Any]:
     told = {path: value for group in groups if draw(st.integers(0, 3)) for path, value in group.items()}
     section: dict[str, Any] = dict(write({**{path: sizes[path] for path in kept}, **told}, Context(case.version))[BASE])
     if layout_of(Context(case.version)) == "newest" and not draw(st.integers(0, 3)):
-        section["head"] = {**section.get("head", {}), "cross_entropy_splits": draw(st.integers(1, 4))}
+        more = {"cross_entropy_splits": draw(st.integers(1, 4)), "prediction_heads": draw(st.integers(1, 2))}
+        section["head"] = {**section.get("head", {}), **more}
     return section
 
 

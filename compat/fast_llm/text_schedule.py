@@ -1,4 +1,4 @@
-"""Fast-LLM's learning rate as text, stage by stage: a plan's WSD can be said in it."""
+"""Fast-LLM's learning rate as text, stage by stage: WSD, and a warmup from above 0, can be said in nothing else."""
 
 from __future__ import annotations
 
@@ -37,45 +37,63 @@ class Stage(NamedTuple):
 
 
 def read(text: str, peak: float | None) -> Group | None:
-    """The fields of the plan's WSD where `text` is one that reaches `peak`: a line up to it, itself, and a decay."""
+    """The fields of the plan's schedule where `text` reaches `peak`: a line up to it, and a constant, a decay or WSD."""
     try:
         stages = [Stage.of(part) for part in text.split(";")]
     except ValueError:
         return None
-    *warmup, _, last = stages if _is_wsd(stages, peak) else (None, None)
-    if last is None:
+    warmup, rest = (stages[:1], stages[1:]) if stages[0].kind == "linear" and len(stages) > 1 else ([], stages)
+    name = _name([stage.kind for stage in rest])
+    if name is None or not _is_sound(stages, rest, peak, name):
         return None
-    return {
-        "name": "wsd",
-        "warmup_steps": sum(stage.steps for stage in warmup),
-        "warmup_from": warmup[0].begin if warmup else 0.0,
-        "total_steps": sum(stage.steps for stage in stages),
-        "minimum": last.end,
-        "decay_steps": last.steps,
-        "decay_shape": KINDS[last.kind, last.power],
-    }
+    fields = {"name": name, "warmup_steps": sum(stage.steps for stage in warmup)}
+    fields["warmup_from"] = warmup[0].begin if warmup else 0.0
+    return fields if name == "constant" else {**fields, **_decay(stages, name)}
 
 
-def _is_wsd(stages: Sequence[Stage], peak: float | None) -> bool:
-    kinds = [stage.kind for stage in stages[:-1]]
+def _name(kinds: Sequence[str]) -> str | None:
+    """The plan's name of what follows the warmup."""
+    if len(kinds) == 1:
+        return kinds[0] if kinds[0] in ("constant", "linear", "cosine") else None
+    return "wsd" if len(kinds) == 2 and kinds[0] == "constant" and kinds[1] != "constant" else None
+
+
+def _is_sound(stages: Sequence[Stage], rest: Sequence[Stage], peak: float | None, name: str) -> bool:
     joined = all(one.end == other.begin and one.power == 1 for one, other in pairwise(stages))
-    whole = all(stage.steps > 0 and min(stage.begin, stage.end) >= 0 for stage in stages)
-    decays = (stages[-1].kind, stages[-1].power) in KINDS and stages[-1].begin == peak
-    return kinds in (["constant"], ["linear", "constant"]) and joined and whole and decays
+    last = stages[-1]
+    whole = all(stage.steps > 0 for stage in stages[:-1]) and (last.steps > 0) == (name != "constant")
+    shaped = (last.kind, last.power) in KINDS if name == "wsd" else last.power == 1
+    return joined and whole and shaped and rest[0].begin == peak and min(min(stage.begin, stage.end) for stage in stages) >= 0
+
+
+def _decay(stages: Sequence[Stage], name: str) -> Group:
+    last = stages[-1]
+    fields = {"total_steps": sum(stage.steps for stage in stages), "minimum": last.end}
+    return fields | ({"decay_steps": last.steps, "decay_shape": KINDS[last.kind, last.power]} if name == "wsd" else {})
 
 
 def written(values: Group) -> str | None:
-    """WSD as text, from the fields of a plan's schedule and its `peak`; None where stages cannot say it."""
-    peak, total, shape = values.get("peak"), values.get("total_steps"), values.get("decay_shape") or "linear"
-    if peak is None or total is None or shape not in DECAYS:
+    """A schedule as text, from the fields of a plan's schedule and its `peak`; None where stages cannot say it."""
+    peak, warmup = values.get("peak"), values.get("warmup_steps") or 0
+    rest = None if peak is None else _rest(values, peak, warmup)
+    first = [Stage("linear", warmup, values.get("warmup_from") or 0.0, peak)] if warmup and peak is not None else []
+    return ";".join(map(str, (*first, *rest))) if rest and all(stage.steps for stage in rest) else None
+
+
+def _rest(values: Group, peak: float, warmup: int) -> list[Stage] | None:
+    """What follows the warmup."""
+    name, total, low = values.get("name"), values.get("total_steps"), values.get("minimum") or 0.0
+    if name == "constant":
+        return [Stage(name, -1, peak, peak)]
+    if name is None or total is None or total <= warmup:
         return None
-    warmup, start = values.get("warmup_steps") or 0, values.get("warmup_from") or 0.0
-    decay = values.get("decay_steps")
-    decay = max(1, total // TENTH) if decay is None else decay
-    stable = total - warmup - decay
-    if stable < 1 or decay < 1:
+    return _wsd(values, peak, total - warmup) if name == "wsd" else [Stage(name, total - warmup, peak, low)]
+
+
+def _wsd(values: Group, peak: float, steps: int) -> list[Stage] | None:
+    decay, shape = values.get("decay_steps"), values.get("decay_shape") or "linear"
+    decay = max(1, values["total_steps"] // TENTH) if decay is None else decay
+    if shape not in DECAYS or steps - decay < 1 or decay < 1:
         return None
-    first = [Stage("linear", warmup, start, peak)] if warmup else []
     kind, power = DECAYS[shape]
-    last = Stage(kind, decay, peak, values.get("minimum") or 0.0, power)
-    return ";".join(map(str, (*first, Stage("constant", stable, peak, peak), last)))
+    return [Stage("constant", steps - decay, peak, peak), Stage(kind, decay, peak, values.get("minimum") or 0.0, power)]

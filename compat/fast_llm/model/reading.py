@@ -100,13 +100,13 @@ def _defaults(parts: Sections, facts: Facts) -> dict[str, Any]:
 def _common(parts: Sections, values: Group, odd: list[str]) -> Facts:
     at = parts.common
     at.name("decoder.type", "fixed", ("fixed", "pattern"))
-    full, heads = at.flag("embeddings.full_precision_residual", False), at.count("head.prediction_heads", 1)
+    full = at.flag("embeddings.full_precision_residual", False)
     return {
         "model.layers": at.count("decoder.num_blocks", 12),
         "model.hidden": at.count("hidden_size", 1024),
         "model.vocab": at.count("embeddings.vocab_size", 49152),
         "model.tied": at.flag("tied_embedding_weight", parts.layout != "newest"),
-        "model.predicted": heads and heads - 1,
+        "model.predicted": at.take("head.prediction_heads", 1, lambda heads: heads == 1) - 1,
         "model.embedding.dropout": at.share("embeddings.dropout"),
         "model.embedding.scale": at.real("embeddings.embedding_scale", 1.0) or None,
         "model.embedding.logit_scale": at.real("head.logits_scale_factor", 1.0) or None,

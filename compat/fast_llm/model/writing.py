@@ -101,15 +101,16 @@ def _positions(values: Group, layout: Layout) -> Leaves:
 
 
 def _outside(values: Group) -> Leaves:
-    """What a plan says elsewhere than in its model."""
+    """What a plan says elsewhere than in its model. Fast-LLM predicts further tokens with plain blocks, without the embedding of
+    the next token, and counts their losses in full: that is no other stack's model.
+    """
     residual, compute, usual = (values.get(path) for path in ("precision.residual", "precision.compute", SCALE))
-    predicted = values.get("model.predicted")
     scale = 1.0 if usual is None else usual
     factors = {"embeddings.lr_scale": "optimizer.embedding_lr", "head.lr_scale": "optimizer.output_lr"}
     told = {place: values[ours] * scale for place, ours in factors.items() if values.get(ours) is not None}
     return {
         "embeddings.full_precision_residual": residual != (compute or "fp32") if residual is not None else None,
-        "head.prediction_heads": predicted + 1 if predicted is not None else None,
+        "head.prediction_heads": 1 if values.get("model.predicted") == 0 else None,
         **told,
     }
 
