@@ -7,10 +7,23 @@ from typing import Annotated, Optional
 
 import typer
 
+from bridge.cli.job import Job
+from bridge.cli.options import (
+    Json,
+    JsonSteps,
+    ModelSize,
+    Output,
+    Ranks,
+    Silence,
+    Timeout,
+    ToVersion,
+    own_file,
+    own_place,
+    reads_file,
+)
 from bridge.exits import table
-from bridge.limits import COUNT, RANKS
+from bridge.limits import COUNT
 
-STDOUT = "-"
 DONE = "-"
 """A command that ends well or with an error, and has no findings."""
 
@@ -209,100 +222,6 @@ app = typer.Typer(
 )
 
 
-def _output(path: Path | None) -> Path | None:
-    """A file that can be written, said before any work is done for it; - is standard output."""
-    if path is not None and str(path) != STDOUT:
-        from bridge.errors import SourceError
-        from bridge.files import obstacles
-
-        SourceError.raise_if(obstacles(path))
-    return path
-
-
-def _place(path: Path | None) -> Path | None:
-    """A file or folder of its own: not standard output."""
-    if path is not None and str(path) == STDOUT:
-        from bridge.errors import SourceError
-
-        raise SourceError("-: standard output takes only what convert and drift write; name a file or folder")
-    return path
-
-
-def _file(path: Path | None) -> Path | None:
-    return _output(_place(path))
-
-
-File = Annotated[str, typer.Argument(metavar="FILE", help="Config file; - reads standard input.", show_default=False)]
-From = Annotated[
-    Optional[str],  # noqa: UP045 - older releases of typer read no unions
-    typer.Option("--from", metavar="DIALECT", help="Stack of FILE; recognised from its content by default."),
-]
-FromVersion = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option("--from-version", metavar="V", help="Release that FILE is for; the newest known by default."),
-]
-ToVersion = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option("--to-version", metavar="V", help="Release to write for; the newest known by default."),
-]
-Output = Annotated[
-    Optional[Path],  # noqa: UP045
-    typer.Option(
-        "-o", "--output", metavar="OUT", callback=_output, help="File to write, whose suffix picks the format; - is stdout."
-    ),
-]
-WorldSize = Annotated[
-    Optional[int],  # noqa: UP045
-    typer.Option("--world-size", metavar="N", min=1, max=RANKS, help="Ranks of the run, where the file does not say."),
-]
-Auto = Annotated[
-    Optional[list[str]],  # noqa: UP045
-    typer.Option("--auto", metavar="NAME=VALUE", help='What an "auto" in FILE stands for, or a fact it follows from.'),
-]
-Code = Annotated[
-    Optional[list[str]],  # noqa: UP045
-    typer.Option("--code", metavar="NAME=VALUE", help="What the training script says beside FILE; dots for its sections."),
-]
-ModelSize = Annotated[
-    Optional[int],  # noqa: UP045
-    typer.Option(metavar="N", min=1, max=COUNT, help="Size of the model, over what FILE or --model says.", show_default=False),
-]
-Env = Annotated[
-    Optional[list[str]],  # noqa: UP045
-    typer.Option("--env", metavar="NAME=VALUE", help="A variable that a launch script is started with; 1=VALUE: an argument."),
-]
-Launch = Annotated[
-    Optional[int],  # noqa: UP045
-    typer.Option("--launch", metavar="N", min=1, help="Which run of a launch script is meant, where it starts several."),
-]
-AllowPath = Annotated[
-    Optional[list[str]],  # noqa: UP045
-    typer.Option(
-        "--allow-path",
-        metavar="PATH",
-        help="A file or folder outside FILE's own folder that FILE may name or source; else none is opened.",
-    ),
-]
-Lenient = Annotated[bool, typer.Option("--lenient", help="Leave out unknown keys, flags and values, and name them.")]
-FailOn = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option(
-        "--fail-on",
-        metavar="EFFECT",
-        help="Least effect that counts: stops, different (the default), rounding, memory, or same numbers.",
-    ),
-]
-Silence = Annotated[
-    Optional[float],  # noqa: UP045
-    typer.Option("--silence", metavar="S", min=0, help="Name a rank that keeps others waiting for S seconds (60); 0 is off."),
-]
-Timeout = Annotated[
-    Optional[float],  # noqa: UP045
-    typer.Option("--timeout", metavar="S", min=1, help="Give up after waiting S seconds for another rank (600)."),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the report (docs/json.md).")]
-
-
 def _version(wanted: bool) -> None:
     if wanted:
         from bridge import __version__
@@ -324,92 +243,36 @@ def options(
 
 
 @app.command(help=CONVERT, short_help="Convert a config to another stack, and say what was lost.")
+@reads_file(counts=True)
 def convert(
-    file: File,
+    job: Job,
     to: Annotated[str, typer.Option("--to", metavar="DIALECT", help="Stack to convert to.", show_default=False)],
-    from_: From = None,
-    from_version: FromVersion = None,
     to_version: ToVersion = None,
-    world_size: WorldSize = None,
-    auto: Auto = None,
-    code: Code = None,
-    env: Env = None,
-    launch: Launch = None,
-    allow_path: AllowPath = None,
     output: Output = None,
-    as_json: Json = False,
-    fail_on: FailOn = None,
     strict: Annotated[bool, typer.Option("--strict", help="Any loss is an error, and nothing is written.")] = False,
-    lenient: Lenient = False,
     carry: Annotated[bool, typer.Option(help="Use and write what the other stack cannot say (OUT.carry.json).")] = True,
 ) -> int:
     """Convert one file."""
-    from bridge.cli.convert import Job, convert
+    from bridge.cli.convert import convert
 
-    job = Job(
-        file,
-        from_,
-        from_version,
-        world_size,
-        lenient,
-        as_json,
-        auto or (),
-        code or (),
-        env or (),
-        launch,
-        fail_on,
-        allow_path or (),
-    )
     return convert(job, to, to_version, output, strict, carry)
 
 
 @app.command(help=CHECK, short_help="Say what is wrong or surprising in a config.")
+@reads_file(counts=True)
 def check(
-    file: File,
-    from_: From = None,
-    from_version: FromVersion = None,
-    world_size: WorldSize = None,
-    auto: Auto = None,
-    code: Code = None,
-    env: Env = None,
-    launch: Launch = None,
-    allow_path: AllowPath = None,
-    as_json: Json = False,
-    fail_on: FailOn = None,
-    lenient: Lenient = False,
+    job: Job,
 ) -> int:
     """Check one file."""
-    from bridge.cli.convert import Job, check
+    from bridge.cli.convert import check
 
-    return check(
-        Job(
-            file,
-            from_,
-            from_version,
-            world_size,
-            lenient,
-            as_json,
-            auto or (),
-            code or (),
-            env or (),
-            launch,
-            fail_on,
-            allow_path or (),
-        )
-    )
+    return check(job)
 
 
 @app.command(help=LAYOUT, short_help="Show stages, bytes and collectives of a config's plan.")
+@reads_file(counts=True, world_size=Ranks)
 def layout(
-    file: File,
-    from_: From = None,
-    from_version: FromVersion = None,
-    ranks: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(
-            "--ranks", "--world-size", metavar="N", min=1, max=RANKS, help="Ranks of the run; by default what the sizes need."
-        ),
-    ] = None,
+    job: Job,
     model: Annotated[
         str, typer.Option("--model", metavar="NAME", help="file, or a known shape: tiny, gpt2, llama-7b, ...")
     ] = "file",
@@ -428,25 +291,13 @@ def layout(
         Optional[int],  # noqa: UP045
         typer.Option("--micro-batch", metavar="N", min=1, max=COUNT, help="Sequences in a microbatch, where FILE does not say."),
     ] = None,
-    auto: Auto = None,
-    code: Code = None,
-    env: Env = None,
-    launch: Launch = None,
-    allow_path: AllowPath = None,
-    lenient: Lenient = False,
-    as_json: Json = False,
-    fail_on: FailOn = None,
 ) -> int:
     """Show the layout of one file."""
-    from bridge.cli.convert import Job
     from bridge.cli.layout import MODELS, Sizes, layout
     from bridge.cli.train import checked
 
     sizes = {"layers": layers, "hidden": hidden, "heads": heads, "kv_heads": kv_heads, "ffn": ffn, "vocab": vocab}
     given = {**sizes, "sequence": sequence, "tied": tied}
-    job = Job(
-        file, from_, from_version, ranks, lenient, as_json, auto or (), code or (), env or (), launch, fail_on, allow_path or ()
-    )
     return layout(job, Sizes(checked("--model", model, MODELS), given, micro_batch))
 
 
@@ -470,40 +321,15 @@ def show(
 
 
 @app.command(help=DRIFT, short_help="Say what a config means in another release, and migrate it.")
+@reads_file(counts=True)
 def drift(
-    file: File,
-    from_: From = None,
-    from_version: FromVersion = None,
+    job: Job,
     to_version: ToVersion = None,
-    world_size: WorldSize = None,
-    auto: Auto = None,
-    code: Code = None,
-    env: Env = None,
-    launch: Launch = None,
-    allow_path: AllowPath = None,
     output: Output = None,
-    as_json: Json = False,
-    fail_on: FailOn = None,
-    lenient: Lenient = False,
 ) -> int:
     """Compare one file in two releases."""
-    from bridge.cli.convert import Job
     from bridge.cli.drift import drift
 
-    job = Job(
-        file,
-        from_,
-        from_version,
-        world_size,
-        lenient,
-        as_json,
-        auto or (),
-        code or (),
-        env or (),
-        launch,
-        fail_on,
-        allow_path or (),
-    )
     return drift(job, to_version, output)
 
 
@@ -531,7 +357,7 @@ def fuzz(
 
 @app.command(help=DEMO, short_help="Convert a bundled Megatron launch to DeepSpeed and back, and train it.")
 def demo(
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", callback=_place, help="Folder to write to.")] = Path(
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", callback=own_place, help="Folder to write to.")] = Path(
         "stagebridge-demo"
     ),
     train: Annotated[bool, typer.Option(help="Train the plan on two local ranks, where torch is installed.")] = True,
@@ -545,17 +371,9 @@ def demo(
 
 
 @app.command(help=TRAIN, short_help="Run a config's plan on the native engine.")
+@reads_file(as_json=JsonSteps)
 def train(
-    file: File,
-    from_: From = None,
-    from_version: FromVersion = None,
-    world_size: WorldSize = None,
-    auto: Auto = None,
-    code: Code = None,
-    env: Env = None,
-    launch: Launch = None,
-    allow_path: AllowPath = None,
-    lenient: Lenient = False,
+    job: Job,
     steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Steps in all, those before a resume counted.")] = 20,
     model: Annotated[str, typer.Option("--model", metavar="NAME", help="tiny, or file: what FILE states.")] = "tiny",
     data: Annotated[
@@ -568,7 +386,7 @@ def train(
     ] = "native",
     save: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--save", metavar="DIR", callback=_place, help="Write a checkpoint at the end."),
+        typer.Option("--save", metavar="DIR", callback=own_place, help="Write a checkpoint at the end."),
     ] = None,
     resume: Annotated[
         Optional[Path],  # noqa: UP045
@@ -580,7 +398,7 @@ def train(
         typer.Option(
             "--trace",
             metavar="DIR",
-            callback=_place,
+            callback=own_place,
             help="Log every layer there, as FILE says or with samples; see trace --help.",
         ),
     ] = None,
@@ -592,15 +410,10 @@ def train(
     desync_every: Annotated[int, typer.Option("--desync-every", metavar="N", min=1, help="Compare every N steps.")] = 1,
     silence: Silence = None,
     timeout: Timeout = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a step.")] = False,
 ) -> int:
     """Train on one file."""
-    from bridge.cli.convert import Job
     from bridge.cli.train import Options, Watch, checked, train
 
-    job = Job(
-        file, from_, from_version, world_size, lenient, as_json, auto or (), code or (), env or (), launch, allow=allow_path or ()
-    )
     known = checked("--model", model, ("tiny", "file"))
     if desync is not None:
         checked("--desync", desync, ("log", "raise", "dump"))
@@ -609,69 +422,43 @@ def train(
 
 
 @app.command(help=VERIFY, short_help="Run a config and its translation side by side, and say if they are the same run.")
+@reads_file()
 def verify(
-    file: File,
+    job: Job,
     to: Annotated[str, typer.Option("--to", metavar="DIALECT", help="Stack to translate to.", show_default=False)],
-    from_: From = None,
-    from_version: FromVersion = None,
     to_version: ToVersion = None,
-    world_size: WorldSize = None,
-    auto: Auto = None,
-    code: Code = None,
-    env: Env = None,
-    launch: Launch = None,
-    allow_path: AllowPath = None,
-    lenient: Lenient = False,
     ranks: Annotated[int, typer.Option("--ranks", metavar="N", min=1, max=8, help="Local ranks at most.")] = 4,
     steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Steps of each run.")] = 3,
     padded: Annotated[bool, typer.Option("--padded", help="Every third sample is half padding, which counts nothing.")] = False,
-    as_json: Json = False,
 ) -> int:
     """Verify one file."""
-    from bridge.cli.convert import Job
     from bridge.cli.verify import Options, verify
 
-    job = Job(
-        file, from_, from_version, world_size, lenient, as_json, auto or (), code or (), env or (), launch, allow=allow_path or ()
-    )
     return verify(job, Options(to, to_version, ranks, steps, padded))
 
 
 @app.command(help=SCHEDULE, short_help="Show, prove and draw a config's pipeline schedule.")
+@reads_file()
 def schedule(
-    file: File,
-    from_: From = None,
-    from_version: FromVersion = None,
-    world_size: WorldSize = None,
-    auto: Auto = None,
-    code: Code = None,
-    env: Env = None,
-    launch: Launch = None,
-    allow_path: AllowPath = None,
-    lenient: Lenient = False,
+    job: Job,
     microbatches: Annotated[
         Optional[int],  # noqa: UP045
         typer.Option("--microbatches", metavar="N", min=1, max=COUNT, help="Microbatches in a step; by default what FILE says."),
     ] = None,
     png: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--png", metavar="OUT", callback=_file, help="Draw it: a row for each rank."),
+        typer.Option("--png", metavar="OUT", callback=own_file, help="Draw it: a row for each rank."),
     ] = None,
     csv: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(
-            "--csv", metavar="OUT", callback=_file, help="Write it as a compute-only table of torch.distributed.pipelining."
+            "--csv", metavar="OUT", callback=own_file, help="Write it as a compute-only table of torch.distributed.pipelining."
         ),
     ] = None,
-    as_json: Json = False,
 ) -> int:
     """Show one file's schedule."""
-    from bridge.cli.convert import Job
     from bridge.cli.schedule import Options, schedule
 
-    job = Job(
-        file, from_, from_version, world_size, lenient, as_json, auto or (), code or (), env or (), launch, allow=allow_path or ()
-    )
     return schedule(job, Options(microbatches, png, csv))
 
 
@@ -685,7 +472,7 @@ def trace_diff(
     second: Annotated[Path, typer.Argument(metavar="B", help="Folder of the run it is held against.", show_default=False)],
     html: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--html", metavar="OUT", callback=_file, help="Write a heat map: layer x step."),
+        typer.Option("--html", metavar="OUT", callback=own_file, help="Write a heat map: layer x step."),
     ] = None,
     as_json: Json = False,
 ) -> int:
@@ -713,7 +500,7 @@ def trace_show(
     microbatches: Annotated[bool, typer.Option("--microbatches", help="Show each microbatch apart too.")] = False,
     plot: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--plot", metavar="OUT", callback=_file, help="Draw a statistic over steps, as PNG."),
+        typer.Option("--plot", metavar="OUT", callback=own_file, help="Draw a statistic over steps, as PNG."),
     ] = None,
     statistic: Annotated[str, typer.Option("--statistic", metavar="NAME", help="What to plot.")] = "norm",
     as_json: Json = False,

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from inspect import signature
 from pathlib import Path
-from typing import Any
 
 from bridge import carry as carry_over
 from bridge import report, stacks
 from bridge.cli import sidecar
 from bridge.cli.budget import bounded
+from bridge.cli.job import Job
 from bridge.cli.sidecar import Sidecar
 from bridge.cli.terminal import console, content, note, print_json
-from bridge.config import nest
 from bridge.dialect import Config, Dialect
-from bridge.errors import BridgeError, SourceError, TranslationError, nearest
+from bridge.errors import BridgeError, SourceError, TranslationError
 from bridge.exits import Exit
 from bridge.files import (
     Document,
@@ -30,54 +29,14 @@ from bridge.files import (
     reaching,
     read_stream,
     read_text,
-    scalar,
     write_all,
 )
 from bridge.files.lock import shared
 from bridge.files.read import LOADERS
-from bridge.rules import Effect
 from bridge.secrets import HIDDEN, keep_hidden
 from bridge.translation import Result, translate
 
 STDIN = STDOUT = "-"
-
-
-@dataclass(frozen=True)
-class Job:
-    """What is to be read, and how."""
-
-    file: str
-    dialect: str | None
-    version: str | None
-    world_size: int | None
-    lenient: bool
-    json: bool
-    auto: Sequence[str] = ()
-    code: Sequence[str] = ()
-    env: Sequence[str] = ()
-    launch: int | None = None
-    fail_on: str | None = None
-    allow: Sequence[str] = ()
-
-    @property
-    def said(self) -> dict[str, dict[str, Any]]:
-        """What was said beside the file, by keyword of a dialect's `read`."""
-        said = {"auto": _named(self.auto, "--auto"), "code": _nested(_named(self.code, "--code"))}
-        return {keyword: values for keyword, values in said.items() if values}
-
-    @property
-    def threshold(self) -> Effect:
-        """The least effect of a finding that counts for the exit code."""
-        return Effect.NUMBERS if self.fail_on is None else effect_named(self.fail_on)
-
-
-def effect_named(words: str) -> Effect:
-    """The one effect that `words` name, in whole or in part: `different numbers`, `memory`, `stops`."""
-    said = words.lower().replace("-", " ").replace("_", " ").strip()
-    found = [effect for effect in Effect if said == effect] or [effect for effect in Effect if said and said in effect]
-    if len(found) != 1:
-        raise BridgeError(f"--fail-on: found {words!r}, expected one of {', '.join(Effect)}{nearest(said, tuple(Effect))}")
-    return found[0]
 
 
 def convert(job: Job, to: str, to_version: str | None, output: Path | None, strict: bool, with_carry: bool) -> int:
@@ -166,36 +125,10 @@ def read_as(job: Job, dialect: Dialect, document: Document, version: str | None)
 def _started(document: Document, job: Job) -> Document:
     """A script as the user starts it; nothing else has an environment."""
     if isinstance(document.data, Script):
-        return replace(document, data=document.data.told(_outside(job), job.launch))
+        return replace(document, data=document.data.told(job.outside, job.launch))
     if job.env or job.launch:
         raise BridgeError(f"{document.name}: --env and --launch are for shell scripts; drop them")
     return document
-
-
-def _outside(job: Job) -> dict[str, str]:
-    """What a script is started with."""
-    return dict(_pair(pair, "--env") for pair in job.env)
-
-
-def _pair(pair: str, option: str) -> tuple[str, str]:
-    name, equals, value = pair.partition("=")
-    BridgeError.raise_if([f"{option} {pair}: expected NAME=VALUE"] if not equals else [])
-    return name, value
-
-
-def _named(pairs: Sequence[str], option: str) -> dict[str, Any]:
-    return {name: scalar(value) for name, value in (_pair(pair, option) for pair in pairs)}
-
-
-def _nested(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted names as sections."""
-    BridgeError.raise_if(
-        f"--code {name}: found a value and parts of it ({part}); keep one of them"
-        for name in said
-        for part in said
-        if part.startswith(name + ".")
-    )
-    return nest(said)
 
 
 def document_of(job: Job) -> Document:
@@ -203,7 +136,7 @@ def document_of(job: Job) -> Document:
     standard = job.file == STDIN
     name = "standard input" if standard else job.file
     text = standard_input() if standard else read_text(Path(job.file))
-    keep_hidden(text, _outside(job))
+    keep_hidden(text, job.outside)
     document = _started(parse(text, name, "" if standard else Path(job.file).suffix.lower()), job)
     if isinstance(document.data, Script):
         keep_hidden("", document.data.named)
@@ -275,7 +208,7 @@ def _kept(job: Job, result: Result, output: Path | None) -> carry_over.Carry:
     """The carry-over with the text of the job's file, where its dialect can write into it again, and with what to leave out."""
     if job.file == STDIN:
         return replace(result.carry, secrets=HIDDEN)
-    original = Original(read_text(job.file), Path(job.file).suffix.lower(), _outside(job), job.launch)
+    original = Original(read_text(job.file), Path(job.file).suffix.lower(), job.outside, job.launch)
     rewritable = original.document.format in result.source.dialect.rewrites
     source, folder = os.path.realpath(job.file), os.path.realpath((output or Path(job.file)).parent)
     near = os.path.relpath(source, folder) if Path(source).is_relative_to(folder) else source

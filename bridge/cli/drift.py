@@ -8,7 +8,8 @@ from pathlib import Path
 
 from bridge import report
 from bridge.cli.budget import bounded
-from bridge.cli.convert import STDIN, Job, answered, dialect_of, document_of, file_of, format_for, not_over_input, read_as
+from bridge.cli.convert import STDIN, answered, dialect_of, document_of, file_of, format_for, not_over_input, read_as
+from bridge.cli.job import Job
 from bridge.cli.terminal import console, content, print_json
 from bridge.drift import Drift
 from bridge.drift import drift as compare

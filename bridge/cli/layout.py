@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from bridge import report
 from bridge.cli.budget import bounded
-from bridge.cli.convert import Job, answered, read
+from bridge.cli.convert import answered, read
+from bridge.cli.job import Job
 from bridge.cli.terminal import console, print_json
 from bridge.engine.fields import beyond
 from bridge.errors import BridgeError, ConfigError

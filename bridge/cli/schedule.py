@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.batch import solve
 from bridge.cli.budget import bounded
-from bridge.cli.convert import Job, answered, not_over_input, read
+from bridge.cli.convert import answered, not_over_input, read
+from bridge.cli.job import Job
 from bridge.cli.terminal import console, print_json, say
 from bridge.errors import BridgeError, ConfigError
 from bridge.exits import Exit

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 from bridge import stacks
 from bridge.backend import MICRO, Workload
 from bridge.choice import choose
-from bridge.cli.convert import Job, read, within
+from bridge.cli.convert import read, within
+from bridge.cli.job import Job
 from bridge.cli.terminal import note, say
 from bridge.dialect import Config
 from bridge.errors import BridgeError, ConfigError, nearest

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from bridge import report as reports
 from bridge import stacks
-from bridge.cli.convert import STDIN, Job, answered, read, standard_input, within
+from bridge.cli.convert import STDIN, answered, read, standard_input, within
+from bridge.cli.job import Job
 from bridge.cli.local import ranks
 from bridge.cli.terminal import console, note, print_json
 from bridge.dialect import Config

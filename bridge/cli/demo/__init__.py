@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from bridge import report, stacks
 from bridge.cli import convert
-from bridge.cli.convert import Job
+from bridge.cli.job import Job
 from bridge.cli.sidecar import Sidecar
 from bridge.cli.terminal import console
 from bridge.dialect import Config
@@ -67,7 +67,7 @@ def launch() -> str:
 
 
 def _job(file: Path) -> Job:
-    return Job(str(file), None, None, RANKS, lenient=False, json=False)
+    return Job(str(file), world_size=RANKS)
 
 
 def _make(folder: Path) -> None:

@@ -1,0 +1,78 @@
+"""What a command is to read, and how: FILE and the options that go with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bridge.errors import BridgeError, nearest
+from bridge.rules import Effect
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be read, and how."""
+
+    file: str
+    dialect: str | None = None
+    version: str | None = None
+    world_size: int | None = None
+    lenient: bool = False
+    json: bool = False
+    auto: Sequence[str] = ()
+    code: Sequence[str] = ()
+    env: Sequence[str] = ()
+    launch: int | None = None
+    fail_on: str | None = None
+    allow: Sequence[str] = ()
+
+    @property
+    def said(self) -> dict[str, dict[str, Any]]:
+        """What was said beside the file, by keyword of a dialect's `read`."""
+        said = {"auto": _named(self.auto, "--auto"), "code": _nested(_named(self.code, "--code"))}
+        return {keyword: values for keyword, values in said.items() if values}
+
+    @property
+    def outside(self) -> dict[str, str]:
+        """What a script is started with."""
+        return dict(_pair(pair, "--env") for pair in self.env)
+
+    @property
+    def threshold(self) -> Effect:
+        """The least effect of a finding that counts for the exit code."""
+        return Effect.NUMBERS if self.fail_on is None else effect_named(self.fail_on)
+
+
+def effect_named(words: str) -> Effect:
+    """The one effect that `words` name, in whole or in part: `different numbers`, `memory`, `stops`."""
+    said = words.lower().replace("-", " ").replace("_", " ").strip()
+    found = [effect for effect in Effect if said == effect] or [effect for effect in Effect if said and said in effect]
+    if len(found) != 1:
+        raise BridgeError(f"--fail-on: found {words!r}, expected one of {', '.join(Effect)}{nearest(said, tuple(Effect))}")
+    return found[0]
+
+
+def _pair(pair: str, option: str) -> tuple[str, str]:
+    name, equals, value = pair.partition("=")
+    BridgeError.raise_if([f"{option} {pair}: expected NAME=VALUE"] if not equals else [])
+    return name, value
+
+
+def _named(pairs: Sequence[str], option: str) -> dict[str, Any]:
+    from bridge.files import scalar
+
+    return {name: scalar(value) for name, value in (_pair(pair, option) for pair in pairs)}
+
+
+def _nested(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted names as sections."""
+    from bridge.config import nest
+
+    BridgeError.raise_if(
+        f"--code {name}: found a value and parts of it ({part}); keep one of them"
+        for name in said
+        for part in said
+        if part.startswith(name + ".")
+    )
+    return nest(said)

@@ -1,0 +1,163 @@
+"""Options that several commands share, and what turns those by which FILE is read into one job."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from bridge.cli.job import Job
+from bridge.limits import COUNT, RANKS
+
+STDOUT = "-"
+
+
+def output_file(path: Path | None) -> Path | None:
+    """A file that can be written, said before any work is done for it; - is standard output."""
+    if path is not None and str(path) != STDOUT:
+        from bridge.errors import SourceError
+        from bridge.files import obstacles
+
+        SourceError.raise_if(obstacles(path))
+    return path
+
+
+def own_place(path: Path | None) -> Path | None:
+    """A file or folder of its own: not standard output."""
+    if path is not None and str(path) == STDOUT:
+        from bridge.errors import SourceError
+
+        raise SourceError("-: standard output takes only what convert and drift write; name a file or folder")
+    return path
+
+
+def own_file(path: Path | None) -> Path | None:
+    return output_file(own_place(path))
+
+
+File = Annotated[str, typer.Argument(metavar="FILE", help="Config file; - reads standard input.", show_default=False)]
+From = Annotated[
+    Optional[str],  # noqa: UP045 - older releases of typer read no unions
+    typer.Option("--from", metavar="DIALECT", help="Stack of FILE; recognised from its content by default."),
+]
+FromVersion = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--from-version", metavar="V", help="Release that FILE is for; the newest known by default."),
+]
+ToVersion = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--to-version", metavar="V", help="Release to write for; the newest known by default."),
+]
+Output = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option(
+        "-o", "--output", metavar="OUT", callback=output_file, help="File to write, whose suffix picks the format; - is stdout."
+    ),
+]
+WorldSize = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option("--world-size", metavar="N", min=1, max=RANKS, help="Ranks of the run, where the file does not say."),
+]
+Auto = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option("--auto", metavar="NAME=VALUE", help='What an "auto" in FILE stands for, or a fact it follows from.'),
+]
+Code = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option("--code", metavar="NAME=VALUE", help="What the training script says beside FILE; dots for its sections."),
+]
+ModelSize = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option(metavar="N", min=1, max=COUNT, help="Size of the model, over what FILE or --model says.", show_default=False),
+]
+Env = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option("--env", metavar="NAME=VALUE", help="A variable that a launch script is started with; 1=VALUE: an argument."),
+]
+Launch = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option("--launch", metavar="N", min=1, help="Which run of a launch script is meant, where it starts several."),
+]
+AllowPath = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option(
+        "--allow-path",
+        metavar="PATH",
+        help="A file or folder outside FILE's own folder that FILE may name or source; else none is opened.",
+    ),
+]
+Lenient = Annotated[bool, typer.Option("--lenient", help="Leave out unknown keys, flags and values, and name them.")]
+FailOn = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(
+        "--fail-on",
+        metavar="EFFECT",
+        help="Least effect that counts: stops, different (the default), rounding, memory, or same numbers.",
+    ),
+]
+Silence = Annotated[
+    Optional[float],  # noqa: UP045
+    typer.Option("--silence", metavar="S", min=0, help="Name a rank that keeps others waiting for S seconds (60); 0 is off."),
+]
+Timeout = Annotated[
+    Optional[float],  # noqa: UP045
+    typer.Option("--timeout", metavar="S", min=1, help="Give up after waiting S seconds for another rank (600)."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the report (docs/json.md).")]
+
+JsonSteps = Annotated[bool, typer.Option("--json", help="Print one JSON object a step.")]
+Ranks = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option(
+        "--ranks", "--world-size", metavar="N", min=1, max=RANKS, help="Ranks of the run; by default what the sizes need."
+    ),
+]
+READING: Mapping[str, tuple[str, Any, Any]] = {
+    "from_": ("dialect", From, None),
+    "from_version": ("version", FromVersion, None),
+    "world_size": ("world_size", WorldSize, None),
+    "auto": ("auto", Auto, None),
+    "code": ("code", Code, None),
+    "env": ("env", Env, None),
+    "launch": ("launch", Launch, None),
+    "allow_path": ("allow", AllowPath, None),
+    "lenient": ("lenient", Lenient, False),
+    "as_json": ("json", Json, False),
+}
+"""How FILE is read: for each option its name in a `Job`, what it takes, and what it is where nobody gives it."""
+COUNTING: Mapping[str, tuple[str, Any, Any]] = {"fail_on": ("fail_on", FailOn, None)}
+"""Which of its findings count."""
+
+Command = Callable[..., int]
+
+
+def reads_file(*, counts: bool = False, **otherwise: Any) -> Callable[[Command], Command]:
+    """A command of a `Job` becomes one of FILE and the options of `READING`, some of them declared `otherwise`.
+
+    With `counts`, `--fail-on` says which of its findings decide the exit code.
+    """
+    options = {**READING, **(COUNTING if counts else {})}
+
+    def made(command: Command) -> Command:
+        @wraps(command)
+        def run(file: str, **given: Any) -> int:
+            said = {field: given.pop(name) for name, (field, _, _) in options.items()}
+            return command(Job(file, **{field: value for field, value in said.items() if value is not None}), **given)
+
+        own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+        shared = [_parameter(name, otherwise.get(name, kind), default) for name, (_, kind, default) in options.items()]
+        named = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
+        parameters = [_parameter("file", File), *named, *shared]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return run
+
+    return made
+
+
+def _parameter(name: str, kind: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
