@@ -30,7 +30,7 @@ def main(dialect: str, package: str, release: str) -> None:
     logging.disable(logging.CRITICAL)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    real = import_module(f"compat.{dialect}.real")
+    real = import_module(f"compat.{dialect}.runtime.real")
     for line in sys.stdin:
         print(json.dumps(replied(real, json.loads(line)), default=str), file=answers)
 
