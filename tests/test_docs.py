@@ -170,7 +170,7 @@ def test_disagreements_are_about_fields_and_releases(name: str) -> None:
         (
             "automodel",
             "distributed.mp_policy.reduce_dtype",
-            [("0.1.0", "0.4.0", "bf16"), ("0.5.0", "0.5.0.post20260822", "fp32")],
+            [("0.1.0", "0.4.0", "bf16"), ("0.5.0", "0.7.0", "fp32")],
         ),
         ("fast_llm", "model.multi_stage.compile_all", [("0.1.0", "0.3.0", False)]),
     ],

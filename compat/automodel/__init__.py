@@ -1,4 +1,4 @@
-"""The NeMo AutoModel dialect: recipes of AutoModel 0.1.0 to August 2026, and how it cuts layers into stages."""
+"""The NeMo AutoModel dialect: recipes of AutoModel 0.1.0 to 0.7.0, and how it cuts layers into stages."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class AutoModelConfig(Config):
 
     @cached_property
     def pipeline(self) -> PipelineConfig:
-        """All 14 settings of PipelineConfig, as the recipe leaves them; `to_dict()` as AutoModel has it."""
+        """All settings that PipelineConfig has, as the recipe leaves them; `to_dict()` as AutoModel has it."""
         from compat.automodel.pipeline import pipeline
 
         return pipeline(self)
 
 
 class AutoModelDialect(PackagedDialect):
-    """NeMo AutoModel, 0.1.0 to the main branch of August 2026."""
+    """NeMo AutoModel, 0.1.0 to 0.7.0."""
 
     default_entry: ClassVar[str] = RECIPE
     name: ClassVar[str] = "automodel"

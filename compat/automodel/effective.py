@@ -13,6 +13,7 @@ from compat.automodel.model import sizes
 from compat.automodel.optimizers import argument_defaults
 from compat.automodel.releases import Release
 from compat.automodel.schedules import SCHEDULES, Schedule, schedule
+from compat.automodel.sharding import DDP_SELECTS, selects
 from compat.automodel.virtual_stages import boundaries, filled, number, repeated
 
 D = "distributed."
@@ -87,8 +88,8 @@ def _strategy(given: Given, release: Release, kind: str) -> Iterator[str]:
     selective = given.get(D + "activation_checkpointing") == "selective"
     if selective and not release.since("0.5.0"):
         yield f"{D}activation_checkpointing: found selective, which {release.version} does not know; use true or false"
-    elif selective and kind == "megatron_fsdp":
-        yield f"{D}activation_checkpointing: selective works with fsdp2 and ddp, not with {kind}"
+    elif selective and not selects(kind, release):
+        yield f"{D}activation_checkpointing: selective works with fsdp2, and with ddp since {DDP_SELECTS}, not with {kind}"
 
 
 def _mesh(given: Given, release: Release, world_size: int | None, kind: str) -> Iterator[str]:
@@ -341,11 +342,10 @@ def _from_config(given: Given) -> bool:
 def _formats(given: Given, release: Release) -> dict[str, Any]:
     """FSDP2's number formats: a policy that is given says all, none says bf16 (distributed/config.py, FSDP2Config)."""
     policy = D + "mp_policy."
-    filled = {policy + "cast_forward_inputs": given.get(policy + "cast_forward_inputs", True)}
-    if any(path.startswith(policy) for path in given):
-        return filled
-    formats = {"param_dtype": "bf16", "reduce_dtype": release.reduce_dtype, "output_dtype": "bf16"}
-    return {**filled, **{policy + name: value for name, value in formats.items()}}
+    if not any(path.startswith(policy) for path in given):
+        return {path: value for path, value in release.policy.items() if value is not None}
+    name = policy + "cast_forward_inputs"
+    return {name: given.get(name, release.policy[name])}
 
 
 def _piped(given: Given, release: Release, values: Given) -> dict[str, Any]:

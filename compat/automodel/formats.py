@@ -22,7 +22,7 @@ from compat.automodel import signatures
 from compat.automodel.leaves import expected, takes_text, typed
 from compat.automodel.releases import NEW_LAYOUT, RELEASES, Release, instead, since, until
 from compat.automodel.schedules import Table, table
-from compat.automodel.schema import REST, AutoModel
+from compat.automodel.schema import REST, SPELLED, TAKEN, AutoModel
 
 RECIPE, OBJECT = "recipe", "object"
 """Entry points: a recipe file, and a live PipelineConfig or what its `to_dict` returns."""
@@ -65,6 +65,12 @@ Tree = dict[str, Any]
 def tree() -> Tree:
     """Every setting, level by level."""
     return nest({path: path for path in fields(AutoModel)})
+
+
+@cache
+def formats() -> frozenset[str]:
+    """Settings that name a number format."""
+    return frozenset(path for path in fields(AutoModel) if expected(path).startswith("a number format"))
 
 
 @cache
@@ -245,6 +251,8 @@ class _Reader:
                 self.problem(written, str(error))
             return
         flaw = _flaw(known)
+        if isinstance(value, str) and path in formats() and value.lower() not in TAKEN:
+            self.finding(written, f"AutoModel stops at {shown(value)}; write {SPELLED.get(known, known)}", Effect.STOPS)
         if flaw:
             self.problem(written, flaw)
         else:
@@ -390,6 +398,8 @@ def nullable(path: str) -> bool:
 def _spelled(path: str, value: Any) -> Any:
     if path == SIGNAL and value == ():
         return None
+    if path in formats():
+        return SPELLED.get(value, value)
     return spelled(path.removeprefix(CONFIG), value) if path.startswith(CONFIG) else value
 
 

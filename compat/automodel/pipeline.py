@@ -1,8 +1,8 @@
-"""PipelineConfig: the fourteen settings that a recipe's pipeline starts with, and AutoModel's own object of them."""
+"""PipelineConfig: the settings that a recipe's pipeline starts with, and AutoModel's own object of them."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
@@ -10,6 +10,8 @@ from typing import Any
 
 from bridge.dialect import Config
 from bridge.errors import ConfigError, VersionError
+from compat.automodel.formats import pipeline_fields
+from compat.automodel.releases import KNOWN, release
 
 PP = "distributed.pipeline."
 TORCH = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -33,21 +35,25 @@ class PipelineConfig:
     scale_grads_in_schedule: bool = False
     loss_fn: Any = None
     pp_seq_len: int | None = None
+    pp_recv_buffer_pool: bool = False
+    pp_recv_buffer_pool_slack: int = 2
+    version: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings by name, in AutoModel's order."""
-        return asdict(self)
+        """The settings that the release has by name, in AutoModel's order."""
+        at = release(self.version or KNOWN[-1])
+        return {name: getattr(self, name) for name in pipeline_fields() if at.reads(PP + name)}
 
 
 def pipeline(config: Config) -> PipelineConfig:
     """The pipeline settings of a recipe, as it starts them; those of a bare pipeline config, as they are."""
-    found = {field.name: config.effective.get(PP + field.name) for field in fields(PipelineConfig)}
+    found = {name: config.effective.get(PP + name) for name in pipeline_fields()}
     found = {name: value for name, value in found.items() if value is not None}
     parts = found.get("module_fqns_per_model_part")
     if parts is not None:
         found["module_fqns_per_model_part"] = [list(part) for part in parts]
     loss = config.opaque.get(PP + "loss_fn")
-    return PipelineConfig(**{**found, **({"loss_fn": loss} if loss is not None else {})})
+    return PipelineConfig(version=config.version, **{**found, **({"loss_fn": loss} if loss is not None else {})})
 
 
 def live(config: Config) -> Any:

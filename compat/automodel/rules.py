@@ -28,7 +28,7 @@ from compat.automodel.optimizers import SWITCHED
 from compat.automodel.pipeline_rules import PP, SCHEDULE, STAGES, D, named_kind, pipeline_ranks
 from compat.automodel.schedules import SCHEDULES
 from compat.automodel.schema import AutoModel
-from compat.automodel.sharding import BUFFERED, STRATEGY_SEES, strategy
+from compat.automodel.sharding import BUFFERED, STRATEGY_SEES, selects, strategy
 
 MANAGER = "nemo_automodel.components.distributed.fsdp2.FSDP2Manager"
 
@@ -304,7 +304,7 @@ RECOMPUTE = convert(
 
 def _mode(values: Group, context: Context) -> bool | str:
     granularity = values.get("recompute.granularity")
-    if granularity == "selective" and context.since("0.5.0") and strategy(values, context) != "megatron_fsdp":
+    if granularity == "selective" and context.since("0.5.0") and selects(strategy(values, context), context):
         return "selective"
     return granularity in ("full", "selective")
 
@@ -558,6 +558,8 @@ SECTIONS: dict[str, tuple[str, Weight]] = {
 PIPELINE: tuple[str, Weight] = ("how AutoModel takes a model apart", Effect.NONE)
 SETTINGS: dict[str, tuple[str, Weight]] = {
     PP + "pp_batch_size": ("recipes put the local batch size there", Effect.NONE),
+    PP + "pp_recv_buffer_pool": ("how many receive buffers a stage holds", Effect.COST),
+    PP + "pp_recv_buffer_pool_slack": ("how many receive buffers a stage holds", Effect.COST),
     PP + "scale_grads_in_schedule": ("gradients are scaled twice with it", _where_on),
 }
 OTHER: tuple[str, Weight] = ("a section of AutoModel's own", Effect.NONE)

@@ -21,7 +21,12 @@ DTYPES = {
     }.items()
     for name in names
 }
-"""AutoModel's spellings of a number format, and the short one (shared/utils.py, dtype_from_str)."""
+"""Spellings of a number format, and the short one."""
+SPELLED = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bf16"}
+"""How a file spells a short one."""
+_TORCH = ("float64", "double", "float32", "float", "float16", "half", "bfloat16")
+TAKEN = frozenset(("bf16", "auto", *(dot + name for dot in ("", "torch.") for name in _TORCH)))
+"""The spellings that AutoModel itself takes; it stops at any other (shared/utils.py, dtype_from_str)."""
 
 
 def _dtype(value: Any) -> Any:
@@ -85,6 +90,7 @@ class StepScheduler(Section):
     max_steps: Count | None = field(None, description="Optimizer steps after which the run ends, whatever the epochs.")
     ckpt_every_steps: Count | None = field(None, description="Steps between checkpoints.")
     save_checkpoint_every_epoch: bool | None = field(None, description="A checkpoint at the end of each epoch too.")
+    validate_on_checkpoint: bool | None = field(None, description="A validation at each checkpoint too.")
     val_every_steps: Count | None = field(None, description="Steps between validations.")
     log_remote_every_steps: Count | None = field(None, description="Steps between entries in remote logs.")
     loss_average_window_steps: Count | None = field(None, description="Steps in the running mean of the logged loss.")
@@ -117,6 +123,8 @@ class Pipeline(Section):
     scale_grads_in_schedule: bool | None = field(None, description="Divide gradients by the number of microbatches.")
     loss_fn: str | Free | None = field(None, description="Loss of the last stage; recipes put their own loss here.")
     pp_seq_len: Count | None = field(None, description="Tokens in a sequence, for stage shapes known ahead.")
+    pp_recv_buffer_pool: bool | None = field(None, description="Microbatches share receive buffers, as many as are in flight.")
+    pp_recv_buffer_pool_slack: Size | None = field(None, description="Receive buffers beyond those in flight.")
 
 
 class AutoPipeline(Section):
@@ -153,6 +161,32 @@ class Offload(Section):
     pin_memory: bool | None = field(None, description="Page-locked host memory.")
 
 
+class FrameSharding(Section):
+    """Frames of a vision encoder over context ranks."""
+
+    enabled: bool | None = field(None, description="Ranks share the frames.")
+    mesh_dims: Annotated[tuple[Literal["cp"]], BeforeValidator(_tuple)] | None = field(None, description="Axes that share them.")
+    min_tokens: Size | None = field(None, description="Visual tokens from which on frames are shared.")
+    min_frames: Size | None = field(None, description="Frames from which on they are shared, however few tokens.")
+    min_local_patch_rows: Size | None = field(None, description="Rows of patches that a rank is filled up to with zeros.")
+    cost_alpha: Size | Literal["auto"] | None = field(
+        None, description="Linear part of a frame's cost when frames are dealt out."
+    )
+
+
+class VisionSharding(Section):
+    """Sharding of vision modules."""
+
+    frame_sharding: FrameSharding = field(FrameSharding(), description="Frames over context ranks.")
+
+
+class Multimodal(Section):
+    """Sharding of vision and audio modules."""
+
+    frozen_sharding: Literal["root", "per_layer", "replicate"] | None = field(None, description="How frozen modules are sharded.")
+    vision: VisionSharding = field(VisionSharding(), description="Vision modules.")
+
+
 class Distributed(Section):
     """Mesh sizes, the strategy that shards over data ranks, and its options."""
 
@@ -185,7 +219,7 @@ class Distributed(Section):
     enable_fsdp2_prefetch: bool | None = field(None, description="Gather weights ahead, by explicit chains.")
     fsdp2_backward_prefetch_depth: Size | None = field(None, description="Units gathered ahead in backward.")
     fsdp2_forward_prefetch_depth: Size | None = field(None, description="Units gathered ahead in forward.")
-    multimodal: Free | None = field(None, description="Sharding of vision and audio modules.")
+    multimodal: Multimodal = field(Multimodal(), description="Sharding of vision and audio modules.")
     zero_dp_strategy: UpToThree | None = field(None, description="ZeRO level of Megatron-FSDP.")
     megatron_fsdp_unit_modules: Names | None = field(None, description="Classes that Megatron-FSDP shards as units.")
     init_fsdp_with_meta_device: bool | None = field(None, description="Build the model without memory first.")

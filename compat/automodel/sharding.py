@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bridge.releases import Release
 from bridge.rules import Context, Group
 
 BUFFERED = ("zero.double_buffer", "zero.fp8_transposes", "zero.registered", "zero.meta_init", "zero.average_in_collective")
@@ -15,6 +16,14 @@ STRATEGY_SEES = (
     "zero.replicas",
     *BUFFERED,
 )
+
+DDP_SELECTS = "0.5.0.post20260822"
+"""Release since which DDP recomputes selected parts too (recipes/_dist_utils.py, parse_distributed_section)."""
+
+
+def selects(kind: str, release: Release | Context) -> bool:
+    """Whether a strategy recomputes parts that it selects, in a release that selects at all."""
+    return kind == "fsdp2" or (kind == "ddp" and release.since(DDP_SELECTS))
 
 
 def strategy(values: Group, context: Context) -> str:

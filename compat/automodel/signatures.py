@@ -25,6 +25,11 @@ def _facts() -> Mapping[str, Any]:
     return facts
 
 
+def taken() -> Collection[str]:
+    """The classes whose arguments are known."""
+    return tuple(_facts()["takes"])
+
+
 def refused(path: str, section: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Names in a section that its class does not take, so that AutoModel stops when it builds it, and what to say of each."""
     target = section.get(TARGET)

@@ -93,7 +93,7 @@ def _overwritten(given: Mapping[str, Any], effective: Mapping[str, Any]) -> Iter
             yield PP + name, f"recipes take it from {source}: {effective[PP + name]!r}", Effect.COST
     if PP + "loss_fn" in given:
         yield PP + "loss_fn", "recipes put the loss of the loss_fn section here", Effect.NUMBERS
-    output = effective.get(D + "mp_policy.output_dtype")
+    output = effective.get(D + "mp_policy.output_dtype") or effective.get(D + "mp_policy.param_dtype")
     if output is not None and given.get(PP + "dtype", output) != output:
         yield PP + "dtype", f"stages exchange {output}; another format here can garble what they receive", Effect.NUMBERS
 

@@ -62,10 +62,11 @@ def test_a_mapping_of_pipeline_settings_is_a_pipeline_config() -> None:
     assert config.pipeline.to_dict() == PipelineConfig("GPipe", layers_per_stage=2, loss_fn=min, dtype="bf16").to_dict()
 
 
-def test_to_dict_has_all_fourteen_settings_with_automodels_defaults() -> None:
+def test_to_dict_has_all_settings_with_automodels_defaults() -> None:
     made = PipelineConfig().to_dict()
     own = [path.rpartition(".")[2] for path in fields(AutoModel) if path.startswith("distributed.pipeline.")]
-    assert list(made) == own and len(own) == 14
+    assert list(made) == own and len(own) == 16
+    assert list(PipelineConfig(version="0.6.0").to_dict()) == own[:14]
     assert {name: value for name, value in made.items() if value is not None} == {
         "pp_schedule": "1f1b",
         "pp_microbatch_size": 1,
@@ -73,6 +74,8 @@ def test_to_dict_has_all_fourteen_settings_with_automodels_defaults() -> None:
         "patch_inner_model": True,
         "patch_causal_lm_model": True,
         "patch_stage_backward_maybe_with_nosync": False,
+        "pp_recv_buffer_pool": False,
+        "pp_recv_buffer_pool_slack": 2,
         "scale_grads_in_schedule": False,
     }
 

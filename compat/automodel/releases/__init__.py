@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.resources import files
@@ -13,14 +13,50 @@ from typing import Any, ClassVar
 from bridge.releases import Release as AnyRelease
 from bridge.releases import Releases
 
-_FACTS: Mapping[str, Any] = json.loads(files(__package__).joinpath("keys.json").read_text("utf-8"))
 
-RELEASES = Releases("automodel", tuple(_FACTS["releases"]))
+def _table(name: str) -> Any:
+    return json.loads(files(__package__).joinpath(name).read_text("utf-8"))
+
+
+DATES: Mapping[str, str] = MappingProxyType(_table("known.json"))
+"""Every release covered, oldest first, with its day; 0.5.0.post20260822 is the main branch of that day."""
+RELEASES = Releases("automodel", tuple(DATES))
 KNOWN: tuple[str, ...] = RELEASES.known
-"""Every release covered, oldest first; the last is the main branch of that day, whose package still says 0.5.0."""
-DATES: Mapping[str, str] = MappingProxyType(_FACTS["dates"])
 NEW_LAYOUT = "0.3.0"
 """Release in which `autopipeline` and the manager classes became one `distributed` section."""
+_DECIDED: Mapping[str, Any] = _table("keys.json")
+"""What the classes of a release do not say: windows of settings that no class has, and which defaults a recipe is filled with."""
+_SIZES = ("dp_size", "dp_replicate_size", "tp_size", "pp_size", "cp_size", "ep_size", "activation_checkpointing")
+"""What a recipe says beside the options of its strategy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One field that a class of AutoModel's takes from `since` on, until it does not."""
+
+    section: str
+    name: str
+    strategy: str = ""
+    type: str = ""
+    default: Any = None
+    since: str = ""
+    until: str = ""
+
+    @property
+    def path(self) -> str:
+        """The setting."""
+        return f"{self.section}.{self.name}"
+
+    def known(self, version: str) -> bool:
+        """Whether the release has it, with this type and default."""
+        return RELEASES.within(version, self.since, self.until)
+
+
+@cache
+def _rows() -> Mapping[str, tuple[Row, ...]]:
+    """Every row by its setting."""
+    rows = [Row(**row) for row in _table("classes.json")]
+    return {path: tuple(row for row in rows if row.path == path) for path in dict.fromkeys(row.path for row in rows)}
 
 
 @dataclass(frozen=True)
@@ -34,42 +70,65 @@ class Release(AnyRelease):
         """Whether the pipeline is a part of the `distributed` section."""
         return self.since(NEW_LAYOUT)
 
+    @cached_property
+    def _rows(self) -> tuple[Row, ...]:
+        return tuple(row for rows in _rows().values() for row in rows if row.known(self.version))
+
+    @cached_property
+    def _paths(self) -> frozenset[str]:
+        return frozenset(row.path for row in self._rows)
+
     def reads(self, path: str) -> bool:
         """Whether it has the setting at `path`."""
-        return self.within(since(path), until(path))
+        return path in self._paths if path in _rows() else self.within(since(path), until(path))
 
     @cached_property
     def strategies(self) -> Mapping[str, frozenset[str]]:
         """Options that each strategy takes."""
-        late = {name for name, end in _FACTS["until_megatron"].items() if not self.since(end)}
-        own = {name: frozenset(options) for name, options in _FACTS["strategies"].items()}
-        return {**own, "megatron_fsdp": own["megatron_fsdp"] | late}
+        found = {row.strategy: set[str]() for row in self._rows if row.strategy}
+        for row in self._rows:
+            if row.strategy and row.name not in _SIZES:
+                found[row.strategy].add(row.name.partition(".")[0])
+        return {name: frozenset(options) for name, options in found.items()}
 
     @cached_property
-    def reduce_dtype(self) -> str:
-        """Format in which FSDP2 reduces gradients unless told otherwise."""
-        found = [value for start, value in _FACTS["reduce_dtype"].items() if self.since(start)]
-        return str(found[-1])
+    def policy(self) -> Mapping[str, Any]:
+        """Number formats of FSDP2 where no policy is given."""
+        return {row.path: row.default for row in self._rows if row.path.startswith("distributed.mp_policy.")}
 
     def defaults(self, part: str) -> Mapping[str, Any]:
         """What it fills in: for "pipeline", a strategy, or "" for what always holds."""
-        kept: Mapping[str, Any] = _FACTS["defaults"][part]
-        return kept
+        return dict(self._filled(part))
+
+    def _filled(self, part: str) -> Iterator[tuple[str, Any]]:
+        for path in _DECIDED["filled"][part]:
+            rows = (row for row in _rows().get(path, ()) if row.known(self.version) and row.strategy in ("", part))
+            row = next(rows, None)
+            value = row.default if row else None
+            yield path, _DECIDED["usual"].get(path) if value is None else value
 
 
 def since(path: str) -> str:
     """First release that has the setting at `path`."""
-    return str(_FACTS["since"].get(path, KNOWN[0]))
+    rows = _rows().get(path)
+    return _first(row.since or KNOWN[0] for row in rows) if rows else str(_DECIDED["since"].get(path, KNOWN[0]))
 
 
 def until(path: str) -> str:
     """First release that no longer has it; empty: it stays."""
-    return str(_FACTS["until"].get(path, ""))
+    rows = _rows().get(path)
+    if not rows:
+        return str(_DECIDED["until"].get(path, ""))
+    return "" if any(not row.until for row in rows) else max((row.until for row in rows), key=RELEASES.place)
+
+
+def _first(versions: Iterator[str]) -> str:
+    return min(versions, key=RELEASES.place)
 
 
 def instead(path: str) -> str:
     """What took its place; empty: nothing."""
-    return str(_FACTS["instead"].get(path, ""))
+    return str(_DECIDED["instead"].get(path, ""))
 
 
 @cache

@@ -1,0 +1,233 @@
+"""Facts of a release from the release itself: `python -m bridge.testing.harvest STACK RELEASE [--from PATH]`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from packaging.version import Version
+
+from bridge.dialect import Dialect
+from bridge.errors import BridgeError, VersionError
+from bridge.exits import Exit
+from bridge.files import write_all
+from bridge.releases import Releases
+from bridge.testing.harvest import decide
+from bridge.testing.harvest.process import Process
+from bridge.testing.harvest.rows import Change, Facts, Row, at, changes, joined, text, updated
+from bridge.testing.harvest.source import locate
+from bridge.testing.harvest.worker import PLACES
+
+HELP = """\
+Facts about a release come from the release, never from typing. Install it without what it needs, in an environment of its
+own that has torch and this package, or name a source tree:
+
+  pip install --no-deps --target /tmp/new nemo-automodel==0.7.0
+  python -m bridge.testing.harvest automodel 0.7.0 --from /tmp/new
+
+A process of its own imports the stack. A release that is not known yet is added: its day to known.json, and to the files of
+rows what it has otherwise than the release before (a row that ends gets "until", a new one "since"; what did not change is
+not touched). Then the stack's own parser judges generated configs, and rows of that go to tests/STACK/releases.jsonl. What a
+person has to decide is printed: fields without a rule, defaults that moved, functions that rules and checks stand on and that
+changed, and where our reader and the release differ. Write the rules, and run it again with --record.
+
+A release that is known is compared with the repository: nothing is written without --record, and 2 is the exit code where
+they differ. What a stack needs lies in its folder: harvest.py (PACKAGE, TABLES, facts, path_of) and real.py (posed, answer).
+"""
+KNOWN = "known.json"
+VERDICTS = "releases.jsonl"
+SCRIPTED = "bridge.testing.harvest"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is harvested, and where to."""
+
+    stack: str
+    release: str
+    root: Path | None
+    into: Path
+    tests: Path | None
+    count: int
+    day: str
+
+    @property
+    def part(self) -> ModuleType:
+        """What the stack's folder has about harvesting."""
+        if find_spec(f"compat.{self.stack}.harvest") is None:
+            raise BridgeError(f"{self.stack}: no harvest.py in its folder; see python -m {SCRIPTED} --help")
+        return import_module(f"compat.{self.stack}.harvest")
+
+    @property
+    def dialect(self) -> Dialect:
+        """The stack."""
+        found: Dialect = import_module("compat").load(self.stack)
+        return found
+
+    @property
+    def releases(self) -> Releases:
+        """Those that are known."""
+        return Releases(self.stack, tuple(self.table(KNOWN)))
+
+    def table(self, name: str) -> Any:
+        """One file of facts."""
+        path = self.into / name
+        return json.loads(path.read_text("utf-8")) if path.is_file() else []
+
+
+def job(options: argparse.Namespace) -> Job:
+    """The job that the command line asks for."""
+    dialect: Dialect = import_module("compat").load(options.stack)
+    home = Path(str(import_module(type(dialect).__module__).__file__)).parent
+    tests = options.tests or home.parents[1] / "tests" / options.stack
+    into = options.into or home / "releases"
+    return Job(options.stack, options.release, options.root, into, tests if tests.is_dir() else None, options.count, options.day)
+
+
+def harvested(todo: Job) -> Facts:
+    """The facts that a process of its own reads."""
+    tree = locate(todo.part.PACKAGE, todo.release, todo.root)
+    say(f"{todo.stack} {todo.release}: reading {tree.folder}")
+    with closing(Process(todo.stack, todo.release, tree.root)) as process:
+        return Facts(**process.ask("facts"))
+
+
+def say(line: str) -> None:
+    """A line of progress, beside what is printed for people."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def compared(todo: Job, facts: Facts) -> list[Change]:
+    """What the release has otherwise than the repository says of it, or than the release before it."""
+    tables = {**todo.part.TABLES, PLACES: ("place",)}
+    return [
+        change
+        for file, keys in tables.items()
+        for change in changes(file, at(todo.table(file), todo.release, todo.releases), facts.rows[file], keys)
+    ]
+
+
+def added(todo: Job, facts: Facts, found: Sequence[Change]) -> dict[Path, str]:
+    """The files with the release in them."""
+    known = todo.table(KNOWN)
+    newest = todo.releases.known[-1]
+    if Version(todo.release) < Version(newest):
+        raise VersionError(f"{todo.stack}: {todo.release} is older than {newest}, the newest known; add releases in their order")
+    texts = {todo.into / KNOWN: json.dumps({**known, todo.release: todo.day}, indent=1) + "\n"}
+    for file, keys in {**todo.part.TABLES, PLACES: ("place",)}.items():
+        mine = [change for change in found if change.file == file]
+        if mine:
+            texts[todo.into / file] = text(updated(todo.table(file), mine, todo.release, keys))
+    for file, names in facts.gathered.items():
+        whole = joined(todo.table(file), names)
+        if whole != todo.table(file):
+            texts[todo.into / file] = text(whole)
+    return texts
+
+
+def told(todo: Job, facts: Facts, found: Sequence[Change]) -> None:
+    """Print what changed, and what a person decides."""
+    settings = [change for change in found if change.file != PLACES]
+    came, went = (sum(getattr(change, side) is not None for change in settings) for side in ("after", "before"))
+    same = sum(len(rows) for file, rows in facts.rows.items() if file != PLACES) - came
+    print(f"{todo.stack} {todo.release}: {same} facts as before, {came} rows begin, {went} end")
+    for heading, lines in (
+        ("fields and defaults to decide", decide.questions(todo.dialect, settings, todo.part.path_of)),
+        ("functions that rules and checks stand on and that changed", decide.moved([c for c in found if c.file == PLACES])),
+        ("not looked at here", facts.unread),
+    ):
+        print("\n".join(decide.listed(heading, list(lines))) or f"{heading}: none")
+
+
+def judged(todo: Job) -> None:
+    """Record what the release makes of generated configs, and print where our reader differs."""
+    from bridge.testing.harvest.verdicts import verdicts
+
+    tree = locate(todo.part.PACKAGE, todo.release, todo.root)
+    with closing(Process(todo.stack, todo.release, tree.root)) as process:
+        tally = verdicts(process, todo.dialect, todo.release, todo.count, progress(todo))
+    counts = {verdict: len(rows) for verdict, rows in tally.rows.items()}
+    print(f"{tally.asked} generated configs: {counts[True]} accepted, {counts[False]} refused, as our reader does")
+    print("\n".join(decide.listed("where the release and our reader differ", list(decide.disagreements(tally.differences)))))
+    if todo.tests is not None:
+        write_all({todo.tests / VERDICTS: recorded(todo.tests / VERDICTS, todo.release, tally.sample)})
+
+
+def progress(todo: Job) -> Callable[[int, int], None]:
+    """A line for each fifth of the configs."""
+
+    def tick(done: int, count: int) -> None:
+        if done % max(1, count // 5) == 0:
+            say(f"{todo.stack} {todo.release}: {done} of {count} configs")
+
+    return tick
+
+
+def recorded(path: Path, release: str, sample: Iterable[Row]) -> str:
+    """The file of verdicts with those of the release instead of the ones it had."""
+    lines = path.read_text("utf-8").splitlines() if path.is_file() else []
+    kept = [line for line in lines if json.loads(line)["release"] != release]
+    return "".join(f"{line}\n" for line in (*kept, *(json.dumps(row) for row in sample)))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Harvest one release; the exit code."""
+    options = parser().parse_args(arguments)
+    try:
+        return run(job(options), options.record)
+    except BridgeError as error:
+        print("\n".join(error.problems), file=sys.stderr)
+        return Exit.ERROR
+
+
+def run(todo: Job, record: bool) -> int:
+    """Add the release, or compare it if it is known."""
+    known = todo.release in todo.releases.known
+    facts = harvested(todo)
+    found = [change for change in compared(todo, facts) if not known or change.file != PLACES or change.both]
+    told(todo, facts, found)
+    if not known:
+        write_all(added(todo, facts, found))
+        say(f"{todo.stack} {todo.release}: facts are written; asking it about {todo.count} configs")
+        again = [sys.executable, "-m", SCRIPTED, *again_with(todo), "--record"]
+        return subprocess.run(again, check=False).returncode if todo.count else Exit.CLEAN
+    if record:
+        judged(todo)
+    return Exit.FINDINGS if found else Exit.CLEAN
+
+
+def again_with(todo: Job) -> Iterable[str]:
+    """The command line of the same job."""
+    yield from (todo.stack, todo.release, "--count", str(todo.count), "--into", str(todo.into))
+    yield from ("--from", str(todo.root)) if todo.root else ()
+    yield from ("--tests", str(todo.tests)) if todo.tests else ()
+
+
+def parser() -> argparse.ArgumentParser:
+    """What the command line takes."""
+    found = argparse.ArgumentParser(
+        prog=f"python -m {SCRIPTED}", description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    found.add_argument("stack", help="name of a folder in compat/")
+    found.add_argument("release", help="the release, such as 0.7.0; 0.20.0.dev20260822 for a main branch of that day")
+    found.add_argument("--from", dest="root", type=Path, metavar="PATH", help="a source tree, or what pip --target made")
+    found.add_argument("--count", type=int, default=400, help="generated configs that the release judges; 0: none")
+    found.add_argument("--day", default="", metavar="YYYY-MM-DD", help="when it came out")
+    found.add_argument("--record", action="store_true", help="for a known release: judge configs again, and write the verdicts")
+    found.add_argument("--into", type=Path, metavar="FOLDER", help="files of facts; those of the stack unless given")
+    found.add_argument("--tests", type=Path, metavar="FOLDER", help="where verdicts go; tests/STACK unless given")
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

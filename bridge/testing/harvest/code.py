@@ -1,0 +1,145 @@
+"""Python that a stack's facts are read from: fields and defaults of classes, and the text of functions."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
+from functools import cache
+from hashlib import sha256
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from bridge.testing.harvest.rows import Row, plain_type
+
+SKIPPED = ("self", "args", "kwargs")
+PLACE = re.compile(r"([A-Za-z_][\w/]*\.py)[:,] (_*[A-Za-z][\w.]*\w)")
+"""A function named in the words of a rule or a check: `training/arguments.py: validate_args`."""
+DTYPES = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+
+
+def first(names: Sequence[str]) -> Any:
+    """The first of `module:name` that the release has, None if it has none of them."""
+    for name in names:
+        module, _, attribute = name.partition(":")
+        try:
+            found = getattr(import_module(module), attribute, None)
+        except ModuleNotFoundError as error:
+            if not module.startswith(str(error.name)):
+                raise
+            found = None
+        if found is not None:
+            return found
+    return None
+
+
+def arguments(cls: Any, made: Any = None) -> Iterator[Row]:
+    """What a class or function takes: name, type in one spelling, default; parts of a default that is a dataclass apart.
+
+    Of an object that is `made` without arguments its values are the defaults. What a dataclass takes and does not keep is no
+    field of it.
+    """
+    fields = {field.name: field for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else {}
+    for name, parameter in inspect.signature(cls).parameters.items():
+        variable = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if name in SKIPPED or variable or (fields and name not in fields):
+            continue
+        default = parameter.default if parameter.default is not parameter.empty else None
+        factory = fields[name].default_factory if name in fields else dataclasses.MISSING
+        if factory is not dataclasses.MISSING:
+            default = factory()
+        default = getattr(made, name, default)
+        row = {"name": name, "type": _type(parameter.annotation)}
+        if dataclasses.is_dataclass(default) and not isinstance(default, type):
+            yield {**row, "default": None}
+            yield from ({"name": f"{name}.{inner}", **rest} for inner, rest in _inside(default))
+        else:
+            yield {**row, "default": plain(default)}
+
+
+def _inside(value: Any) -> Iterator[tuple[str, Row]]:
+    for field in dataclasses.fields(value):
+        inner = getattr(value, field.name)
+        if dataclasses.is_dataclass(inner):
+            yield from ((f"{field.name}.{name}", row) for name, row in _inside(inner))
+        else:
+            yield field.name, {"type": _type(field.type), "default": plain(inner)}
+
+
+def _type(annotation: Any) -> str:
+    if annotation is inspect.Parameter.empty:
+        return ""
+    return plain_type(annotation if isinstance(annotation, str) else inspect.formatannotation(annotation))
+
+
+def plain(value: Any) -> Any:
+    """A default as JSON has it: number formats by their short names, members of enumerations by theirs."""
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, Mapping):
+        return {str(name): plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [plain(inner) for inner in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if type(value).__name__ == "dtype":
+        name = str(value).removeprefix("torch.")
+        return DTYPES.get(name, name)
+    return getattr(value, "__qualname__", type(value).__qualname__)
+
+
+# Functions that rules and checks stand on
+
+
+def named(texts: Sequence[Path]) -> list[tuple[str, str]]:
+    """Files and functions of a stack that the sources of its dialect name."""
+    found = {match.groups() for path in texts for match in PLACE.finditer(path.read_text("utf-8"))}
+    return sorted((file, name) for file, name in found)
+
+
+def places(folder: Path, wanted: Sequence[tuple[str, str]]) -> Iterator[Row]:
+    """A digest of each function or class that is there, by the place that names it; what is no function has none."""
+    files = sorted(path for path in folder.rglob("*.py") if "tests" not in path.parts)
+    for file, name in wanted:
+        here = [path for path in files if f"/{path.relative_to(folder)}".endswith(f"/{file}")]
+        digests = (digest(path, name) for path in sorted(here, key=lambda path: len(path.parts)))
+        if found := next(filter(None, digests), ""):
+            yield {"place": f"{file}: {name}", "digest": found}
+
+
+def digest(path: Path, name: str) -> str:
+    """Twelve digits of what a function or class of a file does, its comments, docstrings and types apart; empty: not there."""
+    node: ast.AST | None = _parsed(path)
+    for part in name.split("."):
+        inside = ast.walk(node) if isinstance(node, ast.Module) else getattr(node, "body", ())
+        defined = (one for one in inside if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef))
+        node = next((one for one in defined if one.name == part), None)
+    return sha256(ast.unparse(_Done().visit(ast.parse(ast.unparse(node)))).encode()).hexdigest()[:12] if node else ""
+
+
+@cache
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
+class _Done(ast.NodeTransformer):
+    """Leaves what is done."""
+
+    def visit_arg(self, node: ast.arg) -> ast.AST:
+        return ast.arg(node.arg)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        return ast.Assign([node.target], node.value or ast.Constant(None), lineno=node.lineno)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        self.generic_visit(node)
+        node.returns = None
+        return node
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
+        documents = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        return ast.Pass() if documents else node

@@ -1,0 +1,70 @@
+"""What a person decides about a release: fields without a rule, defaults that change numbers, checks whose source moved."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Sequence
+
+from bridge.config import fields, shown
+from bridge.dialect import Dialect
+from bridge.rules import Effect
+from bridge.testing.harvest.rows import Change, Row
+from bridge.translation import claims
+
+
+def questions(dialect: Dialect, changes: Sequence[Change], path_of: Callable[[str, Row], str]) -> Iterator[str]:
+    """One line for each fact that changed and that data alone does not answer, worst first."""
+    rows = [(path_of(change.file, change.row), change) for change in changes]
+    known = fields(dialect.schema)
+    for path, change in rows:
+        if change.before is None and not _declared(path, known):
+            yield f"{path}: new, {shown(change.row.get('default'))} by default; add a line to the schema and a rule"
+    yield from _each(f"{path}: in the schema, and no rule claims it" for path in known if path not in claims(dialect))
+    yield from _each(_default(dialect, path, change) for path, change in rows)
+    for path, change in rows:
+        if change.after is None:
+            yield f"{path}: gone; say what took its place, if anything did"
+
+
+def _each(lines: Iterator[str]) -> Iterator[str]:
+    yield from (line for line in dict.fromkeys(lines) if line)
+
+
+def _declared(path: str, known: Container[str]) -> bool:
+    """Whether the schema has it, leaves its section open, or types what it is made of."""
+    parents = path.split(".")
+    starts = (".".join(parents[:size]) for size in range(1, len(parents) + 1))
+    return any(start in known or f"{start}.*" in known for start in starts)
+
+
+def _default(dialect: Dialect, path: str, change: Change) -> str:
+    if change.before is None or change.after is None:
+        return ""
+    was, now = change.before.get("default"), change.after.get("default")
+    if was == now:
+        kinds = change.before.get("type", ""), change.after.get("type", "")
+        return f"{path}: takes {kinds[1]}, before {kinds[0]}" if kinds[0] != kinds[1] else ""
+    rule = claims(dialect).get(path)
+    effect = rule.effect if rule else Effect.NUMBERS
+    means = effect.value if isinstance(effect, Effect) else "what it does depends on its value"
+    return f"{path}: {shown(was)} by default until now, {shown(now)} from now on ({means})"
+
+
+def moved(changes: Sequence[Change]) -> Iterator[str]:
+    """Functions that rules and checks stand on and that do something else now, or are gone."""
+    for change in changes:
+        if change.before is not None:
+            what = "does something else" if change.after else "not there any more"
+            yield f"{change.row['place']}: {what}; read it again"
+
+
+def disagreements(found: Counter[str]) -> Iterator[str]:
+    """Where our reader and the release differ, most frequent first."""
+    yield from (f"{count} times: {what}" for what, count in found.most_common())
+
+
+def listed(heading: str, lines: Sequence[str]) -> Iterator[str]:
+    """A heading with its lines."""
+    if lines:
+        yield f"{heading} ({len(lines)}):"
+        yield from (f"  {line}" for line in lines)

@@ -1,0 +1,84 @@
+"""The process that has a release: what it is asked, and what it answered."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import bridge
+from bridge.dialect import Config
+from bridge.errors import BridgeError
+
+HERE = str(Path(bridge.__file__).parents[1])
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a release made of a config: values by path, or the reason of its refusal; and what we say it holds."""
+
+    held: dict[str, Any]
+    refused: str
+    expected: dict[str, Any]
+
+    @property
+    def differing(self) -> dict[str, tuple[Any, Any]]:
+        """Ours and theirs where they differ, of the values that both have."""
+        both = self.expected.keys() & self.held.keys()
+        return {path: (self.expected[path], self.held[path]) for path in both if self.expected[path] != self.held[path]}
+
+    @property
+    def compared(self) -> int:
+        """How many values both have."""
+        return len(self.expected.keys() & self.held.keys())
+
+
+class Process:
+    """A process of its own with the release of `stack` that lies in `root`, or is installed."""
+
+    def __init__(self, stack: str, release: str, root: Path | None = None) -> None:
+        paths = [*([str(root)] if root else []), HERE, os.environ.get("PYTHONPATH", "")]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        command = [sys.executable, "-P", "-m", "bridge.testing.harvest.worker", stack, release, str(root or "")]
+        self.stack, self.errors = stack, tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
+        self.process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True
+        )
+
+    def ask(self, question: Any) -> dict[str, Any]:
+        """The answer to one question; `BridgeError` with its last words if the process died."""
+        assert self.process.stdin and self.process.stdout
+        try:
+            self.process.stdin.write(json.dumps(question) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            raise BridgeError(self._last_words()) from None
+        line = self.process.stdout.readline()
+        if not line:
+            raise BridgeError(self._last_words())
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _last_words(self) -> str:
+        self.errors.seek(0)
+        words = [line for line in self.errors.read().splitlines() if line.strip()]
+        return f"{self.stack}: the process with its code ended without an answer: {words[-1] if words else 'it said nothing'}"
+
+    def __call__(self, config: Config) -> Verdict:
+        """What the release makes of a config."""
+        question, expected = import_module(f"compat.{self.stack}.real").posed(config)
+        answer = self.ask(question)
+        return Verdict(answer.get("held", {}), answer.get("refused", ""), json.loads(json.dumps(expected, default=str)))
+
+    def close(self) -> None:
+        """End the process."""
+        assert self.process.stdin
+        self.process.stdin.close()
+        self.process.wait(30)
+        self.errors.close()

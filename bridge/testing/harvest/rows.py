@@ -1,0 +1,142 @@
+"""Rows of facts, each with the window of releases it holds for, and how the next release changes them."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bridge.releases import Releases
+
+Row = dict[str, Any]
+WINDOW = ("since", "until")
+NAMES = {"List": "list", "Dict": "dict", "Tuple": "tuple", "Set": "set", "Type": "type"}
+
+
+@dataclass(frozen=True)
+class Change:
+    """One fact that the release has otherwise: the rows `before` and `after`, None where there is none."""
+
+    file: str
+    before: Row | None
+    after: Row | None
+
+    @property
+    def both(self) -> bool:
+        """Whether it was there and is."""
+        return self.before is not None and self.after is not None
+
+    @property
+    def row(self) -> Row:
+        """The newer of the two."""
+        found = self.after or self.before
+        assert found is not None
+        return found
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a release has: `rows` by file; `gathered` by file, names over all releases; `unread`, what could not be looked at."""
+
+    rows: dict[str, list[Row]]
+    gathered: dict[str, Any] = field(default_factory=dict)
+    unread: list[str] = field(default_factory=list)
+
+
+def bare(row: Mapping[str, Any]) -> Row:
+    """A row without its window."""
+    return {name: value for name, value in row.items() if name not in WINDOW}
+
+
+def at(rows: Iterable[Row], release: str, releases: Releases) -> list[Row]:
+    """The rows that hold at a release, without their windows; for one that is not known yet, those that are open."""
+    if release not in releases.known:
+        return [bare(row) for row in rows if not row.get("until")]
+    return [bare(row) for row in rows if releases.within(release, row.get("since", ""), row.get("until", ""))]
+
+
+def changes(file: str, before: Sequence[Row], after: Sequence[Row], keys: Sequence[str]) -> list[Change]:
+    """How `after` differs from `before`; rows of the same `keys` are about the same."""
+    old, new = ({_key(row, keys): row for row in rows} for rows in (before, after))
+    both = [key for key in {**old, **new} if _same(old.get(key)) != _same(new.get(key))]
+    return [Change(file, old.get(key), new.get(key)) for key in both]
+
+
+def updated(rows: Sequence[Row], found: Sequence[Change], release: str, keys: Sequence[str]) -> list[Row]:
+    """The rows with what changed in `release`: the old one ends with it, the new one begins; nothing else is touched."""
+    ended = {_key(change.before, keys) for change in found if change.before}
+    kept = [row if row.get("until") or _key(row, keys) not in ended else {**row, "until": release} for row in rows]
+    begun = [{**change.after, **({"since": release} if rows else {})} for change in found if change.after]
+    return sorted((*kept, *begun), key=lambda row: _key(row, keys)) if begun else kept
+
+
+def joined(old: Any, found: Any) -> Any:
+    """Names gathered over all releases: what any of them has, mappings and lists joined; text that is there stays."""
+    if isinstance(old, Mapping) and isinstance(found, Mapping):
+        both = {name: joined(old[name], found[name]) if name in old and name in found else None for name in {**old, **found}}
+        return {name: value if value is not None else old.get(name, found.get(name)) for name, value in both.items()}
+    if isinstance(old, list) and isinstance(found, list):
+        return old if {*found} <= {*old} else sorted({*old, *found})
+    return old
+
+
+def _key(row: Mapping[str, Any], keys: Sequence[str]) -> tuple[str, ...]:
+    return tuple(str(row.get(name, "")) for name in keys)
+
+
+def _same(row: Row | None) -> str:
+    """A row as text that is the same for two spellings of one type, of which one may say that None is allowed."""
+    if row is None:
+        return ""
+    parts = re.sub(r"[\w.]+\.(?=\w)", "", plain_type(str(row.get("type", "")))).split(" | ")
+    return json.dumps({**row, "type": sorted({*parts} - {"None"})}, sort_keys=True)
+
+
+def plain_type(text: str) -> str:
+    """One spelling for a type: `list[int] | None` for `Optional[List[int]]`."""
+    try:
+        return ast.unparse(_Plain().visit(ast.parse(text, mode="eval")))
+    except SyntaxError:
+        return text
+
+
+class _Plain(ast.NodeTransformer):
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        self.generic_visit(node)
+        name = ast.unparse(node.value).rpartition(".")[2]
+        if name == "Optional":
+            return ast.BinOp(node.slice, ast.BitOr(), ast.Constant(None))
+        if name == "Union" and isinstance(node.slice, ast.Tuple):
+            first, *others = node.slice.elts
+            for other in others:
+                first = ast.BinOp(first, ast.BitOr(), other)
+            return first
+        return node
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return ast.Name(NAMES.get(node.id, node.id))
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        """A quoted type is the type."""
+        quoted = isinstance(node.value, str) and node.value.isidentifier()
+        return ast.Name(NAMES.get(str(node.value), str(node.value))) if quoted else node
+
+
+def text(rows: Any) -> str:
+    """The text of a file: one row a line, or one name a line of a mapping."""
+    if isinstance(rows, list):
+        return "[\n" + ",\n".join(_line(row) for row in rows) + "\n]\n"
+    return "{\n" + ",\n".join(f"{_line(name)}: {_value(value)}" for name, value in rows.items()) + "\n}\n"
+
+
+def _value(value: Any) -> str:
+    if not isinstance(value, Mapping):
+        return _line(value)
+    return "{\n" + ",\n".join(f"  {_line(name)}: {_line(inner)}" for name, inner in value.items()) + "\n}"
+
+
+def _line(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,91 @@
+"""Where a release lies: an installed package, or a folder with its source; and what it says that it is."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
+from pathlib import Path
+
+from packaging.version import InvalidVersion, Version
+
+from bridge.errors import SourceError, VersionError
+
+PARTS = ("MAJOR", "MINOR", "PATCH", "PRE_RELEASE")
+"""Names whose values a `package_info.py` puts together."""
+
+
+@dataclass(frozen=True)
+class Package:
+    """How a stack is known: its name in registries, its folder, and the file in it that tells the release."""
+
+    name: str
+    folder: str
+    info: str = "package_info.py"
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A release on disk: `root` is what Python finds it in, `folder` is the package itself."""
+
+    package: Package
+    root: Path
+    release: str
+
+    @property
+    def folder(self) -> Path:
+        """The package."""
+        return self.root / self.package.folder
+
+
+def locate(package: Package, release: str, path: Path | None = None) -> Tree:
+    """The release in the folder `path`, or the installed one; `SourceError` or `VersionError` if it is not there."""
+    if path is not None and not (path / package.folder).is_dir():
+        raise SourceError(
+            f"{path}: no folder {package.folder} in it; name a source tree of {package.name}, or where it is installed"
+        )
+    found = next((one for one in distributions(path=[str(path)]) if _named(one) == package.name), None) if path else None
+    if path is None:
+        try:
+            found = distribution(package.name)
+        except PackageNotFoundError:
+            advice = f"pip install --no-deps {package.name}=={release}, or name its source with --from"
+            raise VersionError(f"{package.name}: not installed; {advice}") from None
+    root = path or Path(str(found.locate_file("") if found else ""))
+    told = found.version if found else told_by(root / package.folder / package.info)
+    if not same(release, told):
+        advice = f"pip install --no-deps {package.name}=={release}, or name a tree of it with --from"
+        raise VersionError(f"{package.name}: found {told} in {root}, expected {release}; {advice}")
+    return Tree(package, root.resolve(), release)
+
+
+def _named(found: Distribution) -> str:
+    return str(found.metadata["Name"]).lower().replace("_", "-")
+
+
+def told_by(file: Path) -> str:
+    """The release that the names of a `package_info.py` make; the file is read, not run."""
+    try:
+        tree = ast.parse(file.read_text("utf-8"))
+    except (OSError, SyntaxError, UnicodeDecodeError) as error:
+        raise SourceError(f"{file}: does not tell a release ({error})") from None
+    said = {
+        target.id: node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    if not said.keys() >= {*PARTS[:3]}:
+        raise SourceError(f"{file}: does not say {', '.join(PARTS[:3])}")
+    return ".".join(str(said[name]) for name in PARTS[:3]) + str(said.get(PARTS[3]) or "")
+
+
+def same(release: str, told: str) -> bool:
+    """Whether a tree that says `told` is `release`; one between two releases says the one before it, or the one to come."""
+    try:
+        wanted, have = Version(release), Version(told)
+    except InvalidVersion:
+        return release == told
+    between = wanted.is_devrelease or wanted.is_postrelease
+    return wanted.public == have.public or (between and wanted.base_version == have.base_version)

@@ -1,0 +1,119 @@
+"""What a release makes of generated configs, beside what our reader says: rows for tests, and where the two differ."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, given, settings
+
+from bridge.dialect import Config, Dialect
+from bridge.errors import BridgeError
+from bridge.testing.harvest.process import Process
+from bridge.testing.harvest.rows import Row
+from bridge.testing.mutations import mutations
+from bridge.testing.strategies import configs
+
+Tick = Callable[[int, int], None]
+KEPT = 12
+"""Rows of each verdict that a release gets in the file of the tests."""
+
+
+@dataclass
+class Tally:
+    """What came of the configs: rows by whether they were accepted, and how often which difference came."""
+
+    rows: dict[bool, list[Row]] = field(default_factory=lambda: {True: [], False: []})
+    differences: Counter[str] = field(default_factory=Counter)
+    asked: int = 0
+
+    @property
+    def sample(self) -> list[Row]:
+        """Rows to keep: of each verdict those that say most, each once."""
+        return [row for verdict in (True, False) for row in _most_telling(self.rows[verdict])]
+
+
+def _most_telling(rows: list[Row]) -> list[Row]:
+    unlike = {json.dumps(row, sort_keys=True): row for row in rows}
+    return [unlike[text] for text in sorted(sorted(unlike), key=len, reverse=True)[:KEPT]]
+
+
+def drawn(strategy: Any, count: int) -> list[Any]:
+    """`count` examples, always the same."""
+    found: list[Any] = []
+
+    def keep(example: Any) -> None:
+        found.append(example)
+
+    fixed = settings(
+        max_examples=count,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    keeping: Any = given(strategy)
+    fixed(keeping(keep))()
+    return found
+
+
+def verdicts(process: Process, dialect: Dialect, version: str, count: int, tick: Tick) -> Tally:
+    """Ask the release about as many configs that we accept as edits that we refuse."""
+    tally, real = Tally(), import_module(f"compat.{dialect.name}.real")
+    questions = [*_accepted(dialect, version, count // 2), *_edited(dialect, version, count - count // 2)]
+    for number, (config, question, expected) in enumerate(questions):
+        tick(number, len(questions))
+        answer = process.ask(question)
+        held, refused = answer.get("held", {}), answer.get("refused", "")
+        tally.asked += 1
+        tally.differences.update(_differences(expected, held, refused, real.LOOSER))
+        if (expected is None) == bool(refused):
+            outcome = {"reason": refused} if refused else {"holds": _told(config, held)}
+            tally.rows[not refused].append({"release": version, **question, "accepted": not refused, **outcome})
+    return tally
+
+
+def _told(config: Config, held: Row) -> Row:
+    """What the release holds of what the config sets, and what it holds otherwise than by default."""
+    usual = config.dialect.defaults(config.version)
+    return {path: value for path, value in held.items() if path in config.given or value != usual.get(path)}
+
+
+def _accepted(dialect: Dialect, version: str, count: int) -> Iterator[tuple[Config, Any, Row | None]]:
+    for config in drawn(configs(dialect, version), count):
+        yield config, *_posed(config)
+
+
+def _edited(dialect: Dialect, version: str, count: int) -> Iterator[tuple[Config, Any, Row | None]]:
+    """Edits of a valid config: with what we say of it, or None where we refuse it."""
+    real = import_module(f"compat.{dialect.name}.real")
+    for mutation in drawn(mutations(dialect, version), count):
+        try:
+            yield mutation.config, *_posed(mutation.read())
+        except BridgeError:
+            if (question := real.raw(mutation.source, mutation.config)) is not None:
+                yield mutation.config, question, None
+
+
+def _posed(config: Config) -> tuple[Any, Row]:
+    question, expected = import_module(f"compat.{config.dialect.name}.real").posed(config)
+    return json.loads(json.dumps(question, default=str)), json.loads(json.dumps(expected, default=str))
+
+
+def _differences(expected: Row | None, held: Row, refused: str, looser: bool) -> Iterator[str]:
+    """Where we and the release differ; `looser` if the release's own check is less than all that its run checks."""
+    if expected is None:
+        if not refused and not looser:
+            yield "we refuse what the release accepts"
+        return
+    if refused:
+        yield f"the release refuses what we accept: {refused}"
+        return
+    for path in expected.keys() & held.keys():
+        if expected[path] != held[path]:
+            yield f"{path}: we say {expected[path]!r}, the release {held[path]!r}"

@@ -1,0 +1,54 @@
+"""A process with one release of a stack: questions in, answers out, one JSON value to a line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import warnings
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from bridge.errors import ConfigError
+from bridge.testing.harvest import code
+from bridge.testing.harvest.rows import Facts
+from bridge.testing.harvest.source import locate
+
+PLACES = "places.json"
+"""File with the functions that rules and checks stand on."""
+
+
+def answered(stack: str, question: Any, tree: tuple[str, str]) -> dict[str, Any]:
+    """What the release makes of a question: "facts", or what `real.posed` asks."""
+    if question == "facts":
+        return _facts(stack, *tree)
+    try:
+        return {"held": import_module(f"compat.{stack}.real").answer(question)}
+    except ConfigError as error:
+        return {"refused": str(error)}
+
+
+def _facts(stack: str, release: str, root: str) -> dict[str, Any]:
+    harvest = import_module(f"compat.{stack}.harvest")
+    found = locate(harvest.PACKAGE, release, Path(root) if root else None)
+    facts: Facts = harvest.facts(found)
+    named = code.named(sorted(Path(str(harvest.__file__)).parent.rglob("*.py")))
+    facts.rows[PLACES] = list(code.places(found.folder, named))
+    return asdict(facts)
+
+
+def main(stack: str, release: str, root: str = "") -> None:
+    """Answer until there are no more questions; what the stack itself prints goes nowhere."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    for line in sys.stdin:
+        print(json.dumps(answered(stack, json.loads(line), (release, root)), default=str), file=answers)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

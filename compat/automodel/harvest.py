@@ -1,0 +1,113 @@
+"""How the facts of an AutoModel release are read from its own classes: the sections of a recipe and who takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from bridge.testing.harvest.code import arguments, first
+from bridge.testing.harvest.rows import Facts, Row
+from bridge.testing.harvest.source import Package, Tree
+from compat.automodel.signatures import taken
+
+PACKAGE = Package("nemo-automodel", "nemo_automodel")
+TABLES: Mapping[str, tuple[str, ...]] = {"classes.json": ("section", "strategy", "name")}
+"""Files of rows, and what tells which fact a row is about."""
+PARTS = "nemo_automodel.components."
+STRATEGIES: Mapping[str, tuple[str, ...]] = {
+    "fsdp2": ("distributed.config:FSDP2Config", "distributed.fsdp2:FSDP2Manager"),
+    "megatron_fsdp": ("distributed.config:MegatronFSDPConfig", "distributed.megatron_fsdp:MegatronFSDPManager"),
+    "ddp": ("distributed.config:DDPConfig", "distributed.ddp:DDPManager"),
+}
+"""What takes the options of a strategy: a config since 0.3.0, before it a manager."""
+SECTIONS: Mapping[str, tuple[str, ...]] = {
+    "distributed.pipeline": ("distributed.pipelining.config:PipelineConfig", "distributed.pipelining.autopipeline:AutoPipeline"),
+    "distributed.moe": ("distributed.config:MoEParallelizerConfig", "moe.config:MoEParallelizerConfig"),
+    "step_scheduler": ("training.step_scheduler:StepScheduler",),
+    "lr_scheduler": ("optim.scheduler:OptimizerParamScheduler",),
+    "model.backend": ("models.common.utils:BackendConfig", "moe.utils:BackendConfig"),
+    "model.backend.te_fp8": ("models.common.utils:TEFp8Config",),
+}
+"""What takes each other section of a recipe."""
+FREE: Mapping[str, tuple[str, ...]] = {
+    "checkpoint": ("checkpoint.config:CheckpointingConfig", "checkpoint.checkpointing:CheckpointingConfig"),
+    "compile": ("utils.compile_utils:CompileConfig",),
+    "fp8": ("quantization.fp8:FP8Config",),
+    "model.backend": SECTIONS["model.backend"],
+    "model.backend.te_fp8": SECTIONS["model.backend.te_fp8"],
+    "peft": ("_peft.lora:PeftConfig",),
+    "rng": ("training.rng:StatefulRNG",),
+}
+"""What takes a section that the schema leaves open: its names are known over all releases."""
+AXES = tuple(f"{axis}_axis_name" for axis in ("pp", "cp", "tp", "ep"))
+GIVEN_BY_CODE: Mapping[str, frozenset[str]] = {
+    "step_scheduler": frozenset(("dp_size", "dataloader", "process_group")),
+    "lr_scheduler": frozenset(("optimizer",)),
+    "distributed": frozenset(("device_mesh", "rank", "config")),
+    "distributed.pipeline": frozenset(("world_mesh", "moe_mesh", "device", "dp_axis_names", "ep_shard_axis_names", *AXES)),
+}
+"""Arguments that a recipe's code gives, whatever the file says."""
+DEVICE = "model.backend"
+"""The section whose defaults hang on the device and on what is installed."""
+SIZES = ("nemo_automodel.recipes._dist_utils", "nemo_automodel.recipes._dist_setup")
+"""Where the sizes of the mesh have their defaults, since 0.3.0."""
+
+
+def facts(tree: Tree) -> Facts:
+    """Rows for the release, and names that are gathered over all releases; runs beside its code."""
+    found = [row for section in SECTIONS for row in _section(section)]
+    found += [row for name in STRATEGIES for row in _strategy(name)]
+    unread: list[str] = []
+    gathered = {"takes": dict(_takes(unread)), "known": dict(_known(unread))}
+    return Facts({"classes.json": [*found, *_sizes()]}, {"signatures.json": gathered}, unread)
+
+
+def _section(section: str) -> Iterator[Row]:
+    yield from _taken_by(SECTIONS[section], {"section": section})
+
+
+def _strategy(name: str) -> Iterator[Row]:
+    yield from _taken_by(STRATEGIES[name], {"section": "distributed", "strategy": name})
+
+
+def _taken_by(places: Sequence[str], of: Row) -> Iterator[Row]:
+    """What a section's class takes; a config is made to see its defaults, a manager would start the run."""
+    section = of["section"]
+    cls = first([PARTS + place for place in places])
+    config = cls is not None and cls.__name__.endswith("Config")
+    for row in arguments(cls, cls() if config else None) if cls else ():
+        if row["name"] not in GIVEN_BY_CODE.get(section, ()):
+            yield {**of, **row, **({"default": None} if section.startswith(DEVICE) else {})}
+
+
+def _sizes() -> Iterator[Row]:
+    sizes = first([f"{name}:_PARALLELISM_DEFAULTS" for name in SIZES]) or {}
+    yield from ({"section": "distributed", "name": name, "type": "int | None", "default": value} for name, value in sizes.items())
+
+
+def _takes(unread: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """Arguments of the classes that recipes name and that the release still has."""
+    for target in taken():
+        module, _, name = target.rpartition(".")
+        if module.startswith(PACKAGE.folder):
+            yield from _named(target, [f"{module}:{name}"], unread)
+
+
+def _known(unread: list[str]) -> Iterator[tuple[str, list[str]]]:
+    for section, places in FREE.items():
+        yield from _named(section, [PARTS + place for place in places], unread)
+
+
+def _named(what: str, places: Sequence[str], unread: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """The names that a class takes, if the release has it; what cannot be imported here is `unread`."""
+    try:
+        cls = first(places)
+    except Exception as error:  # whatever an import of another age raises
+        unread.append(f"{what}: {type(error).__name__}: {error}")
+        return
+    if cls is not None:
+        yield what, sorted(row["name"] for row in arguments(cls) if "." not in row["name"])
+
+
+def path_of(file: str, row: Row) -> str:
+    """The setting that a row is about."""
+    return f"{row['section']}.{row['name']}"

@@ -1,0 +1,111 @@
+"""What an installed AutoModel makes of a recipe's mesh, pipeline and steps, as plain data: its parser and its step scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from bridge.dialect import Config
+from bridge.errors import ConfigError, VersionError
+from bridge.testing.harvest.code import first, plain
+from compat.automodel.effective import PP, D, data_ranks
+from compat.automodel.formats import formats, nested
+from compat.automodel.releases import release
+from compat.automodel.schema import DTYPES
+
+Group = dict[str, Any]
+LOOSER = True
+"""The parser checks less than a run does: layers, heads and ranks come later."""
+S = "step_scheduler."
+PARSER = tuple(f"nemo_automodel.recipes.{name}:parse_distributed_section" for name in ("_dist_utils", "_dist_setup"))
+STEPS = ("nemo_automodel.components.training.step_scheduler:StepScheduler",)
+LATER = frozenset(
+    (
+        *(PP + name for name in ("pp_batch_size", "pp_microbatch_size", "pp_seq_len", "loss_fn")),
+        *(PP + "patch_stage_backward_maybe_with_nosync", D + "reshard_after_forward", D + "dp_size"),
+    )
+)
+"""Values that a recipe's code works out after the parser, unless the file gives them."""
+OVERWRITTEN = frozenset(PP + name for name in ("pp_batch_size", "patch_stage_backward_maybe_with_nosync", "pp_microbatch_size"))
+"""Values that it works out even then."""
+SAMPLES = 10**6
+"""Batches of the data set that a step scheduler is built for."""
+
+
+def posed(config: Config) -> tuple[Group, Group]:
+    """What to ask AutoModel about a recipe, and the values that it should hold then."""
+    question = raw(nested(config.given, release(config.version)), config) or {}
+    given, sections = config.given, tuple(f"{name}." for name in question.get("recipe", ()))
+    later = OVERWRITTEN | {path for path in LATER if path not in given}
+    filled = {path: value for path, value in config.effective.items() if path.startswith(D) and path not in later}
+    stepped = {path: value for path, value in given.items() if path.startswith(S)}
+    return question, {path: value for path, value in (filled | stepped).items() if path.startswith(sections)} if sections else {}
+
+
+def raw(source: Mapping[str, Any], config: Config) -> Group | None:
+    """The question about a source that may not be read; None where its release has no parser to ask."""
+    if not release(config.version).nested:
+        return None
+    asked = {name: _untargeted(source[name]) for name in ("distributed", "step_scheduler") if name in source}
+    return {"recipe": {"distributed": {}, **asked}, "ranks": data_ranks(config.given, config.world_size) or 1}
+
+
+def _untargeted(section: Any) -> Any:
+    """A section without the classes that it names inside, which AutoModel would import."""
+    if not isinstance(section, Mapping):
+        return section
+    return {name: _untargeted(value) for name, value in section.items() if name != "_target_"}
+
+
+def answer(question: Mapping[str, Any]) -> Group:
+    """What the installed AutoModel holds, by path; `ConfigError` with its reason if it refuses."""
+    recipe = question.get("recipe", {})
+    try:
+        held = dict(_mesh(dict(recipe["distributed"]))) if "distributed" in recipe else {}
+        return held | dict(_steps(recipe.get("step_scheduler", {}), question.get("ranks", 1)))
+    except Exception as error:
+        raise ConfigError(f"refused by AutoModel itself: {type(error).__name__}: {error}") from error
+
+
+def _mesh(section: Group) -> Iterator[tuple[str, Any]]:
+    parsed = first(PARSER)(section)
+    sizes = {name: value for name, value in parsed.items() if name.endswith("_size")}
+    yield from _flat(sizes | {"activation_checkpointing": parsed["activation_checkpointing"]}, D)
+    yield D + "strategy", STRATEGIES[type(parsed["strategy_config"]).__name__]
+    own = {name: value for name, value in _fields(parsed["strategy_config"]).items() if name != "activation_checkpointing"}
+    yield from _flat(own, D)
+    for part, path in (("pipeline_config", PP), ("moe_parallel_config", f"{D}moe."), ("moe_config", f"{D}moe.")):
+        yield from _flat(_fields(parsed.get(part)), path)
+
+
+STRATEGIES = {"FSDP2Config": "fsdp2", "MegatronFSDPConfig": "megatron_fsdp", "DDPConfig": "ddp"}
+
+
+def _steps(section: Mapping[str, Any], ranks: int) -> Iterator[tuple[str, Any]]:
+    """The step scheduler, where the recipe says both batch sizes."""
+    if not section.keys() >= {"global_batch_size", "local_batch_size"}:
+        return
+    built = first(STEPS)(**section, dp_size=ranks, dataloader=range(SAMPLES))
+    yield from _flat({name: value for name, value in vars(built).items() if name in section}, S)
+
+
+def _fields(value: Any) -> Group:
+    return {} if value is None else {name: getattr(value, name) for name in value.__dataclass_fields__}
+
+
+def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if hasattr(value, "__dataclass_fields__"):
+            yield from _flat(_fields(value), f"{prefix}{name}.")
+        elif value is not None:
+            path = f"{prefix}{name}"
+            yield path, DTYPES.get(value, value) if path in formats() and isinstance(value, str) else plain(value)
+
+
+def installed() -> str:
+    """The release that would answer; `VersionError` if there is none."""
+    try:
+        return version("nemo-automodel")
+    except PackageNotFoundError:
+        raise VersionError("automodel: nemo-automodel is not installed; pip install --no-deps nemo-automodel") from None

@@ -1,0 +1,60 @@
+"""What each release's own parser and step scheduler made of generated recipes, beside what we say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import compat
+from bridge.errors import BridgeError
+from compat.automodel.real import LATER, OVERWRITTEN
+
+AUTOMODEL = compat.load("automodel")
+ROWS = [json.loads(line) for line in (Path(__file__).parent / "releases.jsonl").read_text("utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("version", sorted({row["release"] for row in ROWS}))
+def test_verdicts_and_values_of_the_releases(version: str) -> None:
+    rows = [row for row in ROWS if row["release"] == version]
+    assert {row["accepted"] for row in rows} == {True, False}
+    for row in rows:
+        config = read(row)
+        assert (config is not None) is row["accepted"], row
+        if config is not None:
+            said = config.effective.keys() & row["holds"].keys() - OVERWRITTEN - (LATER - config.given.keys())
+            held = json.loads(json.dumps({path: config.effective[path] for path in said}))
+            assert held == {path: row["holds"][path] for path in said}, row
+
+
+def read(row: dict[str, Any]) -> Any:
+    try:
+        return AUTOMODEL.read(row["recipe"], version=row["release"])
+    except BridgeError:
+        return None
+
+
+MOVED = [
+    ("0.4.0", "bf16", "bf16", True),
+    ("0.6.0", "fp32", "bf16", True),
+    ("0.7.0", "fp32", None, False),
+]
+
+
+@pytest.mark.parametrize(("version", "reduce", "output", "cast"), MOVED)
+def test_the_formats_of_fsdp2_moved(version: str, reduce: str, output: str | None, cast: bool) -> None:
+    values = AUTOMODEL.config({}, version, 2).effective
+    policy = [values.get(f"distributed.mp_policy.{name}") for name in ("reduce_dtype", "output_dtype", "cast_forward_inputs")]
+    assert policy == [reduce, output, cast]
+
+
+@pytest.mark.parametrize(
+    ("word", "stops"), [("fp32", True), ("16-true", True), ("float32", False), ("torch.half", False), ("bf16", False)]
+)
+def test_automodel_stops_at_spellings_that_it_does_not_know(word: str, stops: bool) -> None:
+    config = AUTOMODEL.read({"distributed": {"mp_policy": {"param_dtype": word}}})
+    found = [finding for finding in config.findings if "AutoModel stops at" in finding.message]
+    assert bool(found) is stops
+    assert word not in config.text() or not stops

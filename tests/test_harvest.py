@@ -1,0 +1,168 @@
+"""Harvesting: a known release gives what the repository has, a new one adds only what changed, in rows that stay open."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.testing.harvest.__main__ import main
+from bridge.testing.harvest.rows import joined, plain_type
+from compat.automodel import releases
+from compat.automodel.harvest import PARTS, SECTIONS, STRATEGIES
+
+pytestmark = pytest.mark.once
+
+Rows = list[dict[str, Any]]
+NEWEST = releases.KNOWN[-1]
+FACTS = Path(releases.__file__).parent
+
+
+def rows(version: str) -> Rows:
+    """What the repository says of a release."""
+    found = json.loads((FACTS / "classes.json").read_text("utf-8"))
+    return [row for row in found if releases.RELEASES.within(version, row.get("since", ""), row.get("until", ""))]
+
+
+def source(name: str, found: Iterable[Mapping[str, Any]]) -> str:
+    """A dataclass with these fields; a dotted one is a field of a dataclass inside."""
+    text, inner = [], dict[str, list[dict[str, Any]]]()
+    for row in found:
+        first, dot, rest = row["name"].partition(".")
+        if dot:
+            inner.setdefault(first, []).append({**row, "name": rest})
+        else:
+            text.append((first, row["type"] or "Any", row["default"]))
+    nested = [source(f"{name}_{field}", parts) for field, parts in inner.items()]
+    texts = {field: kind for field, kind, _ in text}
+    defaults = {field: f"field(default_factory=lambda: {default!r})" for field, _, default in text}
+    defaults |= {field: f"field(default_factory={name}_{field})" for field in inner}
+    lines = [f"    {field}: {texts.get(field, 'Any')!r} = {default}" for field, default in defaults.items()]
+    return "\n".join([*nested, "@dataclass", f"class {name}:", *(lines or ["    pass"]), ""])
+
+
+def tree(folder: Path, version: str, found: Rows) -> Path:
+    """A small source tree of AutoModel with these fields, and nothing else."""
+    texts = {"package_info": "MAJOR, MINOR, PATCH = 0, 0, 0\n" + "".join(_parts(version))}
+    homes = {
+        **{(name, ""): places for name, places in SECTIONS.items()},
+        **{("distributed", name): STRATEGIES[name] for name in STRATEGIES},
+    }
+    for (section, strategy), places in homes.items():
+        module, _, name = places[0].partition(":")
+        mine = [row for row in found if (row["section"], row.get("strategy", "")) == (section, strategy)]
+        texts[(PARTS + module).removeprefix("nemo_automodel.")] = texts.get(
+            (PARTS + module).removeprefix("nemo_automodel."), ""
+        ) + source(name, mine)
+    sizes = {row["name"]: row["default"] for row in found if row["section"] == "distributed" and not row.get("strategy")}
+    texts["recipes._dist_utils"] = f"_PARALLELISM_DEFAULTS = {sizes!r}\n"
+    for module, text in texts.items():
+        path = folder / "nemo_automodel" / (module.replace(".", "/") + ".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"from dataclasses import dataclass, field\nfrom typing import Any\n\n{text}", "utf-8")
+    return folder
+
+
+def _parts(version: str) -> list[str]:
+    return [f"{name} = {part}\n" for name, part in zip(("MAJOR", "MINOR", "PATCH"), version.split("."), strict=True)]
+
+
+@pytest.fixture
+def into(tmp_path: Path) -> Path:
+    """A copy of the facts, without digests of functions that the small tree does not have."""
+    folder = tmp_path / "facts"
+    shutil.copytree(FACTS, folder, ignore=shutil.ignore_patterns("__pycache__", "*.py"))
+    (folder / "places.json").write_text("[]\n")
+    return folder
+
+
+def harvest(version: str, root: Path, into: Path) -> int:
+    return main(["automodel", version, "--from", str(root), "--into", str(into), "--count", "0", "--day", "2030-01-01"])
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text("utf-8") for path in sorted(folder.iterdir())}
+
+
+@pytest.mark.parametrize("version", [NEWEST, "0.6.0"])
+def test_a_known_release_gives_what_the_repository_has(
+    version: str, into: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = contents(into)
+    assert harvest(version, tree(tmp_path / "tree", version, rows(version)), into) == 0
+    assert f"{len(rows(version))} facts as before, 0 rows begin, 0 end" in capsys.readouterr().out
+    assert contents(into) == before
+
+
+def test_a_release_that_changed_nothing_adds_one_line(into: Path, tmp_path: Path) -> None:
+    assert harvest("0.98.0", tree(tmp_path / "first", "0.98.0", rows(NEWEST)), into) == 0
+    before = contents(into)
+    assert harvest("0.99.0", tree(tmp_path / "second", "0.99.0", rows(NEWEST)), into) == 0
+    after = contents(into)
+    assert [name for name in after if after[name] != before[name]] == ["known.json"]
+    assert len(after["known.json"].splitlines()) == len(before["known.json"].splitlines()) + 1
+    assert json.loads(after["known.json"])["0.99.0"] == "2030-01-01"
+
+
+def test_a_new_release_begins_and_ends_only_what_changed(into: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = rows(NEWEST)
+    changed = next(row for row in found if row["name"] == "zero_dp_strategy")
+    found = [{**row, "default": 2} if row is changed else row for row in found if row["name"] != "pp_seq_len"]
+    found.append({"section": "distributed.pipeline", "name": "wings", "type": "int", "default": 3})
+    assert harvest("0.99.0", tree(tmp_path / "tree", "0.99.0", found), into) == 0
+    before, after = json.loads((FACTS / "classes.json").read_text()), json.loads((into / "classes.json").read_text())
+    came, went = [row for row in after if row not in before], [row for row in before if row not in after]
+    assert len(after) == len(before) + 2 and len(went) == 2
+    assert {(row["name"], row.get("since"), row.get("until")) for row in came} == {
+        ("wings", "0.99.0", None),
+        ("zero_dp_strategy", "0.99.0", None),
+        ("zero_dp_strategy", changed.get("since"), "0.99.0"),
+        ("pp_seq_len", "0.4.0", "0.99.0"),
+    }
+    told = capsys.readouterr().out
+    assert "distributed.pipeline.wings: new, 3 by default; add a line to the schema and a rule" in told
+    assert "distributed.zero_dp_strategy: 3 by default until now, 2 from now on (memory or speed)" in told
+    assert "distributed.pipeline.pp_seq_len: gone" in told
+
+
+def test_what_is_not_there_is_said(into: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = contents(into)
+    small = tree(tmp_path / "tree", "0.2.9", rows(NEWEST))
+    cases = {
+        "0.99.0": (small, "found 0.2.9"),
+        "0.2.9": (small, f"older than {NEWEST}"),
+        "0.98.0": (tmp_path, "no folder nemo_automodel"),
+    }
+    for version, (root, expected) in cases.items():
+        assert harvest(version, root, into) == 1
+        assert expected in capsys.readouterr().err
+    assert main(["merak", "9.9.9"]) == 1
+    assert "no harvest.py" in capsys.readouterr().err
+    assert contents(into) == before
+
+
+def test_the_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "pip install --no-deps --target" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Optional[List[int]]", "list[int] | None"),
+        ("typing.Union[str, Dict[str, int]]", "str | dict[str, int]"),
+        ("Literal['a', 'b']", "Literal[a, b]"),
+        ("not a type at all", "not a type at all"),
+    ],
+)
+def test_one_type_has_one_spelling(one: str, other: str) -> None:
+    assert plain_type(one) == other
+
+
+def test_names_are_gathered_over_releases() -> None:
+    assert joined({"a": ["x"], "b": "text"}, {"a": ["w"], "b": "other", "c": ["y"]}) == {"a": ["w", "x"], "b": "text", "c": ["y"]}
