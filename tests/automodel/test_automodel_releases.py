@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-import compat
 from bridge.errors import BridgeError
-from compat.automodel.real import LATER, OVERWRITTEN
+from bridge.stacks import load
+from compat.automodel.runtime.real import LATER, OVERWRITTEN
 
-AUTOMODEL = compat.load("automodel")
+AUTOMODEL = load("automodel")
 ROWS = [json.loads(line) for line in (Path(__file__).parent / "releases.jsonl").read_text("utf-8").splitlines()]
 
 

@@ -22,6 +22,7 @@ from bridge.errors import BridgeError, VersionError
 from bridge.exits import Exit
 from bridge.files import write_all
 from bridge.releases import Releases
+from bridge.stacks import load
 from bridge.testing.harvest import decide
 from bridge.testing.harvest.process import Process
 from bridge.testing.harvest.rows import Change, Facts, Row, at, changes, joined, text, updated
@@ -42,7 +43,7 @@ person has to decide is printed: fields without a rule, defaults that moved, fun
 changed, and where our reader and the release differ. Write the rules, and run it again with --record.
 
 A release that is known is compared with the repository: nothing is written without --record, and 2 is the exit code where
-they differ. What a stack needs lies in its folder: harvest.py (PACKAGE, TABLES, facts, path_of) and real.py (posed, answer).
+they differ. What a stack needs lies in its folder: harvest.py (PACKAGE, TABLES, facts, path_of) and runtime/real.py (posed, answer).
 """
 KNOWN = "known.json"
 VERDICTS = "releases.jsonl"
@@ -71,8 +72,7 @@ class Job:
     @property
     def dialect(self) -> Dialect:
         """The stack."""
-        found: Dialect = import_module("compat").load(self.stack)
-        return found
+        return load(self.stack)
 
     @property
     def releases(self) -> Releases:
@@ -87,7 +87,7 @@ class Job:
 
 def job(options: argparse.Namespace) -> Job:
     """The job that the command line asks for."""
-    dialect: Dialect = import_module("compat").load(options.stack)
+    dialect = load(options.stack)
     home = Path(str(import_module(type(dialect).__module__).__file__)).parent
     tests = options.tests or home.parents[1] / "tests" / options.stack
     into = options.into or home / "releases"

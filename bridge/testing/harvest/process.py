@@ -72,7 +72,7 @@ class Process:
 
     def __call__(self, config: Config) -> Verdict:
         """What the release makes of a config."""
-        question, expected = import_module(f"compat.{self.stack}.real").posed(config)
+        question, expected = import_module(f"compat.{self.stack}.runtime.real").posed(config)
         answer = self.ask(question)
         return Verdict(answer.get("held", {}), answer.get("refused", ""), json.loads(json.dumps(expected, default=str)))
 

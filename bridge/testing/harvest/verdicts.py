@@ -64,7 +64,7 @@ def drawn(strategy: Any, count: int) -> list[Any]:
 
 def verdicts(process: Process, dialect: Dialect, version: str, count: int, tick: Tick) -> Tally:
     """Ask the release about as many configs that we accept as edits that we refuse."""
-    tally, real = Tally(), import_module(f"compat.{dialect.name}.real")
+    tally, real = Tally(), import_module(f"compat.{dialect.name}.runtime.real")
     questions = [*_accepted(dialect, version, count // 2), *_edited(dialect, version, count - count // 2)]
     for number, (config, question, expected) in enumerate(questions):
         tick(number, len(questions))
@@ -91,7 +91,7 @@ def _accepted(dialect: Dialect, version: str, count: int) -> Iterator[tuple[Conf
 
 def _edited(dialect: Dialect, version: str, count: int) -> Iterator[tuple[Config, Any, Row | None]]:
     """Edits of a valid config: with what we say of it, or None where we refuse it."""
-    real = import_module(f"compat.{dialect.name}.real")
+    real = import_module(f"compat.{dialect.name}.runtime.real")
     for mutation in drawn(mutations(dialect, version), count):
         try:
             yield mutation.config, *_posed(mutation.read())
@@ -101,7 +101,7 @@ def _edited(dialect: Dialect, version: str, count: int) -> Iterator[tuple[Config
 
 
 def _posed(config: Config) -> tuple[Any, Row]:
-    question, expected = import_module(f"compat.{config.dialect.name}.real").posed(config)
+    question, expected = import_module(f"compat.{config.dialect.name}.runtime.real").posed(config)
     return json.loads(json.dumps(question, default=str)), json.loads(json.dumps(expected, default=str))
 
 

@@ -26,7 +26,7 @@ def answered(stack: str, question: Any, tree: tuple[str, str]) -> dict[str, Any]
     if question == "facts":
         return _facts(stack, *tree)
     try:
-        return {"held": import_module(f"compat.{stack}.real").answer(question)}
+        return {"held": import_module(f"compat.{stack}.runtime.real").answer(question)}
     except ConfigError as error:
         return {"refused": str(error)}
 

@@ -1,0 +1,1 @@
+"""What runs AutoModel's own code."""
