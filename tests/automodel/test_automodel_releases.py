@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,10 @@ def test_verdicts_and_values_of_the_releases(version: str) -> None:
 
 
 def read(row: dict[str, Any]) -> Any:
+    sizes = [row["recipe"]["distributed"].get(name) for name in ("tp_size", "cp_size", "pp_size")]
+    ranks = prod((row["ranks"], *(size for size in sizes if isinstance(size, int) and size > 0)))
     try:
-        return AUTOMODEL.read(row["recipe"], version=row["release"])
+        return AUTOMODEL.read(row["recipe"], version=row["release"], world_size=ranks)
     except BridgeError:
         return None
 

@@ -43,7 +43,8 @@ person has to decide is printed: fields without a rule, defaults that moved, fun
 changed, and where our reader and the release differ. Write the rules, and run it again with --record.
 
 A release that is known is compared with the repository: nothing is written without --record, and 2 is the exit code where
-they differ. What a stack needs lies in its folder: harvest.py (PACKAGE, TABLES, facts, path_of) and runtime/real.py (posed, answer).
+they differ. What a stack needs lies in its folder: harvest.py (PACKAGE, TABLES, facts, path_of), runtime/real.py (posed,
+answer).
 """
 KNOWN = "known.json"
 VERDICTS = "releases.jsonl"
