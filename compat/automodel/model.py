@@ -178,6 +178,16 @@ def _tied(theirs: Callable[[Group, Context], Group]) -> Callable[[Group, Context
     return write
 
 
+def _unread_by_family(keys: tuple[str, ...]) -> Callable[[Group], bool]:
+    """Whether one of the keys is given that the family of the model, or a model of no known one, does not read."""
+
+    def unread(values: Group) -> bool:
+        known = family(values).known
+        return any(values.get(C + key) is not None and key not in known for key in keys)
+
+    return unread
+
+
 def _group(keys: tuple[str, ...], said: tuple[str, ...]) -> Rule:
     theirs, ours = tuple(C + key for key in keys), tuple(f"model.{path}" for path in said)
     carries = {C + key: tuple(f"model.{path}" for path in stands_for()[key]) for key in keys} if keys else {CLASS: ours}
@@ -191,6 +201,7 @@ def _group(keys: tuple[str, ...], said: tuple[str, ...]) -> Rule:
         effect=min((EFFECTS[path] for path in ours), key=lambda effect: effect.rank),
         sees=(*(path for path in OTHERS if path not in (*theirs, *ours)), *((PIPELINE,) if tied else ())),
         carries=carries,
+        blurs=_unread_by_family(keys) if keys else None,
         lossy="AutoModel refuses tied embeddings in a pipeline; train without one, or a model that is not tied"
         if tied
         else "the family of the model decides",
