@@ -60,6 +60,8 @@ RECORD = "/record"
 SETTINGS = """cd() { builtin cd "$@" 2> /dev/null || true; }
 pushd() { true; }
 popd() { true; }
+cp() { command cp "$@" 2> /dev/null || true; }
+mv() { command mv "$@" 2> /dev/null || true; }
 source() { if [[ -f $1 ]]; then builtin source "$@"; fi; }
 command_not_found_handle() { return 0; }
 tee() {
