@@ -8,7 +8,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from bridge.errors import SourceError
-from bridge.files.shell import arithmetic, formatting, getopts, variables
+from bridge.files.shell import arithmetic, formatting, getopts, opened, variables
 from bridge.files.shell.decide import Bad, tested
 from bridge.files.shell.expand import OUTPUT
 from bridge.files.shell.files import AWAY, is_gone
@@ -445,7 +445,7 @@ def take_file(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     """`source FILE`: read if it is there; else what it sets is not known."""
     path = called[1] if len(called) > 1 else ()
     reader.scope.status = None
-    text = reader.content(path)
+    text = opened.content(reader, path)
     if text is not None and is_gone(text):
         reader.scope.status = 1
     elif text is None or any(isinstance(piece, Unknown) for piece in text):
@@ -459,7 +459,7 @@ def _pass_by(reader: Reader, path: Pieces, text: Pieces | None) -> None:
     line = reader.source.line(reader.place)
     reasons = (piece.why for piece in text or () if isinstance(piece, Unknown))
     tools = bool(TOOLS.search(spelled(path)))
-    reader.sourced.append(Sourced(line, spelled(path), next(reasons, "") or reader.missing(path), tools))
+    reader.sourced.append(Sourced(line, spelled(path), next(reasons, "") or opened.missing(reader, path), tools))
     if not tools:
         reader.scope.overtaken(line)
 

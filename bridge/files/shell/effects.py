@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from bridge.files.shell import opened
 from bridge.files.shell.files import is_gone
 from bridge.files.shell.inner import listed
 from bridge.files.shell.launchers import walk
@@ -169,7 +170,7 @@ def copy(reader: Reader, texts: Sequence[str]) -> Pieces | None:
         return None
     files, moved = reader.scope.files, texts[0].endswith("mv")
     source, target = reader.key(_text(names[0])), _target(reader, names)
-    content = reader.content(_text(names[0]))
+    content = opened.content(reader, _text(names[0]))
     if content is None or files.there(f"{source}/"):
         return None
     if is_gone(content) or source == target:
@@ -191,7 +192,7 @@ def touch(reader: Reader, texts: Sequence[str]) -> Pieces | None:
     """`touch FILE ...`: an empty file, where there was none."""
     _, names = _operands(texts, "c")
     for name in names:
-        content = reader.content(_text(name))
+        content = opened.content(reader, _text(name))
         if content is None or is_gone(content):
             reader.scope.files.put(reader.key(_text(name)), ())
     return ()

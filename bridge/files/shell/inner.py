@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, overload
 
+from bridge.files.shell import opened
 from bridge.files.shell.launchers import Walk, Word, walk
 from bridge.files.shell.pieces import NOWHERE, Piece, Pieces, Text, Unknown, cut, known, spelled
 from bridge.files.shell.scope import Scope, Value
@@ -78,7 +79,7 @@ def started(reader: Reader, place: int, called: Sequence[Pieces]) -> bool:
     found = walk(listed(called))
     if found.kind in ("text", "rest"):
         text, arguments = _text(found, called)
-    elif found.kind == "file" and (written := reader.file(called[found.at])) is not None:
+    elif found.kind == "file" and (written := opened.file(reader, called[found.at])) is not None:
         text, arguments = written, called[found.at :]
     elif found.kind == "input" and reader.scope.input is not None:
         text, arguments = reader.scope.input, (*called[found.before : found.before + 1], *called[found.at :])

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from bridge.files.shell import effects, getopt, streams
+from bridge.files.shell import effects, getopt, opened, streams
 from bridge.files.shell.expand import OUTPUT
 from bridge.files.shell.files import GONE, is_gone
 from bridge.files.shell.patterns import Unread, simple
@@ -29,10 +29,10 @@ def _input(reader: Reader, names: Sequence[str]) -> Pieces | None:
         return reader.scope.input
     found: list[Text | Unknown] = []
     for name in names:
-        content = reader.content(_text(name))
+        content = opened.content(reader, _text(name))
         if content is None:
             reader.scope.asked = True
-            raise Unread(reader.missing(_text(name)))
+            raise Unread(opened.missing(reader, _text(name)))
         if is_gone(content):
             reader.scope.status = 1
         else:
@@ -53,7 +53,7 @@ def tee(reader: Reader, texts: Sequence[str]) -> Pieces | None:
     content = read if read is not None else (Unknown("tee", NOWHERE, reader.source.line(reader.place), OUTPUT),)
     for name in names:
         path = _text(name)
-        reader.scope.files.put(reader.key(path), (*(reader.text_before(path) if more else ()), *content))
+        reader.scope.files.put(reader.key(path), (*(opened.text_before(reader, path) if more else ()), *content))
     return read
 
 

@@ -5,35 +5,31 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise, takewhile
-from pathlib import Path
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from bridge.errors import SourceError
-from bridge.files.named import OutsideError, find
-from bridge.files.shell import arithmetic, effects, inner, variables
+from bridge.files.shell import arithmetic, branches, effects, inner, loops, redirections, variables
 from bridge.files.shell.decide import Bad, Condition
-from bridge.files.shell.expand import GROUPS, OUTPUT, Expander
-from bridge.files.shell.files import AWAY, is_gone, key_in
+from bridge.files.shell.expand import OUTPUT, Expander
+from bridge.files.shell.files import key_in
+from bridge.files.shell.loops import MOST_STEPS
 from bridge.files.shell.missed import Asked
-from bridge.files.shell.patterns import Pattern, Unread
-from bridge.files.shell.pieces import NOWHERE, Pieces, Text, Unknown, known, spelled
-from bridge.files.shell.scope import COUNTER, MOST_CHARACTERS, Scope, Value, several
+from bridge.files.shell.patterns import Unread
+from bridge.files.shell.pieces import NOWHERE, Pieces, Unknown, known, spelled
+from bridge.files.shell.scope import COUNTER, Scope, Value
 from bridge.files.shell.source import Source, Sourced, check_ends, check_redirects, check_syntax
 from bridge.files.shell.tokens import Token, Word
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-MOST_STEPS = 10_000
 DEEPEST = 30
-TURNS = 12
 UNTOUCHED = -1
 """In place of the status of a substitution, where there is none."""
 CHECKED = ("command", "subshell")
 """What ends a script under `set -e`; blocks and branches do not by themselves."""
 LEAVING = ("break", "continue", "return")
-IN_FILE = "it stands in a file"
 Program = Callable[["Reader", Sequence[str]], Pieces | None]
 DEFINED = re.compile(r"function[ \t]+(?P<name>[\w:.-]+)|\([ \t]*\)")
 """Where functions are defined: one that is not defined yet is no command that is hoped to succeed."""
@@ -205,7 +201,7 @@ class Reader:
             elif node.type == "command":
                 self.command(node)
             else:
-                self.redirected(self._behind(node), node.start_byte, lambda: handler(self, node))
+                redirections.redirected(self, self._behind(node), node.start_byte, lambda: handler(self, node))
         except (OverflowError, Unread) as error:
             raise self.refuse(node.start_byte, str(error)) from None
         except arithmetic.Wrong as error:
@@ -364,95 +360,6 @@ class Reader:
         self.guarded -= 1
         return None if self.scope.status is None else not self.scope.status
 
-    def if_(self, node: Node) -> None:
-        """The first branch whose condition holds, or all that may be taken."""
-        self._branch(list(_clauses(node)), node)
-
-    def _branch(self, clauses: Sequence[tuple[Sequence[Node] | None, Sequence[Node]]], node: Node) -> None:
-        if not clauses:
-            self.scope.status = 0
-            return
-        condition, body = clauses[0]
-        truth = True if condition is None else self.truth(condition)
-        if self.scope.ended:
-            return
-        if truth is None:
-            line = self.source.line(node.start_byte)
-            asking = self.source.text[condition[0].start_byte : condition[-1].end_byte] if condition else ""
-            self.undecided(line, lambda: self.statements(body), lambda: self._branch(clauses[1:], node), asking=asking)
-        elif truth:
-            self.statements(body)
-        else:
-            self._branch(clauses[1:], node)
-
-    def case(self, node: Node) -> None:
-        """The patterns in order; `;&` goes on with the next body, `;;&` with the next pattern."""
-        value = node.child_by_field_name("value")
-        token = self.source.tokens_of(value.start_byte, value.end_byte)[0] if value is not None else None
-        if token is None or token.word is None:
-            raise self.refuse(node.start_byte, "this case is not read")
-        text = known(self.expander.text(token.word, alone=True))
-        self.check_stops()
-        self.scope.status = 0
-        self._items(text, [child for child in node.children if child.type == "case_item"], node)
-
-    def _items(self, text: str | None, items: Sequence[Node], node: Node) -> None:
-        for index, item in enumerate(items):
-            fits = self._fits(text, item)
-            rest = items[index + 1 :]
-            if fits is None:
-                self._undecided_item(text, items[index:], node)
-                return
-            if fits:
-                self._body(text, item, rest, node)
-                return
-
-    def _undecided_item(self, text: str | None, items: Sequence[Node], node: Node) -> None:
-        item, rest = items[0], items[1:]
-        line = self.source.line(node.start_byte)
-        value = node.child_by_field_name("value")
-        asking = self.source.text[value.start_byte : value.end_byte] if value is not None else ""
-        self.undecided(line, lambda: self._body(text, item, rest, node), lambda: self._items(text, rest, node), asking=asking)
-
-    def _body(self, text: str | None, item: Node, rest: Sequence[Node], node: Node) -> None:
-        self.statements(_case_body(item))
-        sign = item.children[-1].type
-        if self.scope.ended or not rest:
-            return
-        if sign == ";&":
-            self._body(text, rest[0], rest[1:], node)
-        elif sign == ";;&":
-            self._items(text, rest, node)
-
-    def _fits(self, text: str | None, item: Node) -> bool | None:
-        """Whether one of the patterns of an item fits."""
-        close = next((child.end_byte for child in item.children if child.type == ")"), item.end_byte)
-        fold = "nocasematch" in self.scope.options
-        unsure = False
-        for token in self.source.tokens_of(item.start_byte, close):
-            if token.word is None:
-                continue
-            self._check_groups(token)
-            try:
-                pattern = Pattern(self.expander.chars(self.expander.text(token.word, alone=True)), fold)
-                if text is None:
-                    unsure |= pattern.nodes != ["*"]
-                    if pattern.nodes == ["*"]:
-                        return True
-                elif pattern.matches(text.lower() if fold else text):
-                    return None if unsure else True
-            except Unread:
-                unsure = True
-        return None if unsure else False
-
-    def _check_groups(self, token: Token) -> None:
-        """A shell reads `@(a|b)` in a `case` where `extglob` has been on since an earlier line."""
-        written = token.word.parts if token.word else ()
-        if not any(part.kind == "text" and GROUPS.search(self.source.said(part)) for part in written):
-            return
-        if "extglob" not in self.scope.options or self.source.line(token.start) <= self.grouping:
-            raise self.refuse(token.start, "a shell stops here: this pattern needs shopt -s extglob on an earlier line")
-
     # Lists
 
     def either(self, first: Operand, others: Sequence[tuple[str, Operand]]) -> None:
@@ -480,203 +387,6 @@ class Reader:
             self.single(right)
 
     # Loops
-
-    def for_(self, node: Node) -> None:
-        """`for NAME in words`, `for ((...))`."""
-        if node.children[0].type == "select":
-            raise self.refuse(node.start_byte, "select asks a person; what it sets is not known")
-        tokens = self.source.tokens_of(node.start_byte, node.end_byte)
-        if tokens[1].kind == "counted":
-            self._counted(node, tokens[1])
-            return
-        name = self.source.said(tokens[1])
-        listed = self._listed(node, tokens)
-        self.check_stops()
-        body = self._body_of(node)
-        self.scope.status = 0
-        if any(several(word) for word in listed):
-            place, line = self.source.place(tokens[1].start, tokens[1].end), self.source.line(node.start_byte)
-            several_values = Unknown(f"${name}", place, line, "a loop gives it several values")
-            self._unsure(node, lambda: self._bound(name, Value(((several_values,),)), body))
-            return
-        self.exits.append([])
-        for word in listed:
-            self._assign_loop(name, Value((word,)))
-            self._turn(body)
-            if self.scope.ended:
-                break
-            self._step(node)
-        self._finish(node)
-
-    def _step(self, node: Node) -> None:
-        self.steps += 1
-        if self.steps > MOST_STEPS:
-            raise self.refuse(node.start_byte, f"found more than {MOST_STEPS:,} steps in a loop; is this the right file?")
-
-    def _assign_loop(self, name: str, value: Value) -> None:
-        variables.assign(self, name, None, value, False)
-
-    def _bound(self, name: str, value: Value, body: Sequence[Node]) -> bool:
-        self.scope.set(name, value)
-        self.loops += 1
-        self.statements(body)
-        self.loops -= 1
-        return True
-
-    def _listed(self, node: Node, tokens: Sequence[Token]) -> list[Pieces]:
-        if len(tokens) < 3 or tokens[2].text != "in":
-            return list(self.scope.given)
-        end = self._body_start(node)
-        words = (token.word for token in tokens[3:] if token.start < end and token.word is not None)
-        return [found for word in words for found in self.expander.words(word)]
-
-    def _body_start(self, node: Node) -> int:
-        body = node.child_by_field_name("body")
-        return body.start_byte if body is not None else node.end_byte
-
-    def _body_of(self, node: Node) -> Sequence[Node]:
-        body = node.child_by_field_name("body")
-        return body.children if body is not None else ()
-
-    def _counted(self, node: Node, token: Token) -> None:
-        """`for ((first; test; next))`."""
-        parts = _semicolons(self.source.text, token.start + 2, token.end - 2)
-        if len(parts) != 3:
-            raise self.refuse(node.start_byte, "expected three parts in for ((...))")
-        first, test, step = parts
-        body = self._body_of(node)
-
-        failed = list[int]()
-
-        def counted(span: tuple[int, int]) -> int | None:
-            try:
-                return 0 if failed else self._calculated(span)
-            except arithmetic.Unset:
-                raise
-            except arithmetic.Wrong:
-                failed.append(1)
-                return 0
-
-        def goes_on() -> bool | None:
-            endless = self.source.text[slice(*test)].strip() == "" and not failed
-            return True if endless else _truth(counted(test))
-
-        counted(first)
-        self.check_stops()
-        self._while(node, goes_on, body, lambda: counted(step))
-        if failed and not self.scope.ended:
-            self.scope.status = 1
-
-    def _calculated(self, span: tuple[int, int]) -> int | None:
-        """The value of an expression; None if it is not known."""
-        try:
-            return self.expander.calculated(*span)
-        except Unread:
-            return None
-
-    def while_(self, node: Node) -> None:
-        """`while` and `until`."""
-        until = node.children[0].type == "until"
-        condition = node.children[1 : next(index for index, child in enumerate(node.children) if child.type == "do_group")]
-
-        def goes_on() -> bool | None:
-            truth = self.truth(condition)
-            return None if truth is None else truth is not until
-
-        self._while(node, goes_on, self._body_of(node), lambda: None)
-
-    def _while(self, node: Node, goes_on: Callable[[], bool | None], body: Sequence[Node], step: Callable[[], object]) -> None:
-        self.exits.append([])
-        mark = len(self.leaving)
-        status: int | None = 0
-        while True:
-            truth = goes_on()
-            if self.scope.ended:
-                break
-            if truth is None:
-                self._unsure(node, lambda: self._once_more(body, step, goes_on))
-                break
-            if not truth:
-                self.scope.status = status
-                break
-            before = self.scope.copy() if self.exits[-1] or len(self.leaving) > mark else None
-            self._turn(body)
-            status = self.scope.status
-            if self.over:
-                break
-            step()
-            self._step(node)
-            if before is not None and self.scope.settles(before):  # further turns do the same; it ends where one may leave it
-                self.scope.ended = "over"
-                break
-        self._finish(node)
-
-    def _once_more(self, body: Sequence[Node], step: Callable[[], object], goes_on: Callable[[], bool | None]) -> bool:
-        self.loops += 1
-        self.statements(body)
-        self.loops -= 1
-        if not self.scope.ended:
-            step()
-            goes_on()
-        return True
-
-    def _turn(self, body: Sequence[Node]) -> None:
-        """The body once: `continue` ends the turn, `break` the loop."""
-        mark = len(self.leaving)
-        self.loops += 1
-        self.statements(body)
-        self.loops -= 1
-        left = [*self.leaving[mark:], self.scope.copy()]
-        del self.leaving[mark:]
-        here: list[Scope] = []
-        for scope in left:
-            self._arrived(scope, here, self.exits[-1])
-        if here:
-            self.scope.take(here, self.branch)
-        else:
-            self.scope.ended = "over"
-
-    def _arrived(self, scope: Scope, here: list[Scope], exits: list[Scope]) -> None:
-        if scope.ended in ("break", "continue") and scope.levels > 1:
-            scope.levels -= 1
-            self.leaving.append(scope)
-        elif scope.ended in ("break", "continue"):
-            (here if scope.ended == "continue" else exits).append(scope)
-            scope.ended = ""
-        elif scope.ended:
-            self.leaving.append(scope)
-        else:
-            here.append(scope)
-
-    def _finish(self, node: Node) -> None:
-        """Behind a loop: where it ended by itself, and where `break` left it."""
-        exits = self.exits.pop()
-        if self.scope.ended and self.scope.ended != "over":
-            return
-        here = [] if self.scope.ended else [self.scope.copy()]
-        if here or exits:
-            line = next((scope.parted for scope in exits if scope.parted), 0) if not here else 0
-            self.scope.take([*here, *exits], line or self.source.line(node.start_byte))
-        else:
-            self.scope.become(self.leaving.pop())
-
-    def _unsure(self, node: Node, turn: Callable[[], bool]) -> None:
-        """A loop that runs none or more times: what its turns change is not known."""
-        line = self.source.line(node.start_byte)
-        mark = len(self.leaving)
-        for _ in range(TURNS):
-            before, commands = self.scope.copy(), len(self.commands)
-            self.undecided(line, lambda: self._leave(turn, mark), lambda: None)
-            if self.scope.settles(before):
-                self.scope.status = None
-                return
-            del self.commands[commands:]
-            self._step(node)
-        raise self.refuse(node.start_byte, f"what this loop changes does not settle in {TURNS} turns")
-
-    def _leave(self, turn: Callable[[], bool], mark: int) -> None:
-        turn()
-        self.landed(mark, ("break", "continue"))
 
     # Functions
 
@@ -729,7 +439,7 @@ class Reader:
         rest = [token for token in tokens if token.kind != "redirect"]
         if len(rest) == 1 and rest[0].kind in ("cond", "arith"):
             action = self.condition if rest[0].kind == "cond" else self.counting
-            self.redirected(redirects, node.start_byte, lambda: action(rest[0]))
+            redirections.redirected(self, redirects, node.start_byte, lambda: action(rest[0]))
             return
         self.simple([token.word for token in rest if token.word is not None], redirects, node.start_byte)
 
@@ -777,14 +487,14 @@ class Reader:
             check_redirects(self.source, redirects)
         self.substituted = UNTOUCHED
         if rest and self.source.said(rest[0]) in variables.DECLARING:
-            self.redirected(redirects, place, lambda: variables.declare(self, rest, place))
+            redirections.redirected(self, redirects, place, lambda: variables.declare(self, rest, place))
             return
         alone = bool(rest) and self.source.said(rest[0]) in ("[", "test")
         called = [found for word in rest for found in self.expander.words(word, alone)]
         if not called:
-            self.redirected(redirects, place, lambda: self._assignments(assignments))
+            redirections.redirected(self, redirects, place, lambda: self._assignments(assignments))
             return
-        self.redirected(redirects, place, lambda: self._with(assignments, called, place))
+        redirections.redirected(self, redirects, place, lambda: self._with(assignments, called, place))
 
     def _assignments(self, words: Sequence[Word]) -> None:
         self.check_stops()
@@ -906,45 +616,6 @@ class Reader:
         outer.files, outer.output = scope.files, scope.output
         outer.status, outer.asked = (scope.status, scope.asked) if alone else (None, False)
 
-    def content(self, path: Pieces) -> Pieces | None:
-        """What stands in a file: what the script has written, else what lies in the script's folder; None if there is none."""
-        written = self.file(path)
-        key = self.key(path)
-        if written is not None or not key or "\0" in key or key.startswith(AWAY):
-            return written
-        lies = self._lying(key)
-        return self._fresh(path, lies) if lies is not None else None
-
-    def _lying(self, name: str) -> Pieces | None:
-        """A file of the script's folder; one outside of it is opened where that is allowed."""
-        try:
-            found = find(name, Path(self.name).parent)
-            if found is None or found.stat().st_size > MOST_CHARACTERS:
-                return None
-            return (Text(found.read_bytes().decode(), NOWHERE, True, plain=False),)
-        except OutsideError:
-            return None
-        except (OSError, UnicodeDecodeError) as error:
-            raise self.refuse(self.place, f"cannot read {name}: {error}") from None
-
-    def missing(self, path: Pieces) -> str:
-        """Why nothing is known of a file that the script has not written."""
-        try:
-            find(known(path) or "", Path(self.name).parent)
-        except OutsideError as error:
-            return str(error)
-        return f"{spelled(path)}: no such file in the script's folder; put it there"
-
-    def file(self, path: Pieces) -> Pieces | None:
-        """What the script has written to `path` so far, if it has."""
-        held = self.scope.files.held.get(self.key(path))
-        return None if held is None else self._fresh(path, held)
-
-    def _fresh(self, path: Pieces, content: Pieces) -> Pieces:
-        """What stands in a file, unless a program may have written it since."""
-        why = self.scope.files.stale(self.key(path))
-        return (Unknown(spelled(path), NOWHERE, self.source.line(self.place), why),) if why else content
-
     def key(self, path: Pieces) -> str:
         """What makes two names of files the same, from wherever the shell stands."""
         return key_in(self.scope.folder, path)
@@ -977,152 +648,6 @@ class Reader:
 
     # Redirections
 
-    def redirected(self, redirects: Sequence[Token], place: int, action: Action) -> None:
-        """A statement with what it reads, and the file that it writes."""
-        there = self._clobbered(redirects) if redirects and "noclobber" in self.scope.options else False
-        if not redirects:
-            action()
-        elif there:
-            self._fail()
-        elif there is None:
-            self.undecided(self.source.line(place), lambda: self._redirected(redirects, action), self._fail)
-        else:
-            self._redirected(redirects, action)
-
-    def _fail(self) -> None:
-        self.scope.status, self.scope.asked = 1, True
-
-    def _clobbered(self, redirects: Sequence[Token]) -> bool | None:
-        """Whether a file is there that `set -C` keeps from being written anew."""
-        found: bool | None = False
-        for token in redirects:
-            if token.text not in (">", "&>") or token.word is None:
-                continue
-            path = self.expander.text(token.word)
-            there = None if known(path) is None else self._lies(path)
-            if there and known(path) != "/dev/null":
-                return True
-            found = None if there is None else found
-        return found
-
-    def _lies(self, path: Pieces) -> bool | None:
-        there = self.scope.files.there(self.key(path))
-        return True if there is None and self.content(path) is not None else there
-
-    def _redirected(self, redirects: Sequence[Token], action: Action) -> None:
-        before = self.scope.input, self.scope.output, self.scope.captured
-        joined = self.scope.joined
-        target, lost = self._targets(redirects)
-        if lost:
-            self.scope.output, self.scope.captured = (), target is not None
-        self.check_stops_of(redirects)
-        if target is not None and not target[1]:
-            self.scope.files.put(self.key(target[0]), ())
-        key = self.key(target[0]) if target is not None else ""
-        self._reading(action, before[0])
-        written = self.scope.output
-        self.scope.input, self.scope.joined = before[0], joined
-        if lost:
-            self.scope.output, self.scope.captured = before[1:]
-        if target is not None:
-            self.scope.files.put(key, (*(self.text_before(target[0]) if target[1] else ()), *written))
-
-    def text_before(self, path: Pieces) -> Pieces:
-        """What stands in a file to which more is added."""
-        content = self.content(path)
-        return () if content is None or is_gone(content) else content
-
-    def _targets(self, redirects: Sequence[Token]) -> tuple[tuple[Pieces, bool] | None, bool]:
-        """The file that is written, and whether it is added to; whether the output goes elsewhere than before."""
-        target: tuple[Pieces, bool] | None = None
-        lost = False
-        for token in redirects:
-            found = self._redirect(token)
-            if found is not None:
-                target, lost = found, True
-            elif token.text == ">&" and token.fd in ("", "1") and self.source.said(token).endswith("2"):
-                target, lost = (target, lost) if self.scope.joined else (None, True)
-            elif token.text.startswith((">", "&>")) and token.fd in ("", "1"):
-                target, lost = None, token.text != ">&"
-            elif token.text.startswith(">") and token.fd == "2":
-                self.scope.joined = self.source.said(token).replace(" ", "") == "2>&1"
-            if token.text in ("&>", "&>>"):
-                self.scope.joined = True
-        return target, lost
-
-    def _reading(self, action: Action, before: Pieces | None) -> None:
-        """A statement that a shell starts only if the file is there that it reads."""
-        first = next(iter(self.scope.input or ()), None)
-        if self.scope.input is not before and is_gone(self.scope.input or ()):
-            self._fail()
-            return
-        if self.scope.input is before or not isinstance(first, Unknown) or first.why != IN_FILE:
-            action()
-            return
-        around, self.branch = self.branch, self.branch or first.line
-        action()
-        self.branch, self.scope.status, self.scope.asked = around, None, True
-
-    def check_stops_of(self, redirects: Sequence[Token]) -> None:
-        """What stops a shell in a redirection stops it in any case."""
-        if self.stops and not any(token.word is None for token in redirects):
-            last = self.stops[-1][0]
-            if any(self.source.line(token.start) == last for token in redirects):
-                self.check_stops()
-
-    def _redirect(self, token: Token) -> tuple[Pieces, bool] | None:
-        """Set what is read, or say which file is written and whether it is added to."""
-        word = token.word
-        if word is None:
-            return None
-        if token.text in ("<<", "<<-"):
-            self.scope.input = self._document(token)
-        elif token.text == "<<<":
-            self.scope.input = (*self.expander.text(word), Text("\n", NOWHERE, True, plain=False))
-        elif token.text == "<" and token.fd in ("", "0"):
-            self.scope.input = self._file(word)
-        elif token.text in (">", ">|", ">>", "&>", "&>>") and token.fd in ("", "1"):
-            target = self.expander.text(word)
-            if known(target) != "/dev/null":
-                return target, token.text.endswith(">>")
-        elif token.text in (">", ">|", ">>") and token.fd != "2":
-            target = self.expander.text(word)
-            why = "another stream is written to it"
-            self.scope.files.put(self.key(target), (Unknown(spelled(target), NOWHERE, self.source.line(word.start), why),))
-        elif token.text == "<&":
-            self.scope.input = None
-        return None
-
-    def _file(self, word: Word) -> Pieces:
-        """What stands in a file, or what `<(...)` writes."""
-        line = self.source.line(word.start)
-        if len(word.parts) == 1 and word.parts[0].kind == "process" and self.source.said(word).startswith("<"):
-            part = word.parts[0]
-            return self.capture(self.source.within(part.start + 2, part.end - 1))
-        path = self.expander.text(word)
-        if known(path) == "/dev/null":
-            return ()
-        found = self.content(path)
-        return (Unknown(self.source.said(word), NOWHERE, line, IN_FILE),) if found is None else found
-
-    def _document(self, token: Token) -> Pieces:
-        body = token.body
-        if body is None:
-            return ()
-        source = self.source
-        if body.tabs:
-            kept = [
-                piece
-                for line in re.finditer(r"\t*([^\n]*\n?)", source.text[body.start : body.end])
-                for piece in source.pieces(body.start + line.start(1), body.start + line.end(1), True)
-            ]
-            source = Source.inert(tuple(kept), source)
-        start, end = (0, len(source.text)) if body.tabs else (body.start, body.end)
-        if body.quoted:
-            return tuple(source.pieces(start, end, True))
-        expander = Expander(source, self.scope, self)
-        return tuple(expander.joined(expander.parts(source.double(start, end), True)))
-
 
 def _defined(text: str) -> Iterator[str]:
     """The names of functions that a text defines anywhere."""
@@ -1132,21 +657,6 @@ def _defined(text: str) -> Iterator[str]:
             yield found["name"]
         elif named := NAMED.search(before):
             yield named[1]
-
-
-def _truth(result: int | None) -> bool | None:
-    return None if result is None else bool(result)
-
-
-def _clauses(node: Node) -> Iterator[tuple[Sequence[Node] | None, Sequence[Node]]]:
-    """Conditions and bodies of an `if`, in order; the condition of `else` is None."""
-    own = [child for child in node.children if child.type not in ("elif_clause", "else_clause", "fi")]
-    yield _halves(own)
-    for clause in node.children:
-        if clause.type == "elif_clause":
-            yield _halves(clause.children)
-        elif clause.type == "else_clause":
-            yield None, clause.children[1:]
 
 
 Operand = Sequence["Node"]
@@ -1171,31 +681,15 @@ def operands(node: Node) -> tuple[Operand, list[tuple[str, Operand]]]:
     return [*stages, *first], others
 
 
-def _halves(nodes: Sequence[Node]) -> tuple[Sequence[Node], Sequence[Node]]:
-    place = next((index for index, child in enumerate(nodes) if child.type == "then"), len(nodes))
-    return nodes[1:place], nodes[place + 1 :]
-
-
-def _case_body(item: Node) -> Sequence[Node]:
-    place = next((index for index, child in enumerate(item.children) if child.type == ")"), 0)
-    return item.children[place + 1 :]
-
-
-def _semicolons(text: str, start: int, end: int) -> list[tuple[int, int]]:
-    """The parts of `for ((...))`."""
-    cuts = [start - 1, *(place for place in range(start, end) if text[place] == ";"), end]
-    return [(low + 1, high) for low, high in pairwise(cuts)]
-
-
 STATEMENTS: Mapping[str, Callable[[Reader, Node], None]] = {
     "program": Reader.block,
     "compound_statement": Reader.block,
     "do_group": Reader.block,
     "subshell": Reader.subshell,
-    "if_statement": Reader.if_,
-    "case_statement": Reader.case,
-    "for_statement": Reader.for_,
-    "while_statement": Reader.while_,
+    "if_statement": branches.if_,
+    "case_statement": branches.case,
+    "for_statement": loops.for_,
+    "while_statement": loops.while_,
     "function_definition": Reader.function,
     "command": Reader.command,
 }

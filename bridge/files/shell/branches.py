@@ -1,0 +1,134 @@
+"""Branches: `if` and `case`, the one that is taken, or all that may be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from bridge.files.shell.expand import GROUPS
+from bridge.files.shell.patterns import Pattern, Unread
+from bridge.files.shell.pieces import known
+from bridge.files.shell.tokens import Token
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+    from bridge.files.shell.read import Reader
+
+
+def if_(reader: Reader, node: Node) -> None:
+    """The first branch whose condition holds, or all that may be taken."""
+    _branch(reader, list(_clauses(node)), node)
+
+
+def _branch(reader: Reader, clauses: Sequence[tuple[Sequence[Node] | None, Sequence[Node]]], node: Node) -> None:
+    if not clauses:
+        reader.scope.status = 0
+        return
+    condition, body = clauses[0]
+    truth = True if condition is None else reader.truth(condition)
+    if reader.scope.ended:
+        return
+    if truth is None:
+        line = reader.source.line(node.start_byte)
+        asking = reader.source.text[condition[0].start_byte : condition[-1].end_byte] if condition else ""
+        reader.undecided(line, lambda: reader.statements(body), lambda: _branch(reader, clauses[1:], node), asking=asking)
+    elif truth:
+        reader.statements(body)
+    else:
+        _branch(reader, clauses[1:], node)
+
+
+def case(reader: Reader, node: Node) -> None:
+    """The patterns in order; `;&` goes on with the next body, `;;&` with the next pattern."""
+    value = node.child_by_field_name("value")
+    token = reader.source.tokens_of(value.start_byte, value.end_byte)[0] if value is not None else None
+    if token is None or token.word is None:
+        raise reader.refuse(node.start_byte, "this case is not read")
+    text = known(reader.expander.text(token.word, alone=True))
+    reader.check_stops()
+    reader.scope.status = 0
+    _items(reader, text, [child for child in node.children if child.type == "case_item"], node)
+
+
+def _items(reader: Reader, text: str | None, items: Sequence[Node], node: Node) -> None:
+    for index, item in enumerate(items):
+        fits = _fits(reader, text, item)
+        rest = items[index + 1 :]
+        if fits is None:
+            _undecided_item(reader, text, items[index:], node)
+            return
+        if fits:
+            _body(reader, text, item, rest, node)
+            return
+
+
+def _undecided_item(reader: Reader, text: str | None, items: Sequence[Node], node: Node) -> None:
+    item, rest = items[0], items[1:]
+    line = reader.source.line(node.start_byte)
+    value = node.child_by_field_name("value")
+    asking = reader.source.text[value.start_byte : value.end_byte] if value is not None else ""
+    reader.undecided(line, lambda: _body(reader, text, item, rest, node), lambda: _items(reader, text, rest, node), asking=asking)
+
+
+def _body(reader: Reader, text: str | None, item: Node, rest: Sequence[Node], node: Node) -> None:
+    reader.statements(_case_body(item))
+    sign = item.children[-1].type
+    if reader.scope.ended or not rest:
+        return
+    if sign == ";&":
+        _body(reader, text, rest[0], rest[1:], node)
+    elif sign == ";;&":
+        _items(reader, text, rest, node)
+
+
+def _fits(reader: Reader, text: str | None, item: Node) -> bool | None:
+    """Whether one of the patterns of an item fits."""
+    close = next((child.end_byte for child in item.children if child.type == ")"), item.end_byte)
+    fold = "nocasematch" in reader.scope.options
+    unsure = False
+    for token in reader.source.tokens_of(item.start_byte, close):
+        if token.word is None:
+            continue
+        _check_groups(reader, token)
+        try:
+            pattern = Pattern(reader.expander.chars(reader.expander.text(token.word, alone=True)), fold)
+            if text is None:
+                unsure |= pattern.nodes != ["*"]
+                if pattern.nodes == ["*"]:
+                    return True
+            elif pattern.matches(text.lower() if fold else text):
+                return None if unsure else True
+        except Unread:
+            unsure = True
+    return None if unsure else False
+
+
+def _check_groups(reader: Reader, token: Token) -> None:
+    """A shell reads `@(a|b)` in a `case` where `extglob` has been on since an earlier line."""
+    written = token.word.parts if token.word else ()
+    if not any(part.kind == "text" and GROUPS.search(reader.source.said(part)) for part in written):
+        return
+    if "extglob" not in reader.scope.options or reader.source.line(token.start) <= reader.grouping:
+        raise reader.refuse(token.start, "a shell stops here: this pattern needs shopt -s extglob on an earlier line")
+
+
+def _clauses(node: Node) -> Iterator[tuple[Sequence[Node] | None, Sequence[Node]]]:
+    """Conditions and bodies of an `if`, in order; the condition of `else` is None."""
+    own = [child for child in node.children if child.type not in ("elif_clause", "else_clause", "fi")]
+    yield _halves(own)
+    for clause in node.children:
+        if clause.type == "elif_clause":
+            yield _halves(clause.children)
+        elif clause.type == "else_clause":
+            yield None, clause.children[1:]
+
+
+def _halves(nodes: Sequence[Node]) -> tuple[Sequence[Node], Sequence[Node]]:
+    place = next((index for index, child in enumerate(nodes) if child.type == "then"), len(nodes))
+    return nodes[1:place], nodes[place + 1 :]
+
+
+def _case_body(item: Node) -> Sequence[Node]:
+    place = next((index for index, child in enumerate(item.children) if child.type == ")"), 0)
+    return item.children[place + 1 :]

@@ -1,0 +1,247 @@
+"""Loops: their turns one by one as long as what they ask is known, and what is left where it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from bridge.files.shell import arithmetic, variables
+from bridge.files.shell.patterns import Unread
+from bridge.files.shell.pieces import Pieces, Unknown
+from bridge.files.shell.scope import Scope, Value, several
+from bridge.files.shell.tokens import Token
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+    from bridge.files.shell.read import Reader
+
+TURNS = 12
+Asks = Callable[[], bool | None]
+"""What tells whether a loop goes on; None if that is not known."""
+MOST_STEPS = 10_000
+
+
+def for_(reader: Reader, node: Node) -> None:
+    """`for NAME in words`, `for ((...))`."""
+    if node.children[0].type == "select":
+        raise reader.refuse(node.start_byte, "select asks a person; what it sets is not known")
+    tokens = reader.source.tokens_of(node.start_byte, node.end_byte)
+    if tokens[1].kind == "counted":
+        _counted(reader, node, tokens[1])
+        return
+    name = reader.source.said(tokens[1])
+    listed = _listed(reader, node, tokens)
+    reader.check_stops()
+    body = _body_of(reader, node)
+    reader.scope.status = 0
+    if any(several(word) for word in listed):
+        place, line = reader.source.place(tokens[1].start, tokens[1].end), reader.source.line(node.start_byte)
+        several_values = Unknown(f"${name}", place, line, "a loop gives it several values")
+        _unsure(reader, node, lambda: _bound(reader, name, Value(((several_values,),)), body))
+        return
+    reader.exits.append([])
+    for word in listed:
+        _assign_loop(reader, name, Value((word,)))
+        _turn(reader, body)
+        if reader.scope.ended:
+            break
+        _step(reader, node)
+    _finish(reader, node)
+
+
+def _step(reader: Reader, node: Node) -> None:
+    reader.steps += 1
+    if reader.steps > MOST_STEPS:
+        raise reader.refuse(node.start_byte, f"found more than {MOST_STEPS:,} steps in a loop; is this the right file?")
+
+
+def _assign_loop(reader: Reader, name: str, value: Value) -> None:
+    variables.assign(reader, name, None, value, False)
+
+
+def _bound(reader: Reader, name: str, value: Value, body: Sequence[Node]) -> bool:
+    reader.scope.set(name, value)
+    reader.loops += 1
+    reader.statements(body)
+    reader.loops -= 1
+    return True
+
+
+def _listed(reader: Reader, node: Node, tokens: Sequence[Token]) -> list[Pieces]:
+    if len(tokens) < 3 or tokens[2].text != "in":
+        return list(reader.scope.given)
+    end = _body_start(reader, node)
+    words = (token.word for token in tokens[3:] if token.start < end and token.word is not None)
+    return [found for word in words for found in reader.expander.words(word)]
+
+
+def _body_start(reader: Reader, node: Node) -> int:
+    body = node.child_by_field_name("body")
+    return body.start_byte if body is not None else node.end_byte
+
+
+def _body_of(reader: Reader, node: Node) -> Sequence[Node]:
+    body = node.child_by_field_name("body")
+    return body.children if body is not None else ()
+
+
+def _counted(reader: Reader, node: Node, token: Token) -> None:
+    """`for ((first; test; next))`."""
+    parts = _semicolons(reader.source.text, token.start + 2, token.end - 2)
+    if len(parts) != 3:
+        raise reader.refuse(node.start_byte, "expected three parts in for ((...))")
+    first, test, step = parts
+    body = _body_of(reader, node)
+
+    failed = list[int]()
+
+    def counted(span: tuple[int, int]) -> int | None:
+        try:
+            return 0 if failed else _calculated(reader, span)
+        except arithmetic.Unset:
+            raise
+        except arithmetic.Wrong:
+            failed.append(1)
+            return 0
+
+    def goes_on() -> bool | None:
+        endless = reader.source.text[slice(*test)].strip() == "" and not failed
+        return True if endless else _truth(counted(test))
+
+    counted(first)
+    reader.check_stops()
+    _while(reader, node, goes_on, body, lambda: counted(step))
+    if failed and not reader.scope.ended:
+        reader.scope.status = 1
+
+
+def _calculated(reader: Reader, span: tuple[int, int]) -> int | None:
+    """The value of an expression; None if it is not known."""
+    try:
+        return reader.expander.calculated(*span)
+    except Unread:
+        return None
+
+
+def while_(reader: Reader, node: Node) -> None:
+    """`while` and `until`."""
+    until = node.children[0].type == "until"
+    condition = node.children[1 : next(index for index, child in enumerate(node.children) if child.type == "do_group")]
+
+    def goes_on() -> bool | None:
+        truth = reader.truth(condition)
+        return None if truth is None else truth is not until
+
+    _while(reader, node, goes_on, _body_of(reader, node), lambda: None)
+
+
+def _while(reader: Reader, node: Node, goes_on: Asks, body: Sequence[Node], step: Callable[[], object]) -> None:
+    reader.exits.append([])
+    mark = len(reader.leaving)
+    status: int | None = 0
+    while True:
+        truth = goes_on()
+        if reader.scope.ended:
+            break
+        if truth is None:
+            _unsure(reader, node, lambda: _once_more(reader, body, step, goes_on))
+            break
+        if not truth:
+            reader.scope.status = status
+            break
+        before = reader.scope.copy() if reader.exits[-1] or len(reader.leaving) > mark else None
+        _turn(reader, body)
+        status = reader.scope.status
+        if reader.over:
+            break
+        step()
+        _step(reader, node)
+        if before is not None and reader.scope.settles(before):  # further turns do the same; it ends where one may leave it
+            reader.scope.ended = "over"
+            break
+    _finish(reader, node)
+
+
+def _once_more(reader: Reader, body: Sequence[Node], step: Callable[[], object], goes_on: Asks) -> bool:
+    reader.loops += 1
+    reader.statements(body)
+    reader.loops -= 1
+    if not reader.scope.ended:
+        step()
+        goes_on()
+    return True
+
+
+def _turn(reader: Reader, body: Sequence[Node]) -> None:
+    """The body once: `continue` ends the turn, `break` the loop."""
+    mark = len(reader.leaving)
+    reader.loops += 1
+    reader.statements(body)
+    reader.loops -= 1
+    left = [*reader.leaving[mark:], reader.scope.copy()]
+    del reader.leaving[mark:]
+    here: list[Scope] = []
+    for scope in left:
+        _arrived(reader, scope, here, reader.exits[-1])
+    if here:
+        reader.scope.take(here, reader.branch)
+    else:
+        reader.scope.ended = "over"
+
+
+def _arrived(reader: Reader, scope: Scope, here: list[Scope], exits: list[Scope]) -> None:
+    if scope.ended in ("break", "continue") and scope.levels > 1:
+        scope.levels -= 1
+        reader.leaving.append(scope)
+    elif scope.ended in ("break", "continue"):
+        (here if scope.ended == "continue" else exits).append(scope)
+        scope.ended = ""
+    elif scope.ended:
+        reader.leaving.append(scope)
+    else:
+        here.append(scope)
+
+
+def _finish(reader: Reader, node: Node) -> None:
+    """Behind a loop: where it ended by itself, and where `break` left it."""
+    exits = reader.exits.pop()
+    if reader.scope.ended and reader.scope.ended != "over":
+        return
+    here = [] if reader.scope.ended else [reader.scope.copy()]
+    if here or exits:
+        line = next((scope.parted for scope in exits if scope.parted), 0) if not here else 0
+        reader.scope.take([*here, *exits], line or reader.source.line(node.start_byte))
+    else:
+        reader.scope.become(reader.leaving.pop())
+
+
+def _unsure(reader: Reader, node: Node, turn: Callable[[], bool]) -> None:
+    """A loop that runs none or more times: what its turns change is not known."""
+    line = reader.source.line(node.start_byte)
+    mark = len(reader.leaving)
+    for _ in range(TURNS):
+        before, commands = reader.scope.copy(), len(reader.commands)
+        reader.undecided(line, lambda: _leave(reader, turn, mark), lambda: None)
+        if reader.scope.settles(before):
+            reader.scope.status = None
+            return
+        del reader.commands[commands:]
+        _step(reader, node)
+    raise reader.refuse(node.start_byte, f"what this loop changes does not settle in {TURNS} turns")
+
+
+def _leave(reader: Reader, turn: Callable[[], bool], mark: int) -> None:
+    turn()
+    reader.landed(mark, ("break", "continue"))
+
+
+def _truth(result: int | None) -> bool | None:
+    return None if result is None else bool(result)
+
+
+def _semicolons(text: str, start: int, end: int) -> list[tuple[int, int]]:
+    """The parts of `for ((...))`."""
+    cuts = [start - 1, *(place for place in range(start, end) if text[place] == ";"), end]
+    return [(low + 1, high) for low, high in pairwise(cuts)]

@@ -1,0 +1,64 @@
+"""What stands in files: what the script has written, else what lies in its folder or where it may look."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bridge.files.named import OutsideError, find
+from bridge.files.shell.files import AWAY, is_gone
+from bridge.files.shell.pieces import NOWHERE, Pieces, Text, Unknown, known, spelled
+from bridge.files.shell.scope import MOST_CHARACTERS
+
+if TYPE_CHECKING:
+    from bridge.files.shell.read import Reader
+
+
+def content(reader: Reader, path: Pieces) -> Pieces | None:
+    """What stands in a file: what the script has written, else what lies in the script's folder; None if there is none."""
+    written = file(reader, path)
+    key = reader.key(path)
+    if written is not None or not key or "\0" in key or key.startswith(AWAY):
+        return written
+    lies = _lying(reader, key)
+    return _fresh(reader, path, lies) if lies is not None else None
+
+
+def _lying(reader: Reader, name: str) -> Pieces | None:
+    """A file of the script's folder; one outside of it is opened where that is allowed."""
+    try:
+        found = find(name, Path(reader.name).parent)
+        if found is None or found.stat().st_size > MOST_CHARACTERS:
+            return None
+        return (Text(found.read_bytes().decode(), NOWHERE, True, plain=False),)
+    except OutsideError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise reader.refuse(reader.place, f"cannot read {name}: {error}") from None
+
+
+def missing(reader: Reader, path: Pieces) -> str:
+    """Why nothing is known of a file that the script has not written."""
+    try:
+        find(known(path) or "", Path(reader.name).parent)
+    except OutsideError as error:
+        return str(error)
+    return f"{spelled(path)}: no such file in the script's folder; put it there"
+
+
+def file(reader: Reader, path: Pieces) -> Pieces | None:
+    """What the script has written to `path` so far, if it has."""
+    held = reader.scope.files.held.get(reader.key(path))
+    return None if held is None else _fresh(reader, path, held)
+
+
+def _fresh(reader: Reader, path: Pieces, content: Pieces) -> Pieces:
+    """What stands in a file, unless a program may have written it since."""
+    why = reader.scope.files.stale(reader.key(path))
+    return (Unknown(spelled(path), NOWHERE, reader.source.line(reader.place), why),) if why else content
+
+
+def text_before(reader: Reader, path: Pieces) -> Pieces:
+    """What stands in a file to which more is added."""
+    found = content(reader, path)
+    return () if found is None or is_gone(found) else found

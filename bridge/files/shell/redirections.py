@@ -1,0 +1,171 @@
+"""Redirections: what a statement reads, and the file that it writes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from bridge.files.shell import opened
+from bridge.files.shell.expand import Expander
+from bridge.files.shell.files import is_gone
+from bridge.files.shell.pieces import NOWHERE, Pieces, Text, Unknown, known, spelled
+from bridge.files.shell.source import Source
+from bridge.files.shell.tokens import Token, Word
+
+if TYPE_CHECKING:
+    from bridge.files.shell.read import Action, Reader
+
+IN_FILE = "it stands in a file"
+
+
+def redirected(reader: Reader, redirects: Sequence[Token], place: int, action: Action) -> None:
+    """A statement with what it reads, and the file that it writes."""
+    there = _clobbered(reader, redirects) if redirects and "noclobber" in reader.scope.options else False
+    if not redirects:
+        action()
+    elif there:
+        _fail(reader)
+    elif there is None:
+        reader.undecided(reader.source.line(place), lambda: _redirected(reader, redirects, action), lambda: _fail(reader))
+    else:
+        _redirected(reader, redirects, action)
+
+
+def _fail(reader: Reader) -> None:
+    reader.scope.status, reader.scope.asked = 1, True
+
+
+def _clobbered(reader: Reader, redirects: Sequence[Token]) -> bool | None:
+    """Whether a file is there that `set -C` keeps from being written anew."""
+    found: bool | None = False
+    for token in redirects:
+        if token.text not in (">", "&>") or token.word is None:
+            continue
+        path = reader.expander.text(token.word)
+        there = None if known(path) is None else _lies(reader, path)
+        if there and known(path) != "/dev/null":
+            return True
+        found = None if there is None else found
+    return found
+
+
+def _lies(reader: Reader, path: Pieces) -> bool | None:
+    there = reader.scope.files.there(reader.key(path))
+    return True if there is None and opened.content(reader, path) is not None else there
+
+
+def _redirected(reader: Reader, redirects: Sequence[Token], action: Action) -> None:
+    before = reader.scope.input, reader.scope.output, reader.scope.captured
+    joined = reader.scope.joined
+    target, lost = _targets(reader, redirects)
+    if lost:
+        reader.scope.output, reader.scope.captured = (), target is not None
+    check_stops_of(reader, redirects)
+    if target is not None and not target[1]:
+        reader.scope.files.put(reader.key(target[0]), ())
+    key = reader.key(target[0]) if target is not None else ""
+    _reading(reader, action, before[0])
+    written = reader.scope.output
+    reader.scope.input, reader.scope.joined = before[0], joined
+    if lost:
+        reader.scope.output, reader.scope.captured = before[1:]
+    if target is not None:
+        reader.scope.files.put(key, (*(opened.text_before(reader, target[0]) if target[1] else ()), *written))
+
+
+def _targets(reader: Reader, redirects: Sequence[Token]) -> tuple[tuple[Pieces, bool] | None, bool]:
+    """The file that is written, and whether it is added to; whether the output goes elsewhere than before."""
+    target: tuple[Pieces, bool] | None = None
+    lost = False
+    for token in redirects:
+        found = _redirect(reader, token)
+        if found is not None:
+            target, lost = found, True
+        elif token.text == ">&" and token.fd in ("", "1") and reader.source.said(token).endswith("2"):
+            target, lost = (target, lost) if reader.scope.joined else (None, True)
+        elif token.text.startswith((">", "&>")) and token.fd in ("", "1"):
+            target, lost = None, token.text != ">&"
+        elif token.text.startswith(">") and token.fd == "2":
+            reader.scope.joined = reader.source.said(token).replace(" ", "") == "2>&1"
+        if token.text in ("&>", "&>>"):
+            reader.scope.joined = True
+    return target, lost
+
+
+def _reading(reader: Reader, action: Action, before: Pieces | None) -> None:
+    """A statement that a shell starts only if the file is there that it reads."""
+    first = next(iter(reader.scope.input or ()), None)
+    if reader.scope.input is not before and is_gone(reader.scope.input or ()):
+        _fail(reader)
+        return
+    if reader.scope.input is before or not isinstance(first, Unknown) or first.why != IN_FILE:
+        action()
+        return
+    around, reader.branch = reader.branch, reader.branch or first.line
+    action()
+    reader.branch, reader.scope.status, reader.scope.asked = around, None, True
+
+
+def check_stops_of(reader: Reader, redirects: Sequence[Token]) -> None:
+    """What stops a shell in a redirection stops it in any case."""
+    if reader.stops and not any(token.word is None for token in redirects):
+        last = reader.stops[-1][0]
+        if any(reader.source.line(token.start) == last for token in redirects):
+            reader.check_stops()
+
+
+def _redirect(reader: Reader, token: Token) -> tuple[Pieces, bool] | None:
+    """Set what is read, or say which file is written and whether it is added to."""
+    word = token.word
+    if word is None:
+        return None
+    if token.text in ("<<", "<<-"):
+        reader.scope.input = _document(reader, token)
+    elif token.text == "<<<":
+        reader.scope.input = (*reader.expander.text(word), Text("\n", NOWHERE, True, plain=False))
+    elif token.text == "<" and token.fd in ("", "0"):
+        reader.scope.input = _file(reader, word)
+    elif token.text in (">", ">|", ">>", "&>", "&>>") and token.fd in ("", "1"):
+        target = reader.expander.text(word)
+        if known(target) != "/dev/null":
+            return target, token.text.endswith(">>")
+    elif token.text in (">", ">|", ">>") and token.fd != "2":
+        target = reader.expander.text(word)
+        why = "another stream is written to it"
+        reader.scope.files.put(reader.key(target), (Unknown(spelled(target), NOWHERE, reader.source.line(word.start), why),))
+    elif token.text == "<&":
+        reader.scope.input = None
+    return None
+
+
+def _file(reader: Reader, word: Word) -> Pieces:
+    """What stands in a file, or what `<(...)` writes."""
+    line = reader.source.line(word.start)
+    if len(word.parts) == 1 and word.parts[0].kind == "process" and reader.source.said(word).startswith("<"):
+        part = word.parts[0]
+        return reader.capture(reader.source.within(part.start + 2, part.end - 1))
+    path = reader.expander.text(word)
+    if known(path) == "/dev/null":
+        return ()
+    found = opened.content(reader, path)
+    return (Unknown(reader.source.said(word), NOWHERE, line, IN_FILE),) if found is None else found
+
+
+def _document(reader: Reader, token: Token) -> Pieces:
+    body = token.body
+    if body is None:
+        return ()
+    source = reader.source
+    if body.tabs:
+        kept = [
+            piece
+            for line in re.finditer(r"\t*([^\n]*\n?)", source.text[body.start : body.end])
+            for piece in source.pieces(body.start + line.start(1), body.start + line.end(1), True)
+        ]
+        source = Source.inert(tuple(kept), source)
+    start, end = (0, len(source.text)) if body.tabs else (body.start, body.end)
+    if body.quoted:
+        return tuple(source.pieces(start, end, True))
+    expander = Expander(source, reader.scope, reader)
+    return tuple(expander.joined(expander.parts(source.double(start, end), True)))
