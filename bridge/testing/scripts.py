@@ -357,7 +357,7 @@ PRODUCTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "( )": ("( ⟨body⟩ )", "( ⟨body⟩; exit 3 )"),
         "{ }": ("{ ⟨body⟩; }",),
         "pipe into while": ("echo ⟨one word⟩ | while read -r A B; do ⟨launch⟩; done",),
-        "pipe": ("{ ⟨body⟩; } | ⟨name⟩=⟨text⟩", "echo x | { read -r A; ⟨body⟩; }"),
+        "pipe": ("{ ⟨body⟩; } | { cat > /dev/null; ⟨name⟩=⟨text⟩; }", "echo x | { read -r A; ⟨body⟩; }"),
         "read <<<": (
             *("read -r A B <<< ⟨word⟩", "read -r A <<< ⟨word⟩", "IFS=, read -r A B C <<< ⟨word⟩", "IFS=: read -ra P <<< ⟨word⟩"),
             *(
@@ -499,8 +499,8 @@ PRODUCTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             'f№() { local IFS=,; A="$*"; set -- ${⟨list⟩[@]}; B=$#; C=("$@"); }; f№ ⟨word*2⟩; unset C; C=c',
         ),
         "getopt": (
-            'O№=$(getopt -o ab: -l tp:,pp:: -- ⟨shifted⟩); eval set -- "$O№"; while true; do case $1 in --tp|-b) A=$2; shift 2;;'
-            " --) shift; break;; *) B+=$1; shift;; esac; done",
+            '{ O№=$(getopt -o ab: -l tp:,pp:: -- ⟨shifted⟩); eval set -- "$O№"; while true; do case $1 in --tp|-b) A=$2; shift 2'
+            ";; --) shift; break;; *) B+=$1; shift;; esac; done; }",
             "A=$(getopt -u -o a:b -- ⟨flags⟩); B=$(getopt -o +ab: -- ⟨flags⟩); C=$?",
         ),
         "another shell": (

@@ -6,7 +6,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from bridge.files.shell import arithmetic, steps
+from bridge.files.shell import arithmetic, steps, subjects
 from bridge.files.shell.expand import Expander
 from bridge.files.shell.patterns import Pattern, Unread, active, simple
 from bridge.files.shell.pieces import NOWHERE, Pieces, Text, Unknown, known
@@ -259,7 +259,7 @@ def _is_set(name: str, expander: Expander) -> Truth:
         return True
     try:
         key: int | str = (index[:-1] or "0") if value.table else arithmetic.value(index[:-1] or "0", expander)
-        return expander.element(plain, value, key, True).elements is not None
+        return subjects.element(expander, plain, value, key, True).elements is not None
     except (Unread, arithmetic.Wrong):
         return None
 

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from bridge.errors import nearest
-from bridge.files.shell import arithmetic, braces, parameters
-from bridge.files.shell.patterns import Char, Unread, active, simple
+from bridge.files.shell import arithmetic, braces, operators, parameters, subjects
+from bridge.files.shell.patterns import Char, Unread, active
 from bridge.files.shell.pieces import DEFAULT_IFS, Break, Piece, Pieces, Span, Text, Unknown, known, words
-from bridge.files.shell.scope import LIVE, Scope, Value, elements, several
+from bridge.files.shell.scope import LIVE, Scope, Value, several
 from bridge.files.shell.source import Source
-from bridge.files.shell.tokens import Fault, Part, Word
+from bridge.files.shell.subjects import ALL, FORM, NAMED, Subject, stored
+from bridge.files.shell.tokens import Part, Word
 
 LENGTH = re.compile(r"#(?=[A-Za-z0-9_@*#?$!-])")
-NAMED = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*#?$!-]")
-OPERATOR = re.compile(r":?[-=+?]|//?|%%?|##?|\^\^?|,,?|:|@[A-Za-z]$")
-WHOLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\[.*\])?|[0-9]+|[@*]", re.DOTALL)
 _STAR = r"\$\{(?:!\w+\[\*\]|\w+\[\*\][^}])"
 _EACH = r"(?:\[@\]|\$@|\$\{@)"
 EACH = re.compile(_EACH)
@@ -32,9 +30,7 @@ ODD = (
 """What nobody should write in double quotes: a sign of it, its form, and what is to be said of it; it may be several words."""
 LITERAL = re.compile(r"[A-Za-z0-9_./:=,%@+-]+")
 """A word that stands for itself."""
-ALL = ("@", "*")
 OUTPUT = "it is the output of a command, and nothing is run"
-FORM = "this form of expansion is not read"
 FILES = "the files that fit decide it"
 GLOBBING = re.compile(r"[*?\[(]")
 """What a pattern cannot do without."""
@@ -62,24 +58,6 @@ class Runner(Protocol):
         """What the branches around a line ask for, as options that say it."""
 
 
-@dataclass(slots=True, unsafe_hash=True)
-class Subject:
-    """A variable that is expanded: its elements (None: it is not set), and how they are joined (`@`, `*` or not at all).
-
-    `element` tells that it is one of an array, `before` that its index lies before the array.
-    """
-
-    name: str
-    elements: list[tuple[int | str, Pieces]] | None
-    joined: str = ""
-    element: bool = False
-    before: bool = False
-
-    @property
-    def words(self) -> list[Pieces]:
-        return [word for _, word in self.elements or ()]
-
-
 class Expander:
     """Expands the words of one source in a scope."""
 
@@ -98,7 +76,7 @@ class Expander:
         separators = self.scope.separators
         found: list[Pieces] = []
         for parts in braces.expanded(self.source.text, word.parts):
-            pieces = self.parts(self._tilde(parts, False), False)
+            pieces = self.parts(self.tilde(parts, False), False)
             if separators is None:
                 pieces = [replace(piece, loose=True) if isinstance(piece, Unknown) else piece for piece in pieces]
                 if any(isinstance(piece, Text) and piece.splits for piece in pieces):
@@ -112,7 +90,7 @@ class Expander:
         literal = self._literal(word)
         if literal is not None:
             return literal
-        pieces = self.parts(self._tilde(word.parts, assigned), False)
+        pieces = self.parts(self.tilde(word.parts, assigned), False)
         if alone:
             pieces = [Break() if isinstance(piece, Break) and piece.made else piece for piece in emptied(pieces)]
         return tuple(self.joined(pieces))
@@ -143,7 +121,7 @@ class Expander:
             return (Unknown(spelling, place, self.source.line(written.start), FILES, loose=True),)
         return word
 
-    def _tilde(self, parts: tuple[Part, ...], assigned: bool) -> tuple[Part, ...]:
+    def tilde(self, parts: tuple[Part, ...], assigned: bool) -> tuple[Part, ...]:
         """`~` at the start as a part of its own; behind a colon too where a value is assigned."""
         if "~" not in self.source.text:
             return parts
@@ -183,9 +161,9 @@ class Expander:
             case "double":
                 return self._double(part)
             case "ansi":
-                return [self._known_or(part, True, lambda: parameters.decoded(self.source.text[part.start + 2 : part.end - 1]))]
+                return [self.known_or(part, True, lambda: parameters.decoded(self.source.text[part.start + 2 : part.end - 1]))]
             case "made":
-                return [Text(part.text, self._place(part), quoted, plain=False)]
+                return [Text(part.text, self.place(part), quoted, plain=False)]
             case "arith":
                 return [self.arithmetic(part, quoted)]
             case "command" | "backtick":
@@ -198,12 +176,12 @@ class Expander:
 
     def _nothing(self, part: Part) -> Text:
         """An empty pair of quotes is a word as well."""
-        return Text("", self._place(part), True, plain=False)
+        return Text("", self.place(part), True, plain=False)
 
     def _escaped(self, part: Part) -> list[Piece]:
         said = self.source.said(part)
         kept = "\\" if said == "\\" else said[1:].removeprefix("\n")
-        return [Text(kept, self._place(part), True, plain=False)] if kept else []
+        return [Text(kept, self.place(part), True, plain=False)] if kept else []
 
     def _double(self, part: Part) -> Expanded:
         said = self.source.said(part)
@@ -227,22 +205,22 @@ class Expander:
         text = known(value.pieces) if value else None
         if text is None:
             return [self.unknown(part, "the home folder is not known", True)]
-        return [Text(text, self._place(part), True, plain=False)]
+        return [Text(text, self.place(part), True, plain=False)]
 
     def unknown(self, part: Part | Word, why: str, quoted: bool, absent: bool = False) -> Unknown:
         """An expansion that cannot be known."""
-        return Unknown(self.source.said(part), self._place(part), self.source.line(part.start), why, quoted, absent=absent)
+        return Unknown(self.source.said(part), self.place(part), self.source.line(part.start), why, quoted, absent=absent)
 
-    def _place(self, part: Part | Word) -> Span:
+    def place(self, part: Part | Word) -> Span:
         return self.source.place(part.start, part.end)
 
-    def _made(self, part: Part, text: str, quoted: bool) -> Text:
-        return Text(text, self._place(part), quoted, plain=False, splits=not quoted)
+    def made(self, part: Part, text: str, quoted: bool) -> Text:
+        return Text(text, self.place(part), quoted, plain=False, splits=not quoted)
 
-    def _known_or(self, part: Part, quoted: bool, make: Callable[[], str]) -> Piece:
+    def known_or(self, part: Part, quoted: bool, make: Callable[[], str]) -> Piece:
         """What `make` finds, or an unknown with the reason."""
         try:
-            return self._made(part, make(), quoted)
+            return self.made(part, make(), quoted)
         except Unread as error:
             return self.unknown(part, str(error), quoted)
         except arithmetic.Wrong as error:
@@ -284,8 +262,8 @@ class Expander:
         """A variable with what is done to it."""
         try:
             if part.kind == "short":
-                subject = self._subject(part.text or self.source.text[part.start + 1 : part.end], None)
-                return self._spread(subject, part, quoted)
+                subject = subjects.named(self, part.text or self.source.text[part.start + 1 : part.end], None)
+                return self.spread(subject, part, quoted)
             return self._braced(part, quoted)
         except Unread as error:
             unknown = self.unknown(part, str(error), quoted)
@@ -296,116 +274,15 @@ class Expander:
     def _braced(self, part: Part, quoted: bool) -> Expanded:
         text, start, end = self.source.text, part.start + 2, part.end - 1
         if text[start:end] != "#" and LENGTH.match(text, start) and not text.startswith("#}", start):
-            subject, position = self._at(start + 1, end)
+            subject, position = subjects.at(self, start + 1, end)
             if position == end and subject.before:
                 raise arithmetic.Wrong("the index lies before the array")
             if position == end:
-                return [self._made(part, str(self._count(subject)), quoted)]
+                return [self.made(part, str(subjects.counted(self, subject)), quoted)]
         if text.startswith("!", start) and end > start + 1:
             return self._indirect(part, start + 1, end, quoted)
-        subject, position = self._at(start, end)
-        return self._operated(part, subject, position, quoted) if position < end else self._spread(subject, part, quoted)
-
-    def _at(self, start: int, end: int) -> tuple[Subject, int]:
-        """The variable at `start`, and where its name and its index end."""
-        found = NAMED.match(self.source.text, start, end)
-        if found is None:
-            raise Unread(FORM)
-        position, index = found.end(), None
-        if self.source.text.startswith("[", position):
-            position = self._closed(position + 1)
-            index = found.end() + 1, position - 1
-        return self._subject(found[0], index), position
-
-    def _closed(self, position: int) -> int:
-        try:
-            return self.source.scanner.balanced(position, "[", "]")
-        except Fault:
-            raise Unread(FORM) from None
-
-    def _subject(self, name: str, index: tuple[int, int] | None) -> Subject:
-        if name in ALL:
-            return Subject(name, list(enumerate(self.scope.given, 1)), name)
-        if name in "#?$!-":
-            return Subject(name, [(0, self._special(name))])
-        value = self.scope.get(name)
-        said = self.source.text[slice(*index)] if index else ""
-        if said in ALL:
-            return Subject(name, list(elements(value)) if value else None, said)
-        return self.element(name, value, self.key(index, value) if index and (value or said[:1] == "-") else None, bool(index))
-
-    def element(self, name: str, value: Value | None, key: int | str | None, indexed: bool) -> Subject:
-        """One element of a variable."""
-        if value is None or not value.words:
-            before = isinstance(key, int) and key < 0
-            if before and "errexit" in self.scope.options:
-                raise arithmetic.Wrong("the index lies before the array, on which set -e ends a shell")
-            return Subject(name, None, element=value is not None, before=before)
-        if key is None:
-            key = "0" if value.table else 0
-        if isinstance(key, int) and key < 0:
-            if value.open:
-                raise Unread("the length of the array is not known")
-            key += max((int(place) for place in value.places), default=-1) + 1
-        before = isinstance(key, int) and key < 0
-        if before and "errexit" in self.scope.options:
-            raise arithmetic.Wrong("the index lies before the array, on which set -e ends a shell")
-        word = value.at(key)
-        return Subject(name, None if word is None else [(key, word)], element=indexed or value.array, before=before)
-
-    def key(self, index: tuple[int, int], value: Value | None) -> int | str:
-        """The place that an index means."""
-        parts = self.source.double(*index) if not (value and value.table) else self._bare(*index)
-        pieces = self.parts(parts, True)
-        text = known(self.joined(pieces if value and value.table else self._settled(pieces)))
-        if text is None:
-            raise Unread("the index is not known")
-        if value and value.table and not text and "errexit" in self.scope.options:
-            raise arithmetic.Wrong("an empty key is an error, on which set -e ends a shell")
-        return text if value and value.table else arithmetic.value(text.replace('"', ""), self)
-
-    def _bare(self, start: int, end: int) -> list[Part]:
-        parts: list[Part] = []
-        source = self.source
-        scanner, position = type(source.scanner)(source.text[:end]), start
-        while position < end:
-            char = source.text[position]
-            if char in "\\'\"$`":
-                position = scanner.piece(char, position, parts)
-            else:
-                parts.append(Part("text", position, position + 1))
-                position += 1
-        return parts
-
-    def _special(self, name: str) -> Pieces:
-        if name == "#":
-            if any(several(word) for word in self.scope.given):
-                raise Unread("the number of arguments is not known")
-            return (Text(str(len(self.scope.given)), (0, 0), plain=False),)
-        if name == "?" and self.scope.status is not None:
-            return (Text(str(self.scope.status), (0, 0), plain=False),)
-        raise Unread("only a run tells")
-
-    def _count(self, subject: Subject) -> int:
-        if subject.joined:
-            if any(several(word) for word in subject.words):
-                raise Unread("it counts what is not known")
-            return len(subject.words)
-        return len(simple(self._text(subject)))
-
-    def _text(self, subject: Subject) -> str:
-        """The known text of a variable that is not a list."""
-        if subject.elements is None:
-            self._must_be_settled(subject)
-            return ""
-        text = known(subject.words[0])
-        if text is None:
-            raise Unread(next(piece.why for piece in subject.words[0] if isinstance(piece, Unknown)))
-        return text
-
-    def _must_be_settled(self, subject: Subject) -> None:
-        if not self.settled(subject):
-            raise Absent(self.unset(subject.name))
+        subject, position = subjects.at(self, start, end)
+        return self._worked(part, subject, position, quoted)
 
     def settled(self, subject: Subject) -> bool:
         """Whether it is known that a variable is not set."""
@@ -427,11 +304,11 @@ class Expander:
 
     # What is put in its place
 
-    def _spread(self, subject: Subject, part: Part, quoted: bool) -> Expanded:
+    def spread(self, subject: Subject, part: Part, quoted: bool) -> Expanded:
         """The elements of a variable as they stand."""
         if subject.elements is None and not subject.joined:
             if self.settled(subject):
-                return [self._made(part, "", quoted)]
+                return [self.made(part, "", quoted)]
             alone = not self.scope.sourced and "nounset" not in self.scope.options
             if "nounset" in self.scope.options:
                 self.runner.doubt(self.source.line(part.start))
@@ -440,19 +317,19 @@ class Expander:
             unknown = self.unknown(part, self.unset(subject.name), quoted, absent=not self.scope.sourced)
             return [replace(unknown, loose=bool(self.scope.sourced) and subject.joined == "@")]
         self.solid |= bool(subject.joined and subject.words)
-        return self._listed(subject.words, subject.joined, part, quoted, plain=True)
+        return self.listed(subject.words, subject.joined, part, quoted, plain=True)
 
-    def _listed(self, listed: Sequence[Pieces], joined: str, part: Part, quoted: bool, plain: bool = False) -> Expanded:
+    def listed(self, listed: Sequence[Pieces], joined: str, part: Part, quoted: bool, plain: bool = False) -> Expanded:
         found: Expanded = []
         for position, word in enumerate(listed):
             if position:
                 found.append(self._between(joined, part, quoted, plain))
-            found += self._used(word, part, quoted) or [self._made(part, "", quoted)]
+            found += self._used(word, part, quoted) or [self.made(part, "", quoted)]
         if not listed and joined == "*" and quoted:
-            return [self._made(part, "", quoted)]
+            return [self.made(part, "", quoted)]
         return found
 
-    def _check_joiner(self, joined: str, quoted: bool) -> None:
+    def check_joiner(self, joined: str, quoted: bool) -> None:
         """Where IFS is empty, bash joins names, keys and what it trims with nothing, with a blank or with a byte of its own."""
         if joined == "*" and not quoted and self.scope.separators == "":
             raise Unread("IFS is empty, and a shell joins [*] in a way of its own here")
@@ -470,11 +347,11 @@ class Expander:
                 raise Unread("IFS is empty, and a shell joins [@] in a way of its own where nothing is split")
             return Break(first, made=True)
         if quoted:
-            return Text(first, self._place(part), True, plain=False)
+            return Text(first, self.place(part), True, plain=False)
         return Break(first if joined == "*" else " ", first.strip(DEFAULT_IFS))
 
     def _used(self, pieces: Pieces, part: Part, quoted: bool) -> list[Piece]:
-        place, found = self._place(part), list[Piece]()
+        place, found = self.place(part), list[Piece]()
         for piece in pieces:
             if isinstance(piece, Text):
                 found.append(piece.used(place, quoted))
@@ -492,184 +369,40 @@ class Expander:
         if found is None:
             raise Unread(FORM)
         rest = text[found.end() : end]
-        self._check_joiner(rest.strip("[]"), quoted)
+        self.check_joiner(rest.strip("[]"), quoted)
         if rest in ALL:
             scope = self.scope
             if any(name.startswith(found[0]) for name in LIVE):
                 raise Unread("a shell sets variables of that name itself")
             names = sorted(name for name in {*scope.variables, *scope.outside} if name.startswith(found[0]) and scope.get(name))
             listed = [(Text(name, (0, 0), plain=False),) for name in names]
-            return self._listed(listed, rest, part, quoted)
+            return self.listed(listed, rest, part, quoted)
         if rest in ("[@]", "[*]"):
-            subject = self._subject(found[0], (found.end() + 1, end - 1))
+            subject = subjects.named(self, found[0], (found.end() + 1, end - 1))
             if any(several(word) for word in subject.words):
                 raise Unread("the keys of the array are not known")
             keys = [(Text(str(key), (0, 0), plain=False),) for key, _ in subject.elements or ()]
-            return self._listed(keys, rest[1], part, quoted)
-        subject, position = self._at(start, end)
-        target = self._target(self._text(subject), found[0])
-        return self._operated(part, target, position, quoted) if position < end else self._spread(target, part, quoted)
+            return self.listed(keys, rest[1], part, quoted)
+        subject, position = subjects.at(self, start, end)
+        target = subjects.target(self, subjects.text_of(self, subject), found[0])
+        return self._worked(part, target, position, quoted)
 
-    def _target(self, name: str, through: str) -> Subject:
-        if not WHOLE.fullmatch(name):
-            raise Unread(f"{through} does not name a variable")
-        plain, _, index = name.partition("[")
-        if not index:
-            return self._subject(name, None)
-        value = self.scope.get(plain)
-        if index[:-1] in ALL:
-            return Subject(plain, list(elements(value)) if value else None, index[:-1])
-        key: int | str = index[:-1] if value and value.table else arithmetic.value(index[:-1], self)
-        return self.element(plain, value, key, True)
+    def _worked(self, part: Part, subject: Subject, position: int, quoted: bool) -> Expanded:
+        """A variable with the operator at `position`, if one stands there."""
+        if position < part.end - 1:
+            return operators.operated(self, part, subject, position, quoted)
+        return self.spread(subject, part, quoted)
 
     # Operators
-
-    def _operated(self, part: Part, subject: Subject, start: int, quoted: bool) -> Expanded:
-        found = OPERATOR.match(self.source.text, start, part.end - 1)
-        if found is None:
-            raise Unread(FORM)
-        operator, start = found[0], found.end()
-        if operator[-1] in "-=+?" and operator != ":":
-            return self._chosen(part, subject, operator, start, quoted)
-        if operator == ":":
-            return self._cut(part, subject, start, quoted)
-        if subject.elements is None:
-            return self._spread(subject, part, quoted)
-        if operator[0] in "#%":
-            self._check_joiner(subject.joined, quoted)
-        change = self._change(part, operator, start)
-        self.solid |= subject.joined == "@" and bool(subject.words)
-        if not subject.joined:
-            self.solid |= operator[0] in "/^,@" or known(subject.words[0]) != ""
-        made: list[Pieces] = [(self._turned(part, word, change, quoted),) for word in subject.words]
-        return self._listed(made, subject.joined, part, quoted)
-
-    def _turned(self, part: Part, word: Pieces, change: Callable[[str], str], quoted: bool) -> Piece:
-        text = known(word)
-        if text is None:
-            unknown = self.unknown(part, next(piece.why for piece in word if isinstance(piece, Unknown)), quoted)
-            return replace(unknown, loose=several(word))
-        return self._made(part, change(text), quoted)
-
-    def _change(self, part: Part, operator: str, start: int) -> Callable[[str], str]:
-        """What an operator does to a text."""
-        if operator[0] == "@":
-            if operator[1] not in parameters.TURNED:
-                raise Unread(FORM)
-            return parameters.TURNED[operator[1]]
-        if operator[0] == "/":
-            pattern, put = self._halves(part, start)
-            return lambda text: parameters.replaced(text, operator, pattern, put)
-        chars = self.chars(self.joined(self.operand(part, start, True)))
-        if operator[0] in "#%":
-            return lambda text: parameters.trimmed(text, operator, chars)
-        return lambda text: parameters.lettered(text, operator, chars)
 
     def chars(self, pieces: Iterable[Piece]) -> list[Char]:
         """The characters of a pattern; groups are read as such under `extglob` alone."""
         found = active(pieces)
         return found if "extglob" in self.scope.options else [(char, special and char != "(") for char, special in found]
 
-    def _halves(self, part: Part, start: int) -> tuple[list[Char], str]:
-        """Pattern and replacement of `${NAME/pattern/replacement}`: a slash that is written parts them, none of a value."""
-        before, after = _parted(self.source.text, self.source.operand(start, part.end - 1, True), start)
-        put = active(self.joined(self.parts(after, False)))
-        if after and self.source.text.startswith("~", after[0].start):
-            raise Unread("the home folder is not known")
-        if any(char in (("&", True), ("\\", True)) for char in put):
-            raise Unread("& in a replacement means other things to other releases of bash")
-        pattern = self.chars(self.joined(self.parts(self._tilde(before, False), False)))
-        return pattern, "".join(char for char, _ in put)
-
     def operand(self, part: Part, start: int, single: bool, quoted: bool = False) -> Expanded:
         """The word behind an operator."""
-        return self.parts(self._tilde(self.source.operand(start, part.end - 1, single), False), quoted)
-
-    def _chosen(self, part: Part, subject: Subject, operator: str, start: int, quoted: bool) -> Expanded:
-        """`${NAME:-text}` and its kin."""
-        absent = self._absent(subject, operator[0] == ":")
-        if absent is None:
-            raise Unread(self._reason(subject))
-        if operator[-1] == "+":
-            nothing: Expanded = [] if subject.joined == "@" else [self._made(part, "", quoted)]
-            return nothing if absent else self._default(part, start, quoted)
-        if not absent:
-            return self._spread(subject, part, quoted)
-        if operator[-1] == "?":
-            if self.settled(subject) or subject.elements is not None:
-                raise arithmetic.Wrong(f"{subject.name} is not set")
-            self.runner.doubt(self.source.line(part.start))
-            raise Unread(self.unset(subject.name))
-        default = self._default(part, start, quoted)
-        if operator[-1] == "=":
-            if subject.joined or subject.element or subject.name.isdigit():
-                raise Unread(FORM)
-            self.scope.set(subject.name, Value((tuple(self.joined(default)),)))
-            default = [*self._used(tuple(self.joined(default)), part, quoted)]
-        place = self._place(part)
-        return [replace(piece, uses=(place, *piece.uses)) if not isinstance(piece, Break) else piece for piece in default]
-
-    def _default(self, part: Part, start: int, quoted: bool) -> Expanded:
-        """What stands for a variable: as in double quotes where the whole stands in them, else split like any expansion."""
-        found = list(self.operand(part, start, not quoted, quoted))
-        if not quoted:
-            found = [replace(piece, splits=True) if isinstance(piece, Text) and not piece.quoted else piece for piece in found]
-        return found or [self._made(part, "", quoted)]
-
-    def _absent(self, subject: Subject, empty: bool) -> bool | None:
-        """Whether a variable is not set, or empty where that counts as well; None if that is not known."""
-        if subject.elements is None or (subject.joined and not subject.elements):
-            return None if self.scope.sourced and not self.scope.settled(subject.name) and not subject.joined else True
-        if any(isinstance(piece, Unknown) and piece.perhaps for word in subject.words for piece in word):
-            return None
-        if any(several(word) for word in subject.words):
-            return None
-        if not empty:
-            return False
-        pieces = [piece for word in subject.words for piece in word]
-        if any(isinstance(piece, Text) and piece.text for piece in pieces) or (subject.joined and len(subject.words) > 1):
-            return False
-        unknowns = [piece for piece in pieces if isinstance(piece, Unknown) and not piece.absent]
-        return None if unknowns else True
-
-    def _reason(self, subject: Subject) -> str:
-        if subject.elements is None:
-            return self.unset(subject.name)
-        return next(piece.why for word in subject.words for piece in word if isinstance(piece, Unknown))
-
-    def _cut(self, part: Part, subject: Subject, start: int, quoted: bool) -> Expanded:
-        """`${NAME:first:count}`."""
-        if subject.elements is None:
-            return self._spread(subject, part, quoted)
-        text = known(self.joined(self._settled(self.parts(self.source.double(start, part.end - 1), True))))
-        if text is None:
-            raise Unread("the place of a part is not known")
-        first, count = (arithmetic.value(half, self) if half is not None else None for half in _bounds(text.replace('"', "")))
-        if not subject.joined:
-            return [self._turned(part, subject.words[0], lambda whole: self._part_of(whole, first or 0, count), quoted)]
-        kept = self._sliced(subject, first or 0, count)
-        self.solid |= subject.joined == "@" and bool(kept)
-        return self._listed(kept, subject.joined, part, quoted)
-
-    def _part_of(self, whole: str, first: int, count: int | None) -> str:
-        self.solid |= -len(whole) <= first <= len(whole)
-        return parameters.sliced(whole, first, count)
-
-    def _sliced(self, subject: Subject, first: int, count: int | None) -> list[Pieces]:
-        if any(several(word) for word in subject.words):
-            raise Unread("the length of the list is not known")
-        listed = subject.elements or []
-        if subject.name in ALL and (not first or first < -len(listed)):
-            raise Unread("the name of the script is a part of it")
-        if count is not None and count < 0:
-            raise arithmetic.Wrong("the number of elements is below 0")
-        value = self.scope.get(subject.name) if subject.name not in ALL else None
-        if value is not None and value.table:
-            raise Unread("the order of an associative array is not sure")
-        last = max((int(place) for place, _ in listed), default=-1) + 1
-        begin = first if first >= 0 else last + first
-        found = [word for place, word in listed if int(place) >= begin] if begin >= 0 else []
-        return found[:count]
+        return self.parts(self.tilde(self.source.operand(start, part.end - 1, single), False), quoted)
 
     # Arithmetic and commands
 
@@ -677,11 +410,11 @@ class Expander:
         """`$((...))`: its value, where all that it needs is known."""
         old = self.source.text.startswith("$[", part.start)
         span = (part.start + 2, part.end - 1) if old else (part.start + 3, part.end - 2)
-        return self._known_or(part, quoted, lambda: str(self.calculated(*span)))
+        return self.known_or(part, quoted, lambda: str(self.calculated(*span)))
 
     def calculated(self, start: int, end: int) -> int:
         """The value of the expression from `start` to `end`; raises `Unread` and `Wrong`."""
-        pieces = list(self.joined(self._settled(self.parts(self.source.double(start, end), True))))
+        pieces = list(self.joined(self.plain(self.parts(self.source.double(start, end), True))))
         text = "".join(piece.text if isinstance(piece, Text) else "" for piece in pieces).replace('"', "")
         unknown = next((piece for piece in pieces if isinstance(piece, Unknown)), None)
         if unknown is None:
@@ -689,7 +422,7 @@ class Expander:
         self.forget(text, unknown.why)
         raise Unread(unknown.why)
 
-    def _settled(self, pieces: Expanded) -> Expanded:
+    def plain(self, pieces: Expanded) -> Expanded:
         """Pieces of an expression: what nothing sets is empty in it, unless a shell stops at that."""
         return pieces if "nounset" in self.scope.options else emptied(pieces)
 
@@ -714,12 +447,12 @@ class Expander:
         key: int | str | None = None
         if index is not None and value is not None:
             key = index if value.table else arithmetic.value(index, self)
-        subject = self.element(name, value, key, index is not None)
+        subject = subjects.element(self, name, value, key, index is not None)
         if subject.elements is None and not self.scope.sourced:
             if "nounset" in self.scope.options:
                 raise arithmetic.Unset(f"{name} is not set, and set -u is on; say it with --env {name}=...")
             return ""
-        return self._text(subject)
+        return subjects.text_of(self, subject)
 
     def assign(self, name: str, index: str | None, number: int) -> None:
         """Give a variable the value of an expression."""
@@ -741,29 +474,14 @@ class Expander:
         if unknown is not None:
             why = unknown.why if unknown.line and unknown.why != OUTPUT else OUTPUT
             return [self.unknown(part, why, quoted)]
-        return [self._made(part, known(pieces) or "", quoted)]
+        return [self.made(part, known(pieces) or "", quoted)]
 
     def _backtick(self, part: Part, quoted: bool) -> Source:
         said = self.source.text[part.start + 1 : part.end - 1]
         if "\\" not in said:
             return self.source.within(part.start + 1, part.end - 1)
         text = re.sub(r'\\([$`\\"])' if quoted else r"\\([$`\\])", r"\1", said)
-        return Source.of((Text(text, self._place(part), plain=False),), self.source)
-
-
-class Absent(Unread):
-    """A variable that nothing sets."""
-
-
-def stored(value: Value, key: int | str, word: Pieces) -> Value:
-    """An array with another element; raises `Unread` if its places are not known."""
-    if value.open:
-        raise Unread("the places of the array are not known")
-    if isinstance(key, int) and key < 0:
-        key += max((int(place) for place in value.places), default=-1) + 1
-        if key < 0:
-            raise arithmetic.Wrong("the index lies before the array")
-    return value.put(key, word)
+        return Source.of((Text(text, self.place(part), plain=False),), self.source)
 
 
 def emptied(pieces: Iterable[Piece | Break]) -> Expanded:
@@ -787,27 +505,3 @@ def _stripped(pieces: Pieces) -> list[Piece]:
             break
         found.pop()
     return found
-
-
-def _parted(text: str, parts: Sequence[Part], start: int) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
-    """Parts before and behind the first slash that stands there as it is; one at the very start belongs to the first half."""
-    for index, part in enumerate(parts):
-        place = text.find("/", max(part.start, start + 1), part.end) if part.kind == "text" else -1
-        if place >= 0:
-            left = (replace(part, end=place),) if place > part.start else ()
-            right = (replace(part, start=place + 1),) if place + 1 < part.end else ()
-            return (*parts[:index], *left), (*right, *parts[index + 1 :])
-    return tuple(parts), ()
-
-
-def _bounds(text: str) -> tuple[str, str | None]:
-    """The two halves of `first:count`; a colon that belongs to `? :` parts nothing."""
-    waiting = depth = 0
-    for place, char in enumerate(text):
-        depth += (char == "(") - (char == ")")
-        waiting += char == "?"
-        if char == ":" and not depth:
-            if not waiting:
-                return text[:place], text[place + 1 :]
-            waiting -= 1
-    return text, None

@@ -104,7 +104,7 @@ def lettered(text: str, operator: str, pattern: Sequence[Char]) -> str:
     """`^`, `^^`, `,`, `,,`: large and small letters."""
     change = str.upper if operator[0] == "^" else str.lower
     fits = Pattern(pattern).matches if pattern else lambda _: True
-    size = len(simple(text)) if len(operator) == 2 else 1
+    size = len(simple(text)) if len(operator) == 2 else len(simple(text[:1]))
     return "".join(change(char) if index < size and fits(char) else char for index, char in enumerate(text))
 
 

@@ -239,7 +239,7 @@ class Reader:
             self.trapped(text)
             self.scope.ended = ended
 
-    # Blocks and branches
+    # Blocks, pipelines and paths
 
     def block(self, node: Node) -> None:
         """`{ ... }` and the script itself."""
@@ -294,7 +294,8 @@ class Reader:
         """`a | b`: each reads what the one before writes."""
         outer = self.scope
         output: Pieces = ()
-        statuses = []
+        statuses: list[int | None] = []
+        begun = len(self.commands)
         for index, stage in enumerate(stages):
             last = index == len(stages) - 1
             if last and "lastpipe" in outer.options:
@@ -308,16 +309,28 @@ class Reader:
             inner.captured, inner.output = (outer.captured, outer.output) if last else (True, ())
             inner.input = output if index else outer.input
             self.scope = inner
-            mark = len(self.leaving)
+            mark, first = len(self.leaving), len(self.commands)
             self.stage(stage)
             self.landed(mark)
             self.left()
-            output = self.scope.output
+            if index and output and stages[index - 1].type != "command" and self._unread(inner, output, first):
+                self._broken(begun, first, stages[index - 1])
+                statuses[-1] = None
+            begun, output = first, self.scope.output
             statuses.append(self.scope.status)
         inner, self.scope = self.scope, outer
         outer.files, outer.output = inner.files, output
         outer.status, outer.piped = self._piped(statuses), tuple(statuses)
         self.failing(inner)
+
+    def _unread(self, inner: Scope, output: Pieces, first: int) -> bool:
+        """Whether a command of a pipeline ends without a look at what the one before writes."""
+        return self.scope.input is output and inner.input is output and len(self.commands) == first
+
+    def _broken(self, first: int, last: int, stage: Node) -> None:
+        """Commands that a shell may not get to, since nobody reads what those before them write."""
+        line = self.source.line(stage.start_byte)
+        self.commands[first:last] = [replace(found, branch=found.branch or line) for found in self.commands[first:last]]
 
     def _last(self, stage: Node, outer: Scope, output: Pieces) -> None:
         """The last command of a pipeline under `lastpipe`: in this shell itself."""
@@ -385,8 +398,6 @@ class Reader:
                 self.scope.status = None
         elif (status == 0) is (sign == "&&"):
             self.single(right)
-
-    # Loops
 
     # Functions
 
@@ -645,8 +656,6 @@ class Reader:
         self.substituted = outer.status
         doubt = inner.doubting if inner.doubting != outer.doubting else 0
         return (*inner.output, *((Unknown("$(...)", NOWHERE, doubt, OUTPUT),) if doubt else ()))
-
-    # Redirections
 
 
 def _defined(text: str) -> Iterator[str]:

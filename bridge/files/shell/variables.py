@@ -8,12 +8,13 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bridge.files.shell import arithmetic, braces, parameters
-from bridge.files.shell.expand import OUTPUT, stored
+from bridge.files.shell import arithmetic, braces, parameters, subjects
+from bridge.files.shell.expand import OUTPUT
 from bridge.files.shell.patterns import Unread
 from bridge.files.shell.pieces import NOWHERE, Pieces, Text, Unknown, cut, known, spelled
 from bridge.files.shell.scope import Value, several
 from bridge.files.shell.source import Source
+from bridge.files.shell.subjects import stored
 from bridge.files.shell.tokens import Part, Word
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def _perform(reader: Reader, word: Word, target: Target, marks: frozenset[str] =
     index: Callable[[], int | str] | None = None
     if target.index is not None:
         span = target.index
-        index = lambda: reader.expander.key(span, reader.scope.get(target.name) or _fresh(reader, target.name, marks))  # noqa: E731
+        index = lambda: subjects.key(reader.expander, span, reader.scope.get(target.name) or _fresh(reader, target.name, marks))  # noqa: E731
     value = _value(reader, behind(word, target.value), target.name, marks)
     reader.check_stops()
     return lambda: assign(reader, target.name, index, value, target.more)
@@ -116,7 +117,7 @@ def _array(reader: Reader, part: Part, table: bool) -> Value:
     for keyed, found in _entries(reader, part):  # all of them, before the first place is counted
         if keyed is not None:
             before = _longer(value, tail)
-            key = reader.expander.key(keyed, before)
+            key = subjects.key(reader.expander, keyed, before)
             value, place, tail = stored(before, key, found), (key + 1 if isinstance(key, int) else 0), []
         elif table:
             pairs.append(found)
@@ -202,7 +203,7 @@ def _placed(reader: Reader, name: str, index: Callable[[], int | str] | None, va
         key: int | str = index() if index is not None else ("0" if array.table else 0)
         given = value.words[0] if value.words else ()
         if more:
-            subject = reader.expander.element(name, array, key, True)
+            subject = subjects.element(reader.expander, name, array, key, True)
             given = (*(subject.words[0] if subject.elements else ()), *given)
         return stored(array, key, given)
     except Unread as error:

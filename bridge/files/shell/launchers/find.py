@@ -100,7 +100,8 @@ class Walk:
             return self._starter(at, at, STARTERS[word.name])
         if TRAINER.fullmatch(word.name):
             return self._end("program", at)
-        further = None if word.name in TEXT_ONLY else self._ahead(at + 1)
+        named = "/" in word.text or not any(char.isspace() for char in word.text)  # else it is no program that starts another
+        further = self._ahead(at + 1) if named and word.name not in TEXT_ONLY else None
         if further is None and word.name.endswith(SCRIPT):
             self._end("file", at, at)
         return further

@@ -1,0 +1,194 @@
+"""What is done to a variable in braces: defaults, parts of it, patterns cut off or replaced."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from bridge.files.shell import arithmetic, parameters
+from bridge.files.shell.patterns import Char, Unread, active
+from bridge.files.shell.pieces import Break, Piece, Pieces, Text, Unknown, known
+from bridge.files.shell.scope import Value, several
+from bridge.files.shell.subjects import ALL, FORM, Subject
+from bridge.files.shell.tokens import Part
+
+if TYPE_CHECKING:
+    from bridge.files.shell.expand import Expanded, Expander
+
+
+OPERATOR = re.compile(r":?[-=+?]|//?|%%?|##?|\^\^?|,,?|:|@[A-Za-z]$")
+
+
+def operated(expander: Expander, part: Part, subject: Subject, start: int, quoted: bool) -> Expanded:
+    found = OPERATOR.match(expander.source.text, start, part.end - 1)
+    if found is None:
+        raise Unread(FORM)
+    operator, start = found[0], found.end()
+    if operator[-1] in "-=+?" and operator != ":":
+        return _chosen(expander, part, subject, operator, start, quoted)
+    if operator == ":":
+        return _cut(expander, part, subject, start, quoted)
+    if subject.elements is None:
+        return expander.spread(subject, part, quoted)
+    if operator[0] in "#%":
+        expander.check_joiner(subject.joined, quoted)
+    change = _change(expander, part, operator, start)
+    expander.solid |= subject.joined == "@" and bool(subject.words)
+    if not subject.joined:
+        expander.solid |= operator[0] in "/^,@" or known(subject.words[0]) != ""
+    made: list[Pieces] = [(_turned(expander, part, word, change, quoted),) for word in subject.words]
+    return expander.listed(made, subject.joined, part, quoted)
+
+
+def _turned(expander: Expander, part: Part, word: Pieces, change: Callable[[str], str], quoted: bool) -> Piece:
+    text = known(word)
+    if text is None:
+        unknown = expander.unknown(part, next(piece.why for piece in word if isinstance(piece, Unknown)), quoted)
+        return replace(unknown, loose=several(word))
+    return expander.made(part, change(text), quoted)
+
+
+def _change(expander: Expander, part: Part, operator: str, start: int) -> Callable[[str], str]:
+    """What an operator does to a text."""
+    if operator[0] == "@":
+        if operator[1] not in parameters.TURNED:
+            raise Unread(FORM)
+        return parameters.TURNED[operator[1]]
+    if operator[0] == "/":
+        pattern, put = _halves(expander, part, start)
+        return lambda text: parameters.replaced(text, operator, pattern, put)
+    chars = expander.chars(expander.joined(expander.operand(part, start, True)))
+    if operator[0] in "#%":
+        return lambda text: parameters.trimmed(text, operator, chars)
+    return lambda text: parameters.lettered(text, operator, chars)
+
+
+def _halves(expander: Expander, part: Part, start: int) -> tuple[list[Char], str]:
+    """Pattern and replacement of `${NAME/pattern/replacement}`: a slash that is written parts them, none of a value."""
+    before, after = _parted(expander.source.text, expander.source.operand(start, part.end - 1, True), start)
+    put = active(expander.joined(expander.parts(after, False)))
+    if after and expander.source.text.startswith("~", after[0].start):
+        raise Unread("the home folder is not known")
+    if any(char in (("&", True), ("\\", True)) for char in put):
+        raise Unread("& in a replacement means other things to other releases of bash")
+    pattern = expander.chars(expander.joined(expander.parts(expander.tilde(before, False), False)))
+    return pattern, "".join(char for char, _ in put)
+
+
+def _chosen(expander: Expander, part: Part, subject: Subject, operator: str, start: int, quoted: bool) -> Expanded:
+    """`${NAME:-text}` and its kin."""
+    absent = _absent(expander, subject, operator[0] == ":")
+    if absent is None:
+        raise Unread(_reason(expander, subject))
+    if operator[-1] == "+":
+        nothing: Expanded = [] if subject.joined == "@" else [expander.made(part, "", quoted)]
+        return nothing if absent else _default(expander, part, start, quoted)
+    if not absent:
+        return expander.spread(subject, part, quoted)
+    if operator[-1] == "?":
+        if expander.settled(subject) or subject.elements is not None:
+            raise arithmetic.Wrong(f"{subject.name} is not set")
+        expander.runner.doubt(expander.source.line(part.start))
+        raise Unread(expander.unset(subject.name))
+    default = _default(expander, part, start, quoted)
+    if operator[-1] == "=":
+        if subject.joined or subject.element or subject.name.isdigit():
+            raise Unread(FORM)
+        expander.scope.set(subject.name, Value((tuple(expander.joined(default)),)))
+        default = [*expander._used(tuple(expander.joined(default)), part, quoted)]
+    place = expander.place(part)
+    return [replace(piece, uses=(place, *piece.uses)) if not isinstance(piece, Break) else piece for piece in default]
+
+
+def _default(expander: Expander, part: Part, start: int, quoted: bool) -> Expanded:
+    """What stands for a variable: as in double quotes where the whole stands in them, else split like any expansion."""
+    found = list(expander.operand(part, start, not quoted, quoted))
+    if not quoted:
+        found = [replace(piece, splits=True) if isinstance(piece, Text) and not piece.quoted else piece for piece in found]
+    return found or [expander.made(part, "", quoted)]
+
+
+def _absent(expander: Expander, subject: Subject, empty: bool) -> bool | None:
+    """Whether a variable is not set, or empty where that counts as well; None if that is not known."""
+    if subject.elements is None or (subject.joined and not subject.elements):
+        return None if expander.scope.sourced and not expander.scope.settled(subject.name) and not subject.joined else True
+    if any(isinstance(piece, Unknown) and piece.perhaps for word in subject.words for piece in word):
+        return None
+    if any(several(word) for word in subject.words):
+        return None
+    if not empty:
+        return False
+    pieces = [piece for word in subject.words for piece in word]
+    if any(isinstance(piece, Text) and piece.text for piece in pieces) or (subject.joined and len(subject.words) > 1):
+        return False
+    unknowns = [piece for piece in pieces if isinstance(piece, Unknown) and not piece.absent]
+    return None if unknowns else True
+
+
+def _reason(expander: Expander, subject: Subject) -> str:
+    if subject.elements is None:
+        return expander.unset(subject.name)
+    return next(piece.why for word in subject.words for piece in word if isinstance(piece, Unknown))
+
+
+def _cut(expander: Expander, part: Part, subject: Subject, start: int, quoted: bool) -> Expanded:
+    """`${NAME:first:count}`."""
+    if subject.elements is None:
+        return expander.spread(subject, part, quoted)
+    text = known(expander.joined(expander.plain(expander.parts(expander.source.double(start, part.end - 1), True))))
+    if text is None:
+        raise Unread("the place of a part is not known")
+    first, count = (arithmetic.value(half, expander) if half is not None else None for half in _bounds(text.replace('"', "")))
+    if not subject.joined:
+        return [_turned(expander, part, subject.words[0], lambda whole: _part_of(expander, whole, first or 0, count), quoted)]
+    kept = _sliced(expander, subject, first or 0, count)
+    expander.solid |= subject.joined == "@" and bool(kept)
+    return expander.listed(kept, subject.joined, part, quoted)
+
+
+def _part_of(expander: Expander, whole: str, first: int, count: int | None) -> str:
+    expander.solid |= -len(whole) <= first <= len(whole)
+    return parameters.sliced(whole, first, count)
+
+
+def _sliced(expander: Expander, subject: Subject, first: int, count: int | None) -> list[Pieces]:
+    if any(several(word) for word in subject.words):
+        raise Unread("the length of the list is not known")
+    listed = subject.elements or []
+    if subject.name in ALL and (not first or first < -len(listed)):
+        raise Unread("the name of the script is a part of it")
+    if count is not None and count < 0:
+        raise arithmetic.Wrong("the number of elements is below 0")
+    value = expander.scope.get(subject.name) if subject.name not in ALL else None
+    if value is not None and value.table:
+        raise Unread("the order of an associative array is not sure")
+    last = max((int(place) for place, _ in listed), default=-1) + 1
+    begin = first if first >= 0 else last + first
+    found = [word for place, word in listed if int(place) >= begin] if begin >= 0 else []
+    return found[:count]
+
+
+def _parted(text: str, parts: Sequence[Part], start: int) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+    """Parts before and behind the first slash that stands there as it is; one at the very start belongs to the first half."""
+    for index, part in enumerate(parts):
+        place = text.find("/", max(part.start, start + 1), part.end) if part.kind == "text" else -1
+        if place >= 0:
+            left = (replace(part, end=place),) if place > part.start else ()
+            right = (replace(part, start=place + 1),) if place + 1 < part.end else ()
+            return (*parts[:index], *left), (*right, *parts[index + 1 :])
+    return tuple(parts), ()
+
+
+def _bounds(text: str) -> tuple[str, str | None]:
+    """The two halves of `first:count`; a colon that belongs to `? :` parts nothing."""
+    waiting = depth = 0
+    for place, char in enumerate(text):
+        depth += (char == "(") - (char == ")")
+        waiting += char == "?"
+        if char == ":" and not depth:
+            if not waiting:
+                return text[:place], text[place + 1 :]
+            waiting -= 1
+    return text, None

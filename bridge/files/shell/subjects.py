@@ -1,0 +1,179 @@
+"""What an expansion names: a variable, an element of an array, the arguments, a number of the shell itself."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bridge.files.shell import arithmetic
+from bridge.files.shell.patterns import Unread, simple
+from bridge.files.shell.pieces import Pieces, Text, Unknown, known
+from bridge.files.shell.scope import Value, elements, several
+from bridge.files.shell.tokens import Fault, Part
+
+if TYPE_CHECKING:
+    from bridge.files.shell.expand import Expander
+
+NAMED = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*#?$!-]")
+WHOLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\[.*\])?|[0-9]+|[@*]", re.DOTALL)
+ALL = ("@", "*")
+FORM = "this form of expansion is not read"
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class Subject:
+    """A variable that is expanded: its elements (None: it is not set), and how they are joined (`@`, `*` or not at all).
+
+    `element` tells that it is one of an array, `before` that its index lies before the array.
+    """
+
+    name: str
+    elements: list[tuple[int | str, Pieces]] | None
+    joined: str = ""
+    element: bool = False
+    before: bool = False
+
+    @property
+    def words(self) -> list[Pieces]:
+        return [word for _, word in self.elements or ()]
+
+
+class Absent(Unread):
+    """A variable that nothing sets."""
+
+
+def stored(value: Value, key: int | str, word: Pieces) -> Value:
+    """An array with another element; raises `Unread` if its places are not known."""
+    if value.open:
+        raise Unread("the places of the array are not known")
+    if isinstance(key, int) and key < 0:
+        key += max((int(place) for place in value.places), default=-1) + 1
+        if key < 0:
+            raise arithmetic.Wrong("the index lies before the array")
+    return value.put(key, word)
+
+
+def at(expander: Expander, start: int, end: int) -> tuple[Subject, int]:
+    """The variable at `start`, and where its name and its index end."""
+    found = NAMED.match(expander.source.text, start, end)
+    if found is None:
+        raise Unread(FORM)
+    position, index = found.end(), None
+    if expander.source.text.startswith("[", position):
+        position = _closed(expander, position + 1)
+        index = found.end() + 1, position - 1
+    return named(expander, found[0], index), position
+
+
+def _closed(expander: Expander, position: int) -> int:
+    try:
+        return expander.source.scanner.balanced(position, "[", "]")
+    except Fault:
+        raise Unread(FORM) from None
+
+
+def named(expander: Expander, name: str, index: tuple[int, int] | None) -> Subject:
+    if name in ALL:
+        return Subject(name, list(enumerate(expander.scope.given, 1)), name)
+    if name in "#?$!-":
+        return Subject(name, [(0, _special(expander, name))])
+    value = expander.scope.get(name)
+    said = expander.source.text[slice(*index)] if index else ""
+    if said in ALL:
+        return Subject(name, list(elements(value)) if value else None, said)
+    place = key(expander, index, value) if index and (value or said[:1] == "-") else None
+    return element(expander, name, value, place, bool(index))
+
+
+def element(expander: Expander, name: str, value: Value | None, key: int | str | None, indexed: bool) -> Subject:
+    """One element of a variable."""
+    if value is None or not value.words:
+        before = isinstance(key, int) and key < 0
+        if before and "errexit" in expander.scope.options:
+            raise arithmetic.Wrong("the index lies before the array, on which set -e ends a shell")
+        return Subject(name, None, element=value is not None, before=before)
+    if key is None:
+        key = "0" if value.table else 0
+    if isinstance(key, int) and key < 0:
+        if value.open:
+            raise Unread("the length of the array is not known")
+        key += max((int(place) for place in value.places), default=-1) + 1
+    before = isinstance(key, int) and key < 0
+    if before and "errexit" in expander.scope.options:
+        raise arithmetic.Wrong("the index lies before the array, on which set -e ends a shell")
+    word = value.at(key)
+    return Subject(name, None if word is None else [(key, word)], element=indexed or value.array, before=before)
+
+
+def key(expander: Expander, index: tuple[int, int], value: Value | None) -> int | str:
+    """The place that an index means."""
+    parts = expander.source.double(*index) if not (value and value.table) else _bare(expander, *index)
+    pieces = expander.parts(parts, True)
+    text = known(expander.joined(pieces if value and value.table else expander.plain(pieces)))
+    if text is None:
+        raise Unread("the index is not known")
+    if value and value.table and not text and "errexit" in expander.scope.options:
+        raise arithmetic.Wrong("an empty key is an error, on which set -e ends a shell")
+    return text if value and value.table else arithmetic.value(text.replace('"', ""), expander)
+
+
+def _bare(expander: Expander, start: int, end: int) -> list[Part]:
+    parts: list[Part] = []
+    source = expander.source
+    scanner, position = type(source.scanner)(source.text[:end]), start
+    while position < end:
+        char = source.text[position]
+        if char in "\\'\"$`":
+            position = scanner.piece(char, position, parts)
+        else:
+            parts.append(Part("text", position, position + 1))
+            position += 1
+    return parts
+
+
+def _special(expander: Expander, name: str) -> Pieces:
+    if name == "#":
+        if any(several(word) for word in expander.scope.given):
+            raise Unread("the number of arguments is not known")
+        return (Text(str(len(expander.scope.given)), (0, 0), plain=False),)
+    if name == "?" and expander.scope.status is not None:
+        return (Text(str(expander.scope.status), (0, 0), plain=False),)
+    raise Unread("only a run tells")
+
+
+def counted(expander: Expander, subject: Subject) -> int:
+    if subject.joined:
+        if any(several(word) for word in subject.words):
+            raise Unread("it counts what is not known")
+        return len(subject.words)
+    return len(simple(text_of(expander, subject)))
+
+
+def text_of(expander: Expander, subject: Subject) -> str:
+    """The known text of a variable that is not a list."""
+    if subject.elements is None:
+        _must_be_settled(expander, subject)
+        return ""
+    text = known(subject.words[0])
+    if text is None:
+        raise Unread(next(piece.why for piece in subject.words[0] if isinstance(piece, Unknown)))
+    return text
+
+
+def _must_be_settled(expander: Expander, subject: Subject) -> None:
+    if not expander.settled(subject):
+        raise Absent(expander.unset(subject.name))
+
+
+def target(expander: Expander, name: str, through: str) -> Subject:
+    if not WHOLE.fullmatch(name):
+        raise Unread(f"{through} does not name a variable")
+    plain, _, index = name.partition("[")
+    if not index:
+        return named(expander, name, None)
+    value = expander.scope.get(plain)
+    if index[:-1] in ALL:
+        return Subject(plain, list(elements(value)) if value else None, index[:-1])
+    key: int | str = index[:-1] if value and value.table else arithmetic.value(index[:-1], expander)
+    return element(expander, plain, value, key, True)
