@@ -161,3 +161,55 @@ def test_arguments_come_from_outside() -> None:
     script = Script('f() { torchrun a.py "$@" "$#"; }\nf "$@" x\n', "launch.sh")
     assert script.launches[0].texts == ["x", "1"]
     assert script.told({"1": "--bf16", "2": "a b"}, None).launches[0].texts == ["--bf16", "a b", "x", "3"]
+
+
+PLACES = (
+    ". ./models/size.sh",
+    "source $(dirname $0)/models/size.sh",
+    'HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" &>/dev/null && pwd)"; source "${HERE}/models/size.sh"',
+    'S=$(readlink -f "$0"); . "$(dirname "$S")"/models/size.sh',
+    'cd "$(dirname "$0")"; . ./models/size.sh',
+    "cd models; . ./size.sh",
+    "pushd models >/dev/null; . ./size.sh; popd >/dev/null",
+    "(cd models); . models/size.sh",
+    ". ${PWD}/models/size.sh",
+    "D=`dirname $0`; D=`cd $D; pwd`; cd models; . $D/models/size.sh",
+    '. "$(cd "$(dirname "$0")" && pwd -P)/models/size.sh"',
+    '. "$(dirname "$(realpath "$0")")/models/../models/size.sh"',
+    '. "$(dirname "$0")/models/beside.sh"',
+)
+"""How scripts name a file beside them."""
+UNSURE = (
+    'cd models; . "$(dirname "$0")/models/size.sh"',
+    'f() { . "$(dirname "${BASH_SOURCE[0]}")/models/size.sh"; }; f',
+    '. "$(dirname "$(dirname "$0")")/models/size.sh"',
+    "cd nowhere; . models/size.sh",
+    '. "$HOME/models/size.sh"',
+)
+"""Where it hangs on how the script is started, or on the machine."""
+
+
+@pytest.fixture
+def beside(tmp_path: Path) -> Path:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "size.sh").write_text("SIZE=(--num-layers 4)\n", encoding="utf-8")
+    (tmp_path / "models" / "beside.sh").write_text('. "$(dirname "${BASH_SOURCE[0]}")/size.sh"\n', encoding="utf-8")
+    return tmp_path / "launch.sh"
+
+
+def _read(place: Path, first: str) -> Script:
+    text = f'SIZE=(--num-layers 2)\n{first}\ntorchrun train.py "${{SIZE[@]}}"\n'
+    place.write_text(text, encoding="utf-8")
+    return Script(text, str(place))
+
+
+@pytest.mark.parametrize("first", PLACES)
+def test_a_file_beside_the_script_is_read(beside: Path, first: str) -> None:
+    found = only(_read(beside, first))
+    assert found is not None and found.texts[-2:] == ["--num-layers", "4"]
+
+
+@pytest.mark.parametrize("first", UNSURE)
+def test_a_file_of_another_place_leaves_its_variables_unknown(beside: Path, first: str) -> None:
+    (launch,) = _read(beside, first).launches
+    assert launch.opaque and not {"2", "4"} & set(launch.texts)

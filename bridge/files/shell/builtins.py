@@ -11,7 +11,7 @@ from bridge.errors import SourceError
 from bridge.files.shell import arithmetic, formatting, getopts, opened, variables
 from bridge.files.shell.decide import Bad, tested
 from bridge.files.shell.expand import OUTPUT
-from bridge.files.shell.files import AWAY, is_gone
+from bridge.files.shell.files import AWAY, is_gone, placed
 from bridge.files.shell.inner import OPTIONS
 from bridge.files.shell.patterns import Unread
 from bridge.files.shell.pieces import DEFAULT_IFS, NOWHERE, Pieces, Text, Unknown, known, spelled, words
@@ -26,8 +26,6 @@ TOOLS = re.compile(
     r"(^|/)(\.?bashrc|\.?(bash_)?profile|activate|conda\.sh|setvars\.sh|modules?\.sh)$|^/.*/(bash|init\.sh)$|^/etc/|/etc/profile"
 )
 """Files that set up tools, and nothing that a run is given."""
-HERE = re.compile(r"^(\./?)?$|^\$\(\s*dirname\s+(--\s+)?\"?\$(0|\{0\}|\{?BASH_SOURCE(\[0\])?\}?)\"?\s*\)/?$")
-"""The folder of the script, as `cd` is given it."""
 SET_OPTION = re.compile(r"[-+][abefhkmnptuvxBCEHPTo]+")
 HIDDEN = 0xF0000
 """Where characters behind a backslash stand while a line is split: among those that nobody uses."""
@@ -470,7 +468,8 @@ def _run_file(reader: Reader, path: Pieces, text: Pieces, arguments: Sequence[Pi
     check_ends(known(text) or "", spelled(path))
     source = Source.of(text, reader.source)
     check_syntax(source)
-    before, mark = reader.scope.arguments, len(reader.leaving)
+    before, mark, here = reader.scope.arguments, len(reader.leaving), reader.scope.here
+    reader.scope.here = reader.key(path).rpartition("/")[0] + "/" if "/" in reader.key(path) else ""
     if arguments:
         reader.scope.arguments = tuple(arguments)
     reader.scope.status = 0
@@ -478,6 +477,7 @@ def _run_file(reader: Reader, path: Pieces, text: Pieces, arguments: Sequence[Pi
     reader.run(source)
     reader.depth -= 1
     reader.landed(mark, ("return",))
+    reader.scope.here = here
     if arguments:
         reader.scope.arguments = before
 
@@ -496,19 +496,21 @@ def change_folder(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     for variable in ("PWD", "OLDPWD"):
         if variable in scope.variables:
             scope.set(variable, Value((_unknown(reader, variable, RUN),)))
-    if name != "cd" or (called[1:] and known(called[1]) in ("-", None)):
+    if name != "cd" or (called[1:] and known(called[-1]) in ("-", None) and not placed(before, called[-1])):
         reader.write(_unknown(reader, f"({name})"))
 
 
 def _enter(reader: Reader, away: str, words_: Sequence[Pieces]) -> None:
     """Go into a folder; `away` is the mark of one that is not known."""
-    scope, said = reader.scope, spelled(words_[0]) if words_ else None
-    scope.status = None
-    if said in ("", ".", "./") or (said and HERE.search(said) and not scope.folder):
+    scope = reader.scope
+    words_ = [word for word in words_ if known(word) not in ("--", "-P", "-L")]
+    if words_ and known(words_[0]) == "":
+        scope.status = 0
         return
-    key = reader.key(words_[0]) if words_ and known(words_[0]) else away
+    told = words_ and (known(words_[0]) or placed(scope.folder, words_[0]))
+    key = reader.key(words_[0]) if told else away
     folder = "" if key == "." else f"{key.removesuffix('/')}/"
-    made = len(words_) == 1 and (not folder or folder in scope.files.folders)
+    made = len(words_) == 1 and (folder in ("", "../") or folder in scope.files.folders or opened.is_folder(reader, folder))
     scope.folder, scope.status = (folder, 0) if made else (away, None)
 
 

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from bridge.errors import nearest
 from bridge.files.shell import arithmetic, braces, operators, parameters, subjects
+from bridge.files.shell.files import placed
 from bridge.files.shell.patterns import Char, Unread, active
 from bridge.files.shell.pieces import DEFAULT_IFS, Break, Piece, Pieces, Span, Text, Unknown, known, words
 from bridge.files.shell.scope import LIVE, Scope, Value, several
@@ -471,6 +472,9 @@ class Expander:
         source = self.source.within(part.start + 2, part.end - 1) if whole else self._backtick(part, quoted)
         pieces = _stripped(self.runner.capture(source))
         unknown = next((piece for piece in pieces if isinstance(piece, Unknown)), None)
+        named = placed(self.scope.folder, tuple(pieces))
+        if named:
+            return [replace(self.unknown(part, OUTPUT, quoted), at=named.at, firm=named.firm)]
         if unknown is not None:
             why = unknown.why if unknown.line and unknown.why != OUTPUT else OUTPUT
             return [self.unknown(part, why, quoted)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bridge.files.shell.pieces import NOWHERE, Pieces, Unknown, known, same
 
@@ -110,9 +110,21 @@ def file_key(path: Pieces) -> str:
     return "".join(piece.key for piece in path).removeprefix("./")
 
 
+def placed(folder: str, path: Pieces) -> Unknown | None:
+    """The place that a word names which begins with one, from the folder in which a shell stands."""
+    first, rest = (path[0], known(path[1:])) if path else (None, None)
+    if not isinstance(first, Unknown) or not first.at or rest is None or (folder and not first.firm):
+        return None
+    if rest and not rest.startswith("/"):
+        return None
+    return replace(first, at=posixpath.normpath(first.at + rest), loose=False)
+
+
 def key_in(folder: str, path: Pieces) -> str:
     """What makes two names the same from a folder in which a shell stands."""
-    key = file_key(path)
+    key, named = file_key(path), placed(folder, path)
+    if named:
+        return named.at
     if key.startswith(("/", "~")):
         return key
     if folder.startswith(AWAY) or known(path) is None:

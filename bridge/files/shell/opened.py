@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from bridge.files.named import OutsideError, find
 from bridge.files.shell.files import AWAY, is_gone
-from bridge.files.shell.pieces import NOWHERE, Pieces, Text, Unknown, known, spelled
+from bridge.files.shell.pieces import NOWHERE, Pieces, Text, Unknown, spelled
 from bridge.files.shell.scope import MOST_CHARACTERS
 
 if TYPE_CHECKING:
@@ -37,10 +37,15 @@ def _lying(reader: Reader, name: str) -> Pieces | None:
         raise reader.refuse(reader.place, f"cannot read {name}: {error}") from None
 
 
+def is_folder(reader: Reader, folder: str) -> bool:
+    """Whether a folder lies below that of the script."""
+    return not folder.startswith((AWAY, "/", "~")) and (Path(reader.name).parent / folder).is_dir()
+
+
 def missing(reader: Reader, path: Pieces) -> str:
     """Why nothing is known of a file that the script has not written."""
     try:
-        find(known(path) or "", Path(reader.name).parent)
+        find(reader.key(path).replace("\0", ""), Path(reader.name).parent)
     except OutsideError as error:
         return str(error)
     return f"{spelled(path)}: no such file in the script's folder; put it there"

@@ -53,6 +53,8 @@ class Unknown:
 
     `loose` tells that it stood without quotes where words are split, so that it may be any number of words. `absent` tells
     that the script sets it nowhere, so that it is empty if the script is started alone; `perhaps`, that it may be unset.
+    `at` is the file or folder that it names, from the folder that the script began in, where it names one; `firm` tells that
+    it does so wherever the shell stands.
     """
 
     spelling: str
@@ -64,6 +66,8 @@ class Unknown:
     loose: bool = False
     absent: bool = False
     perhaps: bool = False
+    at: str = ""
+    firm: bool = False
 
     @property
     def key(self) -> str:

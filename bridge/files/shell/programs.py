@@ -5,13 +5,16 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bridge.files.shell import effects, getopt, opened, streams
 from bridge.files.shell.expand import OUTPUT
-from bridge.files.shell.files import GONE, is_gone
+from bridge.files.shell.files import GONE, is_gone, placed
 from bridge.files.shell.patterns import Unread, simple
 from bridge.files.shell.pieces import NOWHERE, Pieces, Text, Unknown, known
+from bridge.files.shell.scope import SELF
 
 if TYPE_CHECKING:
     from bridge.files.shell.read import Reader
@@ -68,6 +71,25 @@ def basename(reader: Reader, texts: Sequence[str]) -> Pieces | None:
     if len(texts) == 3 and name != texts[2]:
         name = name.removesuffix(texts[2])
     return _text(name + "\n")
+
+
+def place_named(reader: Reader, name: str, called: Sequence[Pieces]) -> Pieces | None:
+    """What `dirname`, `readlink -f` and `realpath` write of a word that names a place; None if that hangs on how it does."""
+    if name not in ("dirname", "readlink", "realpath"):
+        return None
+    letters = {letter for word in called[1:] for letter in (known(word) or "").lstrip("-") if (known(word) or "").startswith("-")}
+    operands = [word for word in called[1:] if not (known(word) or "").startswith("-")]
+    named = placed(reader.scope.folder, operands[0]) if len(operands) == 1 else None
+    if named is None or not letters <= set("fems"):
+        return None
+    reader.scope.status = 0
+    if name == "dirname":
+        up = posixpath.normpath(f"{named.at}/..")
+        alike = named.firm or named.at.endswith(SELF)
+        return (replace(named, at=up), *_text("\n")) if alike and not letters else None
+    resolves = name == "realpath" or letters & set("fem")
+    linked = (Path(reader.name).parent / named.at).is_symlink() or Path(reader.name).is_symlink()
+    return (replace(named, firm=True), *_text("\n")) if resolves and not linked else None
 
 
 def dirname(reader: Reader, texts: Sequence[str]) -> Pieces | None:

@@ -558,7 +558,7 @@ class Reader:
             self._external(place, called)
 
     def _external(self, place: int, called: Sequence[Pieces]) -> None:
-        from bridge.files.shell.programs import PROGRAMS
+        from bridge.files.shell.programs import PROGRAMS, place_named
 
         self.stops.clear()
         line = self.source.line(place)
@@ -569,7 +569,7 @@ class Reader:
         self.scope.status, self.scope.asked = None, name in self.defined
         why = OUTPUT
         try:
-            written = self._modelled(PROGRAMS.get(name), called)
+            written = place_named(self, name, called) or self._modelled(PROGRAMS.get(name), called)
         except Unread as error:
             written, why, self.scope.status = None, str(error), None
         self.write(written if written is not None else (Unknown(spelled(called[0]), NOWHERE, line, why),))

@@ -96,6 +96,10 @@ class Value:
         return Value(tuple(word for _, word in left), True, tuple(place for place, _ in left), self.table)
 
 
+SELF = "$0"
+"""In place of the name of the script, whose folder alone counts."""
+
+
 @dataclass(frozen=True, slots=True)
 class Hidden:
     """What a local of a function hides: the value, the marks, whether it is exported, and for OPTIND the letter of `getopts`."""
@@ -133,7 +137,7 @@ class Scope:
     `at_exit` and `at_error` are the texts of traps. `letter` is where `getopts` stands in a word: 0 before
     it, None if that is not known; below 0 it begins anew, unless OPTIND is set once more. `parted` is the line of
     the branch by which a path left a loop or a function. `folder` is a mark before the names of files since `cd` left the
-    folder that the script began in.
+    folder that the script began in, `here` where the file lies that is read.
     """
 
     outside: Mapping[str, str]
@@ -165,6 +169,7 @@ class Scope:
     parted: int = 0
     folder: str = ""
     folders: tuple[str, ...] = ()
+    here: str = ""
     shifted: int = 0
 
     def get(self, name: str) -> Value | None:
@@ -183,7 +188,17 @@ class Scope:
         return self._live(name) if name in LIVE else None
 
     def _live(self, name: str) -> Value:
-        return Value(((Unknown(f"${name}", NOWHERE, 0, f"{RUN}; say it with --env {name}=..."),),))
+        at = self._place(name)
+        why = f"{RUN}; say it with --env {name}=..."
+        return Value(((Unknown(f"${name}", NOWHERE, 0, why, at=at, firm=bool(at) and name == "PWD"),),))
+
+    def _place(self, name: str) -> str:
+        """The file or folder that a variable of the shell names, from the folder that the script began in; empty: not known."""
+        if name == "0":
+            return SELF
+        if name == "BASH_SOURCE" and not self.frames:
+            return self.here + SELF
+        return self.folder.removesuffix("/") or "." if name == "PWD" and not self.folder.startswith(AWAY) else ""
 
     def settled(self, name: str) -> bool:
         """Whether it is known that a variable without a value is not set."""
