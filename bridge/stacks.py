@@ -10,6 +10,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from bridge.config import shown
 from bridge.dialect import Dialect
 from bridge.errors import BridgeError, nearest
 from bridge.plugins import Plugin, found
@@ -59,9 +60,28 @@ def candidates(data: Any) -> tuple[str, ...]:
 def load(name: str) -> Dialect:
     """The dialect in folder `name`; `BridgeError` with the nearest name if there is none, or it cannot be imported."""
     if name not in names():
-        raise BridgeError(f"{name}: unknown dialect; known are {', '.join(names())}{nearest(name, names())}")
-    dialect: Dialect = _imported(name, "", "DIALECT")
+        unknown = f"{name}: unknown dialect; known are {', '.join(names())}{nearest(name, names())}"
+        raise BridgeError(unknown, *(fault for fault in faults() if f"{os.sep}{name}: " in fault))
+    dialect = _imported(name, "", "DIALECT")
+    if not isinstance(dialect, Dialect):
+        raise BridgeError(
+            f"{name}: {plugins()[name].place} has a DIALECT that is none ({shown(dialect)}); mend it, or drop it"
+        )
     return dialect
+
+
+def recognising(data: Any) -> tuple[dict[str, int], tuple[str, ...]]:
+    """How sure each candidate is of parsed `data`, and why those of others cannot be asked."""
+    sure: dict[str, int] = {}
+    faults: list[str] = []
+    for name in candidates(data):
+        try:
+            sure[name] = load(name).recognises(data)
+        except BridgeError as error:
+            if name in OWN:
+                raise
+            faults += error.problems
+    return sure, tuple(faults)
 
 
 def _imported(name: str, module: str, attribute: str) -> Any:

@@ -120,6 +120,8 @@ def test_a_plugin_runs_only_if_it_is_named_or_its_signature_matches(place: Path,
         "broken": "DIALECT = (",
         "other": "SIGNATURE = ['--sail']\nDIALECT = None",
         "bad": "DIALECT = 1\nraise OSError",
+        "worse": "SIGNATURE = ('--num-layers',)\nimport sys\nsys.exit(7)\nDIALECT = 1",
+        "number": "SIGNATURE = ('--num-layers',)\nDIALECT = 5",
     }
     for name, text in files.items():
         (stacks / name).mkdir()
@@ -144,3 +146,12 @@ def test_a_plugin_runs_only_if_it_is_named_or_its_signature_matches(place: Path,
     assert [path.parent.name for path in stacks.glob("*/ran")] == ["kite"]
     said = ran(folders, *command, "check", "run.json", "--from", "bad", folder=tmp_path, code=1)
     assert said.count("cannot be imported (OSError") == 1 and "Traceback" not in said
+    (tmp_path / "launch.args").write_text("--num-layers 2 --micro-batch-size 1 --hidden-size 8 --num-attention-heads 2 --bf16")
+    said = ran(folders, *command, "check", "launch.args", "--lenient", folder=tmp_path, code=None)
+    assert [said.count(text) for text in ("worse cannot be imported (SystemExit: 7)", "number has a DIALECT that is none")] == [
+        1,
+        1,
+    ]
+    assert "Megatron-Core" in said and "Traceback" not in said
+    said = ran(folders, *command, "show", "empty", folder=tmp_path, code=1)
+    assert "empty: unknown dialect" in said and "empty: its __init__.py sets no DIALECT" in said

@@ -152,7 +152,9 @@ def standard_input() -> str:
 
 def recognised(document: Document) -> Dialect:
     """The dialect that is surest of `document`; `SourceError` if none or more than one is."""
-    scores = {name: stacks.load(name).recognises(document.data) for name in stacks.candidates(document.data)}
+    scores, faults = stacks.recognising(document.data)
+    for fault in faults:
+        note(f"note: {fault}")
     best = max(scores.values(), default=0)
     found = [name for name, score in scores.items() if score == best]
     if best == 0:

@@ -69,13 +69,16 @@ def _ungrouped(technique: str, needed: tuple[str, ...]) -> Iterator[Check]:
     """A technique that is named, enabled or not, and has no groups of weights, or one that says too little."""
     path, place = "compression_training", f"compression/config.py, get_{technique}_different_groups"
 
-    def groups(seen: Seen) -> Mapping[str, Mapping[str, object]] | None:
+    def groups(seen: Seen) -> object:
         said = (seen[path] or {}).get(technique)
         return said.get("different_groups") if isinstance(said, Mapping) else {}
 
     def short(seen: Seen) -> bool:
-        found = (group.get("params") for group in (groups(seen) or {}).values())
-        return any(not isinstance(said, Mapping) or any(key not in said for key in needed) for said in found)
+        found = groups(seen)
+        if not isinstance(found, Mapping):
+            return found is not None
+        said = [group.get("params") if isinstance(group, Mapping) else None for group in found.values()]
+        return any(not isinstance(one, Mapping) or any(key not in one for key in needed) for one in said)
 
     message = f"{technique} without different_groups; add them, or drop {technique}"
     yield _refuse(path, lambda seen: groups(seen) is None, message, place, until="0.19.7")

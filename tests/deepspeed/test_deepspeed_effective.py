@@ -148,6 +148,8 @@ def _compressed(technique: str, **said: Any) -> dict[str, Any]:
 REFUSED = [
     (_compressed("weight_quantization"), "0.19.6", "weight_quantization without different_groups"),
     (_compressed("row_pruning", different_groups=BITS), "0.15.0", "row_pruning without dense_ratio"),
+    (_compressed("row_pruning", different_groups={"g": ["a"]}), "0.15.0", "row_pruning without dense_ratio"),
+    (_compressed("row_pruning", different_groups=["a"]), "0.15.0", "row_pruning without dense_ratio"),
     ({"fp16.enabled": True, "bf16.enabled": True}, "0.19.8", "both are true"),
     ({"code.pipeline_stages": 2, "zero_optimization.stage": 2}, "0.19.8", "do not go with pipeline stages"),
     ({"tensor_parallel.autotp_size": 2, "zero_optimization.stage": 3}, "0.19.3", "does not go with"),
