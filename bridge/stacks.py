@@ -64,9 +64,7 @@ def load(name: str) -> Dialect:
         raise BridgeError(unknown, *(fault for fault in faults() if f"{os.sep}{name}: " in fault))
     dialect = _imported(name, "", "DIALECT")
     if not isinstance(dialect, Dialect):
-        raise BridgeError(
-            f"{name}: {plugins()[name].place} has a DIALECT that is none ({shown(dialect)}); mend it, or drop it"
-        )
+        raise BridgeError(f"{name}: {plugins()[name].place} has a DIALECT that is none ({shown(dialect)}); mend it, or drop it")
     return dialect
 
 

@@ -123,6 +123,8 @@ FOUND: tuple[tuple[str, Mapping[str, Any], str | None, str], ...] = (
         "random_ldt_layer_num",
     ),
     ("automodel", {"rng": {"_target_": "nemo_automodel.components.training.rng.StatefulRNG", "SEED": 1}}, None, "SEED"),
+    ("automodel", {"rng": {"ranked": True}, "seed": 1234}, None, "do not read the rng section"),
+    ("automodel", {"rng": {"ranked": True, "seed": 1234}}, None, "here 42"),
     ("automodel", {"dataloader": {"_tagret_": "torch.utils.data.DataLoader"}}, None, "_tagret_"),
     ("automodel", {"peft": {"_target_": "nemo_automodel.components._peft.lora.PeftConfig", "aplha": 32}}, None, "aplha"),
     ("automodel", {"optimizer": {"_target_": "flashoptim.FlashAdamW", "bteas": [0.9, 0.95]}}, None, "bteas"),

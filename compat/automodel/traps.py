@@ -48,17 +48,11 @@ def _beside(given: Mapping[str, Any]) -> Iterator[Remark]:
 
 def _seed(given: Mapping[str, Any]) -> Iterator[Remark]:
     """recipes/llm/train_ft.py, recipes/vlm/finetune.py, setup: StatefulRNG(seed=cfg.get("seed", 42)), in every release."""
-    section = given.get("rng")
-    if not isinstance(section, Mapping):
-        return
-    seed = given.get("seed", SEED)
-    if section.get("seed", seed) != seed:
-        yield (
-            "rng.seed",
-            f"not read by the training recipes, which take seed at the top level, here {seed}; set that",
-            Effect.NONE,
-        )
-    elif "seed" in given and "seed" not in section:
+    seed, other = given.get("seed", SEED), given.get("rng.seed")
+    if other is not None and other != seed:
+        message = f"not read by the training recipes, which take seed at the top level, here {seed}; set that"
+        yield "rng.seed", message, Effect.NONE
+    elif other is None and "seed" in given and any(path.startswith("rng.") for path in given):
         yield "seed", "what the training recipes read; they do not read the rng section beside it", Effect.NONE
 
 

@@ -16,8 +16,11 @@ from scripts import module
 from test_fp16 import allowed, weights
 from torch import Tensor, nn
 
+from bridge import stacks
+from bridge.engine import initialize
 from bridge.engine.formats import TORCH
 from bridge.layout.shard import BYTES
+from bridge.translation import lift
 
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 ROWS, STEPS, WEIGHTS = 4, 6, 16 * 32 + 32 + 32 * 4 + 4
@@ -147,3 +150,80 @@ def test_the_format_makes_a_difference(run: Any, level: int) -> None:
     assert far(fp32, bf16) > 3e-4
     alone, rounded = (run(1, trained, "compat", level, {"communication_data_type": name})[0] for name in ("fp32", "bf16"))
     assert far(alone, rounded) > 3e-4 and not rounded.sent
+
+
+class Part(nn.Module):
+    """A layer of a pipeline, which takes what it gets in the format of its weights; those begin as that format has them."""
+
+    def __init__(self, inputs: int, outputs: int, compute: str) -> None:
+        super().__init__()
+        self.inner = nn.Linear(inputs, outputs).to(TORCH[compute]).float()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """The answer, between -1 and 1."""
+        return torch.tanh(self.inner(inputs.to(self.inner.weight.dtype)))
+
+
+def squared(output: Tensor, targets: Tensor) -> Tensor:
+    """Mean squared error in fp32."""
+    return nn.functional.mse_loss(output.float(), targets)
+
+
+def piped(rank: int, world: int, name: str, compute: str, config: dict[str, Any]) -> Seen:
+    """Four layers over two stages of two data ranks: DeepSpeed's PipelineModule, or the plan that its config stands for."""
+    torch.manual_seed(3)
+    parts = [Part(*sizes, compute) for sizes in ((16, 32), (32, 32), (32, 32), (32, 4))]
+    given = {"gradient_accumulation_steps": 2, "train_micro_batch_size_per_gpu": ROWS, **config}
+    if name == "deepspeed":
+        deepspeed = module(name)
+        net = deepspeed.pipe.PipelineModule(parts, num_stages=2, loss_fn=squared, partition_method="uniform")
+        with allowed():
+            engine, *_ = deepspeed.initialize(model=net, model_parameters=[*net.parameters()], config=given)
+        data = engine.grid.get_data_parallel_rank()
+    else:
+        read = stacks.load("deepspeed").read(given, world_size=world, code={"pipeline_stages": 2})
+        engine = initialize(parts, lift(read), squared)
+        data = engine.comm.mesh.coordinate(rank, "data")
+    losses, sent, generator = list[float](), dict[str, int](), torch.Generator().manual_seed(data)
+    for _ in range(STEPS):
+        batch = [(torch.randn(ROWS, 16, generator=generator), torch.randn(ROWS, 4, generator=generator)) for _ in "12"]
+        sent.clear()
+        if name == "native":
+            engine.comm.ledger.clear()
+        with listening(sent):
+            losses.append(float(engine.train_batch(iter(batch) if name == "deepspeed" else batch)))
+    if name == "native":
+        whole = [value.float().clone() for _, value in engine.state_dict()][4 * (rank // 2) :][:4]
+        said = tuple(finding.path for finding in engine.findings)
+        return Seen(losses, whole, sent, engine.comm.ledger.totals["reduce gradients"].bytes, said)
+    if not config["zero_optimization"]["stage"]:
+        return Seen(losses, [weight.detach().float() for weight in engine.module.parameters()], sent, 0, ())
+    return Seen(losses, weights(name, engine), sent, 0, ())
+
+
+PIPED: list[tuple[str, int, dict[str, Any], str]] = [
+    ("fp32", 0, {}, "bf16"),
+    ("fp32", 1, {}, "fp16"),
+    ("bf16", 0, BF16, "fp32"),
+    ("bf16", 1, {**BF16, **WIDE}, "fp32"),
+    ("fp16", 1, FP16, "fp32"),
+]
+
+
+@needs_deepspeed
+@pytest.mark.parametrize(("compute", "level", "more", "wanted"), PIPED)
+def test_stages_of_a_pipeline_exchange_gradients_as_deepspeeds_do(
+    run: Any, compute: str, level: int, more: dict[str, Any], wanted: str
+) -> None:
+    config = {
+        "optimizer": {"type": "SGD", "params": {"lr": 0.5}},
+        "zero_optimization": {"stage": level},
+        "zero_allow_untested_optimizer": True,
+        "communication_data_type": wanted,
+        **more,
+    }
+    for theirs, ours in zip(*(run(4, piped, name, compute, config) for name in ("deepspeed", "native")), strict=True):
+        assert theirs.sent == ours.sent == {wanted: ours.counted} and ours.counted
+        assert "precision.communicate" not in ours.said
+        assert ours.losses == pytest.approx(theirs.losses, rel=1e-6)
+        assert far(ours, theirs) <= (2e-3 if level == 0 and compute != "fp32" else 3e-5)
