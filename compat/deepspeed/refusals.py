@@ -82,7 +82,7 @@ def _ungrouped(technique: str, needed: tuple[str, ...]) -> Iterator[Check]:
 
     message = f"{technique} without different_groups; add them, or drop {technique}"
     yield _refuse(path, lambda seen: groups(seen) is None, message, place, until="0.19.7")
-    message = f"a group of {technique} without {' and '.join(needed)} in its params; add them"
+    message = f"found {{{path}}}, a group of {technique} without {' and '.join(needed)} in its params; add them"
     yield _refuse(path, short, message, place, until="0.19.7")
 
 
