@@ -12,6 +12,8 @@ VALUES = 20_000
 """Values in a config, aliases opened; words of a command line too."""
 DEPTH = 100
 """Levels of nesting."""
+SETTINGS = 300
+"""Settings of a section that are looked at one by one."""
 NAME = 200
 """Characters of a key that a message looks for a similar name for, of a YAML tag, and of the name of a release."""
 INTEGER = 2**63 - 1

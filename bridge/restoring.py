@@ -15,6 +15,7 @@ from bridge.findings import Finding
 from bridge.lifting import Meaning, claims, meaning_of, plan_claims, settable, unlike, written_by
 from bridge.plan import Plan
 from bridge.rules import Effect, How, Rule
+from bridge.sections import moved, worth, written
 
 Given = Mapping[str, Any]
 Unit = tuple[str, ...]
@@ -219,26 +220,29 @@ class Way:
                 raise
             return self.dialect.config(given, self.version, None, self.carry.entry)
 
+    def as_it_was(self, kept: Meaning) -> set[str]:
+        """Fields of a plan that nobody edited, and that mean in `kept` what they did before the file was converted."""
+        return self.goal.plain.keys() - self.changed - unlike(self.goal, kept)
+
     def unused(self, told: Given, edited: Config, target: Config) -> Iterator[Finding]:
         """What of `told`, which the sidecar gives, could not be put back, though nothing of it was edited in `edited`, and what
         else is otherwise than it was.
         """
         why = f"it does not go with {', '.join(_names(edited, self.changed))}, edited since"
-        found = [*self._meaningless(target), *self._not_put_back(told, target, why)]
-        yield from found
-        yield from self._moved(target, why, {finding.path for finding in found})
+        table, odd, left = claims(self.dialect), tuple(self._meaningless(target)), tuple(self._not_put_back(told, target, why))
+        yield from odd
+        for path, reason in left:
+            yield from _left(path, told[path], reason, table.get(path), target)
+        yield from self._moved(target, why, {*(finding.path for finding in odd), *(path for path, _ in left)})
 
-    def _not_put_back(self, told: Given, target: Config, why: str) -> Iterator[Finding]:
+    def _not_put_back(self, told: Given, target: Config, why: str) -> Iterator[tuple[str, str]]:
+        """Settings of `told` that the target has otherwise, and why."""
         dialect, table = self.dialect, claims(self.dialect)
         for path, value in told.items():
-            rule = table.get(path)
             if value is None or path in self.edited or path in self.overruling or target.given.get(path) == value:
                 continue
-            effect = rule.effect_of(target.effective) if rule else Effect.NUMBERS
             known = dialect.knows(path, value, target.version, self.carry.entry) and _valid(dialect, {path: value})
-            clash = rule and self.changed and known
-            message = f"the sidecar says {shown(value, 30)}, which was not put back: {why if clash else _refusal(path, target)}"
-            yield Finding(path, message, effect, True, How.DROPPED, value, target.effective.get(path))
+            yield path, why if path in table and self.changed and known else _refusal(path, target)
 
     def _meaningless(self, target: Config) -> Iterator[Finding]:
         """What the sidecar says that its file meant and nothing can mean: whether the file was edited there cannot be told."""
@@ -260,6 +264,16 @@ class Way:
                 effect = rules[ours].effect_of_losing((ours,), target.effective)
                 message = f"{ours} is not what it was: {why}"
                 yield Finding(path, message, effect, path in self.kept, How.APPROXIMATE, self.goal[ours], now.get(ours))
+
+
+def _left(path: str, value: Any, reason: str, rule: Rule | None, target: Config) -> Iterator[Finding]:
+    """What a sidecar says and was not put back; of a section, each setting that the target has otherwise."""
+    held, effect = target.effective.get(path), rule.effect_of(target.effective) if rule else Effect.NUMBERS
+    parts = written(path, value, target.effective) if rule else ()
+    rows = [(part.path, part.value, worth(rule, effect, part), None) for part in moved(parts, held) if rule]
+    for place, said, weight, now in rows if parts else [(path, value, effect, held)]:
+        message = f"the sidecar says {shown(said, 30)}, which was not put back: {reason}"
+        yield Finding(place, message, weight, True, How.DROPPED, said, now)
 
 
 def _of_a_plan(values: Given) -> bool:

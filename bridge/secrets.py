@@ -325,7 +325,7 @@ class Secrets:
             return self.add(_word(name), value) if is_secret(name, value) else self.marks.get(value) or self.known(value)
         if isinstance(value, Mapping):
             inside = str(value["path"]) if isinstance(value.get("path"), str) else ""
-            return {key: self.within(inner, f"{inside}.{key}" if key not in WHOLE else inside) for key, inner in value.items()}
+            return {key: self.within(inner, inside if key in WHOLE else f".{key}") for key, inner in value.items()}
         if isinstance(value, list | tuple):
             return type(value)([self.within(inner, name) for inner in value])
         return value

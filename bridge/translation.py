@@ -22,6 +22,7 @@ from bridge.lifting import written_by as written_by
 from bridge.plan import Plan
 from bridge.restoring import Way, sound
 from bridge.rules import Effect, How, Rule
+from bridge.sections import Setting, leaves, settings, tellers, worth
 
 HABITS = ("precision.loss_scale.late", "precision.loss_scale.final")
 """What a stack does with a setting whose value means the same elsewhere, so that no value tells that it is lost."""
@@ -131,8 +132,10 @@ def translate(
     kept = meaning_of(target)
     back = target if same else _back(kept, config)
     kept_back = _put_back_as_given(told, target)
-    losses, openings = tuple(_losses(config, meant, kept, back, target)), _openings(config, meant, kept, target, kept_back)
-    losses += tuple(_nameless(config, meant, kept, losses, target))
+    as_it_was = way.as_it_was(kept) if way and told else set[str]()
+    trip = _Trip(config, meant, target, kept, back, frozenset(unlike(meant, kept) - as_it_was))
+    losses, openings = tuple(_losses(trip)), _openings(config, meant, kept, target, kept_back)
+    losses += tuple(_nameless(trip, losses))
     left = way.unused(told.given, config, target) if way and told else ()
     findings = (*losses, *openings, *left, *_left_behind(config, target), *_remarks(target))
     return Result(
@@ -153,17 +156,47 @@ def _back(kept: Mapping[str, Any], config: Config) -> Config | None:
         return None
 
 
-def _losses(config: Config, meant: Meaning, kept: Meaning, back: Config | None, target: Config) -> Iterator[Finding]:
+@dataclass(frozen=True)
+class _Trip:
+    """A config with what it means, what it became with what that means, and the config after the way back, if there is one.
+
+    `lost` are the fields of a plan that do not mean the same, but for those that are again what they were before.
+    """
+
+    config: Config
+    meant: Meaning
+    target: Config
+    kept: Meaning
+    back: Config | None
+    lost: frozenset[str]
+
+    def returned(self, path: str) -> Any:
+        """What there is at `path` after the way back."""
+        return self.back.effective.get(path) if self.back else None
+
+    def gone(self, fields: tuple[str, ...]) -> bool:
+        """Whether the target says nothing of these fields of a plan."""
+        return all(self.kept.get(ours) is None for ours in fields)
+
+    def found(self, fields: tuple[str, ...], otherwise: Any) -> Any:
+        """What the target has for a setting that the way back writes in other words: the value of the field it stands for."""
+        found = [self.kept[ours] for ours in fields if self.kept.get(ours) is not None]
+        return found[0] if len(found) == 1 else otherwise
+
+
+def _losses(trip: _Trip) -> Iterator[Finding]:
+    config, back = trip.config, trip.back
     before, after = config.effective.flat(), back.effective.flat() if back else {}
     # What its stack moves elsewhere fares as its group does.
-    moved = {path for path, value in config.given.items() if value is not None and before.get(path) is None}
-    ours, theirs = unlike(meant, kept), differing(before, after) - moved
+    elsewhere = {path for path, value in config.given.items() if value is not None and before.get(path) is None}
+    theirs = differing(before, after) - elsewhere
     for rule, paths in _at_stake(config):
-        lost = tuple(path for path in rule.ours if path in ours)
-        gone = moved if lost else () if rule.ours else moved - target.given.keys()
+        lost = tuple(path for path in rule.ours if path in trip.lost)
+        lost = tuple(path for path in lost if path in trip.meant) or lost
+        gone = elsewhere if lost else () if rule.ours else elsewhere - trip.target.given.keys()
         changed = [path for path in paths if path in theirs or path in gone]
         if changed:
-            yield from _lost(config, rule, changed, lost, meant, kept, back, target)
+            yield from _lost(trip, rule, changed, lost)
 
 
 def _at_stake(config: Config) -> Iterator[tuple[Rule, Sequence[str]]]:
@@ -173,47 +206,65 @@ def _at_stake(config: Config) -> Iterator[tuple[Rule, Sequence[str]]]:
     yield from ((table[path], [path]) for path in config.given if path in table and not table[path].ours)
 
 
-def _lost(
-    config: Config,
-    rule: Rule,
-    changed: Sequence[str],
-    lost: tuple[str, ...],
-    meant: Mapping[str, Any],
-    kept: Mapping[str, Any],
-    back: Config | None,
-    target: Config,
-) -> Iterator[Finding]:
+def _lost(trip: _Trip, rule: Rule, changed: Sequence[str], lost: tuple[str, ...]) -> Iterator[Finding]:
+    config, back, target = trip.config, trip.back, trip.target
     seen = rule.seen(rule.theirs, config.effective)
     blurred = rule.blurs is not None and rule.blurs(seen)
     effect = _weight(rule, lost, blurred, config, target)
     for path in changed:
-        before, after, given = (
-            config.effective.get(path, config.given.get(path)),
-            back.effective.get(path) if back else None,
-            path in config.given,
-        )
+        before, after, given = config.effective.get(path, config.given.get(path)), trip.returned(path), path in config.given
         mine = tuple(ours for ours in lost if ours in rule.carried(path))
         # What the source leaves open is told by what the target takes for it (`_openings`).
-        opened = before is None and not any(ours in meant for ours in mine)
+        opened = before is None and not any(ours in trip.meant for ours in mine)
         if given or (lost and effect.reaches(Effect.NUMBERS) and not opened):
-            how = _fate(rule, path, mine, blurred, gone=all(kept.get(ours) is None for ours in mine))
+            how = _fate(rule, path, mine, blurred, trip.gone(mine))
             if how is not How.DROPPED and (after is None if mine else not (back and path in back.given)):
-                after = _kept(mine or rule.carried(path), kept, after)
+                after = trip.found(mine or rule.carried(path), after)
             told = f"{rule.tells(seen)}; " if blurred and rule.tells else ""
             reason = told + _reason(rule, how, mine, target)
             named = path if given else _given(config, rule, mine, path)
             if named != path and named in changed:
                 continue  # the setting that the user wrote has a finding of its own
             if named != path:
-                before, after = config.effective.get(named), back.effective.get(named) if back else None
+                before, after = config.effective.get(named), trip.returned(named)
             weight = Effect.NONE if how is How.DERIVED else effect
-            yield Finding(named, reason, weight, given, how, before, after, config.origins.get(named))
+            whole = Finding(named, reason, weight, given, how, before, after, config.origins.get(named))
+            yield from _in_parts(trip, rule, lost, whole)
 
 
-def _kept(carried: tuple[str, ...], kept: Mapping[str, Any], otherwise: Any) -> Any:
-    """What the target has for a setting that the way back writes in other words: the value of the field it stands for."""
-    found = [kept[ours] for ours in carried if kept.get(ours) is not None]
-    return found[0] if len(found) == 1 else otherwise
+def _in_parts(trip: _Trip, rule: Rule, lost: tuple[str, ...], whole: Finding) -> Iterator[Finding]:
+    """A finding on a section as one on each setting of it that comes back otherwise, and one on what none of these tells."""
+    config, section = trip.config, trip.returned(whole.path)
+    held, changed = dict(leaves(section)), settings(config, rule, whole.path, section)
+    if not changed:
+        yield whole
+        return
+    for part in changed:
+        mine = tuple(ours for ours in lost if ours in part.stands)
+        how = _fate_of(rule, part, mine, trip)
+        weight = Effect.NONE if how is How.DERIVED else _worth(trip, rule, whole, part, mine)
+        after = None if how is How.DROPPED else trip.found(mine or tuple(part.stands), held.get(part.keys))
+        told = rule.tells(part.alone) if part.behind and rule.tells else ""
+        reason = "; ".join(filter(None, (told, _reason(rule, how, mine, trip.target))))
+        yield Finding(part.path, reason, weight, True, how, part.value, after, config.origins.get(part.path, whole.origin))
+    left = tuple(ours for ours in lost if not ours.startswith("model.") and not any(ours in part.stands for part in changed))
+    effect = rule.effect_of_losing(left, config.effective)
+    if left and rule.ours and effect.reaches(Effect.NUMBERS):
+        reason = _reason(rule, How.APPROXIMATE, left, trip.target)
+        yield Finding(whole.path, reason, effect, False, How.APPROXIMATE, None, None, whole.origin)
+
+
+def _fate_of(rule: Rule, part: Setting, mine: tuple[str, ...], trip: _Trip) -> How:
+    if mine:
+        return How.DROPPED if trip.gone(mine) else How.APPROXIMATE
+    return How.DROPPED if part.behind or not rule.ours else How.DERIVED
+
+
+def _worth(trip: _Trip, rule: Rule, whole: Finding, part: Setting, mine: tuple[str, ...]) -> Effect:
+    """What losing a setting of a section does to the run."""
+    of_fields = [_weight(rule, mine, False, trip.config, trip.target)] if mine else []
+    of_itself = [] if mine and not part.behind else [worth(rule, whole.effect, part)]
+    return min((*of_fields, *of_itself), key=lambda effect: effect.rank)
 
 
 def _weight(rule: Rule, lost: tuple[str, ...], blurred: bool, config: Config, target: Config) -> Effect:
@@ -225,19 +276,20 @@ def _weight(rule: Rule, lost: tuple[str, ...], blurred: bool, config: Config, ta
     return min(effect, rule.effect_of(config.effective), key=lambda one: one.rank) if blurred else effect
 
 
-def _nameless(config: Config, meant: Meaning, kept: Meaning, told: Sequence[Finding], target: Config) -> Iterator[Finding]:
+def _nameless(trip: _Trip, told: Sequence[Finding]) -> Iterator[Finding]:
     """Facts of the model that are lost though no setting tells them alone: what goes without saying in a family of models.
 
     What one reason leaves open is one finding.
     """
+    config, meant, kept, target = trip.config, trip.meant, trip.kept, trip.target
     table, named = plan_claims(config.dialect), {finding.path for finding in told if finding.effect.reaches(Effect.NUMBERS)}
-    lost = unlike(meant, kept) & meant.keys() if target.dialect.model else ()
-    yield from _otherwise(config, meant, kept, named, target)
+    lost = trip.lost & meant.keys() if target.dialect.model else ()
+    yield from _otherwise(trip, named)
     open_: dict[str, list[str]] = {}
     for ours in sorted(path for path in lost if path.startswith("model.")):
         rule = table[ours]
         effect = rule.effect_of_losing((ours,), config.effective)
-        if effect.reaches(Effect.NUMBERS) and named.isdisjoint((*rule.theirs, *rule.carriers(ours))):
+        if effect.reaches(Effect.NUMBERS) and named.isdisjoint(tellers(config, rule, ours)):
             reason = _reason(rule, How.DROPPED, (ours,), target)
             if kept.get(ours) is None:
                 open_.setdefault(reason, []).append(ours)
@@ -249,8 +301,9 @@ def _nameless(config: Config, meant: Meaning, kept: Meaning, told: Sequence[Find
         yield Finding(path, reason, Effect.NUMBERS, False, How.DROPPED, before if len(paths) > 1 else meant[path])
 
 
-def _otherwise(config: Config, meant: Meaning, kept: Meaning, named: set[str], target: Config) -> Iterator[Finding]:
+def _otherwise(trip: _Trip, named: set[str]) -> Iterator[Finding]:
     """Settings that arrive with their value, and that the target takes otherwise."""
+    config, meant, kept, target = trip.config, trip.meant, trip.kept, trip.target
     for ours in HABITS:
         if meant.plain.get(ours) is None or kept.get(ours) in (None, meant[ours]):
             continue

@@ -9,6 +9,7 @@ import pytest
 import compat
 from bridge.plan import Plan
 from bridge.rules import Effect, How
+from bridge.secrets import Secrets
 from bridge.translation import Result, lower, translate
 
 FUSED = "transformer_engine.pytorch.optimizers.FusedAdam"
@@ -173,7 +174,7 @@ RECIPE: dict[str, Any] = {
 @pytest.mark.parametrize("target", ["megatron", "fast_llm", "merak", "deepspeed"])
 def test_adam_without_decay_and_a_model_drawn_anew_are_no_loss(target: str) -> None:
     result = translated("automodel", RECIPE, target)
-    quiet = {"optimizer._target_", "model._target_", "model.*", "checkpoint.*", "checkpoint.enabled", "loss_fn"}
+    quiet = {"optimizer._target_", "model._target_", "checkpoint.checkpoint_dir", "checkpoint.enabled", "loss_fn._target_"}
     assert alarms(result).isdisjoint(quiet)
     decayed = RECIPE | {"optimizer": {"_target_": "torch.optim.Adam", "lr": 1e-3, "weight_decay": 0.1}}
     assert target == "deepspeed" or "optimizer._target_" in alarms(translated("automodel", decayed, target))
@@ -183,9 +184,9 @@ def test_adam_without_decay_and_a_model_drawn_anew_are_no_loss(target: str) -> N
     ("change", "alarmed"),
     [
         ({"model": {"_target_": "nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained"}}, "model._target_"),
-        ({"model": RECIPE["model"] | {"pretrained_model_name_or_path": "a/b"}}, "model.*"),
-        ({"checkpoint": {"restore_from": "there", "model_repo_id": "a/b"}}, "checkpoint.*"),
-        ({"loss_fn": {"_target_": "nemo_automodel.components.loss.kd_loss.KDLoss"}}, "loss_fn"),
+        ({"model": RECIPE["model"] | {"pretrained_model_name_or_path": "a/b"}}, "model.pretrained_model_name_or_path"),
+        ({"checkpoint": {"restore_from": "there", "model_repo_id": "a/b"}}, "checkpoint.model_repo_id"),
+        ({"loss_fn": {"_target_": "nemo_automodel.components.loss.kd_loss.KDLoss"}}, "loss_fn._target_"),
     ],
 )
 def test_stored_weights_and_other_losses_are_a_loss(change: dict[str, Any], alarmed: str) -> None:
@@ -248,3 +249,35 @@ def test_a_balancing_loss_arrives_with_the_switch_that_trains_it() -> None:
     for loss, on in (("0.02", True), ("0.0", None)):
         given = translated("megatron", f"{experts} --moe-aux-loss-coeff {loss}".split(), "huggingface").config.given
         assert (given.get(SHARE), given.get(SWITCH)) == (float(loss) / 2, on)
+
+
+def test_each_setting_of_a_section_has_a_row_with_its_own_effect_and_reason() -> None:
+    head = {"final_logit_softcap": 30.0, "prediction_heads": 2, "cross_entropy_splits": 4}
+    section = {"hidden_size": 64, "embeddings": {"lr_scale": 0.5}, "decoder": {"num_blocks": 4}, "head": head}
+    found = {f.path: f for f in translated("fast_llm", {"model": {"base_model": section}}, "megatron").findings if f.given}
+    start = "model.base_model."
+    lost = {"embeddings.lr_scale", *(f"head.{name}" for name in head)}
+    assert {path.removeprefix(start) for path in found if path.startswith(start[:-1])} == lost
+    assert found[f"{start}head.cross_entropy_splits"].effect is Effect.ROUNDING
+    assert found[f"{start}head.final_logit_softcap"].effect is Effect.NUMBERS
+    assert found[f"{start}head.prediction_heads"].message == "no Plan field stands for head.prediction_heads"
+    assert not any("recomputation" in finding.message for finding in found.values())
+    free = {"model": {"trust_remote_code": True, "made_up": 3}, "own": {"a": {"b": 1}, "c": 2}}
+    found = {f.path: f for f in translated("automodel", free, "megatron").findings if f.given}
+    assert found["model.trust_remote_code"].effect is Effect.NONE
+    assert {found[path].effect for path in ("model.made_up", "own.a.b", "own.c")} == {Effect.NUMBERS}
+
+
+@pytest.mark.parametrize("source", ["huggingface", "automodel"])
+def test_what_is_again_what_it_was_is_no_loss_on_the_way_back(source: str) -> None:
+    keys = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2}
+    there = translated(source, keys if source == "huggingface" else {"model": {"config": keys}}, "megatron")
+    back = translate(there.config, compat.load(source), carry=there.carry)
+    assert back.config.given == there.source.given
+    assert not {path for path in alarms(back) if path.startswith("model.")}
+
+
+def test_of_a_row_on_a_secret_only_its_value_is_hidden() -> None:
+    row = {"path": "own.tracking.password", "how": "dropped", "effect": "different numbers", "before": "hunter2secret9"}
+    hidden = Secrets().within(row)
+    assert {key for key in row if hidden[key] != row[key]} == {"before"}

@@ -18,6 +18,7 @@ from bridge.config import Values, fields
 from bridge.dialect import Config, Dialect
 from bridge.errors import BridgeError
 from bridge.plan import Plan, paths
+from bridge.sections import otherwise
 from bridge.testing import configs, entries
 from bridge.translation import Result, translate
 
@@ -172,7 +173,8 @@ def test_findings_list_what_a_translation_changes(ours: Dialect, theirs: Dialect
     def law(config: Config) -> None:
         result = translate(config, theirs)
         back = there_and_back(config, result)
-        assert losses(result) == {path for path in config.given if changes(config, result, path, back)}
+        changed = (path for path in config.given if changes(config, result, path, back))
+        assert losses(result) == {setting for path in changed for setting in otherwise(path, config.given[path], back.get(path))}
 
     holds(law, translatable(configs(ours), theirs), at=PAIR)
 
