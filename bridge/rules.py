@@ -82,7 +82,7 @@ _LOSSES: Mapping[Effect, str] = {
     ),
     Effect.COST: (
         "zero.gather_bucket zero.double_buffer zero.registered zero.fp8_transposes zero.meta_init zero.offload.pinned "
-        "parallel.tensor_overlap parallel.vocabulary parallel.context_method parallel.dispatcher recompute.modules "
+        "parallel.tensor_overlap parallel.vocabulary parallel.context_method parallel.dispatcher recompute "
         "run.collect_interval run.loaders run.backend run.timers run.async_save"
     ),
     Effect.NONE: (
