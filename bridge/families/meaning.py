@@ -30,7 +30,7 @@ def _meaning(text: str, name: str, family: Family, beyond: bool) -> Mapping[str,
     if beyond and family is not GENERIC:
         others = {key: value for key, value in given.items() if key not in family.known}
         more = _read(Source(others, {}, False), GENERIC)
-        model |= {path: value for path, value in more.items() if path not in family.paths}
+        model = _placed(model | {path: value for path, value in more.items() if path not in family.paths})
     if model.get("experts") is None and family is not GENERIC:
         model = {path: value for path, value in model.items() if not path.startswith(EXPERTS)}
     return {PREFIX + path: value for path, value in model.items() if value is not None}
@@ -54,11 +54,16 @@ def _read(source: Source, family: Family) -> dict[str, Any]:
         model.pop("experts", None)
     if not model.get("moe.groups"):
         model.pop("moe.group_best", None)
-    if model.get("embedding.positions", "rotary") != "rotary":
-        model = {path: value for path, value in model.items() if not path.startswith("rotary.")}
     if not model.get("norm.parallel"):
         model.pop("norm.shared", None)
-    return model
+    return _placed(model)
+
+
+def _placed(model: dict[str, Any]) -> dict[str, Any]:
+    """A model without rotary settings where its positions are of another kind."""
+    if model.get("embedding.positions", "rotary") == "rotary":
+        return model
+    return {path: value for path, value in model.items() if not path.startswith("rotary.")}
 
 
 def spelling(plan: Group, family: Family, grouped: bool, beyond: bool = False) -> Mapping[str, Any]:

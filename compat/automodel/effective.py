@@ -8,8 +8,8 @@ from typing import Any
 
 from bridge.errors import BridgeError, ConfigError
 from compat.automodel.formats import IGNORED, OBJECT, OLD, PIPELINE, TARGET, history
+from compat.automodel.model import BUILT, NAMED, sizes
 from compat.automodel.model import problems as model_problems
-from compat.automodel.model import sizes
 from compat.automodel.optimizers import argument_defaults
 from compat.automodel.releases import Release
 from compat.automodel.schedules import SCHEDULES, Schedule, schedule
@@ -335,8 +335,12 @@ def _filled(given: Given, release: Release, world_size: int | None, kind: str) -
 
 
 def _from_config(given: Given) -> bool:
-    """Whether the model starts from random weights, which are bf16 unless told otherwise (_transformers/auto_model.py)."""
-    return str(given.get("model._target_")).endswith(".from_config")
+    """Whether the model starts from random weights, which are bf16 unless told otherwise (_transformers/auto_model.py).
+
+    A config that is made of a class or a family is what from_config alone takes.
+    """
+    target = given.get(BUILT)
+    return str(target).endswith(".from_config") if target else any(given.get(path) is not None for path in NAMED)
 
 
 def _formats(given: Given, release: Release) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import bridge
 from bridge.errors import BridgeError
 from bridge.stacks import load
 from compat.automodel.runtime.real import LATER, OVERWRITTEN
@@ -61,3 +62,19 @@ def test_automodel_stops_at_spellings_that_it_does_not_know(word: str, stops: bo
     found = [finding for finding in config.findings if "AutoModel stops at" in finding.message]
     assert bool(found) is stops
     assert word not in config.text() or not stops
+
+
+OPEN = {"distributed.strategy": "ddp", "model.config.n_layer": 1}
+NAMING = [
+    {"model.config._target_": "transformers.BloomConfig"},
+    {"model.config.model_type": "bloom"},
+    {"model.config._target_": "transformers.GPTBigCodeConfig", "model.config.rope_scaling": {"type": "dynamic", "factor": 1.0}},
+]
+
+
+@pytest.mark.parametrize("named", NAMING, ids=lambda named: " ".join(map(str, named.values())))
+def test_a_model_that_is_named_by_its_config_alone_comes_back(named: dict[str, Any]) -> None:
+    plan = bridge.lift(AUTOMODEL.config({**OPEN, **named}, "0.6.0"))
+    assert plan.values()["precision.master"] == "bf16"
+    assert not any(path.startswith("model.rotary") for path in plan.values())
+    assert bridge.lift(bridge.lower(plan, AUTOMODEL, "0.6.0")).values() == plan.values()
