@@ -107,7 +107,7 @@ ITEM = re.compile(
 """One value of an array: `([name]=value "value" value)`."""
 ITEMS = 1000
 """Values of an array that are looked at."""
-HEX = re.compile(r"[0-9a-f]{40}(?<![\w/@-][0-9a-f]{40})(?![\w-])")
+HEX = re.compile(r"(?<![\w/@-])[0-9a-f]{40}(?![\w-])")
 """Keys of Weights & Biases; names of commits too, which their line tells."""
 DIGITS = bytes(ord("0" if chr(code) in "0123456789abcdef" else "-") for code in range(256))
 """Every hexadecimal digit as 0: whether 40 of them follow one another is then told by a search for a word."""

@@ -58,6 +58,16 @@ BEYOND: dict[str, tuple[str, str, str]] = {
 """Name of the file, its content, and what the message must say."""
 
 
+def test_a_text_beyond_the_limit_is_not_searched_for_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    searched = list[int]()
+    monkeypatch.setattr("bridge.cli.convert.keep_hidden", lambda text, named=None: searched.append(len(text)))
+    (tmp_path / "x.yaml").write_text("a" * limits.FILE)
+    assert run(["check", str(tmp_path / "x.yaml")]) == 1
+    assert "more than 512 KiB of text" in capsys.readouterr().err and max(searched) <= limits.TEXT
+
+
 @pytest.mark.parametrize("name", BEYOND)
 def test_files_beyond_a_limit(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, content, says = BEYOND[name]

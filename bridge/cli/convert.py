@@ -11,7 +11,7 @@ from inspect import signature
 from pathlib import Path
 
 from bridge import carry as carry_over
-from bridge import report, stacks
+from bridge import limits, report, stacks
 from bridge.cli import sidecar
 from bridge.cli.budget import bounded
 from bridge.cli.job import Job
@@ -136,7 +136,7 @@ def document_of(job: Job) -> Document:
     standard = job.file == STDIN
     name = "standard input" if standard else job.file
     text = standard_input() if standard else read_text(Path(job.file))
-    keep_hidden(text, job.outside)
+    keep_hidden(text[: limits.TEXT], job.outside)  # what is longer is refused unread
     document = _started(parse(text, name, "" if standard else Path(job.file).suffix.lower()), job)
     if isinstance(document.data, Script):
         keep_hidden("", document.data.named)
