@@ -12,7 +12,7 @@ from bridge.files.shell import arithmetic, formatting, getopts, opened, variable
 from bridge.files.shell.decide import Bad, tested
 from bridge.files.shell.expand import OUTPUT
 from bridge.files.shell.files import AWAY, is_gone, placed
-from bridge.files.shell.inner import OPTIONS
+from bridge.files.shell.options import LETTERS, OFF, SET, SHOPT, Options
 from bridge.files.shell.patterns import Unread
 from bridge.files.shell.pieces import DEFAULT_IFS, NOWHERE, Pieces, Text, Unknown, known, spelled, words
 from bridge.files.shell.scope import RUN, Value, several
@@ -29,10 +29,6 @@ TOOLS = re.compile(
 SET_OPTION = re.compile(r"[-+][abefhkmnptuvxBCEHPTo]+")
 HIDDEN = 0xF0000
 """Where characters behind a backslash stand while a line is split: among those that nobody uses."""
-
-
-SHOPTS = frozenset(("extglob", "nullglob", "nocasematch", "dotglob", "globstar", "failglob", "inherit_errexit", "lastpipe"))
-"""Options of `shopt` that are off where nothing sets them."""
 
 
 def _text(text: str) -> Pieces:
@@ -58,7 +54,7 @@ def _number(reader: Reader, called: Sequence[Pieces], default: int) -> int:
 
 def echo(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     """`echo`: its words with blanks between them."""
-    rest, flags = list(called[1:]), ""
+    rest, flags = list(called[1:]), "e" if "xpg_echo" in reader.scope.options else ""
     while rest and re.fullmatch(r"-[neE]+", known(rest[0]) or ""):
         flags += (known(rest.pop(0)) or "")[1:]
     reader.scope.status = 0
@@ -352,20 +348,29 @@ def set_(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     if not all(SET_OPTION.fullmatch(text) for text in _dashed(rest)):
         reader.scope.status = 2
         return
-    options = set(reader.scope.options)
     while rest:
         text = None if several(rest[0]) else known(rest[0])
         if text == "--" or text is None or not re.fullmatch(r"[-+][A-Za-z]*", text):
             rest = rest[1:] if text == "--" else rest
-            reader.scope.arguments = tuple(rest)
+            reader.scope.arguments, reader.scope.placed = tuple(rest), not reader.scope.frames
             break
         rest.pop(0)
         for letter in text[1:]:
-            name = OPTIONS.get(letter, "")
-            if letter == "o":
-                name = (known(rest.pop(0)) if rest else None) or ""
-            (options.add if text[0] == "-" else options.discard)(name)
-    reader.scope.options = frozenset(options)
+            name = known(rest.pop(0)) if letter == "o" and rest else LETTERS.get(letter)
+            _switch(reader, place, SET, name, text[0] == "-")
+
+
+def _switch(reader: Reader, place: int, options: Options, name: str | None, on: bool) -> None:
+    """Turn an option on or off; a script that turns one that is not read is refused."""
+    problem = f"the option behind {options.command} is not known" if name is None else options.problem(name, on)
+    if problem:
+        raise reader.refuse(place, problem)
+    if name == "extglob" and on and name not in reader.scope.options:
+        reader.grouping = reader.source.line(place)
+    reader.scope.options = reader.scope.options | {str(name)} if on else reader.scope.options - {str(name)}
+    if name == "noexec" and on:
+        reader.scope.at_exit = reader.scope.at_error = None
+        reader.scope.ended, reader.scope.left_at = "exit", reader.source.line(place)
 
 
 def shopt(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
@@ -373,14 +378,10 @@ def shopt(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     flags, names = _options(called[1:], "")
     if not flags.keys() & {"s", "u", "q"}:
         reader.write(_unknown(reader, "(shopt)"))
+    for name in names if flags.keys() & {"s", "u"} else ():
+        _switch(reader, place, SET if "o" in flags else SHOPT, name, "s" in flags)
     told = {str(name) for name in names}
-    if "s" in flags:
-        if "extglob" in told - reader.scope.options:
-            reader.grouping = reader.source.line(place)
-        reader.scope.options |= told
-    elif "u" in flags:
-        reader.scope.options -= told
-    known_ = told <= SHOPTS and "q" in flags and bool(told)
+    known_ = told <= OFF and "q" in flags and bool(told)
     if known_ and not flags.keys() & {"s", "u"}:
         reader.answer(told <= reader.scope.options)
     else:
@@ -470,6 +471,7 @@ def _run_file(reader: Reader, path: Pieces, text: Pieces, arguments: Sequence[Pi
     check_syntax(source)
     before, mark, here = reader.scope.arguments, len(reader.leaving), reader.scope.here
     reader.scope.here = reader.key(path).rpartition("/")[0] + "/" if "/" in reader.key(path) else ""
+    reader.scope.placed = False
     if arguments:
         reader.scope.arguments = tuple(arguments)
     reader.scope.status = 0
@@ -479,7 +481,16 @@ def _run_file(reader: Reader, path: Pieces, text: Pieces, arguments: Sequence[Pi
     reader.landed(mark, ("return",))
     reader.scope.here = here
     if arguments:
+        _put_back(reader, before)
+
+
+def _put_back(reader: Reader, before: tuple[Pieces, ...] | None) -> None:
+    """The arguments behind a file that had its own: those from before, unless `set` gave others outside of functions."""
+    if reader.scope.placed is None:
+        reader.scope.arguments = (_unknown(reader, "@", "whether the sourced file sets them is not known", loose=True),)
+    elif not reader.scope.placed:
         reader.scope.arguments = before
+    reader.scope.placed = False
 
 
 def change_folder(reader: Reader, place: int, called: Sequence[Pieces]) -> None:

@@ -76,7 +76,7 @@ class Expander:
             return [literal]
         separators = self.scope.separators
         found: list[Pieces] = []
-        for parts in braces.expanded(self.source.text, word.parts):
+        for parts in self.choices(word):
             pieces = self.parts(self.tilde(parts, False), False)
             if separators is None:
                 pieces = [replace(piece, loose=True) if isinstance(piece, Unknown) else piece for piece in pieces]
@@ -85,6 +85,10 @@ class Expander:
             split = words(emptied(pieces) if alone else pieces, separators or "")
             found += [self._globbed(one, word) for one in split]
         return found
+
+    def choices(self, word: Word) -> list[tuple[Part, ...]]:
+        """The words that braces make of one."""
+        return braces.expanded(self.source.text, word.parts) if "braceexpand" in self.scope.options else [word.parts]
 
     def text(self, word: Word, alone: bool = False, assigned: bool = False) -> Pieces:
         """The text that a word becomes where nothing is split: assigned values, patterns, names of files."""
@@ -280,6 +284,8 @@ class Expander:
                 raise arithmetic.Wrong("the index lies before the array")
             if position == end:
                 return [self.made(part, str(subjects.counted(self, subject)), quoted)]
+            if subject.name not in subjects.SPECIAL:
+                raise subjects.malformed(self, start, end)
         if text.startswith("!", start) and end > start + 1:
             return self._indirect(part, start + 1, end, quoted)
         subject, position = subjects.at(self, start, end)

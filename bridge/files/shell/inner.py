@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, overload
 
-from bridge.files.shell import opened
+from bridge.files.shell import opened, options
 from bridge.files.shell.launchers import Walk, Word, walk
 from bridge.files.shell.pieces import NOWHERE, Piece, Pieces, Text, Unknown, cut, known, spelled
 from bridge.files.shell.scope import Scope, Value
@@ -16,18 +16,6 @@ if TYPE_CHECKING:
     from bridge.files.shell.read import Reader
 
 SET = re.compile(r"([A-Za-z_]\w*)=")
-OPTIONS = {
-    "e": "errexit",
-    "u": "nounset",
-    "f": "noglob",
-    "a": "allexport",
-    "x": "xtrace",
-    "n": "noexec",
-    "v": "verbose",
-    "E": "errtrace",
-    "C": "noclobber",
-}
-"""Letters of `set`, and of a shell that is started."""
 OTHERS = frozenset(("sudo", "srun", "sbatch"))
 """What keeps the environment from a shell, and gives it one of its own."""
 UNSEEN = "the script does not export it, so that the shell that it starts does not see it"
@@ -85,7 +73,11 @@ def started(reader: Reader, place: int, called: Sequence[Pieces]) -> bool:
         text, arguments = reader.scope.input, (*called[found.before : found.before + 1], *called[found.at :])
     else:
         return False
-    reader.nested(place, text, called[: found.before], _scope(reader, place, found, called, arguments))
+    scope = _scope(reader, place, found, called, arguments)
+    if "noexec" in scope.options:
+        reader.scope.status = None
+    else:
+        reader.nested(place, text, called[: found.before], scope)
     return True
 
 
@@ -136,7 +128,7 @@ def _scope(reader: Reader, place: int, found: Walk, called: Sequence[Pieces], ar
         files=outer.files.copy(),
         folder=outer.folder,
         arguments=tuple(arguments[1:]),
-        options=_options(called[found.before : found.at]),
+        options=_turned(reader, place, called[found.before : found.at]),
     )
 
 
@@ -153,9 +145,23 @@ def _dropped(words: Sequence[Pieces]) -> tuple[bool, set[str]]:
     return bool({"-i", "-", "--ignore-environment"} & set(behind_env)), names
 
 
-def _options(words: Sequence[Pieces]) -> frozenset[str]:
-    """What `bash -e`, `-u` and `-o pipefail` set."""
+def _turned(reader: Reader, place: int, words: Sequence[Pieces]) -> frozenset[str]:
+    """What `bash -e`, `-u`, `-o pipefail` and `-O extglob` turn on, and `+B` off; one that is not read is refused."""
+    found = options.ON
     texts = [spelled(word) for word in words]
-    letters = "".join(text[1:] for text in texts if re.fullmatch(r"-[A-Za-z]+", text))
-    named = {after for text, after in pairwise(texts) if re.fullmatch(r"-[a-z]*o", text)}
-    return frozenset(named | {name for letter, name in OPTIONS.items() if letter in letters})
+    for sign, letter, after in _letters(texts):
+        kind = options.SHOPT if letter == "O" else options.SET
+        name = after if letter in "oO" else options.LETTERS.get(letter)
+        if name is None:
+            continue
+        if problem := kind.problem(name, sign == "-"):
+            raise reader.refuse(place, problem)
+        found = found | {name} if sign == "-" else found - {name}
+    return found
+
+
+def _letters(texts: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """The options of a shell that are letters, each with its sign and the word behind it."""
+    for text, after in pairwise([*texts, ""]):
+        if found := re.fullmatch(r"([-+])([A-Za-z]+)", text):
+            yield from ((found[1], letter, after) for letter in found[2])

@@ -11,20 +11,26 @@ from bridge.files.shell import arithmetic, parameters
 from bridge.files.shell.patterns import Char, Unread, active
 from bridge.files.shell.pieces import Break, Piece, Pieces, Text, Unknown, known
 from bridge.files.shell.scope import Value, several
-from bridge.files.shell.subjects import ALL, FORM, Subject
+from bridge.files.shell.subjects import ALL, FORM, Subject, malformed
 from bridge.files.shell.tokens import Part
 
 if TYPE_CHECKING:
     from bridge.files.shell.expand import Expanded, Expander
 
 
+UNTURNED = "AaKkP"
+"""Letters of `${NAME@letter}` that tell what a variable is, which is not read."""
 OPERATOR = re.compile(r":?[-=+?]|//?|%%?|##?|\^\^?|,,?|:|@[A-Za-z]$")
 
 
 def operated(expander: Expander, part: Part, subject: Subject, start: int, quoted: bool) -> Expanded:
     found = OPERATOR.match(expander.source.text, start, part.end - 1)
-    if found is None:
+    if found is None and expander.source.text.startswith("~", start):
         raise Unread(FORM)
+    if found is None and expander.source.text.startswith("@", start) and subject.elements is None:
+        return expander.spread(subject, part, quoted)
+    if found is None or (found[0] == ":" and found.end() == part.end - 1):
+        raise malformed(expander, start, part.end - 1)
     operator, start = found[0], found.end()
     if operator[-1] in "-=+?" and operator != ":":
         return _chosen(expander, part, subject, operator, start, quoted)
@@ -54,11 +60,12 @@ def _change(expander: Expander, part: Part, operator: str, start: int) -> Callab
     """What an operator does to a text."""
     if operator[0] == "@":
         if operator[1] not in parameters.TURNED:
-            raise Unread(FORM)
+            raise Unread(FORM) if operator[1] in UNTURNED else arithmetic.Wrong("bad substitution")
         return parameters.TURNED[operator[1]]
     if operator[0] == "/":
         pattern, put = _halves(expander, part, start)
-        return lambda text: parameters.replaced(text, operator, pattern, put)
+        fold = "nocasematch" in expander.scope.options
+        return lambda text: parameters.replaced(text, operator, pattern, put, fold)
     chars = expander.chars(expander.joined(expander.operand(part, start, True)))
     if operator[0] in "#%":
         return lambda text: parameters.trimmed(text, operator, chars)

@@ -67,13 +67,16 @@ def trimmed(text: str, operator: str, pattern: Sequence[Char]) -> str:
     return text[: (min if longest else max)(starts)] if starts else text
 
 
-def replaced(text: str, operator: str, pattern: Sequence[Char], put: str) -> str:
-    """`/` for the first match, `//` for all; a pattern that begins with `#` or `%` is bound to the start or the end."""
+def replaced(text: str, operator: str, pattern: Sequence[Char], put: str, fold: bool = False) -> str:
+    """`/` for the first match, `//` for all; a pattern that begins with `#` or `%` is bound to the start or the end.
+
+    `fold` takes large and small letters for the same.
+    """
     if operator == "/" and pattern[:1] in ([("#", True)], [("%", True)]):
-        return _bound(text, pattern[0][0], pattern[1:], put)
+        return _bound(text, pattern[0][0], pattern[1:], put, fold)
     if pattern[:1] == [("(", True)]:
         raise Unread("a shell puts * before this pattern, which makes a group of it")
-    found, position, made = Pattern(pattern), 0, list[str]()
+    found, position, made = Pattern(pattern, fold), 0, list[str]()
     if not pattern:
         return text
     while position <= len(text):
@@ -89,8 +92,8 @@ def replaced(text: str, operator: str, pattern: Sequence[Char], put: str) -> str
     return "".join(made) + text[position:]
 
 
-def _bound(text: str, side: str, pattern: Sequence[Char], put: str) -> str:
-    found = Pattern(pattern)
+def _bound(text: str, side: str, pattern: Sequence[Char], put: str, fold: bool) -> str:
+    found = Pattern(pattern, fold)
     if side == "#":
         ends = found.ends(text, 0)
         return put + text[max(ends) :] if ends else text

@@ -439,7 +439,7 @@ class Reader:
         self.loops = loops
         self.landed(mark, ("return",))
         self.scope.restore()
-        self.scope.arguments, self.source = before, around
+        self.scope.arguments, self.source, self.scope.placed = before, around, False
 
     # Commands
 

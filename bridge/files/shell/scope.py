@@ -10,6 +10,7 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from bridge.files.shell.files import AWAY, Files
+from bridge.files.shell.options import ON
 from bridge.files.shell.pieces import DEFAULT_IFS, NOWHERE, Pieces, Text, Unknown, known, same, shared
 
 if TYPE_CHECKING:
@@ -137,7 +138,8 @@ class Scope:
     `at_exit` and `at_error` are the texts of traps. `letter` is where `getopts` stands in a word: 0 before
     it, None if that is not known; below 0 it begins anew, unless OPTIND is set once more. `parted` is the line of
     the branch by which a path left a loop or a function. `folder` is a mark before the names of files since `cd` left the
-    folder that the script began in, `here` where the file lies that is read.
+    folder that the script began in, `here` the folder of the file that is read. `placed` tells that `set` gave the arguments
+    since a file was sourced, None if that is not known.
     """
 
     outside: Mapping[str, str]
@@ -149,7 +151,7 @@ class Scope:
     ended: str = ""
     levels: int = 1
     status: int | None = 0
-    options: frozenset[str] = frozenset()
+    options: frozenset[str] = ON
     marks: dict[str, frozenset[str]] = field(default_factory=lambda: {COUNTER: frozenset("i")})
     frames: tuple[dict[str, Hidden], ...] = ()
     output: Pieces = ()
@@ -171,6 +173,7 @@ class Scope:
     folders: tuple[str, ...] = ()
     here: str = ""
     shifted: int = 0
+    placed: bool | None = False
 
     def get(self, name: str) -> Value | None:
         """The value of a variable or of a numbered argument; None if nothing sets it."""
@@ -359,7 +362,7 @@ class Scope:
             and self.functions == before.functions
             and self.files.settles(before.files)
             and same(self.output, before.output)
-            and self.letter == before.letter
+            and (self.letter, self.placed) == (before.letter, before.placed)
         )
 
     def take(self, branches: Sequence[Scope], line: int) -> None:
@@ -408,6 +411,7 @@ def _both(one: Scope, other: Scope, branch: Branch) -> Scope:
         letter=one.letter if one.letter == other.letter else None,
         folder=one.folder if one.folder == other.folder else f"{AWAY}{branch.line}/",
         folders=one.folders if one.folders == other.folders else (),
+        placed=one.placed if one.placed == other.placed else None,
     )
 
 

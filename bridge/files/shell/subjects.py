@@ -10,7 +10,7 @@ from bridge.files.shell import arithmetic
 from bridge.files.shell.patterns import Unread, simple
 from bridge.files.shell.pieces import Pieces, Text, Unknown, known
 from bridge.files.shell.scope import Value, elements, several
-from bridge.files.shell.tokens import Fault, Part
+from bridge.files.shell.tokens import HOLE, Fault, Part
 
 if TYPE_CHECKING:
     from bridge.files.shell.expand import Expander
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 NAMED = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*#?$!-]")
 WHOLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\[.*\])?|[0-9]+|[@*]", re.DOTALL)
 ALL = ("@", "*")
+SPECIAL = "#?$!-"
 FORM = "this form of expansion is not read"
 
 
@@ -54,11 +55,16 @@ def stored(value: Value, key: int | str, word: Pieces) -> Value:
     return value.put(key, word)
 
 
+def malformed(expander: Expander, start: int, end: int) -> ValueError:
+    """What is in braces and no expansion; what is not known of it may make it one."""
+    return Unread(FORM) if HOLE in expander.source.text[start:end] else arithmetic.Wrong("bad substitution")
+
+
 def at(expander: Expander, start: int, end: int) -> tuple[Subject, int]:
     """The variable at `start`, and where its name and its index end."""
     found = NAMED.match(expander.source.text, start, end)
     if found is None:
-        raise Unread(FORM)
+        raise malformed(expander, start, end)
     position, index = found.end(), None
     if expander.source.text.startswith("[", position):
         position = _closed(expander, position + 1)
@@ -76,7 +82,7 @@ def _closed(expander: Expander, position: int) -> int:
 def named(expander: Expander, name: str, index: tuple[int, int] | None) -> Subject:
     if name in ALL:
         return Subject(name, list(enumerate(expander.scope.given, 1)), name)
-    if name in "#?$!-":
+    if name in SPECIAL:
         return Subject(name, [(0, _special(expander, name))])
     value = expander.scope.get(name)
     said = expander.source.text[slice(*index)] if index else ""

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bridge.files.shell import arithmetic, braces, parameters, subjects
+from bridge.files.shell import arithmetic, parameters, subjects
 from bridge.files.shell.expand import OUTPUT
 from bridge.files.shell.patterns import Unread
 from bridge.files.shell.pieces import NOWHERE, Pieces, Text, Unknown, cut, known, spelled
@@ -284,7 +284,7 @@ def declare(reader: Reader, words: Sequence[Word], place: int) -> None:
 
 def _choices(reader: Reader, word: Word) -> list[Word]:
     """The words that braces make of one, each an assignment of its own; a shell splits what is expanded in such a word."""
-    choices = braces.expanded(reader.source.text, word.parts)
+    choices = reader.expander.choices(word)
     if len(choices) == 1:
         return [word]
     if any(part.kind in SPLIT or (part.kind == "double" and "@" in reader.source.said(part)) for part in word.parts):

@@ -1,0 +1,86 @@
+"""Options of `set` and `shopt`: those that are read or change no run, and those that are not read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+LETTERS: Mapping[str, str] = {
+    "a": "allexport",
+    "b": "notify",
+    "e": "errexit",
+    "f": "noglob",
+    "h": "hashall",
+    "k": "keyword",
+    "m": "monitor",
+    "n": "noexec",
+    "p": "privileged",
+    "t": "onecmd",
+    "u": "nounset",
+    "v": "verbose",
+    "x": "xtrace",
+    "B": "braceexpand",
+    "C": "noclobber",
+    "E": "errtrace",
+    "H": "histexpand",
+    "P": "physical",
+    "T": "functrace",
+}
+"""Letters of `set`, and of a shell that is started."""
+ON = frozenset(("braceexpand",))
+"""What of that which is read is on where nothing sets it."""
+OFF = frozenset(("extglob", "nullglob", "nocasematch", "dotglob", "globstar", "failglob", "inherit_errexit", "lastpipe"))
+"""Options of `shopt` that are off where nothing sets them."""
+COMPATIBLE = re.compile(r"compat[0-9]+")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of one command: `taken` are read or change nothing, `off` and `on` stand so from the start and are not read."""
+
+    command: str
+    taken: frozenset[str]
+    off: frozenset[str]
+    on: frozenset[str] = frozenset()
+
+    def problem(self, name: str, on: bool) -> str:
+        """Why a script that turns an option on, or off, is not read; empty if it is."""
+        if name in self.taken or name in (self.off, self.on)[on] or (COMPATIBLE.fullmatch(name) and not on):
+            return ""
+        if name in (self.on, self.off)[on] or COMPATIBLE.fullmatch(name):
+            return f"{self.command} turns {name} {'on' if on else 'off'}, which changes what follows, and is not read"
+        return f"{name} is no option of {self.command} that is known"
+
+
+SET = Options(
+    "set",
+    frozenset(
+        (
+            *("allexport", "braceexpand", "errexit", "errtrace", "noclobber", "noexec", "noglob", "nounset", "pipefail"),
+            *("emacs", "functrace", "hashall", "history", "ignoreeof", "interactive-comments", "monitor", "nolog", "notify"),
+            *("physical", "privileged", "verbose", "vi", "xtrace"),
+        )
+    ),
+    frozenset(("histexpand", "keyword", "onecmd", "posix")),
+)
+SHOPT = Options(
+    "shopt",
+    frozenset(
+        (
+            *OFF,
+            *("autocd", "cdspell", "checkhash", "checkjobs", "checkwinsize", "cmdhist", "complete_fullquote", "direxpand"),
+            *("dirspell", "expand_aliases", "force_fignore", "globskipdots", "gnu_errfmt", "histappend", "histreedit"),
+            *("histverify", "hostcomplete", "huponexit", "interactive_comments", "lithist", "mailwarn", "nocaseglob"),
+            *("no_empty_cmd_completion", "patsub_replacement", "progcomp", "progcomp_alias", "promptvars", "shift_verbose"),
+            *("sourcepath", "varredir_close", "xpg_echo"),
+        )
+    ),
+    frozenset(
+        (
+            *("assoc_expand_once", "cdable_vars", "execfail", "extdebug", "localvar_inherit", "localvar_unset"),
+            "noexpand_translation",
+        )
+    ),
+    frozenset(("extquote", "globasciiranges")),
+)
