@@ -196,6 +196,10 @@ class Optimizer(Section):
     eps: Annotated[Real, Ge(0)] | None = field(None, description="Term added to the root of the second moment.")
     momentum: Annotated[Real, Ge(0)] | None = field(None, description="Momentum of sgd and muon.")
     nesterov: bool | None = field(None, description="Nesterov's form of the momentum.")
+    update_scale: Literal["spectral", "unit_rms_norm", "shape_scaling"] | None = field(
+        None,
+        description="Muon's factor of an update by its rows and columns: root of the larger, of their ratio, of that or 1.",
+    )
     amsgrad: bool | None = field(None, description="The largest second moment so far is used.")
     bias_correction: bool | None = field(None, description="Moments are corrected for their start at zero; open: they are.")
     weight_decay: Annotated[Real, Ge(0)] | None = field(None, description="Weight decay.")

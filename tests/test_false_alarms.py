@@ -281,3 +281,24 @@ def test_of_a_row_on_a_secret_only_its_value_is_hidden() -> None:
     row = {"path": "own.tracking.password", "how": "dropped", "effect": "different numbers", "before": "hunter2secret9"}
     hidden = Secrets().within(row)
     assert {key for key in row if hidden[key] != row[key]} == {"before"}
+
+
+ARGUMENTS = ["--optimizer", "muon", "--micro-batch-size", "1", "--lr", "1e-3"]
+LIKE_DEEPSPEED = ["--muon-nesterov", "--muon-scale-mode", "shape_scaling"]
+
+
+@pytest.mark.parametrize("given", [[], LIKE_DEEPSPEED[:1], LIKE_DEEPSPEED[1:], LIKE_DEEPSPEED])
+def test_what_deepspeeds_muon_always_does_is_told_where_megatrons_does_otherwise(given: list[str]) -> None:
+    found = alarms(translated("megatron", [*ARGUMENTS, *given], "deepspeed"))
+    assert {"muon_nesterov", "muon_scale_mode"} & found == {
+        flag[2:].replace("-", "_") for flag in LIKE_DEEPSPEED if flag.startswith("--") and flag not in given
+    }
+
+
+def test_deepspeeds_muon_makes_the_same_steps_in_megatron() -> None:
+    data = {"optimizer": {"type": "Muon", "params": {"lr": 1e-3}}, "train_micro_batch_size_per_gpu": 1}
+    result = translated("deepspeed", data, "megatron")
+    said = result.config.given
+    assert (said["muon_nesterov"], said["muon_scale_mode"], said["muon_momentum"]) == (True, "shape_scaling", 0.95)
+    named = {finding.path for finding in result.findings if finding.path.startswith("optimizer.")}
+    assert named <= {"optimizer.schedule.name"}

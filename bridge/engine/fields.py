@@ -47,6 +47,7 @@ LIMITS: Mapping[str, Limit] = {
     "zero.prescale": Limit((False,), "gradients are divided after they are summed", Effect.ROUNDING),
     "zero.predivide": Limit((1.0,), "gradients are divided after they are summed", Effect.ROUNDING),
     "optimizer.nesterov": Limit((False,), "the engine's sgd has no Nesterov form; leave it off", Effect.NUMBERS),
+    "optimizer.update_scale": Limit((), "the engine has no Muon; leave it unset", Effect.NUMBERS),
     "optimizer.amsgrad": Limit((False,), "the engine's Adam has no amsgrad; leave it off", Effect.NUMBERS),
     "optimizer.bias_correction": Limit((True,), "the engine's Adam corrects its moments; leave it on", Effect.NUMBERS),
     "optimizer.embedding_lr": Limit((1.0,), "the engine has one learning rate; leave it unset", Effect.NUMBERS),

@@ -581,6 +581,7 @@ LACKS = {
     "parallel": "AutoModel has no such switch",
     "zero": "AutoModel has no such switch",
     "precision": "AutoModel has no such switch",
+    "optimizer.update_scale": "AutoModel has no Muon",
     "optimizer": "AutoModel has factors for patterns of names",
     "recompute.modules": "AutoModel saves or drops whole layers",
     "run": "AutoModel's recipes have no such switch",

@@ -17,9 +17,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "lion": {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.0},
     "adagrad": {"lr": 1e-2, "eps": 1e-10, "weight_decay": 0.0},
     "sgd": {"lr": 1e-3, "momentum": 0.0, "weight_decay": 0.0},
-    "muon": {},
+    "muon": {"betas": (0.9, 0.95), "eps": 1e-10, "momentum": 0.95, "weight_decay": 0.0},
 }
-"""What the constructors take when the file is silent (ops/adam/fused_adam.py, ops/lamb, ops/lion, torch.optim)."""
+"""What the constructors take when the file is silent (ops/adam/fused_adam.py, ops/lamb, ops/lion, torch.optim, zero/muon).
+
+The two halves of Muon's parameters have rates of their own, so that an open rate stays open."""
 
 TYPES = {"adamw": "AdamW", "adam": "Adam", "lamb": "Lamb", "lion": "Lion", "adagrad": "Adagrad", "sgd": "SGD", "muon": "Muon"}
 TAKES = {name: tuple(values) for name, values in DEFAULTS.items()} | {"muon": ("lr", "betas", "eps", "momentum", "weight_decay")}
@@ -189,12 +191,15 @@ SCHEDULER = convert(
 SWITCHES = ("nesterov", "amsgrad", "bias_correction")
 TAKING = {"nesterov": ("sgd",), "amsgrad": ("adam", "adamw"), "bias_correction": ("adam", "adamw", "lamb")}
 """The optimizers that take each switch."""
+MUON = {"optimizer.nesterov": True, "optimizer.update_scale": "shape_scaling"}
+"""What DeepSpeed's Muon always does (runtime/zero/muon/original_muon.py: muon_update, _aspect_ratio_scale)."""
 
 
 def _read_switches(values: Group, context: Context) -> Group:
     name = _name(values)
     found = {switch: values.get(f"{PARAMS}.{switch}") for switch in SWITCHES if name in TAKING[switch]}
-    return {f"optimizer.{switch}": value for switch, value in found.items() if value is not None}
+    given = {f"optimizer.{switch}": value for switch, value in found.items() if value is not None}
+    return MUON if name == "muon" else given
 
 
 def _write_switches(values: Group, context: Context) -> Group:
@@ -205,12 +210,13 @@ def _write_switches(values: Group, context: Context) -> Group:
 
 SWITCHED = convert(
     tuple(f"{PARAMS}.{switch}" for switch in SWITCHES),
-    tuple(f"optimizer.{switch}" for switch in SWITCHES),
+    (*(f"optimizer.{switch}" for switch in SWITCHES), "optimizer.update_scale"),
     _read_switches,
     _write_switches,
     sees=("optimizer.type", f"{PARAMS}.adam_w_mode", "optimizer.name"),
     carries={f"{PARAMS}.{switch}": f"optimizer.{switch}" for switch in SWITCHES},
-    lossy="DeepSpeed's sgd takes nesterov, its Adam of torch amsgrad, and its own Adam a switch of bias correction",
+    lossy="DeepSpeed's sgd takes nesterov, its Muon always has it and scales updates by their shape, "
+    "its Adam of torch amsgrad, and its own Adam a switch of bias correction",
     source="runtime/engine.py: _configure_basic_optimizer hands all parameters to the class",
 )
 

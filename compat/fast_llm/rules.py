@@ -492,6 +492,7 @@ LACKS = {
     "parallel": "Fast-LLM has no such switch",
     "zero": "Fast-LLM has no such switch",
     "precision": "Fast-LLM has no such format",
+    "optimizer.update_scale": "Fast-LLM has no Muon",
     "optimizer": "Fast-LLM has no such factor",
     "adapters": "Fast-LLM has adapters inside its model",
     "run": "Fast-LLM's training loop has no such switch",

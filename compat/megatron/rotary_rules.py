@@ -89,8 +89,8 @@ def _read_base(values: Group, context: Context) -> Group:
 def _write_base(values: Group, context: Context) -> Group:
     if not wanted(values):
         return {}
-    share = None if values.get(KV_RANK) else values.get("model.rotary.share")
-    return {"rotary_base": whole(values.get("model.rotary.base")), "rotary_percent": share}
+    base, share = values.get("model.rotary.base"), None if values.get(KV_RANK) else values.get("model.rotary.share")
+    return {"rotary_base": None if base is None else max(1, round(base)), "rotary_percent": share}
 
 
 def whole(number: Any) -> Any:

@@ -414,6 +414,23 @@ def _write_optimizer(values: Group, context: Context) -> Group:
     return {"optimizer": OPTIMIZER_FLAGS[name]} if name in OPTIMIZER_FLAGS else {}
 
 
+ORTHOGONAL = ("muon", "dist_muon", "adaptive_muon")
+
+UPDATE_SCALE = convert(
+    "muon_scale_mode",
+    "optimizer.update_scale",
+    lambda values, context: (
+        {"optimizer.update_scale": values.get("muon_scale_mode")} if values.get("optimizer") in ORTHOGONAL else {}
+    ),
+    lambda values, context: (
+        {"muon_scale_mode": values.get("optimizer.update_scale")} if values.get("optimizer.name") in ORTHOGONAL else {}
+    ),
+    sees=("optimizer", "optimizer.name"),
+    note="Megatron's other optimizers do not scale updates by the shape of a matrix",
+    source="optimizer/muon.py: scale_mode of get_muon_scale_factor",
+)
+
+
 def optimizer_rules() -> tuple[Rule, ...]:
     """The optimizer and its hyperparameters."""
     return (
@@ -449,6 +466,7 @@ def optimizer_rules() -> tuple[Rule, ...]:
             lossy="in Megatron sgd and muon have a momentum, and muon alone Nesterov's form of it",
             source="optimizer/__init__.py: torch.optim.SGD(momentum=), without nesterov; emerging optimizers: muon_nesterov",
         ),
+        UPDATE_SCALE,
         *plain_adam("optimizer.amsgrad", "optimizer.bias_correction", note="Megatron's Adam has no such switch"),
         rename("weight_decay", "optimizer.weight_decay"),
         rename("clip_grad", "optimizer.clip"),

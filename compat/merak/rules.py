@@ -701,6 +701,7 @@ LACKS = {
     "parallel.dispatcher": "Merak has no experts",
     "zero": "Merak has no such switch",
     "precision": "Merak has no such format",
+    "optimizer.update_scale": "Merak has no Muon",
     "optimizer": "Merak has one learning rate",
     "adapters": "Merak reads adapters from a file of their own",
     "recompute.modules": "Merak recomputes whole layers",

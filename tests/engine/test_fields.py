@@ -359,6 +359,7 @@ BEYOND = {
     "zero.prescale": True,
     "zero.predivide": 2.0,
     "optimizer.nesterov": True,
+    "optimizer.update_scale": "spectral",
     "optimizer.amsgrad": True,
     "optimizer.bias_correction": False,
     "optimizer.decay_ramp.shape": "linear",

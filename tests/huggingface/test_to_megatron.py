@@ -8,7 +8,7 @@ import pytest
 
 import bridge
 import compat
-from bridge.rules import Effect
+from bridge.rules import Effect, How
 from bridge.translation import Result
 
 SIZES: dict[str, Any] = {
@@ -121,6 +121,13 @@ def test_heads_of_latent_attention_need_not_divide_the_hidden_width(version: str
     result = to_megatron({**LATENT, "num_attention_heads": 12, "num_key_value_heads": 12}, version)
     assert result.config.given["kv_channels"] == 5
     assert changed(result) == set()
+
+
+def test_a_base_with_a_fraction_is_the_nearest_whole_one() -> None:
+    """--rotary-base takes a whole number (arguments.py); bigcode/starcoder2-3b has 999999.4420358813."""
+    result = to_megatron({**SIZES, "model_type": "llama", "rope_theta": 999999.4420358813}, "0.19.2")
+    assert result.config.given["rotary_base"] == 999999
+    assert ("rope_theta", How.APPROXIMATE, Effect.NUMBERS) in {(one.path, one.how, one.effect) for one in result.findings}
 
 
 def test_weights_of_yarn_come_back() -> None:
