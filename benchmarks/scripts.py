@@ -29,6 +29,7 @@ from bridge.files.named import reaching
 from bridge.files.shell import Pieces
 from bridge.files.shell.launchers import STARTERS
 from bridge.files.shell.pieces import Text
+from bridge.testing import processes
 
 TOOLS = (
     *("bash", "basename", "cat", "cp", "cut", "date", "dirname", "expr", "getopt", "grep", "head", "mkdir", "mv", "paste"),
@@ -162,14 +163,8 @@ class Jail:
         jailed = [*_found("unshare", "-n", "-p", "-f", "--kill-child"), *_found("chroot", str(self.folder)), "/bin/bash", "-c"]
         status = -1
         with suppress(subprocess.TimeoutExpired):
-            status = subprocess.run(
-                [*jailed, 'cd /work && exec /bin/bash ./launch.sh "$@"', "-", *arguments],
-                env={"PATH": "/bin", "BASH_ENV": "/settings", **named},
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=SECONDS,
-                check=False,
-            ).returncode
+            command = [*jailed, 'cd /work && exec /bin/bash ./launch.sh "$@"', "-", *arguments]
+            status = processes.run(command, SECONDS, {"PATH": "/bin", "BASH_ENV": "/settings", **named}).returncode
         return Ran(list(_records((self.folder / RECORD.lstrip("/")).read_bytes())), status)
 
 

@@ -14,6 +14,7 @@ from bridge.files.shell.pieces import Pieces, Unknown, known, spelled
 from bridge.files.shell.programs import PROGRAMS
 from bridge.files.shell.read import Reader
 from bridge.files.shell.scope import Scope
+from bridge.testing import processes
 
 BASH = shutil.which("bash")
 STARTER = "torchrun"
@@ -68,16 +69,7 @@ class Bash:
         self.notes.write_bytes(b"")
         script = self.programs.parent / "launch.sh"
         script.write_text(text, "utf-8")
-        done = subprocess.run(
-            [str(BASH), "--norc", str(script)],
-            cwd=self.work,
-            env={"PATH": str(self.programs)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            timeout=SECONDS,
-            check=False,
-        )
+        done = processes.run([str(BASH), "--norc", str(script)], SECONDS, {"PATH": str(self.programs)}, self.work)
         reported = re.findall(rb"^[^\n]*launch\.sh: line (\d+): ", done.stderr, re.MULTILINE)
         return _noted(self.notes.read_bytes()), {int(line) for line in reported}
 
