@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,8 @@ FAMILIES = Path(__file__).parent / "scripts" / "families.txt"
 MOST_REFUSED = 0.25
 """Share of them that the reader may refuse: many ask what only a run tells."""
 REFUSED = 0.04
+PATIENCE = 60
+"""Seconds in which a program has to be gone."""
 SAME = (
     "--num-layers 8 --hidden-size 64 --num-attention-heads 8 --seq-length 64 --max-position-embeddings 64"
     " --micro-batch-size 1 --global-batch-size 16 --lr 1e-4 --train-iters 10"
@@ -67,6 +70,16 @@ def test_each_construct_is_read_as_bash_runs_it(shared: Path | None) -> None:
 def test_the_sample_is_what_bash_does(bash: Bash) -> None:
     for row in cases(None):
         assert bash.runs(str(row["script"])) == [["a.py", *row["bash_passes"]]], row["construct"]
+
+
+@needs_bash
+def test_what_a_script_leaves_running_is_ended(bash: Bash, tmp_path: Path) -> None:
+    held = tmp_path / "held"
+    os.mkfifo(held)
+    reading = os.open(held, os.O_RDONLY | os.O_NONBLOCK)
+    assert bash.runs("exec > ../held 2>&1\nwhile true; do :; done &\n") == []
+    assert select.select([reading], [], [], PATIENCE)[0], "something still holds what it writes to"
+    os.close(reading)
 
 
 @needs_bash

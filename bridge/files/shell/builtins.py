@@ -8,7 +8,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from bridge.errors import SourceError
-from bridge.files.shell import arithmetic, formatting, getopts, opened, variables
+from bridge.files.shell import arithmetic, formatting, getopts, opened, signals, variables
 from bridge.files.shell.decide import Bad, tested
 from bridge.files.shell.expand import OUTPUT
 from bridge.files.shell.files import AWAY, is_gone, placed
@@ -93,20 +93,7 @@ def printf(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     if target is None:
         reader.write(made)
     else:
-        _put(reader, target, made or (Text("", NOWHERE),))
-
-
-def _put(reader: Reader, target: str, word: Pieces) -> None:
-    """Set `NAME` or `NAME[index]`, named by a word."""
-    name, _, index = target.partition("[")
-    if not name.isidentifier():
-        raise reader.refuse(reader.place, f"{target} is no name of a variable")
-    key: Callable[[], int | str] | None = None
-    if index:
-        value = reader.scope.get(name)
-        place: int | str = index[:-1] if value and value.table else arithmetic.value(index[:-1], reader.expander)
-        key = lambda: place  # noqa: E731
-    variables.assign(reader, name, key, Value((word,)), False)
+        variables.put(reader, target, Value((made or (Text("", NOWHERE),),)))
 
 
 def working_folder(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
@@ -544,24 +531,6 @@ def run_in_place(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
         reader.scope.ended, reader.scope.left_at = "exit", reader.source.line(place)
 
 
-def trap(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
-    """`trap TEXT EXIT`: the text is read at the end."""
-    reader.scope.status = 0
-    rest = called[2:] if len(called) > 1 and known(called[1]) == "--" else called[1:]
-    names = {(known(word) or "").upper().removeprefix("SIG") for word in rest[1:] or rest}
-    if len(rest) < 2:
-        reader.write(_unknown(reader, "(trap)"))
-    text = rest[0] if len(rest) > 1 and known(rest[0]) not in ("-", "") else None
-    if names & {"DEBUG", "RETURN", ""} and text is not None:
-        raise reader.refuse(place, "a trap that runs before every command is not read")
-    if names & {"EXIT", "0"}:
-        reader.scope.at_exit = text
-    if "ERR" in names:
-        if reader.scope.frames:
-            raise reader.refuse(place, "a trap for errors that a function sets is not read")
-        reader.scope.at_error = text
-
-
 def alias(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     """`alias`: scripts do not use it unless they say so."""
     reader.scope.status = 0
@@ -591,11 +560,12 @@ BUILTINS: Mapping[str, Callable[[Reader, int, Sequence[Pieces]], None]] = {
     **dict.fromkeys(("source", "."), take_file),
     **dict.fromkeys(("cd", "pushd", "popd"), change_folder),
     **dict.fromkeys(("exec", "nohup", "command", "builtin"), run_in_place),
-    "trap": trap,
+    "trap": signals.trap,
+    "kill": signals.kill,
     "alias": alias,
     **dict.fromkeys(
         (
-            *("ulimit", "umask", "wait", "jobs", "kill", "type", "hash"),
+            *("ulimit", "umask", "wait", "jobs", "type", "hash"),
             *("times", "caller", "dirs", "bg", "fg", "disown", "unalias"),
         ),
         outside,

@@ -280,6 +280,8 @@ class Expander:
         text, start, end = self.source.text, part.start + 2, part.end - 1
         if text[start:end] != "#" and LENGTH.match(text, start) and not text.startswith("#}", start):
             subject, position = subjects.at(self, start + 1, end)
+            if position == end and "[" not in text[start + 1 : end] and subject.indexed:
+                raise Unread("a shell counts 0 characters in a reference to an element")
             if position == end and subject.before:
                 raise arithmetic.Wrong("the index lies before the array")
             if position == end:
@@ -443,13 +445,16 @@ class Expander:
 
     def forget(self, text: str, why: str) -> None:
         """What an expression may change is not known any more."""
-        for name in arithmetic.assigned(text):
+        for said in arithmetic.assigned(text):
+            name = self.scope.referred(said).partition("[")[0]
             unknown = Unknown(f"${name}", (0, 0), 0, why)
             value = self.scope.get(name)
             array, table = bool(value and value.array), bool(value and value.table)
             self.scope.set(name, Value(((replace(unknown, loose=array),),), array, ("",) if table else None, table))
 
     def text_of(self, name: str, index: str | None) -> str:
+        if index is None and "[" in (referred := self.scope.referred(name)):
+            return subjects.text_of(self, subjects.target(self, referred, name))
         value = self.scope.get(name)
         key: int | str | None = None
         if index is not None and value is not None:
@@ -464,6 +469,9 @@ class Expander:
     def assign(self, name: str, index: str | None, number: int) -> None:
         """Give a variable the value of an expression."""
         word: Pieces = (Text(str(number), (0, 0), plain=False),)
+        if index is None and "[" in (referred := self.scope.referred(name)):
+            name, _, inside = referred.partition("[")
+            index = inside[:-1]
         value = self.scope.get(name)
         if index is None and not (value and value.array):
             self.scope.set(name, Value((word,)))

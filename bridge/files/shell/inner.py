@@ -112,10 +112,12 @@ def _scope(reader: Reader, place: int, found: Walk, called: Sequence[Pieces], ar
     for word in called[: found.before] if not found.apart else ():
         if given := SET.match(spelled(word)):
             seen[given[1]] = Value((cut(word, given.end()) or (Text("", NOWHERE),),))
+    lists = {name for name, value in outer.variables.items() if not apart and not (value and value.open) and outer.lists(name)}
+    line, gone = reader.source.line(place), dropped | lists
     hidden = {
-        name: None if cleared or name in dropped else Value(((Unknown(f"${name}", NOWHERE, reader.source.line(place), UNSEEN),),))
+        name: None if cleared or name in gone else Value(((Unknown(f"${name}", NOWHERE, line, UNSEEN),),))
         for name in (*outer.variables, *dropped)
-        if name not in seen and (apart or name in dropped or name not in outer.outside)
+        if name not in seen and (apart or name in gone or name not in outer.outside)
     }
     told = {
         name: value

@@ -58,11 +58,15 @@ def _step(reader: Reader, node: Node) -> None:
 
 
 def _assign_loop(reader: Reader, name: str, value: Value) -> None:
-    variables.assign(reader, name, None, value, False)
+    """A turn's value; a reference stands for another variable in each turn."""
+    if "n" in reader.scope.marks.get(name, ()):
+        reader.scope.variables[name] = value
+    else:
+        variables.assign(reader, name, None, value, False)
 
 
 def _bound(reader: Reader, name: str, value: Value, body: Sequence[Node]) -> bool:
-    reader.scope.set(name, value)
+    _assign_loop(reader, name, value)
     reader.loops += 1
     reader.statements(body)
     reader.loops -= 1

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from bridge.files.shell import arithmetic, parameters
 from bridge.files.shell.patterns import Char, Unread, active
 from bridge.files.shell.pieces import Break, Piece, Pieces, Text, Unknown, known
-from bridge.files.shell.scope import Value, several
+from bridge.files.shell.scope import Unsettled, Value, several
 from bridge.files.shell.subjects import ALL, FORM, Subject, malformed
 from bridge.files.shell.tokens import Part
 
@@ -101,8 +101,8 @@ def _chosen(expander: Expander, part: Part, subject: Subject, operator: str, sta
         raise Unread(expander.unset(subject.name))
     default = _default(expander, part, start, quoted)
     if operator[-1] == "=":
-        if subject.joined or subject.element or subject.name.isdigit():
-            raise Unread(FORM)
+        if subject.joined or subject.element or subject.indexed or subject.name.isdigit():
+            raise Unsettled("an expansion that sets an element, or an argument, is not read")
         expander.scope.set(subject.name, Value((tuple(expander.joined(default)),)))
         default = [*expander._used(tuple(expander.joined(default)), part, quoted)]
     place = expander.place(part)

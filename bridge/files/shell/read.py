@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 from typing import TYPE_CHECKING
 
 from bridge.errors import SourceError
@@ -17,7 +17,7 @@ from bridge.files.shell.loops import MOST_STEPS
 from bridge.files.shell.missed import Asked
 from bridge.files.shell.patterns import Unread
 from bridge.files.shell.pieces import NOWHERE, Pieces, Unknown, known, spelled
-from bridge.files.shell.scope import COUNTER, Scope, Value
+from bridge.files.shell.scope import COUNTER, Scope, Unsettled, Value
 from bridge.files.shell.source import Source, Sourced, check_ends, check_redirects, check_syntax
 from bridge.files.shell.tokens import Token, Word
 
@@ -77,6 +77,7 @@ class Reader:
     guarded: int = 0
     loops: int = 0
     grouping: int = 0
+    behind: int = 0
     leaving: list[Scope] = field(default_factory=list)
     exits: list[list[Scope]] = field(default_factory=list)
     stops: list[tuple[int, str]] = field(default_factory=list)
@@ -161,7 +162,9 @@ class Reader:
             if not node.is_named:
                 continue
             if after is not None and after.type == "&":
+                self.behind += 1
                 self.apart(lambda node=node: self.statement(node))  # type: ignore[misc]
+                self.behind -= 1
                 self.scope.status = 0
             else:
                 self.statement(node)
@@ -198,11 +201,11 @@ class Reader:
         try:
             if len(stages) > 1:  # redirections behind it are those of its last command
                 self.pipeline(stages)
-            elif node.type == "command":
-                self.command(node)
+            elif node.type in ("command", "subshell"):
+                handler(self, node)
             else:
                 redirections.redirected(self, self._behind(node), node.start_byte, lambda: handler(self, node))
-        except (OverflowError, Unread) as error:
+        except (OverflowError, Unread, Unsettled) as error:
             raise self.refuse(node.start_byte, str(error)) from None
         except arithmetic.Wrong as error:
             raise self.refuse(node.start_byte, f"a shell stops here: {error}") from None
@@ -224,10 +227,15 @@ class Reader:
             self.scope.ended, self.scope.left_at = "exit", self.source.line(self.place)
 
     def trapped(self, text: Pieces) -> None:
-        """The text of a trap, which leaves the status as it was."""
-        status, error, self.scope.at_error = self.scope.status, self.scope.at_error, None
-        self.nested(self.place, text)
+        """The text of a trap for errors, or for the end, in which errors run no trap."""
+        error, self.scope.at_error = self.scope.at_error, None
+        self.handled(text)
         self.scope.at_error = error
+
+    def handled(self, text: Pieces) -> None:
+        """The text of a trap, which leaves the status as it was."""
+        status = self.scope.status
+        self.nested(self.place, text)
         if not self.scope.ended:
             self.scope.status = status
 
@@ -246,10 +254,17 @@ class Reader:
         self.statements(node.children)
 
     def subshell(self, node: Node) -> None:
-        """`( ... )`: assignments stay inside."""
+        """`( ... )`: assignments stay inside, those in its redirections as well."""
+        redirects = self._behind(node)
         loops, self.loops = self.loops, 0
-        self.apart(lambda: self.statements(node.children))
+        if redirects:
+            self.apart(lambda: redirections.redirected(self, redirects, node.start_byte, lambda: self._inside(node)))
+        else:
+            self._inside(node)
         self.loops = loops
+
+    def _inside(self, node: Node) -> None:
+        self.apart(lambda: self.statements(node.children))
 
     def apart(self, action: Action) -> None:
         """A shell of its own, which leaves its files, its output and its status."""
@@ -265,6 +280,8 @@ class Reader:
     def another(self) -> Scope:
         """The scope of a shell within this one: without its traps."""
         scope = self.scope.copy()
+        scope.around = scope.traps if scope.around is None else scope.around
+        scope.traps = {name: text for name, text in scope.traps.items() if not text}
         scope.at_exit = None
         if "errtrace" not in scope.options:
             scope.at_error = None
@@ -505,7 +522,19 @@ class Reader:
         if not called:
             redirections.redirected(self, redirects, place, lambda: self._assignments(assignments))
             return
-        redirections.redirected(self, redirects, place, lambda: self._with(assignments, called, place))
+        program = self._starts(called) if redirects else False
+        redirections.redirected(self, redirects, place, lambda: self._with(assignments, called, place), program)
+
+    def _starts(self, called: Sequence[Pieces]) -> bool | None:
+        """Whether a command starts a program, in a process of its own; None if its name is not known."""
+        from bridge.files.shell.builtins import BUILTINS
+
+        rest = dropwhile(lambda word: known(word) in ("command", "-p", "--"), called)
+        name = known(next(rest, called[0]))
+        if name is None:
+            return None
+        own = name in BUILTINS and name != "nohup"
+        return not (own or name in self.scope.functions or name in variables.DECLARING or name.startswith("-"))
 
     def _assignments(self, words: Sequence[Word]) -> None:
         self.check_stops()
@@ -523,7 +552,7 @@ class Reader:
             name = variables.assignment(self.source, word)
             if name is not None:
                 own.setdefault(name.name, self.scope.variables.get(name.name, variables.NOTHING))
-                variables.perform(self, word)
+                variables.perform_alone(self, word, name)
         self.scope.doubted = self.scope.doubted or self.scope.doubting
         self.scope.doubting = self.scope.doubting or doubting
         exported = self.scope.exported
@@ -634,7 +663,8 @@ class Reader:
     @property
     def environment(self) -> dict[str, Pieces]:
         """The variables that a command is started with, as far as the script sets them."""
-        return {name: value.pieces for name in sorted(self.scope.exported) if (value := self.scope.get(name))}
+        names = (name for name in sorted(self.scope.exported) if not self.scope.lists(name))
+        return {name: value.pieces for name in names if (value := self.scope.get(name))}
 
     def capture(self, source: Source) -> Pieces:
         """What the commands of `$(...)` write."""

@@ -19,17 +19,22 @@ if TYPE_CHECKING:
 IN_FILE = "it stands in a file"
 
 
-def redirected(reader: Reader, redirects: Sequence[Token], place: int, action: Action) -> None:
-    """A statement with what it reads, and the file that it writes."""
+def redirected(reader: Reader, redirects: Sequence[Token], place: int, action: Action, program: bool | None = False) -> None:
+    """A statement with what it reads, and the file that it writes; a `program` expands the names itself, in a process of its own.
+
+    `program` is None if nobody knows whether it is one.
+    """
     there = _clobbered(reader, redirects) if redirects and "noclobber" in reader.scope.options else False
     if not redirects:
         action()
     elif there:
         _fail(reader)
     elif there is None:
-        reader.undecided(reader.source.line(place), lambda: _redirected(reader, redirects, action), lambda: _fail(reader))
+        reader.undecided(
+            reader.source.line(place), lambda: _redirected(reader, redirects, action, program), lambda: _fail(reader)
+        )
     else:
-        _redirected(reader, redirects, action)
+        _redirected(reader, redirects, action, program)
 
 
 def _fail(reader: Reader) -> None:
@@ -42,7 +47,7 @@ def _clobbered(reader: Reader, redirects: Sequence[Token]) -> bool | None:
     for token in redirects:
         if token.text not in (">", "&>") or token.word is None:
             continue
-        path = reader.expander.text(token.word)
+        path = _looked_at(reader, token.word)
         there = None if known(path) is None else _lies(reader, path)
         if there and known(path) != "/dev/null":
             return True
@@ -50,15 +55,23 @@ def _clobbered(reader: Reader, redirects: Sequence[Token]) -> bool | None:
     return found
 
 
+def _looked_at(reader: Reader, word: Word) -> Pieces:
+    """The name of a file, which is expanded once more where it is opened."""
+    outer, reader.scope = reader.scope, reader.scope.copy()
+    path = reader.expander.text(word)
+    reader.scope = outer
+    return path
+
+
 def _lies(reader: Reader, path: Pieces) -> bool | None:
     there = reader.scope.files.there(reader.key(path))
     return True if there is None and opened.content(reader, path) is not None else there
 
 
-def _redirected(reader: Reader, redirects: Sequence[Token], action: Action) -> None:
+def _redirected(reader: Reader, redirects: Sequence[Token], action: Action, program: bool | None) -> None:
     before = reader.scope.input, reader.scope.output, reader.scope.captured
     joined = reader.scope.joined
-    target, lost = _targets(reader, redirects)
+    target, lost = _targets(reader, redirects) if program is False else _targets_within(reader, redirects, program)
     if lost:
         reader.scope.output, reader.scope.captured = (), target is not None
     check_stops_of(reader, redirects)
@@ -74,9 +87,25 @@ def _redirected(reader: Reader, redirects: Sequence[Token], action: Action) -> N
         reader.scope.files.put(key, (*(opened.text_before(reader, target[0]) if target[1] else ()), *written))
 
 
-def _targets(reader: Reader, redirects: Sequence[Token]) -> tuple[tuple[Pieces, bool] | None, bool]:
+Target = tuple[Pieces, bool]
+"""A file that is written, and whether it is added to."""
+
+
+def _targets_within(reader: Reader, redirects: Sequence[Token], program: bool | None) -> tuple[Target | None, bool]:
+    """The same for a program: what its expansions assign does not reach the script."""
+    outer, reader.scope = reader.scope, reader.scope.copy()
+    found = _targets(reader, redirects)
+    inside, reader.scope = reader.scope, outer
+    if program is None and inside.variables != outer.variables:
+        why = "whether this is a program decides what its redirections set, and its name is not known"
+        raise reader.refuse(redirects[0].start, why)
+    outer.input, outer.joined, outer.files, outer.doubting = inside.input, inside.joined, inside.files, inside.doubting
+    return found
+
+
+def _targets(reader: Reader, redirects: Sequence[Token]) -> tuple[Target | None, bool]:
     """The file that is written, and whether it is added to; whether the output goes elsewhere than before."""
-    target: tuple[Pieces, bool] | None = None
+    target: Target | None = None
     lost = False
     for token in redirects:
         found = _redirect(reader, token)
@@ -115,7 +144,7 @@ def check_stops_of(reader: Reader, redirects: Sequence[Token]) -> None:
             reader.check_stops()
 
 
-def _redirect(reader: Reader, token: Token) -> tuple[Pieces, bool] | None:
+def _redirect(reader: Reader, token: Token) -> Target | None:
     """Set what is read, or say which file is written and whether it is added to."""
     word = token.word
     if word is None:

@@ -40,8 +40,13 @@ MOVING = frozenset(
     )
 )
 """Those of them that an assignment does not settle."""
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 COUNTER = "OPTIND"
 """The word that `getopts` reads next: a number from the start, whatever is exported to the shell."""
+
+
+class Unsettled(Exception):
+    """Something is set, and nobody knows what, or that is not read: a script is refused."""
 
 
 @dataclass(slots=True, unsafe_hash=True)
@@ -137,9 +142,10 @@ class Scope:
     `asked` tells that an unknown status is the answer to a question, which may be no; `joined`, that errors go where output goes.
     `at_exit` and `at_error` are the texts of traps. `letter` is where `getopts` stands in a word: 0 before
     it, None if that is not known; below 0 it begins anew, unless OPTIND is set once more. `parted` is the line of
-    the branch by which a path left a loop or a function. `folder` is a mark before the names of files since `cd` left the
-    folder that the script began in, `here` the folder of the file that is read. `placed` tells that `set` gave the arguments
-    since a file was sourced, None if that is not known.
+    the branch by which a path left a loop or a function. `traps` are the texts for signals, empty for one that is ignored;
+    `around`, in a shell within another, those of the shell that `$$` names. `folder` is a mark before the names of files
+    since `cd` left the folder that the script began in, `here` the folder of the file that is read. `placed` tells that `set`
+    gave the arguments since a file was sourced, None if that is not known.
     """
 
     outside: Mapping[str, str]
@@ -174,6 +180,8 @@ class Scope:
     here: str = ""
     shifted: int = 0
     placed: bool | None = False
+    traps: Mapping[str, Pieces] = field(default_factory=dict)
+    around: Mapping[str, Pieces] | None = None
 
     def get(self, name: str) -> Value | None:
         """The value of a variable or of a numbered argument; None if nothing sets it."""
@@ -214,13 +222,34 @@ class Scope:
         return str(int(name) + self.shifted) if name.isdigit() and self.arguments is None and int(name) else name
 
     def target(self, name: str) -> str:
-        """The variable that a reference stands for."""
+        """The variable that a reference stands for; raises `Unsettled`."""
+        found = self.referred(name)
+        if "[" in found:
+            raise Unsettled(f"{name} stands for {found}, and a reference to an element is not read here")
+        return found
+
+    def referred(self, name: str) -> str:
+        """What a reference stands for, a variable or `NAME[index]`; raises `Unsettled`."""
         for _ in range(8):
-            if "n" not in self.marks.get(name, ()):
+            value = self.variables.get(name) if "n" in self.marks.get(name, ()) else None
+            if value is None:
                 return name
-            value = self.variables.get(name)
-            name = (known(value.pieces) if value else None) or name
-        return name
+            text = known(value.pieces)
+            if text is None or not VARIABLE.match(text):
+                raise Unsettled(f"what the reference {name} stands for is not known")
+            if "[" in text:
+                return text
+            name = text
+        raise Unsettled(f"the reference {name} stands for itself")
+
+    def lists(self, name: str) -> bool:
+        """Whether a variable is an array of either kind, which a shell hands on to no program."""
+        value = self.get(name)
+        return bool(value and value.array) or bool(self.marks.get(self.target(name), frozenset()) & {"a", "A"})
+
+    def standing(self, name: str) -> Value | None:
+        """What stands in a variable, a reference as it is."""
+        return self.variables.get(name) if "n" in self.marks.get(name, ()) else self.get(name)
 
     @property
     def given(self) -> tuple[Pieces, ...]:
@@ -385,7 +414,7 @@ def _both(one: Scope, other: Scope, branch: Branch) -> Scope:
         return one
     names = dict.fromkeys((*one.variables, *other.variables))
     differing = [name for name in names if not _equal(one, other, name)]
-    variables = {name: _merged(one.get(name), other.get(name), branch, name) for name in differing}
+    variables = {name: _merged(one.standing(name), other.standing(name), branch, name) for name in differing}
     kept = {name: one.variables[name] for name in names if name not in variables}
     undecided = (_undecided("the output of a branch", branch),)
     return replace(
@@ -408,6 +437,7 @@ def _both(one: Scope, other: Scope, branch: Branch) -> Scope:
         piped=one.piped if one.piped == other.piped else None,
         at_exit=_trap(one.at_exit, other.at_exit, branch),
         at_error=_trap(one.at_error, other.at_error, branch),
+        traps=_traps(one.traps, other.traps, branch),
         letter=one.letter if one.letter == other.letter else None,
         folder=one.folder if one.folder == other.folder else f"{AWAY}{branch.line}/",
         folders=one.folders if one.folders == other.folders else (),
@@ -420,6 +450,13 @@ def _trap(one: Pieces | None, other: Pieces | None, branch: Branch) -> Pieces | 
         return None
     alike = one is not None and other is not None and same(one, other)
     return one if alike else (Unknown("trap", NOWHERE, branch.line, branch.why),)
+
+
+def _traps(one: Mapping[str, Pieces], other: Mapping[str, Pieces], branch: Branch) -> Mapping[str, Pieces]:
+    if one == other:
+        return one
+    found = ((name, _trap(one.get(name), other.get(name), branch)) for name in (*one, *other))
+    return {name: text for name, text in found if text is not None}
 
 
 def _equal(one: Scope, other: Scope, name: str) -> bool:
@@ -498,14 +535,16 @@ def _merged(one: Value | None, other: Value | None, branch: Branch, name: str) -
     if first.table or second.table:
         return Value(((replace(undecided, loose=True),),), True, ("",), True)
     if first.array or second.array:
-        return _merged_arrays(first, second, replace(undecided, loose=True))
+        mixed = not unset and first.array != second.array
+        return _merged_arrays(first, second, replace(undecided, loose=True), mixed)
     if not unset and same(first.pieces, second.pieces):
         return one
     return Value((_settling(() if unset else first.pieces, () if unset else second.pieces, undecided) or (undecided,),))
 
 
-def _merged_arrays(first: Value, second: Value, undecided: Unknown) -> Value:
-    if first.keys is not None or second.keys is not None:
+def _merged_arrays(first: Value, second: Value, undecided: Unknown, mixed: bool) -> Value:
+    """What two arrays agree on; `mixed` tells that one of them is a plain variable."""
+    if mixed or first.keys is not None or second.keys is not None:
         return Value(((undecided,),), True)
     words = _agreed(first.words, second.words)
     rest = () if len(words) == len(first.words) == len(second.words) else ((undecided,),)

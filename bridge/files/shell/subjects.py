@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 NAMED = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*#?$!-]")
 WHOLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\[.*\])?|[0-9]+|[@*]", re.DOTALL)
+AGAIN = re.compile(r"[$`'\"\\]")
+"""What a shell expands in an index that an expansion has made."""
 ALL = ("@", "*")
 SPECIAL = "#?$!-"
 FORM = "this form of expansion is not read"
@@ -26,7 +28,8 @@ FORM = "this form of expansion is not read"
 class Subject:
     """A variable that is expanded: its elements (None: it is not set), and how they are joined (`@`, `*` or not at all).
 
-    `element` tells that it is one of an array, `before` that its index lies before the array.
+    `element` tells that it is one of an array, `indexed` that it is named with an index, `before` that its index lies before
+    the array.
     """
 
     name: str
@@ -34,6 +37,7 @@ class Subject:
     joined: str = ""
     element: bool = False
     before: bool = False
+    indexed: bool = False
 
     @property
     def words(self) -> list[Pieces]:
@@ -84,6 +88,10 @@ def named(expander: Expander, name: str, index: tuple[int, int] | None) -> Subje
         return Subject(name, list(enumerate(expander.scope.given, 1)), name)
     if name in SPECIAL:
         return Subject(name, [(0, _special(expander, name))])
+    if "[" in (referred := expander.scope.referred(name)):
+        if index or referred.endswith(("[@]", "[*]")):
+            raise Unread(f"a reference to {referred} is not read here")
+        return target(expander, referred, name)
     value = expander.scope.get(name)
     said = expander.source.text[slice(*index)] if index else ""
     if said in ALL:
@@ -98,7 +106,7 @@ def element(expander: Expander, name: str, value: Value | None, key: int | str |
         before = isinstance(key, int) and key < 0
         if before and "errexit" in expander.scope.options:
             raise arithmetic.Wrong("the index lies before the array, on which set -e ends a shell")
-        return Subject(name, None, element=value is not None, before=before)
+        return Subject(name, None, element=value is not None, before=before, indexed=indexed)
     if key is None:
         key = "0" if value.table else 0
     if isinstance(key, int) and key < 0:
@@ -109,7 +117,8 @@ def element(expander: Expander, name: str, value: Value | None, key: int | str |
     if before and "errexit" in expander.scope.options:
         raise arithmetic.Wrong("the index lies before the array, on which set -e ends a shell")
     word = value.at(key)
-    return Subject(name, None if word is None else [(key, word)], element=indexed or value.array, before=before)
+    found = None if word is None else [(key, word)]
+    return Subject(name, found, element=indexed or value.array, before=before, indexed=indexed)
 
 
 def key(expander: Expander, index: tuple[int, int], value: Value | None) -> int | str:
@@ -179,6 +188,8 @@ def target(expander: Expander, name: str, through: str) -> Subject:
     if not index:
         return named(expander, name, None)
     value = expander.scope.get(plain)
+    if AGAIN.search(index):
+        raise Unread(f"{through} names {name}, and an index that is expanded once more is not read")
     if index[:-1] in ALL:
         return Subject(plain, list(elements(value)) if value else None, index[:-1])
     key: int | str = index[:-1] if value and value.table else arithmetic.value(index[:-1], expander)

@@ -84,6 +84,17 @@ def perform(reader: Reader, word: Word) -> None:
         _perform(reader, word, target)()
 
 
+def perform_alone(reader: Reader, word: Word, target: Target) -> None:
+    """An assignment before a command: it sets a plain variable, whatever stood there."""
+    scope = reader.scope
+    if any(part.kind == "array" for part in word.parts) or "n" in scope.marks.get(target.name, ()):
+        raise Unread("an array or a reference before a command is not read")
+    perform(reader, word)
+    value = scope.get(target.name)
+    if value is not None and value.array and target.index is None:
+        scope.variables[target.name] = Value((value.pieces,))
+
+
 def _perform(reader: Reader, word: Word, target: Target, marks: frozenset[str] = frozenset()) -> Callable[[], None]:
     """Expand the value of an assignment now; what is returned sets it."""
     index: Callable[[], int | str] | None = None
@@ -174,6 +185,11 @@ def _keyed(source: Source, word: Word) -> tuple[int, int, int] | None:
 def assign(reader: Reader, name: str, index: Callable[[], int | str] | None, value: Value, more: bool) -> None:
     """Give a variable its value, as its marks (`-i`, `-u`, `-l`, `-r`) have it."""
     scope = reader.scope
+    if "[" in (referred := scope.referred(name)):
+        if index is not None or value.array:
+            raise Unread(f"{name} stands for {referred}, which holds no array")
+        put(reader, referred, value, more)
+        return
     marks = scope.marks.get(scope.target(name), frozenset())
     if "r" in marks:
         raise reader.refuse(reader.place, f"a shell stops where {name} is set, which is read-only")
@@ -186,6 +202,18 @@ def assign(reader: Reader, name: str, index: Callable[[], int | str] | None, val
     if more:
         value = _added(reader, before, value, "i" in marks, _absent(reader, name))
     scope.set(name, value)
+
+
+def put(reader: Reader, target: str, value: Value, more: bool = False) -> None:
+    """Give `NAME` or `NAME[index]`, named by a word, its value."""
+    name, sign, index = target.partition("[")
+    if not name.isidentifier():
+        raise reader.refuse(reader.place, f"{target} is no name of a variable")
+    if sign and (subjects.AGAIN.search(index) or not index.endswith("]") or index[:-1] in ("", "@", "*")):
+        raise reader.refuse(reader.place, f"the index of {target} is not read")
+    table = bool(sign) and _table(reader, name, frozenset())
+    place: int | str = index[:-1] if table else arithmetic.value(index[:-1], reader.expander) if sign else 0
+    assign(reader, name, (lambda: place) if sign else None, value, more)
 
 
 def _absent(reader: Reader, name: str) -> Pieces:
@@ -323,16 +351,18 @@ def _declare(
         scope.local(name)
         if fresh:
             scope.variables[name] = None
-    kept = given & {"i", "u", "l", "n", "A", "a"}
-    if kept or taken:
-        scope.marks[name] = (scope.marks.get(name, frozenset()) | kept) - taken
+    refers = "n" in given | taken and command != "export"
+    name = name if refers else scope.target(name)
+    kept = given & {"i", "u", "l", "A", "a"}
+    if kept or taken or refers:
+        scope.marks[name] = (scope.marks.get(name, frozenset()) | kept) - taken - {"n"}
         if "A" in kept and scope.get(name) is None:
             scope.variables[name] = None
     if command == "export" or "x" in given:
         (scope.exported.discard if "n" in given and command == "export" else scope.exported.add)(name)
-        if command == "export":
-            scope.marks[name] = scope.marks.get(name, frozenset()) - {"n"}
     if perform_ is not None:
         perform_()
-    if command == "readonly" or "r" in given:
-        scope.marks[name] = scope.marks.get(name, frozenset()) | {"r"}
+    late = {"r"} if command == "readonly" or "r" in given else set[str]()
+    late |= {"n"} if refers and "n" in given else set()
+    if late:
+        scope.marks[name] = scope.marks.get(name, frozenset()) | late

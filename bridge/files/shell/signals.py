@@ -1,0 +1,137 @@
+"""Traps, and the signals that a script sends itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from bridge.files.shell.expand import OUTPUT
+from bridge.files.shell.pieces import NOWHERE, Pieces, Unknown, known, spelled
+
+if TYPE_CHECKING:
+    from bridge.files.shell.read import Reader
+
+NAMED = (
+    *("HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2", "PIPE", "ALRM", "TERM"),
+    *("STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG", "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO", "PWR"),
+    "SYS",
+)
+"""Signals in the order of their numbers on Linux, from 1 on."""
+NUMBERS = {name: number for number, name in enumerate(NAMED, 1)}
+NAMES = {str(number): name for name, number in NUMBERS.items()}
+IGNORED = frozenset(("QUIT", "CHLD", "CONT", "WINCH", "URG"))
+"""What does nothing to a shell that has no trap for it."""
+STOPPING = frozenset(("STOP", "TSTP", "TTIN", "TTOU"))
+OWN = re.compile(r"\$\{?(?P<which>\$|BASHPID|PPID)\}?")
+
+
+def _named(word: Pieces) -> str:
+    """The name of a signal; empty if it is not known."""
+    said = (known(word) or "").upper().removeprefix("SIG")
+    return NAMES.get(said, said)
+
+
+def trap(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+    """`trap TEXT EXIT`: the text is read at the end; that of another signal where the script sends it to itself."""
+    scope, line = reader.scope, reader.source.line(place)
+    scope.status = 0
+    rest = called[2:] if len(called) > 1 and known(called[1]) == "--" else called[1:]
+    if len(rest) < 2:
+        reader.write((Unknown("$(trap)", NOWHERE, line, OUTPUT),))
+    bare = len(rest) < 2 or (known(rest[0]) or "").isdecimal()
+    names = {_named(word) for word in (rest if bare else rest[1:])}
+    text = None if bare or known(rest[0]) == "-" else rest[0] if known(rest[0]) != "" else ()
+    if names & {"DEBUG", "RETURN", ""} and text:
+        raise reader.refuse(place, "a trap that runs before every command is not read")
+    if names & {"EXIT", "0"}:
+        scope.at_exit = text or None
+    if "ERR" in names:
+        if scope.frames:
+            raise reader.refuse(place, "a trap for errors that a function sets is not read")
+        scope.at_error = text or None
+    kept = {name: found for name, found in scope.traps.items() if name not in names}
+    scope.traps = kept if text is None else {**kept, **dict.fromkeys(names & NUMBERS.keys(), text)}
+
+
+def kill(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+    """`kill [-SIGNAL] PROCESS ...`: to the shell itself, or to others, which change nothing of the script."""
+    signal, processes = _sent(called[1:])
+    before, reader.scope.status = reader.scope.status, None
+    if known(called[1] if len(called) > 1 else ()) in ("-l", "-L"):
+        reader.write((Unknown("$(kill)", NOWHERE, reader.source.line(place), OUTPUT),))
+        return
+    kinds = {_kind(reader, word) for word in processes}
+    if "group" in kinds and "own" not in kinds:
+        _to_group(reader, place, signal)
+    if "parent" in kinds:
+        _to_parent(reader, place, signal)
+    if "own" in kinds:
+        reader.scope.status = 0 if kinds == {"own"} else None
+        _to_itself(reader, place, signal, before)
+
+
+def _sent(words: Sequence[Pieces]) -> tuple[str, Sequence[Pieces]]:
+    """The signal, empty if it is not known, and what it is sent to."""
+    first = spelled(words[0]) if words else ""
+    if first in ("-s", "-n"):
+        signal, rest = _named(words[1] if len(words) > 1 else ()), words[2:]
+    elif first.startswith("-") and first != "--":
+        text = known(words[0]) or ""
+        said = text[1:].upper().removeprefix("SIG")
+        signal, rest = NAMES.get(said, said), words[1:]
+    else:
+        signal, rest = "TERM", words
+    return signal, rest[1:] if rest and known(rest[0]) == "--" else rest
+
+
+def _kind(reader: Reader, word: Pieces) -> str:
+    """What a word behind `kill` names: the shell itself, its parent, its group, or another process."""
+    if known(word) == "0":
+        return "own"
+    piece = word[-1] if word else None
+    told = OWN.fullmatch(piece.spelling) if isinstance(piece, Unknown) else None
+    if piece is None or told is None or not isinstance(piece, Unknown):
+        return "other"
+    if spelled(word) != piece.spelling:
+        return "group"
+    if told["which"] == "PPID":
+        return "parent" if reader.depth else "other"
+    within = reader.scope.around is not None
+    return "parent" if within and (told["which"] == "$" or piece.uses) else "own"
+
+
+def _to_group(reader: Reader, place: int, signal: str) -> None:
+    """The shell is one of the group where it leads it."""
+    if signal in reader.scope.traps:
+        raise reader.refuse(place, "whether the shell leads its group decides whether a trap runs")
+    if signal != "0":
+        reader.doubt(reader.source.line(place))
+
+
+def _to_parent(reader: Reader, place: int, signal: str) -> None:
+    """From a shell within it; in the background that comes at a time of its own, and matters where a trap waits for it."""
+    if signal == "0" or (reader.behind and signal and signal not in (reader.scope.around or {})):
+        return
+    raise reader.refuse(place, "a shell that the script starts sends it a signal, which is not read")
+
+
+def _to_itself(reader: Reader, place: int, signal: str, before: int | None) -> None:
+    """Run the trap, or end the shell, whose trap for the end sees the status of the command `before`."""
+    scope = reader.scope
+    if signal == "0":
+        return
+    if signal not in NUMBERS or signal in STOPPING:
+        raise reader.refuse(place, f"what the signal {signal or 'behind kill'} does to the shell is not known")
+    text = scope.traps.get(signal) if signal != "KILL" else None
+    if text is None and signal not in IGNORED:
+        scope.status = before
+        if signal == "KILL":
+            scope.at_exit = None
+        reader.left()
+        scope = reader.scope
+        scope.ended, scope.left_at, scope.status = "exit", reader.source.line(place), 128 + NUMBERS[signal]
+    elif text:
+        if len(text) == 1 and isinstance(text[0], Unknown):
+            raise reader.refuse(place, f"the trap that this signal runs is not known: {text[0].why}")
+        reader.handled(text)
