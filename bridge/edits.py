@@ -19,7 +19,7 @@ def edited(config: Config, changes: Mapping[str, Any], world_size: int | None = 
     Raises `BridgeError` if the stack refuses the result.
     """
     ours = {path: value for path, value in {**lift(config).values(), **changes}.items() if value is not None}
-    given, context = dict(config.given), Context(config.version, world_size)
+    given, context = dict(config.given), Context(config.version, world_size, frozenset(config.given))
     for rule, values in seen_by(ours, config.dialect, world_size):
         carriers = _carriers(rule, changes)
         written = rule.write(values, context) if carriers else {}

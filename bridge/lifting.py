@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, cached_property
 from math import prod
 from typing import Any
@@ -64,10 +64,12 @@ def lowered(ours: Mapping[str, Any], dialect: Dialect, version: str, world_size:
     return dialect.config(settable(given, dialect, version, entry), version, world_size, entry)
 
 
-def written_by(ours: Mapping[str, Any], dialect: Dialect, version: str, world_size: int | None) -> dict[str, Any]:
-    """What the table of `dialect` writes for the values of a plan; None is left open."""
+def written_by(
+    ours: Mapping[str, Any], dialect: Dialect, version: str, world_size: int | None, had: Iterable[str] = ()
+) -> dict[str, Any]:
+    """What the table of `dialect` writes for the values of a plan, in the spelling of what it `had`; None is left open."""
     given: dict[str, Any] = {}
-    solved, context = _solved(ours, world_size), Context(version, world_size)
+    solved, context = _solved(ours, world_size), Context(version, world_size, frozenset(had))
     for rule in dialect.rules:
         if rule.ours and rule.theirs:
             given.update(rule.write(solved, context))

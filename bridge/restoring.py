@@ -92,12 +92,15 @@ class Way:
     @cached_property
     def anew(self) -> Given:
         """All settings as the table writes what the other side means."""
-        return written_by(self.ours, self.dialect, self.version, self.world_size)
+        return written_by(self.ours, self.dialect, self.version, self.world_size, self.kept)
 
     @cached_property
     def own(self) -> Given:
         """The same in the source's own terms, such as the keys of its family of models."""
-        return written_by(self.goal, self.dialect, self.version, self.carry.world_size)
+        return self._in_own_terms(self.goal)
+
+    def _in_own_terms(self, ours: Meaning) -> Given:
+        return written_by(ours, self.dialect, self.version, self.carry.world_size, self.kept)
 
     def restored(self) -> Config:
         """The config that keeps most of all that is right in most; raises `BridgeError` if the stack refuses every one."""
@@ -131,7 +134,7 @@ class Way:
 
     def _slightly(self) -> Given:
         """Of a group, only what stands for an edit is written; in a section, only what the table writes otherwise for it."""
-        was, table = written_by(self.before, self.dialect, self.version, self.carry.world_size), claims(self.dialect)
+        was, table = self._in_own_terms(self.before), claims(self.dialect)
         stand = [path for path in self.edited if not self.changed.isdisjoint(table[path].carried(path))]
         written = {path: _merged(self.kept.get(path), was.get(path), self.own.get(path)) for path in stand}
         return _with(self.kept, self.overruling.union(stand), {**self.own, **written})

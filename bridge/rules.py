@@ -55,10 +55,14 @@ def _since(release: str, version: str) -> bool:
 
 @dataclass(frozen=True)
 class Context:
-    """What a rule may see besides its own values: the release and the world size (in ranks, None if unknown)."""
+    """What a rule may see besides its own values: the release and the world size (in ranks, None if unknown).
+
+    `had` names the settings of the file that is written anew on the way back: of two spellings, its own is kept.
+    """
 
     version: str
     world_size: int | None = None
+    had: frozenset[str] = frozenset()
 
     @cached_property
     def release(self) -> Version:

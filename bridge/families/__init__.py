@@ -11,6 +11,7 @@ from bridge.families.choice import differing as differing
 from bridge.families.choice import told as told
 from bridge.families.meaning import meaning as meaning
 from bridge.families.meaning import spelling as spelling
+from bridge.families.rope import apart as apart
 from bridge.families.source import NULL as NULL
 from bridge.families.table import FAMILIES as FAMILIES
 from bridge.families.table import GENERIC as GENERIC

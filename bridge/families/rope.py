@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from bridge.errors import ConfigError
@@ -23,6 +23,8 @@ KEYS = (
     LOCAL,
     ORIGINAL,
 )
+APART = frozenset((THETA, SCALING, "rotary_emb_base", "rotary_pct", LOCAL))
+"""Keys whose place `rope_parameters` takes."""
 NAMES: Mapping[str, str] = {
     "factor": "factor",
     "original": ORIGINAL,
@@ -69,14 +71,25 @@ SAYS: Mapping[str, tuple[str, ...]] = {
 BASE = 10000.0
 
 
+def apart(keys: Collection[str]) -> bool:
+    """Whether a config with these keys spells base and scaling in keys of their own."""
+    return GROUPED not in keys and not APART.isdisjoint(keys)
+
+
 def read(source: Source, model: Group, options: Group) -> Group:
-    """Base, share and scaling; the newer mapping wins where both are given, and may hold one for each kind of block."""
+    """Base, share and scaling, from keys of their own or from one mapping, which may hold one for each kind of block.
+
+    Where both are given the mapping is not read, but for what families with a base for each kind of block add to it
+    (modeling_rope_utils.py: convert_rope_params_to_dict).
+    """
     if options.get("base") == "":
         return {"rotary.base": BASE, "rotary.share": _share(source, {}, model, options), "rotary.scaling.kind": "none"}
     grouped = _mapping(source.given, GROUPED)
     nested = any(isinstance(value, Mapping) for value in grouped.values())
     full = _inner(grouped, FULL) if nested else grouped
-    scaling = {**(_mapping(source.given, SCALING) if source.has(SCALING) else {}), **full}
+    if own := _mapping(source.given, SCALING):
+        full = {**full, **own} if options.get("local") else own
+    scaling = full
     if not source.has(SCALING) and not source.has(GROUPED):
         scaling = dict(_mapping(source.defaults, SCALING))
     local = _inner(grouped, SLIDING).get(THETA) if nested else None

@@ -12,6 +12,7 @@ from bridge.families import (
     GENERIC,
     Family,
     alike,
+    apart,
     choose,
     family_of,
     groups,
@@ -110,7 +111,8 @@ def _write(theirs: tuple[str, ...]) -> Callable[[Group, Context], Group]:
 
 
 def _spelled(values: Group, context: Context) -> tuple[Family, Mapping[str, Any]]:
-    return _kept(tuple(sorted((path, values[path]) for path in MODEL if path in values)), context.since(GROUPED))
+    grouped = context.since(GROUPED) and not apart([KEYS[path] for path in context.had if path in KEYS])
+    return _kept(tuple(sorted((path, values[path]) for path in MODEL if path in values)), grouped)
 
 
 @lru_cache(32)

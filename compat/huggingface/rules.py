@@ -7,7 +7,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from bridge.config import fields
-from bridge.families import GENERIC, choose, family_of, groups, meaning, spelling, stands_for
+from bridge.families import GENERIC, apart, choose, family_of, groups, meaning, spelling, stands_for
 from bridge.families.table import Family
 from bridge.plan import paths
 from bridge.rules import EFFECTS, Context, Effect, Group, Rule, convert, each_only_ours, only_ours, only_theirs
@@ -32,7 +32,7 @@ def _read(ours: tuple[str, ...]) -> Callable[[Group, Context], Group]:
 def _write(theirs: tuple[str, ...]) -> Callable[[Group, Context], Group]:
     def write(values: Group, context: Context) -> Group:
         plan = {path: values[path] for path in MODEL if path in values}
-        family, written = _spelled(tuple(sorted(plan.items())), context.since(GROUPED))
+        family, written = _spelled(tuple(sorted(plan.items())), context.since(GROUPED) and not apart(context.had))
         if theirs == (TYPE,):
             return {TYPE: family.name} if family.name else {}
         return {key: written[key] for key in theirs if key in written}
