@@ -196,6 +196,47 @@ def test_an_edit_loses_nothing_that_it_does_not_touch(path: str, value: Any) -> 
     assert not [finding for finding in back.findings if "not put back" in finding.message and "weight" not in finding.path]
 
 
+@pytest.mark.parametrize(
+    "name, path, value, edited",
+    [
+        ("fast_llm", "optimizer.learning_rate.warmup_iterations", 200, {"lr_warmup_samples": 12800}),
+        ("fast_llm", "training.train_iters", 5000, {"train_samples": 320000}),
+        ("automodel", "step_scheduler.max_steps", 5000, {"train_samples": 320000}),
+        ("automodel", "lr_scheduler.lr_warmup_steps", 200, {"lr_warmup_samples": 12800}),
+    ],
+)
+def test_a_launch_that_counts_samples_still_does(name: str, path: str, value: int, edited: dict[str, int]) -> None:
+    megatron, counts = compat.load("megatron"), "--train-samples 640000 --lr-decay-samples 600000 --lr-warmup-samples 6400 "
+    rest = "--num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 1024 --max-position-embeddings 1024 --bf16 "
+    batch = "--micro-batch-size 4 --global-batch-size 64 --lr 3e-4 --lr-decay-style cosine --vocab-size 50257"
+    source = megatron.read((counts + rest + batch).split(), world_size=8)
+    result = translate(source, compat.load(name))
+    assert dict(returned(result, source, edited_leaf(result.config, path, value)).given) == dict(source.given) | edited
+
+
+ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+SIZES = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 256, "num_attention_heads": 4, "vocab_size": 512}
+
+
+@pytest.mark.parametrize("given", [{"rope_theta": 5e5, "rope_scaling": ROPE}, {"rope_parameters": {"rope_theta": 5e5, **ROPE}}])
+@pytest.mark.parametrize("name", ["megatron", "fast_llm", "automodel"])
+@pytest.mark.parametrize("path, key, value", [("base", "rope_theta", 1e6), ("scaling.factor", "factor", 4.0)])
+def test_an_edit_keeps_the_spelling_of_the_source(given: dict[str, Any], name: str, path: str, key: str, value: float) -> None:
+    source = compat.load("huggingface").config({**SIZES, **given}, world_size=1, entry="file")
+    result = translate(source, compat.load(name))
+    ours = f"model.rotary.{path}"
+    back = returned(result, source, written_over(result.config, {ours: value}, bridge.lift(result.config).values()))
+    (mapping,) = given.keys() - {"rope_theta"}
+    kept = dict(source.given) | ({key: value} if key in given else {mapping: {**given[mapping], key: value}})
+    assert dict(back.given) == kept
+
+
 def test_what_clashes_with_an_edit_is_named_and_nothing_else_is_left_out() -> None:
     megatron = compat.load("megatron")
     source = megatron.read(LAUNCH.replace("--num-layers", "--encoder-num-layers").split(), world_size=8)

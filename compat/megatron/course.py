@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bridge.rules import EFFECTS, Context, Effect, Group, Rule, convert, counted, each_only_ours, rename, switched_off
-from compat.megatron.learning_rate import steps
+from compat.megatron.learning_rate import as_counted, steps
 
 GATHERED = ("manual_gc", "manual_gc_interval")
 MINUTES = "distributed_timeout_minutes"
@@ -19,8 +19,8 @@ LENGTH = convert(
     ("train_iters", "train_samples"),
     "run.steps",
     lambda values, context: {"run.steps": steps(values, "train")},
-    lambda values, context: {"train_iters": values.get("run.steps")},
-    sees=("global_batch_size",),
+    lambda values, context: as_counted({"train_iters": values.get("run.steps")}, values, context),
+    sees=("global_batch_size", "batch.global_"),
     blurs=_between,
     lossy="a number of samples becomes whole optimizer steps",
     source="training.py: update_train_iters",

@@ -62,13 +62,26 @@ def _write(values: Group, context: Context) -> Group:
     def schedule(name: str) -> object:
         return values.get(f"optimizer.schedule.{name}")
 
-    return {
+    written = {
         "lr_decay_style": FLAGS.get(str(schedule("name"))),
         "lr_decay_iters": schedule("total_steps"),
         "lr_warmup_iters": schedule("warmup_steps"),
         "lr_warmup_init": schedule("warmup_from"),
         "min_lr": schedule("minimum"),
         **(_decay(values) if schedule("name") == "wsd" else {}),
+    }
+    return as_counted(written, values, context)
+
+
+def as_counted(written: Group, values: Group, context: Context) -> Group:
+    """Settings with counts of steps in samples, where the launch that is written anew counts in those."""
+    batch = values.get("batch.global_")
+    if not batch or context.had.isdisjoint(SAMPLES):
+        return written
+    counted = {name: name.replace("_iters", "_samples") for name in written if name.endswith("_iters")}
+    return {
+        counted.get(name, name): value * batch if name in counted and value is not None else value
+        for name, value in written.items()
     }
 
 
@@ -109,7 +122,7 @@ RULE = convert(
     ),
     _read,
     _write,
-    sees=("train_iters", "train_samples", "global_batch_size"),
+    sees=("train_iters", "train_samples", "global_batch_size", "batch.global_"),
     blurs=_blurs,
     carries={
         "lr_decay_style": "optimizer.schedule.name",
