@@ -27,6 +27,11 @@ TYPES = {"adamw": "AdamW", "adam": "Adam", "lamb": "Lamb", "lion": "Lion", "adag
 TAKES = {name: tuple(values) for name, values in DEFAULTS.items()} | {"muon": ("lr", "betas", "eps", "momentum", "weight_decay")}
 """Plan's hyperparameters that each type takes."""
 
+COMPRESSED = {"onebitadam": "adamw", "zerooneadam": "adamw", "onebitlamb": "lamb"}
+"""Types that send one bit of a number, and the rule by which they step: decay apart, as their steps have it
+(runtime/fp16/onebit/adam.py, zoadam.py, lamb.py: step).
+"""
+
 HYPER = ("lr", "betas", "eps", "weight_decay", "momentum")
 SCHEDULE_LR = ("scheduler.type", "scheduler.params.warmup_max_lr")
 
@@ -36,7 +41,11 @@ def _name(values: Group) -> str | None:
     name = (values.get("optimizer.type") or "").lower()
     if name == "adam":
         return "adam" if values.get(f"{PARAMS}.adam_w_mode") is False else "adamw"
-    return name if name in TYPES else None
+    return name if name in TYPES else COMPRESSED.get(name)
+
+
+def _compresses(values: Group) -> bool:
+    return (values.get("optimizer.type") or "").lower() in COMPRESSED
 
 
 def _read(values: Group, context: Context) -> Group:
@@ -96,7 +105,10 @@ OPTIMIZER = convert(
         "zero_allow_untested_optimizer": "optimizer.name",
         "scheduler.params.warmup_max_lr": "optimizer.lr",
     },
-    blurs=lambda values: bool(values.get("optimizer.type")) and _name(values) is None,
+    blurs=lambda values: bool(values.get("optimizer.type")) and (_name(values) is None or _compresses(values)),
+    tells=lambda values: (
+        "it sends one bit of a number and does not correct moments for their start at zero" if _compresses(values) else ""
+    ),
     lossy="a Plan knows the optimizers that several stacks have; others stay in the training script",
     source="runtime/engine.py: _configure_basic_optimizer",
 )

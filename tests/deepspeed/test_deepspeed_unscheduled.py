@@ -63,3 +63,18 @@ def test_a_trainer_brings_one(deepspeed: Dialect) -> None:
     config = deepspeed.read({**FILE, "gradient_clipping": "auto"}, world_size=2, auto={"clip": 1.0})
     (finding,) = (finding for finding in config.findings if "Trainer" in finding.message and finding.effect is Effect.NUMBERS)
     assert finding.path == "scheduler.type"
+
+
+@pytest.mark.parametrize(
+    "kind, freeze", [("OneBitAdam", "freeze_step"), ("ZeroOneAdam", "var_freeze_step"), ("OneBitLamb", "freeze_step")]
+)
+@pytest.mark.parametrize("target", ["fast_llm", "megatron", "merak"])
+def test_optimizers_of_one_bit_keep_rate_and_decay(deepspeed: Dialect, kind: str, freeze: str, target: str) -> None:
+    """They step as AdamW and LAMB do; that they send less is one row."""
+    chosen = {"type": kind, "params": {"lr": 1e-4, "weight_decay": 0.1, freeze: 400}}
+    result = translate(deepspeed.read({**FILE, "optimizer": chosen}, "0.17.0", world_size=2), compat.load(target))
+    kept = lift(result.config).optimizer
+    assert (kept.name, kept.lr, kept.betas, kept.weight_decay) == ("adamw", 1e-4, (0.9, 0.999), 0.1)
+    (row,) = (finding for finding in result.findings if finding.path == "optimizer.type")
+    assert row.effect is Effect.NUMBERS and "one bit" in row.message
+    assert not [finding for finding in result.findings if "leaves optimizer." in finding.message]
