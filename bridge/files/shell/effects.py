@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from bridge.files.shell import opened
 from bridge.files.shell.files import is_gone
-from bridge.files.shell.inner import listed
-from bridge.files.shell.launchers import walk
+from bridge.files.shell.launchers import Walk
 from bridge.files.shell.patterns import Unread
 from bridge.files.shell.pieces import NOWHERE, Pieces, Text, Unknown, known, spelled
 
@@ -52,15 +51,15 @@ def _text(text: str) -> Pieces:
     return (Text(text, NOWHERE, True, plain=False),)
 
 
-def leave(reader: Reader, called: Sequence[Pieces], name: str, modelled: bool) -> None:
+def leave(reader: Reader, called: Sequence[Pieces], found: Walk, modelled: bool) -> None:
     """Files after a program: `modelled` tells that all that it does to them is done."""
     if modelled:
         return
+    name, line = (known(called[0]) or "").rpartition("/")[2], reader.source.line(reader.place)
     if name in CHANGING:
         if name != "sed" or IN_PLACE.search(" ".join(map(spelled, called))):
             touch_named(reader, called)
         return
-    found, line = walk(listed(called)), reader.source.line(reader.place)
     if not found.kind and (name in QUIET or _reckons(called)):
         return
     for word in _outputs(called):

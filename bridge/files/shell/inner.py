@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, overload
 
 from bridge.files.shell import opened, options
+from bridge.files.shell.files import is_gone
 from bridge.files.shell.launchers import Walk, Word, walk
 from bridge.files.shell.pieces import NOWHERE, Piece, Pieces, Text, Unknown, cut, known, spelled
 from bridge.files.shell.scope import Scope, Value
@@ -62,12 +63,11 @@ def behind(called: Sequence[Pieces]) -> Sequence[Pieces]:
     return called[end:]
 
 
-def started(reader: Reader, place: int, called: Sequence[Pieces]) -> bool:
+def started(reader: Reader, place: int, called: Sequence[Pieces], found: Walk) -> bool:
     """Read the shell that a command starts with a text or a file that the script has written; whether it is one."""
-    found = walk(listed(called))
     if found.kind in ("text", "rest"):
         text, arguments = _text(found, called)
-    elif found.kind == "file" and (written := opened.file(reader, called[found.at])) is not None:
+    elif found.kind == "file" and (written := opened.file(reader, called[found.at])) is not None and not is_gone(written):
         text, arguments = written, called[found.at :]
     elif found.kind == "input" and reader.scope.input is not None:
         text, arguments = reader.scope.input, (*called[found.before : found.before + 1], *called[found.at :])

@@ -13,6 +13,8 @@ from bridge.files.shell import arithmetic, branches, effects, inner, loops, redi
 from bridge.files.shell.decide import Bad, Condition
 from bridge.files.shell.expand import OUTPUT, Expander
 from bridge.files.shell.files import key_in
+from bridge.files.shell.inner import listed
+from bridge.files.shell.launchers import Walk, walk
 from bridge.files.shell.loops import MOST_STEPS
 from bridge.files.shell.missed import Asked
 from bridge.files.shell.patterns import Unread
@@ -583,10 +585,12 @@ class Reader:
             self.stops.clear()
             self.hoped = name in HOPED
             BUILTINS[name](self, place, called)
-        elif not inner.started(self, place, called):
-            self._external(place, called)
+            return
+        found = walk(listed(called))
+        if not inner.started(self, place, called, found):
+            self._external(place, called, found)
 
-    def _external(self, place: int, called: Sequence[Pieces]) -> None:
+    def _external(self, place: int, called: Sequence[Pieces], found: Walk) -> None:
         from bridge.files.shell.programs import PROGRAMS, place_named
 
         self.stops.clear()
@@ -602,7 +606,7 @@ class Reader:
         except Unread as error:
             written, why, self.scope.status = None, str(error), None
         self.write(written if written is not None else (Unknown(spelled(called[0]), NOWHERE, line, why),))
-        effects.leave(self, called, name, written is not None)
+        effects.leave(self, called, found, written is not None)
 
     def _modelled(self, program: Program | None, called: Sequence[Pieces]) -> Pieces | None:
         """What a program writes whose output follows from what it reads; raises `Unread` with what is not known of that."""
