@@ -79,8 +79,8 @@ def test_recipes_convert_to_every_other_stack(corpus: list[Path]) -> None:
         assert config.multi_stage["num_grad_buffers"] == 2
         for name in set(compat.names()) - {"fast_llm"}:
             result = bridge.translate(config, compat.load(name))
-            lost = {finding.path for finding in result.findings}
-            assert {"model.base_model", "data.datasets"} <= lost
+            lost = tuple(finding.path for finding in result.findings)
+            assert all(any(path.startswith(section) for path in lost) for section in ("model.base_model", "data.datasets"))
 
 
 # Levels and buffers
