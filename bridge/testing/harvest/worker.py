@@ -22,11 +22,12 @@ PLACES = "places.json"
 
 
 def answered(stack: str, question: Any, tree: tuple[str, str]) -> dict[str, Any]:
-    """What the release makes of a question: "facts", or what `real.posed` asks."""
+    """What the release makes of a question: "facts", "installed", or what `real.posed` asks."""
     if question == "facts":
         return _facts(stack, *tree)
+    real = import_module(f"compat.{stack}.runtime.real")
     try:
-        return {"held": import_module(f"compat.{stack}.runtime.real").answer(question)}
+        return {"installed": real.installed()} if question == "installed" else {"held": real.answer(question)}
     except ConfigError as error:
         return {"refused": str(error)}
 
