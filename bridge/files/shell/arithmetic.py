@@ -36,6 +36,10 @@ class Wrong(ValueError):
     """An expression on which a shell stops with an error."""
 
 
+class Dropped(Wrong):
+    """What cannot be assigned: a shell reports it, gives up the line that it reads, and goes on with the next one."""
+
+
 class Unset(Wrong):
     """A variable that is not set where `set -u` is on: a shell ends here, wherever it counts."""
 

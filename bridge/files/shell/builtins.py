@@ -134,6 +134,9 @@ def end(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
             reader.scope.status = 0
             return
         reader.scope.levels = min(levels, reader.loops) if levels > 0 else reader.loops
+    elif name == "return" and not (reader.scope.frames or reader.scope.taken):
+        reader.scope.status = 2
+        return
     elif len(called) > 1:
         text = known(called[1])
         reader.scope.status = int(text) % 256 if text is not None and re.fullmatch(r"-?\d{1,9}", text, re.ASCII) else None
@@ -463,7 +466,9 @@ def _run_file(reader: Reader, path: Pieces, text: Pieces, arguments: Sequence[Pi
         reader.scope.arguments = tuple(arguments)
     reader.scope.status = 0
     reader.depth += 1
+    reader.scope.taken += 1
     reader.run(source)
+    reader.scope.taken -= 1
     reader.depth -= 1
     reader.landed(mark, ("return",))
     reader.scope.here = here

@@ -31,6 +31,8 @@ UNTOUCHED = -1
 """In place of the status of a substitution, where there is none."""
 CHECKED = ("command", "subshell")
 """What ends a script under `set -e`; blocks and branches do not by themselves."""
+LINE = "line"
+"""How a path has ended that goes on with the next line."""
 LEAVING = ("break", "continue", "return")
 Program = Callable[["Reader", Sequence[str]], Pieces | None]
 DEFINED = re.compile(r"function[ \t]+(?P<name>[\w:.-]+)|\([ \t]*\)")
@@ -103,7 +105,10 @@ class Reader:
     def run(self, source: Source) -> None:
         """Read a source in the present scope."""
         before, self.source = self.source, source
-        self.statements(source.root.children)
+        for line in source.lines():
+            self.statements(line)
+            if self.scope.ended == LINE:
+                self.scope.ended = ""
         self.source = before
 
     @property
@@ -540,11 +545,23 @@ class Reader:
 
     def _assignments(self, words: Sequence[Word]) -> None:
         self.check_stops()
-        for word in words:
-            variables.perform(self, word)
+        try:
+            for word in words:
+                variables.perform(self, word)
+        except arithmetic.Dropped as error:
+            self.drop(error)
+            return
         self.scope.status = self.substituted if self.substituted != UNTOUCHED else 0
         if not words and self.scope.input is not None and self.scope.captured:
             self.write(self.scope.input)
+
+    def drop(self, error: arithmetic.Dropped) -> None:
+        """What cannot be assigned ends the line that is read, a shell within another, and under `set -e` any shell."""
+        if self.branch:
+            raise error
+        ends = self.scope.around is not None or "errexit" in self.scope.options
+        self.scope.ended, self.scope.status = "exit" if ends else LINE, 1
+        self.scope.left_at = self.source.line(self.place)
 
     def _with(self, assignments: Sequence[Word], called: Sequence[Pieces], place: int) -> None:
         """A command with variables that are set for it alone."""
@@ -553,7 +570,12 @@ class Reader:
         for word in assignments:
             name = variables.assignment(self.source, word)
             if name is not None:
-                own.setdefault(name.name, self.scope.variables.get(name.name, variables.NOTHING))
+                held = self.scope.variables.get(name.name, variables.NOTHING)
+                if "r" in self.scope.marks.get(name.name, ()):
+                    if len(assignments) > 1 or "errexit" in self.scope.options:
+                        raise arithmetic.Dropped(f"{name.name} is read-only")
+                    continue
+                own.setdefault(name.name, held)
                 variables.perform_alone(self, word, name)
         self.scope.doubted = self.scope.doubted or self.scope.doubting
         self.scope.doubting = self.scope.doubting or doubting

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TYPE_CHECKING
 
+from bridge.files.shell.arithmetic import Dropped
 from bridge.files.shell.files import AWAY, Files
 from bridge.files.shell.options import ON
 from bridge.files.shell.pieces import DEFAULT_IFS, NOWHERE, Pieces, Text, Unknown, known, same, shared
@@ -145,7 +146,8 @@ class Scope:
     the branch by which a path left a loop or a function. `traps` are the texts for signals, empty for one that is ignored;
     `around`, in a shell within another, those of the shell that `$$` names. `folder` is a mark before the names of files
     since `cd` left the folder that the script began in, `here` the folder of the file that is read. `placed` tells that `set`
-    gave the arguments since a file was sourced, None if that is not known.
+    gave the arguments since a file was sourced, None if that is not known. `taken` is how many files are
+    being sourced.
     """
 
     outside: Mapping[str, str]
@@ -182,6 +184,7 @@ class Scope:
     placed: bool | None = False
     traps: Mapping[str, Pieces] = field(default_factory=dict)
     around: Mapping[str, Pieces] | None = None
+    taken: int = 0
 
     def get(self, name: str) -> Value | None:
         """The value of a variable or of a numbered argument; None if nothing sets it."""
@@ -282,6 +285,8 @@ class Scope:
     def set(self, name: str, value: Value) -> None:
         """Give a variable its value."""
         name = self.target(name)
+        if "r" in self.marks.get(name, ()):
+            raise Dropped(f"{name} is read-only")
         if sum(map(len, value.words)) > LONGEST:
             raise OverflowError(f"{name} grows beyond {LONGEST:,} parts; is this the right file?")
         if sum(len(piece.text) for word in value.words for piece in word if isinstance(piece, Text)) > MOST_CHARACTERS:

@@ -43,7 +43,10 @@ def trap(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     names = {_named(word) for word in (rest if bare else rest[1:])}
     text = None if bare or known(rest[0]) == "-" else rest[0] if known(rest[0]) != "" else ()
     if names & {"DEBUG", "RETURN", ""} and text:
-        raise reader.refuse(place, "a trap that runs before every command is not read")
+        when = "before every command" if "DEBUG" in names else "where functions and sourced files end"
+        raise reader.refuse(
+            place, "what a trap is set for is not known" if "" in names else f"a trap that runs {when} is not read"
+        )
     if names & {"EXIT", "0"}:
         scope.at_exit = text or None
     if "ERR" in names:

@@ -17,6 +17,8 @@ from bridge.files.shell.tokens import HOLE, Fault, Lexer, Part, Scanner, Token, 
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser
 
+ENDED = re.compile(r"(?<!\\)\n")
+"""The end of a line that does not go on."""
 PLACEHOLDER = re.compile(r"<[A-Za-z][^<>\n|&;]*>")
 
 
@@ -78,6 +80,17 @@ class Source:
         """Text that holds expansions and no commands."""
         text = "".join(piece.text if isinstance(piece, Text) else HOLE for piece in pieces)
         return cls(text, script.name, pieces, script, commands=False)
+
+    def lines(self) -> Iterator[list[Node]]:
+        """The statements that a shell reads at once: those between which no line ends."""
+        found: list[Node] = []
+        for node in self.root.children:
+            between = self.text[found[-1].end_byte : node.start_byte] if found else ""
+            if "#" in between or ENDED.search(between):
+                yield found
+                found = []
+            found.append(node)
+        yield found
 
     def line(self, place: int) -> int:
         """The line of the script, from 1, of a character."""

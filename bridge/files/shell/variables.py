@@ -191,8 +191,6 @@ def assign(reader: Reader, name: str, index: Callable[[], int | str] | None, val
         put(reader, referred, value, more)
         return
     marks = scope.marks.get(scope.target(name), frozenset())
-    if "r" in marks:
-        raise reader.refuse(reader.place, f"a shell stops where {name} is set, which is read-only")
     before = scope.get(name)
     if marks & {"i", "u", "l"}:
         value = Value(tuple(_marked(reader, word, marks) for word in value.words), value.array, value.keys, value.table)
@@ -249,7 +247,7 @@ def _marked(reader: Reader, word: Pieces, marks: frozenset[str]) -> Pieces:
         except Unread as error:
             return (Unknown(text, NOWHERE, 0, str(error)),)
         except arithmetic.Wrong as error:
-            raise reader.refuse(reader.place, f"a shell stops at {text!r}: {error}") from None
+            raise arithmetic.Dropped(f"{text!r}: {error}") from None
     else:
         try:
             text = parameters.TURNED["U" if "u" in marks else "L"](text)
