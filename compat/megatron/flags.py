@@ -393,13 +393,15 @@ def _leftovers(reader: _Reader) -> Iterator[tuple[int, str]]:
             yield index, f"line {line}: {message}" if line else message
         elif not follows:
             place = reader.place(index, shown(reader.words[index]))
-            yield index, f"{place}: expected a flag; nothing takes it{_after(reader, index)}"
+            yield index, f"{place}: {_after(reader, index)}"
 
 
 def _after(reader: _Reader, index: int) -> str:
-    """The flag before a value that nothing takes."""
-    before = next((at for at in range(index - 1, -1, -1) if reader.marks[at].flag), None)
-    return "" if before is None else f", {reader.option(before)} has its own"
+    """What is said of a value that nothing takes, with the flag before it."""
+    before = next((at for at in range(index - 1, -1, -1) if reader.marks[at].flag or at in reader.loose), None)
+    if before is not None and before in reader.loose:
+        return f"the flag that it belongs to ends before it, at a word that may hold flags: {reader.opaque.get(before)}"
+    return "expected a flag; nothing takes it" + ("" if before is None else f", {reader.option(before)} has its own")
 
 
 def _unknown(option: str, version: str) -> str:

@@ -27,6 +27,7 @@ TOOLS = re.compile(
 )
 """Files that set up tools, and nothing that a run is given."""
 SET_OPTION = re.compile(r"[-+][abefhkmnptuvxBCEHPTo]+")
+INPUT = ("/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 HIDDEN = 0xF0000
 """Where characters behind a backslash stand while a line is split: among those that nobody uses."""
 
@@ -188,8 +189,9 @@ def read(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     if several_names := [name for name in names if name is None]:
         raise reader.refuse(place, f"{len(several_names)} names behind read are not known")
     targets = [str(name) for name in names]
-    if options.keys() & {"n", "N", "u", "t", "s"} or reader.scope.input is None:
-        _ask(reader, targets, array, None)
+    unread = sorted(options.keys() & {"n", "N", "u", "t", "s"})
+    if unread or reader.scope.input is None:
+        _ask(reader, targets, array, None, f"read -{unread[0]} is not read" if unread else OUTPUT)
         return
     line = _line(reader, options.get("d", "\n"), "r" not in options)
     if line is None:
@@ -228,11 +230,11 @@ def _options(words_: Sequence[Pieces], valued: str) -> tuple[dict[str, str], lis
     return found, [known(word) for word in rest]
 
 
-def _ask(reader: Reader, names: Sequence[str], array: str | None, status: int | None) -> None:
+def _ask(reader: Reader, names: Sequence[str], array: str | None, status: int | None, why: str = OUTPUT) -> None:
     for name in names or ([] if array else ["REPLY"]):
-        reader.scope.set(name, Value((_unknown(reader, name),)))
+        reader.scope.set(name, Value((_unknown(reader, name, why),)))
     if array:
-        reader.scope.set(array, Value((_unknown(reader, array, loose=True),), True))
+        reader.scope.set(array, Value((_unknown(reader, array, why, loose=True),), True))
     reader.scope.status = status
     if reader.scope.input is not None:
         reader.scope.input = _unknown(reader, "(input)")
@@ -434,7 +436,10 @@ def take_file(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     """`source FILE`: read if it is there; else what it sets is not known."""
     path = called[1] if len(called) > 1 else ()
     reader.scope.status = None
-    text = opened.content(reader, path)
+    given = known(path) in INPUT
+    text = reader.scope.input if given else opened.content(reader, path)
+    if given and text is None:
+        raise reader.refuse(place, "what this reads is the input of the script, which is not known")
     if text is not None and is_gone(text):
         reader.scope.status = 1
     elif text is None or any(isinstance(piece, Unknown) for piece in text):

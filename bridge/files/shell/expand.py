@@ -55,6 +55,9 @@ class Runner(Protocol):
     def setter(self, name: str) -> int:
         """The line on which the script sets a variable anywhere; 0 if it sets it nowhere."""
 
+    def sets(self, name: str) -> bool:
+        """Whether the script has set a variable before, or began to."""
+
     def settled_by(self, line: int) -> str:
         """What the branches around a line ask for, as options that say it."""
 
@@ -306,6 +309,8 @@ class Expander:
         if self.scope.sourced:
             return f"the file that is sourced on line {self.scope.sourced} may set it; say it with --env {name}=..."
         line = self.runner.setter(name)
+        if line and self.runner.sets(name):
+            return f"line {line} sets it, but not for what is read here; say it with --env {name}=..."
         if line:
             hint = self.runner.settled_by(line) or f"; say it with --env {name}=..."
             return f"the script sets it on line {line} alone, which is not reached before{hint}"

@@ -11,7 +11,7 @@ from bridge.files.shell import opened, options
 from bridge.files.shell.files import is_gone
 from bridge.files.shell.launchers import Walk, Word, walk
 from bridge.files.shell.pieces import NOWHERE, Piece, Pieces, Text, Unknown, cut, known, spelled
-from bridge.files.shell.scope import Scope, Value
+from bridge.files.shell.scope import Choices, Scope, Value
 
 if TYPE_CHECKING:
     from bridge.files.shell.read import Reader
@@ -103,7 +103,7 @@ def _blank(index: int) -> tuple[Piece, ...]:
 
 def _scope(reader: Reader, place: int, found: Walk, called: Sequence[Pieces], arguments: Sequence[Pieces]) -> Scope:
     """What the shell knows: what is exported, and nothing of that where it runs elsewhere."""
-    outer = reader.scope
+    outer, shell = reader.scope, spelled(called[found.before]).rpartition("/")[2]
     apart, dropped = _dropped(called[: found.before])
     cleared = apart and not found.apart and not OTHERS & {spelled(word) for word in called[: found.before]}
     apart = apart or bool(found.apart)
@@ -127,11 +127,18 @@ def _scope(reader: Reader, place: int, found: Walk, called: Sequence[Pieces], ar
     return Scope(
         {name: text for name, text in outer.outside.items() if not name.isdigit()} | _first(arguments),
         {**({} if apart else told), **hidden, **seen},
+        functions={} if apart else {name: _given(shell, outer.functions[name]) for name in outer.shared & outer.functions.keys()},
+        shared=frozenset() if apart else outer.shared,
         files=outer.files.copy(),
         folder=outer.folder,
         arguments=tuple(arguments[1:]),
         options=_turned(reader, place, called[found.before : found.at]),
     )
+
+
+def _given(shell: str, choices: Choices) -> Choices:
+    """An exported function: shells other than bash may not take it."""
+    return choices if shell == "bash" else (*choices, None)
 
 
 def _dropped(words: Sequence[Pieces]) -> tuple[bool, set[str]]:

@@ -189,6 +189,9 @@ def _unreached(line: Line, place: _Place) -> str:
     function = next((block for block in line.around if block.kind == "function"), None)
     if function is not None:
         return f"stands in the function {function.text} (line {function.line}), which is not called"
+    own = FUNCTION.match(line.text)
+    if own is not None:
+        return f"stands in the function {own['long'] or own['short']}, which is not called"
     if place.left_at and place.left_at < line.number:
         return f"is not reached: line {place.left_at} ends the script before{_condition(place)}"
     if line.around:

@@ -78,6 +78,7 @@ class Reader:
     branch: int = 0
     depth: int = 0
     steps: int = 0
+    begun: set[str] = field(default_factory=set)
     guarded: int = 0
     loops: int = 0
     grouping: int = 0
@@ -153,6 +154,10 @@ class Reader:
             for match in found:
                 self.lines.setdefault(match[1], self.source.line(match.start(1)))
         return self.lines.get(name, 0)
+
+    def sets(self, name: str) -> bool:
+        """Whether the script has set a variable before, or began to."""
+        return name in self.begun
 
     def settled_by(self, line: int) -> str:
         """What the branches around a line ask for, as options that say it."""

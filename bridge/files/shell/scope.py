@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from bridge.files.shell.arithmetic import Dropped
 from bridge.files.shell.files import AWAY, Files
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 LONGEST = 20_000
 """Parts of one value; only doubling gets there."""
 MOST_CHARACTERS = 2**20
+Choices: TypeAlias = "tuple[tuple[Source, Node] | None, ...]"
+"""What a function may be; None: nothing."""
 RUN = "only a run tells"
 LEADING = re.compile(r"\s*[-+]?[0-9]{1,18}")
 LIVE = frozenset(
@@ -147,13 +149,14 @@ class Scope:
     `around`, in a shell within another, those of the shell that `$$` names. `folder` is a mark before the names of files
     since `cd` left the folder that the script began in, `here` the folder of the file that is read. `placed` tells that `set`
     gave the arguments since a file was sourced, None if that is not known. `taken` is how many files are
-    being sourced.
+    being sourced, `shared` the functions that are exported.
     """
 
     outside: Mapping[str, str]
     variables: dict[str, Value | None] = field(default_factory=dict)
-    functions: dict[str, tuple[tuple[Source, Node] | None, ...]] = field(default_factory=dict)
+    functions: dict[str, Choices] = field(default_factory=dict)
     exported: set[str] = field(default_factory=set)
+    shared: frozenset[str] = frozenset()
     files: Files = field(default_factory=Files)
     arguments: tuple[Pieces, ...] | None = None
     ended: str = ""
@@ -427,6 +430,7 @@ def _both(one: Scope, other: Scope, branch: Branch) -> Scope:
         variables={**kept, **variables},
         functions={name: _choices(one, other, name) for name in (*one.functions, *other.functions)},
         exported=one.exported | other.exported,
+        shared=one.shared | other.shared,
         files=one.files.joined(other.files, lambda first, second, name: _settling(first, second, _undecided(name, branch))),
         arguments=_arguments(one, other, branch),
         status=one.status if one.status == other.status else None,

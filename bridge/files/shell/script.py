@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 
 from bridge.config import brief
 from bridge.errors import SourceError
@@ -14,7 +15,7 @@ from bridge.files.document import TEXT, Document
 from bridge.files.shell.files import file_key, is_gone, key_in
 from bridge.files.shell.inner import listed
 from bridge.files.shell.launchers import BATCH_SYSTEM, DIRECTIVE, Walk, ranks, walk
-from bridge.files.shell.missed import missed
+from bridge.files.shell.missed import MOST, missed
 from bridge.files.shell.pieces import NOWHERE, Pieces, Unknown, begun, known, spelled, unknowns
 from bridge.files.shell.read import Command, Reader
 from bridge.files.shell.scope import Scope
@@ -143,6 +144,12 @@ class Script:
         """The runs that it starts, for messages."""
         return "; ".join(map(str, self.launches)) or "none"
 
+    @property
+    def _unknown(self) -> Iterator[str]:
+        """The words of its runs that may be any number of flags, for messages."""
+        loose = (launch.opaque[index] for launch in self.launches for index in sorted(launch.loose))
+        return (f"{self.name}: {said}" for said in dict.fromkeys(loose))
+
     def _numbered(self, number: int) -> Launch:
         if not 1 <= number <= len(self.launches):
             listed = (f"{self.name}: {index}: {launch}" for index, launch in enumerate(self.launches, 1))
@@ -157,7 +164,8 @@ class Script:
         looked = missed(self.text, {command.line for command in self.reader.commands} | runs, runs, left_at)
         strays = [(line, f"{word}: {reason}") for line, word, reason in self.strays()]
         sources = [(found.line, f"source {found.name}: what it sets is not known: {found.why}") for found in self.reader.sourced]
-        return [f"{self.name}: line {line}: {reason}" for line, reason in (*strays, *looked, *(sources if not runs else ()))]
+        found = [f"{self.name}: line {line}: {reason}" for line, reason in (*strays, *looked, *(sources if not runs else ()))]
+        return [*found, *islice(self._unknown, MOST)]
 
 
 def _stray(text: str, line: int) -> str:

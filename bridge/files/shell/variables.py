@@ -98,6 +98,7 @@ def perform_alone(reader: Reader, word: Word, target: Target) -> None:
 def _perform(reader: Reader, word: Word, target: Target, marks: frozenset[str] = frozenset()) -> Callable[[], None]:
     """Expand the value of an assignment now; what is returned sets it."""
     index: Callable[[], int | str] | None = None
+    reader.begun.add(target.name)
     if target.index is not None:
         span = target.index
         index = lambda: subjects.key(reader.expander, span, reader.scope.get(target.name) or _fresh(reader, target.name, marks))  # noqa: E731
@@ -296,6 +297,9 @@ def declare(reader: Reader, words: Sequence[Word], place: int) -> None:
             given += _named(reader, word, frozenset(marks))
     reader.check_stops()
     reader.scope.status = 0
+    if "f" in marks and not marks & {"F", "p"} and (command == "export" or "x" in marks):
+        _share(reader, [name for name, _ in given], not ("n" in marks or "x" in unmarks))
+        return
     if marks & {"f", "F", "p"} or not given:
         reader.write((Unknown(f"({command})", NOWHERE, reader.source.line(place), OUTPUT),))
         reader.scope.status = None
@@ -306,6 +310,13 @@ def declare(reader: Reader, words: Sequence[Word], place: int) -> None:
             continue
         with reader.scope.globally(name) if "g" in marks and command != "local" else nullcontext():
             _declare(reader, command, name, perform_, (frozenset(marks), frozenset(unmarks)))
+
+
+def _share(reader: Reader, names: Sequence[str], on: bool) -> None:
+    """`export -f`: functions for the shells that are started."""
+    scope, there = reader.scope, {name for name in names if name in reader.scope.functions}
+    scope.shared = scope.shared | there if on else scope.shared - there
+    scope.status = int(len(there) < len(set(names)))
 
 
 def _choices(reader: Reader, word: Word) -> list[Word]:
