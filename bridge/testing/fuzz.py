@@ -20,6 +20,7 @@ from hypothesis.errors import Flaky, HypothesisWarning
 from bridge.config import Values, shown
 from bridge.dialect import Config, Dialect, Written
 from bridge.errors import BridgeError
+from bridge.sections import otherwise
 from bridge.testing.strategies import configs, entries
 from bridge.translation import Result, claims, lift, lower, translate
 
@@ -234,7 +235,8 @@ def _tells(result: Result) -> None:
         moved = config.effective.get(path) is None and value is not None
         strayed = not ours or any(meant.get(name) != kept.get(name) for name in ours)
         lost = strayed if moved else config.effective.get(path) != back.get(path)
-        if lost != (path in named):
+        told = named & ({path} | otherwise(path, value, back.get(path)))
+        if lost != bool(told):
             said = f"{path} turns from {shown(config.effective.get(path))} to {shown(back.get(path))}"
             raise Broken(CONVERTING, f"a loss without a finding: {said}" if lost else f"a finding without a loss: {path}")
 

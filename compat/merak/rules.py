@@ -382,7 +382,7 @@ def _write_precision(values: Group, context: Context) -> Group:
 SCALES = ("static", "initial", "hysteresis")
 FIXED_HYSTERESIS = 2
 TORCH_SCALER = {"precision.loss_scale.initial": 65536.0, "precision.loss_scale.hysteresis": FIXED_HYSTERESIS}
-TORCH_WINDOW = {"precision.loss_scale.window": 2000, "precision.loss_scale.late": False}
+TORCH_WINDOW = 2000
 TORCH_FLOOR = {"precision.loss_scale.minimum": 1.0, "precision.loss_scale.final": False}
 """The scaler of automatic mixed precision, as near as Merak's fp16 comes to it."""
 
@@ -431,10 +431,9 @@ def _scaled(values: Group) -> Effect:
 
 
 def _read_window(values: Group, context: Context) -> Group:
-    if not values.get("args.fp16"):
-        return TORCH_WINDOW if automatic(values) else {}
+    window = values["args.loss_scale_window"] if values.get("args.fp16") else TORCH_WINDOW if automatic(values) else None
     late = not sharded(values, context)
-    return {"precision.loss_scale.window": values["args.loss_scale_window"], "precision.loss_scale.late": late}
+    return {} if window is None else {"precision.loss_scale.window": window, "precision.loss_scale.late": late}
 
 
 def _read_floor(values: Group) -> Group:
