@@ -59,7 +59,7 @@ def test_a_flag_names_its_field(show: Any, name: str, flag: str, path: str) -> N
 def test_a_section_shows_its_fields(show: Any) -> None:
     _, out, _ = show("automodel", "distributed.pipeline", "--json")
     listed = [field["path"] for section in json.loads(out)["sections"] for field in section["fields"]]
-    assert len(listed) == 14
+    assert len(listed) == 16
     assert all(path.startswith("distributed.pipeline.") for path in listed)
 
 

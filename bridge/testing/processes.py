@@ -10,6 +10,12 @@ from contextlib import suppress
 from pathlib import Path
 
 
+def _listen() -> None:
+    """A shell cannot trap what was ignored when it started, as a program does that runs in the background."""
+    for heard in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+        signal.signal(heard, signal.SIG_DFL)
+
+
 def run(
     command: Sequence[str], seconds: float, environment: Mapping[str, str], folder: Path | None = None
 ) -> subprocess.CompletedProcess[bytes]:
@@ -22,6 +28,7 @@ def run(
         env=environment,
         cwd=folder,
         start_new_session=True,
+        preexec_fn=_listen,
     ) as job:
         try:
             _, errors = job.communicate(timeout=seconds)

@@ -210,6 +210,8 @@ MUON = {"optimizer.nesterov": True, "optimizer.update_scale": "shape_scaling"}
 def _read_switches(values: Group, context: Context) -> Group:
     name = _name(values)
     found = {switch: values.get(f"{PARAMS}.{switch}") for switch in SWITCHES if name in TAKING[switch]}
+    if values.get("optimizer.type") in COMPRESSED and "amsgrad" in found:
+        found["amsgrad"] = False  # what is exchanged in one bit has no such variant, and stops at it
     given = {f"optimizer.{switch}": value for switch, value in found.items() if value is not None}
     return MUON if name == "muon" else given
 

@@ -494,7 +494,7 @@ FLOOR = convert(
     lambda values, context: _read_floor(values),
     lambda values, context: _where_half(values, "fp16.min_loss_scale", _floor(values, context)),
     effect=lambda values: _scaled(values),
-    sees=("fp16.enabled", "fp16.loss_scale", "zero_optimization.stage", "precision.compute"),
+    sees=("fp16.enabled", "fp16.loss_scale", "precision.compute"),
     lossy="DeepSpeed's smallest scale is a whole number, and an overflow at it ends the run",
     source="runtime/fp16/loss_scaler.py: DynamicLossScaler.update_scale, raise_error_at_min_scale",
 )
@@ -527,7 +527,7 @@ def _read_window(values: Group) -> Group:
 def _read_floor(values: Group) -> Group:
     if not values.get("fp16.enabled"):
         return {}
-    final = None if values.get("fp16.loss_scale") else (values.get("zero_optimization.stage") or 0) > 0
+    final = None if values.get("fp16.loss_scale") else True
     return {"precision.loss_scale.minimum": values.get("fp16.min_loss_scale"), "precision.loss_scale.final": final}
 
 

@@ -278,7 +278,7 @@ def test_a_stretch_that_is_lost_is_named_by_its_own_key() -> None:
     config = {"model_type": "llama", "rope_theta": 100000.0, "rope_scaling": {"type": "linear", "factor": 4.0}}
     found = translate(compat.load("huggingface").read(config), compat.load("fast_llm")).findings
     told = {row.path: row for row in found if row.path.startswith("rope")}
-    assert told["rope_scaling"].effect is Effect.NUMBERS
+    assert told["rope_scaling.factor"].effect is Effect.NUMBERS
     assert "rope_theta" not in told or told["rope_theta"].effect is Effect.NONE
 
 
