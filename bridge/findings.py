@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from bridge.files.shell import Script
 
 
+UNKNOWN = "release/unknown"
+"""The rule of a finding that a release is not known, which reports say before anything else."""
+
+
 @dataclass(frozen=True, slots=True)
 class Origin:
     """Where a value was written: a line of a file (from 1), or the option or key as spelled there."""

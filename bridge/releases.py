@@ -38,6 +38,16 @@ class Releases:
         """Whether `version` is one from `since` on that comes before `until`; an empty end is open."""
         return self.since(version, since) and not (until and self.since(version, until))
 
+    def near(self, version: str) -> str:
+        """The newest known release that is not after `version`, else the oldest one; `VersionError` if it is no version."""
+        if version in self._places:
+            return version
+        try:
+            wanted = Version(version)
+        except InvalidVersion:
+            raise VersionError(f"{self.stack}: {unknown_release(version, self.known)}") from None
+        return next((name for name in reversed(self.known) if Version(name) <= wanted), self.known[0])
+
     def last(self, until: str) -> str:
         """The last release before `until`."""
         return self.known[self.place(until) - 1] if until else self.known[-1]

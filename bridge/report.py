@@ -13,7 +13,7 @@ from bridge.config import Values, shown
 from bridge.dialect import Config, Dialect
 from bridge.drift import Change, Drift, Kind
 from bridge.exits import Exit
-from bridge.findings import Finding
+from bridge.findings import UNKNOWN, Finding
 from bridge.rules import Effect, How
 from bridge.secrets import hide
 from bridge.translation import Result
@@ -150,6 +150,7 @@ def _plain(value: Any) -> Any:
 def text(result: Result, console: Console) -> None:
     """Print a translation as tables: what was lost or changed first, then what mapped."""
     source, target = result.source, result.config
+    _first((*source.remarks, *result.findings), console)
     console.print(f"[bold]{_name(source)}[/] -> [bold]{_name(target)}[/]  on {target.world_size or '?'} ranks")
     _told("On reading", all_of(result.source), console, "What the source lacks")
     if result.findings:
@@ -162,9 +163,17 @@ def text(result: Result, console: Console) -> None:
 
 def check_text(config: Config, console: Console) -> None:
     """Print what there is to say about one config."""
+    _first(config.remarks, console)
     verdict = "would not run" if exit_of(config.findings) is Exit.ERROR else "valid"
     console.print(f"[bold]{_name(config)}[/]: {len(config.given)} settings given, {verdict}")
     _told("Findings", all_of(config), console)
+
+
+def _first(findings: Iterable[Finding], console: Console) -> None:
+    """What puts the whole report in doubt."""
+    for finding in findings:
+        if finding.rule == UNKNOWN:
+            console.print(clean(finding.message), markup=False, highlight=False, soft_wrap=True)
 
 
 def _told(title: str, findings: Iterable[Finding], console: Console, beside: str = "You still have to add") -> None:
@@ -303,6 +312,7 @@ def _outside(result: Result, console: Console) -> None:
 def drift_text(drift: Drift, console: Console) -> None:
     """Print what a file means in two releases: the differences first, then what the migrated file says otherwise."""
     before, to = drift.before, _release(drift.before.dialect, drift.version)
+    _first(drift.remarks, console)
     verdict = "means the same" if drift.same else "means something else" if drift.after else f"is refused by {drift.version}"
     console.print(f"[bold]{_name(before)}[/] -> [bold]{to}[/]: the file {verdict}")
     if drift.changes:

@@ -232,7 +232,8 @@ class TestConvert:
             (["--auto", "x"], "--auto x: expected NAME=VALUE"),
             (["--auto", "a=1"], "--auto: megatron has nothing to say there"),
             (["--from", "megatronn"], "megatronn: unknown dialect; known are .*; did you mean megatron"),
-            (["--from-version", "0.16.9"], "megatron: unknown release 0.16.9"),
+            (["--from-version", "0.16.9"], "megatron: unknown release 0.16.9; .*; --nearest takes it as 0.16.1"),
+            (["--from-version", "newer", "--nearest"], "megatron: unknown release newer; known are"),
             (["--to-version", "9.9"], "deepspeed: unknown release 9.9"),
             (["--world-size", "0"], "world-size"),
             (["--world-size", "two"], "world-size"),
@@ -244,6 +245,25 @@ class TestConvert:
         done = cli("convert", megatron, "--to", "deepspeed", *options)
         assert (done.code, done.out) == (1, "")
         assert re.search(says, done.err)
+
+    @pytest.mark.parametrize(
+        ("command", "said"),
+        [
+            (["check", "--from-version", "77.0"], "Megatron-Core 77.0 is not known; taken as 0.19.2"),
+            (["check", "--from-version", "0.16.9"], "Megatron-Core 0.16.9 is not known; taken as 0.16.1"),
+            (["check", "--from-version", "0.1"], "Megatron-Core 0.1 is not known; taken as 0.9.0"),
+            (["convert", "--to", "deepspeed", "--to-version", "77.0", "-o", "ds.json"], "DeepSpeed 77.0 is not known; taken as"),
+            (["drift", "--to-version", "77.0", "-o", "new.args"], "Megatron-Core 77.0 is not known; taken as 0.19.2"),
+        ],
+    )
+    def test_an_unknown_release_is_taken_as_the_nearest_and_said_first(
+        self, cli: Cli, megatron: Path, command: list[str], said: str
+    ) -> None:
+        name, *options = command
+        done = cli(name, megatron, *options, "--nearest")
+        assert done.out.startswith(said)
+        assert done.code == 2
+        assert json.loads(cli(name, megatron, *options, "--nearest", "--json").out)["exit_code"] == 2
 
 
 EVEN = "--micro-batch-size 2 --global-batch-size 64 --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 "

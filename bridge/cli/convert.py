@@ -18,7 +18,7 @@ from bridge.cli.job import Job
 from bridge.cli.sidecar import Sidecar
 from bridge.cli.terminal import console, content, note, print_json
 from bridge.dialect import Config, Dialect
-from bridge.errors import BridgeError, SourceError, TranslationError
+from bridge.errors import BridgeError, SourceError, TranslationError, VersionError
 from bridge.exits import Exit
 from bridge.files import (
     Document,
@@ -33,6 +33,9 @@ from bridge.files import (
 )
 from bridge.files.lock import shared
 from bridge.files.read import LOADERS
+from bridge.findings import UNKNOWN, Finding
+from bridge.releases import Releases, unknown_release
+from bridge.rules import Effect
 from bridge.secrets import HIDDEN, keep_hidden
 from bridge.translation import Result, translate
 
@@ -107,7 +110,26 @@ def within(job: Job) -> Iterator[None]:
 def read(job: Job) -> Config:
     """The config in the job's file, as its stack and release would read it."""
     document = document_of(job)
-    return read_as(job, dialect_of(job, document), document, job.version)
+    dialect = dialect_of(job, document)
+    version, said = release_of(job, dialect, job.version)
+    config = read_as(job, dialect, document, version)
+    return replace(config, remarks=(*said, *config.remarks)) if said else config
+
+
+def release_of(job: Job, dialect: Dialect, version: str | None) -> tuple[str | None, tuple[Finding, ...]]:
+    """The release to take for `version`: with --nearest an unknown one is taken as its neighbour, and a finding says so."""
+    if version is None or version in dialect.versions:
+        return version, ()
+    near = Releases(dialect.name, dialect.versions).near(version)
+    if not job.nearest:
+        raise VersionError(f"{dialect.name}: {unknown_release(version, dialect.versions)}; --nearest takes it as {near}")
+    return near, (unknown(dialect, version, near),)
+
+
+def unknown(dialect: Dialect, version: str, near: str) -> Finding:
+    """That nothing is known of a release, and which one stands for it."""
+    message = f"{dialect.title} {version} is not known; taken as {near}, so that what changed between them is not seen"
+    return Finding("release", message, Effect.NUMBERS, given=True, rule=UNKNOWN)
 
 
 def dialect_of(job: Job, document: Document) -> Dialect:
@@ -172,8 +194,9 @@ def translated(job: Job, target: Dialect, version: str | None, beside: Sidecar) 
     """The job's file in another dialect, with what an earlier conversion left beside the file."""
     carry = beside.fitting(target)
     config = _sized(job, read(job), carry) if carry else read(job)
-    result = translate(config, target, version, config.world_size if carry else job.world_size, carry)
-    return replace(result, findings=(*beside.remarks(target, Path(job.file)), *result.findings))
+    near, said = release_of(job, target, version)
+    result = translate(config, target, near, config.world_size if carry else job.world_size, carry)
+    return replace(result, findings=(*said, *beside.remarks(target, Path(job.file)), *result.findings))
 
 
 def _sized(job: Job, config: Config, carry: carry_over.Carry) -> Config:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from bridge import report
 from bridge.cli.budget import bounded
-from bridge.cli.convert import STDIN, answered, dialect_of, document_of, file_of, format_for, not_over_input, read_as
+from bridge.cli.convert import STDIN, answered, dialect_of, document_of, file_of, format_for, not_over_input, read_as, release_of
 from bridge.cli.job import Job
 from bridge.cli.terminal import console, content, print_json
 from bridge.drift import Drift
@@ -25,8 +26,9 @@ def drift(job: Job, to_version: str | None, output: Path | None) -> int:
     def work() -> int:
         document = document_of(job)
         dialect = dialect_of(job, document)
-        releases = dialect.release(job.version), dialect.release(to_version)
-        found = compare(partial(read_as, job, dialect, document), *releases)
+        (old, said), (new, also) = release_of(job, dialect, job.version), release_of(job, dialect, to_version)
+        found = compare(partial(read_as, job, dialect, document), dialect.release(old), dialect.release(new))
+        found = replace(found, remarks=(*said, *also, *found.remarks))
         if output:
             _write(job, found, output)
         _say(job, found, output)

@@ -19,6 +19,7 @@ class Job:
     version: str | None = None
     world_size: int | None = None
     lenient: bool = False
+    nearest: bool = False
     json: bool = False
     auto: Sequence[str] = ()
     code: Sequence[str] = ()

@@ -91,6 +91,9 @@ AllowPath = Annotated[
     ),
 ]
 Lenient = Annotated[bool, typer.Option("--lenient", help="Leave out unknown keys, flags and values, and name them.")]
+Nearest = Annotated[
+    bool, typer.Option("--nearest", help="Take an unknown release as the nearest known one before it, and say so first.")
+]
 FailOn = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(
@@ -126,6 +129,7 @@ READING: Mapping[str, tuple[str, Any, Any]] = {
     "launch": ("launch", Launch, None),
     "allow_path": ("allow", AllowPath, None),
     "lenient": ("lenient", Lenient, False),
+    "nearest": ("nearest", Nearest, False),
     "as_json": ("json", Json, False),
 }
 """How FILE is read: for each option its name in a `Job`, what it takes, and what it is where nobody gives it."""

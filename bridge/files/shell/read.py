@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 DEEPEST = 30
 UNTOUCHED = -1
 """In place of the status of a substitution, where there is none."""
+NOT_FOUND = 127
+"""The status of a command that is not there."""
+SEVERAL = re.compile(r"^[^/]*\s")
+"""A name that holds a space: several words that the shell took as one, and no program has such a name."""
 CHECKED = ("command", "subshell")
 """What ends a script under `set -e`; blocks and branches do not by themselves."""
 LINE = "line"
@@ -624,7 +628,11 @@ class Reader:
         line = self.source.line(place)
         branch, files = self.branch or self.scope.doubted or self.parted, dict(self.scope.files.held)
         self.commands.append(Command(tuple(called), self.environment, line, branch, files, self.scope.folder))
-        name = (known(called[0]) or "").rpartition("/")[2]
+        said = known(called[0]) or ""
+        if SEVERAL.search(said):
+            self.scope.status, self.scope.asked = NOT_FOUND, False
+            return
+        name = said.rpartition("/")[2]
         self.hoped = name in HOPED
         self.scope.status, self.scope.asked = None, name in self.defined
         why = OUTPUT
