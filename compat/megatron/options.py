@@ -41,10 +41,20 @@ PARALLEL = "ModelParallelConfig"
 @cache
 def groups() -> Mapping[str, str]:
     """Every argument and config field of every release, with its group in the parser's help."""
-    text = resources.files(releases.__name__).joinpath("groups.json").read_text("utf-8")
-    found: dict[str, str] = json.loads(text)
+    found: dict[str, str] = _facts("groups.json")
     derived = dict.fromkeys(WORKED_OUT, DERIVED)
     return MappingProxyType({**dict.fromkeys(_class_fields(), CLASS_ONLY), **derived, **found})
+
+
+@cache
+def descriptions() -> Mapping[str, str]:
+    """What each argument and config field means, in a line."""
+    sections: Mapping[str, Mapping[str, str]] = _facts("descriptions.json")
+    return MappingProxyType({name: line for section in sections.values() for name, line in section.items()})
+
+
+def _facts(file: str) -> Any:
+    return json.loads(resources.files(releases.__name__).joinpath(file).read_text("utf-8"))
 
 
 def _class_fields() -> list[str]:

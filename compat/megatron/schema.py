@@ -10,7 +10,6 @@ from pydantic import create_model
 
 from bridge.config import Count, Real, Section, Whole
 from compat.megatron import options
-from compat.megatron.descriptions import DESCRIPTIONS
 
 SIZES = (
     "num_layers",
@@ -44,7 +43,7 @@ def schema() -> type[Section]:
 
 def _info(dest: str) -> Any:
     """An internal field keeps its underscore as an alias, which pydantic does not take as a name."""
-    return field(None, alias=dest if dest.startswith("_") else None, description=DESCRIPTIONS.get(dest, ""))
+    return field(None, alias=dest if dest.startswith("_") else None, description=options.descriptions().get(dest, ""))
 
 
 def _type(dest: str) -> Any:

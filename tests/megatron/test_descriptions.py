@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 from compat.megatron import options
-from compat.megatron.descriptions import DESCRIPTIONS
 from compat.megatron.schema import schema
 
+DESCRIPTIONS = options.descriptions()
 LONGEST = 110
 """Characters of a line."""
 WORDS = range(4, 15)
