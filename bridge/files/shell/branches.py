@@ -109,7 +109,7 @@ def _check_groups(reader: Reader, token: Token) -> None:
     written = token.word.parts if token.word else ()
     if not any(part.kind == "text" and GROUPS.search(reader.source.said(part)) for part in written):
         return
-    if "extglob" not in reader.scope.options or reader.source.line(token.start) <= reader.grouping:
+    if not reader.scope.on("extglob") or reader.source.line(token.start) <= reader.grouping:
         raise reader.refuse(token.start, "a shell stops here: this pattern needs shopt -s extglob on an earlier line")
 
 

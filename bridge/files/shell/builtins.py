@@ -55,7 +55,7 @@ def _number(reader: Reader, called: Sequence[Pieces], default: int) -> int:
 
 def echo(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     """`echo`: its words with blanks between them."""
-    rest, flags = list(called[1:]), "e" if "xpg_echo" in reader.scope.options else ""
+    rest, flags = list(called[1:]), "e" if reader.scope.on("xpg_echo") else ""
     while rest and re.fullmatch(r"-[neE]+", known(rest[0]) or ""):
         flags += (known(rest.pop(0)) or "")[1:]
     reader.scope.status = 0
@@ -359,7 +359,7 @@ def _switch(reader: Reader, place: int, options: Options, name: str | None, on: 
         raise reader.refuse(place, problem)
     if name == "extglob" and on and name not in reader.scope.options:
         reader.grouping = reader.source.line(place)
-    reader.scope.options = reader.scope.options | {str(name)} if on else reader.scope.options - {str(name)}
+    reader.scope.turn(str(name), on)
     if name == "noexec" and on:
         reader.scope.at_exit = reader.scope.at_error = None
         reader.scope.ended, reader.scope.left_at = "exit", reader.source.line(place)
@@ -375,7 +375,7 @@ def shopt(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     told = {str(name) for name in names}
     known_ = told <= OFF and "q" in flags and bool(told)
     if known_ and not flags.keys() & {"s", "u"}:
-        reader.answer(told <= reader.scope.options)
+        reader.answer(None if told & reader.scope.unsure.keys() else told <= reader.scope.options)
     else:
         reader.scope.status = 0 if flags.keys() & {"s", "u"} else None
 
@@ -398,6 +398,10 @@ def unset(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
             _unset_element(reader, name, index[:-1])
         else:
             name = name if option == "-n" else reader.scope.target(name)
+            reader.scope.certain(name)
+            if "r" in reader.scope.marks.get(name, ()):
+                reader.scope.status = 1
+                continue
             if reader.scope.reveal(name):
                 continue
             reader.scope.variables[name] = None
@@ -546,7 +550,7 @@ def alias(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     reader.scope.status = 0
     if not any("=" in spelled(word) for word in called[1:]):
         reader.write(_unknown(reader, "(alias)"))
-    if "expand_aliases" in reader.scope.options:
+    if reader.scope.may("expand_aliases"):
         raise SourceError(f"{reader.name}: line {reader.source.line(place)}: alias changes what words mean, and is not read")
 
 

@@ -160,7 +160,7 @@ class Condition:
         return known(first) is not None and known(second) is not None
 
     def _fold(self) -> bool:
-        return "nocasematch" in self.expander.scope.options
+        return self.expander.scope.on("nocasematch")
 
     def _number(self, pieces: Pieces) -> int:
         text = known(pieces)
@@ -241,7 +241,7 @@ def unary(sign: str, pieces: Pieces, expander: Expander) -> Truth:
     if sign == "-v":
         return None if text is None else _is_set(text, expander)
     if sign == "-o" and text in ("errexit", "nounset", "noglob", "allexport", "pipefail"):
-        return text in expander.scope.options
+        return None if text in expander.scope.unsure else text in expander.scope.options
     return None
 
 

@@ -91,7 +91,8 @@ class Expander:
 
     def choices(self, word: Word) -> list[tuple[Part, ...]]:
         """The words that braces make of one."""
-        return braces.expanded(self.source.text, word.parts) if "braceexpand" in self.scope.options else [word.parts]
+        found = braces.expanded(self.source.text, word.parts)
+        return found if len(found) == 1 or self.scope.on("braceexpand") else [word.parts]
 
     def text(self, word: Word, alone: bool = False, assigned: bool = False) -> Pieces:
         """The text that a word becomes where nothing is split: assigned values, patterns, names of files."""
@@ -118,11 +119,11 @@ class Expander:
     def _globbed(self, word: Pieces, written: Word) -> Pieces:
         """A word that may become names of files is not known."""
         fitting = any(isinstance(piece, Text) and not piece.quoted and GLOBBING.search(piece.text) for piece in word)
-        if not fitting or "noglob" in self.scope.options:
+        if not fitting or self.scope.options >= {"noglob"}:
             return word
         text = "".join(piece.text if isinstance(piece, Text) and not piece.quoted else "\0" for piece in word)
         opened = text.find("[")
-        groups = "extglob" in self.scope.options and GROUPS.search(text)
+        groups = GROUPS.search(text) and self.scope.may("extglob")
         if "*" in text or "?" in text or (opened >= 0 and "]" in text[opened:]) or groups:
             spelling = "".join(piece.text if isinstance(piece, Text) else piece.spelling for piece in word)
             place = self.source.place(written.start, written.end)
@@ -298,13 +299,13 @@ class Expander:
 
     def settled(self, subject: Subject) -> bool:
         """Whether it is known that a variable is not set."""
-        return (subject.element or self.scope.settled(subject.name)) and "nounset" not in self.scope.options
+        return (subject.element or self.scope.settled(subject.name)) and not self.scope.may("nounset")
 
     def unset(self, name: str) -> str:
         """Why a variable that is not set is not known."""
         if name.isdigit() and self.scope.arguments is None:
             return f"the script is started with it; say it with --env {self.scope.outer(name)}=..."
-        if "nounset" in self.scope.options and self.scope.settled(name):
+        if self.scope.may("nounset") and self.scope.settled(name):
             return "it is not set, and set -u stops a shell here"
         if self.scope.sourced:
             return f"the file that is sourced on line {self.scope.sourced} may set it; say it with --env {name}=..."
@@ -323,8 +324,8 @@ class Expander:
         if subject.elements is None and not subject.joined:
             if self.settled(subject):
                 return [self.made(part, "", quoted)]
-            alone = not self.scope.sourced and "nounset" not in self.scope.options
-            if "nounset" in self.scope.options:
+            alone = not self.scope.sourced and not self.scope.may("nounset")
+            if self.scope.may("nounset"):
                 self.runner.doubt(self.source.line(part.start))
             return [self.unknown(part, self.unset(subject.name), quoted, absent=alone)]
         if subject.elements is None and not self.settled(subject):
@@ -412,7 +413,9 @@ class Expander:
     def chars(self, pieces: Iterable[Piece]) -> list[Char]:
         """The characters of a pattern; groups are read as such under `extglob` alone."""
         found = active(pieces)
-        return found if "extglob" in self.scope.options else [(char, special and char != "(") for char, special in found]
+        if not any(special and char == "(" for char, special in found) or self.scope.on("extglob"):
+            return found
+        return [(char, special and char != "(") for char, special in found]
 
     def operand(self, part: Part, start: int, single: bool, quoted: bool = False) -> Expanded:
         """The word behind an operator."""
@@ -438,7 +441,7 @@ class Expander:
 
     def plain(self, pieces: Expanded) -> Expanded:
         """Pieces of an expression: what nothing sets is empty in it, unless a shell stops at that."""
-        return pieces if "nounset" in self.scope.options else emptied(pieces)
+        return pieces if self.scope.may("nounset") else emptied(pieces)
 
     def evaluated(self, text: str) -> int:
         """The value of an expression; what it may change is not known if it is not."""
@@ -466,7 +469,7 @@ class Expander:
             key = index if value.table else arithmetic.value(index, self)
         subject = subjects.element(self, name, value, key, index is not None)
         if subject.elements is None and not self.scope.sourced:
-            if "nounset" in self.scope.options:
+            if self.scope.on("nounset"):
                 raise arithmetic.Unset(f"{name} is not set, and set -u is on; say it with --env {name}=...")
             return ""
         return subjects.text_of(self, subject)

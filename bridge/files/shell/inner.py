@@ -11,7 +11,7 @@ from bridge.files.shell import opened, options
 from bridge.files.shell.files import is_gone
 from bridge.files.shell.launchers import Walk, Word, walk
 from bridge.files.shell.pieces import NOWHERE, Piece, Pieces, Text, Unknown, cut, known, spelled
-from bridge.files.shell.scope import Choices, Scope, Value
+from bridge.files.shell.scope import Scope, Value
 
 if TYPE_CHECKING:
     from bridge.files.shell.read import Reader
@@ -74,7 +74,7 @@ def started(reader: Reader, place: int, called: Sequence[Pieces], found: Walk) -
     else:
         return False
     scope = _scope(reader, place, found, called, arguments)
-    if "noexec" in scope.options:
+    if scope.on("noexec"):
         reader.scope.status = None
     else:
         reader.nested(place, text, called[: found.before], scope)
@@ -107,7 +107,7 @@ def _scope(reader: Reader, place: int, found: Walk, called: Sequence[Pieces], ar
     apart, dropped = _dropped(called[: found.before])
     cleared = apart and not found.apart and not OTHERS & {spelled(word) for word in called[: found.before]}
     apart = apart or bool(found.apart)
-    kept = {} if apart else {name: pieces for name, pieces in reader.environment.items() if name not in dropped}
+    kept = {} if apart else {name: pieces for name, pieces in outer.environment.items() if name not in dropped}
     seen = {name: Value((pieces,)) for name, pieces in kept.items()}
     for word in called[: found.before] if not found.apart else ():
         if given := SET.match(spelled(word)):
@@ -124,21 +124,18 @@ def _scope(reader: Reader, place: int, found: Walk, called: Sequence[Pieces], ar
         for name in outer.outside.keys() - dropped
         if name in outer.variables and (value := outer.get(name)) is not None
     }
+    shared = {} if apart else {name: sure and shell == "bash" for name, sure in outer.shared.items() if name in outer.functions}
     return Scope(
         {name: text for name, text in outer.outside.items() if not name.isdigit()} | _first(arguments),
         {**({} if apart else told), **hidden, **seen},
-        functions={} if apart else {name: _given(shell, outer.functions[name]) for name in outer.shared & outer.functions.keys()},
-        shared=frozenset() if apart else outer.shared,
+        functions={name: outer.functions[name] if sure else (*outer.functions[name], None) for name, sure in shared.items()},
+        exported=set(seen),
+        shared=shared,
         files=outer.files.copy(),
         folder=outer.folder,
         arguments=tuple(arguments[1:]),
         options=_turned(reader, place, called[found.before : found.at]),
     )
-
-
-def _given(shell: str, choices: Choices) -> Choices:
-    """An exported function: shells other than bash may not take it."""
-    return choices if shell == "bash" else (*choices, None)
 
 
 def _dropped(words: Sequence[Pieces]) -> tuple[bool, set[str]]:

@@ -64,7 +64,7 @@ def _change(expander: Expander, part: Part, operator: str, start: int) -> Callab
         return parameters.TURNED[operator[1]]
     if operator[0] == "/":
         pattern, put = _halves(expander, part, start)
-        fold = "nocasematch" in expander.scope.options
+        fold = expander.scope.on("nocasematch")
         return lambda text: parameters.replaced(text, operator, pattern, put, fold)
     chars = expander.chars(expander.joined(expander.operand(part, start, True)))
     if operator[0] in "#%":

@@ -234,12 +234,16 @@ class Reader:
         if self.guarded or scope.status == 0 or scope.ended:
             return
         if scope.status is None:
-            if scope.asked and ("errexit" in scope.options or scope.at_error is not None):
+            if scope.asked and (scope.may("errexit") or scope.at_error is not None):
                 self.doubt(self.source.line(self.place))
             return
+        if scope.at_error is not None and scope.frames and "errtrace" in scope.unsure:
+            raise self.refuse(self.place, f"a trap for errors, and {scope.unsure['errtrace'].why}")
         if scope.at_error is not None and (not scope.frames or "errtrace" in scope.options):
             self.trapped(scope.at_error)
-        if "errexit" in self.scope.options and not self.scope.ended:
+        if "errexit" in self.scope.unsure:
+            self.doubt(self.source.line(self.place))
+        elif "errexit" in self.scope.options and not self.scope.ended:
             self.scope.ended, self.scope.left_at = "exit", self.source.line(self.place)
 
     def trapped(self, text: Pieces) -> None:
@@ -299,7 +303,7 @@ class Reader:
         scope.around = scope.traps if scope.around is None else scope.around
         scope.traps = {name: text for name, text in scope.traps.items() if not text}
         scope.at_exit = None
-        if "errtrace" not in scope.options:
+        if scope.at_error is not None and not scope.on("errtrace"):
             scope.at_error = None
         return scope
 
@@ -308,7 +312,7 @@ class Reader:
         doubt = inner.doubted or inner.doubting
         if doubt and not self.scope.doubted:
             self.scope.status = None
-            if "errexit" in self.scope.options:
+            if self.scope.may("errexit"):
                 self.doubt(doubt)
 
     def landed(self, mark: int, kinds: Sequence[str] = ("break", "continue", "return", "exit")) -> None:
@@ -331,7 +335,7 @@ class Reader:
         begun = len(self.commands)
         for index, stage in enumerate(stages):
             last = index == len(stages) - 1
-            if last and "lastpipe" in outer.options:
+            if last and outer.on("lastpipe"):
                 self._last(stage, outer, output)
                 statuses.append(outer.status)
                 outer.status, outer.piped = self._piped(statuses), tuple(statuses)
@@ -373,11 +377,10 @@ class Reader:
         self.scope.input = before
 
     def _piped(self, statuses: Sequence[int | None]) -> int | None:
-        if "pipefail" not in self.scope.options:
+        if statuses[-1] or not any(status != 0 for status in statuses) or not self.scope.may("pipefail"):
             return statuses[-1]
-        if statuses[-1]:
-            return statuses[-1]
-        return None if None in statuses else next((status for status in reversed(statuses) if status), 0)
+        unsure = None in statuses or "pipefail" in self.scope.unsure
+        return None if unsure else next(status for status in reversed(statuses) if status)
 
     def undecided(self, line: int, *actions: Action, asking: str = "") -> None:
         """One of several branches is taken, nobody knows which; `asking` is the text that would tell."""
@@ -568,7 +571,7 @@ class Reader:
         """What cannot be assigned ends the line that is read, a shell within another, and under `set -e` any shell."""
         if self.branch:
             raise error
-        ends = self.scope.around is not None or "errexit" in self.scope.options
+        ends = self.scope.around is not None or self.scope.on("errexit")
         self.scope.ended, self.scope.status = "exit" if ends else LINE, 1
         self.scope.left_at = self.source.line(self.place)
 
@@ -580,8 +583,9 @@ class Reader:
             name = variables.assignment(self.source, word)
             if name is not None:
                 held = self.scope.variables.get(name.name, variables.NOTHING)
+                self.scope.certain(name.name)
                 if "r" in self.scope.marks.get(name.name, ()):
-                    if len(assignments) > 1 or "errexit" in self.scope.options:
+                    if len(assignments) > 1 or self.scope.on("errexit"):
                         raise arithmetic.Dropped(f"{name.name} is read-only")
                     continue
                 own.setdefault(name.name, held)
@@ -627,7 +631,7 @@ class Reader:
         self.stops.clear()
         line = self.source.line(place)
         branch, files = self.branch or self.scope.doubted or self.parted, dict(self.scope.files.held)
-        self.commands.append(Command(tuple(called), self.environment, line, branch, files, self.scope.folder))
+        self.commands.append(Command(tuple(called), self.scope.environment, line, branch, files, self.scope.folder))
         said = known(called[0]) or ""
         if SEVERAL.search(said):
             self.scope.status, self.scope.asked = NOT_FOUND, False
@@ -699,12 +703,6 @@ class Reader:
         """What makes two names of files the same, from wherever the shell stands."""
         return key_in(self.scope.folder, path)
 
-    @property
-    def environment(self) -> dict[str, Pieces]:
-        """The variables that a command is started with, as far as the script sets them."""
-        names = (name for name in sorted(self.scope.exported) if not self.scope.lists(name))
-        return {name: value.pieces for name in names if (value := self.scope.get(name))}
-
     def capture(self, source: Source) -> Pieces:
         """What the commands of `$(...)` write."""
         if self.depth >= DEEPEST:
@@ -712,8 +710,8 @@ class Reader:
         outer, mark, stops = self.scope, len(self.leaving), self.stops
         self.scope, self.stops = self.another(), []
         self.scope.output, self.scope.captured = (), True
-        if "inherit_errexit" not in outer.options:
-            self.scope.options = outer.options - {"errexit"}
+        if outer.may("errexit") and not outer.on("inherit_errexit"):
+            self.scope.turn("errexit", False)
         self.depth += 1
         self.run(source)
         self.depth -= 1

@@ -24,7 +24,8 @@ def redirected(reader: Reader, redirects: Sequence[Token], place: int, action: A
 
     `program` is None if nobody knows whether it is one.
     """
-    there = _clobbered(reader, redirects) if redirects and "noclobber" in reader.scope.options else False
+    there = _clobbered(reader, redirects) if redirects and reader.scope.may("noclobber") else False
+    there = None if there and not reader.scope.options >= {"noclobber"} else there
     if not redirects:
         action()
     elif there:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from bridge.files.shell.arithmetic import Dropped
 from bridge.files.shell.files import AWAY, Files
 from bridge.files.shell.options import ON
+from bridge.files.shell.patterns import Unread
 from bridge.files.shell.pieces import DEFAULT_IFS, NOWHERE, Pieces, Text, Unknown, known, same, shared
 
 if TYPE_CHECKING:
@@ -105,6 +106,18 @@ class Value:
         return Value(tuple(word for _, word in left), True, tuple(place for place, _ in left), self.table)
 
 
+UNCERTAIN = {
+    "?r": "read-only",
+    "?n": "a reference",
+    "?i": "a number",
+    "?u": "in capitals",
+    "?l": "in small letters",
+    "?a": "an array",
+    "?A": "an associative array",
+}
+"""Marks that a branch decides, and that say what an assignment does."""
+HANDED = "?x"
+"""The mark of a variable that one branch alone exports."""
 SELF = "$0"
 """In place of the name of the script, whose folder alone counts."""
 
@@ -149,20 +162,22 @@ class Scope:
     `around`, in a shell within another, those of the shell that `$$` names. `folder` is a mark before the names of files
     since `cd` left the folder that the script began in, `here` the folder of the file that is read. `placed` tells that `set`
     gave the arguments since a file was sourced, None if that is not known. `taken` is how many files are
-    being sourced, `shared` the functions that are exported.
+    being sourced, `shared` the functions that are exported, False where a branch decides it. `options` are those that are on,
+    `unsure` those that a branch turns on or off. A mark of `marks` with `?` before it is one that a branch decides.
     """
 
     outside: Mapping[str, str]
     variables: dict[str, Value | None] = field(default_factory=dict)
     functions: dict[str, Choices] = field(default_factory=dict)
     exported: set[str] = field(default_factory=set)
-    shared: frozenset[str] = frozenset()
+    shared: Mapping[str, bool] = field(default_factory=dict)
     files: Files = field(default_factory=Files)
     arguments: tuple[Pieces, ...] | None = None
     ended: str = ""
     levels: int = 1
     status: int | None = 0
     options: frozenset[str] = ON
+    unsure: Mapping[str, Branch] = field(default_factory=dict)
     marks: dict[str, frozenset[str]] = field(default_factory=lambda: {COUNTER: frozenset("i")})
     frames: tuple[dict[str, Hidden], ...] = ()
     output: Pieces = ()
@@ -237,6 +252,8 @@ class Scope:
     def referred(self, name: str) -> str:
         """What a reference stands for, a variable or `NAME[index]`; raises `Unsettled`."""
         for _ in range(8):
+            if "?n" in self.marks.get(name, ()):
+                self.certain(name)
             value = self.variables.get(name) if "n" in self.marks.get(name, ()) else None
             if value is None:
                 return name
@@ -255,7 +272,7 @@ class Scope:
 
     def standing(self, name: str) -> Value | None:
         """What stands in a variable, a reference as it is."""
-        return self.variables.get(name) if "n" in self.marks.get(name, ()) else self.get(name)
+        return self.variables.get(name) if self.marks.get(name, frozenset()) & {"n", "?n"} else self.get(name)
 
     @property
     def given(self) -> tuple[Pieces, ...]:
@@ -288,6 +305,7 @@ class Scope:
     def set(self, name: str, value: Value) -> None:
         """Give a variable its value."""
         name = self.target(name)
+        self.certain(name)
         if "r" in self.marks.get(name, ()):
             raise Dropped(f"{name} is read-only")
         if sum(map(len, value.words)) > LONGEST:
@@ -296,9 +314,58 @@ class Scope:
             raise OverflowError(f"{name} grows beyond {MOST_CHARACTERS:,} characters; is this the right file?")
         self.variables[name] = value
         if "allexport" in self.options:
-            self.exported.add(name)
+            self.export(name)
+        elif "allexport" in self.unsure and name not in self.exported:
+            self.mark(name, {HANDED})
         if name == COUNTER:
             self.moved()
+
+    def on(self, option: str) -> bool:
+        """Whether an option is on; raises `Unread` where a branch decides it."""
+        if option in self.unsure:
+            raise Unread(f"whether {option} is on is not known: {self.unsure[option].why}")
+        return option in self.options
+
+    def may(self, option: str) -> bool:
+        """Whether an option is on, or may be."""
+        return option in self.options or option in self.unsure
+
+    def turn(self, option: str, on: bool) -> None:
+        """Turn an option on or off."""
+        self.options = self.options | {option} if on else self.options - {option}
+        self.unsure = {name: branch for name, branch in self.unsure.items() if name != option}
+
+    def certain(self, name: str) -> None:
+        """Raise `Unsettled` where a branch decides what a variable is: read-only, a number, an array, a reference."""
+        doubtful = self.marks.get(name, frozenset()) & UNCERTAIN.keys()
+        if doubtful:
+            raise Unsettled(f"whether {name} is {UNCERTAIN[min(doubtful)]} is not known: a branch decides it")
+
+    def export(self, name: str, on: bool = True) -> None:
+        """Hand a variable on to programs, or not any more."""
+        (self.exported.add if on else self.exported.discard)(name)
+        if HANDED in self.marks.get(name, ()):
+            self.mark(name, (), "x")
+
+    @property
+    def environment(self) -> dict[str, Pieces]:
+        """The variables that a command is started with, as far as the script sets them."""
+        perhaps = {name for name, marks in self.marks.items() if HANDED in marks}
+        found = ((name, self._handed(name)) for name in sorted(self.exported | perhaps))
+        return {name: pieces for name, pieces in found if pieces}
+
+    def _handed(self, name: str) -> Pieces | None:
+        """What programs are given of a variable; None for an array of either kind and for what is not set."""
+        marks, value = self.marks.get(name, frozenset()), self.get(name)
+        if value is not None and marks & {HANDED, "?a", "?A"}:
+            return (Unknown(f"${name}", NOWHERE, 0, "a branch decides whether it is exported", perhaps=True),)
+        return None if value is None or self.lists(name) else value.pieces
+
+    def mark(self, name: str, given: Iterable[str], taken: Iterable[str] = ()) -> None:
+        """Give a variable marks, and take some from it."""
+        settled = {*given, *taken}
+        left = self.marks.get(name, frozenset()) - {f"?{letter}" for letter in settled}
+        self.marks[name] = (left | frozenset(given)) - frozenset(taken)
 
     def overtaken(self, line: int) -> None:
         """A file that is not there may set every variable anew: only what is told from outside is known behind it."""
@@ -399,7 +466,7 @@ class Scope:
             and self.functions == before.functions
             and self.files.settles(before.files)
             and same(self.output, before.output)
-            and (self.letter, self.placed) == (before.letter, before.placed)
+            and all(getattr(self, kept) == getattr(before, kept) for kept in COMPARED)
         )
 
     def take(self, branches: Sequence[Scope], line: int) -> None:
@@ -412,6 +479,8 @@ class Scope:
         self.become(reduce(lambda one, other: _both(one, other, branch), running))
 
 
+COMPARED = ("letter", "placed", "options", "unsure", "shared", "marks", "exported")
+"""What else of a scope a loop has to leave as it was, so that a further turn does the same."""
 _NOWHERE = Value(((Text("", NOWHERE),),), keys=(0,))
 """What a local hides where the script sets nothing."""
 
@@ -429,13 +498,14 @@ def _both(one: Scope, other: Scope, branch: Branch) -> Scope:
         one,
         variables={**kept, **variables},
         functions={name: _choices(one, other, name) for name in (*one.functions, *other.functions)},
-        exported=one.exported | other.exported,
-        shared=one.shared | other.shared,
+        exported=one.exported & other.exported,
+        shared=_sure(one.shared, other.shared),
         files=one.files.joined(other.files, lambda first, second, name: _settling(first, second, _undecided(name, branch))),
         arguments=_arguments(one, other, branch),
         status=one.status if one.status == other.status else None,
         options=one.options & other.options,
-        marks=one.marks | other.marks,
+        unsure={**one.unsure, **other.unsure, **dict.fromkeys(one.options ^ other.options, branch)},
+        marks=_all_marked(one, other),
         frames=tuple(_frame(first, second, one, other, branch) for first, second in zip(one.frames, other.frames, strict=True)),
         output=_settling(one.output, other.output, undecided[0]),
         input=one.input if (one.input or ()) == (other.input or ()) else undecided,
@@ -452,6 +522,27 @@ def _both(one: Scope, other: Scope, branch: Branch) -> Scope:
         folders=one.folders if one.folders == other.folders else (),
         placed=one.placed if one.placed == other.placed else None,
     )
+
+
+def _sure(one: Mapping[str, bool], other: Mapping[str, bool]) -> Mapping[str, bool]:
+    if one == other:
+        return one
+    return {name: one.get(name, False) and other.get(name, False) for name in (*one, *other)}
+
+
+def _all_marked(one: Scope, other: Scope) -> dict[str, frozenset[str]]:
+    names = {*one.marks, *other.marks, *(one.exported ^ other.exported)}
+    found = {name: _marked(one.held(name), other.held(name)) for name in names}
+    return {name: marks for name, marks in found.items() if marks}
+
+
+def _marked(one: Hidden, other: Hidden) -> frozenset[str]:
+    """The marks of a variable on which two branches agree, and the others as doubtful."""
+    if one.marks == other.marks and one.exported is other.exported:
+        return one.marks
+    doubtful = {f"?{letter[-1]}" for letter in one.marks ^ other.marks}
+    doubtful |= {HANDED} if one.exported is not other.exported else set()
+    return frozenset((one.marks & other.marks) | doubtful)
 
 
 def _trap(one: Pieces | None, other: Pieces | None, branch: Branch) -> Pieces | None:
@@ -519,7 +610,7 @@ def _frame(first: dict[str, Hidden], second: dict[str, Hidden], one: Scope, othe
         left, right = first.get(name) or one.held(name), second.get(name) or other.held(name)
         value = left.value if left.value is right.value else _merged(left.value, right.value, branch, name)
         letter = left.letter if left.letter == right.letter else None
-        found[name] = Hidden(value, left.marks | right.marks, left.exported or right.exported, letter)
+        found[name] = Hidden(value, _marked(left, right), left.exported and right.exported, letter)
     return found
 
 

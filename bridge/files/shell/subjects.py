@@ -104,7 +104,7 @@ def element(expander: Expander, name: str, value: Value | None, key: int | str |
     """One element of a variable."""
     if value is None or not value.words:
         before = isinstance(key, int) and key < 0
-        if before and "errexit" in expander.scope.options:
+        if before and expander.scope.on("errexit"):
             raise arithmetic.Wrong("the index lies before the array, on which set -e ends a shell")
         return Subject(name, None, element=value is not None, before=before, indexed=indexed)
     if key is None:
@@ -114,7 +114,7 @@ def element(expander: Expander, name: str, value: Value | None, key: int | str |
             raise Unread("the length of the array is not known")
         key += max((int(place) for place in value.places), default=-1) + 1
     before = isinstance(key, int) and key < 0
-    if before and "errexit" in expander.scope.options:
+    if before and expander.scope.on("errexit"):
         raise arithmetic.Wrong("the index lies before the array, on which set -e ends a shell")
     word = value.at(key)
     found = None if word is None else [(key, word)]
@@ -128,7 +128,7 @@ def key(expander: Expander, index: tuple[int, int], value: Value | None) -> int 
     text = known(expander.joined(pieces if value and value.table else expander.plain(pieces)))
     if text is None:
         raise Unread("the index is not known")
-    if value and value.table and not text and "errexit" in expander.scope.options:
+    if value and value.table and not text and expander.scope.on("errexit"):
         raise arithmetic.Wrong("an empty key is an error, on which set -e ends a shell")
     return text if value and value.table else arithmetic.value(text.replace('"', ""), expander)
 

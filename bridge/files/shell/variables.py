@@ -305,6 +305,8 @@ def declare(reader: Reader, words: Sequence[Word], place: int) -> None:
         reader.scope.status = None
         return
     for name, perform_ in given:
+        if command == "local":
+            reader.scope.certain(name)
         if "r" in reader.scope.marks.get(name, ()) and (perform_ is not None or command == "local"):
             reader.scope.status = 1
             continue
@@ -315,7 +317,8 @@ def declare(reader: Reader, words: Sequence[Word], place: int) -> None:
 def _share(reader: Reader, names: Sequence[str], on: bool) -> None:
     """`export -f`: functions for the shells that are started."""
     scope, there = reader.scope, {name for name in names if name in reader.scope.functions}
-    scope.shared = scope.shared | there if on else scope.shared - there
+    left = {name: sure for name, sure in scope.shared.items() if name not in there}
+    scope.shared = {**left, **dict.fromkeys(there, True)} if on else left
     scope.status = int(len(there) < len(set(names)))
 
 
@@ -364,14 +367,14 @@ def _declare(
     name = name if refers else scope.target(name)
     kept = given & {"i", "u", "l", "A", "a"}
     if kept or taken or refers:
-        scope.marks[name] = (scope.marks.get(name, frozenset()) | kept) - taken - {"n"}
+        scope.mark(name, kept, taken | {"n"})
         if "A" in kept and scope.get(name) is None:
             scope.variables[name] = None
-    if command == "export" or "x" in given:
-        (scope.exported.discard if "n" in given and command == "export" else scope.exported.add)(name)
+    if command == "export" or "x" in given | taken:
+        scope.export(name, not ("x" in taken or ("n" in given and command == "export")))
     if perform_ is not None:
         perform_()
     late = {"r"} if command == "readonly" or "r" in given else set[str]()
     late |= {"n"} if refers and "n" in given else set()
     if late:
-        scope.marks[name] = scope.marks.get(name, frozenset()) | late
+        scope.mark(name, late)
