@@ -10,6 +10,8 @@ Values = Mapping[str, Any]
 MODEL, MOE, ROTARY = "model.", "model.moe.", "model.rotary."
 SCHEDULE, LOSS_SCALE = "optimizer.schedule.", "precision.loss_scale."
 COMPUTE, AUTOCAST = "precision.compute", "precision.autocast"
+BALANCE, BY_LOSS = "model.moe.balance", ("batch", "sequence", "global")
+AUX_LOSS, AUX_TRAINED = "model.moe.aux_loss", "model.moe.aux_trained"
 HEAD_SIZE, SCALE = "model.attention.head_size", "model.attention.scale"
 
 
@@ -27,6 +29,8 @@ def plain(values: Values) -> dict[str, Any]:
         and not said.get("optimizer.decay_ramp.end")
     ):
         said["optimizer.name"] = "adamw"  # they differ in how weights decay, and none does
+    if said.get(BALANCE) in BY_LOSS and said.get(AUX_LOSS) == 0:
+        said[BALANCE] = "none"  # a loss without a weight
     if AUTOCAST in said:
         said[COMPUTE] = said[AUTOCAST]
     if said.get("model.experts") and said.get("model.moe.ffn") and "model.moe.layers" not in said:
@@ -82,7 +86,8 @@ MEANINGS: Mapping[str, Callable[[Values], Any]] = {
     "model.embedding.residual_scale": _beside("model.hidden", 1.0),
     "model.moe.scale": _beside("model.experts", 1.0),
     "model.moe.z_loss": _beside("model.experts", 0.0),
-    "model.moe.aux_loss": _beside("model.experts", 0.0),
+    AUX_LOSS: _beside("model.experts", 0.0),
+    AUX_TRAINED: lambda values: True if values.get(AUX_LOSS) else None,
     "model.rotary.share": _beside("model.rotary.base", 1.0),
     "model.rotary.local_base": _as("model.rotary.base"),
     "model.rotary.scaling.kind": _beside("model.rotary.base", "none"),
@@ -102,6 +107,8 @@ def _idle(path: str, value: Any, values: Values) -> bool:
         return True
     if path.startswith(ROTARY):
         return bool(values.get("model.embedding.positions", "rotary") != "rotary")
+    if path == AUX_TRAINED:
+        return not values.get(AUX_LOSS)
     if path == "model.moe.group_best":
         return bool(values.get("model.moe.top_groups") == values.get("model.moe.groups"))
     if path == "model.moe.shared_gate":

@@ -133,6 +133,7 @@ class Moe(Section):
     aux_loss: Annotated[Real, Ge(0)] | None = field(
         None, description="Coefficient of experts x sum over experts of (assignments per token x mean score)."
     )
+    aux_trained: bool | None = field(None, description="Training adds that loss; open: wherever it has a coefficient.")
     z_loss: Annotated[Real, Ge(0)] | None = field(None, description="Coefficient of the mean of logsumexp(logits)^2.")
     router_bias: bool | None = field(None, description="The router has a bias that is learned by gradients.")
     balance_bias: bool | None = field(None, description="A bias, moved by the loads, takes part in the choice alone.")

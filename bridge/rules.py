@@ -124,7 +124,8 @@ class Rule:
     lost between the two sides, `blurs` tells for values of theirs whether reading them already loses it, `note` is a remark
     for people, `source` the place in the stack's source that the row stands on. `carries` says which of ours a path of theirs
     stands for, where that is not the whole group. `model` marks facts about the model itself. In a `mixed` group each of ours
-    has an effect of its own, as `EFFECTS` says. `tells` says what reading loses, in words.
+    has an effect of its own, as `EFFECTS` says. `tells` says what reading loses, in words;
+    `reasons` why single fields of ours, or all that begin so, are lost, where `lossy` is not about them.
     """
 
     theirs: tuple[str, ...]
@@ -141,6 +142,7 @@ class Rule:
     model: bool = False
     mixed: bool = False
     tells: Callable[[Group], str] | None = None
+    reasons: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def about_model(self) -> bool:
@@ -156,6 +158,11 @@ class Rule:
         """Paths that stand for a Plan path: of this group, and seen ones that are said to."""
         seen = (path for path in self.sees if path in self.carries)
         return tuple(path for path in (*self.theirs, *seen) if ours in self.carried(path))
+
+    def why(self, ours: str) -> str:
+        """Why a Plan path may be lost: the longest beginning of it in `reasons` has the reason."""
+        starts = [start for start in self.reasons if ours == start or ours.startswith(start + ".")]
+        return self.reasons[max(starts, key=len)] if starts else self.lossy or self.note
 
     def effect_of(self, values: Group) -> Effect:
         """What losing the group does to a run with these values of theirs, whatever else stands among them."""
@@ -248,10 +255,12 @@ def convert(
     model: bool = False,
     mixed: bool = False,
     tells: Callable[[Group], str] | None = None,
+    reasons: Mapping[str, str] | None = None,
 ) -> Rule:
     """Two groups and the functions between them; `lossy` says what does not survive."""
     carried = {path: _paths(stands_for) for path, stands_for in (carries or {}).items()}
-    return Rule(_paths(theirs), _paths(ours), read, write, effect, lossy, note, source, sees, blurs, carried, model, mixed, tells)
+    group = (_paths(theirs), _paths(ours), read, write)
+    return Rule(*group, effect, lossy, note, source, sees, blurs, carried, model, mixed, tells, reasons or {})
 
 
 def always(ours: str, value: Any, note: str, effect: Effect = Effect.NUMBERS) -> Rule:

@@ -334,7 +334,7 @@ def _reason(rule: Rule, how: How, lost: tuple[str, ...], target: Config) -> str:
     if not lost and how is How.DROPPED:
         return rule.note
     others = plan_claims(target.dialect)
-    reasons = dict.fromkeys(others[path].lossy or others[path].note for path in lost if path in others)
+    reasons = dict.fromkeys(others[path].why(path) for path in lost if path in others)
     return "; ".join(reason for reason in reasons if reason) or rule.lossy or rule.note or "the same meaning in other words"
 
 

@@ -244,6 +244,31 @@ def test_automodels_own_experts_do_not_look_at_the_switch() -> None:
     assert _balance(QWEN | {SWITCH: False}) == (0.0, 0.0)
 
 
+@pytest.mark.parametrize("target", ["megatron", "fast_llm"])
+@pytest.mark.parametrize(
+    ("source", "config", "named"),
+    [
+        ("huggingface", MIXTRAL, True),
+        ("huggingface", QWEN, True),
+        ("huggingface", MIXTRAL | {SWITCH: True}, False),
+        ("huggingface", MIXTRAL | {SWITCH: False}, False),
+        ("huggingface", MIXTRAL | {SHARE: 0.0}, False),
+        ("automodel", MIXTRAL, True),
+        ("automodel", MIXTRAL | {SWITCH: True}, True),
+        ("automodel", QWEN, False),
+    ],
+)
+def test_a_balancing_loss_that_the_source_does_not_train_is_named(source: str, config: Any, named: bool, target: str) -> None:
+    data, start = ({"model": {"config": config}}, "model.config.") if source == "automodel" else (config, "")
+    rows = {f"{start}{SWITCH}", "model.moe.aux_trained"}  # a switch that says otherwise is no teller
+    assert bool(rows & alarms(translated(source, data, target))) is named
+
+
+def test_a_balancing_loss_without_weight_is_none() -> None:
+    experts = f"{LAUNCH} --num-experts 4 --moe-router-topk 2 --moe-router-load-balancing-type aux_loss --swiglu"
+    assert "moe_router_load_balancing_type" not in alarms(translated("megatron", experts.split(), "fast_llm"))
+
+
 def test_a_balancing_loss_arrives_with_the_switch_that_trains_it() -> None:
     experts = f"{LAUNCH} --num-experts 4 --moe-router-topk 2 --swiglu --normalization RMSNorm --disable-bias-linear"
     for loss, on in (("0.02", True), ("0.0", None)):

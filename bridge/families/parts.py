@@ -10,6 +10,7 @@ from typing import Any
 from bridge.families.codecs import head_size, undone
 from bridge.families.rope import KEYS as ROPE_KEYS
 from bridge.families.rope import PATHS as ROPE_PATHS
+from bridge.families.rope import SAYS as ROPE_SAYS
 from bridge.families.rope import read as read_rope
 from bridge.families.rope import write as write_rope
 from bridge.families.source import Group, Source, Target
@@ -171,17 +172,22 @@ BALANCE, ROUTED = "router_aux_loss_coef", "output_router_logits"
 
 def _read_balance(source: Source, model: Group, options: Options) -> Group:
     """The loss is over all tokens of a forward pass, and left out where the router's logits are said to be no output
-    (models/mixtral/modeling_mixtral.py: load_balancing_loss_func, MixtralForCausalLM.forward). Who trains decides otherwise.
+    (models/mixtral/modeling_mixtral.py: load_balancing_loss_func, MixtralForCausalLM.forward).
+
+    They are none by default either; there the model keeps its coefficient, for whoever trains it.
     """
-    loss = 0.0 if source.find(ROUTED) is False else source.find(BALANCE)
-    return {"moe.aux_loss": loss, "moe.balance": "batch" if loss else "none"}
+    routed = source.find(ROUTED)
+    loss = 0.0 if routed is False else source.find(BALANCE)
+    trained = bool(routed) if loss and source.named else None
+    return {"moe.aux_loss": loss, "moe.balance": "batch" if loss else "none", "moe.aux_trained": trained}
 
 
 def _write_balance(model: Group, target: Target, options: Options) -> Group:
     loss, over = model.get("moe.aux_loss"), model.get("moe.balance")
     if over == "none":
         return {BALANCE: loss or 0.0}
-    return {BALANCE: loss, ROUTED: True if over == "batch" and loss else None}
+    trained = over == "batch" and loss and model.get("moe.aux_trained") is not False
+    return {BALANCE: loss, ROUTED: True if trained else None}
 
 
 def _read_auxiliary(source: Source, model: Group, options: Options) -> Group:
@@ -219,6 +225,9 @@ def _nothing(model: Group, target: Target, options: Options) -> Group:
     return {}
 
 
+SAYS: Mapping[str, tuple[str, ...]] = {**ROPE_SAYS, BALANCE: ("moe.aux_loss", "moe.balance")}
+"""What a key says by itself, of what its part says."""
+
 PARTS: Mapping[str, Part] = {
     "all_heads": Part(
         lambda options: (options["key"],) if options.get("key") else (), _fixed("kv_heads"), _read_heads, _write_heads
@@ -233,7 +242,9 @@ PARTS: Mapping[str, Part] = {
     "scalar": Part(_fixed(SCALAR), _fixed("attention.scale"), _read_scalar, _write_scalar),
     "width": Part(_fixed(PROJECTED), _fixed("embedding.width"), _read_width, _write_width),
     "epsilon": Part(_fixed("rms_norm_eps", "layer_norm_eps"), _fixed("norm.eps", "norm.kind"), _read_epsilon, _write_epsilon),
-    "balance": Part(_fixed(BALANCE, ROUTED), _fixed("moe.aux_loss", "moe.balance"), _read_balance, _write_balance),
+    "balance": Part(
+        _fixed(BALANCE, ROUTED), _fixed("moe.aux_loss", "moe.balance", "moe.aux_trained"), _read_balance, _write_balance
+    ),
     "auxiliary": Part(
         _fixed("aux_loss_alpha", "seq_aux"), _fixed("moe.aux_loss", "moe.balance"), _read_auxiliary, _write_auxiliary
     ),

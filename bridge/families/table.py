@@ -9,9 +9,8 @@ from functools import cache, cached_property
 from importlib.resources import files
 from typing import Any
 
-from bridge.families import rope
 from bridge.families.codecs import CODECS, Codec
-from bridge.families.parts import PARTS, Part
+from bridge.families.parts import PARTS, SAYS, Part
 
 
 def _data(name: str) -> Mapping[str, Any]:
@@ -154,7 +153,7 @@ def stands_for() -> Mapping[str, tuple[str, ...]]:
     for keys, paths in _bundles():
         for key in keys:
             found.setdefault(key, {}).update(dict.fromkeys(paths))
-    return {key: rope.SAYS.get(key, tuple(paths)) for key, paths in found.items()}
+    return {key: SAYS.get(key, tuple(paths)) for key, paths in found.items()}
 
 
 def _bundles() -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:

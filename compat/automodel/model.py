@@ -39,8 +39,16 @@ POSITIONS, MOST, REACH = "model.embedding.positions", "model.embedding.max_posit
 
 SWITCH, OWN = "output_router_logits", ("qwen3_moe", "gpt_oss", "ernie4_5_moe")
 """A switch of transformers' loss of balance, and families with code of AutoModel's, which has that loss whatever it says
-(components/models/qwen3_moe/model.py: aux_loss_coeff).
+(components/models/qwen3_moe/model.py: aux_loss_coeff). Other models get no labels, and so never have it
+(recipes/llm/train_ft.py: labels are taken out of the batch).
 """
+
+
+def _balanced(values: Group, named: Family) -> dict[str, Any]:
+    """The switch as AutoModel takes it, whatever it says; a coefficient that it turns off stays off."""
+    if named.name in OWN:
+        return {SWITCH: True}
+    return {SWITCH: None} if values.get(C + SWITCH) and named.name else {}
 
 
 def family(values: Group) -> Family:
@@ -53,7 +61,7 @@ def family(values: Group) -> Family:
 def meant(values: Group) -> Mapping[str, Any]:
     """What a recipe says of its model; keys that its family does not have count for what others mean by them."""
     named = family(values)
-    given = {key: values[path] for path, key in KEYS.items() if path in values and not (key == SWITCH and named.name in OWN)}
+    given = {key: values[path] for path, key in KEYS.items() if path in values} | _balanced(values, named)
     said = dict(meaning(given, named, beyond=True))
     if BASE in said:
         # Who names the base of rotary positions has them, whatever the class, which may be left open.

@@ -213,4 +213,15 @@ BALANCED = convert(
     model=True,
 )
 
-RULES = (SIZES, ROUTER, BALANCED)
+BALANCED_ALWAYS = convert(
+    (),
+    f"{MOE}aux_trained",
+    lambda values, context: {f"{MOE}aux_trained": True} if _read_balance(values, context).get(f"{MOE}aux_loss") else {},
+    lambda values, context: {},
+    sees=("num_experts", KIND, COEFFICIENT, TOP_K),
+    note="Megatron trains that loss wherever it has a coefficient",
+    source="moe/router.py: is_aux_loss_enabled",
+    model=True,
+)
+
+RULES = (SIZES, ROUTER, BALANCED, BALANCED_ALWAYS)

@@ -306,6 +306,7 @@ def _experts(at: Leaves, width: int | None) -> Facts:
         "model.moe.normalised": True if balanced else None,
         "model.moe.balance": "sinkhorn" if not balanced else "batch" if loss else "none",
         "model.moe.aux_loss": loss if balanced else None,
+        "model.moe.aux_trained": True if balanced and loss else None,
         "model.moe.z_loss": at.real("mlp.z_loss_coefficient", 0.0),
         "model.moe.router_bias": False,
         "model.moe.balance_bias": False,
