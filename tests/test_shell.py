@@ -190,6 +190,8 @@ PLACES = (
     '. "$(cd "$(dirname "$0")" && pwd -P)/models/size.sh"',
     '. "$(dirname "$(realpath "$0")")/models/../models/size.sh"',
     '. "$(dirname "$0")/models/beside.sh"',
+    "[ -f models/size.sh ] && . models/size.sh",
+    'D=$(dirname "$0"); if [[ -s $D/models/size.sh ]]; then source "$D/models/size.sh"; else exit 1; fi',
 )
 """How scripts name a file beside them."""
 UNSURE = (
@@ -198,6 +200,8 @@ UNSURE = (
     '. "$(dirname "$(dirname "$0")")/models/size.sh"',
     "cd nowhere; . models/size.sh",
     '. "$HOME/models/size.sh"',
+    "[ -f models/none.sh ] && . models/none.sh",
+    "cd nowhere; [ -f models/size.sh ] && . models/size.sh",
 )
 """Where it hangs on how the script is started, or on the machine."""
 

@@ -15,7 +15,7 @@ from bridge.files.shell.files import AWAY, is_gone, placed
 from bridge.files.shell.options import LETTERS, OFF, SET, SHOPT, Options
 from bridge.files.shell.patterns import Unread
 from bridge.files.shell.pieces import DEFAULT_IFS, NOWHERE, Pieces, Text, Unknown, known, spelled, words
-from bridge.files.shell.scope import RUN, Value, several
+from bridge.files.shell.scope import RUN, SOURCED, Value, several
 from bridge.files.shell.source import Source, Sourced, check_ends, check_syntax
 
 if TYPE_CHECKING:
@@ -469,7 +469,8 @@ def _run_file(reader: Reader, path: Pieces, text: Pieces, arguments: Sequence[Pi
     source = Source.of(text, reader.source)
     check_syntax(source)
     before, mark, here = reader.scope.arguments, len(reader.leaving), reader.scope.here
-    reader.scope.here = reader.key(path).rpartition("/")[0] + "/" if "/" in reader.key(path) else ""
+    folder, slash, name = reader.key(path).rpartition("/")
+    reader.scope.here = f"{folder}{slash}{SOURCED}{name}"
     reader.scope.placed = False
     if arguments:
         reader.scope.arguments = tuple(arguments)

@@ -11,7 +11,7 @@ from bridge.files.shell.expand import Expander
 from bridge.files.shell.patterns import Pattern, Unread, active, simple
 from bridge.files.shell.pieces import NOWHERE, Pieces, Text, Unknown, known
 from bridge.files.shell.regular import expression, grouped, longest
-from bridge.files.shell.scope import Value, several
+from bridge.files.shell.scope import SELF, SOURCED, Value, several
 from bridge.files.shell.tokens import Word
 
 NUMBERS: Mapping[str, Callable[[int, int], bool]] = {
@@ -142,7 +142,9 @@ class Condition:
         second = self._text(right)
         try:
             if sign in EQUAL:
-                return _matched(first, second, self._fold()) is (sign != "!=") if self._plain(first, second) else None
+                plain = self._plain(first, second)
+                found = _matched(first, second, self._fold()) if plain else same_script(first, second, self.expander)
+                return found if sign != "!=" else _not(found)
             if sign == "=~":
                 return self._regular(first, second)
             if sign in NUMBERS:
@@ -232,8 +234,24 @@ def _by_letters(left: str, right: str, skips: bool) -> bool | None:
     return keys[0] < keys[1] if any(char.isalnum() for char in (first[place], second[place])) else None
 
 
+def same_script(first: Pieces, second: Pieces, expander: Expander) -> Truth:
+    """Whether two words that are not known name the same script, as `$0` and `BASH_SOURCE` do where none is sourced."""
+    named = [word[0] for word in (first, second) if len(word) == 1 and isinstance(word[0], Unknown) and word[0].at]
+    if len(named) < 2 or any(piece.firm for piece in named) or SELF not in (named[0].at, named[1].at):
+        return None
+    name = expander.source.script.name.rpartition("/")[2]
+    other = next((piece.at for piece in named if piece.at != SELF), SELF).rpartition("/")[2]
+    if other == SELF:
+        return None if set(name) & set("[\\") else True
+    return False if other.startswith(SOURCED) and other != SOURCED + name else None
+
+
+FILE = ("-e", "-a", "-f", "-r", "-s")
+"""Tests of files that hold for one that the script has written, and for one beside it."""
+
+
 def unary(sign: str, pieces: Pieces, expander: Expander) -> Truth:
-    """`-n text`, `-v name` and tests of files, which nobody knows."""
+    """`-n text`, `-v name` and tests of files: those of a file that is there, or that the script has removed."""
     if sign in ("-n", "-z"):
         blank = empty(pieces)
         return blank if sign == "-z" else _not(blank)
@@ -242,7 +260,7 @@ def unary(sign: str, pieces: Pieces, expander: Expander) -> Truth:
         return None if text is None else _is_set(text, expander)
     if sign == "-o" and text in ("errexit", "nounset", "noglob", "allexport", "pipefail"):
         return None if text in expander.scope.unsure else text in expander.scope.options
-    return None
+    return expander.runner.lies(pieces, filled=sign == "-s") if sign in FILE else None
 
 
 def _is_set(name: str, expander: Expander) -> Truth:
@@ -348,7 +366,9 @@ class _Test:
         left, sign, right = self.words[start], str(self.said[start + 1]), self.words[start + 2]
         if sign in EQUAL:
             first, second = known(left), known(right)
-            return None if first is None or second is None else (first == second) is (sign != "!=")
+            plain = first is not None and second is not None
+            found = first == second if plain else same_script(left, right, self.expander)
+            return found if sign != "!=" else _not(found)
         if sign in NUMBERS:
             first, second = known(left), known(right)
             for text in (first, second):

@@ -58,6 +58,9 @@ class Runner(Protocol):
     def sets(self, name: str) -> bool:
         """Whether the script has set a variable before, or began to."""
 
+    def lies(self, path: Pieces, filled: bool) -> bool | None:
+        """Whether a file is there, and holds anything if it is to be `filled`."""
+
     def settled_by(self, line: int) -> str:
         """What the branches around a line ask for, as options that say it."""
 

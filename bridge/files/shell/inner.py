@@ -133,6 +133,7 @@ def _scope(reader: Reader, place: int, found: Walk, called: Sequence[Pieces], ar
         shared=shared,
         files=outer.files.copy(),
         folder=outer.folder,
+        here="",
         arguments=tuple(arguments[1:]),
         options=_turned(reader, place, called[found.before : found.at]),
     )

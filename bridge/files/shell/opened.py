@@ -37,6 +37,35 @@ def _lying(reader: Reader, name: str) -> Pieces | None:
         raise reader.refuse(reader.place, f"cannot read {name}: {error}") from None
 
 
+def there(reader: Reader, path: Pieces) -> bool | None:
+    """Whether a file is there: one that the script writes or removes, or one beside it; None if that is not known."""
+    key, files = reader.key(path), reader.scope.files
+    folder, slash, _ = key.rpartition("/")
+    if key.endswith("/") or f"{key}/" in files.folders or "\0" in key or key.startswith(AWAY):
+        return None
+    if key in files.held:
+        placed = not slash or f"{folder}/" in files.folders or is_folder(reader, folder)
+        return files.there(key) if placed or is_gone(files.held[key]) else None
+    return True if key and not files.stale(key) and _beside(reader, key) else None
+
+
+def filled(reader: Reader, path: Pieces) -> bool | None:
+    """Whether a file that is there holds anything; None if that is not known."""
+    written, key = file(reader, path), reader.key(path)
+    if written is not None:
+        return any(isinstance(piece, Text) and piece.text for piece in written) or (None if written else False)
+    found = _beside(reader, key)
+    return found.stat().st_size > 0 if found is not None else None
+
+
+def _beside(reader: Reader, name: str) -> Path | None:
+    """A file of the script's folder, or of one that is allowed."""
+    try:
+        return find(name, Path(reader.name).parent)
+    except OutsideError:
+        return None
+
+
 def is_folder(reader: Reader, folder: str) -> bool:
     """Whether a folder lies below that of the script."""
     return not folder.startswith((AWAY, "/", "~")) and (Path(reader.name).parent / folder).is_dir()

@@ -14,7 +14,7 @@ from bridge.files.shell.expand import OUTPUT
 from bridge.files.shell.files import GONE, is_gone, placed
 from bridge.files.shell.patterns import Unread, simple
 from bridge.files.shell.pieces import NOWHERE, Pieces, Text, Unknown, known
-from bridge.files.shell.scope import SELF
+from bridge.files.shell.scope import is_file
 
 if TYPE_CHECKING:
     from bridge.files.shell.read import Reader
@@ -85,7 +85,7 @@ def place_named(reader: Reader, name: str, called: Sequence[Pieces]) -> Pieces |
     reader.scope.status = 0
     if name == "dirname":
         up = posixpath.normpath(f"{named.at}/..")
-        alike = named.firm or named.at.endswith(SELF)
+        alike = named.firm or is_file(named.at)
         return (replace(named, at=up), *_text("\n")) if alike and not letters else None
     resolves = name == "realpath" or letters & set("fem")
     linked = (Path(reader.name).parent / named.at).is_symlink() or Path(reader.name).is_symlink()

@@ -9,7 +9,7 @@ from itertools import dropwhile, takewhile
 from typing import TYPE_CHECKING
 
 from bridge.errors import SourceError
-from bridge.files.shell import arithmetic, branches, effects, inner, loops, redirections, variables
+from bridge.files.shell import arithmetic, branches, effects, inner, loops, opened, redirections, variables
 from bridge.files.shell.decide import Bad, Condition
 from bridge.files.shell.expand import OUTPUT, Expander
 from bridge.files.shell.files import key_in
@@ -162,6 +162,11 @@ class Reader:
     def sets(self, name: str) -> bool:
         """Whether the script has set a variable before, or began to."""
         return name in self.begun
+
+    def lies(self, path: Pieces, filled: bool) -> bool | None:
+        """Whether a file is there, and holds anything if it is to be `filled`; None if that is not known."""
+        there = opened.there(self, path)
+        return there if not there or not filled else opened.filled(self, path)
 
     def settled_by(self, line: int) -> str:
         """What the branches around a line ask for, as options that say it."""

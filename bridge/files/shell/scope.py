@@ -120,6 +120,8 @@ HANDED = "?x"
 """The mark of a variable that one branch alone exports."""
 SELF = "$0"
 """In place of the name of the script, whose folder alone counts."""
+SOURCED = "$."
+"""What stands before the name of a file that is sourced, where a shell tells which one it reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,11 @@ class Hidden:
     marks: frozenset[str] = frozenset()
     exported: bool = False
     letter: int | None = 0
+
+
+def is_file(place: str) -> bool:
+    """Whether a place is that of the script, or of a file that is sourced."""
+    return place.rpartition("/")[2].startswith((SELF, SOURCED))
 
 
 def several(word: Pieces) -> bool:
@@ -160,10 +167,11 @@ class Scope:
     it, None if that is not known; below 0 it begins anew, unless OPTIND is set once more. `parted` is the line of
     the branch by which a path left a loop or a function. `traps` are the texts for signals, empty for one that is ignored;
     `around`, in a shell within another, those of the shell that `$$` names. `folder` is a mark before the names of files
-    since `cd` left the folder that the script began in, `here` the folder of the file that is read. `placed` tells that `set`
-    gave the arguments since a file was sourced, None if that is not known. `taken` is how many files are
-    being sourced, `shared` the functions that are exported, False where a branch decides it. `options` are those that are on,
-    `unsure` those that a branch turns on or off. A mark of `marks` with `?` before it is one that a branch decides.
+    since `cd` left the folder that the script began in, `here` the file that is read, empty if it has no place.
+    `placed` tells that `set` gave the arguments since a file was sourced, None if that is not known.
+    `taken` is how many files are being sourced, `shared` the functions that are exported, False where a branch decides it.
+    `options` are those that are on, `unsure` those that a branch turns on or off. A mark of `marks` with `?` before it is one
+    that a branch decides.
     """
 
     outside: Mapping[str, str]
@@ -197,7 +205,7 @@ class Scope:
     parted: int = 0
     folder: str = ""
     folders: tuple[str, ...] = ()
-    here: str = ""
+    here: str = SELF
     shifted: int = 0
     placed: bool | None = False
     traps: Mapping[str, Pieces] = field(default_factory=dict)
@@ -227,9 +235,9 @@ class Scope:
     def _place(self, name: str) -> str:
         """The file or folder that a variable of the shell names, from the folder that the script began in; empty: not known."""
         if name == "0":
-            return SELF
+            return SELF if self.here else ""
         if name == "BASH_SOURCE" and not self.frames:
-            return self.here + SELF
+            return self.here
         return self.folder.removesuffix("/") or "." if name == "PWD" and not self.folder.startswith(AWAY) else ""
 
     def settled(self, name: str) -> bool:
