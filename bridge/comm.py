@@ -296,6 +296,25 @@ def everyones(value: Said) -> list[Said]:
     return found
 
 
+def together(patience: float) -> bool:
+    """Whether all ranks come here within so many seconds of each other; 0: those who do not wait only say that they came.
+
+    Asked of the store, so that it is answered while others wait for this rank in a collective.
+    """
+    if not joined():
+        return True
+    store, key = dist.distributed_c10d._get_default_store(), f"stagebridge/together/{next(_MEETINGS)}"
+    came, until = store.add(key, 1), time.monotonic() + patience
+    while came < dist.get_world_size() and time.monotonic() < until:
+        time.sleep(0.05)
+        came = store.add(key, 0)
+    return bool(came == dist.get_world_size())
+
+
+_MEETINGS = count()
+"""Numbers of the meetings, the same on all ranks."""
+
+
 @contextmanager
 def told(name: str) -> Iterator[None]:
     """While all ranks do something together that is not ours: say what this one waits for, and which others there are if one

@@ -123,7 +123,7 @@ Examples:
     clean="the same run, on both stacks as they are",
     findings="another run, on some engine or after the translation; the report says why",
     error="wrong usage, or refused",
-    unproved="nothing was proved, or a part: a side did not run on its own stack, or ran without experts, fp8 or context ranks",
+    unproved="nothing was proved, or a part: an engine did not run, a feature was taken out, or no step shows it",
 )
 
 LAYOUT = """Show where a plan puts its model: ranks and groups, stages, bytes on each rank, collectives in a step.

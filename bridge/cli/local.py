@@ -7,9 +7,11 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Thread
 from typing import IO
 
 import bridge
@@ -17,6 +19,11 @@ from bridge.errors import BridgeError
 
 PATIENCE = 300.0
 """Seconds that a rank gets to end once the first has nothing more to say."""
+GRACE = 20.0
+"""Seconds that the others get once a rank has died: they may be about to say the same, or be waiting for it for good."""
+STALE = 600.0
+"""Age in seconds of a build's lock that nobody can still hold: a build takes about a minute."""
+BUILDS = "TORCH_EXTENSIONS_DIR"
 TAIL = 6
 """Lines that are shown of what a failed rank said last."""
 
@@ -28,30 +35,67 @@ def ranks(number: int, module: str, *arguments: str) -> Iterator[str]:
     """
     with ExitStack() as stack:
         words = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(number)]
+        builds = _builds(stack)
         port = _free_port()
-        started = [_start(rank, number, port, [module, *arguments], words[rank]) for rank in range(number)]
+        more = [{**_environment(rank, number, port), BUILDS: builds} for rank in range(number)]
+        started = [_start(more[rank], [module, *arguments], words[rank]) for rank in range(number)]
         stack.callback(_end, started)
+        dead = list[int]()
+        Thread(target=_watch, args=(started, dead), daemon=True).start()
         first = started[0].stdout
         assert first is not None, "the first rank's output is a pipe"
         yield from (line.rstrip("\n") for line in first)
         for rank, process in enumerate(started):
             try:
-                code = process.wait(PATIENCE)
+                process.wait(PATIENCE)
             except subprocess.TimeoutExpired:
                 raise BridgeError(f"rank {rank} does not end; it said last: {_last(words[rank])}") from None
-            if code:
-                raise BridgeError(f"rank {rank} ended with code {code}: {_last(words[rank])}")
+        for rank in (*dead, *(rank for rank, process in enumerate(started) if process.returncode)):
+            raise BridgeError(f"rank {rank} ended with code {started[rank].returncode}: {_last(words[rank])}")
 
 
-def _start(rank: int, number: int, port: int, command: list[str], words: IO[str]) -> subprocess.Popen[str]:
-    output = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
+def _watch(processes: Sequence[subprocess.Popen[str]], dead: list[int]) -> None:
+    """Until all have ended: the first that dies is noted, and some time later none is left to wait for it."""
+    while None in (codes := [process.poll() for process in processes]):
+        failed = [rank for rank, code in enumerate(codes) if code]
+        if failed:
+            dead.append(failed[0])
+            _wait(processes, time.monotonic() + GRACE)
+            return
+        time.sleep(0.05)
+
+
+def _wait(processes: Sequence[subprocess.Popen[str]], until: float) -> None:
+    """Wait for all to end, and end those that have not by then."""
+    while any(process.poll() is None for process in processes) and time.monotonic() < until:
+        time.sleep(0.05)
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+
+
+def _builds(stack: ExitStack) -> str:
+    """Where torch keeps what stacks build for it: the folder that the user names, else one of this run.
+
+    Raises `BridgeError` for a lock that a killed build left there: whoever needs that build would wait for it for ever.
+    """
+    named = os.environ.get(BUILDS)
+    if not named:
+        return stack.enter_context(tempfile.TemporaryDirectory())
+    locks = [lock for lock in Path(named).glob("**/lock") if time.time() - lock.stat().st_mtime > STALE]
+    BridgeError.raise_if(f"{lock}: a build that was ended left it, and the next one waits for it; remove it" for lock in locks)
+    return named
+
+
+def _start(environment: Mapping[str, str], command: list[str], words: IO[str]) -> subprocess.Popen[str]:
+    output = subprocess.PIPE if environment["RANK"] == "0" else subprocess.DEVNULL
     return subprocess.Popen(
         [sys.executable, "-P", "-m", *command],
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=words,
         text=True,
-        env={**os.environ, **_environment(rank, number, port), "PYTHONPATH": _path()},
+        env={**os.environ, **environment, "PYTHONPATH": _path()},
     )
 
 

@@ -23,7 +23,7 @@ from bridge.dialect import Config
 from bridge.errors import BridgeError
 from bridge.exits import Exit
 from bridge.files import as_private_as, write_text
-from bridge.translation import translate
+from bridge.translation import Result, translate
 
 if TYPE_CHECKING:
     from bridge.verify.judge import Pair
@@ -67,7 +67,7 @@ def _exit(found: Fields) -> Exit:
     """Findings where a run differs; clean only where both sides ran whole on their own stacks."""
     if found["verdict"] == "differs":
         return Exit.FINDINGS
-    return Exit.CLEAN if found["proved"] else Exit.UNPROVED
+    return Exit.CLEAN if found["verdict"] == "same" else Exit.UNPROVED
 
 
 @contextmanager
@@ -129,11 +129,11 @@ def _pair(job: Job, options: Options, fp16: bool = True) -> Pair:
     return fitted(source, _target(source, options), stacks.backends(options.to, job.dialect), options.ranks, fp16)
 
 
-def _target(source: Config, options: Options) -> Config:
+def _target(source: Config, options: Options) -> Result:
     """The translation: for the release that is asked for, else for the one that is installed and would run it."""
     dialect, backend = stacks.load(options.to), stacks.backends(options.to).get(options.to)
     installed = backend.release if backend and backend.release in dialect.versions else None
-    return translate(source, dialect, options.to_version or installed).config
+    return translate(source, dialect, options.to_version or installed)
 
 
 # On the terminal
@@ -141,12 +141,21 @@ def _target(source: Config, options: Options) -> Config:
 
 def _show(found: Fields) -> None:
     out = console(sys.stdout)
+    out.print(_verdict(found), markup=False, soft_wrap=True)
     table = reports.table_of("", "run", "engine", "loss", "gradient norm", "furthest tensor", "verdict")
     for run in found["runs"]:
         table.add_row(*_cells(run))
     out.print(table)
     for line in _words(found):
         out.print(line, markup=False)
+
+
+VERDICTS = {"same": "Same run", "differs": "Not the same run", "in part": "Same in part", "not run": "Nothing proved"}
+
+
+def _verdict(found: Fields) -> str:
+    """The first line: the verdict, and why it is not the whole one."""
+    return f"{': '.join((VERDICTS[found['verdict']], *(['; '.join(found['lacking'])] if found['lacking'] else [])))}."
 
 
 def _cells(run: Fields) -> Iterator[str]:
@@ -161,16 +170,13 @@ def _cells(run: Fields) -> Iterator[str]:
 
 
 def _words(found: Fields) -> Iterator[str]:
-    """Causes, what was changed, and the verdict."""
+    """Causes, and what was changed."""
     for run in found["runs"]:
         if run["cause"]:
             yield f"{run['side']} on {run['engine']}: {run['verdict']}: {run['cause']}"
     yield f"\nIn small, on {found['ranks']} ranks{_changed(found['changes'])}."
     loss, update = (float(found["rounding"][name]) for name in ("loss", "update"))
     yield f"Rounding alone changes losses by {loss:.0e}, updates by {update:.0e}."
-    yield {"same": "Same run.", "differs": "Not the same run.", "not run": "The translation could not be run."}[found["verdict"]]
-    if found["verdict"] == "same" and not found["proved"]:
-        yield "That is a verdict in part: a side did not run on its own stack, or was run without some of its parts."
 
 
 def _changed(changes: Mapping[str, Fields]) -> str:

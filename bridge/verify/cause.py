@@ -14,6 +14,8 @@ from bridge.dialect import Config
 from bridge.edits import edited, without
 from bridge.errors import BridgeError
 from bridge.plan import LearningRate, Plan
+from bridge.rules import Effect
+from bridge.translation import lower
 from bridge.verify.measure import Distance, Measured, Run, distance, measure
 from bridge.verify.size import made
 
@@ -60,11 +62,45 @@ class Bench:
         return self.kept[key]
 
 
-def stack_causes(config: Config, backend: Backend, bench: Bench, rounding: Distance) -> Iterator[str]:
-    """Changes to a config, in its stack's words, after which the stack does what the config means."""
+@dataclass(frozen=True)
+class Cure:
+    """A config that a stack runs as it means it, and how it differs from the one at fault, in the stack's words."""
+
+    words: str
+    config: Config
+
+
+def stack_cures(config: Config, backend: Backend, bench: Bench, rounding: Distance) -> Iterator[Cure]:
+    """The first form of each trial that is one."""
     for forms in _trials(config, backend, bench.world):
-        words = (_difference(config.given, form.given) for form in forms if _heals(form, backend, bench, rounding))
-        yield from islice(words, 1)
+        cures = (Cure(_difference(config.given, form.given), form) for form in forms if _heals(form, backend, bench, rounding))
+        yield from islice(cures, 1)
+
+
+def plan_loss(config: Config, backend: Backend, bench: Bench, rounding: Distance, wanted: Measured) -> str:
+    """The settings that the plan does not hold, if the stack does what the plan says once the config is written anew from it."""
+    try:
+        again = lower(backend.meaning(config), config.dialect, config.version, config.world_size)
+        settings = _unlike(config, again)
+        run = bench.measure(Run(backend, again)) if settings else None
+        healed = run is not None and not distance(run, wanted).beyond(rounding)
+    except BridgeError:
+        return ""
+    return ", ".join(settings) if healed else ""
+
+
+def _unlike(config: Config, other: Config) -> list[str]:
+    """The given settings that the stack would see otherwise in the other config."""
+    mine, theirs = config.effective, other.effective
+    return [path for path in config.given if mine.get(path) != theirs.get(path)]
+
+
+def known_misdeeds(config: Config, cures: Iterable[Cure]) -> Iterator[str]:
+    """What our checks know the stack to do otherwise than it says: what they say of the config, and no more of a cure."""
+    healed = [{finding.id for finding in cure.config.findings} for cure in cures]
+    for finding in config.findings:
+        if finding.effect.reaches(Effect.NUMBERS) and any(finding.id not in left for left in healed):
+            yield f"{finding.path}: {finding.message}"
 
 
 def _heals(changed: Config, backend: Backend, bench: Bench, rounding: Distance) -> bool:

@@ -14,16 +14,15 @@ from bridge.edits import edited
 from bridge.engine.backend import BACKEND as NATIVE
 from bridge.errors import BridgeError
 from bridge.plan import Plan
-from bridge.translation import lift
-from bridge.verify.cause import Bench, plan_causes, stack_causes
+from bridge.rules import Effect
+from bridge.translation import Result, lift
+from bridge.verify.cause import Bench, known_misdeeds, plan_causes, plan_loss, stack_cures
 from bridge.verify.measure import Distance, Measured, Run, distance
-from bridge.verify.size import Size, architecture, changes, made
+from bridge.verify.size import TWO, Size, architecture, changes, is_taken, made
 
 Side = Literal["source", "target"]
 Verdict = Literal["reference", "same", "differs", "not run"]
 DIGITS = {"bf16": 2.0**-7, "fp16": 2.0**-10, "fp32": 2.0**-23}
-PARTS = ("model.experts", "precision.fp8", "parallel.context", "parallel.expert", "parallel.expert_tensor")
-"""What the small run does without, and what changes numbers: a verdict without it is one in part."""
 WIDER = {"bf16": "fp32", "fp16": "fp32", "fp32": "fp64"}
 
 
@@ -42,32 +41,44 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """All rows, what was changed for them to fit (by plan path: before and after), the ranks, and what passes for rounding."""
+    """All rows, what was changed for them to fit (by plan path: before and after), the ranks, what passes for rounding, the
+    steps, and what `convert` says of numbers that those steps did not show.
+    """
 
     rows: tuple[Row, ...]
     changes: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     world: int = 1
     rounding: Distance | None = None
+    steps: int = 0
+    hidden: tuple[str, ...] = ()
 
     @property
-    def verdict(self) -> Verdict:
-        """Whether every run gave the numbers of the reference; "not run" if none did otherwise, but no translation ran either."""
+    def verdict(self) -> str:
+        """Whether every run gave the numbers of the reference: "same" only if both sides ran whole on their own stacks, else "in
+        part"; "not run" if none did otherwise, but no translation ran either.
+        """
         if any(row.verdict == "differs" for row in self.rows):
             return "differs"
-        return "same" if any(row.side == "target" and row.verdict == "same" for row in self.rows) else "not run"
+        if not any(row.side == "target" and row.verdict == "same" for row in self.rows):
+            return "not run"
+        return "in part" if self.lacking else "same"
 
     @property
-    def proved(self) -> bool:
-        """Whether both sides gave the reference's numbers on their own stacks, as written, and no part was taken away for it."""
-        sides = {row.side for row in self.rows if row.written and row.verdict == "same"}
-        taken = any(self.changes.get(path, (None, None))[0] not in (None, 1) for path in PARTS)
-        return self.verdict == "same" and sides == {"source", "target"} and not taken
+    def lacking(self) -> tuple[str, ...]:
+        """What keeps the runs from being the whole proof: engines that did not run, what was taken out, what no step shows."""
+        silent = [row for row in self.rows if row.written and row.verdict == "not run"]
+        engines = "no real engine ran" if len(silent) == TWO else "one real engine ran, of two"
+        idle = [f"{engines}: {'; '.join(f'{row.engine}, the {row.side}: {row.cause}' for row in silent)}"] if silent else []
+        taken = [f"{path} {before} -> {after}" for path, (before, after) in self.changes.items() if is_taken(path, before, after)]
+        return (*idle, *([f"taken out: {', '.join(taken)}"] if taken else ()), *self.hidden)
 
     def fields(self) -> dict[str, Any]:
         """As plain values."""
         return {
             "verdict": self.verdict,
-            "proved": self.proved,
+            "proved": self.verdict == "same",
+            "lacking": list(self.lacking),
+            "steps": self.steps,
             "ranks": self.world,
             "changes": {path: {"before": before, "after": after} for path, (before, after) in self.changes.items()},
             "rounding": _plain(self.rounding),
@@ -100,24 +111,26 @@ def _finite(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Pair:
-    """A config and its translation, made small: as configs, and as what they mean."""
+    """A config and its translation, made small: as configs, and as what they mean; what `convert` says of other numbers."""
 
     source: Config
     target: Config
     plans: Mapping[Side, Plan]
     changes: Mapping[str, tuple[Any, Any]]
     size: Size
+    told: tuple[str, ...] = ()
 
     def config(self, side: Side) -> Config:
         """The config of a side."""
         return self.source if side == "source" else self.target
 
 
-def fitted(source: Config, target: Config, backends: Mapping[str, Backend], limit: int, fp16: bool = True) -> Pair:
+def fitted(source: Config, result: Result, backends: Mapping[str, Backend], limit: int, fp16: bool = True) -> Pair:
     """Both sides on at most `limit` ranks, with the changes that takes; without `fp16`, bf16 stands for it on both.
 
     Raises `BridgeError` if a stack refuses its file in that size.
     """
+    target = result.config
     first, second = meant(source, backends), meant(target, backends)
     size = Size.of(first, limit)
     wanted = changes(first, size)
@@ -126,7 +139,8 @@ def fitted(source: Config, target: Config, backends: Mapping[str, Backend], limi
     if not fp16 and first.precision.compute == "fp16":
         small, told["precision.compute"] = (_bf16(small[0]), _bf16(small[1])), ("fp16", "bf16")
     plans: dict[Side, Plan] = {"source": meant(small[0], backends), "target": meant(small[1], backends)}
-    return Pair(*small, plans, told, size)
+    numbers = tuple(f"{it.path}: {it.message}" for it in result.findings if it.effect.reaches(Effect.NUMBERS))
+    return Pair(*small, plans, told, size, numbers)
 
 
 def _small(config: Config, changed: Mapping[str, Any], size: Size, backends: Mapping[str, Backend]) -> Config:
@@ -166,7 +180,8 @@ def verify(pair: Pair, backends: Mapping[str, Backend], steps: int, padded: bool
     rounding = distance(bench.expected(_wider(plan)), reference).at_least(DIGITS.get(plan.precision.compute or "fp32", 0.0))
     rows = [Row("source", NATIVE.title, False, "reference", "", reference)]
     court = Court(pair, backends, bench, reference, rounding, note)
-    return Report((*rows, *court.rows()), pair.changes, pair.size.world, rounding)
+    hidden = tuple(f"not shown in {steps} steps: {line}" for line in pair.told)
+    return Report((*rows, *court.rows()), pair.changes, pair.size.world, rounding, steps, hidden)
 
 
 Note = Callable[[str], object]
@@ -214,9 +229,16 @@ class Court:
         if meant is not None and meant.verdict == "differs":
             return meant.cause.partition(": ")[2]
         self.note(f"{backend.title}: looking for the cause")
-        found = list(stack_causes(config, backend, self.bench, self.rounding))
-        healed = f"; it would with {', or with '.join(found)}" if found else "; no change that was tried makes it"
-        return f"{backend.title} does not do what the file means{healed}"
+        cures = list(stack_cures(config, backend, self.bench, self.rounding))
+        healed = (
+            f"it would with {', or with '.join(cure.words for cure in cures)}" if cures else "no change that was tried makes it"
+        )
+        known = "; ".join(known_misdeeds(config, cures))
+        if known:
+            return f"{backend.title} does not do what the file means; {healed}; known: {known}"
+        lost = plan_loss(config, backend, self.bench, self.rounding, self.reference)
+        fault = f"the plan does not hold {lost}" if lost else f"it reads the file otherwise than {backend.title} runs it"
+        return f"the translation is at fault: {fault}; {healed}"
 
     def _elsewhere(self) -> Iterator[Row]:
         """What the source means, on engines of other stacks."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bridge.backend import Backend, Step, Trainer, Workload
-from bridge.comm import everyones, joined
+from bridge.comm import everyones, joined, together
 from bridge.dialect import Config
 from bridge.engine.data import Text
 from bridge.engine.models.gpt import IGNORED
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from bridge.backend import Batch
 
 STEPS = 3
+PATIENCE = 20.0
+"""Seconds that a rank which failed gives the others to fail as well."""
 Weights = Mapping[str, Tensor]
 
 
@@ -46,12 +48,18 @@ class Measured:
         return tuple(step.loss for step in self.steps)
 
 
+class StrandedError(RuntimeError):
+    """This rank failed, and the others wait in a collective for what it will never say: only the end of it frees them."""
+
+
 def measure(run: Run, workload: Workload, steps: int = STEPS, padded: bool = False) -> Measured:
     """Run some steps; all ranks get the same answer. `padded`: every third sample is half empty.
 
-    Raises `BridgeError` on every rank if one of them cannot.
+    Raises `BridgeError` on every rank if one of them cannot, and `StrandedError` if the others wait for it elsewhere.
     """
     found, problem = _attempt(run, workload, steps, padded)
+    if not together(PATIENCE if problem else 0.0) and problem:
+        raise StrandedError(problem)
     said = everyones(problem)
     BridgeError.raise_if(problem for problem in said if problem)
     assert found is not None, "no rank had a problem"

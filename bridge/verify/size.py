@@ -151,6 +151,21 @@ def _schedule(plan: Plan) -> Iterator[tuple[str, Any]]:
         yield "precision.loss_scale.initial", SCALE
 
 
+OFF = (None, False, 0, 1, 1.0, "none", "fp32")
+"""Values under which a feature is not there."""
+NO_NUMBERS = ("zero.replicas", "zero.offload.", "recompute.", "stages.", "schedule.name", "schedule.group", "debug.")
+"""What places or saves memory, and says nothing of numbers."""
+
+
+def is_taken(path: str, before: Any, after: Any) -> bool:
+    """Whether a change takes something out that numbers may depend on, rather than making it smaller."""
+    return (
+        after != before
+        and (path == "precision.compute" or (after in OFF and before not in OFF))
+        and not path.startswith(NO_NUMBERS)
+    )
+
+
 def _here() -> Iterator[tuple[str, Any]]:
     """What ranks on one machine, watched from outside, have no place for."""
     yield from (("zero.offload.optimizer", "none"), ("zero.offload.optimizer_ratio", None), ("zero.offload.parameters", "none"))

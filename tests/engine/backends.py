@@ -44,8 +44,8 @@ def verified(rank: int, world: int, source: tuple[str, Any, dict[str, Any]], to:
     name, content, said = source
     config = compat.load(name).read(content, **said)
     backends = compat.backends()
-    target = translate(config, compat.load(to), _release(backends, to), config.world_size).config
-    report = verify(fitted(config, target, backends, world, {}), backends, steps, note=lambda line: None)
+    result = translate(config, compat.load(to), _release(backends, to), config.world_size)
+    report = verify(fitted(config, result, backends, world, False), backends, steps, note=lambda line: None)
     return replace(report, rows=tuple(replace(row, measured=None) for row in report.rows))
 
 
