@@ -13,11 +13,14 @@ from typing import Any
 from bridge.errors import ConfigError
 from bridge.releases import Releases
 
-RELEASES = Releases("Megatron", (
-    "0.9.0", "0.10.0", "0.11.0", "0.12.0", "0.12.1", "0.12.2", "0.12.3", "0.13.0", "0.13.1", "0.14.0",
-    "0.15.0", "0.15.1", "0.15.2", "0.15.3", "0.16.0", "0.16.1", "0.17.0", "0.17.1", "0.18.0", "0.18.2",
-    "0.19.0", "0.19.2",
-))  # fmt: skip
+
+def _table(file: str) -> Any:
+    return json.loads(resources.files(__name__).joinpath(file).read_text("utf-8"))
+
+
+DATES: Mapping[str, str] = MappingProxyType(_table("known.json"))
+"""Every release covered, oldest first, with the day of its tag; empty where its tag is not public."""
+RELEASES = Releases("Megatron", tuple(DATES))
 KNOWN: tuple[str, ...] = RELEASES.known
 """Releases with facts, oldest first."""
 
@@ -100,7 +103,7 @@ def _rows(file: str, version: str) -> Iterator[dict[str, Any]]:
 
 @cache
 def _load(file: str) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = json.loads(resources.files(__name__).joinpath(file).read_text("utf-8"))
+    rows: list[dict[str, Any]] = _table(file)
     return rows
 
 

@@ -1,0 +1,174 @@
+"""How the facts of a Megatron-LM release are read from its source tree: the flags of its parser, and fields of its classes.
+
+The parser is built by the release's own code; classes are read from their text, where a default that is no literal keeps the
+text of its expression. Beside torch, releases since 0.17 import `triton`, older ones `six`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import typing
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from importlib import import_module
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+from bridge.errors import SourceError
+from bridge.testing.harvest.code import plain
+from bridge.testing.harvest.rows import Facts, Row
+from bridge.testing.harvest.source import Package, Tree
+
+PACKAGE = Package("megatron-core", "megatron", "core/package_info.py")
+TABLES: Mapping[str, tuple[str, ...]] = {"flags.json": ("options", "dest"), "classes.json": ("class", "name")}
+"""Files of rows, and what tells which fact a row is about."""
+CLASSES: Mapping[str, str] = {
+    "DistributedDataParallelConfig": "core/distributed/distributed_data_parallel_config.py",
+    "MLATransformerConfig": "core/transformer/transformer_config.py",
+    "ModelParallelConfig": "core/model_parallel_config.py",
+    "OptimizerConfig": "core/optimizer/optimizer_config.py",
+    "TransformerConfig": "core/transformer/transformer_config.py",
+}
+"""Config classes, and their files below the package."""
+ACTIONS: Mapping[str, str] = {
+    "_StoreAction": "store",
+    "_StoreTrueAction": "true",
+    "_StoreFalseAction": "false",
+    "BooleanOptionalAction": "switch",
+    "_HelpAction": "help",
+}
+"""Our names for argparse's actions."""
+TYPES: Mapping[str, str] = {
+    "int": "int",
+    "float": "float",
+    "bool": "bool",
+    "str": "text",
+    "tuple_type": "integers",
+}
+"""Our names for what turns a word into a value, by the name of the release's function."""
+LAYERS = "_freq_type"
+"""How the names of functions end that read one number, or a list with one for each layer."""
+SPACED = "[0, 1]"
+FACTORIES: Mapping[str, Any] = {"list": [], "dict": {}}
+HELP = "help"
+
+
+def facts(tree: Tree) -> Facts:
+    """Rows for the release, and groups of flags, which are gathered over all releases; runs beside its code."""
+    unread: list[str] = []
+    parser = _parser(tree)
+    flags = sorted(_flags(parser, unread), key=lambda row: (row["dest"], row["options"]))
+    fields = [row for name, file in CLASSES.items() for row in _fields(tree.folder / file, name)]
+    return Facts({"flags.json": flags, "classes.json": fields}, {"groups.json": dict(_groups(parser))}, unread)
+
+
+def _parser(tree: Tree) -> argparse.ArgumentParser:
+    """The parser of the release. Raises `SourceError` for a package without its scripts."""
+    if not (tree.folder / "training").is_dir():
+        raise SourceError(f"{tree.folder}: no folder training; name the source tree of Megatron-LM, not what pip installs")
+    if not hasattr(typing, "override"):  # of Python 3.12, which releases since 0.19 ask for
+        typing.override = lambda method: method  # type: ignore[attr-defined]
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    made: argparse.ArgumentParser = import_module("megatron.training.arguments").add_megatron_arguments(parser)
+    return made
+
+
+def _flags(parser: argparse.ArgumentParser, unread: list[str]) -> Iterator[Row]:
+    exclusive = [[name for action in group._group_actions for name in action.option_strings] for group in _exclusive(parser)]
+    for action in parser._actions:
+        kind, turns = ACTIONS.get(type(action).__name__), _turns(action)
+        if kind is None or (kind == "store" and turns is None):
+            unread.append(f"{action.option_strings}: {type(action).__name__} of {getattr(action.type, '__qualname__', None)}")
+            continue
+        row = {"options": action.option_strings, "dest": action.dest, "action": kind}
+        more = {"type": turns, "nargs": action.nargs, "choices": _choices(action)} if kind == "store" else {}
+        default = next(other.default for other in parser._actions if other.dest == action.dest)  # the first one counts
+        others = [name for group in exclusive if action.option_strings[0] in group for name in group]
+        more |= {"default": None if kind == HELP else plain(default)}
+        more |= {"excludes": [name for name in others if name not in action.option_strings] or None}
+        yield {**row, **{name: value for name, value in more.items() if value is not None}}
+
+
+def _exclusive(parser: argparse.ArgumentParser) -> Iterator[Any]:
+    for group in (parser, *parser._action_groups):
+        yield from group._mutually_exclusive_groups
+
+
+def _turns(action: argparse.Action) -> str | None:
+    """What a word of a flag becomes; None for a function that is not known here."""
+    if action.type is None:
+        return "text"
+    name = getattr(action.type, "__qualname__", "").rpartition(".")[2]
+    if name.endswith(LAYERS):
+        return "layers_spaced" if _reads(action.type, SPACED) else "layers"
+    return "name" if _enumeration(action) else TYPES.get(name)
+
+
+def _reads(turns: Any, word: str) -> bool:
+    """Whether a function of the release takes a word; what it raises where it does not is its own affair."""
+    try:
+        turns(word)
+    except Exception:
+        return False
+    return True
+
+
+def _enumeration(action: argparse.Action) -> type[Enum] | None:
+    """The enumeration whose member a word becomes: that of the choices, or the one that the flag's function names."""
+    member = next((choice for choice in action.choices or () if isinstance(choice, Enum)), None)
+    if member is not None or not isinstance(action.type, FunctionType):
+        return type(member) if member is not None else None
+    named = (action.type.__globals__.get(name) for name in action.type.__code__.co_names)
+    return next((found for found in named if isinstance(found, type) and issubclass(found, Enum)), None)
+
+
+def _choices(action: argparse.Action) -> list[Any] | None:
+    if enumeration := _enumeration(action):
+        return sorted({*enumeration.__members__, *(word for word in _constants(action.type) if _reads(action.type, word))})
+    return None if action.choices is None else [plain(choice) for choice in action.choices]
+
+
+def _constants(turns: Any) -> list[str]:
+    """Words that a function names, as it does those that it takes beside the members of an enumeration."""
+    found = turns.__code__.co_consts if isinstance(turns, FunctionType) else ()
+    parts = [part for one in found for part in (one if isinstance(one, tuple | frozenset) else (one,))]
+    return [part for part in parts if isinstance(part, str) and part.isidentifier()]
+
+
+def _groups(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
+    for group in parser._action_groups:
+        title = str(group.title)
+        said = title if title[:2].isupper() else title[:1].lower() + title[1:]
+        yield from ((action.dest, said) for action in group._group_actions if action.dest != HELP)
+
+
+def _fields(path: Path, name: str) -> Iterator[Row]:
+    """What a class declares itself."""
+    tree = ast.parse(path.read_text("utf-8"))
+    found = next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name), None)
+    for node in found.body if found else ():
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield {"class": name, "name": node.target.id, "type": ast.unparse(node.annotation), "default": _literal(node.value)}
+
+
+def _literal(node: ast.expr | None) -> Any:
+    """A default: numbers and literals as values, `field(...)` as the default that it holds, anything else as its text."""
+    if node is None:
+        return None
+    if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "field":
+        words = {word.arg: word.value for word in node.keywords}
+        factory = ast.unparse(words["default_factory"]) if "default_factory" in words else ""
+        return FACTORIES.get(factory, factory) if factory else _literal(words.get("default"))
+    if all(isinstance(part, ast.BinOp | ast.operator | ast.Constant) for part in ast.walk(node)):
+        return eval(ast.unparse(node), {})  # arithmetic of constants, such as 2**32
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return ast.unparse(node)
+
+
+def path_of(file: str, row: Row) -> str:
+    """The setting that a row is about."""
+    return str(row["dest"] if file == "flags.json" else row["name"])
