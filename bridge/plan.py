@@ -203,8 +203,9 @@ class Optimizer(Section):
     amsgrad: bool | None = field(None, description="The largest second moment so far is used.")
     bias_correction: bool | None = field(None, description="Moments are corrected for their start at zero; open: they are.")
     weight_decay: Annotated[Real, Ge(0)] | None = field(None, description="Weight decay.")
-    decay_scope: Literal["all", "matrices"] | None = field(
-        None, description="Which parameters decay: all, or all but biases and norms."
+    decay_scope: Literal["all", "matrices", "not_layernorm"] | None = field(
+        None,
+        description="Which parameters decay: all, all but biases and norms, or all but biases and LayerNorm (RMSNorm decays).",
     )
     decay_ramp: DecayRamp = field(DecayRamp(), description="Weight decay over the steps.")
     embedding_lr: Annotated[Real, Ge(0)] | None = field(None, description="Factor of the embedding's learning rate.")

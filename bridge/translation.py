@@ -26,6 +26,10 @@ from bridge.sections import Setting, leaves, settings, tellers, worth
 
 HABITS = ("precision.loss_scale.late", "precision.loss_scale.final")
 """What a stack does with a setting whose value means the same elsewhere, so that no value tells that it is lost."""
+DECAYED = "optimizer.decay_scope"
+ALWAYS = (*HABITS, DECAYED)
+"""That, and what it does whatever is set."""
+SEQUENCE = "model.sequence"
 CARRIED = "carry-over"
 """Source of a field that only a sidecar can have told."""
 
@@ -302,16 +306,22 @@ def _nameless(trip: _Trip, told: Sequence[Finding]) -> Iterator[Finding]:
 
 
 def _otherwise(trip: _Trip, named: set[str]) -> Iterator[Finding]:
-    """Settings that arrive with their value, and that the target takes otherwise."""
+    """What arrives with its value, or stands in no setting, and the target takes otherwise."""
     config, meant, kept, target = trip.config, trip.meant, trip.kept, trip.target
-    for ours in HABITS:
-        if meant.plain.get(ours) is None or kept.get(ours) in (None, meant[ours]):
+    for ours in ALWAYS:
+        if meant.plain.get(ours) is None or kept.get(ours) in (None, meant[ours]) or _spared_alike(ours, meant, kept):
             continue
         rule = plan_claims(config.dialect)[ours]
-        (path,), before = rule.theirs, config.effective.get(rule.theirs[0])
-        if path not in named:
+        path = next(iter((*rule.theirs, *rule.carriers(ours))), ours)
+        before = config.effective.get(path) if rule.theirs else meant[ours]
+        if named.isdisjoint({path, *rule.carriers(ours)}):
             reason, effect = _reason(rule, How.APPROXIMATE, (ours,), target), rule.effect_of(config.effective)
             yield Finding(path, reason, effect, False, How.APPROXIMATE, before, kept.get(rule.ours[0]), config.origins.get(path))
+
+
+def _spared_alike(ours: str, meant: Meaning, kept: Meaning) -> bool:
+    """Whether the same parameters decay in a model all of whose norms are LayerNorm."""
+    return ours == DECAYED and meant.get("model.norm.kind") == "layer" and "all" not in (meant[ours], kept[ours])
 
 
 def _given(config: Config, rule: Rule, lost: tuple[str, ...], path: str) -> str:
@@ -357,7 +367,13 @@ def _openings(config: Config, meant: Meaning, kept: Meaning, target: Config, res
     mine, theirs, said, left = plan_claims(config.dialect), plan_claims(target.dialect), meant.plain, kept.plain
     opened: dict[tuple[str, str], list[str]] = {}
     for ours, value in kept.items():
-        if ours in said or ours in meant or ours not in left or ours not in mine or not _looked_at(ours, config.dialect):
+        if (
+            ours in said
+            or ours in meant
+            or ours not in left
+            or ours not in mine
+            or not _looked_at(ours, config.dialect, target.dialect)
+        ):
             continue
         rule = theirs[ours]
         effect = rule.effect_of_losing((ours,), target.effective)
@@ -378,11 +394,14 @@ def _teller(rule: Rule, ours: str, value: Any, target: Config) -> str:
     return next((path for path in told if repr(target.effective.get(path)) == repr(value)), ours)
 
 
-def _looked_at(ours: str, dialect: Dialect) -> bool:
+def _looked_at(ours: str, dialect: Dialect, target: Dialect) -> bool:
     """Whether a field is of those that a config of the dialect decides: what it leaves to others is not lost.
 
-    The course of a run is up to a training script, often the model too; and some configs are about one thing alone.
+    The course of a run is up to a training script, often the model too; and some configs are about one thing alone. The length
+    of a sequence is part of the batch where the target's config is the whole run.
     """
+    if ours == SEQUENCE and target.model:
+        return True
     scripted = ("run.",) if dialect.model else ("run.", "model.")
     return ours.startswith(dialect.about) and not ours.startswith(scripted)
 

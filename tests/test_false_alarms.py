@@ -10,7 +10,7 @@ import compat
 from bridge.plan import Plan
 from bridge.rules import Effect, How
 from bridge.secrets import Secrets
-from bridge.translation import Result, lower, translate
+from bridge.translation import Result, lift, lower, translate
 
 FUSED = "transformer_engine.pytorch.optimizers.FusedAdam"
 OFF: dict[str, Any] = {
@@ -169,6 +169,45 @@ RECIPE: dict[str, Any] = {
     "optimizer": {"_target_": "torch.optim.Adam", "lr": 1e-3, "weight_decay": 0.0},
     "loss_fn": {"_target_": "nemo_automodel.components.loss.masked_ce.MaskedCrossEntropy"},
 }
+
+
+RMS = [*LAUNCH.split(), "--normalization", "RMSNorm"]
+MERAK = {"per_device_train_batch_size": 1, "weight_decay": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("source", "data", "target", "named"),
+    [
+        ("megatron", RMS, "merak", "weight_decay"),
+        ("megatron", LAUNCH.split(), "merak", ""),
+        ("megatron", [*RMS, "--weight-decay", "0.0"], "merak", ""),
+        ("merak", MERAK, "megatron", "args.weight_decay"),
+        ("merak", MERAK, "fast_llm", "args.weight_decay"),
+        ("merak", MERAK | {"weight_decay": 0.0}, "fast_llm", ""),
+        ("fast_llm", {"optimizer": {"weight_decay": 0.1}}, "merak", "optimizer.weight_decay"),
+        ("fast_llm", {"optimizer": {"weight_decay": 0.0}}, "merak", ""),
+    ],
+)
+def test_norms_that_decay_in_one_stack_alone_are_named(source: str, data: Any, target: str, named: str) -> None:
+    assert {path for path in alarms(translated(source, data, target)) if "weight_decay" in path} == ({named} if named else set())
+
+
+def test_fast_llm_is_told_how_long_to_train_and_how_long_sequences_are() -> None:
+    result = translated("deepspeed", {"train_micro_batch_size_per_gpu": 1}, "fast_llm")
+    assert [finding.path for finding in result.missing] == ["training.train_iters"]
+    assert "data.micro_batch_size" in alarms(result)
+    assert not translated("megatron", [*LAUNCH.split(), "--train-iters", "100"], "fast_llm").missing
+
+
+LATENT = "--multi-latent-attention --kv-lora-rank 32 --qk-head-dim 16 --qk-pos-emb-head-dim 8 --v-head-dim 16 --qk-layernorm"
+DENSE = "--swiglu --disable-bias-linear --untie-embeddings-and-output-weights --hidden-dropout 0 --attention-dropout 0"
+
+
+@pytest.mark.parametrize(("target", "start"), [("huggingface", ""), ("automodel", "model.config.")])
+def test_a_model_without_experts_has_none_in_a_family_that_has_some_by_default(target: str, start: str) -> None:
+    result = translated("megatron", [*RMS, *LATENT.split(), *DENSE.split()], target)
+    assert result.config.given[f"{start}first_k_dense_replace"] == 4
+    assert lift(result.config).model.experts is None and not any("expert" in path or "moe" in path for path in alarms(result))
 
 
 @pytest.mark.parametrize("target", ["megatron", "fast_llm", "merak", "deepspeed"])

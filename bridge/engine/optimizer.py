@@ -45,11 +45,18 @@ class Group:
 
 
 def spared(module: nn.Module, settings: Settings) -> tuple[Group, ...]:
-    """Biases and norms as a group without weight decay, if the plan's decay is for matrices alone."""
-    if settings.decay_scope != "matrices" or not settings.weight_decay:
+    """Biases and norms as a group without weight decay, if the plan's decay is not for all; of norms, maybe LayerNorm alone."""
+    if settings.decay_scope not in ("matrices", "not_layernorm") or not settings.weight_decay:
         return ()
-    names = frozenset(name for name, parameter in module.named_parameters() if parameter.ndim <= 1)
+    decayed = _rms(module) if settings.decay_scope == "not_layernorm" else frozenset()
+    names = frozenset(name for name, parameter in module.named_parameters() if parameter.ndim <= 1) - decayed
     return (Group(names, {"weight_decay": 0.0}),) if names else ()
+
+
+def _rms(module: nn.Module) -> frozenset[str]:
+    """Weights of norms that are no LayerNorm."""
+    found = ((name, getattr(part, "rms", isinstance(part, nn.RMSNorm))) for name, part in module.named_modules())
+    return frozenset(f"{name}.weight" for name, rms in found if rms)
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ def _read(source: Source, family: Family) -> dict[str, Any]:
     model.update(family.facts)
     for part, options in family.parts:
         model.update(part.read(source, model, options))
-    if not model.get("experts"):
+    if not model.get("experts") or not any(model.get("moe.layers") or (True,)):
         model.pop("experts", None)
     if not model.get("moe.groups"):
         model.pop("moe.group_best", None)

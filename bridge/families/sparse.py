@@ -16,6 +16,7 @@ STEP, ALONE, FIRST, EVERY, KINDS, LISTED = (
 )
 START, END, INTERVAL = "moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval"
 KEYS = (STEP, ALONE, FIRST, EVERY, KINDS, LISTED, START, END, INTERVAL)
+COUNTS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
 DENSE, SPARSE = "dense", "sparse"
 
 Pattern = tuple[bool, ...]
@@ -52,11 +53,11 @@ def _pattern(source: Source, options: Group, layers: int) -> Pattern:
 
 
 def write(model: Group, target: Target, options: Group) -> Group:
-    """The same by the family's rule where that comes out so."""
-    layers = model.get("layers")
-    if not layers or not model.get("experts"):
+    """The same by the family's rule where that comes out so; no block where a family that has experts by default has none."""
+    layers, experts = model.get("layers"), bool(model.get("experts"))
+    if not layers or not (experts or any(key in target.defaults for key in COUNTS)):
         return {}
-    pattern: Pattern = model.get("moe.layers") or (True,) * layers
+    pattern: Pattern = model.get("moe.layers") or (experts,) * layers
     rule = options["rule"]
     if rule == "step":
         return _stepped(pattern)

@@ -61,7 +61,7 @@ def _read_groups(values: Group, context: Context) -> Group:
 def _write_groups(values: Group, context: Context) -> Group:
     if not context.since(SINCE):
         return {}
-    spared = [dict(SPARED)] if values.get(SCOPE) == "matrices" else []
+    spared = [dict(SPARED)] if values.get(SCOPE) in ("matrices", "not_layernorm") else []
     rates = [_rated(name, values[ours]) for ours, name in RATES.items() if values.get(ours, 1.0) != 1]
     return {GROUPS: [*spared, *rates]} if spared or rates else {}
 

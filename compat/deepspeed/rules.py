@@ -469,14 +469,14 @@ LOSS_SCALE = convert(
     lambda values, context: _read_loss_scale(values),
     lambda values, context: _write_loss_scale(values),
     effect=lambda values: _scaled(values),
-    sees=("fp16.enabled", "precision.compute"),
+    sees=("fp16.enabled", "precision.compute", "zero_optimization.stage"),
     carries={
         "fp16.loss_scale": "precision.loss_scale.static",
         "fp16.initial_scale_power": "precision.loss_scale.initial",
         "fp16.hysteresis": "precision.loss_scale.hysteresis",
     },
     lossy="DeepSpeed scales the loss only in fp16, and starts at a power of two",
-    source="runtime/fp16/loss_scaler.py",
+    source="runtime/fp16/loss_scaler.py; runtime/fp16/fused_optimizer.py: _update_scale at stage 0",
 )
 WINDOW = convert(
     "fp16.loss_scale_window",
@@ -510,7 +510,8 @@ def _read_loss_scale(values: Group) -> Group:
     return {
         "precision.loss_scale.static": values.get("fp16.loss_scale") or None,
         "precision.loss_scale.initial": 2.0 ** (values.get("fp16.initial_scale_power") or 0),
-        "precision.loss_scale.hysteresis": values.get("fp16.hysteresis"),
+        # What stage 0 has as its optimizer reads none: each overflow halves the scale.
+        "precision.loss_scale.hysteresis": values.get("fp16.hysteresis") if values.get("zero_optimization.stage") else 1,
     }
 
 

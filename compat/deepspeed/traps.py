@@ -238,6 +238,18 @@ TRAPS = Checks(
         "runtime/fp16/loss_scaler.py: CreateLossScaler",
         until="0.17.1",
     ),
+    Check(
+        "fp16.hysteresis",
+        lambda seen: (
+            seen.stage == 0
+            and bool(seen["fp16.enabled"])
+            and not seen["fp16.loss_scale"]
+            and seen.given.get("fp16.hysteresis", 1) != 1
+        ),
+        "not read at stage 0, where each overflow halves the scale and none at the smallest scale ends the run; use stage 1",
+        Effect.NUMBERS,
+        "runtime/fp16/fused_optimizer.py, unfused_optimizer.py: _update_scale",
+    ),
     # Optimizers and schedulers
     Check(
         "scheduler.type",

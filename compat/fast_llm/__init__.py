@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -77,6 +77,13 @@ class FastLLMDialect(PackagedDialect):
             for place, value in below_zero(section, path):
                 message = f"found {value}, which no run can mean; expected at least 0"
                 yield Finding(place, message, Effect.NUMBERS, True, origin=config.origins.get(place) or config.origins.get(path))
+
+    def missing(self, config: Config) -> Iterator[Finding]:
+        """The length of the run."""
+        from bridge.requirements import missing
+        from compat.fast_llm.requirements import NEEDS
+
+        yield from missing(config.given, NEEDS, self.whole(config))
 
     def render(self, config: Config, format: str | None = None) -> Written:
         """YAML, or the words of a command line; and the launch command."""

@@ -26,6 +26,12 @@ CASES: list[tuple[str, Effect, dict[str, Any], dict[str, Any]]] = [
     ("fp32_allreduce", S, {"fp32_allreduce": True}, {"communication_data_type": "fp32"}),
     ("data_parallel_size", S, {"data_parallel_size": 4}, {"data_parallel_size": 4, "sequence_parallel_size": 1}),
     ("scheduler.type", S, {"optimizer.type": "AdamW"}, {"optimizer.type": "AdamW", "code.scheduler.name": "other"}),
+    (
+        "fp16.hysteresis",
+        N,
+        {"fp16.enabled": True, "fp16.hysteresis": 4},
+        {"fp16.enabled": True, "fp16.hysteresis": 4, Z + "stage": 1},
+    ),
     ("optimizer.params", N, {"optimizer.params.lr": 0.1}, {"optimizer.type": "AdamW", "optimizer.params.lr": 0.1}),
     ("scheduler.params", N, {"scheduler.params.warmup_min_lr": 0.1}, {}),
     (

@@ -1,0 +1,14 @@
+"""What Fast-LLM does nothing without."""
+
+from __future__ import annotations
+
+from bridge.requirements import Need
+
+NEEDS = (
+    Need(
+        ("training.train_iters",),
+        "Fast-LLM trains nothing without it",
+        "engine/training/config.py: train_iters is 0 by default",
+        sized=False,
+    ),
+)
