@@ -14,6 +14,7 @@ from bridge.testing.harvest.__main__ import main
 from bridge.testing.harvest.rows import joined, plain_type
 from compat.automodel import releases
 from compat.automodel.harvest import PARTS, SECTIONS, STRATEGIES
+from compat.megatron.harvest import CLASSES
 
 pytestmark = pytest.mark.once
 
@@ -80,12 +81,118 @@ def into(tmp_path: Path) -> Path:
     return folder
 
 
-def harvest(version: str, root: Path, into: Path) -> int:
-    return main(["automodel", version, "--from", str(root), "--into", str(into), "--count", "0", "--day", "2030-01-01"])
+def harvest(version: str, root: Path, into: Path, stack: str = "automodel") -> int:
+    return main([stack, version, "--from", str(root), "--into", str(into), "--count", "0", "--day", "2030-01-01"])
 
 
 def contents(folder: Path) -> dict[str, str]:
     return {path.name: path.read_text("utf-8") for path in sorted(folder.iterdir())}
+
+
+SCRIPT = """
+import argparse
+from enum import Enum
+
+Backend = Enum("Backend", ["flash", "fused"])
+
+def tuple_type(word): return tuple(int(part) for part in word.split(","))
+
+def layers_freq_type(word): return int(word)
+
+def spaced_freq_type(word): return eval(word)
+
+def backend_of(word): return "local" if word == "local" else Backend[word]
+
+def words_of(word): return word.split()
+
+def add_megatron_arguments(parser):
+    group = parser.add_argument_group("network size")
+    group.add_argument("--layers", type=int, nargs="+", default=[1, 2])
+    group.add_argument("--rate", type=float, choices=[0.5, 1.0])
+    group.add_argument("--maybe", type=bool, default=True)
+    group.add_argument("--name", "--title")
+    group.add_argument("--ranks", type=tuple_type)
+    group.add_argument("--layout", type=layers_freq_type)
+    group.add_argument("--spaced", type=spaced_freq_type, default=1)
+    group.add_argument("--member", type=lambda word: Backend[word], choices=list(Backend), default=Backend.fused)
+    group.add_argument("--backend", type=backend_of)
+    group.add_argument("--unknown", type=words_of)
+    group = parser.add_argument_group("RL")
+    group.add_argument("--on", action=argparse.BooleanOptionalAction, default=None)
+    either = group.add_mutually_exclusive_group()
+    either.add_argument("--fused", action="store_true", default=None)
+    either.add_argument("--no-fused", action="store_false", dest="fused")
+    return parser
+"""
+FLAGS: Rows = [
+    {"options": ["--backend"], "dest": "backend", "action": "store", "type": "name", "choices": ["flash", "fused", "local"]},
+    {"options": ["--fused"], "dest": "fused", "action": "true", "excludes": ["--no-fused"]},
+    {"options": ["--layers"], "dest": "layers", "action": "store", "type": "int", "nargs": "+", "default": [1, 2]},
+    {"options": ["--layout"], "dest": "layout", "action": "store", "type": "layers"},
+    {"options": ["--maybe"], "dest": "maybe", "action": "store", "type": "bool", "default": True},
+    {
+        "options": ["--member"],
+        "dest": "member",
+        "action": "store",
+        "type": "name",
+        "choices": ["flash", "fused"],
+        "default": "fused",
+    },
+    {"options": ["--name", "--title"], "dest": "name", "action": "store", "type": "text"},
+    {"options": ["--no-fused"], "dest": "fused", "action": "false", "excludes": ["--fused"]},
+    {"options": ["--on", "--no-on"], "dest": "on", "action": "switch"},
+    {"options": ["--ranks"], "dest": "ranks", "action": "store", "type": "integers"},
+    {"options": ["--rate"], "dest": "rate", "action": "store", "type": "float", "choices": [0.5, 1.0]},
+    {"options": ["--spaced"], "dest": "spaced", "action": "store", "type": "layers_spaced", "default": 1},
+    {"options": ["-h", "--help"], "dest": "help", "action": "help"},
+]
+"""What is read of the flags above; the first of two with one destination gives the default."""
+DATACLASS = """
+class TransformerConfig(ModelParallelConfig):
+    layers: int = 2
+    limit: int = 2**32 - 1
+    names: Optional[List[str]] = field(default_factory=list)
+    sizes: dict[str, int] = field(default_factory=dict)
+    made: Any = field(default_factory=make)
+    hidden: float = field(default=0.5, metadata={})
+    dtype: torch.dtype = torch.float32
+    wanted: int
+    constant = 3
+"""
+DEFAULTS = {
+    "layers": 2,
+    "limit": 2**32 - 1,
+    "names": [],
+    "sizes": {},
+    "made": "make",
+    "hidden": 0.5,
+    "dtype": "torch.float32",
+    "wanted": None,
+}
+
+
+def test_flags_and_fields_of_megatron_are_read_from_its_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = {"core/package_info.py": "MAJOR = 0\nMINOR = 99\nPATCH = 0\n"}
+    texts |= dict.fromkeys(CLASSES.values(), "") | {CLASSES["TransformerConfig"]: DATACLASS}
+    into = write(tmp_path / "into", {"known.json": '{"0.98.0": ""}'})
+    root = write(tmp_path / "tree", {f"megatron/{file}": text for file, text in texts.items()})
+    assert harvest("0.99.0", root, into, "megatron") == 1
+    assert "no folder training" in capsys.readouterr().err
+    write(root, {"megatron/training/arguments.py": SCRIPT})
+    assert harvest("0.99.0", root, into, "megatron") == 0
+    assert "not looked at here (1):\n  ['--unknown']: _StoreAction of words_of" in capsys.readouterr().out
+    written = {name: json.loads(text) for name, text in contents(into).items()}
+    assert written["flags.json"] == sorted(FLAGS, key=lambda row: (row["dest"], row["options"]))
+    assert {row["name"]: row["default"] for row in written["classes.json"]} == DEFAULTS
+    assert written["groups.json"]["layers"] == "network size" and written["groups.json"]["on"] == "RL"
+
+
+def write(folder: Path, texts: Mapping[str, str]) -> Path:
+    """The folder with these files in it."""
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, "utf-8")
+    return folder
 
 
 @pytest.mark.parametrize("version", [NEWEST, "0.6.0"])

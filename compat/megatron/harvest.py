@@ -22,7 +22,7 @@ from bridge.testing.harvest.rows import Facts, Row
 from bridge.testing.harvest.source import Package, Tree
 
 PACKAGE = Package("megatron-core", "megatron", "core/package_info.py")
-TABLES: Mapping[str, tuple[str, ...]] = {"flags.json": ("options", "dest"), "classes.json": ("class", "name")}
+TABLES: Mapping[str, tuple[str, ...]] = {"flags.json": ("dest", "options"), "classes.json": ("class", "name")}
 """Files of rows, and what tells which fact a row is about."""
 CLASSES: Mapping[str, str] = {
     "DistributedDataParallelConfig": "core/distributed/distributed_data_parallel_config.py",
@@ -76,7 +76,8 @@ def _parser(tree: Tree) -> argparse.ArgumentParser:
 
 
 def _flags(parser: argparse.ArgumentParser, unread: list[str]) -> Iterator[Row]:
-    exclusive = [[name for action in group._group_actions for name in action.option_strings] for group in _exclusive(parser)]
+    groups = [group._group_actions for group in parser._mutually_exclusive_groups]  # those of its sections among them
+    exclusive = [[name for action in actions for name in action.option_strings] for actions in groups]
     for action in parser._actions:
         kind, turns = ACTIONS.get(type(action).__name__), _turns(action)
         if kind is None or (kind == "store" and turns is None):
@@ -89,11 +90,6 @@ def _flags(parser: argparse.ArgumentParser, unread: list[str]) -> Iterator[Row]:
         more |= {"default": None if kind == HELP else plain(default)}
         more |= {"excludes": [name for name in others if name not in action.option_strings] or None}
         yield {**row, **{name: value for name, value in more.items() if value is not None}}
-
-
-def _exclusive(parser: argparse.ArgumentParser) -> Iterator[Any]:
-    for group in (parser, *parser._action_groups):
-        yield from group._mutually_exclusive_groups
 
 
 def _turns(action: argparse.Action) -> str | None:

@@ -80,7 +80,7 @@ def joined(old: Any, found: Any) -> Any:
         return {name: value if value is not None else old.get(name, found.get(name)) for name, value in both.items()}
     if isinstance(old, list) and isinstance(found, list):
         return old if {*found} <= {*old} else sorted({*old, *found})
-    return old
+    return old or found
 
 
 def _key(row: Mapping[str, Any], keys: Sequence[str]) -> tuple[str, ...]:
