@@ -16,10 +16,11 @@ import shutil
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 
 import compat
 from bridge import translate
@@ -63,7 +64,7 @@ pushd() { true; }
 popd() { true; }
 cp() { command cp "$@" 2> /dev/null || true; }
 mv() { command mv "$@" 2> /dev/null || true; }
-source() { if [[ -f $1 ]]; then builtin source "$@"; fi; }
+source() { if [[ -f $1 ]]; then builtin source "$@"; else builtin source /given; fi; }
 command_not_found_handle() { return 0; }
 tee() {
     local path
@@ -71,7 +72,9 @@ tee() {
     command tee "$@"
 }
 """
-"""What every shell in the root folder begins with: missing folders, files and programs do not stop a script."""
+"""What every shell in the root folder begins with: missing folders, files and programs do not stop a script, and a file that
+is sourced and missing sets what the reader says that it may set anew, since --env says what such a file would set.
+"""
 SLURM: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"--nodes[= ]|-N *", ("SLURM_NNODES", "SLURM_JOB_NUM_NODES")),
     (r"--ntasks[= ]|-n *", ("SLURM_NTASKS",)),
@@ -93,6 +96,7 @@ printf '%s\\0' "$(($# + 1))" "${{0##*/}}" "$@" >> {RECORD}
 SECONDS = 20
 SHELL = ("BASH_SOURCE", "SECONDS", "RANDOM", "PWD", "HOME", "PATH", "UID", "LINENO", "BASH_REMATCH", "FUNCNAME", "PIPESTATUS")
 ASKED = re.compile(r"--env (\w+)=\.\.\.")
+ANEW = re.compile(r"may set it anew; say it with --env (\w+)=")
 ROUNDS = 12
 
 
@@ -147,12 +151,14 @@ class Jail:
         path.write_text(text, "utf-8")
         path.chmod(0o755)
 
-    def run(self, text: str, outside: Mapping[str, str]) -> Ran:
-        """What bash comes to with a script that is started with `outside`."""
+    def run(self, text: str, outside: Mapping[str, str], anew: Collection[str] = ()) -> Ran:
+        """What bash comes to with a script that is started with `outside`; a missing file sets those of it that are `anew`."""
         shutil.rmtree(self.folder / "work")
         (self.folder / "work").mkdir()
         (self.folder / "work" / "launch.sh").write_text(text, "utf-8")
         (self.folder / RECORD.lstrip("/")).write_bytes(b"")
+        given = (f"unset -v {name}\n{name}={quote(value)}\n" for name, value in outside.items() if name in anew)
+        (self.folder / "given").write_text("".join(given), "utf-8")
         for script in set(re.findall(r"(?m)^\s*(\.?/[\w./-]+\.py)\b", text)):
             self._stand_in(
                 self.folder / "work" / script if script.startswith(".") else self.folder / script.lstrip("/"), STAND_IN
@@ -289,14 +295,18 @@ def guess(name: str, text: str) -> str:
     return next(value for pattern, value in GUESSES for alias in aliases[-1:] if re.fullmatch(pattern, alias.upper()))
 
 
-def to_the_end(path: Path, outside: dict[str, str]) -> str:
-    """Read a script, giving what it asks for, and convert it; empty if that is done, else the reason why not."""
+def to_the_end(path: Path, outside: dict[str, str], anew: set[str]) -> str:
+    """Read a script, giving what it asks for, and convert it; empty if that is done, else the reason why not.
+
+    What a file that is not there may set is `anew`.
+    """
     text = path.read_text("utf-8", "replace")
     for _ in range(ROUNDS):
         try:
             return converted(path, outside)
         except BridgeError as error:
             asked = set(ASKED.findall(str(error))) - set(outside)
+            anew |= {*ANEW.findall(str(error))}
             if not asked and (better := _corrected(str(error), text, outside)):
                 outside |= better
             elif not asked:
@@ -386,10 +396,11 @@ def _judged(path: Path, jail: Jail) -> Iterator[tuple[str, Seen]]:
     text = path.read_text("utf-8", "replace")
     yield "alone", compared(Script(text, "launch.sh"), jail.run(text, {}))
     outside: dict[str, str] = {}
-    why = to_the_end(path, outside)
+    anew: set[str] = set()
+    why = to_the_end(path, outside, anew)
     yield "to the end", Seen(f"refused: {reason(why)}" if why else "read to the end", why)
     outside |= {name: guess(name, text) for name in _open(text) - set(outside)}
-    yield "with --env", compared(Script(text, "launch.sh", outside), jail.run(text, outside))
+    yield "with --env", compared(Script(text, "launch.sh", outside), jail.run(text, outside, anew))
 
 
 def _open(text: str) -> set[str]:
