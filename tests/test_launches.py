@@ -120,7 +120,12 @@ def test_an_inner_shell_sees_what_bash_hands_on(text: str, words: list[str], unk
     [
         ("exit 0\ntorchrun a.py --n 2", "line 2: is not reached: line 1 ends the script before"),
         ("if [ -z $A ]; then\nexit 1\nfi\ntorchrun a.py", "line 1: if [ -z $A ]; then); say --env A=..."),
-        ("f() {\ntorchrun a.py\n}", "line 2: stands in the function f (line 1), which is not called"),
+        ("f() {\ntorchrun a.py\n}", "line 2: stands in the function f (line 1), which nothing that is read calls"),
+        (
+            "f() {\ntorchrun a.py\n}\ntrap f TERM",
+            "line 2: stands in the function f (line 1), which line 4 names, but nothing that is read calls",
+        ),
+        ("function f {\ntorchrun a.py\nf\n}", "line 2: stands in the function f (line 1), which nothing that is read calls"),
         (
             "A=1\nif [ $A = 2 ]; then\n  torchrun a.py\nfi",
             "line 3: stands in a branch that is not taken: line 2: if [ $A = 2 ]; then",

@@ -156,7 +156,10 @@ def test_own_scripts_say_what_a_human_reads(row: dict[str, Any]) -> None:
         ("torchrun a.py --num-layers ${!N}\n", "line 1: --num-layers: ${!N}"),
         ("torchrun pretrain_gpt.py $ALL\n", "$ALL (line 1) is not known: the script sets it nowhere; say it with --env ALL=..."),
         ("torchrun a.py --num-layers 2 --data-path x $U y\n", "at a word that may hold flags: $U (line 1) is not known"),
-        ("run() { torchrun a.py --num-layers 4; }\nbash -c run\n", "line 1: stands in the function run, which is not called"),
+        (
+            "run() { torchrun a.py --num-layers 4; }\nbash -c run\n",
+            "line 1: stands in the function run, which line 2 names, but nothing that is read calls",
+        ),
         ("D=$D$D\ntorchrun a.py --num-layers $D\n", "line 1 sets it, but not for what is read here; say it with --env D=..."),
         ("L=$(date)$L\ntorchrun a.py --num-layers 2$L\n", "it is the output of a command"),
         ("read -n 2 q <<< 42\ntorchrun a.py --num-layers $q\n", "read -n is not read"),

@@ -120,7 +120,12 @@ def fail(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 
 def outside(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     """What succeeds or not, nobody knows, and sets nothing."""
-    reader.scope.status = 0 if len(called) == 1 and spelled(called[0]) == "wait" else None
+    waits = spelled(called[0]) == "wait"
+    reader.scope.status = 0 if len(called) == 1 and waits else None
+    if waits and not (known(called[-1]) or "").isdecimal():
+        reader.awaited()
+        if len(called) == 1:
+            reader.scope.files.settled()
     if spelled(called[0]) in ("type", "jobs", "times", "ulimit", "umask", "caller", "dirs", "hash"):
         reader.write(_unknown(reader, f"({spelled(called[0])})"))
 

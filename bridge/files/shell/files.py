@@ -10,6 +10,7 @@ from bridge.files.shell.pieces import NOWHERE, Pieces, Unknown, known, same
 
 GONE = "the script has removed the file"
 """Why nothing stands in a file that is not there any more."""
+BEHIND = "it is written in the background, and may be read before"
 AWAY = "?"
 """What the mark of a folder begins with of which nobody knows where it lies."""
 
@@ -19,7 +20,8 @@ class Files:
     """What is known of files by key: their content, and which of them may not be there (`unsure`).
 
     `folders` are those that the script has made. `writer` is a program that may have written any file, with its line; `since`
-    are the files that the script has written after it. What a shell reads of any other file is not known then.
+    are the files that the script has written after it. What a shell reads of any other file is not known then. `awaited` is
+    what programs in the background leave in files, None where another order of writing would leave something else.
     """
 
     held: dict[str, Pieces] = field(default_factory=dict)
@@ -27,13 +29,16 @@ class Files:
     folders: set[str] = field(default_factory=set)
     writer: str = ""
     since: set[str] = field(default_factory=set)
+    awaited: dict[str, Pieces | None] = field(default_factory=dict)
 
     def copy(self) -> Files:
         """Files of their own, for a branch or a subshell."""
-        return Files(dict(self.held), set(self.unsure), set(self.folders), self.writer, set(self.since))
+        return Files(dict(self.held), set(self.unsure), set(self.folders), self.writer, set(self.since), dict(self.awaited))
 
     def put(self, key: str, content: Pieces) -> None:
         """Write a file."""
+        if key in self.awaited:
+            self.awaited[key], content = None, self.held[key]
         self.held[key] = content
         self.unsure.discard(key)
         if self.writer:
@@ -51,6 +56,20 @@ class Files:
     def written(self, program: str) -> None:
         """A program of which nobody knows what it writes."""
         self.writer, self.since = program, set()
+
+    def behind(self, before: Files, line: int) -> None:
+        """What came after `before` is written in the background: nobody knows when."""
+        written = {key: content for key, content in self.held.items() if before.held.get(key) is not content}
+        for key in written.keys() - self.awaited.keys():
+            self.doubt(key, Unknown("", NOWHERE, line, BEHIND))
+            self.awaited[key] = written[key]
+
+    def settled(self) -> None:
+        """All programs in the background have ended."""
+        written, self.awaited = self.awaited, {}
+        for key, content in written.items():
+            if content is not None:
+                self.put(key, content)
 
     def stale(self, key: str) -> str:
         """Why a file may be another one than the script wrote, or that lay there before; empty if it is not."""
@@ -84,6 +103,7 @@ class Files:
             self.folders & other.folders,
             self.writer or other.writer,
             self._rewritten(other),
+            dict.fromkeys((*self.awaited, *other.awaited)),
         )
 
     def _parted(self, other: Files) -> set[str]:

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from bridge.files.shell.read import Reader
 
 SET = re.compile(r"([A-Za-z_]\w*)=")
+UNSET = re.compile(r"(?:-u|--unset=)(?=.)(.*)", re.DOTALL)
+SHARED = "BASH_FUNC_{}%%"
+"""The variable in which an exported function is handed on."""
+GIVEN = re.compile(SHARED.format(".*") + "=")
 OTHERS = frozenset(("sudo", "srun", "sbatch"))
 """What keeps the environment from a shell, and gives it one of its own."""
 UNSEEN = "the script does not export it, so that the shell that it starts does not see it"
@@ -110,6 +114,8 @@ def _scope(reader: Reader, place: int, found: Walk, called: Sequence[Pieces], ar
     kept = {} if apart else {name: pieces for name, pieces in outer.environment.items() if name not in dropped}
     seen = {name: Value((pieces,)) for name, pieces in kept.items()}
     for word in called[: found.before] if not found.apart else ():
+        if GIVEN.match(spelled(word)):
+            raise reader.refuse(place, "a function that is given as a variable is not read")
         if given := SET.match(spelled(word)):
             seen[given[1]] = Value((cut(word, given.end()) or (Text("", NOWHERE),),))
     lists = {name for name, value in outer.variables.items() if not apart and not (value and value.open) and outer.lists(name)}
@@ -124,7 +130,8 @@ def _scope(reader: Reader, place: int, found: Walk, called: Sequence[Pieces], ar
         for name in outer.outside.keys() - dropped
         if name in outer.variables and (value := outer.get(name)) is not None
     }
-    shared = {} if apart else {name: sure and shell == "bash" for name, sure in outer.shared.items() if name in outer.functions}
+    handed = {} if apart else {name: sure and shell == "bash" for name, sure in outer.shared.items() if name in outer.functions}
+    shared = {name: sure for name, sure in handed.items() if SHARED.format(name) not in dropped}
     return Scope(
         {name: text for name, text in outer.outside.items() if not name.isdigit()} | _first(arguments),
         {**({} if apart else told), **hidden, **seen},
@@ -148,7 +155,7 @@ def _dropped(words: Sequence[Pieces]) -> tuple[bool, set[str]]:
         return True, set()
     behind_env = texts[texts.index("env") :] if "env" in texts else []
     names = {after for text, after in pairwise(behind_env) if text in ("-u", "--unset")}
-    names |= {text.partition("=")[2] for text in behind_env if text.startswith("--unset=")}
+    names |= {found[1] for text in behind_env if (found := UNSET.match(text))}
     return bool({"-i", "-", "--ignore-environment"} & set(behind_env)), names
 
 

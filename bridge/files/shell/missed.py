@@ -188,10 +188,11 @@ def _unreached(line: Line, place: _Place) -> str:
     """Why a line is not started."""
     function = next((block for block in line.around if block.kind == "function"), None)
     if function is not None:
-        return f"stands in the function {function.text} (line {function.line}), which is not called"
+        return f"stands in the function {function.text} (line {function.line}), {_uncalled(function.text, line, place)}"
     own = FUNCTION.match(line.text)
     if own is not None:
-        return f"stands in the function {own['long'] or own['short']}, which is not called"
+        name = own["long"] or own["short"]
+        return f"stands in the function {name}, {_uncalled(name, line, place)}"
     if place.left_at and place.left_at < line.number:
         return f"is not reached: line {place.left_at} ends the script before{_condition(place)}"
     if line.around:
@@ -199,6 +200,20 @@ def _unreached(line: Line, place: _Place) -> str:
         said = f"stands in a branch that is not taken: line {block.line}: {_short(block.text)}"
         return said + place.origins.settled_by(block.text, inside=line.inside)
     return "is not reached"
+
+
+def _uncalled(name: str, line: Line, place: _Place) -> str:
+    """What names a function that is not called: a trap, a variable or a text, maybe."""
+    names = re.compile(rf"(?<![\w.:-]){re.escape(name)}(?![\w.:-]|\s*\(\s*\))")
+    own = re.compile(rf"function\s+{re.escape(name)}(?![\w.:-])")
+    naming = (
+        found.number
+        for found in place.whole
+        if names.search(own.sub("", found.text))
+        and name not in [block.text for block in found.around if block.kind == "function"]
+    )
+    said = next((f"which line {number} names, but " for number in naming if number != line.number), "which ")
+    return f"{said}nothing that is read calls"
 
 
 def _condition(place: _Place) -> str:

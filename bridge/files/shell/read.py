@@ -9,7 +9,7 @@ from itertools import dropwhile, takewhile
 from typing import TYPE_CHECKING
 
 from bridge.errors import SourceError
-from bridge.files.shell import arithmetic, branches, effects, inner, loops, opened, redirections, variables
+from bridge.files.shell import arithmetic, branches, effects, inner, loops, opened, redirections, signals, variables
 from bridge.files.shell.decide import Bad, Condition
 from bridge.files.shell.expand import OUTPUT, Expander
 from bridge.files.shell.files import key_in
@@ -55,6 +55,10 @@ HOPED = frozenset(
 Action = Callable[[], None]
 
 
+class Stopped(SourceError):
+    """An expansion on which a shell ends."""
+
+
 @dataclass(frozen=True)
 class Command:
     """A command that the script starts: its words, the variables set for it, and the line on which it begins.
@@ -87,9 +91,12 @@ class Reader:
     loops: int = 0
     grouping: int = 0
     behind: int = 0
+    jobs: list[tuple[int, int]] = field(default_factory=list)
     leaving: list[Scope] = field(default_factory=list)
     exits: list[list[Scope]] = field(default_factory=list)
     stops: list[tuple[int, str]] = field(default_factory=list)
+    ends: list[str] = field(default_factory=list)
+    inner: Scope | None = None
     substituted: int | None = 0
     hoped: bool = False
     place: int = 0
@@ -122,6 +129,11 @@ class Reader:
         return bool(self.scope.ended)
 
     @property
+    def alone(self) -> bool:
+        """Whether an expansion that stops a shell ends that of a text or a file alone, and nothing reads what it writes."""
+        return self.scope is self.inner and not self.scope.captured
+
+    @property
     def parted(self) -> int:
         """The line on which a path that may have left a loop or a function parted from the present one; 0 if there is none."""
         left = (scope.parted for scopes in (self.leaving, *self.exits) for scope in scopes)
@@ -148,7 +160,7 @@ class Reader:
         """Raise `SourceError` where a shell stops."""
         if not self.stops:
             return
-        SourceError.raise_if(f"{self.name}: line {line}: {problem}" for line, problem in self.stops)
+        Stopped.raise_if(f"{self.name}: line {line}: {problem}" for line, problem in self.stops)
 
     def setter(self, name: str) -> int:
         """The line on which the script assigns a variable anywhere; 0 if it does nowhere."""
@@ -183,12 +195,29 @@ class Reader:
             if not node.is_named:
                 continue
             if after is not None and after.type == "&":
-                self.behind += 1
-                self.apart(lambda node=node: self.statement(node))  # type: ignore[misc]
-                self.behind -= 1
-                self.scope.status = 0
+                self.aside(node)
             else:
                 self.statement(node)
+
+    def aside(self, node: Node) -> None:
+        """A statement in the background."""
+        first, jobs, self.jobs = len(self.commands), self.jobs, list(self.jobs)
+        files = self.scope.files.copy()
+        self.behind += 1
+        self.apart(lambda: self.statement(node))
+        self.behind -= 1
+        self.scope.files.behind(files, self.source.line(node.start_byte))
+        self.scope.status, self.jobs = 0, [*jobs, (first, len(self.commands))]
+
+    def awaited(self) -> None:
+        """What runs in the background has begun by now."""
+        if not self.branch:
+            self.jobs.clear()
+
+    def killed(self, place: int) -> None:
+        """What runs in the background may end before it begins."""
+        for first, last in self.jobs:
+            self._maybe(first, last, self.source.line(place))
 
     def statement(self, node: Node) -> None:
         """One statement of any kind, with the `!` before it."""
@@ -371,7 +400,9 @@ class Reader:
 
     def _broken(self, first: int, last: int, stage: Node) -> None:
         """Commands that a shell may not get to, since nobody reads what those before them write."""
-        line = self.source.line(stage.start_byte)
+        self._maybe(first, last, self.source.line(stage.start_byte))
+
+    def _maybe(self, first: int, last: int, line: int) -> None:
         self.commands[first:last] = [replace(found, branch=found.branch or line) for found in self.commands[first:last]]
 
     def _last(self, stage: Node, outer: Scope, output: Pieces) -> None:
@@ -620,7 +651,7 @@ class Reader:
             if self.call(place, name, called[1:]):
                 return
         if name in BUILTINS:
-            if name not in ("echo", "printf", "exec", "command"):
+            if name not in ("echo", "printf", "exec", "command") or self.alone:
                 self.check_stops()
             self.stops.clear()
             self.hoped = name in HOPED
@@ -633,6 +664,8 @@ class Reader:
     def _external(self, place: int, called: Sequence[Pieces], found: Walk) -> None:
         from bridge.files.shell.programs import PROGRAMS, place_named
 
+        if self.alone:
+            self.check_stops()
         self.stops.clear()
         line = self.source.line(place)
         branch, files = self.branch or self.scope.doubted or self.parted, dict(self.scope.files.held)
@@ -643,6 +676,10 @@ class Reader:
             return
         name = said.rpartition("/")[2]
         self.hoped = name in HOPED
+        if found.kind in ("program", "module") or name == "sleep":
+            self.awaited()
+        elif name in signals.KILLING:
+            self.killed(place)
         self.scope.status, self.scope.asked = None, name in self.defined
         why = OUTPUT
         try:
@@ -696,13 +733,28 @@ class Reader:
         scope.output, scope.captured = outer.output, outer.captured
         self.scope, around = scope, (self.guarded, self.loops)
         self.guarded, self.loops = 0, 0
-        self.run(source)
+        self._contained(source)
         self.guarded, self.loops = around
         self.landed(mark)
         self.left()
         self.scope = outer
         outer.files, outer.output = scope.files, scope.output
         outer.status, outer.asked = (scope.status, scope.asked) if alone else (None, False)
+
+    def _contained(self, source: Source) -> None:
+        """Read a source in a shell of its own, which an expansion may end; the shell around it goes on."""
+        scope, before = self.scope, (self.source, self.depth, self.behind)
+        around, self.inner = self.inner, scope
+        try:
+            self.run(source)
+        except Stopped as error:
+            if not self.alone:
+                raise
+            self.stops.clear()
+            self.ends += error.problems
+            self.source, self.depth, self.behind = before
+            scope.ended, scope.status, scope.asked = "exit", None, True
+        self.inner = around
 
     def key(self, path: Pieces) -> str:
         """What makes two names of files the same, from wherever the shell stands."""

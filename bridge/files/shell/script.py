@@ -165,7 +165,7 @@ class Script:
         strays = [(line, f"{word}: {reason}") for line, word, reason in self.strays()]
         sources = [(found.line, f"source {found.name}: what it sets is not known: {found.why}") for found in self.reader.sourced]
         found = [f"{self.name}: line {line}: {reason}" for line, reason in (*strays, *looked, *(sources if not runs else ()))]
-        return [*found, *islice(self._unknown, MOST)]
+        return [*found, *self.reader.ends[:MOST], *islice(self._unknown, MOST)]
 
 
 def _stray(text: str, line: int) -> str:

@@ -22,7 +22,11 @@ NUMBERS = {name: number for number, name in enumerate(NAMED, 1)}
 NAMES = {str(number): name for name, number in NUMBERS.items()}
 IGNORED = frozenset(("QUIT", "CHLD", "CONT", "WINCH", "URG"))
 """What does nothing to a shell that has no trap for it."""
+HARMLESS = frozenset(("0", "CONT", "CHLD", "WINCH", "URG"))
+"""What ends no program that is just started."""
 STOPPING = frozenset(("STOP", "TSTP", "TTIN", "TTOU"))
+KILLING = frozenset(("kill", "pkill", "killall"))
+"""Programs that send signals."""
 OWN = re.compile(r"\$\{?(?P<which>\$|BASHPID|PPID)\}?")
 
 
@@ -65,6 +69,8 @@ def kill(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
         reader.write((Unknown("$(kill)", NOWHERE, reader.source.line(place), OUTPUT),))
         return
     kinds = {_kind(reader, word) for word in processes}
+    if "other" in kinds and signal not in HARMLESS and not all(_numbered(word) for word in processes):
+        reader.killed(place)
     if "group" in kinds and "own" not in kinds:
         _to_group(reader, place, signal)
     if "parent" in kinds:
@@ -72,6 +78,11 @@ def kill(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     if "own" in kinds:
         reader.scope.status = 0 if kinds == {"own"} else None
         _to_itself(reader, place, signal, before)
+
+
+def _numbered(word: Pieces) -> bool:
+    """Whether a word is a number that the script has from nowhere."""
+    return (known(word) or "").isdecimal()
 
 
 def _sent(words: Sequence[Pieces]) -> tuple[str, Sequence[Pieces]]:
