@@ -189,7 +189,8 @@ class Pattern:
     def _literal(self, position: int) -> tuple[int, str]:
         if self.chars[position] == ("\\", True) and position + 1 < len(self.chars):
             position += 1
-        return position + 1, self.chars[position][0]
+        char = self.chars[position][0]
+        return position + 1, char.lower() if self.fold else char
 
 
 def reached(nodes: Sequence[Node], text: str, starts: Positions) -> Positions:

@@ -614,6 +614,7 @@ class Reader:
     def _with(self, assignments: Sequence[Word], called: Sequence[Pieces], place: int) -> None:
         """A command with variables that are set for it alone."""
         own: dict[str, Value | None] = {}
+        marks = dict(self.scope.marks)
         doubting, self.scope.doubting = self.scope.doubting, 0
         for word in assignments:
             name = variables.assignment(self.source, word)
@@ -633,6 +634,7 @@ class Reader:
         self.start(called, place)
         if own:
             self.scope.exported -= own.keys() - exported
+            self.scope.marks |= {name: marks[name] for name in own if "a" in marks.get(name, ())}
             for said, value in own.items():
                 if value is variables.NOTHING:
                     self.scope.variables.pop(said, None)

@@ -89,6 +89,11 @@ def perform_alone(reader: Reader, word: Word, target: Target) -> None:
     scope = reader.scope
     if any(part.kind == "array" for part in word.parts) or "n" in scope.marks.get(target.name, ()):
         raise Unread("an array or a reference before a command is not read")
+    marks = scope.marks.get(target.name, frozenset())
+    if marks & {"A", "?a", "?A"}:
+        raise Unread("a table before a command is not read")
+    if "a" in marks:
+        scope.mark(target.name, (), "a")
     perform(reader, word)
     value = scope.get(target.name)
     if value is not None and value.array and target.index is None:
