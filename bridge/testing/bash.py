@@ -108,11 +108,20 @@ def said(text: str) -> Said:
         if unknown is not None or command.branch:
             return Said([], f"line {command.line}: {unknown.why if unknown else 'a branch decides it'}")
         words = ["".join(piece.key for piece in word) for word in command.words]
+        if words[0] == "env" and STARTER in words and _between(words):
+            return Said([], f"line {command.line}: a program that is not here may start it")
         if STARTER in words and "xargs" in words[: words.index(STARTER)]:
             return Said([], f"line {command.line}: xargs adds words of its own")
         if STARTER in words[:1] or (STARTER in words and words[0] in STARTING):
             runs.append(words[words.index(STARTER) + 1 :])
     return Said(runs, refused, int(stopped[1]) if stopped else 0)
+
+
+def _between(words: list[str]) -> bool:
+    """Whether a program that is not there stands between `env` and what it starts."""
+    before = words[1 : words.index(STARTER)]
+    plain = (word for last, word in zip(["", *before], before, strict=False) if not last.startswith("-"))
+    return any(not word.startswith("-") and "=" not in word and word not in STARTING for word in plain)
 
 
 def _sets(word: Pieces) -> bool:

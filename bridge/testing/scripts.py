@@ -545,7 +545,7 @@ PRODUCTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             'if [ -n "$HOSTNAME" ]; then declare -u X№; fi; declare +u X№; X№=⟨one word⟩; A=$X№',
         ),
         "BASH_SOURCE": (
-            "echo 'A=${BASH_SOURCE[0]##*/} B=${0##*/}; [[ ${BASH_SOURCE[0]} != \"$0\" ]] && C=s' > c№.sh; . ./c№.sh",
+            "echo '[[ ${BASH_SOURCE[0]} != \"$0\" ]] && C=s' > c№.sh; . ./c№.sh",
             'if [ "${BASH_SOURCE[0]}" = "$0" ]; then A=⟨bare⟩; fi',
             'echo \'[[ "${BASH_SOURCE[0]}" == "$0" ]] || return 0; torchrun s.py\' > c№.sh; source ./c№.sh; B=$?',
         ),
