@@ -11,6 +11,7 @@ from bridge.dialect import Config, Dialect
 from bridge.edits import edited
 from bridge.errors import BridgeError
 from bridge.layout.architecture import Architecture
+from bridge.model import Model
 from bridge.plan import Plan
 from bridge.rules import Effect
 from bridge.translation import lift, lower, plan_claims
@@ -28,7 +29,8 @@ MICRO = 4
 @dataclass(frozen=True)
 class Workload:
     """What is trained, the same on every backend: a native GPT of that shape with the first weights that `seed` draws
-    (`bridge.engine.models.gpt.GPT(architecture, seed)`), or a model of the stack's own that computes the same.
+    (`bridge.engine.models.gpt.GPT(architecture, seed)`), or a model of the stack's own that computes the same. With a `model` it
+    is the one that a plan describes so (`bridge.engine.models.dense.Dense`), of that same shape.
 
     `micro` counts where the config leaves the microbatch open.
     """
@@ -36,18 +38,20 @@ class Workload:
     architecture: Architecture
     seed: int = 1234
     micro: int = MICRO
+    model: Model | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """What one step gave: the mean loss over all ranks, the global gradient norm before clipping and the learning rate (None
-    where the stack does not tell), and whether weights changed.
+    where the stack does not tell), whether weights changed, and the loss scale that it ran with (None: none, or not told).
     """
 
     loss: float
     grad_norm: float | None = None
     lr: float | None = None
     updated: bool = True
+    scale: float | None = None
 
 
 class Trainer(Protocol):

@@ -428,7 +428,10 @@ def verify(
     to: Annotated[str, typer.Option("--to", metavar="DIALECT", help="Stack to translate to.", show_default=False)],
     to_version: ToVersion = None,
     ranks: Annotated[int, typer.Option("--ranks", metavar="N", min=1, max=8, help="Local ranks at most.")] = 4,
-    steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Steps of each run.")] = 3,
+    steps: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--steps", metavar="N", min=1, help="Steps of each run; open: as many as show what moves."),
+    ] = None,
     padded: Annotated[bool, typer.Option("--padded", help="Every third sample is half padding, which counts nothing.")] = False,
 ) -> int:
     """Verify one file."""

@@ -41,7 +41,7 @@ class Options:
     to: str
     to_version: str | None = None
     ranks: int = 4
-    steps: int = 3
+    steps: int | None = None
     padded: bool = False
 
 

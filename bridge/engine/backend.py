@@ -42,12 +42,14 @@ class NativeBackend(Backend):
     def open(self, run: Config | Plan, workload: Workload) -> NativeTrainer:
         """See `Backend`."""
         from bridge.engine import initialize
-        from bridge.engine.models.gpt import GPT, mean_cross_entropy, summed_cross_entropy
+        from bridge.engine.models.dense import native
+        from bridge.engine.models.gpt import mean_cross_entropy, summed_cross_entropy
 
         plan = lift(run) if isinstance(run, Config) else run
+        if workload.model is not None:  # which has the experts that the engine itself has not
+            plan = Plan.of({path: value for path, value in plan.values().items() if path not in EXPERTS})
         loss = summed_cross_entropy if plan.loss == "per_token" else mean_cross_entropy
-        model = GPT(workload.architecture, workload.seed)
-        return NativeTrainer(initialize(model, plan, loss, seed=workload.seed), plan.batch.micro or workload.micro)
+        return NativeTrainer(initialize(native(workload), plan, loss, seed=workload.seed), plan.batch.micro or workload.micro)
 
 
 class NativeTrainer:
@@ -61,9 +63,9 @@ class NativeTrainer:
 
     def train_batch(self, batches: Iterable[Batch]) -> Step:
         """See `Trainer`."""
-        engine, before = self.engine, self.engine.progress.steps
+        engine, before, scale = self.engine, self.engine.progress.steps, self.engine.scaler.scale
         loss, progress = engine.train_batch(batches), engine.progress
-        return Step(loss, progress.grad_norm, progress.lr, progress.steps > before)
+        return Step(loss, progress.grad_norm, progress.lr, progress.steps > before, scale)
 
     def weights(self) -> Mapping[str, Tensor]:
         """See `Trainer`."""
@@ -82,4 +84,6 @@ class NativeTrainer:
         self._gradients = self.engine.bytes()["gradients"]
 
 
+EXPERTS = ("model.experts", "parallel.expert", "parallel.expert_tensor")
+"""What a plan says of experts, to an engine whose model has them."""
 BACKEND = NativeBackend()

@@ -71,7 +71,6 @@ LIMITS: Mapping[str, Limit] = {
     "zero.meta_init": Limit((False,), "the model is built in memory"),
     "zero.offload.pinned": Limit((), "nothing is kept outside of the device"),
     "recompute.modules": Limit((), "whole layers are computed again"),
-    "optimizer.decay_ramp.shape": Limit((), "the engine's weight decay is constant; leave it unset", Effect.NUMBERS),
 }  # fmt: skip
 """Every field that the engine does not honour for each of its values; all others it does as told.
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from math import cos, pi, sqrt
 
 from bridge.errors import ConfigError
-from bridge.plan import LearningRate
+from bridge.plan import DecayRamp, LearningRate
 
 DECAY_SHARE = 10
 """Where a plan leaves it open, `wsd` decays over the last of so many equal parts of all steps."""
@@ -45,6 +45,15 @@ def _wsd(peak: float, schedule: LearningRate, step: int, warmup: int) -> float:
     start = _total(schedule) - decay_steps(schedule)
     done = _progress(schedule, step, start) if step > start else 0.0
     return _between(peak, schedule, _DECAYS[schedule.decay_shape or "linear"](done))
+
+
+def weight_decay(ramp: DecayRamp, step: int) -> float | None:
+    """The weight decay of the step that follows `step` updates; None without a ramp."""
+    if ramp.shape is None:
+        return None
+    start, end = ramp.start or 0.0, ramp.end or 0.0
+    done = min(1.0, step / max(1, ramp.steps or 0))
+    return start + (end - start) * (done if ramp.shape == "linear" else (1 - cos(pi * done)) / 2)
 
 
 def decay_steps(schedule: LearningRate) -> int:

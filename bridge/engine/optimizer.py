@@ -46,7 +46,8 @@ class Group:
 
 def spared(module: nn.Module, settings: Settings) -> tuple[Group, ...]:
     """Biases and norms as a group without weight decay, if the plan's decay is not for all; of norms, maybe LayerNorm alone."""
-    if settings.decay_scope not in ("matrices", "not_layernorm") or not settings.weight_decay:
+    decays = settings.weight_decay or settings.decay_ramp.shape
+    if settings.decay_scope not in ("matrices", "not_layernorm") or not decays:
         return ()
     decayed = _rms(module) if settings.decay_scope == "not_layernorm" else frozenset()
     names = frozenset(name for name, parameter in module.named_parameters() if parameter.ndim <= 1) - decayed
@@ -97,12 +98,14 @@ class ShardOptimizer:
         return float(self.groups[0].settings.get("lr", planned)) if self.groups else planned
 
     @torch.no_grad()
-    def step(self, gradients: Sequence[Tensor], lr: float) -> None:
-        """One update with `gradients`, slice by slice, at learning rate `lr` where no group has its own."""
+    def step(self, gradients: Sequence[Tensor], lr: float, decay: float | None = None) -> None:
+        """One update with `gradients`, slice by slice, at learning rate `lr` where no group has its own; the same for a weight
+        decay that changes.
+        """
         if self.torch is None:
             return
         for group in self.torch.param_groups:
-            group.update({"lr": lr, **self._own(group)})
+            group.update({"lr": lr, **({} if decay is None else {"weight_decay": decay}), **self._own(group)})
         for run, parameter in zip(self.runs, self.parameters, strict=True):
             parameter.grad = gradients[run.slice][run.start : run.stop].to(parameter.dtype)
         self.torch.step()

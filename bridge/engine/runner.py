@@ -20,7 +20,7 @@ from bridge.engine.fields import accumulation_of
 from bridge.engine.formats import TORCH
 from bridge.engine.gradients import Gradients
 from bridge.engine.layers import Arguments, facts, layers_of, parameter_facts
-from bridge.engine.learning_rate import learning_rate
+from bridge.engine.learning_rate import learning_rate, weight_decay
 from bridge.engine.loss_scale import LIMIT, LossScaler
 from bridge.engine.messages import Messages
 from bridge.engine.optimizer import Group, ShardOptimizer, clip_factor, setting, squared_norm
@@ -574,7 +574,8 @@ class Engine:
         gradients = [part.to(TORCH[flat.master]) for flat, part in self.gradients.parts()]
         if gradients:
             torch._foreach_mul_(gradients, factor)
-        self.optimizer.step(gradients, self.progress.lr)
+        decay = weight_decay(self.plan.optimizer.decay_ramp, self.progress.steps)
+        self.optimizer.step(gradients, self.progress.lr, decay)
         self.weights.refresh()
 
     def _begin(self, updated: bool) -> None:

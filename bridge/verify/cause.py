@@ -13,11 +13,12 @@ from bridge.backend import Backend, Workload
 from bridge.dialect import Config
 from bridge.edits import edited, without
 from bridge.errors import BridgeError
+from bridge.layout.architecture import Architecture
 from bridge.plan import LearningRate, Plan
 from bridge.rules import Effect
 from bridge.translation import lower
-from bridge.verify.measure import Distance, Measured, Run, distance, measure
-from bridge.verify.size import made
+from bridge.verify.measure import Distance, Measured, Run, measure, parted
+from bridge.verify.size import made, small_model
 
 SGD = {"optimizer.name": "sgd", "optimizer.betas": None, "optimizer.eps": None}
 
@@ -39,26 +40,28 @@ forms of one in a row, until one helps).
 
 @dataclass(frozen=True)
 class Bench:
-    """What measurements have in common: the workload, how many steps, padding or not, ranks, and the engine to hold others
+    """What measurements have in common: sequences in a microbatch, steps, padding or not, ranks, and the engine to hold others
     against. A run of a plan there is kept.
     """
 
-    workload: Workload
+    micro: int
     steps: int
     padded: bool
     world: int
     reference: Backend
     kept: dict[str, Measured] = field(default_factory=dict)
 
-    def measure(self, run: Run) -> Measured:
-        """See `measure`."""
-        return measure(run, self.workload, self.steps, self.padded)
+    def measure(self, run: Run, plan: Plan) -> Measured:
+        """See `measure`; the model is that of `plan`."""
+        model = small_model(plan)
+        workload = Workload(Architecture.of(model), micro=self.micro, model=model)
+        return measure(run, workload, self.steps, self.padded)
 
     def expected(self, plan: Plan) -> Measured:
         """What `plan` gives on the reference."""
         key = plan.model_dump_json(exclude_none=True)
         if key not in self.kept:
-            self.kept[key] = self.measure(Run(self.reference, plan))
+            self.kept[key] = self.measure(Run(self.reference, plan), plan)
         return self.kept[key]
 
 
@@ -70,20 +73,36 @@ class Cure:
     config: Config
 
 
-def stack_cures(config: Config, backend: Backend, bench: Bench, rounding: Distance) -> Iterator[Cure]:
+@dataclass(frozen=True)
+class Suspect:
+    """A config of a stack that runs otherwise than it means, its engine, and its model's plan."""
+
+    config: Config
+    backend: Backend
+    plan: Plan
+
+    def meaning(self, config: Config) -> Plan:
+        """What a changed config means, with the same model."""
+        model = {path: value for path, value in self.plan.values().items() if path.startswith("model.")}
+        return made(self.backend.meaning(config), model)
+
+
+def stack_cures(suspect: Suspect, bench: Bench, rounding: Distance) -> Iterator[Cure]:
     """The first form of each trial that is one."""
-    for forms in _trials(config, backend, bench.world):
-        cures = (Cure(_difference(config.given, form.given), form) for form in forms if _heals(form, backend, bench, rounding))
+    given = suspect.config.given
+    for forms in _trials(suspect.config, suspect.backend, bench.world):
+        cures = (Cure(_difference(given, form.given), form) for form in forms if _heals(suspect, form, bench, rounding))
         yield from islice(cures, 1)
 
 
-def plan_loss(config: Config, backend: Backend, bench: Bench, rounding: Distance, wanted: Measured) -> str:
+def plan_loss(suspect: Suspect, bench: Bench, rounding: Distance, wanted: Measured) -> str:
     """The settings that the plan does not hold, if the stack does what the plan says once the config is written anew from it."""
+    config, backend = suspect.config, suspect.backend
     try:
         again = lower(backend.meaning(config), config.dialect, config.version, config.world_size)
         settings = _unlike(config, again)
-        run = bench.measure(Run(backend, again)) if settings else None
-        healed = run is not None and not distance(run, wanted).beyond(rounding)
+        run = bench.measure(Run(backend, again), suspect.plan) if settings else None
+        healed = run is not None and not parted(run, wanted, rounding)
     except BridgeError:
         return ""
     return ", ".join(settings) if healed else ""
@@ -103,13 +122,14 @@ def known_misdeeds(config: Config, cures: Iterable[Cure]) -> Iterator[str]:
             yield f"{finding.path}: {finding.message}"
 
 
-def _heals(changed: Config, backend: Backend, bench: Bench, rounding: Distance) -> bool:
+def _heals(suspect: Suspect, changed: Config, bench: Bench, rounding: Distance) -> bool:
     """Whether the stack does what the changed config means; where that does not run, it tells nothing."""
     try:
-        run, expected = bench.measure(Run(backend, changed)), bench.expected(backend.meaning(changed))
+        plan = suspect.meaning(changed)
+        run, expected = bench.measure(Run(suspect.backend, changed), plan), bench.expected(plan)
     except BridgeError:
         return False
-    return not distance(run, expected).beyond(rounding)
+    return not parted(run, expected, rounding)
 
 
 def _trials(config: Config, backend: Backend, world: int) -> Iterator[list[Config]]:
@@ -157,10 +177,10 @@ def plan_causes(source: Plan, target: Plan, bench: Bench, wanted: Measured, roun
             groups.setdefault(together, {})[path] = theirs.get(path)
     for changed in groups.values():
         with suppress(BridgeError):  # alone, that change may make no plan
-            if distance(bench.expected(made(source, changed)), wanted).beyond(rounding):
+            if parted(bench.expected(made(source, changed)), wanted, rounding):
                 told = [path for path, new in changed.items() if new or mine.get(path)] or list(changed)
                 yield " and ".join(f"{path} became {_said(changed[path])} from {_said(mine.get(path))}" for path in told)
 
 
-TOGETHER = ("batch.", "optimizer.schedule.", "precision.loss_scale.")
+TOGETHER = ("batch.", "optimizer.schedule.", "optimizer.decay_ramp.", "precision.loss_scale.", "model.rotary.scaling.")
 """Sections whose fields are one setting."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from math import isfinite
 from typing import Any, Literal
 
-from bridge.backend import Backend, Workload
+from bridge.backend import Backend
 from bridge.dialect import Config
 from bridge.edits import edited
 from bridge.engine.backend import BACKEND as NATIVE
@@ -16,9 +16,9 @@ from bridge.errors import BridgeError
 from bridge.plan import Plan
 from bridge.rules import Effect
 from bridge.translation import Result, lift
-from bridge.verify.cause import Bench, known_misdeeds, plan_causes, plan_loss, stack_cures
-from bridge.verify.measure import Distance, Measured, Run, distance
-from bridge.verify.size import TWO, Size, architecture, changes, is_taken, made
+from bridge.verify.cause import Bench, Suspect, known_misdeeds, plan_causes, plan_loss, stack_cures
+from bridge.verify.measure import Distance, Measured, OtherModelError, Run, distance
+from bridge.verify.size import TWO, Size, changes, changes_like, is_taken, made, steps_for
 
 Side = Literal["source", "target"]
 Verdict = Literal["reference", "same", "differs", "not run"]
@@ -70,7 +70,8 @@ class Report:
         engines = "no real engine ran" if len(silent) == TWO else "one real engine ran, of two"
         idle = [f"{engines}: {'; '.join(f'{row.engine}, the {row.side}: {row.cause}' for row in silent)}"] if silent else []
         taken = [f"{path} {before} -> {after}" for path, (before, after) in self.changes.items() if is_taken(path, before, after)]
-        return (*idle, *([f"taken out: {', '.join(taken)}"] if taken else ()), *self.hidden)
+        hidden = () if any(row.verdict == "differs" for row in self.rows) else self.hidden
+        return (*idle, *([f"taken out: {', '.join(taken)}"] if taken else ()), *hidden)
 
     def fields(self) -> dict[str, Any]:
         """As plain values."""
@@ -134,13 +135,27 @@ def fitted(source: Config, result: Result, backends: Mapping[str, Backend], limi
     first, second = meant(source, backends), meant(target, backends)
     size = Size.of(first, limit)
     wanted = changes(first, size)
-    small = _small(source, wanted, size, backends), _small(target, changes(second, size.like(first, second)), size, backends)
-    told = {path: (first.values().get(path), value) for path, value in wanted.items() if not path.startswith("debug.")}
+    theirs = changes_like(second, size.like(first, second), first, wanted)
+    small = _small(source, wanted, size, backends), _small(target, theirs, size, backends)
+    told = {path: (first.values().get(path), value) for path, value in wanted.items() if _is_told(path, first)}
     if not fp16 and first.precision.compute == "fp16":
         small, told["precision.compute"] = (_bf16(small[0]), _bf16(small[1])), ("fp16", "bf16")
     plans: dict[Side, Plan] = {"source": meant(small[0], backends), "target": meant(small[1], backends)}
+    if None in (first.model.hidden, second.model.hidden):  # the training script brings the model along, from one to the other
+        plans["target"] = made(plans["target"], _model_of(plans["source"], plans["target"]))
     numbers = tuple(f"{it.path}: {it.message}" for it in result.findings if it.effect.reaches(Effect.NUMBERS))
     return Pair(*small, plans, told, size, numbers)
+
+
+def _is_told(path: str, plan: Plan) -> bool:
+    """Whether a change is one to a run: not to what watches it, nor to axes of experts that are not there."""
+    return not path.startswith("debug.") and (bool(plan.model.experts) or not path.startswith("parallel.expert"))
+
+
+def _model_of(source: Plan, target: Plan) -> dict[str, Any]:
+    """The model of `target`, by path, as that of `source`."""
+    unsaid = dict.fromkeys(path for path in target.values() if path.startswith("model."))
+    return {**unsaid, **{path: value for path, value in source.values().items() if path.startswith("model.")}}
 
 
 def _small(config: Config, changed: Mapping[str, Any], size: Size, backends: Mapping[str, Backend]) -> Config:
@@ -167,19 +182,20 @@ def meant(config: Config, backends: Mapping[str, Backend]) -> Plan:
     return backend.meaning(config) if backend else lift(config)
 
 
-def verify(pair: Pair, backends: Mapping[str, Backend], steps: int, padded: bool = False, note: Note = print) -> Report:
+def verify(pair: Pair, backends: Mapping[str, Backend], steps: int | None, padded: bool = False, note: Note = print) -> Report:
     """Run both sides wherever they can be, on the ranks of this process group, all of which get the same report.
 
-    The reference is what the source means, on the native engine. Raises `BridgeError` if nothing can run that.
+    The reference is what the source means, on the native engine. Raises `BridgeError` if nothing can run that. Open, the steps
+    are as many as show what moves.
     """
-    plan = pair.plans["source"]
-    workload = Workload(architecture(plan), micro=pair.size.micro)
-    bench = Bench(workload, steps, padded, pair.size.world, NATIVE)
-    note("native engine: what the source means")
+    plan, steps = pair.plans["source"], steps or max(map(steps_for, pair.plans.values()))
+    padded = padded or len({one.loss for one in pair.plans.values()}) > 1  # which only shows where tokens are not as many
+    bench = Bench(pair.size.micro, steps, padded, pair.size.world, NATIVE)
+    note(f"native engine: what the source means, {steps} steps on {bench.world} ranks")
     reference = bench.expected(plan)
     rounding = distance(bench.expected(_wider(plan)), reference).at_least(DIGITS.get(plan.precision.compute or "fp32", 0.0))
     rows = [Row("source", NATIVE.title, False, "reference", "", reference)]
-    court = Court(pair, backends, bench, reference, rounding, note)
+    court = Court(pair, backends, bench, reference, replace(rounding, scale=""), note)
     hidden = tuple(f"not shown in {steps} steps: {line}" for line in pair.told)
     return Report((*rows, *court.rows()), pair.changes, pair.size.world, rounding, steps, hidden)
 
@@ -193,6 +209,16 @@ def _wider(plan: Plan) -> Plan:
     wide_master = "fp64" if wide == "fp64" else plan.precision.master
     formats = {"precision.compute": wide, "precision.reduce": wide, "precision.communicate": None}
     return made(plan, {**formats, "precision.master": wide_master})
+
+
+def _exact(plan: Plan) -> Plan:
+    """The plan with numbers that round nothing away."""
+    formats = {"precision.compute": "fp64", "precision.reduce": "fp64", "precision.communicate": None, "precision.master": "fp64"}
+    return made(plan, formats)
+
+
+EXACT = Distance(0.0, 0.0, 0.0, 1.0, "", 0.0, floor=0.1)
+"""What rounding does there."""
 
 
 @dataclass(frozen=True)
@@ -220,7 +246,7 @@ class Court:
         if backend is None:
             return Row(side, config.dialect.title, True, "not run", "there is no engine of this stack to run it on")
         title = f"{backend.title} {backend.release or ''}".strip()
-        run = partial(self.bench.measure, Run(backend, config))
+        run = partial(self.bench.measure, Run(backend, config), self.pair.plans[side])
         return self._judged(Row(side, title, True, "same"), run, partial(self._blame, side, backend, meant))
 
     def _blame(self, side: Side, backend: Backend, meant: Row | None) -> str:
@@ -229,14 +255,15 @@ class Court:
         if meant is not None and meant.verdict == "differs":
             return meant.cause.partition(": ")[2]
         self.note(f"{backend.title}: looking for the cause")
-        cures = list(stack_cures(config, backend, self.bench, self.rounding))
+        suspect = Suspect(config, backend, self.pair.plans[side])
+        cures = list(stack_cures(suspect, self.bench, self.rounding))
         healed = (
             f"it would with {', or with '.join(cure.words for cure in cures)}" if cures else "no change that was tried makes it"
         )
         known = "; ".join(known_misdeeds(config, cures))
         if known:
             return f"{backend.title} does not do what the file means; {healed}; known: {known}"
-        lost = plan_loss(config, backend, self.bench, self.rounding, self.reference)
+        lost = plan_loss(suspect, self.bench, self.rounding, self.reference)
         fault = f"the plan does not hold {lost}" if lost else f"it reads the file otherwise than {backend.title} runs it"
         return f"the translation is at fault: {fault}; {healed}"
 
@@ -251,20 +278,30 @@ class Court:
             if refused:
                 yield Row(row.side, row.engine, False, "not run", "; ".join(refused))
             else:
-                run = partial(self.bench.measure, Run(backend, plan))
+                run = partial(self.bench.measure, Run(backend, plan), plan)
                 yield self._judged(row, run, partial("{} computes otherwise".format, backend.title))
 
     def _target(self) -> Row:
-        """What the translation means, on the native engine."""
-        plan = self.pair.plans["target"]
-        return self._judged(Row("target", NATIVE.title, False, "same"), partial(self.bench.expected, plan), self._translated)
+        """What the translation means, on the native engine: in the formats that it says, and where that shows nothing in fp64."""
+        mine, theirs = self.pair.plans["source"], self.pair.plans["target"]
+        cause = partial(self._translated, mine, theirs, self.reference, self.rounding)
+        row = self._judged(Row("target", NATIVE.title, False, "same"), partial(self.bench.expected, theirs), cause)
+        if row.verdict != "same":
+            return row
+        mine, theirs = _exact(mine), _exact(theirs)
+        wanted, found = self.bench.expected(mine), self.bench.expected(theirs)
+        gap = distance(found, wanted)
+        further = gap.beyond(EXACT)
+        if not further:
+            return row
+        words = f"in fp64 {_further(further, gap)}: {self._translated(mine, theirs, wanted, EXACT)}"
+        return replace(row, verdict="differs", cause=words, measured=found, distance=gap)
 
-    def _translated(self) -> str:
+    def _translated(self, source: Plan, target: Plan, wanted: Measured, rounding: Distance) -> str:
         """Which fields the translation changed so that numbers differ."""
         self.note("native engine: looking for the cause")
-        plans = self.pair.plans
-        found = list(plan_causes(plans["source"], plans["target"], self.bench, self.reference, self.rounding))
-        return f"the translation means something else: {'; '.join(found) or 'several fields together'}"
+        found = list(plan_causes(source, target, self.bench, wanted, rounding))
+        return f"the translation is at fault, it means something else: {'; '.join(found) or 'several fields together'}"
 
     def _judged(self, row: Row, run: Callable[[], Measured], cause: Callable[[], str]) -> Row:
         self.note(f"{row.engine}: " + (f"the {row.side} as it is written" if row.written else f"what the {row.side} means"))
@@ -272,17 +309,21 @@ class Court:
             measured = run()
         except BridgeError as error:
             return Row(row.side, row.engine, row.written, "not run", "; ".join(dict.fromkeys(error.problems)))
-        gap = distance(measured, self.reference)
+        try:
+            gap = distance(measured, self.reference)
+        except OtherModelError as error:
+            return Row(row.side, row.engine, row.written, "differs", f"{error.problems[0]}: {cause()}", measured)
         further = gap.beyond(self.rounding)
-        words = f"{_further(further, gap, measured, self.reference)}: {cause()}" if further else ""
+        words = f"{_further(further, gap)}: {cause()}" if further else ""
         return Row(row.side, row.engine, row.written, "differs" if further else "same", words, measured, gap)
 
 
-def _further(further: Iterable[str], gap: Distance, run: Measured, reference: Measured) -> str:
+def _further(further: Iterable[str], gap: Distance) -> str:
     """What differs, in numbers."""
     words = {
         "loss": f"losses by {gap.loss:.1e}",
         "norm": f"gradient norm by {gap.norm or 0.0:.1e}",
         "weights": f"updates by {gap.update:.1e}, {gap.share:.3f} of what they should be",
+        "scale": gap.scale,
     }
     return ", ".join(words[name] for name in further)

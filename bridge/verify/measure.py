@@ -108,7 +108,8 @@ def batches(text: Text, trainer: Trainer, step: int, padded: bool = False) -> It
 @dataclass(frozen=True, slots=True)
 class Distance:
     """How far a run is from another: relative distances of losses and of gradient norms (the largest of a step), of all updates
-    together, and the share of the other's updates that it makes; the tensor that is furthest off, by how much of its update.
+    together, and the share of the other's updates that it makes; the tensor that is furthest off, by how much of its update;
+    and the first step with another loss scale, in words. As a measure of rounding, the part of `LOSS` and `UPDATE` that counts.
     """
 
     loss: float
@@ -117,6 +118,8 @@ class Distance:
     share: float
     tensor: str
     worst: float
+    scale: str = ""
+    floor: float = 1.0
 
     def at_least(self, digits: float) -> Distance:
         """This distance as a measure of rounding in a format with so many digits (the spacing above 1), of which one run with
@@ -126,12 +129,14 @@ class Distance:
         return replace(self, loss=max(self.loss, digits / 80), norm=norm, update=max(self.update, digits * 2), share=1 - share)
 
     def beyond(self, rounding: Distance) -> tuple[str, ...]:
-        """In what it is more than rounding can be: "loss", "norm", "weights"."""
+        """In what it is more than rounding can be: "loss", "norm", "weights", "scale"."""
+        loss, update = (floor * rounding.floor for floor in (LOSS, UPDATE))
         found = {
-            "loss": self.loss > MARGIN * rounding.loss + LOSS,
-            "norm": self.norm is not None and self.norm > MARGIN * (rounding.norm or 0.0) + LOSS,
-            "weights": self.update > MARGIN * rounding.update + UPDATE
-            or abs(self.share - 1) > MARGIN * abs(rounding.share - 1) + UPDATE,
+            "loss": self.loss > MARGIN * rounding.loss + loss,
+            "norm": self.norm is not None and self.norm > MARGIN * (rounding.norm or 0.0) + loss,
+            "weights": self.update > MARGIN * rounding.update + update
+            or abs(self.share - 1) > MARGIN * abs(rounding.share - 1) + update,
+            "scale": bool(self.scale),
         }
         return tuple(name for name, further in found.items() if further)
 
@@ -142,12 +147,36 @@ LOSS, UPDATE = 1e-6, 1e-4
 """What is rounding in any case: the last digits of a loss in fp32, and of an update that is small beside its weight."""
 
 
+class OtherModelError(BridgeError):
+    """Two runs do not train the same model."""
+
+
+def _unlike(run: Measured, other: Measured) -> str:
+    """The tensors that only one of two runs has, or in another shape."""
+    mine, theirs = ({name: tuple(weight.shape) for name, weight in one.weights[0].items()} for one in (run, other))
+    names = [name for name in dict.fromkeys((*mine, *theirs)) if mine.get(name) != theirs.get(name)]
+    told = "; ".join(f"{name} {mine.get(name, 'none')} for {theirs.get(name, 'none')}" for name in names[:SHOWN])
+    return f"other tensors: {told}{f' and {len(names) - SHOWN} more' if len(names) > SHOWN else ''}" if names else ""
+
+
+SHOWN = 3
+
+
+def parted(run: Measured, other: Measured, rounding: Distance) -> bool:
+    """Whether `run` is another run than `other`: by more than rounding, or of another model."""
+    try:
+        return bool(distance(run, other).beyond(rounding))
+    except OtherModelError:
+        return True
+
+
 def distance(run: Measured, other: Measured) -> Distance:
-    """How far `run` is from `other`, on all ranks. Raises `BridgeError` if they have other tensors."""
+    """How far `run` is from `other`, on all ranks. Raises `OtherModelError` if they have other tensors."""
     first = (joined() or (0, 1))[0] == 0
-    names, others = (set(one.weights[0]) for one in (run, other))
-    problem = f"weights: only one of two runs has {', '.join(sorted(names ^ others))}" if first and names != others else ""
-    BridgeError.raise_if(problem for problem in everyones(problem) if problem)
+    unlike = _unlike(run, other) if first else ""
+    problem = next(filter(None, everyones(unlike)), "")
+    if problem:
+        raise OtherModelError(problem)
     found = everyones(_distance(run, other) if first else None)[0]
     assert found is not None, "the first rank has all weights"
     return found
@@ -161,7 +190,14 @@ def _distance(run: Measured, other: Measured) -> Distance:
     whole = max((_apart(list(pairs.values())) for pairs in ends), key=lambda it: it[0])
     each = {name: _apart([pair])[0] for name, pair in ends[-1].items()}
     worst = max(each, key=lambda name: each[name])
-    return Distance(loss, max(norms, default=None), *whole, worst, each[worst])
+    return Distance(loss, max(norms, default=None), *whole, worst, each[worst], _scales(run, other))
+
+
+def _scales(run: Measured, other: Measured) -> str:
+    for number, (one, two) in enumerate(zip(run.steps, other.steps, strict=True), 1):
+        if None not in (one.scale, two.scale) and one.scale != two.scale:
+            return f"loss scale {one.scale:g} for {two.scale:g} in step {number}"
+    return ""
 
 
 def _updates(run: tuple[Weights, ...], other: tuple[Weights, ...], end: int) -> dict[str, tuple[Tensor, Tensor]]:

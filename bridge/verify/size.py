@@ -8,15 +8,17 @@ from math import prod
 from typing import Any
 
 from bridge.batch import solve
-from bridge.layout.architecture import Architecture
+from bridge.model import Model
 from bridge.plan import Plan, paths
 
 TWO = 2
 """What becomes of every size above one: the smallest that still splits, accumulates or repeats."""
 LAYERS, SEQUENCE = 4, 16
 """Two pipeline ranks with two stages each have a layer in every one."""
-WARMUP, LENGTH = 2, 8
-"""Steps of warmup and of a whole learning-rate schedule at most, so that a few steps see its shape."""
+WARMUP, LENGTH, WINDOW = 2, 8, 2
+"""Steps of warmup, of a whole schedule and of a loss-scale window at most, so that a few steps see their shape."""
+FEW, ENOUGH = 3, 6
+"""Steps that show a constant rate; and the warmup's end, a window that passes, a schedule that bends, a ramp that moves."""
 SCALE = 2.0**10
 """First loss scale at most: a larger one would skip all of a few steps."""
 AXES = ("pipeline", "tensor", "data")
@@ -63,6 +65,8 @@ class Size:
 def _axes(plan: Plan, limit: int) -> Iterator[tuple[str, int]]:
     """Pipeline and tensor ranks come first: where they split a model, more can go wrong than among data ranks."""
     sizes = {axis: getattr(plan.parallel, axis) or 1 for axis in AXES}
+    if plan.model.experts:  # which no engine here splits over tensor ranks
+        sizes["tensor"] = 1
     if plan.parallel.data is None:
         sizes["data"] = TWO
     left = limit
@@ -78,19 +82,34 @@ def _batch(plan: Plan) -> int:
     return batch.global_ or prod((batch.micro or 1, batch.accumulation or 1, plan.parallel.data or 1))
 
 
-def architecture(plan: Plan) -> Architecture:
-    """The small model that stands for that of `plan`: as tied and as grouped as it, without dropout."""
-    heads, groups = plan.model.heads or 1, plan.model.kv_heads or plan.model.heads or 1
-    return Architecture(
-        layers=LAYERS,
-        hidden=32,
-        heads=4,
-        kv_heads=TWO if groups < heads else 4,
-        ffn=64,
-        sequence=SEQUENCE,
-        tied=bool(plan.model.tied),
-        bias=False,
-    )
+USUAL: Mapping[str, Any] = {
+    "model.tied": False,
+    "model.norm.kind": "layer",
+    "model.mlp.gated": False,
+    "model.mlp.activation": "gelu",
+    "model.mlp.bias": False,
+    "model.attention.qkv_bias": False,
+    "model.attention.output_bias": False,
+    "model.embedding.positions": "rotary",
+}
+"""The model of a plan that says nothing of it: what a training script brings along."""
+
+
+def small_model(plan: Plan) -> Model:
+    """The model of a `plan` that was made small: all that it says of it but what no engine here has; else the usual one."""
+    values = {path: value for path, value in plan.values().items() if path.startswith("model.")}
+    return made(Plan(), {**USUAL, **SIZES, **values, **dict(_absent(plan))}).model
+
+
+SIZES: Mapping[str, int] = {
+    "model.layers": LAYERS,
+    "model.hidden": 32,
+    "model.heads": 4,
+    "model.kv_heads": 4,
+    "model.ffn": 64,
+    "model.vocab": 256,
+    "model.sequence": SEQUENCE,
+}
 
 
 def changes(plan: Plan, size: Size) -> dict[str, Any]:
@@ -98,6 +117,37 @@ def changes(plan: Plan, size: Size) -> dict[str, Any]:
     values, wanted = plan.values(), dict(_wanted(plan, size))
     known = {path: value for path, value in wanted.items() if path in values and values[path] != value}
     return {**known, **_length(plan)}
+
+
+def changes_like(plan: Plan, size: Size, other: Plan, changed: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for `plan` where `other` became small by `changed`: numbers that differ in the large still do in the small."""
+    mine, theirs, own = plan.values(), other.values(), changes(plan, size)
+    both = [path for path in SCALED if path in mine and theirs.get(path) and changed.get(path) is not None]
+    return {**own, **{path: _alike(theirs[path], changed[path], mine[path]) for path in both}}
+
+
+SCALED = (
+    *(f"optimizer.schedule.{name}" for name in ("warmup_steps", "total_steps", "decay_steps")),
+    *("optimizer.decay_ramp.steps", "precision.loss_scale.window", "precision.loss_scale.initial"),
+    *("model.ffn", "model.moe.ffn", "model.moe.top_k", "model.experts", "model.attention.window"),
+)
+"""Numbers whose proportion between source and translation is kept."""
+
+
+def _alike(full: float, small: float, other: float) -> Any:
+    """What stands to `small` as `other` to `full`; a difference that rounding would hide is one."""
+    if other == full:
+        return small
+    found = type(small)(max(1, round(small * other / full)))
+    return found if found != small else type(small)(max(1, small + (1 if other > full else -1)))
+
+
+def steps_for(plan: Plan) -> int:
+    """Steps after which everything in the small `plan` that moves has moved."""
+    optimizer, scale = plan.optimizer, plan.precision.loss_scale
+    dynamic = plan.precision.compute == "fp16" and scale.static is None
+    moves = optimizer.schedule.name not in (None, "constant") or optimizer.schedule.warmup_steps or optimizer.decay_ramp.shape
+    return ENOUGH if moves or dynamic else FEW
 
 
 DECAYS = ("linear", "cosine", "wsd")
@@ -119,16 +169,54 @@ def _wanted(plan: Plan, size: Size) -> Iterator[tuple[str, Any]]:
     broad = (plan.schedule.breadth_first or 1) > 1
     yield "schedule.depth_first", 1 if broad else size.accumulation
     yield "schedule.breadth_first", size.accumulation if broad else 1
-    yield from _model(architecture(plan))
+    yield from _model(plan)
     yield from _stages(plan, size)
     yield from _schedule(plan)
     yield from _here()
 
 
-def _model(shape: Architecture) -> Iterator[tuple[str, Any]]:
-    for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "sequence"):
-        yield f"model.{name}", getattr(shape, name)
-    yield "model.experts", None
+def _model(plan: Plan) -> Iterator[tuple[str, Any]]:
+    """Small sizes, and nothing of what the dense model of the native engine does not have."""
+    model = plan.model
+    yield from SIZES.items()
+    groups = model.kv_heads or model.heads or 1
+    yield "model.kv_heads", TWO if groups < (model.heads or 1) else SIZES["model.heads"]
+    yield from (("model.embedding.max_positions", SEQUENCE), ("model.embedding.padded_vocab", SIZES["model.vocab"]))
+    square = (model.attention.head_size or 0) * (model.heads or 0) == model.hidden
+    yield "model.attention.head_size", HEAD if square else TWO * HEAD
+    yield "model.attention.window", min(model.attention.window or SEQUENCE, HEAD)
+    for path in ("model.moe.layers", "model.attention.windowed", "model.rotary.layers"):
+        if pattern := plan.values().get(path):
+            yield path, tuple(pattern[index * len(pattern) // LAYERS] for index in range(LAYERS))
+    yield from _experts(model)
+    yield from _absent(plan)
+
+
+def _absent(plan: Plan) -> Iterator[tuple[str, Any]]:
+    values = plan.values()
+    yield from ((path, None) for path in values if path.startswith(LATENT))
+    yield from ((path, value) for path, value in ABSENT.items() if values.get(path))
+
+
+def _experts(model: Model) -> Iterator[tuple[str, Any]]:
+    if model.experts:
+        count = min(model.experts, EXPERTS)
+        yield "model.experts", count
+        yield from (("model.moe.ffn", 32), ("model.moe.top_k", min(model.moe.top_k or 1, max(1, count - 1))))
+    if model.moe.shared_ffn:
+        yield "model.moe.shared_ffn", 32
+
+
+HEAD, EXPERTS = 8, 8
+LATENT = "model.attention.latent."
+ABSENT: Mapping[str, Any] = {
+    **dict.fromkeys(("model.dropout", "model.attention.dropout", "model.embedding.dropout"), 0.0),
+    **dict.fromkeys(("model.attention.sinks", "model.embedding.norm", "model.moe.balance_bias"), False),
+    **dict.fromkeys(("model.embedding.width", "model.mlp.clamp", "model.mlp.offset", "model.predicted"), None),
+    **dict.fromkeys(("model.moe.groups", "model.moe.top_groups", "model.moe.group_best", "model.moe.capacity"), None),
+    **dict.fromkeys(("model.moe.aux_loss", "model.moe.z_loss", "model.moe.balance_rate"), 0.0),
+}
+"""What the native model does not have, or no two stacks draw alike, and its value where it is not there."""
 
 
 def _stages(plan: Plan, size: Size) -> Iterator[tuple[str, Any]]:
@@ -147,13 +235,19 @@ def _schedule(plan: Plan) -> Iterator[tuple[str, Any]]:
         yield "optimizer.schedule.warmup_steps", WARMUP
     if (schedule.total_steps or 0) > LENGTH:
         yield "optimizer.schedule.total_steps", LENGTH
+    if (schedule.decay_steps or 0) > LENGTH // TWO:
+        yield "optimizer.schedule.decay_steps", LENGTH // TWO
+    if (plan.optimizer.decay_ramp.steps or 0) > LENGTH:
+        yield "optimizer.decay_ramp.steps", LENGTH
     if (scale.initial or 0) > SCALE:
         yield "precision.loss_scale.initial", SCALE
+    if (scale.window or 0) > WINDOW:
+        yield "precision.loss_scale.window", WINDOW
 
 
 OFF = (None, False, 0, 1, 1.0, "none", "fp32")
 """Values under which a feature is not there."""
-NO_NUMBERS = ("zero.replicas", "zero.offload.", "recompute.", "stages.", "schedule.name", "schedule.group", "debug.")
+NO_NUMBERS = ("zero.replicas", "zero.offload.", "recompute.", "stages.", "schedule.", "debug.")
 """What places or saves memory, and says nothing of numbers."""
 
 

@@ -20,11 +20,11 @@ from bridge.verify.measure import Distance, Run, batches, distance, measure
 SHAPE = Architecture(layers=2, hidden=32, heads=4, kv_heads=4, ffn=64, sequence=16, tied=False, bias=False)
 
 
-def against_native(rank: int, world: int, name: str, values: dict[str, Any]) -> Distance:
+def against_native(rank: int, world: int, name: str, values: dict[str, Any], padded: bool = False) -> Distance:
     """How far a stack's own engine is from the native one on the same plan."""
     plan = Plan.of(values)
     workload = Workload(replace(SHAPE, tied=bool(plan.model.tied)))
-    return distance(*(measure(Run(backend, plan), workload) for backend in (compat.backends()[name], NATIVE)))
+    return distance(*(measure(Run(backend, plan), workload, padded=padded) for backend in (compat.backends()[name], NATIVE)))
 
 
 def held(rank: int, world: int, name: str, values: dict[str, Any], settings: dict[str, Any]) -> dict[str, int]:
@@ -39,7 +39,7 @@ def held(rank: int, world: int, name: str, values: dict[str, Any], settings: dic
     return dict(trainer.bytes())
 
 
-def verified(rank: int, world: int, source: tuple[str, Any, dict[str, Any]], to: str, steps: int) -> Report:
+def verified(rank: int, world: int, source: tuple[str, Any, dict[str, Any]], to: str, steps: int | None) -> Report:
     """What `verify` finds for a source (dialect, content, and what its `read` takes besides), without the tensors."""
     name, content, said = source
     config = compat.load(name).read(content, **said)

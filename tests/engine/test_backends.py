@@ -41,6 +41,13 @@ def test_a_plan_on_real_deepspeed_is_the_native_engines(run: Any, name: str) -> 
         assert gap.norm is None if name in SILENT else gap.norm < 1e-5
 
 
+@pytest.mark.parametrize("padded", (False, True))
+def test_a_plan_on_fsdp2_is_the_native_engines(run: Any, padded: bool) -> None:
+    plan = {**BASE, **DATA, "zero.stage": 3, "loss": "per_token"}
+    for gap in run(2, against_native, "automodel", plan, padded):
+        assert gap.loss < 1e-6 and gap.update < 1e-4 and gap.norm is not None and gap.norm < 1e-5
+
+
 ELEMENTS = sum(weight.numel() for weight in GPT(SHAPE).parameters())
 LARGEST = max(sum(weight.numel() for weight in layer.parameters()) for layer in GPT(SHAPE))
 WEIGHT, GRADIENT, STATE = 2, 2, 12

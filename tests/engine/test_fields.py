@@ -121,6 +121,9 @@ CHANGES = {
     "optimizer.momentum": Change("bytes", (0.0, 0.9), given=SGD),
     "optimizer.weight_decay": Change("moved", (0.0, 0.5)),
     "optimizer.decay_scope": Change("moved", ("all", "matrices"), given={"optimizer.weight_decay": 0.5}),
+    "optimizer.decay_ramp.shape": Change(
+        "moved", ("linear", "cosine"), given={"optimizer.decay_ramp.end": 0.9, "optimizer.decay_ramp.steps": 4}, steps=2
+    ),
     "optimizer.clip": Change("moved", (0.0, 0.01), given=SGD),
     "optimizer.schedule.name": Change(
         "lrs", ("constant", "linear"), ((0.01, 0.01), (0.01, 0.005)), {"optimizer.schedule.total_steps": 2}, steps=2
@@ -251,13 +254,14 @@ def test_clipping_sees_gradients_without_their_scale(run: Any) -> None:
 
 
 CONSTANT = {"optimizer.schedule.name": "constant"}
+RAMP = {"optimizer.decay_ramp.shape": "linear", "optimizer.decay_ramp.end": 0.9, "optimizer.decay_ramp.steps": 2}
 SILENT: dict[str, tuple[Any, Mapping[str, Any], Mapping[str, Any] | None]] = {
     "parallel.sequence": (True, {}, {"parallel.tensor": 2}),
     "optimizer.momentum": (0.9, {}, SGD),
     "optimizer.betas": ((0.5, 0.6), SGD, {}),
     "optimizer.eps": (1.0, SGD, {}),
-    **{f"optimizer.decay_ramp.{name}": (0.1, {}, None) for name in ("start", "end")},
-    "optimizer.decay_ramp.steps": (3, {}, None),
+    **{f"optimizer.decay_ramp.{name}": (0.3, {}, RAMP) for name in ("start", "end")},
+    "optimizer.decay_ramp.steps": (5, {}, RAMP),
     "optimizer.schedule.total_steps": (3, CONSTANT, {"optimizer.schedule.name": "linear"}),
     "optimizer.schedule.minimum": (0.005, CONSTANT, {"optimizer.schedule.name": "inverse_sqrt"}),
     "optimizer.schedule.decay_steps": (1, CONSTANT, WSD),
@@ -362,7 +366,6 @@ BEYOND = {
     "optimizer.update_scale": "spectral",
     "optimizer.amsgrad": True,
     "optimizer.bias_correction": False,
-    "optimizer.decay_ramp.shape": "linear",
     "optimizer.embedding_lr": 0.5,
     "optimizer.output_lr": 0.5,
     "adapters.rank": 8,

@@ -1,4 +1,4 @@
-"""A decoder without experts as a list of layers, with all that a plan says of it: norms, positions, heads and activations."""
+"""A decoder as a list of layers, with all that a plan says of it: norms, positions, heads, activations and experts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bridge.backend import Workload
 from bridge.engine.models import gpt
+from bridge.engine.models.experts import SCORES, Routed
 from bridge.engine.randomness import seed_of
 from bridge.errors import ConfigError
 from bridge.layout.architecture import Architecture
@@ -53,6 +55,7 @@ class Dense(nn.Sequential):
             "model.attention.norm": shape.head_norm != "none",
             "model.embedding.softcap": model.embedding.softcap is not None,
         }
+        self.model = model
         self.whole = frozenset(path for path, there in found.items() if there)
         for name, weight in self.named_parameters():
             _initialize(name, weight, model, seed)
@@ -66,6 +69,11 @@ class Dense(nn.Sequential):
         return self.architecture.tensor_plan(ranks)
 
 
+def native(workload: Workload) -> Dense | gpt.GPT:
+    """The native model that is trained: as its plan says, or the plain one of that shape."""
+    return gpt.GPT(workload.architecture, workload.seed) if workload.model is None else Dense(workload.model, workload.seed)
+
+
 WHOLE = {
     "model.attention.norm": "its weights are those of all heads, and no rank has all",
     "model.embedding.softcap": "logits that are split by vocabulary are not capped",
@@ -77,7 +85,12 @@ def _beyond(model: Model, shape: Architecture) -> Iterator[str]:
     """What this model does not have, by the name of a plan's field."""
     scaling = model.rotary.scaling.kind
     found = {
-        "model.experts": shape.experts,
+        "model.moe.score": model.moe.score not in (None, *SCORES),
+        "model.moe.groups": (model.moe.groups or 1) > 1,
+        "model.moe.balance_bias": model.moe.balance_bias,
+        "model.moe.aux_loss": model.moe.aux_loss,
+        "model.moe.z_loss": model.moe.z_loss,
+        "model.moe.capacity": model.moe.capacity,
         "model.attention.latent": shape.latent,
         "model.attention.sinks": shape.sinks,
         "model.embedding.positions": model.embedding.positions == "alibi",
@@ -153,7 +166,7 @@ class Block(nn.Module):
         self.norm2 = None if shape.shared_norm else Norm(model, shape, shape.hidden)
         self.norm3, self.norm4 = (Norm(model, shape, shape.hidden) if shape.place == "both" else None for _ in range(2))
         self.attention = Attention(model, shape, index)
-        self.mlp = MLP(model, shape)
+        self.mlp = feed_forward(model, shape, index)
         self.dropout, self.scale = nn.Dropout(model.dropout or 0.0), model.embedding.residual_scale or 1.0
 
     def forward(self, stream: Tensor) -> Tensor:
@@ -299,12 +312,19 @@ def _attention_factor(scaling: RotaryScaling, factor: float) -> float:
     return of(scaling.mscale) / of(scaling.mscale_all) if scaling.mscale and scaling.mscale_all else of(1.0)
 
 
+def feed_forward(model: Model, shape: Architecture, index: int) -> nn.Module:
+    """What a block has beside attention: one layer, or experts."""
+    if shape.experts is None or not shape.routed(index):
+        return MLP(model, shape, shape.ffn)
+    return Routed(shape.hidden, shape.experts, model.moe, partial(MLP, model, shape))
+
+
 class MLP(nn.Module):
     """Two layers with an activation between them, or three where it gates."""
 
-    def __init__(self, model: Model, shape: Architecture) -> None:
+    def __init__(self, model: Model, shape: Architecture, ffn: int) -> None:
         super().__init__()
-        hidden, ffn, bias = shape.hidden, shape.ffn, shape.biased("mlp_bias")
+        hidden, bias = shape.hidden, shape.biased("mlp_bias")
         self.up = nn.Linear(hidden, ffn, bias)
         self.gate = nn.Linear(hidden, ffn, bias) if shape.gated else None
         self.down = nn.Linear(ffn, hidden, bias)

@@ -17,10 +17,11 @@ from bridge import comm
 from bridge.backend import Step, Workload
 from bridge.engine.environment import detect
 from bridge.engine.learning_rate import learning_rate
+from bridge.engine.models import dense
+from bridge.engine.models.dense import Dense, native
 from bridge.engine.models.gpt import GPT, Attention, Embedding, mean_cross_entropy
 from bridge.engine.optimizer import DEFAULTS
 from bridge.errors import BridgeError
-from bridge.layout.architecture import Architecture
 from bridge.layout.tensor import TensorPlan
 from bridge.plan import LearningRate
 from compat.deepspeed.runtime.backend import PASSES
@@ -121,7 +122,7 @@ class DeepSpeedTrainer:
 
     def __init__(self, config: DeepSpeedConfig, workload: Workload) -> None:
         self.config, self.workload, self.ds = config, workload, _deepspeed()
-        model, data = self.model(workload.architecture, workload.seed), settings(config, workload)
+        model, data = self.model(workload), settings(config, workload)
         self.adapt(data)
         self.engine = self._initialize(model, data)
         self._gradients = 0
@@ -163,7 +164,7 @@ class DeepSpeedTrainer:
         """See `Trainer`."""
 
     @abstractmethod
-    def model(self, architecture: Architecture, seed: int) -> nn.Module:
+    def model(self, workload: Workload) -> nn.Module:
         """What the script gives to `deepspeed.initialize`."""
 
     @abstractmethod
@@ -179,10 +180,12 @@ class DeepSpeedTrainer:
 
     def train_batch(self, batches: Iterable[Batch]) -> Step:
         """See `Trainer`."""
-        lr, self._gradients = self.engine.get_lr()[0], 0
+        lr, self._gradients, scale = self.engine.get_lr()[0], 0, getattr(self.engine.optimizer, "loss_scale", None)
         loss = self.run(list(islice(batches, self.accumulation)))
         norm = self.engine.get_global_grad_norm()
-        return Step(loss, None if norm is None else float(norm), float(lr), bool(self.engine.was_step_applied()))
+        return Step(
+            loss, None if norm is None else float(norm), float(lr), bool(self.engine.was_step_applied()), scale and float(scale)
+        )
 
     def weights(self) -> Mapping[str, Tensor]:
         """See `Trainer`."""
@@ -239,9 +242,9 @@ class EngineTrainer(DeepSpeedTrainer):
         rank, world = self.ds.comm.get_rank(), self.ds.comm.get_world_size()
         return rank // self.tensor, world // self.tensor
 
-    def model(self, architecture: Architecture, seed: int) -> nn.Module:
+    def model(self, workload: Workload) -> nn.Module:
         """See `DeepSpeedTrainer`."""
-        return GPT(architecture, seed)
+        return native(workload)
 
     def run(self, batches: list[Batch]) -> float:
         """See `DeepSpeedTrainer`."""
@@ -308,11 +311,11 @@ class PipelineTrainer(DeepSpeedTrainer):
         grid = self.engine.grid
         return int(grid.get_data_parallel_rank()), int(grid.get_data_parallel_world_size())
 
-    def model(self, architecture: Architecture, seed: int) -> nn.Module:
+    def model(self, workload: Workload) -> nn.Module:
         """See `DeepSpeedTrainer`."""
         from deepspeed.pipe import PipelineModule
 
-        whole, values = GPT(architecture, seed), self.config.effective
+        whole, values = native(workload), self.config.effective
         self.prefixes, layers = _line(whole)
         module: nn.Module = PipelineModule(
             layers=layers,
@@ -341,21 +344,25 @@ class PipelineTrainer(DeepSpeedTrainer):
             yield f"{self.prefixes.get(layer, layer)}.{rest}", weight
 
 
-def _line(model: GPT) -> tuple[dict[str, str], list[Any]]:
+def _line(model: Dense | GPT) -> tuple[dict[str, str], list[Any]]:
     """The layers as a PipelineModule takes them, and the global name of each; weights that the ends share are a tied layer."""
     names, layers = [name for name, _ in model.named_children()], list(model)
     if not model.architecture.tied:
         return {str(at): name for at, name in enumerate(names)}, layers
     from deepspeed.pipe import TiedLayerSpec
 
-    tied = partial(TiedLayerSpec, "embedding", Embedding, model.architecture, tied_weight_attr="tokens.weight")
-    head = model.get_submodule("head.norm")
-    line = [tied(), *layers[1:-1], head, tied(forward_fn=_logits)]
+    made = (Embedding, model.architecture) if isinstance(model, GPT) else (dense.Embedding, model.model, model.architecture)
+    tied = partial(TiedLayerSpec, "embedding", *made, tied_weight_attr="tokens.weight")
+    head = model.get_submodule("head")
+    line = [tied(), *layers[1:-1], head.norm, tied(forward_fn=partial(_logits, head))]
     return {str(at): name for at, name in enumerate([*names[:-1], "head.norm"])}, line
 
 
-def _logits(embedding: Any, stream: Tensor) -> Tensor:
-    return F.linear(stream, embedding.tokens.weight)
+def _logits(head: Any, embedding: Any, stream: Tensor) -> Tensor:
+    """What the head makes of normed vectors, by the embedding's weights."""
+    logits = F.linear(stream * getattr(head, "scale", 1.0), embedding.tokens.weight)
+    bound = getattr(head, "softcap", None)
+    return logits if bound is None else bound * torch.tanh(logits / bound)
 
 
 # What lives in a DeepSpeed engine

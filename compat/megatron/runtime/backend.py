@@ -11,7 +11,7 @@ from bridge.dialect import Config
 from bridge.errors import ConfigError
 from bridge.layout.architecture import Architecture
 from bridge.plan import Plan
-from bridge.translation import lift, lower
+from bridge.translation import lift, lower, plan_claims
 from compat.megatron import DIALECT, MegatronConfig, live
 from compat.megatron.runtime.real import installed
 
@@ -65,12 +65,13 @@ class MegatronBackend(Backend):
         """The config that runs: a plan in Megatron's words with the sizes of the workload, or a config as it is written."""
         world, release = _world(), installed()
         if isinstance(run, Plan):
-            whole = {**completed(run, workload.micro).values(), **_sizes(workload.architecture)}
+            whole = {**completed(run, workload.micro).values(), **_sizes(workload.architecture), **_described(workload)}
             found = lower(Plan.of(whole), DIALECT, release, world)
         else:
-            found = DIALECT.config(run.given, release, world, run.entry)
+            model = _model(run, workload, release, world) if run.entry == "flags" else {}
+            found = DIALECT.config({**model, **run.given}, release, world, run.entry)
         assert isinstance(found, MegatronConfig)
-        ConfigError.raise_if(_undriven(found.args))
+        ConfigError.raise_if(_undriven(found.args, workload))
         return found
 
 
@@ -90,13 +91,29 @@ UNDRIVEN: Mapping[str, str] = {
     "use_megatron_fsdp": "Megatron-FSDP is not driven here; use the distributed optimizer",
     "use_torch_fsdp2": "torch's FSDP is not driven here; use the distributed optimizer",
     "optimizer_cpu_offload": "offloading is not driven here; drop it",
-    "num_experts": "the model that is trained has no experts; drop it",
     "fp8": "8-bit products need Transformer Engine; drop it",
 }
 """Arguments under which a run would not be the one that is opened here."""
 
 
-def _undriven(args: Mapping[str, Any]) -> Iterator[str]:
+def _described(workload: Workload) -> dict[str, Any]:
+    """What a plan says of the model that is trained, where it is more than its shape."""
+    return dict(Plan(model=workload.model).values()) if workload.model else {}
+
+
+def _model(run: Config, workload: Workload, release: str, world: int) -> dict[str, Any]:
+    """The flags of the model, for a file that leaves it to its user: none of them where it says its own."""
+    if workload.model is None or run.given.get("num_layers") is not None:
+        return {}
+    whole = lower(Plan.of({**lift(run).values(), **_described(workload)}), DIALECT, release, world)
+    table = plan_claims(DIALECT)
+    rules = [table[path] for path in _described(workload) if path in table]
+    return {path: whole.given[path] for rule in rules for path in rule.theirs if path in whole.given}
+
+
+def _undriven(args: Mapping[str, Any], workload: Workload) -> Iterator[str]:
+    if args.get("num_experts") and workload.model is None:
+        yield f"num_experts: found {args['num_experts']!r}; the model that is trained has no experts; drop it"
     if "lr" not in args:
         yield "megatron: found a config object, which says nothing of batches and the optimizer; expected flags, or a recipe"
     elif args["lr"] is None:

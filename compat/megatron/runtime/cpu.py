@@ -52,12 +52,14 @@ def redirected() -> Iterator[None]:
         raise BridgeError("cpu.redirected: this machine has CUDA, which Megatron-Core uses itself; leave the redirection out")
     from megatron.core.pipeline_parallel import p2p_communication as messages
     from megatron.core.tensor_parallel import random
+    from megatron.core.transformer.moe import moe_utils
 
     with ExitStack() as stack:
         stack.enter_context(patch.multiple(torch.cuda, **_CUDA))
         stack.enter_context(patch.multiple(torch.cuda.random, get_rng_state=_state))
         stack.enter_context(patch.multiple(random, _get_cuda_rng_state=_state, _set_cuda_rng_state=_set_state))
         stack.enter_context(patch.multiple(messages, _p2p_ops=partial(_kept, messages._p2p_ops)))
+        stack.enter_context(patch.object(moe_utils, "te_general_gemm", None, create=True))  # a router looks whether it is there
         stack.enter_context(quiet())
         stack.enter_context(_Redirection())
         yield

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.transformer.module import Float16Module
-from megatron.core.transformer.spec_utils import ModuleSpec
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from torch import Tensor, nn
 
 from bridge.layout.architecture import Architecture
 from compat.megatron import MegatronConfig, objects
-from compat.megatron.objects.fields import DDP, OPTIMIZER, TRANSFORMER
+from compat.megatron.objects.fields import DDP, OPTIMIZER, TRANSFORMER, defaults
 from compat.megatron.runtime.real import built
 
 RUN = (
@@ -41,6 +41,17 @@ KERNELS: Mapping[str, Any] = {
 }
 """Kernels that only Apex, Transformer Engine or a GPU have: off. With them sums are rounded otherwise, and gelu is approximate.
 """
+
+
+EXPERTS: Mapping[str, Any] = {"moe_grouped_gemm": False, "moe_token_dispatcher_type": "allgather", "moe_permute_fusion": False}
+"""How experts run without the kernels of a GPU: one after the other, on tokens that are gathered."""
+
+
+def described_config(config: MegatronConfig) -> Any:
+    """The real TransformerConfig of a launch that describes its model: as it is, but for dropout and kernels."""
+    args = {**config.args.flat(), "hidden_dropout": 0.0, "attention_dropout": 0.0}
+    whole = objects.transformer(args, config.version)
+    return built(TRANSFORMER, {**{name: whole[name] for name in defaults(config.version, TRANSFORMER)}, **KERNELS, **EXPERTS})
 
 
 def transformer_config(config: MegatronConfig, shape: Architecture) -> Any:
@@ -83,46 +94,76 @@ def _shape(shape: Architecture) -> dict[str, Any]:
     }
 
 
-class Norm:
-    """Torch's norm, its weights marked as Megatron's own norms mark theirs, which need Apex or Transformer Engine: under
-    sequence parallelism their gradients are summed over the tensor group.
+class Norm(nn.Module):
+    """A norm in plain torch, zero-centred where the config says so, its weights marked as Megatron's own norms mark theirs, which
+    need Apex or Transformer Engine: under sequence parallelism their gradients are summed over the tensor group.
     """
 
-    def __new__(cls, config: Any, hidden_size: int, eps: float = 1e-5, **more: Any) -> nn.Module:  # type: ignore[misc]
-        """As Megatron's spec of a layer asks for it."""
-        norm = (nn.RMSNorm if config.normalization == "RMSNorm" else nn.LayerNorm)(hidden_size, eps=eps)
-        for weight in norm.parameters():
+    def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5, **more: Any) -> None:
+        super().__init__()
+        self.eps, self.rms = eps, config.normalization == "RMSNorm"
+        self.centre = float(config.layernorm_zero_centered_gamma)
+        self.weight = nn.Parameter(torch.full((hidden_size,), 1.0 - self.centre))
+        self.bias = None if self.rms else nn.Parameter(torch.zeros(hidden_size))
+        for weight in self.parameters():
             weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
-        return norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+        weight = self.weight + self.centre if self.centre else self.weight
+        if self.rms:
+            return nn.functional.rms_norm(x, weight.shape, weight, self.eps)
+        return nn.functional.layer_norm(x, weight.shape, weight, self.bias, self.eps)
 
 
-def layer_spec(config: Any) -> ModuleSpec:
-    """Megatron's spec of a layer of its own modules alone, with norms that know sequence parallelism."""
-    spec = get_gpt_layer_local_spec(normalization=config.normalization)
-    spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = Norm
+def block_spec(config: Any, place: int | None) -> Any:
+    """Megatron's spec of this rank's layers, of its own modules alone, with norms that run here."""
+    return _normed(get_gpt_decoder_block_spec(config, False, normalization=config.normalization, vp_stage=place))
+
+
+def _normed(spec: Any) -> Any:
+    """A spec with `Norm` in place of Megatron's wrapper of torch's norms."""
+    if spec is WrappedTorchNorm:
+        return Norm
+    if isinstance(spec, list):
+        return [_normed(part) for part in spec]
+    if is_dataclass(spec) and not isinstance(spec, type):
+        return replace(spec, **{part.name: _normed(getattr(spec, part.name)) for part in fields(spec)})
     return spec
 
 
-def chunks(config: Any, ddp: Any, shape: Architecture) -> list[Any]:
+def chunks(config: Any, ddp: Any, shape: Architecture, positions: Mapping[str, Any]) -> list[Any]:
     """This rank's parts of the model, one for each virtual stage, as training wraps them."""
     virtual: int | None = config.virtual_pipeline_model_parallel_size
     places = [None] if virtual is None else list(range(virtual))
-    found = [_part(config, shape, place) for place in places]
+    found = [_part(config, shape, place, positions) for place in places]
     return [DistributedDataParallel(config, ddp, part, disable_bucketing=index > 0) for index, part in enumerate(found)]
 
 
-def _part(config: Any, shape: Architecture, place: int | None) -> nn.Module:
-    layers = get_num_layers_to_build(config, place)
+def positions(args: Mapping[str, Any]) -> dict[str, Any]:
+    """What GPTModel takes of a launch beside its config: how positions enter."""
+    return {
+        "rotary_percent": args["rotary_percent"],
+        "rotary_base": args["rotary_base"],
+        "rope_scaling": bool(args.get("use_rope_scaling")),
+        "rope_scaling_factor": args.get("rope_scaling_factor") or 8.0,
+        "seq_len_interpolation_factor": args.get("rotary_seq_len_interpolation_factor"),
+    }
+
+
+def _part(config: Any, shape: Architecture, place: int | None, positions: Mapping[str, Any]) -> nn.Module:
+    kind = "rope" if shape.rotary else "learned_absolute" if shape.rows else "none"
     part: Any = GPTModel(
         config,
-        TransformerBlockSubmodules([layer_spec(config)] * layers, Norm),
+        block_spec(config, place),
         padded(shape, config.tensor_model_parallel_size),
-        shape.sequence,
+        shape.rows or shape.sequence,
         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=place),
         post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=place),
         share_embeddings_and_output_weights=shape.tied,
-        position_embedding_type="rope" if shape.rotary else "learned_absolute",
+        position_embedding_type=kind,
         vp_stage=place,
+        **positions,
     )
     if part.post_process:
         part.output_layer.register_forward_hook(_unpadded(shape.vocab))

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from bridge.backend import Step, Workload
 from bridge.comm import Comm, connect, joined
 from bridge.engine.environment import Environment, detect
-from bridge.engine.models.gpt import GPT, IGNORED
+from bridge.engine.models.dense import native
+from bridge.engine.models.gpt import IGNORED
 from bridge.errors import BridgeError, ConfigError
 from bridge.layout.mesh import Mesh
 from bridge.plan import Plan
@@ -31,7 +32,7 @@ from compat.megatron import MegatronConfig
 from compat.megatron.runtime import model
 from compat.megatron.runtime.cpu import redirected
 from compat.megatron.runtime.states import States
-from compat.megatron.runtime.weights import Piece, Share, pieces
+from compat.megatron.runtime.weights import Piece, Share, pieces, wholes
 
 if TYPE_CHECKING:
     from bridge.backend import Batch
@@ -48,7 +49,7 @@ class MegatronTrainer:
     def __init__(self, config: MegatronConfig, workload: Workload) -> None:
         here = joined()
         place = Environment(*here) if here else detect()
-        self.config, self.plan, self.shape = config, lift(config), workload.architecture
+        self.config, self.plan, self.workload, self.shape = config, lift(config), workload, workload.architecture
         mesh = Mesh.of(self.plan.parallel, place.world)
         self.micro = self.plan.batch.micro or workload.micro
         self.accumulation = _accumulation(self.plan, self.micro, mesh.sizes["data"])
@@ -65,14 +66,16 @@ class MegatronTrainer:
         args = self.config.args
         _groups(self.plan, args)
         model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
-        self.settings = model.transformer_config(self.config, self.shape)
-        self.chunks = model.chunks(self.settings, model.ddp_config(self.config), self.shape)
+        described = self.workload.model is not None
+        self.settings = model.described_config(self.config) if described else model.transformer_config(self.config, self.shape)
+        places = model.positions(args) if described else {}
+        self.chunks = model.chunks(self.settings, model.ddp_config(self.config), self.shape, places)
         # Without overrides of its own Megatron spares biases and norms from weight decay, as its trainer does.
         self.optimizer = get_megatron_optimizer(
             model.optimizer_config(self.config), self.chunks, config_overrides=None, use_gloo_process_groups=False
         )
         self.states = States(self.optimizer)
-        self._load(GPT(self.shape, seed))
+        self._load(native(self.workload))
         self.scheduler = OptimizerParamScheduler(self.optimizer, **_learning_rate(args))
         self.settings.grad_scale_func = self.optimizer.scale_loss
         self.settings.finalize_model_grads_func = finalize_model_grads
@@ -113,11 +116,11 @@ class MegatronTrainer:
                 chunk.zero_grad_buffer()
             self.optimizer.zero_grad()
             losses = self._pass(taken)
-            lr = self.optimizer.param_groups[0]["lr"]
+            lr, scale = self.optimizer.param_groups[0]["lr"], self.optimizer.get_loss_scale()
             updated, norm, _ = self.optimizer.step()
             if updated:
                 self.scheduler.step(1)
-            return Step(self._mean(losses), norm, lr, bool(updated))
+            return Step(self._mean(losses), norm, lr, bool(updated), float(scale))
 
     def _pass(self, batches: list[Batch]) -> list[tuple[Tensor, Tensor]]:
         """All microbatches forward and backward, by Megatron's own schedule; losses and what they count on the last stage."""
@@ -191,8 +194,7 @@ class MegatronTrainer:
     @cached_property
     def _shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shapes of the native GPT's parameters by name."""
-        layers = (self.shape.parts(layer) for layer in self.shape.indices)
-        return {name: size for parts in layers for part in parts for name, size in part.shapes.items()}
+        return wholes(self.shape)
 
     def _counts(self, weight: nn.Parameter) -> bool:
         """Whether this rank's values of the parameter are the ones to take: others hold copies."""

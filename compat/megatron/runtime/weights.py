@@ -53,11 +53,25 @@ class Piece:
         return Placement.box(self.whole, offsets, tuple(shape), (*(("tensor",) if self.dim is None else ()), *replicas))
 
 
+def wholes(shape: Architecture) -> dict[str, tuple[int, ...]]:
+    """Shapes of the native model's parameters by name, those of experts by their number."""
+    parts = [part for layer in shape.indices for part in shape.parts(layer)]
+    return {native: size for part in parts for name, size in part.shapes.items() for native in _numbered(name, part.copies)}
+
+
+def _numbered(name: str, copies: int) -> list[str]:
+    """The names of all copies of a part."""
+    return [name.replace(EXPERTS, f"{EXPERTS}{number}.") for number in range(copies)] if EXPERTS in name else [name]
+
+
+EXPERTS = ".mlp.experts."
+
+
 def pieces(name: str, shape: Architecture, share: Share) -> Iterator[Piece]:
     """What lies in the parameter `name` of Megatron's GPT (layers by their number in the whole model)."""
-    wholes = {found: size for layer in shape.indices for part in shape.parts(layer) for found, size in part.shapes.items()}
+    sizes = wholes(shape)
     for native, dim, pick in _within(name, shape, share):
-        whole = wholes[native]
+        whole = sizes[native]
         rows = _rows(shape, share) if native in VOCABULARY else whole[dim or 0] // share.ranks
         yield Piece(native, whole, dim, 0 if dim is None else share.index * rows, pick)
 
@@ -71,7 +85,9 @@ LAYER = {
     "input_layernorm": "norm1",
     "pre_mlp_layernorm": "norm2",
     "self_attention.linear_proj": "attention.out",
-    "mlp.linear_fc2": "mlp.down",
+    "self_attention.q_layernorm": "attention.query_norm",
+    "self_attention.k_layernorm": "attention.key_norm",
+    "mlp.router": "mlp.router",
 }
 """Modules in a layer that are one of the native ones."""
 
@@ -92,10 +108,14 @@ def _within(name: str, shape: Architecture, share: Share) -> Iterator[Found]:
 def _in_layer(rest: str, shape: Architecture, share: Share) -> Iterator[Found]:
     module, _, kind = rest.rpartition(".")
     dim = next((dim for part, dim in SPLIT.items() if part in rest), None)
-    if module in LAYER:
+    if module == "mlp.shared_experts" and kind == "gate_weight":
+        yield "mlp.shared_gate.weight", None, _all
+    elif module in LAYER:
         yield f"{LAYER[module]}.{kind}", dim, _all
+    elif module.endswith("linear_fc2"):
+        yield f"{_native(module)}.down.{kind}", dim, _all
     else:
-        parts = _heads(shape, share) if module == "self_attention.linear_qkv" else _halves(shape)
+        parts = _heads(shape, share) if module == "self_attention.linear_qkv" else _halves(shape, _native(module))
         yield from ((f"{native}.{kind}", dim, pick) for native, pick in parts)
 
 
@@ -111,13 +131,18 @@ def _heads(shape: Architecture, share: Share) -> Iterator[tuple[str, Callable[[T
     yield "attention.value", rows(queries + 1, queries + 2)
 
 
-def _halves(shape: Architecture) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
+def _native(module: str) -> str:
+    """The native name of what has a feed-forward layer: a block, an expert, or the shared ones together."""
+    return module.rpartition(".")[0].replace("experts.local_experts", "experts").replace("shared_experts", "shared")
+
+
+def _halves(shape: Architecture, name: str) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
     """On each tensor rank its part of the gate, then its part of what is gated (mlp.py: glu)."""
     if not shape.gated:
-        yield "mlp.up", _all
+        yield f"{name}.up", _all
         return
-    yield "mlp.gate", lambda tensor: tensor[: len(tensor) // 2]
-    yield "mlp.up", lambda tensor: tensor[len(tensor) // 2 :]
+    yield f"{name}.gate", lambda tensor: tensor[: len(tensor) // 2]
+    yield f"{name}.up", lambda tensor: tensor[len(tensor) // 2 :]
 
 
 def _rows(shape: Architecture, share: Share) -> int:

@@ -1,0 +1,79 @@
+"""FSDP2, which AutoModel trains with: torch's plain `fully_shard` over the native model, as a recipe asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from bridge.backend import MICRO, Backend, Trainer, Workload, unkept
+from bridge.dialect import Config
+from bridge.errors import BridgeError
+from bridge.plan import Plan
+from bridge.translation import lower
+from compat.automodel import DIALECT
+
+if TYPE_CHECKING:
+    from compat.automodel import AutoModelConfig
+
+AXES = ("tp_size", "pp_size", "cp_size", "ep_size", "dp_replicate_size")
+OPTIMIZERS = ("torch.optim.AdamW", "torch.optim.Adam", "torch.optim.SGD")
+OPEN: Mapping[str, Any] = {"optimizer.name": "adamw", "optimizer.lr": 1e-3, "zero.stage": 3, "precision.compute": "fp32"}
+"""What the native engine takes where a plan leaves a field open, said aloud."""
+
+
+class FullyShardedBackend(Backend):
+    """The installed torch's FSDP2."""
+
+    name: ClassVar[str] = "automodel"
+    title: ClassVar[str] = "FSDP2 of torch"
+
+    @property
+    def release(self) -> str | None:
+        """See `Backend`."""
+        try:
+            return version("torch")
+        except PackageNotFoundError:
+            return None
+
+    def refusals(self, plan: Plan, world: int) -> tuple[str, ...]:
+        """See `Backend`."""
+        whole = completed(plan)
+        try:
+            undriven = tuple(_undriven(lower(whole, DIALECT, None, world)))
+        except BridgeError as error:
+            return error.problems
+        return (*undriven, *unkept(whole, DIALECT, None, world))
+
+    def open(self, run: Config | Plan, workload: Workload) -> Trainer:
+        """See `Backend`."""
+        from compat.automodel.runtime import fsdp
+
+        world = fsdp.join()
+        config = run if isinstance(run, Config) else lower(completed(run), DIALECT, None, world)
+        BridgeError.raise_if(_undriven(config))
+        return fsdp.FullyShardedTrainer(config, workload)
+
+
+def completed(plan: Plan) -> Plan:
+    """The plan with what it leaves open, as the native engine takes it."""
+    micro = {} if plan.batch.micro or plan.batch.global_ else {"batch.micro": MICRO}
+    return Plan.of({**OPEN, **micro, **plan.values()})
+
+
+def _undriven(config: Config | AutoModelConfig) -> Iterator[str]:
+    """What a recipe asks for and is not run here."""
+    values = config.effective
+    split = (f"distributed.{name}" for name in AXES)
+    yield from (
+        f"{path}: found {values[path]}; only data ranks are driven here; use 1" for path in split if values.get(path, 1) > 1
+    )
+    strategy = values.get("distributed.strategy")
+    if strategy not in (None, "fsdp2"):
+        yield f"distributed.strategy: found {strategy}; only fsdp2 is driven here"
+    named = values.get("optimizer._target_")
+    if named not in OPTIMIZERS:
+        yield f"optimizer._target_: found {named}; only {', '.join(OPTIMIZERS)} are driven here"
+
+
+BACKEND = FullyShardedBackend()

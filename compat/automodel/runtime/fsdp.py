@@ -1,0 +1,120 @@
+"""A run on torch's FSDP2 as AutoModel trains: sharded blocks, the optimizer and schedule of the recipe, loss per token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from bridge.backend import Step, Workload
+from bridge.comm import connect, everyones, joined
+from bridge.dialect import Config
+from bridge.engine.environment import detect
+from bridge.engine.formats import TORCH
+from bridge.engine.learning_rate import learning_rate
+from bridge.engine.models.dense import native
+from bridge.engine.models.gpt import IGNORED, summed_cross_entropy
+from bridge.errors import BridgeError
+from bridge.translation import lift
+
+if TYPE_CHECKING:
+    from bridge.backend import Batch
+
+POLICY = "distributed.mp_policy."
+HYPER = ("lr", "betas", "eps", "weight_decay", "momentum", "nesterov", "amsgrad")
+
+
+def join() -> int:
+    """Join the process group; the number of ranks."""
+    here = detect()
+    connect(here.rank, here.world, here.address, "nccl" if torch.cuda.is_available() else "gloo")
+    return (joined() or (0, 1))[1]
+
+
+class FullyShardedTrainer:
+    """Trains the native model of the workload as `config` says; see `Trainer`."""
+
+    def __init__(self, config: Config, workload: Workload) -> None:
+        BridgeError.raise_if([] if joined() else ["automodel: FSDP2 shards over ranks, and there is one; start two"])
+        self.values, self.plan = config.effective.flat(), lift(config)
+        self.data = joined() or (0, 1)
+        self.micro = self.plan.batch.micro or workload.micro
+        whole = (self.plan.batch.global_ or self.micro * self.data[1]) // (self.micro * self.data[1])
+        self.accumulation = self.plan.batch.accumulation or max(1, whole)
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.model = self._sharded(native(workload).to(self.device, TORCH[self.plan.precision.master or "fp32"]))
+        self.optimizer = self._optimizer()
+        self.steps = 0
+
+    def _sharded(self, model: Any) -> nn.Module:
+        mesh: DeviceMesh = init_device_mesh(self.device, (self.data[1],))
+        formats = {name: self.values.get(f"{POLICY}{name}") for name in ("param_dtype", "reduce_dtype", "output_dtype")}
+        dtypes = {name: TORCH[value] for name, value in formats.items() if value is not None}
+        cast = bool(self.values.get(f"{POLICY}cast_forward_inputs", True))
+        options: dict[str, Any] = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(**dtypes, cast_forward_inputs=cast)}
+        for block in list(model)[1:-1]:
+            fully_shard(block, **options)
+        fully_shard(model, **options)
+        whole = [name for name, weight in model.named_parameters() if not isinstance(weight, DTensor)]
+        BridgeError.raise_if(f"{name}: FSDP2 left it whole on every rank" for name in whole)
+        return model  # type: ignore[no-any-return]
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        """That of the recipe, by its own name and with its own arguments."""
+        make = getattr(torch.optim, str(self.values["optimizer._target_"]).rpartition(".")[2])
+        given = {name: self.values[f"optimizer.{name}"] for name in HYPER if f"optimizer.{name}" in self.values}
+        return make(self.model.parameters(), **given)  # type: ignore[no-any-return]
+
+    def train_batch(self, batches: Iterable[Batch]) -> Step:
+        """See `Trainer`. As AutoModel's loop does: sums over tokens, divided by the tokens of all ranks and microbatches."""
+        taken = [(tokens.to(self.device), targets.to(self.device)) for tokens, targets in islice(batches, self.accumulation)]
+        counts = everyones(sum(int((targets != IGNORED).sum()) for _, targets in taken))
+        lr = learning_rate(self.plan.optimizer.lr or 0.0, self.plan.optimizer.schedule, self.steps)
+        total = 0.0
+        for number, (tokens, targets) in enumerate(taken):
+            self.model.set_requires_gradient_sync(number == len(taken) - 1)  # type: ignore[operator]
+            loss, _ = summed_cross_entropy(self.model(tokens), targets)
+            torch.autograd.backward(loss * self.data[1] / sum(counts))
+            total += float(loss)
+        norm = self._clipped()
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.steps += 1
+        return Step(sum(everyones(total)) / sum(counts), norm, lr)
+
+    def _clipped(self) -> float:
+        bound = self.plan.optimizer.clip or torch.inf
+        found: Any = nn.utils.clip_grad_norm_(self.model.parameters(), bound)
+        return float(found.full_tensor() if isinstance(found, DTensor) else found)
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """See `Trainer`. Every rank gets all."""
+        return {name: _whole(weight).detach().float().cpu().clone() for name, weight in self.model.named_parameters()}
+
+    def bytes(self) -> Mapping[str, int]:
+        """See `Trainer`."""
+        held = [_local(weight) for weight in self.model.parameters()]
+        states = [_local(value) for state in self.optimizer.state.values() for value in state.values() if value.dim()]
+        found = {"weights": held, "gradients": held, "optimizer": states}
+        return {kind: sum(tensor.numel() * tensor.element_size() for tensor in tensors) for kind, tensors in found.items()}
+
+    def close(self) -> None:
+        """See `Trainer`: nothing is left but the group of all ranks."""
+
+
+def _whole(weight: Any) -> Tensor:
+    found: Tensor = weight.full_tensor()
+    return found
+
+
+def _local(tensor: Any) -> Tensor:
+    found: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return found

@@ -1,0 +1,67 @@
+"""Faults of translation, planted one by one in a translated config: `verify` finds each and blames the translation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import compat
+from bridge.edits import edited
+from bridge.translation import translate
+from bridge.verify.judge import Report, fitted, verify
+
+RELEASES = {"megatron": "0.16.1", "deepspeed": "0.19.8"}
+MEGATRON = """
+--num-layers 12 --hidden-size 512 --num-attention-heads 8 --group-query-attention --num-query-groups 2 --ffn-hidden-size 1024
+--seq-length 512 --max-position-embeddings 512 --vocab-size 1000 --swiglu --normalization RMSNorm --norm-epsilon 1e-5
+--position-embedding-type rope --rotary-base 500000 --disable-bias-linear --untie-embeddings-and-output-weights
+--attention-dropout 0 --hidden-dropout 0 --micro-batch-size 2 --global-batch-size 4 --train-iters 2000 --lr 1e-3 --min-lr 1e-4
+--lr-decay-style cosine --lr-decay-iters 1000 --lr-warmup-iters 100 --weight-decay 0.1 --clip-grad 1.0 --bf16
+"""
+EXPERTS = "--num-experts 8 --moe-router-topk 2"
+RAMP = "--weight-decay-incr-style linear --start-weight-decay 0.01 --end-weight-decay 0.5"
+FP16 = "--fp16 --loss-scale-window 1000"
+FAULTS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
+    "decay scope": ("", "deepspeed", {"optimizer.decay_scope": "all"}),
+    "ramp": (RAMP, "megatron", {"optimizer.decay_ramp.shape": "cosine"}),
+    "top-k": (EXPERTS, "megatron", {"model.moe.top_k": 4}),
+    "rotary base": ("", "megatron", {"model.rotary.base": 10000}),
+    "window of the loss scale": (FP16, "megatron", {"precision.loss_scale.window": 2000}),
+    "horizon for length": ("", "megatron", {"optimizer.schedule.total_steps": 2000}),
+    "gate": ("", "megatron", {"model.mlp.gated": False, "model.mlp.activation": "gelu"}),
+    "norm eps": ("", "megatron", {"model.norm.eps": 1e-6}),
+    "averaging order": ("", "megatron", {"loss": "per_token"}),
+    "warmup's length": ("", "deepspeed", {"optimizer.schedule.warmup_steps": 110}),
+    "warmup shape": ("", "deepspeed", {"optimizer.schedule.warmup_from": 5e-4}),
+    "clip": ("", "deepspeed", {"optimizer.clip": 0.5}),
+    "key heads": ("", "megatron", {"model.kv_heads": 8}),
+}
+"""By name: more flags, the stack to translate to, and what is wrong in the translation."""
+
+
+def report(flags: str, to: str, wrong: Mapping[str, Any]) -> Report:
+    """What the native engine alone, on one rank, says of a launch and its translation."""
+    text = f"{MEGATRON} {flags}".replace("--bf16", "" if "--fp16" in flags else "--bf16")
+    source = compat.load("megatron").read(text, version=RELEASES["megatron"], world_size=1)
+    result = translate(source, compat.load(to), RELEASES[to], 1)
+    planted = replace(result, config=edited(result.config, wrong, 1)) if wrong else result
+    return verify(fitted(source, planted, {}, 1, True), {}, None, note=lambda line: None)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_differs_and_the_translation_is_blamed(name: str) -> None:
+    flags, to, wrong = FAULTS[name]
+    found = report(flags, to, wrong)
+    assert found.verdict == "differs", found
+    (fault,) = (row for row in found.rows if row.verdict == "differs")
+    assert fault.side == "target" and "the translation is at fault" in fault.cause
+    assert any(path in fault.cause for path in wrong), fault.cause
+
+
+@pytest.mark.parametrize(("flags", "to"), dict.fromkeys((flags, to) for flags, to, _ in FAULTS.values()))
+def test_without_one_nothing_differs(flags: str, to: str) -> None:
+    found = report(flags, to, {})
+    assert found.verdict == "in part" and "no real engine ran" in found.lacking[0], found.rows
