@@ -167,7 +167,7 @@ class Checks:
 
     def holding(self, seen: Seen) -> Iterator[Check]:
         """Those that hold for what is seen."""
-        rows = (row for row in self.at(seen.context.version) if None not in map(seen.__getitem__, row.needs))
+        rows = (row for row in self.at(seen.context.version) if not row.needs or None not in map(seen.__getitem__, row.needs))
         return (row for row in rows if row.when(seen))
 
     def refused(self, seen: Seen) -> Iterator[str]:

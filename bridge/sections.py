@@ -59,8 +59,11 @@ def settings(config: Config, rule: Rule, path: str, back: Any = None) -> tuple[S
 
     One too large is not: each of its settings is looked at by leaving it out.
     """
-    group, section = rule.seen(rule.theirs, config.effective), config.given.get(path)
-    parts = written(path, section, group) if isinstance(section, Mapping) else ()
+    section = config.given.get(path)
+    if not isinstance(section, Mapping):
+        return ()
+    group = rule.seen(rule.theirs, config.effective)
+    parts = written(path, section, group)
     if not rule.ours:
         return moved(parts, back)
     return tuple(_looked_at(config, rule, path, group, parts, back)) if len(parts) <= limits.SETTINGS else ()

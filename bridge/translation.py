@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -194,7 +194,7 @@ def _losses(trip: _Trip) -> Iterator[Finding]:
     # What its stack moves elsewhere fares as its group does.
     elsewhere = {path for path, value in config.given.items() if value is not None and before.get(path) is None}
     theirs = differing(before, after) - elsewhere
-    for rule, paths in _at_stake(config):
+    for rule, paths in _at_stake(config, theirs | elsewhere):
         lost = tuple(path for path in rule.ours if path in trip.lost)
         lost = tuple(path for path in lost if path in trip.meant) or lost
         gone = elsewhere if lost else () if rule.ours else elsewhere - trip.target.given.keys()
@@ -203,16 +203,17 @@ def _losses(trip: _Trip) -> Iterator[Finding]:
             yield from _lost(trip, rule, changed, lost)
 
 
-def _at_stake(config: Config) -> Iterator[tuple[Rule, Sequence[str]]]:
-    """Rules with the paths that may be lost: all of a group that means something, else those that were given."""
+def _at_stake(config: Config, moved: Set[str]) -> Iterator[tuple[Rule, Sequence[str]]]:
+    """Rules with the paths of which some `moved`: all of a group that means something, else those that were given."""
     table = claims(config.dialect)
-    yield from ((rule, rule.theirs) for rule in config.dialect.rules if rule.ours)
-    yield from ((table[path], [path]) for path in config.given if path in table and not table[path].ours)
+    touched = {id(table[path]) for path in moved if path in table}
+    yield from ((rule, rule.theirs) for rule in config.dialect.rules if id(rule) in touched and rule.ours)
+    yield from ((table[path], [path]) for path in config.given if path in moved and path in table and not table[path].ours)
 
 
 def _lost(trip: _Trip, rule: Rule, changed: Sequence[str], lost: tuple[str, ...]) -> Iterator[Finding]:
     config, back, target = trip.config, trip.back, trip.target
-    seen = rule.seen(rule.theirs, config.effective)
+    seen = rule.seen(rule.theirs, config.effective) if rule.blurs else {}
     blurred = rule.blurs is not None and rule.blurs(seen)
     effect = _weight(rule, lost, blurred, config, target)
     for path in changed:
@@ -239,10 +240,11 @@ def _lost(trip: _Trip, rule: Rule, changed: Sequence[str], lost: tuple[str, ...]
 def _in_parts(trip: _Trip, rule: Rule, lost: tuple[str, ...], whole: Finding) -> Iterator[Finding]:
     """A finding on a section as one on each setting of it that comes back otherwise, and one on what none of these tells."""
     config, section = trip.config, trip.returned(whole.path)
-    held, changed = dict(leaves(section)), settings(config, rule, whole.path, section)
+    changed = settings(config, rule, whole.path, section)
     if not changed:
         yield whole
         return
+    held = dict(leaves(section))
     for part in changed:
         mine = tuple(ours for ours in lost if ours in part.stands)
         how = _fate_of(rule, part, mine, trip)

@@ -110,7 +110,7 @@ def run(steps: Iterable[Step], values: Namespace) -> None:
     problems: list[str] = []
     known = values.__dict__
     for step in steps:
-        if None in map(known.get, step.needs):
+        if step.needs and None in map(known.get, step.needs):
             continue
         try:
             if isinstance(step, Derivation):
