@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from functools import cache
-from math import log2
+from math import log2, prod
 
 from bridge.config import fields
+from bridge.errors import ConfigError
 from bridge.rules import EFFECTS, Context, Effect, Group, Rule, always, convert, lacks, only_ours, only_theirs, rename, the_rest
 from compat.deepspeed import course, switches
 from compat.deepspeed.optimizers import RULES as OPTIMIZERS
@@ -38,10 +39,14 @@ def layout_rules() -> tuple[Rule, ...]:
             ("code.context_parallel", "sequence_parallel_size"),
             "parallel.context",
             _read_context,
-            lambda values, context: _above_one("code.context_parallel", values.get("parallel.context")),
+            lambda values, context: (
+                {} if _unserved(values) else _above_one("code.context_parallel", values.get("parallel.context"))
+            ),
             effect=Effect.ROUNDING,
-            lossy="sequence_parallel_size becomes groups of ranks that the script builds",
+            sees=HEADS,
+            lossy=f"sequence_parallel_size becomes groups of ranks that the script builds; {UNSERVED}",
             note="Ulysses attention: all-to-all over heads, not a ring",
+            source="runtime/sequence_parallel/ulysses_sp.py: UlyssesSPAttentionHF; runtime/pipe/topology.py",
         ),
         convert(
             ("code.expert_parallel", "expert_parallel.enabled", "expert_parallel.autoep_size"),
@@ -55,6 +60,20 @@ def layout_rules() -> tuple[Rule, ...]:
         only_ours("parallel.sequence", note="DeepSpeed has no sequence parallelism within tensor groups", effect=Effect.COST),
         only_ours("parallel.order", note="DeepSpeed's process groups have one order", effect=Effect.COST),
     )
+
+
+HEADS = ("parallel.pipeline", "parallel.tensor", "model.heads")
+UNSERVED = (
+    "Ulysses shares whole heads among its ranks, and DeepSpeed's pipeline engine has no groups for it: then these ranks take "
+    "data instead"
+)
+
+
+def _unserved(values: Group) -> bool:
+    """Whether DeepSpeed has no way to share these sequences: in its pipelines, or with heads that its ranks do not divide."""
+    ranks, heads = values.get("parallel.context") or 1, values.get("model.heads")
+    uneven = heads is not None and heads % (ranks * (values.get("parallel.tensor") or 1)) != 0
+    return ranks > 1 and ((values.get("parallel.pipeline") or 1) > 1 or uneven)
 
 
 def _above_one(path: str, size: int | None) -> Group:
@@ -139,12 +158,8 @@ BATCH = convert(
     ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"),
     ("batch.micro", "batch.accumulation", "batch.global_", "parallel.data"),
     lambda values, context: _read_batch(values, context),
-    lambda values, context: {
-        "train_micro_batch_size_per_gpu": values.get("batch.micro"),
-        "gradient_accumulation_steps": values.get("batch.accumulation"),
-        "train_batch_size": values.get("batch.global_"),
-    },
-    sees=(*AXES, "tensor_parallel.tp.tp_size"),
+    lambda values, context: _write_batch(values, context),
+    sees=(*AXES, "tensor_parallel.tp.tp_size", "parallel.context", *HEADS),
     carries={
         "train_micro_batch_size_per_gpu": "batch.micro",
         "gradient_accumulation_steps": "batch.accumulation",
@@ -155,6 +170,23 @@ BATCH = convert(
     ),
     source="runtime/config.py: _configure_train_batch_size; data ranks are what the mpu leaves",
 )
+
+
+def _write_batch(values: Group, context: Context) -> Group:
+    """All that is known of the batch; where ranks come to take data, DeepSpeed divides it anew."""
+    micro, steps, whole = (values.get(f"batch.{name}") for name in ("micro", "accumulation", "global_"))
+    anew = bool(whole) and _unserved(values)
+    if anew and micro and context.world_size:
+        data = context.world_size // prod(values.get(f"parallel.{axis}") or 1 for axis in ("tensor", "pipeline"))
+        fits = f"found {whole}, which micro batch ({micro}) x data ranks ({data}) does not divide"
+        ConfigError.raise_if(
+            [f"batch.global_: {fits}: {UNSERVED}; use a multiple, or fewer ranks"] if whole % (micro * data) else []
+        )
+    return {
+        "train_micro_batch_size_per_gpu": micro,
+        "gradient_accumulation_steps": None if anew else steps,
+        "train_batch_size": whole,
+    }
 
 
 def _read_batch(values: Group, context: Context) -> Group:
@@ -555,6 +587,7 @@ def _write_loss_scale(values: Group) -> Group:
 RECOMPUTE = convert(
     (
         "pipeline.activation_checkpoint_interval",
+        "pipeline.use_reentrant",
         "code.checkpointing",
         "code.checkpoint_interval",
         "activation_checkpointing.partition_activations",
@@ -566,11 +599,13 @@ RECOMPUTE = convert(
     effect=Effect.COST,
     sees=("code.pipeline_stages", "parallel.pipeline"),
     carries={
+        "pipeline.use_reentrant": (),
         "activation_checkpointing.partition_activations": "recompute.partition",
         "activation_checkpointing.cpu_checkpointing": "recompute.offload",
     },
     lossy="DeepSpeed recomputes groups of whole layers: nothing selective, and no fixed number of layers in a stage",
-    source="runtime/pipe/module.py: activation_checkpoint_interval; activation_checkpointing counts only where code calls it",
+    note="how DeepSpeed's pipeline engine recomputes; the reentrant way stops at a first layer that is given tokens",
+    source="runtime/pipe/module.py: _is_checkpointable; activation_checkpointing counts only where code calls it",
 )
 
 
@@ -596,7 +631,7 @@ def _write_recompute(values: Group) -> Group:
     path = "pipeline.activation_checkpoint_interval" if piped else "code.checkpoint_interval"
     return {
         path: interval,
-        **({} if piped else {"code.checkpointing": True}),
+        **({"pipeline.use_reentrant": False} if piped else {"code.checkpointing": True}),
         "activation_checkpointing.partition_activations": bool(values.get("recompute.partition")),
         "activation_checkpointing.cpu_checkpointing": bool(values.get("recompute.offload")),
     }

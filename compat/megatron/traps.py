@@ -30,7 +30,7 @@ TRAPS = Checks(
     RELEASES,
     _given(
         "use_distributed_optimizer",
-        lambda args: args["optimizer"] == "sgd",
+        lambda args: args["optimizer"] == "sgd" and not args["optimizer_cpu_offload"],
         "shards the state of Adam only: with sgd training stops at the start; drop it, or use adam",
         "optimizer/distrib_optimizer.py: DistributedOptimizer.__init__",
         Effect.STOPS,
