@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from bridge import limits
 from bridge.checks import Check
 from bridge.config import Section, Values, fields
-from bridge.errors import ConfigError, TranslationError, VersionError
+from bridge.errors import BridgeError, ConfigError, TranslationError, VersionError
 from bridge.findings import Disagreement, Finding, Origin
 from bridge.kinds import kind
+from bridge.launching import fed
 from bridge.moves import Move
 from bridge.releases import Releases
 from bridge.rules import Context, Effect, Rule
@@ -51,7 +52,8 @@ class Written:
     """A config in its stack's own form: the text of the file, and what the stack keeps outside of it.
 
     `code` is what belongs into the training script, as data, and `snippet` the same as Python; `environment` holds the
-    variables that the run needs, `launch` the command.
+    variables that the run needs, `launch` the command. `file` is what the last three call the file; where it holds
+    `arguments`, these stand behind the command. `beside` are further texts by the suffix of their files.
     """
 
     dialect: str
@@ -61,6 +63,28 @@ class Written:
     snippet: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     launch: tuple[str, ...] = ()
+    file: str = ""
+    arguments: bool = False
+    beside: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The command with all that it is given; nothing where no command starts the file as it is."""
+        return fed(self.launch, self.file, self.text) if self.arguments else self.launch
+
+    def named(self, name: str) -> Written:
+        """The same for a file of that name."""
+        launch = tuple(name if word == self.file else word for word in self.launch)
+        snippet = self.snippet.replace(json.dumps(self.file), json.dumps(name)) if self.file else self.snippet
+        return replace(self, launch=launch, snippet=snippet, file=name)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A config with the whole script that starts it beside it, and what only the user can add."""
+
+    written: Written
+    lacking: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -154,6 +178,10 @@ class Dialect(ABC):
     @abstractmethod
     def render(self, config: Config, format: str | None = None) -> Written:
         """The config as a file of its stack, and what belongs beside the file."""
+
+    def program(self, written: Written, config: Config, plan: Mapping[str, Any], model: Config | None) -> Program:
+        """`written`, whose file has a name, with the script that starts it; `model` is its model's own config, if it is known."""
+        raise BridgeError(f"--script: no script is written for {self.title}; drop it, and start what the report names")
 
     @property
     def moves(self) -> tuple[Move, ...]:
@@ -254,6 +282,7 @@ class Dialect(ABC):
 
         written = self.render(config, format or self.format_of(path))
         if path is not None:
+            written = written.named(Path(path).name)
             texts = self.files(written, Path(path))
             write_all(texts, texts.keys() - {Path(path)})
         return written
@@ -274,11 +303,13 @@ class Dialect(ABC):
 
     def files(self, written: Written, path: Path) -> dict[Path, str]:
         """Everything that belongs on disk for `path`: the config, and beside it what the stack keeps in code."""
+        written = written.named(path.name)
         texts = {path: written.text}
         if written.code:
             texts[code_beside(path)] = json.dumps(dict(written.code), indent=2) + "\n"
         if written.snippet:
             texts[path.with_suffix(".code.py")] = written.snippet
+        texts |= {path.with_suffix(suffix): text for suffix, text in written.beside.items()}
         return texts
 
     def format_of(self, path: str | Path | None) -> str | None:

@@ -71,7 +71,7 @@ def written_by(
     given: dict[str, Any] = {}
     solved, context = _solved(ours, world_size), Context(version, world_size, frozenset(had))
     for rule in dialect.rules:
-        if rule.ours and rule.theirs:
+        if rule.theirs:
             given.update(rule.write(solved, context))
     return given
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
+from bridge import launching
 from bridge.clean import brief, clean
 from bridge.config import Values, shown
 from bridge.dialect import Config, Dialect
@@ -53,7 +54,7 @@ def as_json(result: Result, threshold: Effect = Effect.NUMBERS) -> dict[str, Any
         "source": _side(result.source),
         "target": {**_side(result.config), "text": written.text, "code": _plain(written.code), "snippet": written.snippet},
         "environment": dict(written.environment),
-        "launch": list(written.launch),
+        "launch": list(written.command),
         "plan": _plain(result.plan.values()),
         "fields": [
             {
@@ -304,9 +305,9 @@ def _outside(result: Result, console: Console) -> None:
         console.print(
             "\n".join(f"export {name}={quote(clean(value))}" for name, value in written.environment.items()), markup=False
         )
-    if written.launch:
+    if written.command:
         console.print("[bold]Launch[/]")
-        console.print(clean(" ".join(written.launch)), markup=False, highlight=False, soft_wrap=True)
+        console.print(clean(launching.line(written.command)), markup=False, highlight=False, soft_wrap=True)
 
 
 def drift_text(drift: Drift, console: Console) -> None:

@@ -60,11 +60,13 @@ class Result:
     findings: tuple[Finding, ...]
     fields: tuple[FieldReport, ...]
     carry: Carry = field(repr=False)
+    put: Written | None = field(default=None, repr=False)
+    lacking: tuple[Finding, ...] = ()
 
     @cached_property
     def written(self) -> Written:
-        """The target in its stack's own form."""
-        return self.config.dialect.render(self.config)
+        """The target in its stack's own form; as it is put into a file, where there is one."""
+        return self.put or self.config.dialect.render(self.config)
 
     @property
     def code(self) -> Mapping[str, Any]:
@@ -80,7 +82,7 @@ class Result:
         source, whole = self.source, self.source.dialect.whole(self.source)
         known = {finding.path for finding in source.missing} if source.dialect.name == self.config.dialect.name else set()
         wanted = (finding for finding in self.config.missing if finding.path not in known)
-        return tuple(_weighed(finding, whole) for finding in wanted)
+        return (*(_weighed(finding, whole) for finding in wanted), *self.lacking)
 
     @property
     def exact(self) -> bool:

@@ -36,6 +36,7 @@ Beside OUT lies OUT.carry.json with what the other stack cannot say; the way bac
 Examples:
   stagebridge convert launch.args --to deepspeed --world-size 8 -o ds_config.json
   stagebridge convert model_config.yaml --to deepspeed --from-version 0.16.1 --world-size 8 --json
+  stagebridge convert launch.args --to deepspeed --world-size 8 --script -o run.json
   stagebridge convert pretrain_gpt.sh --to deepspeed --env DATA=/data/text -o ds_config.json
   stagebridge convert ds_config.json --to megatron --world-size 8 > launch.args
   stagebridge convert zero3.json --to megatron --auto micro_batch=4 --auto mixed_precision=bf16
@@ -251,11 +252,12 @@ def convert(
     output: Output = None,
     strict: Annotated[bool, typer.Option("--strict", help="Any loss is an error, and nothing is written.")] = False,
     carry: Annotated[bool, typer.Option(help="Use and write what the other stack cannot say (OUT.carry.json).")] = True,
+    script: Annotated[bool, typer.Option("--script", help="Write what starts the run as well (DeepSpeed, Megatron).")] = False,
 ) -> int:
     """Convert one file."""
     from bridge.cli.convert import convert
 
-    return convert(job, to, to_version, output, strict, carry)
+    return convert(job, to, to_version, output, strict, carry, script)
 
 
 @app.command(help=CHECK, short_help="Say what is wrong or surprising in a config.")

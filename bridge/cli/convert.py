@@ -15,9 +15,10 @@ from bridge import limits, report, stacks
 from bridge.cli import sidecar
 from bridge.cli.budget import bounded
 from bridge.cli.job import Job
+from bridge.cli.scripted import scripted
 from bridge.cli.sidecar import Sidecar
 from bridge.cli.terminal import console, content, note, print_json
-from bridge.dialect import Config, Dialect
+from bridge.dialect import Config, Dialect, Written
 from bridge.errors import BridgeError, SourceError, TranslationError, VersionError
 from bridge.exits import Exit
 from bridge.files import (
@@ -42,7 +43,9 @@ from bridge.translation import Result, translate
 STDIN = STDOUT = "-"
 
 
-def convert(job: Job, to: str, to_version: str | None, output: Path | None, strict: bool, with_carry: bool) -> int:
+def convert(
+    job: Job, to: str, to_version: str | None, output: Path | None, strict: bool, with_carry: bool, script: bool = False
+) -> int:
     """Convert one file; the exit code."""
     output = file_of(output, "the sidecar (OUT.carry.json)" if with_carry else "")
 
@@ -57,7 +60,9 @@ def convert(job: Job, to: str, to_version: str | None, output: Path | None, stri
             result = replace(result, carry=_kept(job, result, output))
         if strict and not (result.exact and not beside.edited):
             _refuse(result, job, beside)
-        texts = files(result, output, with_carry, _before(result, beside)) if output else {}
+        result = replace(result, put=written_for(result, output, _before(result, beside)) if output else None)
+        result = scripted(result, output) if script else result
+        texts = files(result, output, with_carry) if output else {}
         not_over_input(job, texts)
         with as_private_as(*beside.sources):
             write_all(texts, texts.keys() - {output})
@@ -248,16 +253,18 @@ def _before(result: Result, beside: Sidecar) -> Before | None:
     return (carry.original, carry.version) if carry and carry.original else None
 
 
-def files(result: Result, output: Path, with_carry: bool, before: Before | None = None) -> dict[Path, str]:
-    """What is written: the target in the format that the suffix of `output` stands for, and what lies beside it.
-
-    What was once read from the text `before` is written into it.
-    """
+def written_for(result: Result, output: Path, before: Before | None = None) -> Written:
+    """The target in the format that the suffix of `output` stands for; what was once read from `before` is written into it."""
     dialect = result.config.dialect
     written = dialect.rewritten(result.config, *before, output) if before else None
-    written = written or dialect.render(result.config, format_for(dialect, output))
+    return (written or dialect.render(result.config, format_for(dialect, output))).named(output.name)
+
+
+def files(result: Result, output: Path, with_carry: bool) -> dict[Path, str]:
+    """What is written: the target, and what lies beside it."""
+    written = result.put or written_for(result, output)
     carried = {carry_over.beside(output): result.carry.text(written.text)} if with_carry else {}
-    return {**dialect.files(written, output), **carried}
+    return {**result.config.dialect.files(written, output), **carried}
 
 
 def file_of(output: Path | None, beside: str) -> Path | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from bridge.config import Values, fields
 from bridge.dialect import Config, PackagedDialect, Reading, Written
 from bridge.findings import Finding
+from bridge.launching import torchrun
 
 if TYPE_CHECKING:
     from compat.automodel.pipeline import PipelineConfig
@@ -93,13 +94,13 @@ class AutoModelDialect(PackagedDialect):
 
     def render(self, config: Config, format: str | None = None) -> Written:
         """Explicit YAML and the launch command."""
-        from compat.automodel.formats import text
+        from compat.automodel.formats import FILE, program, text
         from compat.automodel.releases import release
 
         self.chosen(format)
-        ranks = config.world_size or 1
-        launch = ("torchrun", f"--nproc-per-node={min(ranks, 8)}", f"--nnodes={-(-ranks // 8)}", "-m", "nemo_automodel.cli.app")
-        return Written(self.name, text(config.given, release(config.version)), "yaml", launch=launch)
+        at = release(config.version)
+        launch = torchrun(config.world_size or 1, "-m", *program(at), FILE)
+        return Written(self.name, text(config.given, at), "yaml", launch=launch, file=FILE)
 
     def recognises(self, data: Any) -> int:
         """How many of a mapping's sections are a recipe's own, with their AutoModel spellings counted twice."""

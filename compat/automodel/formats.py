@@ -403,6 +403,19 @@ def _spelled(path: str, value: Any) -> Any:
     return spelled(path.removeprefix(CONFIG), value) if path.startswith(CONFIG) else value
 
 
+FILE = "recipe.yaml"
+"""What the file is called until it has a name."""
+NAMED = "0.4.0"
+"""The release since which a recipe names the class that runs it, and the app starts that."""
+
+
+def program(release: Release) -> tuple[str, ...]:
+    """The module that runs a recipe on every rank, and what stands before the file (cli/app.py, recipes/llm/train_ft.py)."""
+    if release.since(NAMED):
+        return ("nemo_automodel.cli.app",)
+    return ("nemo_automodel.recipes.llm.train_ft", "--config")
+
+
 def text(given: Mapping[str, Any], release: Release) -> str:
     """Explicit YAML, two spaces deep, with a line break at the end."""
     data = nested(given, release)

@@ -27,8 +27,8 @@ NEEDS = (
     Need(("dataset._target_", "dataset"), STOPS, f"{TRAIN}, dataloader", sized=False),
     Need(("loss_fn",), STOPS, f"{TRAIN}, loss_fn.build", sized=False),
 )
-RUN = ("recipe", "dataset._target_", "model.pretrained_model_name_or_path")
-"""Who names the recipe, stored weights or the data means a whole one; sections about spread and model may be a part of one."""
+RUN = ("dataset._target_", "model.pretrained_model_name_or_path")
+"""Who names stored weights or the data means a whole one; sections about spread and model may be a part of one."""
 
 
 def whole(given: Mapping[str, Any]) -> bool:

@@ -22,6 +22,7 @@ from bridge.rules import (
     the_rest,
 )
 from compat.automodel import course, model, switches, weight_decay
+from compat.automodel.formats import NAMED
 from compat.automodel.learning_rate import RULE as LEARNING_RATE
 from compat.automodel.optimizers import RULE as OPTIMIZER
 from compat.automodel.optimizers import SWITCHED
@@ -589,6 +590,17 @@ LACKS = {
 """Why what no row above claims has no place."""
 
 
+CLASS = convert(
+    "recipe",
+    (),
+    lambda values, context: {},
+    lambda values, context: {"recipe": "TrainFinetuneRecipeForNextTokenPrediction"} if context.since(NAMED) else {},
+    effect=Effect.NONE,
+    note="the class that runs the recipe, whether it trains anew or further; the app refuses a file that names none",
+    source="cli/app.py: main",
+)
+
+
 @cache
 def table() -> tuple[Rule, ...]:
     """Every row; each setting, and each Plan path, is in exactly one."""
@@ -600,6 +612,7 @@ def table() -> tuple[Rule, ...]:
         *weight_decay.RULES,
         LEARNING_RATE,
         *course.RULES,
+        CLASS,
         CLIP,
         PRECISION,
         ZERO,

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bridge.config import Values, fields
-from bridge.dialect import Config, PackagedDialect, Reading, Written
+from bridge.dialect import Config, PackagedDialect, Program, Reading, Written
 from bridge.errors import BridgeError
 from bridge.files import Original, Script
 from bridge.findings import Finding
@@ -124,7 +124,14 @@ class DeepSpeedDialect(PackagedDialect):
             snippet=code.script(config.given, config.world_size),
             environment=code.environment(config.given),
             launch=code.launch(config.given, config.world_size),
+            file=code.FILE,
         )
+
+    def program(self, written: Written, config: Config, plan: Mapping[str, Any], model: Config | None) -> Program:
+        """A training script, and the model's config beside it."""
+        from compat.deepspeed.program import beside
+
+        return beside(written, config, plan, model)
 
     def reworded(self, config: Config, original: Original, was: str) -> str:
         """HJSON, or a script with a here-document, with other values, all else byte for byte."""

@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bridge.config import nest
+from bridge.launching import nodes
 from compat.deepspeed import schedule
 
 FILE = "ds_config.json"
 SCRIPT = "train.py"
-PER_NODE = 8
-"""Accelerators that a node is taken to have where the command must name nodes."""
 
 Flat = Mapping[str, Any]
 
@@ -22,17 +21,18 @@ def settings(given: Flat) -> dict[str, Any]:
     return dict(found.get("code", {}))
 
 
-def _size(values: Flat, name: str) -> int:
+def size(values: Flat, name: str) -> int:
+    """Ranks that the script spreads a part of the model over."""
     return int(values.get(f"code.{name}") or 1)
 
 
 def _piped(values: Flat) -> bool:
-    return _size(values, "pipeline_stages") > 1
+    return size(values, "pipeline_stages") > 1
 
 
 def _mpu(values: Flat) -> bool:
     """Whether the script hands an mpu to `deepspeed.initialize`; PipelineModule brings its own."""
-    return not _piped(values) and (_size(values, "tensor_parallel") > 1 or _size(values, "context_parallel") > 1)
+    return not _piped(values) and (size(values, "tensor_parallel") > 1 or size(values, "context_parallel") > 1)
 
 
 def _autotp(values: Flat) -> int:
@@ -69,7 +69,7 @@ def _imports(values: Flat) -> Iterator[str]:
         yield "from torch.optim.lr_scheduler import LambdaLR"
     if _piped(values):
         yield "from deepspeed.pipe import PipelineModule"
-    if _piped(values) and _size(values, "tensor_parallel") > 1:
+    if _piped(values) and size(values, "tensor_parallel") > 1:
         yield "from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology"
 
 
@@ -87,12 +87,12 @@ def _model(values: Flat, world_size: int | None) -> Iterator[str]:
 
 def _groups(values: Flat) -> Iterator[str]:
     for name, argument in (("tensor_parallel", "tensor"), ("context_parallel", "sequence")):
-        if _size(values, name) > 1:
-            yield f"{argument}={_size(values, name)}"
+        if size(values, name) > 1:
+            yield f"{argument}={size(values, name)}"
 
 
 def _pipeline(values: Flat, world_size: int | None) -> Iterator[str]:
-    stages, tensor = _size(values, "pipeline_stages"), _size(values, "tensor_parallel")
+    stages, tensor = size(values, "pipeline_stages"), size(values, "tensor_parallel")
     shape = f"num_stages={stages}"
     if tensor > 1:
         data = "data_ranks" if world_size is None else world_size // (stages * tensor)
@@ -124,13 +124,18 @@ def _spares(values: Flat) -> bool:
     return values.get("code.decay_scope") == "matrices" and bool(values.get("optimizer.params.weight_decay"))
 
 
-def _start(values: Flat) -> Iterator[str]:
+def groups(values: Flat) -> Iterator[str]:
+    """The optimizer's groups of parameters, where not all of them decay."""
     if _spares(values):
         yield "trained = [p for p in model.parameters() if p.requires_grad]"
         yield "groups = ["
         yield f'    {{"params": [p for p in trained if p.ndim > 1], "weight_decay": {values["optimizer.params.weight_decay"]}}},'
         yield '    {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},  # biases and norms'
         yield "]"
+
+
+def _start(values: Flat) -> Iterator[str]:
+    yield from groups(values)
     yield "engine, optimizer, loader, scheduler = deepspeed.initialize("
     yield "    model=model,"
     if _spares(values):
@@ -166,9 +171,9 @@ def _ranks(values: Flat, world_size: int | None) -> tuple[str, ...]:
     flag = "--num_gpus" if values.get("code.accelerator") in (None, "cuda") else "--num_accelerators"
     if world_size is None:
         return ()
-    if world_size > PER_NODE and world_size % PER_NODE == 0:
-        return ("--hostfile", "hostfile", "--num_nodes", str(world_size // PER_NODE), flag, str(PER_NODE))
-    return (flag, str(world_size))
+    count, each = nodes(world_size)
+    several = ("--hostfile", "hostfile", "--num_nodes", str(count)) if count > 1 else ()
+    return (*several, flag, str(each))
 
 
 def environment(values: Flat) -> dict[str, str]:

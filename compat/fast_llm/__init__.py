@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from bridge.config import Values, fields
 from bridge.dialect import Config, PackagedDialect, Reading, Written
 from bridge.findings import Finding
+from bridge.launching import torchrun
 from bridge.rules import Effect
 
 SETTING = re.compile(r"(model|training|schedule|batch|optimizer|data|run)\.[\w.]+=")
@@ -90,11 +91,15 @@ class FastLLMDialect(PackagedDialect):
         from compat.fast_llm import formats
 
         chosen = self.chosen(format)
-        text = formats.overrides(config.given) if chosen == "overrides" else formats.text(config.given)
         ranks = config.effective.get("model.distributed.world_size") or 1
-        words = ("$(cat CONFIG)",) if chosen == "overrides" else ("train", "gpt", "--config", "CONFIG")
-        launch = ("torchrun", "--nproc-per-node", str(ranks), "--no-python", "fast-llm", *words)
-        return Written(self.name, text, chosen, launch=launch)
+        launch = torchrun(ranks, "--no-python", "fast-llm")
+        if chosen == "overrides":
+            return Written(
+                self.name, formats.overrides(config.given), chosen, launch=launch, file=formats.OVERRIDES, arguments=True
+            )
+        run = ("train",) if "type" in config.given else ("train", "gpt")
+        launch = (*launch, *run, "--config", formats.FILE)
+        return Written(self.name, formats.text(config.given), chosen, launch=launch, file=formats.FILE)
 
     def recognises(self, data: Any) -> int:
         """High for the sections of a model, lower for the parallel sizes alone and for overrides."""

@@ -334,6 +334,10 @@ def _block(data: Mapping[str, Any], indent: str) -> list[str]:
     return lines
 
 
+FILE, OVERRIDES = "config.yaml", "overrides.args"
+"""What the files are called until they have a name."""
+
+
 def overrides(given: Mapping[str, Any]) -> str:
     """The words after `fast-llm`: what to run, then one `key.key=value` a line, quoted for a shell."""
     from shlex import quote

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from bridge.checks import Check, Seen
 from bridge.config import Section, Values, shown
-from bridge.dialect import Config, PackagedDialect, Reading, Written
+from bridge.dialect import Config, PackagedDialect, Program, Reading, Written
 from bridge.errors import ConfigError
 from bridge.files import Original, Script
 from bridge.findings import Finding
+from bridge.launching import torchrun
 from bridge.moves import Move
 from bridge.rules import Effect
 
@@ -21,6 +23,9 @@ UNKNOWN_VALUE = "; this value is left out"
 """How a remark on an argument ends whose value only a run would tell."""
 SECTIONED = ("yaml_cfg", "container")
 """Entry points of files in sections."""
+
+
+SCRIPT = ".sh"
 
 
 class MegatronConfig(Config):
@@ -205,14 +210,22 @@ class MegatronDialect(PackagedDialect):
 
         given = config.given if config.entry == "flags" else self._as_flags(config)
         environment = {name: value for name, (value, _) in config.environment.items()}
-        launch = ("torchrun", "--nproc-per-node", str(config.ranks), "pretrain_gpt.py", "$(cat FLAGS)")
-        if format == "yaml":
-            text = formats.recipe_text(given, config.version, environment)
-        elif format == "script":
+        launch = torchrun(config.ranks, formats.PROGRAM)
+        if format == "yaml":  # NVIDIA's own runner reads it
+            return Written(self.name, formats.recipe_text(given, config.version, environment), format, environment=environment)
+        if format == "script":
             text = formats.script_text(given, config.version, environment, launch)
-        else:
-            text = formats.flags_text(given, config.version)
-        return Written(self.name, text, format or "flags", environment=environment, launch=launch)
+            return Written(self.name, text, format, launch=("bash", formats.SCRIPT), file=formats.SCRIPT)
+        text = formats.flags_text(given, config.version)
+        return Written(self.name, text, "flags", {}, "", environment, launch, formats.ARGUMENTS, arguments=True)
+
+    def program(self, written: Written, config: Config, plan: Mapping[str, Any], model: Config | None) -> Program:
+        """The launch script, where the file is none itself."""
+        if written.format == "script":
+            return Program(written)
+        name = str(Path(written.file).with_suffix(SCRIPT))
+        script = self.render(config, "script").named(name)
+        return Program(replace(written, beside={SCRIPT: script.text}, launch=script.launch, environment={}, arguments=False))
 
     def reworded(self, config: Config, original: Original, was: str) -> str:
         """A script or a file of flags with other values, all else byte for byte."""

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bridge import touching
+from bridge import launching, touching
 from bridge.config import Values, brief, shown
 from bridge.dialect import Reading, flags_of
 from bridge.errors import ConfigError, SourceError
@@ -361,11 +361,15 @@ def flags_text(given: Mapping[str, Any], version: str) -> str:
     return "".join(" ".join(map(shlex.quote, line)) + "\n" for line in flag_lines(given, version))
 
 
+PROGRAM, ARGUMENTS, SCRIPT = "pretrain_gpt.py", "launch.args", "launch.sh"
+"""What Megatron is started with, and what the files of its flags are called until they have a name."""
+
+
 def script_text(given: Mapping[str, Any], version: str, environment: Mapping[str, str], launch: Sequence[str]) -> str:
     """A launch script: variables, an array with one flag to a line, and the command."""
     lines = ["#!/bin/bash", "set -e", *(f"export {name}={shlex.quote(value)}" for name, value in environment.items()), "ARGS=("]
     lines += [f"    {' '.join(map(shlex.quote, line))}" for line in flag_lines(given, version)]
-    return "\n".join([*lines, ")", " ".join([*launch[:-1], '"${ARGS[@]}"', '"$@"'])]) + "\n"
+    return "\n".join([*lines, ")", launching.line([*launch, launching.Shell('"${ARGS[@]}"'), launching.Shell('"$@"')])]) + "\n"
 
 
 def recipe_text(given: Mapping[str, Any], version: str, environment: Mapping[str, str]) -> str:

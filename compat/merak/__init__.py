@@ -93,14 +93,18 @@ class MerakDialect(PackagedDialect):
         """The command line's arguments with the code part beside them, or everything as one keyword mapping."""
         from compat.merak import code, formats
 
-        chosen = self.chosen(format)
+        snippet = code.script(config.given, config.effective, config.version)
+        if self.chosen(format) == "json":  # a mapping of everything, which no parser of Merak's reads
+            return Written(self.name, formats.json_text(config.given), "json", snippet=snippet)
         return Written(
             self.name,
-            formats.flags_text(config.given) if chosen == "flags" else formats.json_text(config.given),
-            chosen,
-            code=formats.script_part(config.given) if chosen == "flags" else {},
-            snippet=code.script(config.given, config.effective, config.version),
+            formats.flags_text(config.given),
+            "flags",
+            code=formats.script_part(config.given),
+            snippet=snippet,
             launch=code.launch(config.given, config.world_size),
+            file=code.FLAGS,
+            arguments=any(path.startswith("args.") for path in config.given),
         )
 
     def recognises(self, data: Any) -> int:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from bridge.launching import torchrun
 from compat.merak.releases import REWRITTEN, release
 
 SCRIPT = "train.py"
-FLAGS = "$(cat FLAGS)"
+FLAGS = "flags.args"
 AXES = ("pp", "tp", "dp", "sp")
 
 Flat = Mapping[str, Any]
@@ -91,6 +92,5 @@ def _object(value: str | Sequence[str]) -> str:
 
 def launch(given: Flat, world_size: int | None) -> tuple[str, ...]:
     """The command that starts the script; the argument that the parser insists on is there."""
-    ranks = ("--nproc-per-node", str(world_size)) if world_size else ()
     output = () if "args.output_dir" in given else ("--output_dir", "output")
-    return ("torchrun", *ranks, SCRIPT, *output, FLAGS)
+    return torchrun(world_size, SCRIPT, *output)

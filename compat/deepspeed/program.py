@@ -1,0 +1,338 @@
+"""A whole training script for DeepSpeed: model, optimizer's groups, schedule, data, checkpoints, and where it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bridge.dialect import Config, Program, Written
+from bridge.errors import BridgeError
+from bridge.findings import Finding
+from bridge.launching import line
+from bridge.rules import Effect, How
+from compat.deepspeed import code, schedule
+
+Flat = Mapping[str, Any]
+
+HEAD = '''"""Trains the model of {model} under DeepSpeed, as {config} says.
+
+    {command}
+
+The tokens are ids in one row: a .npy file, or numbers of two bytes (--dtype uint16) one after the other. A run that finds
+a checkpoint in the folder that --save names goes on from there.
+"""
+'''
+
+OPTIONS = '''
+def options():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--deepspeed_config", default=str(HERE / {config}))
+    parser.add_argument("--model", default=str(HERE / {model}), help="config.json of the model")
+    parser.add_argument("--data", required=True, help="file of token ids")
+    parser.add_argument("--dtype", default="uint16", help="how ids are stored in a file that is no .npy")
+    parser.add_argument("--steps", type=int, default=STEPS, required=STEPS is None)
+    parser.add_argument("--sequence", type=int, default=SEQUENCE, required=SEQUENCE is None, help="tokens in a sample")
+    parser.add_argument("--save", help="folder of checkpoints")
+    parser.add_argument("--save-every", type=int, default={every}, help="steps between two; 0: at the end alone")
+    parser.add_argument("--local_rank", type=int, default=0, help="set by the launcher")
+    return parser.parse_args()
+
+
+def read(path, dtype):
+    return numpy.load(path, mmap_mode="r") if path.endswith(".npy") else numpy.memmap(path, dtype, mode="r")
+
+
+class Samples:
+    """Samples by number, in an order that the seed decides and every pass over the data draws anew."""
+
+    def __init__(self, tokens, length):
+        self.tokens, self.length = tokens, length
+        self.count = (len(tokens) - 1) // length
+        if self.count < 1:
+            raise SystemExit(f"the data has {{len(tokens)}} tokens, fewer than one sample of {{length}} and its targets")
+        self.passed, self.order = -1, None
+
+    def __getitem__(self, number):
+        passed, place = divmod(number, self.count)
+        if passed != self.passed:
+            self.passed, self.order = passed, numpy.random.default_rng([SEED, passed]).permutation(self.count)
+        start = int(self.order[place]) * self.length
+        return torch.from_numpy(self.tokens[start : start + self.length + 1].astype(numpy.int64))
+
+
+def micro_batches(samples, step, engine, rank, ranks):
+    """Those of one step that this data rank takes: inputs and what comes behind each of them."""
+    rows, parts = engine.train_micro_batch_size_per_gpu(), engine.gradient_accumulation_steps()
+    for part in range(parts):
+        first = ((step * parts + part) * ranks + rank) * rows
+        taken = torch.stack([samples[number] for number in range(first, first + rows)]).to(engine.device)
+        yield taken[:, :-1].contiguous(), taken[:, 1:].contiguous()
+
+
+def exact(model):
+    return {{name: buffer.clone() for name, buffer in model.named_buffers()}}
+
+
+def restore(model, buffers):
+    """DeepSpeed rounds buffers with the weights; those of rotary positions must not be."""
+    for name, buffer in model.named_buffers():
+        buffer.data = buffers[name].to(buffer.device)
+'''
+
+WHOLE = """
+def build(path):
+    config = AutoConfig.from_pretrained(path)
+    config.use_cache = False
+    return AutoModelForCausalLM.from_config(config)
+"""
+
+PIPED = '''
+class First(nn.Module):
+    """Tokens to hidden states."""
+
+    def __init__(self, whole, config):
+        super().__init__()
+        self.tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        whole._init_weights(self.tokens)
+
+    def forward(self, tokens):
+        return self.tokens(tokens)
+
+
+class Block(nn.Module):
+    """One layer, with the angles of its positions."""
+
+    def __init__(self, whole, config, index):
+        super().__init__()
+        self.layer = type(whole.model.layers[index])(config, index)
+        self.layer.apply(whole._init_weights)
+        self.angles = type(whole.model.rotary_emb)(config)
+
+    def forward(self, hidden):
+        positions = torch.arange(hidden.shape[1], device=hidden.device)[None]
+        out = self.layer(hidden, position_ids=positions, position_embeddings=self.angles(hidden, positions))
+        return out[0] if isinstance(out, tuple) else out
+
+
+class Norm(nn.Module):
+    """The norm behind the last layer."""
+
+    def __init__(self, whole, config):
+        super().__init__()
+        self.norm = type(whole.model.norm)(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(self, hidden):
+        return self.norm(hidden)
+
+
+class Last(nn.Module):
+    """Hidden states to logits."""
+
+    def __init__(self, whole, config):
+        super().__init__()
+        self.output = nn.Linear(config.hidden_size, config.vocab_size, bias=whole.lm_head.bias is not None)
+        whole._init_weights(self.output)
+
+    def forward(self, hidden):
+        return self.output(hidden)
+
+
+def loss_of(logits, targets):
+    return nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+
+def build(path):
+    config = AutoConfig.from_pretrained(path)
+    config._attn_implementation = "sdpa"
+    with torch.device("meta"):
+        whole = AutoModelForCausalLM.from_config(config)
+    first, last = LayerSpec(First, whole, config), LayerSpec(Last, whole, config)
+    if config.tie_word_embeddings:
+        first = TiedLayerSpec("tokens", First, whole, config, tied_weight_attr="tokens.weight")
+        last = TiedLayerSpec("tokens", First, whole, config, tied_weight_attr="tokens.weight", forward_fn=logits_of)
+    blocks = [LayerSpec(Block, whole, config, index) for index in range(config.num_hidden_layers)]
+    layers = [first, *blocks, LayerSpec(Norm, whole, config), last]
+    return PipelineModule(
+        layers=layers,
+        num_stages={stages},
+        loss_fn=loss_of,
+        partition_method={partition!r},
+        activation_checkpoint_interval={interval},
+    )
+
+
+def logits_of(first, hidden):
+    return nn.functional.linear(hidden, first.tokens.weight)
+'''
+
+STEP = """
+def one_step(engine, samples, step, rank, ranks):
+    total = torch.zeros((), device=engine.device)
+    for inputs, targets in micro_batches(samples, step, engine, rank, ranks):
+        loss = engine(input_ids=inputs, labels=targets, shift_labels=targets, use_cache=False).loss
+        engine.backward(loss)
+        engine.step()
+        total += loss.detach() / engine.gradient_accumulation_steps()
+    deepspeed.comm.all_reduce(total)
+    return total.item() / deepspeed.comm.get_world_size()
+"""
+
+PIPED_STEP = """
+def one_step(engine, samples, step, rank, ranks):
+    return engine.train_batch(micro_batches(samples, step, engine, rank, ranks)).item()
+"""
+
+MAIN = """
+def main():
+    arguments = options()
+    deepspeed.init_distributed()
+    torch.manual_seed(SEED)
+    numpy.random.seed(SEED)
+    model = build(arguments.model)
+    buffers = exact(model)
+{groups}    engine, *_ = deepspeed.initialize(
+        model=model,
+        model_parameters={parameters},
+{schedule}        config={settings},
+    )
+    restore(engine.module, buffers)
+    samples = Samples(read(arguments.data, arguments.dtype), arguments.sequence)
+    rank, ranks = {place}
+    step = 0
+    if arguments.save and Path(arguments.save, "latest").is_file():
+        _, state = engine.load_checkpoint(arguments.save)
+        step = state["step"]
+    while step < arguments.steps:
+        loss = one_step(engine, samples, step, rank, ranks)
+        step += 1
+        if deepspeed.comm.get_rank() == 0:
+            print(json.dumps({{"step": step, "loss": loss, "lr": engine.get_lr()[0]}}), flush=True)
+        due = arguments.save_every and step % arguments.save_every == 0
+        if arguments.save and (due or step == arguments.steps):
+            engine.save_checkpoint(arguments.save, client_state={{"step": step}})
+    deepspeed.comm.barrier()
+    deepspeed.comm.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+PIPELINES = ("llama", "mistral", "qwen2", "qwen3")
+"""Families whose layers the script puts into a pipeline: each layer takes hidden states and the angles of its positions."""
+
+
+def refused(values: Flat, model: Mapping[str, Any]) -> Iterator[str]:
+    """Why no whole script is written: what it would need of the model that no config tells."""
+    piped, family = code.size(values, "pipeline_stages") > 1, model.get("model_type")
+    if piped and code.size(values, "tensor_parallel") > 1:
+        yield "a pipeline with tensor groups needs layers that share their weights"
+    if code.size(values, "context_parallel") > 1:
+        yield "ranks that share a sequence need the model's attention to be Ulysses' (deepspeed.sequence)"
+    if piped and family not in (None, *PIPELINES):
+        yield f"the layers of a {family} model have to be put into the pipeline by hand"
+    if piped and (model.get("sliding_window") or model.get("attention_dropout")):
+        yield "windows and dropout of attention have to be put into the pipeline's layers by hand"
+    if values.get("optimizer.type") is None:
+        yield "the file names no optimizer, as DeepSpeed has none of this kind"
+    if schedule.said(values).get("name") == schedule.OTHER:
+        yield "the schedule of the learning rate is one that no Plan knows"
+
+
+SCRIPT, MODEL, DATA = ".train.py", ".model.json", "tokens.npy"
+
+
+def beside(written: Written, config: Config, plan: Mapping[str, Any], model: Config | None) -> Program:
+    """A config's file with the script that trains it and the config of its model, as far as that is known."""
+    place = Path(written.file)
+    script, described = place.with_suffix(SCRIPT).name, place.with_suffix(MODEL).name
+    launch = tuple(script if word == code.SCRIPT else word for word in (*written.launch, "--data", DATA))
+    text = program(config.given, model.given if model else {}, plan, place.name, described, line(launch))
+    found = {MODEL: model.text()} if model else {}
+    files = {SCRIPT: text, **found}
+    return Program(
+        replace(written, beside=files, snippet="", launch=launch), tuple(_lacking(config.given, plan, described, model))
+    )
+
+
+def _lacking(values: Flat, plan: Flat, described: str, model: Config | None) -> Iterator[Finding]:
+    """What the script is to be given."""
+    yield Finding("--data", f"add a file of token ids in the place of {DATA}", Effect.NONE, how=How.MISSING)
+    if model is None:
+        yield Finding(described, "add the model's config.json: nothing here tells the model", Effect.STOPS, how=How.MISSING)
+    if plan.get("model.sequence") is None:
+        yield Finding("--sequence", "add the tokens of a sample: nothing here tells them", Effect.STOPS, how=How.MISSING)
+    if values.get("code.steps") is None:
+        yield Finding("--steps", "add the number of steps: nothing here tells it", Effect.STOPS, how=How.MISSING)
+
+
+def program(values: Flat, model: Mapping[str, Any], course: Flat, name: str, beside: str, command: str) -> str:
+    """The script of a config that is called `name`, for the model in the file `beside`; `course` is what a plan says."""
+    problems = [f"script: {problem}; drop --script: the code part names what to fill in" for problem in refused(values, model)]
+    BridgeError.raise_if(problems)
+    piped = code.size(values, "pipeline_stages") > 1
+    return "".join(
+        (
+            HEAD.format(model=beside, config=name, command=command),
+            "\n" + "\n".join(_imports(values)) + "\n\n",
+            "\n".join(_constants(values, course)) + "\n",
+            "\n" + "\n".join([*schedule.lines(values), ""]) if schedule.steers(values) else "",
+            "\n" + OPTIONS.format(config=repr(name), model=repr(beside), every=course.get("run.save_interval") or 0),
+            "\n" + (PIPED.format(**_pipeline(values)) if piped else WHOLE),
+            "\n" + (PIPED_STEP if piped else STEP),
+            "\n" + MAIN.format(**_main(values)),
+        )
+    )
+
+
+def _imports(values: Flat) -> Iterator[str]:
+    piped, steered = code.size(values, "pipeline_stages") > 1, schedule.steers(values)
+    yield from ("import argparse", "import json", *(["import math"] if steered else []), "from pathlib import Path", "")
+    yield from ("import deepspeed", "import numpy", "import torch")
+    if piped:
+        yield "from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec"
+        yield "from torch import nn"
+    else:
+        yield "from deepspeed.utils import groups as ranks_of"
+    if steered:
+        yield "from torch.optim.lr_scheduler import LambdaLR"
+    yield "from transformers import AutoConfig, AutoModelForCausalLM"
+
+
+def _constants(values: Flat, course: Flat) -> Iterator[str]:
+    yield "HERE = Path(__file__).parent"
+    yield f"STEPS, SEQUENCE = {values.get('code.steps')}, {course.get('model.sequence')}"
+    yield f"SEED = {values.get('code.seed') or 0}"
+
+
+def _pipeline(values: Flat) -> dict[str, Any]:
+    return {
+        "stages": code.size(values, "pipeline_stages"),
+        "partition": values.get("code.partition_method") or "parameters",
+        "interval": values.get("pipeline.activation_checkpoint_interval") or 0,
+    }
+
+
+RECOMPUTED = '    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})\n'
+SPLIT = """    settings = json.loads(Path(arguments.deepspeed_config).read_text())
+    settings["tensor_parallel"] = {{"autotp_size": {size}}}  # DeepSpeed shares the layers among ranks itself,
+    settings.pop("train_batch_size", None)  # and counts all of these as data ranks: their product is another one
+"""
+
+
+def _main(values: Flat) -> dict[str, str]:
+    piped, tensor = code.size(values, "pipeline_stages") > 1, code.size(values, "tensor_parallel")
+    recomputed = RECOMPUTED if values.get("code.checkpointing") and not piped else ""
+    split = SPLIT.format(size=tensor) if tensor > 1 else ""
+    grouped = "".join(f"    {line}\n" for line in code.groups(values))
+    steered = "        lr_scheduler=lambda optimizer: LambdaLR(optimizer, lr_factor),\n" if schedule.steers(values) else ""
+    whole = "ranks_of._get_data_parallel_rank(), ranks_of._get_data_parallel_world_size()"
+    return {
+        "groups": recomputed + split + grouped,
+        "parameters": "groups" if grouped else "[p for p in model.parameters() if p.requires_grad]",
+        "schedule": steered,
+        "settings": "settings" if split else "arguments.deepspeed_config",
+        "place": "engine.grid.data_parallel_id, engine.grid.data_parallel_size" if piped else whole,
+    }
