@@ -18,14 +18,14 @@ HELD = "model.sequence"
 
 def scripted(result: Result, output: Path | None) -> Result:
     """The translation with its script; what the model's config loses is among its findings, and what lacks is named."""
-    if output is None or result.put is None:
+    put, target = result.put, result.config.dialect
+    if output is None or put is None:
         raise BridgeError("--script: needs -o OUT; the script lies beside it")
-    target = result.config.dialect
     model = None if target.model else _model(result)
     if model is not None:
         result = replace(result, findings=(*_others(result), *_of_model(model)))
     told = model.config if model and not model.missing else None
-    program = target.program(result.put, result.config, result.plan.values(), told)
+    program = target.program(put, result.config, result.plan.values(), told)
     return replace(result, put=program.written, lacking=program.lacking)
 
 
