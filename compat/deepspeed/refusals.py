@@ -212,6 +212,12 @@ REFUSALS = Checks(
         "runtime/lr_schedules.py",
         since="0.19.3",
     ),
+    _refuse(
+        "code.context_parallel",
+        lambda seen: seen.piped and max(seen["code.context_parallel"], seen["sequence_parallel_size"]) > 1,
+        "a pipeline has no groups of sequence ranks, and takes them for data ranks: the batch does not add up; use data ranks",
+        "runtime/pipe/topology.py: PipelineParallelGrid; runtime/config.py: _batch_assertion",
+    ),
 )
 """Each row names the place in DeepSpeed that it stands for."""
 

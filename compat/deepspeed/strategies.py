@@ -58,6 +58,8 @@ def _coded(draw: DrawFn, case: Case) -> dict[str, int]:
     for axis in AXES:
         sizes[axis] = draw(st.sampled_from([size for size in (1, 2, 3, 4, 8) if left % size == 0]))
         left //= sizes[axis]
+    if sizes["code.pipeline_stages"] > 1:
+        del sizes["code.context_parallel"]  # no pipeline shares sequences
     return {axis: size for axis, size in sizes.items() if size > 1}
 
 

@@ -305,13 +305,6 @@ TRAPS = Checks(
     ),
     # Pipeline
     Check(
-        "code.context_parallel",
-        lambda seen: seen.piped and max(seen["code.context_parallel"], seen["sequence_parallel_size"]) > 1,
-        "a pipeline has no groups of sequence ranks, and takes them for data ranks: the batch does not add up; use data ranks",
-        Effect.STOPS,
-        "runtime/pipe/topology.py: PipelineParallelGrid; runtime/config.py: _batch_assertion",
-    ),
-    Check(
         ZERO + "overlap_comm",
         lambda seen: seen.piped and bool(seen.given.get(ZERO + "overlap_comm")),
         "ignored with a pipeline; drop it",

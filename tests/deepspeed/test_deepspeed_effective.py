@@ -58,6 +58,7 @@ REFUSED_BATCHES: list[tuple[dict[str, Any], int | None, str]] = [
     ),
     ({MICRO: 1, "sequence_parallel_size": 2}, 3, r"^sequence_parallel_size \(2\) does not divide world size \(3\)"),
     ({MICRO: 1, "sequence_parallel_size": 2, "data_parallel_size": 2}, 8, r"is not the world size \(8\)"),
+    ({MICRO: 1, "code.context_parallel": 2, "code.pipeline_stages": 2}, 4, "no groups of sequence ranks"),
     ({TOTAL: 4, MICRO: 4, STEPS: 1, "tensor_parallel.autotp_size": 2}, 2, r"expected .* = 8"),
 ]
 
