@@ -18,12 +18,6 @@ N, C, S, X = Effect.NUMBERS, Effect.COST, Effect.NONE, Effect.STOPS
 CASES: list[tuple[str, Effect, dict[str, Any], dict[str, Any]]] = [
     ("pipeline.stages", S, {"pipeline.stages": 2}, {}),
     ("pipeline.partition", S, {"pipeline.partition": "best"}, {}),
-    (
-        "code.context_parallel",
-        Effect.STOPS,
-        {"code.context_parallel": 2, "code.pipeline_stages": 2},
-        {"code.context_parallel": 2},
-    ),
     ("pipeline.seed_layers", S, {"pipeline.seed_layers": True}, {}),
     ("disable_allgather", S, {"disable_allgather": True}, {}),
     ("tensor_parallel.tp.tp_size", S, {"tensor_parallel.tp.tp_size": 2}, {"tensor_parallel.autotp_size": 2}),
