@@ -133,30 +133,30 @@ ZERO = convert(
     sees=("optimizer.name", *TORCH_NEEDS),
     carries={"ckpt_format": (), "gradient_accumulation_fusion": ()},
     note="a kernel or checkpoint format of Megatron's, which its sharding may ask for",
-    lossy="Megatron shards gradients and weights only with its FSDP (0.12 and later), and its sharded optimizer is Adam alone",
+    lossy="Megatron shards gradients and weights only with its FSDP (0.12 and later), and only adam and sgd",
     source="reference: distributed optimizer is level 1; data_parallel_sharding_strategy counts only with Megatron-FSDP",
 )
 
 
-def _shardable(values: Group) -> bool:
-    """Whether Megatron's distributed optimizer takes this one: any but Adam stops it at the start."""
-    return values.get("optimizer.name") in (None, "adam", "adamw")
+def _shardable(values: Group, context: Context) -> bool:
+    """Whether Megatron shards this optimizer's state: from 0.18 on only that of adam and sgd, and never muon's."""
+    name = values.get("optimizer.name")
+    return name in (None, "adam", "adamw", "sgd") or (name != "muon" and not context.since("0.18.0"))
 
 
 def _torch_only(values: Group, context: Context) -> bool:
     """Whether torch's FSDP, the only one of these releases, can do what is wanted."""
     whole = all((values.get(f"parallel.{axis}") or 1) == 1 for axis in ("pipeline", "expert"))
     fits = whole and values.get("model.tied") is False and values.get("precision.compute") != "fp16"
-    whole_weights = values.get("zero.stage") == 3 and values.get("optimizer.name") != "muon"
-    return fits and whole_weights and context.since("0.10.0") and not context.since("0.12.0")
+    return fits and values.get("zero.stage") == 3 and context.since("0.10.0") and not context.since("0.12.0")
 
 
 def _write_zero(values: Group, context: Context) -> Group:
     stage = values.get("zero.stage") or 0
+    if stage == 0 or not _shardable(values, context):
+        return {}
     if _torch_only(values, context):
         return {"use_torch_fsdp2": True, "ckpt_format": "torch_dist", "gradient_accumulation_fusion": False}
-    if stage == 0 or not _shardable(values):
-        return {}
     if stage == 1 or not context.since("0.12.0"):
         return {"use_distributed_optimizer": True}
     sharded = {"use_distributed_optimizer": True, "data_parallel_sharding_strategy": STRATEGIES[stage]}
@@ -197,7 +197,7 @@ def _read_overlap(values: Group, context: Context) -> Group:
 def _write_overlap(values: Group, context: Context) -> Group:
     if _torch_only(values, context) or (values.get("optimizer.name") == "muon" and not context.since("0.17.0")):
         return {}
-    reduce, sharded = values.get("zero.overlap"), (values.get("zero.stage") or 0) >= 1 and _shardable(values)
+    reduce, sharded = values.get("zero.overlap"), (values.get("zero.stage") or 0) >= 1 and _shardable(values, context)
     gather = bool(values.get("zero.overlap_gather") and reduce and sharded)
     return {"overlap_grad_reduce": reduce, "overlap_param_gather": gather}
 
