@@ -44,16 +44,23 @@ def plain(values: Values) -> dict[str, Any]:
 
 
 def head_size(values: Values) -> int | None:
-    """Width of a head, in elements: as it is said, or the hidden width divided among the heads, without a rest."""
-    said, hidden, heads = (values.get(path) for path in (HEAD_SIZE, "model.hidden", "model.heads"))
-    if said is not None or not hidden or not heads:
-        return said
-    return int(hidden // heads) or None
+    """Width of a head, in elements: as it is said, or the hidden width divided among the heads, without a rest.
+
+    Heads of latent attention have widths of their own, and no such one.
+    """
+    said = values.get(HEAD_SIZE)
+    return said if said is not None or values.get("model.attention.latent.kv_rank") else shared_width(values)
+
+
+def shared_width(values: Values) -> int | None:
+    """The hidden width divided among the heads, without a rest."""
+    hidden, heads = values.get("model.hidden"), values.get("model.heads")
+    return int(hidden // heads) or None if hidden and heads else None
 
 
 def _scale(values: Values) -> float | None:
     size = head_size(values)
-    return float(size**-0.5) if size and not values.get("model.attention.latent.kv_rank") else None
+    return float(size**-0.5) if size else None
 
 
 def _as(path: str) -> Callable[[Values], Any]:
@@ -120,6 +127,11 @@ def _idle(path: str, value: Any, values: Values) -> bool:
     return path in UNREACHED and UNREACHED[path](values)
 
 
+def _constant(values: Values) -> bool:
+    """Whether the loss is scaled by a constant, so that nothing moves its scale."""
+    return bool(values.get(LOSS_SCALE + "static"))
+
+
 def _short(values: Values) -> bool:
     """Whether the run ends before its loss scale first doubles."""
     steps, window = values.get("run.steps"), values.get(LOSS_SCALE + "window")
@@ -137,7 +149,8 @@ def _above(values: Values) -> bool:
 UNREACHED: Mapping[str, Callable[[Values], bool]] = {
     SCHEDULE + "minimum": lambda values: values.get(SCHEDULE + "name") == "constant",
     SCHEDULE + "warmup_from": lambda values: values.get(SCHEDULE + "warmup_steps") == 0,
-    LOSS_SCALE + "late": _short,
-    LOSS_SCALE + "final": _above,
+    **{LOSS_SCALE + name: _constant for name in ("initial", "hysteresis", "window", "minimum")},
+    LOSS_SCALE + "late": lambda values: _constant(values) or _short(values),
+    LOSS_SCALE + "final": lambda values: _constant(values) or _above(values),
 }
 """Fields that a run may never come to, and when."""

@@ -214,29 +214,49 @@ def _at_stake(config: Config, moved: Set[str]) -> Iterator[tuple[Rule, Sequence[
 
 
 def _lost(trip: _Trip, rule: Rule, changed: Sequence[str], lost: tuple[str, ...]) -> Iterator[Finding]:
-    config, back, target = trip.config, trip.back, trip.target
+    config, back, told, named_ = trip.config, trip.back, set[str](), set[str]()
     seen = rule.seen(rule.theirs, config.effective) if rule.blurs else {}
     blurred = rule.blurs is not None and rule.blurs(seen)
-    effect = _weight(rule, lost, blurred, config, target)
-    for path in changed:
+    unheld = blurred and _holds_nothing(rule, trip.meant)
+    effect = _weight(rule, lost, blurred, config, trip.target)
+    for path in sorted(changed, key=lambda path: path not in config.given):
         before, after, given = config.effective.get(path, config.given.get(path)), trip.returned(path), path in config.given
         mine = tuple(ours for ours in lost if ours in rule.carried(path))
-        # What the source leaves open is told by what the target takes for it (`_openings`).
-        opened = before is None and not any(ours in trip.meant for ours in mine)
-        if given or (lost and effect.reaches(Effect.NUMBERS) and not opened):
-            how = _fate(rule, path, mine, blurred, trip.gone(mine))
-            if how is not How.DROPPED and (after is None if mine else not (back and path in back.given)):
-                after = trip.found(mine or rule.carried(path), after)
-            told = f"{rule.tells(seen)}; " if blurred and rule.tells else ""
-            reason = told + _reason(rule, how, mine, target)
-            named = path if given else _given(config, rule, mine, path)
-            if named != path and named in changed:
-                continue  # the setting that the user wrote has a finding of its own
-            if named != path:
-                before, after = config.effective.get(named), trip.returned(named)
-            weight = Effect.NONE if how is How.DERIVED else effect
-            whole = Finding(named, reason, weight, given, how, before, after, config.origins.get(named))
-            yield from _in_parts(trip, rule, lost, whole)
+        if not given and (not lost or not effect.reaches(Effect.NUMBERS) or _told_elsewhere(trip, path, mine, told)):
+            continue
+        how = _fate(rule, path, mine, blurred, unheld or (bool(mine) and trip.gone(mine)))
+        if how is not How.DROPPED and (after is None if mine else not (back and path in back.given)):
+            after = trip.found(mine or rule.carried(path), after)
+        named = path if given else _given(config, rule, mine, path)
+        if named in named_ or (named != path and named in changed):
+            continue  # the setting that the user wrote has a finding of its own
+        if named != path:
+            before, after = config.effective.get(named), trip.returned(named)
+        weight = Effect.NONE if how is How.DERIVED else effect
+        reason = _reason_of(rule, how, mine, trip.target, seen, blurred, unheld)
+        told.update(mine)
+        named_.add(named)
+        whole = Finding(named, reason, weight, given, how, before, after, config.origins.get(named))
+        yield from _in_parts(trip, rule, lost, whole)
+
+
+def _holds_nothing(rule: Rule, meant: Meaning) -> bool:
+    """Whether a plan says nothing of all that a rule is about."""
+    return not any(ours in meant for ours in rule.ours)
+
+
+def _told_elsewhere(trip: _Trip, path: str, mine: tuple[str, ...], told: set[str]) -> bool:
+    """Whether what a setting that nobody wrote stands for is told by another row.
+
+    What the source leaves open is told by what the target takes for it (`_openings`), a fact of a family of models by itself
+    (`_nameless`), and what two settings say alike by the first.
+    """
+    if mine and told.issuperset(mine):
+        return True
+    if trip.config.effective.get(path) is not None:
+        return False
+    facts = trip.target.dialect.model and bool(mine) and all(ours.startswith("model.") for ours in mine)
+    return facts or not any(ours in trip.meant for ours in mine)
 
 
 def _in_parts(trip: _Trip, rule: Rule, lost: tuple[str, ...], whole: Finding) -> Iterator[Finding]:
@@ -335,11 +355,21 @@ def _given(config: Config, rule: Rule, lost: tuple[str, ...], path: str) -> str:
 
 
 def _fate(rule: Rule, path: str, lost: tuple[str, ...], blurred: bool, gone: bool) -> How:
-    if not rule.carried(path):
+    if not rule.carried(path) or gone:
         return How.DROPPED
     if lost:
-        return How.DROPPED if gone else How.APPROXIMATE
+        return How.APPROXIMATE
     return How.APPROXIMATE if blurred else How.DERIVED
+
+
+def _reason_of(
+    rule: Rule, how: How, lost: tuple[str, ...], target: Config, seen: Mapping[str, Any], blurred: bool, unheld: bool
+) -> str:
+    """Why a setting is lost: what reading it loses, and, where a plan holds any of it, what the target cannot say."""
+    told = rule.tells(seen) if blurred and rule.tells else ""
+    if unheld:
+        return told or rule.lossy or rule.note
+    return "; ".join(filter(None, (told, _reason(rule, how, lost, target))))
 
 
 def _reason(rule: Rule, how: How, lost: tuple[str, ...], target: Config) -> str:
@@ -388,8 +418,17 @@ def _openings(config: Config, meant: Meaning, kept: Meaning, target: Config, res
         opened.setdefault((_teller(rule, ours, value, target), repr(value)), []).append(ours)
     for (path, taken), fields in opened.items():
         effects = (theirs[ours].effect_of_losing((ours,), target.effective) for ours in fields)
-        message = f"{config.dialect.name} leaves {', '.join(fields)} open; {target.dialect.name} takes {taken} by default"
+        unheld = next(filter(None, (_unheld(config, meant, mine[ours]) for ours in fields)), "")
+        why = f"no Plan form holds what {unheld} says" if unheld else f"{config.dialect.name} leaves {', '.join(fields)} open"
+        message = f"{why}; {target.dialect.name} takes {taken} by default"
         yield Finding(path, message, min(effects, key=lambda one: one.rank), False, How.DEFAULTED, None, kept[fields[0]])
+
+
+def _unheld(config: Config, meant: Meaning, rule: Rule) -> str:
+    """The setting that says what a plan cannot hold, of a group of which it holds nothing."""
+    if rule.blurs is None or not _holds_nothing(rule, meant) or not rule.blurs(rule.seen(rule.theirs, config.effective)):
+        return ""
+    return next((path for path in rule.theirs if path in config.given), "")
 
 
 def _teller(rule: Rule, ours: str, value: Any, target: Config) -> str:

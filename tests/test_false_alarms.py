@@ -105,17 +105,28 @@ def kept(flags: str, target: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("target", ["fast_llm", "megatron"])
-@pytest.mark.parametrize("kind", ["WarmupDecayLR", "WarmupCosineLR"])
-def test_the_steps_of_a_schedule_that_is_kept_are_shown(kind: str, target: str) -> None:
+@pytest.mark.parametrize(("kind", "shape"), [("WarmupDecayLR", "linear"), ("WarmupCosineLR", "cosine")])
+def test_the_shape_and_steps_of_a_schedule_that_is_kept_are_shown(kind: str, shape: str, target: str) -> None:
     data = {
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
         "train_micro_batch_size_per_gpu": 1,
         "scheduler": {"type": kind, "params": {"total_num_steps": 10000, "warmup_num_steps": 100}},
     }
     found = {finding.path: finding for finding in translated("deepspeed", data, target).findings}
-    for name, steps in (("total_num_steps", 10000), ("warmup_num_steps", 100)):
-        row = found[f"scheduler.params.{name}"]
-        assert (row.how, row.after) == (How.APPROXIMATE, steps)
+    for name, kept in (("type", shape), ("params.total_num_steps", 10000), ("params.warmup_num_steps", 100)):
+        row = found[f"scheduler.{name}"]
+        assert (row.how, row.after) == (How.APPROXIMATE, kept)
+
+
+@pytest.mark.parametrize("target", ["automodel", "fast_llm", "megatron", "merak"])
+def test_a_schedule_that_no_plan_holds_is_not_called_open(target: str) -> None:
+    cycle = {"type": "OneCycle", "params": {"cycle_min_lr": 1e-4, "cycle_max_lr": 1e-3}}
+    data = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}, "train_micro_batch_size_per_gpu": 1, "scheduler": cycle}
+    findings = translated("deepspeed", data, target).findings
+    row = next(finding for finding in findings if finding.path == "scheduler.type")
+    assert (row.how, row.message) == (How.DROPPED, "a Plan has no schedule like OneCycle")
+    assert not any("leaves optimizer.schedule" in finding.message for finding in findings)
+    assert any("what scheduler.type says" in finding.message for finding in findings)
 
 
 def test_the_base_of_rotary_positions_is_shown() -> None:
@@ -127,7 +138,8 @@ def test_the_base_of_rotary_positions_is_shown() -> None:
 
 HALF = f"{LAUNCH} --train-iters 100 --fp16"
 LATER = {"train_micro_batch_size_per_gpu": 1, "fp16": {"enabled": True}, "zero_optimization": {"stage": 1}}
-SCALED = {"loss_scale_window", "min_loss_scale", "fp16.loss_scale_window", "fp16.min_loss_scale"}
+UNUSED = {"hysteresis": 5, "loss_scale_window": 39, "min_loss_scale": 9}
+SCALED = {*UNUSED, *(f"fp16.{name}" for name in UNUSED)}
 
 
 @pytest.mark.parametrize(
@@ -142,6 +154,8 @@ SCALED = {"loss_scale_window", "min_loss_scale", "fp16.loss_scale_window", "fp16
         ("deepspeed", LATER, "fast_llm", {"fp16.loss_scale_window", "fp16.min_loss_scale"}),
         ("deepspeed", LATER, "merak", {"fp16.loss_scale_window", "fp16.min_loss_scale"}),
         ("deepspeed", {**LATER, "fp16": {"enabled": True, "loss_scale": 128}}, "megatron", set()),
+        ("deepspeed", {**LATER, "fp16": {"enabled": True, "loss_scale": 128} | UNUSED}, "megatron", set()),
+        ("deepspeed", {**LATER, "fp16": {"enabled": True, "loss_scale": 128} | UNUSED}, "fast_llm", set()),
         ("deepspeed", {**LATER, "fp16": {"enabled": False}}, "megatron", set()),
     ],
 )
@@ -255,6 +269,32 @@ def test_a_row_names_one_setting_once_with_its_own_value(target: str) -> None:
     held = {**result.config.effective.flat(), **result.plan.values()}
     assert all(held.get(finding.path, finding.after) == finding.after for finding in opened)
     assert not {"untie_embeddings_and_output_weights", "use_rotary_position_embeddings"} & {finding.path for finding in opened}
+
+
+HEADS = {"num_attention_heads": 4, "hidden_size": 64, "num_hidden_layers": 4, "vocab_size": 1000}
+
+
+@pytest.mark.parametrize(
+    ("source", "data", "target", "fact"),
+    [
+        ("megatron", [*LAUNCH.split(), "--bf16"], "merak", ""),
+        ("huggingface", {"model_type": "phi", **HEADS}, "fast_llm", "model.norm.parallel"),
+        ("huggingface", {"model_type": "phi", **HEADS}, "megatron", "model.norm.parallel"),
+        ("huggingface", {"model_type": "gptj", "n_head": 4, "n_embd": 64, "n_layer": 4}, "megatron", "model.norm.parallel"),
+    ],
+)
+def test_what_is_lost_is_named_once_and_by_no_key_of_another_family(source: str, data: Any, target: str, fact: str) -> None:
+    named = [finding.path for finding in translated(source, data, target).findings if finding.how is not None]
+    assert len(named) == len(set(named))
+    assert not {"use_parallel_residual", "rotary_pct", "hidden_act", "rope_parameters"} & {*named}
+    assert not fact or fact in named
+
+
+def test_heads_of_latent_attention_have_no_width_by_division() -> None:
+    latent = {"kv_lora_rank": 32, "q_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
+    result = translated("huggingface", {"model_type": "deepseek_v3", **HEADS, **latent}, "fast_llm")
+    assert "head_size" not in result.written.text
+    assert "model.attention.head_size" in alarms(result)
 
 
 SWITCH, SHARE = "output_router_logits", "router_aux_loss_coef"

@@ -187,6 +187,7 @@ SCHEDULER = convert(
     _write_schedule,
     sees=(f"{PARAMS}.lr", "optimizer.type", "optimizer.name"),
     carries={
+        "scheduler.type": "optimizer.schedule.name",
         "scheduler.params.warmup_num_steps": "optimizer.schedule.warmup_steps",
         "scheduler.params.warmup_min_lr": ("optimizer.schedule.warmup_from", "optimizer.schedule.minimum"),
         "scheduler.params.total_num_steps": "optimizer.schedule.total_steps",
@@ -195,6 +196,7 @@ SCHEDULER = convert(
         **{f"code.scheduler.{name}": f"optimizer.schedule.{name}" for name in SCHEDULE},
     },
     blurs=lambda values: values.get("scheduler.type") is not None,
+    tells=lambda values: "" if values["scheduler.type"] in SHAPES else f"a Plan has no schedule like {values['scheduler.type']}",
     lossy="DeepSpeed's own schedulers lag one step behind, warm up over two steps at least, by a logarithm unless told otherwise",
     note="made by the script: DeepSpeed's own schedulers lag one step behind and warm up over two steps at least",
     source="runtime/lr_schedules.py",

@@ -737,6 +737,7 @@ def leftover_rules(claimed: frozenset[str]) -> tuple[Rule, ...]:
 LACKS = {
     "model": "the model is defined by the training script",
     "parallel": "DeepSpeed has no key for it",
+    "parallel.dispatcher": "DeepSpeed has a key for it from 0.19.7, for experts that AutoEP puts in place alone",
     "zero": "DeepSpeed has no key for it",
     "precision": "DeepSpeed has no key for it",
     "optimizer": "the training script makes groups of parameters",

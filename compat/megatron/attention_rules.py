@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bridge.meaning import head_size
+from bridge.meaning import shared_width
 from bridge.rules import Context, Group, convert
 from compat.megatron.patterns import all_but_last_of, blocks, fits, spelled
 
@@ -42,7 +42,7 @@ def _write(values: Group, context: Context) -> Group:
 def _uneven(values: Group) -> int | None:
     """Width of heads that the hidden width is no multiple of, which Megatron wants to be told; latent attention never uses it."""
     hidden, heads = values.get("model.hidden"), values.get("model.heads")
-    return head_size(values) if hidden and heads and hidden % heads else None
+    return shared_width(values) if hidden and heads and hidden % heads else None
 
 
 CARRIED = {

@@ -44,7 +44,7 @@ DISPATCH = convert(
     effect=EFFECTS[DISPATCHER],
     sees=("num_experts", EXPERTS, "model.moe.capacity"),
     blurs=lambda values: values.get("moe_flex_dispatcher_backend") == "ncclep",
-    lossy="Megatron has DeepEP from 0.12 and HybridEP from 0.16; its NCCL-EP has no Plan form",
+    lossy="Megatron sends tokens where there are experts, by DeepEP from 0.12 and HybridEP from 0.16; NCCL-EP has no Plan form",
     source="transformer_config.py: moe_token_dispatcher_type, moe_flex_dispatcher_backend; moe/token_dispatcher.py",
 )
 
