@@ -574,9 +574,9 @@ PRODUCTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "g№() { local -n o№=$1 p№=$2; o№=$p№; p№=⟨one word⟩; }; g№ ⟨name⟩ ⟨name⟩",
         ),
         "signals": (
-            "(trap 'torchrun t.py \"$A\"' USR1; ⟨statement⟩; kill -USR1 $BASHPID; torchrun a.py)",
-            "(trap 'torchrun t.py; exit 3' TERM; kill -TERM $BASHPID; torchrun a.py); A=$?",
-            "(trap '' INT; kill -INT $BASHPID; trap - INT; torchrun a.py; kill -INT $BASHPID; torchrun b.py); A=$?",
+            "(trap 'torchrun t.py \"$A\"' USR1; ⟨statement⟩; kill -USR1 ${BASHPID}; torchrun a.py)",
+            "(trap 'torchrun t.py; exit 3' TERM; kill -TERM ${BASHPID}; torchrun a.py); A=$?",
+            "(trap '' INT; kill -INT ${BASHPID}; trap - INT; torchrun a.py; kill -INT ${BASHPID}; torchrun b.py); A=$?",
             "(trap 'A=$?; torchrun t.py $A' EXIT; (exit 4)); (trap 'torchrun t.py $?' EXIT; ⟨failing⟩; exit)",
         ),
         "nocasematch": (
@@ -586,8 +586,8 @@ PRODUCTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             '(shopt -s nocasematch; torchrun p.py "${A/o/x}" "${A#f}" "${A%%O*}" "${A//X}"); [[ $B != XX ]] && A=q',
         ),
         "set -- in a sourced file": (
-            "echo 'set -- q ⟨bare⟩; torchrun s.py $#' > c№.sh; . ./c№.sh; A=$#; . ./c№.sh z; B=$*",
-            "echo 'shift; torchrun s.py \"$@\"' > c№.sh; set -- 1 ⟨one word⟩; . ./c№.sh; . ./c№.sh z y; B=$*",
+            "echo 'set -- q ⟨bare⟩; torchrun s.py $#; :' > c№.sh; . ./c№.sh; A=$#; . ./c№.sh z; B=$*",
+            "echo 'shift; torchrun s.py \"$@\"; :' > c№.sh; set -- 1 ⟨one word⟩; . ./c№.sh; . ./c№.sh z y; B=$*",
         ),
         "set -o": (
             "[[ -o nounset ]] || A=off; set -o nounset; [[ -o nounset ]] && B=on; set +o nounset",

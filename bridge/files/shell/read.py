@@ -130,8 +130,8 @@ class Reader:
 
     @property
     def alone(self) -> bool:
-        """Whether an expansion that stops a shell ends that of a text or a file alone, and nothing reads what it writes."""
-        return self.scope is self.inner and not self.scope.captured
+        """Whether an expansion that stops a shell ends that of a text or a file alone."""
+        return self.scope is self.inner
 
     @property
     def parted(self) -> int:
