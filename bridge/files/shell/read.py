@@ -741,7 +741,7 @@ class Reader:
         self.left()
         self.scope = outer
         outer.files, outer.output = scope.files, scope.output
-        outer.status, outer.asked = (scope.status, scope.asked) if alone else (None, False)
+        outer.status, outer.asked = scope.status if alone else None, scope.asked
 
     def _contained(self, source: Source) -> None:
         """Read a source in a shell of its own, which an expansion may end; the shell around it goes on."""
