@@ -167,6 +167,11 @@ class Dialect(ABC):
     def versions(self) -> tuple[str, ...]:
         """Known releases, oldest first."""
 
+    @property
+    def newest(self) -> str:
+        """The release that is taken where none is named: the newest that is out."""
+        return Releases(self.name, self.versions).newest
+
     @abstractmethod
     def parse(self, source: Any, version: str, lenient: bool) -> Reading:
         """Read `source` (path, text, mapping, list of flags, live object) into typed given values."""
@@ -253,7 +258,7 @@ class Dialect(ABC):
     def release(self, version: str | None) -> str:
         """`version` if it is known, the newest known one for None; `VersionError` otherwise."""
         if version is None:
-            return self.versions[-1]
+            return self.newest
         Releases(self.name, self.versions).place(version)
         return version
 

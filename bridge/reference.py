@@ -170,7 +170,7 @@ def _same(one: Any, other: Any) -> bool:
 @cache
 def current(dialect: Dialect) -> frozenset[str]:
     """Paths that the newest release has."""
-    return frozenset(_defaults(dialect, dialect.versions[-1]))
+    return frozenset(_defaults(dialect, dialect.newest))
 
 
 # Pairs
@@ -199,7 +199,7 @@ def carriers(dialect: Dialect, ours: str) -> tuple[str, ...]:
 @cache
 def always(dialect: Dialect) -> Mapping[str, Any]:
     """What a stack always does, where it leaves no choice, by plan path."""
-    context = Context(dialect.versions[-1])
+    context = Context(dialect.newest)
     found = {ours: value for rule in dialect.rules if not rule.theirs for ours, value in rule.read({}, context).items()}
     return MappingProxyType(found)
 
@@ -289,7 +289,7 @@ def _passage(source: Dialect, path: str, target: Dialect) -> Passage:
 
 
 def _open(source: Dialect, target: Dialect) -> Iterator[Opening]:
-    defaults, seen = _defaults(target, target.versions[-1]), set[str]()
+    defaults, seen = _defaults(target, target.newest), set[str]()
     for ours in paths():
         unsaid = not carriers(source, ours) and ours not in always(source)
         for path in carriers(target, ours) if unsaid else ():

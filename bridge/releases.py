@@ -48,6 +48,11 @@ class Releases:
             raise VersionError(f"{self.stack}: {unknown_release(version, self.known)}") from None
         return next((name for name in reversed(self.known) if Version(name) <= wanted), self.known[0])
 
+    @cached_property
+    def newest(self) -> str:
+        """The newest release that is out; of a stack that has none, the newest that is known."""
+        return next((name for name in reversed(self.known) if not Version(name).is_prerelease), self.known[-1])
+
     def last(self, until: str) -> str:
         """The last release before `until`."""
         return self.known[self.place(until) - 1] if until else self.known[-1]

@@ -201,7 +201,7 @@ def _name(config: Config) -> str:
 
 def _release(dialect: Dialect, version: str) -> str:
     """A stack and its release; that it is the newest known one is said, as it is taken where none was named."""
-    return f"{dialect.title} {version}{' (newest known)' if version == dialect.versions[-1] else ''}"
+    return f"{dialect.title} {version}{' (newest known)' if version == dialect.newest else ''}"
 
 
 def table_of(title: str, *columns: str) -> Table:

@@ -55,7 +55,7 @@ GROUPS: Mapping[str, Why] = {
     "sft": DATA,
     "validation": EVALUATION,
     "checkpointing": SAVING,
-    **dict.fromkeys(("logging", "one logger", "profiling"), LOGS),
+    **dict.fromkeys(("logging", "one logger", "opentelemetry", "profiling"), LOGS),
     "msc": Why("storage is set up by Megatron", Effect.NONE),
     **dict.fromkeys(("straggler", "rerun engine", "workload inspector"), Why("watched by Megatron's training loop", Effect.NONE)),
     **dict.fromkeys(("autoresume", "ft_package", "In-process restart"), Why("restarts are Megatron's own", Effect.NONE)),
@@ -91,7 +91,8 @@ SINGLE: Mapping[Why, str] = {
         "fp4 fp4_recipe fp4_quantizer_factory fp8_recipe fp8_margin fp8_interval fp8_amax_history_len fp8_amax_compute_algo "
         "fp8_wgrad fp8_output_proj fp8_quantizer_factory fp8_dot_product_attention fp8_multi_head_attention tp_only_amax_red "
         "first_last_layers_bf16 num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 quant_recipe use_kitchen "
-        "use_kitchen_attention kitchen_attention_backend te_precision_config_file activation_func_fp8_input_store"
+        "use_kitchen_attention kitchen_attention_backend te_precision_config_file activation_func_fp8_input_store "
+        "moe_dispatch_fwd_dtype moe_combine_bwd_dtype"
     ),
     Why("attention logits are bounded during training", Effect.NUMBERS): "qk_clip qk_clip_alpha qk_clip_threshold",
     Why("torch.autocast inside Megatron's layers", Effect.NUMBERS): "enable_autocast autocast_dtype",
@@ -116,11 +117,12 @@ SINGLE: Mapping[Why, str] = {
         "use_grouped_gemm_for_dense_mlp use_grouped_gemm_for_shared_expert dsa_kernel_backend disable_jit_fuser "
         "moe_permute_fusion moe_router_fusion mla_down_proj_fusion moe_permute_fusion_into_hybridep moe_grouped_gemm "
         "moe_use_legacy_grouped_gemm pipeline_dtype symmetric_ar_type use_mamba_mem_eff_path disable_mamba_mem_eff_path "
-        "mamba_training_ssm_states_dtype"
+        "mamba_training_ssm_states_dtype moe_use_grouped_tensor batch_invariant_backend gdp_cutedsl_kernel muon_use_syrk"
     ),
     Why("the order of scaling and summing gradients", Effect.ROUNDING): (
         "ddp_average_in_collective gradient_reduce_div_fusion ddp_reduce_scatter_with_fp32_accumulation "
-        "ddp_param_name_patterns_for_fp32_local_accumulation"
+        "ddp_param_name_patterns_for_fp32_local_accumulation gtp_remat_reduce_scatter_with_fp32_accumulation "
+        "gtp_remat_nccl_ub gtp_expert_remat_nccl_ub"
     ),
     Why("how attention exchanges keys and values is Megatron's own", Effect.COST): (
         "cp_comm_type hierarchical_context_parallel_sizes hybrid_context_parallel max_seqlen_per_dp_cp_rank"
@@ -153,14 +155,17 @@ SINGLE: Mapping[Why, str] = {
         "megatron_fsdp_enable_fine_grained_param_gather megatron_fsdp_max_pool_double_buffer "
         "fsdp_db_use_persist_buf_on_alloc_fail reuse_grad_buf_for_mxfp8_param_ag use_gloo_process_groups "
         "enable_gloo_process_groups enable_experimental "
-        "check_for_nan_in_loss_and_grad check_for_large_grads"
+        "check_for_nan_in_loss_and_grad check_for_large_grads gdp_num_chunk_states_to_recompute gtp_remat_opt_in_modules "
+        "mhc_recompute_layer_num"
     ),
     Why("checkpoints that take less time or memory", Effect.COST): (
         "async_save async_strategy async_ckpt_cpu_priority async_ckpt_io_priority async_ckpt_use_cpu_shm "
         "ckpt_assume_constant_structure ckpt_fully_parallel_load ckpt_fully_parallel_load_exchange_algo "
         "ckpt_fully_parallel_load_process_group ckpt_fully_parallel_save ckpt_fully_parallel_save_deprecated "
         "ckpt_fully_parallel_save_process_group dist_ckpt_workers use_persistent_ckpt_worker stream_ckpt_dequant "
-        "distrib_optim_fully_reshardable_mem_efficient replication replication_factor replication_jump"
+        "distrib_optim_fully_reshardable_mem_efficient replication replication_factor replication_jump "
+        "ckpt_drop_redundant_extra_state ckpt_fully_parallel_load_per_rank_objects ckpt_pg_tensors_cache_create "
+        "ckpt_pg_tensors_cache_path"
     ),
     START: (
         "load pretrained_checkpoint finetune ckpt_step load_main_params_from_ckpt use_checkpoint_args "
@@ -184,7 +189,10 @@ SINGLE: Mapping[Why, str] = {
     Why("a name for the same thing in older releases", Effect.NONE): (
         "deprecated_use_mcore_models use_legacy_models batch_size checkpoint_activations warmup model_parallel_size"
     ),
-    LOGS: "config_logger_dir moe_per_layer_logging moe_enable_routing_replay timers hetereogenous_dist_checkpoint",
+    LOGS: (
+        "config_logger_dir moe_per_layer_logging moe_enable_routing_replay timers hetereogenous_dist_checkpoint "
+        "rl_rollout_bank_max_bytes"
+    ),
     Why("used for inference only", Effect.NONE): "flash_decode inference_sampling_seed use_inference_optimized_layers onnx_safe",
     Why("the positions that the rotary embedding covers", Effect.NUMBERS, True): "rope_type",
     Why("samples per evaluation", Effect.NONE): "eval_global_batch_size eval_micro_batch_size",

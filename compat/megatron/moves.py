@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from bridge.moves import Move, Words, renamed, switched
+from compat.megatron.releases import MAIN
 
 UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
 """Suffixes of thresholds (num_microbatches_calculator.py, `_parse_numeric_value`)."""
@@ -66,6 +67,10 @@ def _listed(given: Words) -> Words:
     return {"cuda_graph_modules": modules if isinstance(modules, list) else [modules]}
 
 
+def _variant(given: Words, old: str, new: str) -> Words:
+    return {"experimental_attention_variant": new} if given["experimental_attention_variant"] == old else {}
+
+
 MOVES: tuple[Move, ...] = (
     renamed("use_custom_fsdp", "use_megatron_fsdp", "0.14.0", source="arguments.py"),
     renamed("keep_fp8_transpose_cache_when_using_custom_fsdp", "keep_fp8_transpose_cache", "0.14.0", source="arguments.py"),
@@ -106,6 +111,15 @@ MOVES: tuple[Move, ...] = (
         _growth,
         "deprecated, and ignored: the run starts at its full batch",
         "num_microbatches_calculator.py, _build_num_microbatches_calculator",
+    ),
+    Move(
+        MAIN,
+        ("experimental_attention_variant",),
+        ("experimental_attention_variant",),
+        lambda given: _variant(given, "gated_delta_net", "gdn"),
+        lambda given: _variant(given, "gdn", "gated_delta_net"),
+        "deprecated",
+        "experimental_attention_variant_module_specs.py, normalize_experimental_attention_variant",
     ),
 )
 """In the order in which they came."""

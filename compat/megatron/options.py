@@ -84,8 +84,9 @@ def defaults(version: str) -> Mapping[str, Any]:
 
 @cache
 def newest(dest: str) -> tuple[Flag, ...]:
-    """The flags that set an argument in the newest release that has any."""
-    return next((flags for version in reversed(releases.KNOWN) if (flags := by_dest(version).get(dest))), ())
+    """The flags that set an argument in the newest release that has any; one that is not out yet is asked last."""
+    versions = (releases.RELEASES.newest, *reversed(releases.KNOWN))
+    return next((flags for version in versions if (flags := by_dest(version).get(dest))), ())
 
 
 TAKES = {"text": "str", "integers": "list of int", "name": "name", "layers": "int or pattern of layers"}

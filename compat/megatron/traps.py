@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from bridge.checks import Check, Checks, Condition, Seen
 from bridge.rules import Effect
-from compat.megatron.releases import RELEASES
+from compat.megatron.releases import MAIN, RELEASES
 
 
 def _given(path: str, without: Condition, message: str, place: str, effect: Effect = Effect.NONE) -> Check:
@@ -26,8 +28,53 @@ def _uneven(args: Seen) -> bool:
     return bool(fixed and whole and micro and ranks and whole % (micro * ranks))
 
 
+SECOND: Mapping[str, object] = {
+    "tensor_model_parallel_size": 1,
+    "pipeline_model_parallel_size": 1,
+    "context_parallel_size": 1,
+    "data_parallel_sharding_strategy": "optim_grads_params",
+    "outer_dp_sharding_strategy": "no_shard",
+    "cuda_graph_impl": "none",
+    **dict.fromkeys(
+        (
+            "gradient_accumulation_fusion",
+            "calculate_per_token_loss",
+            "fp8",
+            "fp4",
+            "use_precision_aware_optimizer",
+            "delay_wgrad_compute",
+            "ddp_num_buckets",
+            "suggested_communication_unit_size",
+            "data_parallel_random_init",
+            "fsdp_db_use_persist_buf_on_alloc_fail",
+            "fsdp_manual_registration",
+            "megatron_fsdp_enable_fine_grained_param_gather",
+            "megatron_fsdp_max_pool_double_buffer",
+        )
+    ),
+}
+"""What the second version of Megatron-FSDP wants; None: off."""
+
+
+def _second(path: str, wanted: object) -> Check:
+    return Check(
+        path,
+        lambda args: (
+            bool(args["use_megatron_fsdp"])
+            and args["megatron_fsdp_version"] == 2
+            and (args[path] not in (None, False) if wanted is None else args[path] != wanted)
+        ),
+        f"found {{{path}}} with megatron_fsdp_version 2, which does not support it: training stops at the start;"
+        f" expected {'it to be off' if wanted is None else wanted}",
+        Effect.STOPS,
+        "distributed/fsdp/mcore_fsdp_adapter.py: FullyShardedDataParallelV2._validate_config",
+        since=MAIN,
+    )
+
+
 TRAPS = Checks(
     RELEASES,
+    *(_second(path, wanted) for path, wanted in SECOND.items()),
     _given(
         "use_distributed_optimizer",
         lambda args: args["optimizer"] == "sgd" and not args["optimizer_cpu_offload"],

@@ -50,7 +50,7 @@ def _name(pair: Pair) -> str:
 def _digest(pair: Pair) -> str:
     """A digest of what the rules say of a pair and of the releases that they say it of."""
     said = [(one.path, one.how, one.arrival.paths, one.arrival.reasons) for one in pair.meant]
-    text = repr((pair.source.versions[-1], pair.target.versions[-1], said))
+    text = repr((pair.source.newest, pair.target.newest, said))
     return sha256(text.encode()).hexdigest()[:12]
 
 
@@ -96,5 +96,5 @@ def _measured(pair: Pair, examples: int) -> tuple[int, dict[str, list[int]]]:
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    free(given(configs(pair.source, pair.source.versions[-1]))(look))()
+    free(given(configs(pair.source, pair.source.newest))(look))()
     return done[0], counts

@@ -225,9 +225,9 @@ def test_lenient_skips_what_the_release_does_not_know_and_nothing_else() -> None
     ("version", "message"),
     [
         ("0.16.2", "nearest known are 0.16.1 and 0.17.0"),
-        ("0.20.0", "nearest known is 0.19.2"),
+        ("0.20.0", "nearest known is 0.20.0.dev20260822"),
         ("0.8.0", "nearest known is 0.9.0"),
-        ("latest", "known are 0.9.0 to 0.19.2"),
+        ("latest", "known are 0.9.0 to 0.20.0.dev20260822"),
         ("0.16", "nearest known are 0.15.3 and 0.16.0"),
     ],
 )

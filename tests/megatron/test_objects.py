@@ -36,7 +36,7 @@ def fields_refused(version: str, cls: str = "TransformerConfig", **given: Any) -
     return str(error.value)
 
 
-@pytest.mark.parametrize("version", releases.KNOWN)
+@pytest.mark.parametrize("version", releases.KNOWN[: releases.KNOWN.index(releases.MAIN)])
 def test_agrees_with_the_real_class(version: str, facts: tuple[Row, ...]) -> None:
     rows = [row for row in facts if row["version"] == version and "args" in row]
     assert rows

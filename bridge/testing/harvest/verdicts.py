@@ -79,9 +79,10 @@ def verdicts(process: Process, dialect: Dialect, version: str, count: int, tick:
 
 
 def _told(config: Config, held: Row) -> Row:
-    """What the release holds of what the config sets, and what it holds otherwise than by default."""
+    """What the release holds of what the config sets, and what it holds otherwise than by default; a class may be named first."""
     usual = config.dialect.defaults(config.version)
-    return {path: value for path, value in held.items() if path in config.given or value != usual.get(path)}
+    names = {path: path if path in usual else path.rpartition(".")[2] for path in held}
+    return {path: held[path] for path, name in names.items() if name in config.given or held[path] != usual.get(name)}
 
 
 def _accepted(dialect: Dialect, version: str, count: int) -> Iterator[tuple[Config, Any, Row | None]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from bridge.checks import excludes, positive, set_
@@ -17,6 +18,7 @@ from compat.megatron.arguments.steps import (
     named,
     when,
 )
+from compat.megatron.releases import MAIN
 
 GRAPHS = "validate_args: CUDA graph flags"
 SPLIT_PATHS = ("train_data_path", "valid_data_path", "test_data_path")
@@ -137,6 +139,21 @@ DATA_STEPS: tuple[Step, ...] = (
     excludes(set_("rampup_batch_size"), "phase_transition_iterations", "validate_args: phases", since="0.16.0", until="0.18.0"),
 )
 
+
+def _evaluation(ranks: Callable[[Namespace], int], since: str, until: str) -> Step:
+    """Whether a batch of evaluation can be divided among the ranks that have batches of their own."""
+    return check(
+        "validate_args: evaluation batch",
+        lambda a: a.eval_micro_batch_size < 1 or a.eval_global_batch_size % (a.eval_micro_batch_size * ranks(a)) != 0,
+        "eval_global_batch_size: found {eval_global_batch_size}; expected a multiple of"
+        " eval_micro_batch_size ({eval_micro_batch_size}) x data_parallel_size ({data_parallel_size});"
+        " without it global_batch_size stands for it; change one of them",
+        since=since,
+        until=until,
+        needs=("eval_global_batch_size", "eval_micro_batch_size", "data_parallel_size"),
+    )
+
+
 BATCH_STEPS: tuple[Step, ...] = (
     positive("micro_batch_size", "validate_args: batch size", last=True),
     excludes(set_("step_batch_size_schedule"), set_("global_batch_size"), "validate_args: batch size schedule", since="0.18.0"),
@@ -152,13 +169,6 @@ BATCH_STEPS: tuple[Step, ...] = (
         inherit("eval_micro_batch_size", "micro_batch_size"),
         since="0.18.0",
     ),
-    check(
-        "validate_args: evaluation batch",
-        lambda a: a.eval_micro_batch_size < 1 or a.eval_global_batch_size % (a.eval_micro_batch_size * a.data_parallel_size) != 0,
-        "eval_global_batch_size: found {eval_global_batch_size}; expected a multiple of"
-        " eval_micro_batch_size ({eval_micro_batch_size}) x data_parallel_size ({data_parallel_size});"
-        " without it global_batch_size stands for it; change one of them",
-        since="0.18.0",
-        needs=("eval_global_batch_size", "eval_micro_batch_size", "data_parallel_size"),
-    ),
+    _evaluation(lambda a: a.data_parallel_size, "0.18.0", MAIN),
+    _evaluation(lambda a: a.data_parallel_size * (a.gtp_weight_remat_size or 1), MAIN, ""),
 )

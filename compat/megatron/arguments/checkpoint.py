@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bridge.checks import equals, excludes, needs, on, positive, set_
 from compat.megatron.arguments.steps import Namespace, Step, check, derive, inherit, named, under, when
+from compat.megatron.releases import MAIN
 
 OPTIMIZER = "validate_args: optimizer kinds"
 GLOO = "validate_args: gloo process groups"
@@ -122,6 +123,16 @@ SAVING_STEPS: tuple[Step, ...] = (
         "logits_save_dir: found without logits_save_top_k ({logits_save_top_k}) or async_save"
         " ({async_save}); add --logits-save-top-k, --async-save and --use-persistent-ckpt-worker",
         since="0.19.0",
+    ),
+    check(
+        SAVING,
+        lambda a: (
+            a.ckpt_pg_tensors_cache_path is not None
+            and a.ckpt_fully_parallel_save_process_group != a.ckpt_fully_parallel_load_process_group
+        ),
+        "ckpt_pg_tensors_cache_path: found with other groups to save ({ckpt_fully_parallel_save_process_group}) than to load"
+        " ({ckpt_fully_parallel_load_process_group}); make them the same",
+        since=MAIN,
     ),
     derive("validate_args: frozen layers", _frozen, since="0.19.0"),
     excludes(set_("override_ckpt_iteration"), "finetune", SAVING, since="0.19.0"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bridge.checks import above, excludes, set_
 from compat.megatron.arguments.steps import Namespace, Predicate, Step, check, derive, follow, when
+from compat.megatron.releases import MAIN
 
 HYBRID = "validate_args: hybrid layer pattern"
 MTP = "validate_args: multi-token prediction"
@@ -149,6 +150,7 @@ HYBRID_STEPS: tuple[Step, ...] = (
 )
 
 MTP_STEPS: tuple[Step, ...] = (
+    derive(MTP, when(lambda a: (a.mtp_num_layers or 0) < 2, mtp_hsm=False), since=MAIN),
     check(
         MTP,
         lambda a: a.mtp_num_layers and a.use_legacy_models,

@@ -112,6 +112,10 @@ MODEL_STEPS: tuple[Step, ...] = (
         lambda a: a.fp8_recipe == "mxfp8" and not (a.fp8_param_gather and a.reuse_grad_buf_for_mxfp8_param_ag),
         "fp8_recipe: found mxfp8 with weight shards; add --fp8-param-gather and --reuse-grad-buf-for-mxfp8-param-ag",
     ),
+    _sharded(
+        lambda a: (a.gtp_remat_nccl_ub or a.gtp_expert_remat_nccl_ub) and a.disable_symmetric_registration,
+        "disable_symmetric_registration: found with NCCL's memory for weight shards, which is symmetric; drop one of them",
+    ),
     derive("validate_args: biases", when(lambda a: not a.add_bias_linear, bias_gelu_fusion=False)),
     derive("validate_args: biases", when(lambda a: a.add_bias_linear, add_qkv_bias=True), since="0.10.0"),
     _retro(

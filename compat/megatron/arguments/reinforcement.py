@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bridge.checks import on
 from compat.megatron.arguments.steps import Namespace, Step, check, derive, under
+from compat.megatron.releases import MAIN
 
 RL = "validate_args: perform_rl_step"
 
@@ -76,6 +77,17 @@ COUNTS = ("rl_num_parallel_generations", "rl_num_parallel_generation_batches", "
 
 def _counts(a: Namespace) -> int:
     return sum(getattr(a, name) is not None for name in COUNTS)
+
+
+def _lag(a: Namespace) -> None:
+    """How far generation is ahead: as the requests in flight say, else nothing, or tuned by the engine (None)."""
+    batch = a.grpo_prompts_per_step * a.grpo_group_size
+    if not a.perform_rl_step:
+        return
+    if a.rl_max_inflight_requests is not None and batch:
+        a.rl_generation_lag = a.rl_max_inflight_requests / batch - 1
+    elif a.rl_generation_lag is None and not a.rl_partial_rollouts:
+        a.rl_generation_lag = 0
 
 
 RL_STEPS: tuple[Step, ...] = (
@@ -155,7 +167,23 @@ RL_STEPS: tuple[Step, ...] = (
     ),
     derive(RL, _tasks, since="0.17.0", until="0.19.0"),
     _rl(
-        lambda a: not a.rl_partial_rollouts and (a.rl_generation_lag > 0 or a.rl_submission_granularity == "R"),
+        lambda a: a.rl_max_inflight_requests is not None and a.rl_generation_lag is not None,
+        "rl_max_inflight_requests: found with rl_generation_lag {rl_generation_lag}; keep one of them",
+        MAIN,
+    ),
+    _rl(
+        lambda a: a.rl_max_inflight_requests is not None and a.rl_max_inflight_requests < 1,
+        "rl_max_inflight_requests: found {rl_max_inflight_requests}; expected a positive number",
+        MAIN,
+    ),
+    derive(RL, _lag, since=MAIN),
+    _rl(
+        lambda a: a.rl_generation_lag is not None and a.rl_generation_lag < -1,
+        "rl_generation_lag: found {rl_generation_lag}; expected at least -1",
+        MAIN,
+    ),
+    _rl(
+        lambda a: not a.rl_partial_rollouts and ((a.rl_generation_lag or 0) > 0 or a.rl_submission_granularity == "R"),
         "rl_partial_rollouts: missing; rl_generation_lag and submission by rollout need it; add --rl-partial-rollouts",
         "0.19.0",
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bridge.checks import excludes, needs, on
 from compat.megatron.arguments.steps import Change, Namespace, Predicate, Step, check, derive, under, when
+from compat.megatron.releases import MAIN
 
 GATHER = "validate_args: overlap_param_gather"
 TORCH = "validate_args: use_torch_fsdp2"
@@ -165,6 +166,7 @@ NARROW_STEPS: tuple[Step, ...] = (
     derive("validate_args: dtypes of the optimizer", dtypes(*OPTIMIZER_DTYPES), since="0.11.0"),
     derive("validate_args: dtypes", dtypes(*LATER_DTYPES), since="0.17.0"),
     derive("validate_args: dtypes", dtypes("mamba_training_ssm_states_dtype"), since="0.19.0"),
+    derive("validate_args: dtypes", dtypes("logit_dtype"), since=MAIN),
     derive(
         "validate_args: dtypes",
         when(lambda a: a.grad_reduce_in_bf16, megatron_fsdp_grad_comm_dtype="torch.bfloat16"),
@@ -189,6 +191,7 @@ NARROW_STEPS: tuple[Step, ...] = (
             stream_ckpt_dequant=False,
         ),
         since="0.19.0",
+        until=MAIN,
     ),
 )
 
@@ -223,12 +226,14 @@ FSDP_STEPS: tuple[Step, ...] = (
     derive(FSDP, when(lambda a: a.use_megatron_fsdp, use_custom_fsdp=True), since="0.14.0"),
     derive(
         FSDP,
-        when(
-            lambda a: a.use_megatron_fsdp,
-            use_distributed_optimizer=True,
-            reuse_grad_buf_for_mxfp8_param_ag=False,
-        ),
+        when(lambda a: a.use_megatron_fsdp and a.megatron_fsdp_version != 2, use_distributed_optimizer=True),
         since="0.18.0",
+    ),
+    derive(FSDP, when(lambda a: a.use_megatron_fsdp, reuse_grad_buf_for_mxfp8_param_ag=False), since="0.18.0"),
+    _fsdp(
+        lambda a: a.megatron_fsdp_version == 2 and a.use_distributed_optimizer,
+        "megatron_fsdp_version: found 2 with use_distributed_optimizer; drop --use-distributed-optimizer",
+        since=MAIN,
     ),
     _fsdp(
         lambda a: a.moe_single_grouped_weight or a.moe_single_grouped_bias,

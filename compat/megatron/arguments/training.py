@@ -14,6 +14,7 @@ from compat.megatron.arguments.steps import (
     named,
     when,
 )
+from compat.megatron.releases import MAIN
 
 PRECISION = "validate_args: parameters dtype"
 GRAPHS = "validate_args: full-iteration CUDA graphs"
@@ -35,6 +36,11 @@ def _wide_gradients(a: Namespace) -> None:
         a.accumulate_allreduce_grads_in_fp32 = False
     elif a.bf16 and a.main_grads_dtype in (None, "torch.float32"):
         a.accumulate_allreduce_grads_in_fp32 = True
+
+
+def _needless(name: str) -> Step:
+    """Gradients that are all in fp32 are summed in fp32 anyhow."""
+    return derive(PRECISION, when(lambda a: a.accumulate_allreduce_grads_in_fp32, **{name: False}), since=MAIN)
 
 
 def _whole_iteration(a: Namespace) -> bool:
@@ -63,6 +69,8 @@ PRECISION_STEPS: tuple[Step, ...] = (
         since="0.11.0",
     ),
     derive(PRECISION, _wide_gradients),
+    _needless("ddp_reduce_scatter_with_fp32_accumulation"),
+    _needless("gtp_remat_reduce_scatter_with_fp32_accumulation"),
     check(
         GRAPHS,
         lambda a: a.enable_cuda_graph and a.cuda_graph_scope == "full_iteration" and a.check_for_nan_in_loss_and_grad,

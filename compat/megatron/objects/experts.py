@@ -6,7 +6,7 @@ from typing import Any
 
 from bridge.checks import equals, excludes, needs, on, positive, set_
 from compat.megatron.arguments.steps import Namespace, Step, check, derive, named, under, when
-from compat.megatron.releases import RELEASES
+from compat.megatron.releases import MAIN, RELEASES
 
 EXPERTS = "TransformerConfig: experts"
 DISPATCH = "TransformerConfig: token dispatcher"
@@ -50,7 +50,27 @@ _optimized = under(OPTIMIZED, lambda c: c.transformer_impl == "inference_optimiz
 _grouped = under(GROUPED, lambda c: c.moe_single_grouped_weight or c.moe_single_grouped_bias, "0.18.0")
 
 
+WIDE = ("torch", "vllm")
+"""Backends of grouped products that inference has for gates and for results that hang on no batch."""
+
+
+def _grouping(c: Namespace) -> str:
+    return named(c.inference_grouped_gemm_backend).lower()
+
+
+def _named_grouping(c: Namespace) -> None:
+    """The backend becomes a member of its enumeration."""
+    if c.transformer_impl == "inference_optimized" and c.num_moe_experts is not None:
+        c.inference_grouped_gemm_backend = _grouping(c).upper()
+
+
 EXPERT_STEPS: tuple[Step, ...] = (
+    derive(
+        GROUPED,
+        when(lambda c: c.use_transformer_engine_op_fuser and c.moe_grouped_gemm, moe_use_grouped_tensor=True),
+        since=MAIN,
+    ),
+    needs("moe_use_grouped_tensor", "moe_grouped_gemm", GROUPED, "add --moe-grouped-gemm", since=MAIN),
     check(
         EXPERTS,
         lambda c: (c.expert_model_parallel_size or 1) > 1 and c.num_moe_experts is None,
@@ -80,6 +100,26 @@ EXPERT_STEPS: tuple[Step, ...] = (
         lambda c: c.gated_linear_unit,
         "gated_linear_unit: found with transformer_impl inference_optimized; drop one of them",
         since="0.18.0",
+        until=MAIN,
+    ),
+    _optimized(
+        lambda c: c.gated_linear_unit and _grouping(c) not in WIDE,
+        "gated_linear_unit: found with inference_grouped_gemm_backend {inference_grouped_gemm_backend}; expected torch or vllm",
+        since=MAIN,
+    ),
+    _optimized(
+        lambda c: c.batch_invariant_mode and _grouping(c) not in WIDE,
+        "batch_invariant_mode: found with inference_grouped_gemm_backend {inference_grouped_gemm_backend}; expected torch or"
+        " vllm",
+        since=MAIN,
+    ),
+    _optimized(
+        lambda c: (
+            c.batch_invariant_mode and (c.expert_model_parallel_size or 1) > 1 and c.inference_moe_token_dispatcher_type != "nvls"
+        ),
+        "batch_invariant_mode: found with split experts and inference_moe_token_dispatcher_type"
+        " {inference_moe_token_dispatcher_type}; expected nvls",
+        since=MAIN,
     ),
     _optimized(
         lambda c: (
@@ -91,10 +131,11 @@ EXPERT_STEPS: tuple[Step, ...] = (
         until="0.18.0",
     ),
     _optimized(
-        lambda c: named(c.inference_grouped_gemm_backend).lower() not in ("flashinfer", "torch", "vllm"),
+        lambda c: _grouping(c) not in ("flashinfer", *WIDE),
         "inference_grouped_gemm_backend: found {inference_grouped_gemm_backend}; expected flashinfer, torch or vllm",
         since="0.18.0",
     ),
+    derive(OPTIMIZED, _named_grouping, since="0.18.0"),
     positive("num_moe_experts", EXPERTS),
     derive(EXPERTS, _expert_ffn, since="0.10.0"),
     check(
@@ -126,13 +167,23 @@ EXPERT_STEPS: tuple[Step, ...] = (
             and (
                 (c.fp8 and named(c.fp8_recipe) != "mxfp8")
                 or (c.fp4 and named(c.fp4_recipe) != "nvfp4")
-                or not c.use_transformer_engine_op_fuser
+                or not (c.moe_use_grouped_tensor or c.use_transformer_engine_op_fuser)
             )
         ),
         "moe_single_grouped_weight: found with fp8_recipe {fp8_recipe}, fp4_recipe {fp4_recipe} and"
         " use_transformer_engine_op_fuser {use_transformer_engine_op_fuser}; expected mxfp8, nvfp4 or"
         " neither, and true",
         since="0.19.0",
+    ),
+    _grouped(
+        lambda c: c.moe_single_grouped_weight and c.fp4 and not c.fp4_param,
+        "moe_single_grouped_weight: found with fp4 and without fp4_param; add --fp4-param-gather",
+        since=MAIN,
+    ),
+    _grouped(
+        lambda c: c.moe_single_grouped_bias and not c.moe_use_grouped_tensor,
+        "moe_single_grouped_bias: found without moe_use_grouped_tensor; add --moe-use-grouped-tensor",
+        since=MAIN,
     ),
     _grouped(
         lambda c: c.moe_single_grouped_bias and not c.add_bias_linear,
@@ -158,6 +209,16 @@ def _overlapped(dispatchers: tuple[str, ...], since: str, until: str) -> Step:
         since=since,
         until=until,
     )
+
+
+def _processors(c: Namespace) -> None:
+    """The older counts of processors for the exchange of tokens say the newer one."""
+    if c.moe_flex_dispatcher_num_sms is None:
+        c.moe_flex_dispatcher_num_sms = c.moe_hybridep_num_sms if c.moe_deepep_num_sms is None else c.moe_deepep_num_sms
+
+
+def _eight_bits(c: Namespace) -> bool:
+    return any(kind not in (None, "bf16") for kind in (c.moe_dispatch_fwd_dtype, c.moe_combine_bwd_dtype))
 
 
 DISPATCH_STEPS: tuple[Step, ...] = (
@@ -192,6 +253,28 @@ DISPATCH_STEPS: tuple[Step, ...] = (
     check(
         DISPATCH,
         lambda c: (
+            c.moe_flex_dispatcher_backend == "ncclep" and c.moe_use_grouped_tensor and not c.use_transformer_engine_op_fuser
+        ),
+        "moe_use_grouped_tensor: found with the ncclep backend; add --use-transformer-engine-op-fuser, or drop it",
+        since=MAIN,
+    ),
+    check(
+        DISPATCH,
+        lambda c: _eight_bits(c) and not (c.moe_token_dispatcher_type == "flex" and c.moe_flex_dispatcher_backend == "ncclep"),
+        "moe_dispatch_fwd_dtype: found {moe_dispatch_fwd_dtype}, and moe_combine_bwd_dtype {moe_combine_bwd_dtype}; expected"
+        " bf16, or the ncclep backend of the flex dispatcher",
+        since=MAIN,
+    ),
+    check(
+        DISPATCH,
+        lambda c: _eight_bits(c) and not (c.use_transformer_engine_op_fuser and c.moe_grouped_gemm),
+        "moe_dispatch_fwd_dtype: found {moe_dispatch_fwd_dtype}, and moe_combine_bwd_dtype {moe_combine_bwd_dtype}, without"
+        " both use_transformer_engine_op_fuser and moe_grouped_gemm; add them",
+        since=MAIN,
+    ),
+    check(
+        DISPATCH,
+        lambda c: (
             c.moe_flex_dispatcher_num_sms is None
             and c.moe_deepep_num_sms is not None
             and c.moe_hybridep_num_sms is not None
@@ -201,6 +284,7 @@ DISPATCH_STEPS: tuple[Step, ...] = (
         " moe_flex_dispatcher_num_sms alone",
         since="0.19.0",
     ),
+    derive(DISPATCH, _processors, since="0.19.0"),
     positive("moe_shared_expert_intermediate_size", DISPATCH, since="0.10.0"),
     _overlapped(("alltoall",), "0.10.0", "0.18.0"),
     _overlapped(("alltoall", "flex"), "0.18.0", ""),
@@ -249,7 +333,10 @@ DISPATCH_STEPS: tuple[Step, ...] = (
             c.moe_expert_rank_capacity_factor is not None
             and not (
                 c.moe_flex_dispatcher_backend == "ncclep"
-                or (c.use_transformer_engine_op_fuser and c.moe_flex_dispatcher_backend == "hybridep")
+                or (
+                    (c.use_transformer_engine_op_fuser or c.moe_use_grouped_tensor)
+                    and c.moe_flex_dispatcher_backend == "hybridep"
+                )
             )
         ),
         "moe_expert_rank_capacity_factor: found with moe_flex_dispatcher_backend"

@@ -96,6 +96,14 @@ def _shared_experts(c: Namespace) -> bool:
     return bool(sharded and shared and captured and "shared_experts" in c.recompute_modules)
 
 
+def _usual_scopes(c: Namespace) -> None:
+    """Whole layers are no list of modules; without a word inference captures layers if graphs are Megatron's own."""
+    if c.cuda_graph_modules in (None, "full"):
+        c.cuda_graph_modules = []
+    if c.inference_cuda_graph_scope is None:
+        c.inference_cuda_graph_scope = "layer" if c.cuda_graph_impl == "local" else "none"
+
+
 GRAPH_STEPS: tuple[Step, ...] = (
     excludes("enable_cuda_graph", "cpu_offloading", GRAPHS, "drop one of them", since="0.11.0", until="0.15.0"),
     excludes("enable_cuda_graph", "recompute_granularity", GRAPHS, "drop one of them", since="0.11.0", until="0.15.0"),
@@ -127,6 +135,7 @@ GRAPH_STEPS: tuple[Step, ...] = (
         until="0.18.0",
     ),
     derive(GRAPHS, _list_scopes, since="0.16.0", until="0.18.0"),
+    derive(GRAPHS, _usual_scopes, since="0.18.0"),
     check(
         GRAPHS,
         lambda c: c.cuda_graph_impl == "full_iteration" and _modules(c),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from bridge.checks import excludes, needs, positive
+from bridge.checks import excludes, needs, one_of, positive
 from compat.megatron.arguments.steps import Namespace, Predicate, Step, check, derive, when
+from compat.megatron.releases import MAIN
 
 BUCKETS = "training.py: bucket size"
 CLASS = "DistributedDataParallelConfig"
@@ -30,6 +31,7 @@ DDP_STEPS: tuple[Step, ...] = (
         since="0.12.0",
     ),
     positive("ddp_num_buckets", BUCKETS, since="0.12.0"),
+    one_of("megatron_fsdp_version", (1, 2), CLASS, since=MAIN),
     needs("reuse_grad_buf_for_mxfp8_param_ag", "fp8_param_gather", CLASS, "add --fp8-param-gather, or drop it", since="0.13.0"),
     check(
         CLASS,
@@ -70,7 +72,12 @@ OPTIMIZER_STEPS: tuple[Step, ...] = (
         since="0.11.0",
     ),
     needs(
-        "use_precision_aware_optimizer", "use_distributed_optimizer", OPTIMIZER, "add --use-distributed-optimizer", since="0.11.0"
+        "use_precision_aware_optimizer",
+        "use_distributed_optimizer",
+        OPTIMIZER,
+        "add --use-distributed-optimizer",
+        since="0.11.0",
+        until=MAIN,
     ),
     *(
         check(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from math import inf
 from typing import Any
 
-from bridge.checks import above, equals, excludes, multiple_of, needs, on, one_of, set_
-from compat.megatron.arguments.steps import Change, Namespace, Step, absent, check, derive, inherit, named, under, when
+from bridge.checks import above, equals, excludes, multiple_of, needs, on, one_of, positive, set_
+from bridge.errors import ConfigError
+from compat.megatron.arguments.steps import Change, Namespace, Predicate, Step, check, derive, inherit, named, under, when
+from compat.megatron.releases import MAIN, RELEASES
 
 CLASS = "TransformerConfig"
 PRECISION = "TransformerConfig: fp8 and fp4"
@@ -15,6 +19,8 @@ ACTIVATION = "TransformerConfig: activation"
 ATTENTION = "TransformerConfig: attention"
 DELTA = "TransformerConfig: gated delta net"
 SPARSE = "TransformerConfig: sparse attention"
+STREAMS = "TransformerConfig: residual streams"
+EXPERTS = "TransformerConfig: experts"
 MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe")
 """Modules that can be recomputed; shared_experts came with 0.14, gdn_norm_out with 0.19."""
 OFFLOADED = ("core_attn", "attn_proj", "expert_fc1", "moe_act", "attn_norm", "mlp_norm", "qkv_linear")
@@ -62,11 +68,22 @@ def _residual(c: Namespace) -> None:
         c.pipeline_dtype = "torch.float32"
 
 
-_delta = under(DELTA, equals("experimental_attention_variant", "gated_delta_net"), "0.16.0")
+def _is_delta(c: Namespace) -> bool:
+    """Whether attention is a gated delta net: under its old name, or since 0.20 under one of two."""
+    variant = c.experimental_attention_variant
+    return variant == "gated_delta_net" or (variant in ("gdn", "gdn2") and RELEASES.since(c.release, MAIN))
+
+
+_delta = under(DELTA, _is_delta, "0.16.0")
+
+
+def _lacking(name: str) -> Predicate:
+    """Whether a gated delta net lacks a size; gdn2 may be the G of a hybrid pattern, which needs no frequency."""
+    return lambda c: getattr(c, name) is None and (name, c.experimental_attention_variant) != (LINEAR[0], "gdn2")
 
 
 def _complete(c: Namespace) -> bool:
-    return all(getattr(c, name) is not None for name in LINEAR)
+    return all(getattr(c, name) is not None for name in LINEAR[1:])
 
 
 def _linear_heads(c: Namespace, ranks: int) -> bool:
@@ -81,6 +98,18 @@ HEADS = (
 )
 
 SIZE_STEPS: tuple[Step, ...] = (
+    derive(
+        DELTA,
+        when(lambda c: c.experimental_attention_variant == "gated_delta_net", experimental_attention_variant="gdn"),
+        since=MAIN,
+    ),
+    check(
+        CLASS,
+        lambda c: c.mtp_hsm and (c.mtp_num_layers or 0) < 2,
+        "mtp_hsm: found with mtp_num_layers {mtp_num_layers}; expected at least 2",
+        since=MAIN,
+    ),
+    positive("gdp_num_householder", CLASS, since=MAIN),
     derive(CLASS, _residual, since="0.17.0"),
     excludes("fp16", "bf16", CLASS),
     multiple_of("num_attention_heads", "tensor_model_parallel_size", CLASS),
@@ -109,7 +138,7 @@ SIZE_STEPS: tuple[Step, ...] = (
     ),
     *(
         _delta(
-            absent(name),
+            _lacking(name),
             f"{name}: missing; experimental_attention_variant gated_delta_net needs it",
         )
         for name in LINEAR
@@ -222,6 +251,26 @@ def _narrow_recompute(c: Namespace) -> bool:
     return bool(c.fp8 and {"moe_act", "layernorm"} & set(c.recompute_modules))
 
 
+_streamed = under(RECOMPUTE, lambda c: c.recompute_granularity == "selective" and "mhc" in (c.recompute_modules or ()), MAIN)
+SINGLE: Mapping[str, Predicate] = {
+    "mtp_num_layers": lambda c: c.mtp_num_layers is not None,
+    "recompute_granularity": lambda c: c.recompute_granularity == "full",
+    "inference_fuse_tp_communication": lambda c: c.inference_fuse_tp_communication,
+    "pipeline_model_parallel_size": lambda c: c.pipeline_model_parallel_size > 1,
+    "fp32_residual_connection": lambda c: c.fp32_residual_connection,
+}
+"""What several residual streams do not go with."""
+
+
+def _single(name: str, fails: Predicate) -> Step:
+    return check(
+        STREAMS,
+        lambda c: c.enable_mhc_connections and fails(c),
+        f"enable_mhc_connections: found with {name} {{{name}}}; drop one of them",
+        since=MAIN,
+    )
+
+
 RECOMPUTE_STEPS: tuple[Step, ...] = (
     check(
         OFFLOAD,
@@ -260,7 +309,8 @@ RECOMPUTE_STEPS: tuple[Step, ...] = (
     ),
     _unknown_modules(MODULES, "0.12.0", "0.14.0"),
     _unknown_modules((*MODULES, "shared_experts"), "0.14.0", "0.19.0"),
-    _unknown_modules((*MODULES, "shared_experts", "gdn_norm_out"), "0.19.0", ""),
+    _unknown_modules((*MODULES, "shared_experts", "gdn_norm_out"), "0.19.0", MAIN),
+    _unknown_modules((*MODULES, "shared_experts", "gdn_norm_out", "gdp_in_proj", "gdp_qkv", "mhc"), MAIN, ""),
     _selective(
         lambda c: "moe_act" in c.recompute_modules and not c.moe_grouped_gemm,
         "recompute_modules: found moe_act without moe_grouped_gemm; add --moe-grouped-gemm",
@@ -270,7 +320,7 @@ RECOMPUTE_STEPS: tuple[Step, ...] = (
         "recompute_modules: found mla_up_proj without multi_latent_attention; drop it",
     ),
     _selective(
-        lambda c: "gdn_norm_out" in c.recompute_modules and c.experimental_attention_variant != "gated_delta_net",
+        lambda c: "gdn_norm_out" in c.recompute_modules and not _is_delta(c),
         "recompute_modules: found gdn_norm_out without gated_delta_net attention; drop it",
         since="0.19.0",
     ),
@@ -296,6 +346,35 @@ RECOMPUTE_STEPS: tuple[Step, ...] = (
     ),
     excludes("moe_layer_recompute", equals("recompute_granularity", "full"), RECOMPUTE, "drop one of them", since="0.12.0"),
     derive(RECOMPUTE, _whole_layers, since="0.12.0"),
+    _streamed(
+        lambda c: not c.enable_mhc_connections,
+        "recompute_modules: found mhc without enable_mhc_connections; drop it",
+    ),
+    _streamed(
+        lambda c: "mlp" in c.recompute_modules,
+        "recompute_modules: found mhc with mlp; keep one of them",
+    ),
+    _streamed(
+        lambda c: c.mhc_recompute_layer_num is not None and c.mhc_recompute_layer_num < 1,
+        "mhc_recompute_layer_num: found {mhc_recompute_layer_num}; expected a positive number",
+    ),
+    _streamed(
+        lambda c: c.fine_grained_activation_offloading,
+        "recompute_modules: found mhc with fine_grained_activation_offloading; keep one of them",
+    ),
+    *(_single(name, fails) for name, fails in SINGLE.items()),
+    check(
+        STREAMS,
+        lambda c: c.enable_mhc_connections and c.mhc_sinkhorn_iterations < 1,
+        "mhc_sinkhorn_iterations: found {mhc_sinkhorn_iterations}; expected a positive number",
+        since=MAIN,
+    ),
+    check(
+        STREAMS,
+        lambda c: c.enable_mhc_connections and c.mhc_init_gating_factor < 0,
+        "mhc_init_gating_factor: found {mhc_init_gating_factor}; expected no negative number",
+        since=MAIN,
+    ),
 )
 
 
@@ -321,7 +400,13 @@ OFFLOAD_STEPS: tuple[Step, ...] = (
         "fine_grained_activation_offloading: found with cpu_offloading; keep one of them",
     ),
     _unknown_offloads(OFFLOADED, "0.16.0", "0.19.0"),
-    _unknown_offloads((*OFFLOADED, "fused_group_mlp"), "0.19.0", ""),
+    _unknown_offloads((*OFFLOADED, "fused_group_mlp"), "0.19.0", MAIN),
+    _unknown_offloads((*OFFLOADED, "fused_group_mlp", "gdp_qkv"), MAIN, ""),
+    _fine(
+        lambda c: "gdp_qkv" in _offloaded(c) and c.recompute_granularity == "selective" and "gdp_in_proj" in c.recompute_modules,
+        "offload_modules: found gdp_qkv with gdp_in_proj in recompute_modules; drop one of them",
+        since=MAIN,
+    ),
     _fine(
         lambda c: "attn_proj" in _offloaded(c) and "core_attn" not in _offloaded(c),
         "offload_modules: found attn_proj without core_attn, whose output it needs; add core_attn",
@@ -355,6 +440,18 @@ OFFLOAD_STEPS: tuple[Step, ...] = (
         since="0.19.0",
     ),
     check(
+        CLASS,
+        lambda c: c.gdp_cutedsl_kernel and not 0 <= c.gdp_num_chunk_states_to_recompute <= 64,
+        "gdp_num_chunk_states_to_recompute: found {gdp_num_chunk_states_to_recompute}; expected 0 to 64",
+        since=MAIN,
+    ),
+    check(
+        CLASS,
+        lambda c: set(c.gtp_remat_opt_in_modules or ()) - {"moe_latent_proj"},
+        "gtp_remat_opt_in_modules: found {gtp_remat_opt_in_modules}; expected moe_latent_proj",
+        since=MAIN,
+    ),
+    check(
         OFFLOAD,
         lambda c: (
             c.moe_paged_stash
@@ -373,6 +470,13 @@ OFFLOAD_STEPS: tuple[Step, ...] = (
 
 
 _fused = under(ACTIVATION, on("bias_activation_fusion"))
+
+
+_clamped = under(
+    ACTIVATION,
+    lambda c: c.activation_func_clamp_value is not None and activation(c) == "silu" and c.gated_linear_unit,
+    MAIN,
+)
 
 
 ACTIVATION_STEPS: tuple[Step, ...] = (
@@ -422,12 +526,48 @@ ACTIVATION_STEPS: tuple[Step, ...] = (
         lambda c: c.activation_func_fp8_input_store and (activation(c) != "silu" or not c.gated_linear_unit),
         "activation_func_fp8_input_store: found with another activation than SwiGLU; drop it, or add --swiglu",
     ),
+    _clamped(
+        lambda c: not 0 < c.activation_func_clamp_value < inf,
+        "activation_func_clamp_value: found {activation_func_clamp_value}; SwiGLU expects a positive number",
+    ),
+    _clamped(
+        lambda c: c.num_moe_experts is None,
+        "activation_func_clamp_value: found with SwiGLU and without experts; drop it",
+    ),
+    _clamped(
+        lambda c: c.glu_linear_offset != 0.0,
+        "glu_linear_offset: found {glu_linear_offset} with SwiGLU and activation_func_clamp_value; expected 0.0",
+    ),
+    _clamped(
+        lambda c: c.use_te_activation_func,
+        "use_te_activation_func: found with SwiGLU and activation_func_clamp_value; keep one of them",
+    ),
 )
 
 
 def _positive_base(c: Namespace) -> bool:
     base = c.hidden_size if c.mup_base_hidden_size is None else c.mup_base_hidden_size
     return base is None or base > 0
+
+
+def _width_scale(c: Namespace) -> float:
+    base = 1.0 if c.mup_base_head_dim is None else c.mup_base_head_dim**0.5
+    try:
+        return float(base / c.kv_channels**c.mup_attn_scale_power)
+    except ArithmeticError:
+        problem = f"mup_attn_scale_power: found {c.mup_attn_scale_power}; kv_channels ({c.kv_channels}) to that is no number"
+        raise ConfigError(problem) from None
+
+
+def _scaled_by_width(c: Namespace) -> None:
+    """The width that all others are measured by, and the scale of attention over it."""
+    if c.use_mup and _positive_base(c):
+        c.mup_base_hidden_size = c.mup_base_hidden_size or c.hidden_size
+        c.mup_width_mult = c.hidden_size / c.mup_base_hidden_size
+        if c.softmax_scale is None and c.kv_channels:
+            c.softmax_scale = _width_scale(c)
+        if c.mup_output_mult == 1.0 and c.mup_width_mult != 1.0:
+            c.mup_output_mult = 1.0 / c.mup_width_mult
 
 
 def _positions(c: Namespace) -> bool:
@@ -461,6 +601,7 @@ ATTENTION_STEPS: tuple[Step, ...] = (
         "mup_base_hidden_size: found {mup_base_hidden_size}; expected a positive number",
         since="0.17.0",
     ),
+    derive(ATTENTION, _scaled_by_width, since="0.17.0", needs=("hidden_size",)),
 )
 
 
@@ -492,6 +633,36 @@ def _served(name: str, wanted: Any) -> Step:
         since="0.16.0",
     )
 
+
+_invariant = under(ATTENTION, on("batch_invariant_mode"), MAIN)
+_invariant_experts = under(EXPERTS, lambda c: c.batch_invariant_mode and (c.num_moe_experts or 0) > 0, MAIN)
+INVARIANT_STEPS: tuple[Step, ...] = (
+    _invariant(
+        lambda c: c.batch_invariant_backend not in ("te_native", "deepgemm", "triton"),
+        "batch_invariant_backend: found {batch_invariant_backend}; expected te_native, deepgemm or triton",
+    ),
+    _invariant(
+        lambda c: c.params_dtype != "torch.bfloat16",
+        "batch_invariant_mode: found with parameters in {params_dtype}; expected bf16",
+    ),
+    _invariant_experts(
+        lambda c: not _optimized(c) and c.moe_token_dispatcher_type != "alltoall",
+        "batch_invariant_mode: found with experts and moe_token_dispatcher_type {moe_token_dispatcher_type}; expected alltoall",
+    ),
+    _invariant_experts(
+        lambda c: c.fp8 or c.fp4,
+        "batch_invariant_mode: found with experts and fp8 {fp8} or fp4 {fp4}; drop them",
+    ),
+    _invariant_experts(
+        lambda c: c.moe_permute_fusion or c.moe_permute_fusion_into_hybridep,
+        "batch_invariant_mode: found with fused permutation of experts' tokens; drop --moe-permute-fusion",
+    ),
+    _invariant_experts(
+        lambda c: c.moe_pad_expert_input_to_capacity or c.moe_pad_experts_for_cuda_graph_inference,
+        "batch_invariant_mode: found with experts that are padded; drop the padding",
+    ),
+)
+"""What results that hang on no batch want since 0.20; that DeepGEMM is installed where it is needed is up to the machine."""
 
 LAST_STEPS: tuple[Step, ...] = (
     *(_served(name, wanted) for name, wanted in SERVED.items()),
@@ -571,6 +742,7 @@ LAST_STEPS: tuple[Step, ...] = (
         " 3 or 4, 1 and 0.0",
         since="0.19.0",
     ),
+    *INVARIANT_STEPS,
 )
 
 LATENT_STEPS: tuple[Step, ...] = (

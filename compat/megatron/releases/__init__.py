@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from math import inf
 from types import MappingProxyType
 from typing import Any
 
@@ -23,6 +24,8 @@ DATES: Mapping[str, str] = MappingProxyType(_table("known.json"))
 RELEASES = Releases("Megatron", tuple(DATES))
 KNOWN: tuple[str, ...] = RELEASES.known
 """Releases with facts, oldest first."""
+MAIN = "0.20.0.dev20260822"
+"""The main branch on the way to 0.20."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,4 +124,5 @@ def _flag(row: Mapping[str, Any]) -> Flag:
 
 
 def _field(row: Mapping[str, Any]) -> Field:
-    return Field(row["name"], row["type"], row["default"], row.get("init", True))
+    default = inf if row["default"] == "float('inf')" else row["default"]
+    return Field(row["name"], row["type"], default, row.get("init", True))

@@ -16,8 +16,8 @@ from unittest.mock import patch
 from bridge.config import Values
 from bridge.dialect import Config
 from bridge.errors import BridgeError, ConfigError, VersionError
-from compat.megatron import live, objects
-from compat.megatron.arguments.steps import named
+from compat.megatron import arguments, live, objects
+from compat.megatron.arguments.steps import Namespace, named, run
 from compat.megatron.objects.fields import (
     DDP,
     DDP_FEEDS,
@@ -41,6 +41,8 @@ PLACES = {
 ACTIVATION = "activation_func"
 NAMES = (f".{ACTIVATION}", ".attention_backend")
 """Fields that hold a function or a member of an enumeration, which are compared by name."""
+LOOSER = False
+"""What the classes are asked about is all theirs to check."""
 SIZES = ("num_layers", "hidden_size", "num_attention_heads")
 """Sizes that the class of a model wants, and a config may leave open."""
 
@@ -89,6 +91,24 @@ def _of_object(config: Config, model: str) -> tuple[Parts, Parts]:
     cls, version = config.entry, config.version
     given = live.fields_of(config.given, version, cls)
     return {cls: given}, {cls: objects.from_fields(given, version, cls)}
+
+
+def raw(source: Any, config: Any) -> Parts | None:
+    """The question about flags that we refuse as a class of the release would; None where it has nothing to say of them."""
+    version = config.version
+    try:
+        given = config.dialect.parse(source, version, False).given.flat()
+        args = arguments.effective(given, version, config.world_size or arguments.smallest_world_size(given, version))
+        run(objects.BEFORE, Namespace(args))
+    except BridgeError:
+        return None
+    if config.entry != "flags" or None in map(args.get, SIZES):
+        return None
+    cls = LATENT if args.get("multi_latent_attention") else TRANSFORMER
+    with suppress(ConfigError):
+        objects.transformer(args, version)
+        return None
+    return {cls: _said(fed(args, version, cls, TRANSFORMER_FEEDS), version, cls)}
 
 
 def _of_flags(config: Any, model: str) -> tuple[Parts, Parts]:
@@ -154,6 +174,9 @@ def _on_a_cluster() -> Iterator[None]:
         for module, functions in FUSED.items():
             for name in functions:
                 stack.enter_context(patch.object(import_module(module), name, object(), create=True))
+        with suppress(ModuleNotFoundError):  # came with 0.15
+            kernels = import_module("megatron.core.transformer.custom_layers.batch_invariant_kernels")
+            stack.enter_context(patch.object(kernels, "HAVE_DEEPGEMM_BF16", True, create=True))
         stack.enter_context(patch.object(import_module("megatron.core.utils"), "get_te_version", lambda: Version(NEWEST)))
         stack.enter_context(patch.dict(sys.modules, modules))
         stack.enter_context(patch("torch.distributed.get_rank", lambda group=None: 0))
