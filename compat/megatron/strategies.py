@@ -493,6 +493,7 @@ OWN: Mapping[str, SearchStrategy[Any]] = {
     "mtp_num_layers": st.integers(0, 3),
     "log_memory_interval": st.integers(1, 9).map(lambda count: 100 * count),
     "eval_micro_batch_size": SMALL,
+    "gtp_remat_opt_in_modules": st.just(["moe_latent_proj"]),
 }
 """Values that mean something, where the type of a flag or field allows others too."""
 
@@ -568,6 +569,7 @@ SERVED = {
     "expert_tensor_parallel_size": 1,
 }
 FUSED = {**FLEX, "moe_flex_dispatcher_backend": "hybridep", "use_transformer_engine_op_fuser": True, "moe_grouped_gemm": True}
+EIGHT_BITS = {**FUSED, "moe_flex_dispatcher_backend": "ncclep"}
 FIM = dict.fromkeys(("fim_prefix_token", "fim_middle_token", "fim_suffix_token", "fim_pad_token", "fim_eod_token"), "<fim>")
 SAVE = {"save": "out", "save_interval": 100}
 FLASH = {"attention_backend": "flash", "flash_attention_version": 3, "attention_dropout": 0.0}
@@ -608,6 +610,8 @@ BESIDE: Mapping[str, Group] = {
     "load_main_params_from_ckpt": {"no_load_optim": True},
     "logits_save_dir": {"logits_save_top_k": 8, "async_save": True, "use_persistent_ckpt_worker": True},
     "mla_down_proj_fusion": {"multi_latent_attention": True},
+    "moe_combine_bwd_dtype": EIGHT_BITS,
+    "moe_dispatch_fwd_dtype": EIGHT_BITS,
     "moe_enable_deepep": FLEX,
     "moe_expert_rank_capacity_factor": FUSED,
     "moe_latent_size": EXPERTS,
