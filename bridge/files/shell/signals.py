@@ -64,7 +64,7 @@ def trap(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 def kill(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     """`kill [-SIGNAL] PROCESS ...`: to the shell itself, or to others, which change nothing of the script."""
     signal, processes = _sent(called[1:])
-    before, reader.scope.status = reader.scope.status, None
+    before, reader.scope.status, reader.scope.asked = reader.scope.status, None, True  # it fails where there is no such process
     if known(called[1] if len(called) > 1 else ()) in ("-l", "-L"):
         reader.write((Unknown("$(kill)", NOWHERE, reader.source.line(place), OUTPUT),))
         return
