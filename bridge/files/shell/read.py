@@ -733,6 +733,7 @@ class Reader:
         """Another shell, which leaves its files, its output and, where it is started `alone`, its status."""
         outer, mark = self.scope, len(self.leaving)
         scope.output, scope.captured = outer.output, outer.captured
+        scope.doubting, scope.doubted = outer.doubting, outer.doubted  # what may not be reached starts nothing for certain
         self.scope, around = scope, (self.guarded, self.loops)
         self.guarded, self.loops = 0, 0
         self._contained(source)
