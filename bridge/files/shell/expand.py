@@ -210,7 +210,8 @@ class Expander:
         if (not missing or self.solid) and not any(isinstance(piece, Break) or _shows(piece) for piece in found):
             return [self._nothing(part)]
         self.solid |= before
-        return [piece for piece in found if isinstance(piece, Break) or _shows(piece)] if missing else found
+        several = any(isinstance(piece, Break) for piece in found)  # an empty element between two words is a word
+        return [piece for piece in found if _shows(piece)] if missing and not several else found
 
     def _home(self, part: Part) -> list[Piece]:
         value = self.scope.get("HOME") if self.source.said(part) == "~" else None
