@@ -18,7 +18,7 @@ from bridge import limits
 from bridge.checks import Check
 from bridge.config import Section, Values, fields
 from bridge.errors import BridgeError, ConfigError, TranslationError, VersionError
-from bridge.findings import Disagreement, Finding, Origin
+from bridge.findings import UNKNOWN, Disagreement, Finding, Origin
 from bridge.kinds import kind
 from bridge.launching import fed
 from bridge.moves import Move
@@ -261,6 +261,12 @@ class Dialect(ABC):
             return self.newest
         Releases(self.name, self.versions).place(version)
         return version
+
+    def nearest(self, version: str) -> tuple[str, Finding]:
+        """The known release that stands for an unknown `version`, and that it does; `VersionError` if that is no version."""
+        near = Releases(self.name, self.versions).near(version)
+        message = f"{self.title} {version} is not known; taken as {near}, so that what changed between them is not seen"
+        return near, Finding("release", message, Effect.NUMBERS, given=True, rule=UNKNOWN)
 
     def read(self, source: Any, version: str | None = None, world_size: int | None = None, lenient: bool = False) -> Config:
         """Read a source of this stack and check it as that release would; raises `BridgeError` with every problem."""

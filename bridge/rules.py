@@ -195,6 +195,22 @@ def rename(theirs: str, ours: str, *, effect: Effect | None = None, note: str = 
     return Rule((theirs,), (ours,), read, write, effect or EFFECTS.get(ours, Effect.NUMBERS), note=note, source=source)
 
 
+def spared(decay: str, scope: str, note: str, *, lossy: str = "", source: str = "") -> Rule:
+    """What a stack always spares from weight decay, which matters where its setting `decay` is given."""
+    return Rule(
+        (),
+        ("optimizer.decay_scope",),
+        lambda values, context: {"optimizer.decay_scope": scope},
+        lambda values, context: {},
+        lambda values: Effect.NUMBERS if values.get(decay) else Effect.NONE,
+        lossy=lossy,
+        note=note,
+        source=source,
+        sees=(decay,),
+        carries={decay: ("optimizer.decay_scope",)},
+    )
+
+
 def counted(theirs: str, ours: str, *, never: int | None = 0, note: str = "", source: str = "") -> Rule:
     """The same number of steps or parts; `never` is what a 0 of ours is in theirs."""
 

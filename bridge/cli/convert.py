@@ -34,9 +34,8 @@ from bridge.files import (
 )
 from bridge.files.lock import shared
 from bridge.files.read import LOADERS
-from bridge.findings import UNKNOWN, Finding
-from bridge.releases import Releases, unknown_release
-from bridge.rules import Effect
+from bridge.findings import Finding
+from bridge.releases import unknown_release
 from bridge.secrets import HIDDEN, keep_hidden
 from bridge.translation import Result, translate
 
@@ -125,16 +124,10 @@ def release_of(job: Job, dialect: Dialect, version: str | None) -> tuple[str | N
     """The release to take for `version`: with --nearest an unknown one is taken as its neighbour, and a finding says so."""
     if version is None or version in dialect.versions:
         return version, ()
-    near = Releases(dialect.name, dialect.versions).near(version)
+    near, said = dialect.nearest(version)
     if not job.nearest:
         raise VersionError(f"{dialect.name}: {unknown_release(version, dialect.versions)}; --nearest takes it as {near}")
-    return near, (unknown(dialect, version, near),)
-
-
-def unknown(dialect: Dialect, version: str, near: str) -> Finding:
-    """That nothing is known of a release, and which one stands for it."""
-    message = f"{dialect.title} {version} is not known; taken as {near}, so that what changed between them is not seen"
-    return Finding("release", message, Effect.NUMBERS, given=True, rule=UNKNOWN)
+    return near, (said,)
 
 
 def dialect_of(job: Job, document: Document) -> Dialect:

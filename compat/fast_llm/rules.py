@@ -19,6 +19,7 @@ from bridge.rules import (
     only_theirs,
     plain_adam,
     rename,
+    spared,
     the_rest,
 )
 from compat.fast_llm import batch, course, learning_rate, model
@@ -366,16 +367,7 @@ def optimizer_rules() -> tuple[Rule, ...]:
             lossy="Fast-LLM sets its own optimizer up, with a term above 0, 1e-8 unless told",
         ),
         rename("optimizer.weight_decay", "optimizer.weight_decay"),
-        convert(
-            (),
-            "optimizer.decay_scope",
-            lambda values, context: {"optimizer.decay_scope": "matrices"},
-            lambda values, context: {},
-            effect=lambda values: Effect.NUMBERS if values.get("optimizer.weight_decay") else Effect.NONE,
-            carries={"optimizer.weight_decay": "optimizer.decay_scope"},
-            sees=("optimizer.weight_decay",),
-            note="Fast-LLM decays neither biases nor norms",
-        ),
+        spared("optimizer.weight_decay", "matrices", "Fast-LLM decays neither biases nor norms"),
         lacks("optimizer.decay_ramp", "Fast-LLM's weight decay is constant"),
         *plain_adam("optimizer.nesterov", "optimizer.amsgrad", "optimizer.bias_correction", note="Fast-LLM has AdamW alone"),
         convert(

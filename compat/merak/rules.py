@@ -18,6 +18,7 @@ from bridge.rules import (
     only_theirs,
     plain_adam,
     rename,
+    spared,
     the_rest,
 )
 from compat.merak import course
@@ -597,16 +598,11 @@ def other_rules() -> tuple[Rule, ...]:
         *plain_adam(
             "optimizer.nesterov", "optimizer.amsgrad", "optimizer.bias_correction", note="Merak's AdamW has no such switch"
         ),
-        convert(
-            (),
-            "optimizer.decay_scope",
-            lambda values, context: {"optimizer.decay_scope": "not_layernorm"},
-            lambda values, context: {},
-            effect=lambda values: Effect.NUMBERS if values.get("args.weight_decay") else Effect.NONE,
-            carries={"args.weight_decay": "optimizer.decay_scope"},
-            sees=("args.weight_decay",),
+        spared(
+            "args.weight_decay",
+            "not_layernorm",
+            "Merak spares biases and LayerNorm alone: weights of RMSNorm decay",
             lossy="Merak spares biases and LayerNorm alone: weights of RMSNorm decay",
-            note="Merak spares biases and LayerNorm alone: weights of RMSNorm decay",
             source="merak_trainer.py: create_optimizer, get_parameter_names(model, [nn.LayerNorm])",
         ),
         lacks("optimizer.decay_ramp", "Merak's weight decay is constant"),
