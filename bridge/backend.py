@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from bridge.dialect import Config, Dialect
@@ -105,10 +106,18 @@ class Backend(ABC):
     optional: ClassVar[tuple[Mapping[str, Any], ...]] = ()
     """Settings that do without something of the training script (None: unset), which `verify` tries when numbers differ."""
 
+    modules: ClassVar[tuple[str, ...]] = ()
+    """What `open` imports."""
+
     @property
     @abstractmethod
     def release(self) -> str | None:
         """The release that would run; None if it is not installed."""
+
+    def load(self) -> None:
+        """Import what `open` needs, so that processes which are forked from this one have it."""
+        for module in self.modules:
+            import_module(module)
 
     @abstractmethod
     def refusals(self, plan: Plan, world: int) -> tuple[str, ...]:

@@ -24,12 +24,6 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _real(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise ValueError("expected a number, not true or false")
-    return value
-
-
 S = TypeVar("S", bound="Section")
 
 Whole = Annotated[int, BeforeValidator(_whole)]
@@ -38,8 +32,8 @@ Count = Annotated[int, BeforeValidator(_whole), Gt(0)]
 """A positive integer."""
 Size = Annotated[int, BeforeValidator(_whole), Ge(0)]
 """A non-negative integer."""
-Real = Annotated[float, BeforeValidator(_real)]
-"""A finite real number; booleans are refused."""
+Real = float
+"""A finite real number; a strict schema refuses booleans."""
 UpToThree = Annotated[Literal[0, 1, 2, 3], BeforeValidator(_whole)]
 """One of the levels 0 to 3, as ZeRO counts them; `True` equals 1 and is refused all the same."""
 
@@ -93,7 +87,7 @@ class Values(Mapping[str, Any]):
     __slots__ = ("_flat",)
 
     def __init__(self, flat: Mapping[str, Any] | None = None, /, **more: Any) -> None:
-        start = flat._flat if isinstance(flat, Values) else flat or {}
+        start = flat._flat if type(flat) is Values else flat or {}
         object.__setattr__(self, "_flat", {**start, **more})
 
     def __getitem__(self, path: str) -> Any:

@@ -27,6 +27,7 @@ from bridge.rules import Context, Effect, Rule
 
 if TYPE_CHECKING:
     from bridge.files import Original
+    from bridge.state.formats import Format
 
 
 @dataclass(frozen=True)
@@ -228,6 +229,11 @@ class Dialect(ABC):
         """What the stack refuses, ignores or gets wrong, in the order of its source, all releases together."""
         return ()
 
+    @property
+    def checkpoints(self) -> tuple[Format, ...]:
+        """The formats that the stack writes checkpoints in."""
+        return ()
+
     def inspect(self, config: Config) -> tuple[Finding, ...]:
         """What the stack accepts and then ignores or gets wrong."""
         return ()
@@ -340,11 +346,13 @@ class Dialect(ABC):
 
 
 def _out_of_range(value: Any) -> Iterator[str]:
-    if isinstance(value, float) and not isfinite(value):
-        yield f"found {value}; write a finite number"
-    elif isinstance(value, int) and abs(value) > limits.INTEGER:
-        yield "found a whole number beyond 64 bits; write a smaller one"
-    elif isinstance(value, Mapping | list | tuple):
+    if isinstance(value, float):
+        if not isfinite(value):
+            yield f"found {value}; write a finite number"
+    elif isinstance(value, int):
+        if abs(value) > limits.INTEGER:
+            yield "found a whole number beyond 64 bits; write a smaller one"
+    elif value is not None and not isinstance(value, str) and isinstance(value, (Mapping, list, tuple)):
         for inner in value.values() if isinstance(value, Mapping) else value:
             yield from _out_of_range(inner)
 
@@ -394,6 +402,12 @@ class PackagedDialect(Dialect):
     def checks(self) -> Iterable[Check]:
         """What its modules `refusals` and `traps` have as rows."""
         return (*self._has("refusals", "REFUSALS", ()), *self._has("traps", "TRAPS", ()))
+
+    @property
+    def checkpoints(self) -> tuple[Format, ...]:
+        """What its module `state` has as `FORMATS`."""
+        found: tuple[Format, ...] = self._has("state", "FORMATS", ())
+        return found
 
     def inspect(self, config: Config) -> tuple[Finding, ...]:
         """What `inspect` of its module `traps` finds in `config`."""

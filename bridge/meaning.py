@@ -10,7 +10,7 @@ Values = Mapping[str, Any]
 MODEL, MOE, ROTARY = "model.", "model.moe.", "model.rotary."
 SCHEDULE, LOSS_SCALE = "optimizer.schedule.", "precision.loss_scale."
 COMPUTE, AUTOCAST = "precision.compute", "precision.autocast"
-BALANCE, BY_LOSS = "model.moe.balance", ("batch", "sequence", "global")
+BALANCE, BY_LOSS = "model.moe.balance", ("batch", "pooled", "sequence", "global")
 AUX_LOSS, AUX_TRAINED = "model.moe.aux_loss", "model.moe.aux_trained"
 HEAD_SIZE, SCALE = "model.attention.head_size", "model.attention.scale"
 

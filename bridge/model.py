@@ -89,8 +89,10 @@ class Norm(Section):
     eps: Annotated[Real, Ge(0)] | None = field(None, description="Term added to the variance.")
     zero_centred: bool | None = field(None, description="Weights are kept as their distance from one.")
     bias: bool | None = field(None, description="Norms have biases.")
-    place: Literal["before", "after", "both"] | None = field(
-        None, description="Where a block has norms: before each layer, after it (inside the residual), or both."
+    place: Literal["before", "after", "both", "post"] | None = field(
+        None,
+        description="Where a block has norms: before each layer, after it (inside the residual), or both; post: behind the sum,"
+        " and none behind the last block.",
     )
     parallel: bool | None = field(None, description="Attention and feed-forward layer see the same input, side by side.")
     shared: bool | None = field(None, description="Both see it through one norm.")
@@ -127,8 +129,10 @@ class Moe(Section):
     groups: Count | None = field(None, description="Groups that experts are divided into before the choice.")
     top_groups: Count | None = field(None, description="Groups that a token may choose from.")
     group_best: Count | None = field(None, description="Scores of a group's best experts that are summed to choose groups.")
-    balance: Literal["none", "batch", "sequence", "global", "sinkhorn"] | None = field(
-        None, description="Tokens over which loads are balanced by a loss, or by sinkhorn's iteration."
+    balance: Literal["none", "batch", "pooled", "sequence", "global", "sinkhorn"] | None = field(
+        None,
+        description="Tokens over which a block's loads are balanced by a loss, or by sinkhorn's iteration; pooled: one loss for"
+        " all blocks together.",
     )
     aux_loss: Annotated[Real, Ge(0)] | None = field(
         None, description="Coefficient of experts x sum over experts of (assignments per token x mean score)."

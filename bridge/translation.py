@@ -58,8 +58,8 @@ class Result:
     config: Config
     plan: Plan
     findings: tuple[Finding, ...]
-    fields: tuple[FieldReport, ...]
     carry: Carry = field(repr=False)
+    trip: _Trip = field(repr=False)
     put: Written | None = field(default=None, repr=False)
     lacking: tuple[Finding, ...] = ()
 
@@ -67,6 +67,11 @@ class Result:
     def written(self) -> Written:
         """The target in its stack's own form; as it is put into a file, where there is one."""
         return self.put or self.config.dialect.render(self.config)
+
+    @cached_property
+    def fields(self) -> tuple[FieldReport, ...]:
+        """Each field of the target: its value, and where that came from."""
+        return tuple(_reports(self.trip))
 
     @property
     def code(self) -> Mapping[str, Any]:
@@ -139,19 +144,12 @@ def translate(
     back = target if same else _back(kept, config)
     kept_back = _put_back_as_given(told, target)
     as_it_was = way.as_it_was(kept) if way and told else set[str]()
-    trip = _Trip(config, meant, target, kept, back, frozenset(unlike(meant, kept) - as_it_was))
-    losses, openings = tuple(_losses(trip)), _openings(config, meant, kept, target, kept_back)
+    trip = _Trip(config, meant, target, kept, back, frozenset(unlike(meant, kept) - as_it_was), kept_back)
+    losses, openings = tuple(_losses(trip)), _openings(trip, as_it_was)
     losses += tuple(_nameless(trip, losses))
     left = way.unused(told.given, config, target) if way and told else ()
     findings = (*losses, *openings, *left, *_left_behind(config, target), *_remarks(target))
-    return Result(
-        config,
-        target,
-        Plan.of(meant),
-        findings,
-        tuple(_reports(config, meant, kept, target, kept_back)),
-        Carry.of(config, target, kept),
-    )
+    return Result(config, target, Plan.of(meant), findings, Carry.of(config, target, kept), trip)
 
 
 def _back(kept: Mapping[str, Any], config: Config) -> Config | None:
@@ -166,7 +164,8 @@ def _back(kept: Mapping[str, Any], config: Config) -> Config | None:
 class _Trip:
     """A config with what it means, what it became with what that means, and the config after the way back, if there is one.
 
-    `lost` are the fields of a plan that do not mean the same, but for those that are again what they were before.
+    `lost` are the fields of a plan that do not mean the same, but for those that are again what they were before; `restored`
+    the settings of the target that are as a person gave them before.
     """
 
     config: Config
@@ -175,6 +174,7 @@ class _Trip:
     kept: Meaning
     back: Config | None
     lost: frozenset[str]
+    restored: frozenset[str]
 
     def returned(self, path: str) -> Any:
         """What there is at `path` after the way back."""
@@ -215,6 +215,8 @@ def _at_stake(config: Config, moved: Set[str]) -> Iterator[tuple[Rule, Sequence[
 
 def _lost(trip: _Trip, rule: Rule, changed: Sequence[str], lost: tuple[str, ...]) -> Iterator[Finding]:
     config, back, told, named_ = trip.config, trip.back, set[str](), set[str]()
+    if not lost and not any(path in config.given for path in changed):
+        return
     seen = rule.seen(rule.theirs, config.effective) if rule.blurs else {}
     blurred = rule.blurs is not None and rule.blurs(seen)
     unheld = blurred and _holds_nothing(rule, trip.meant)
@@ -313,6 +315,7 @@ def _nameless(trip: _Trip, told: Sequence[Finding]) -> Iterator[Finding]:
     table, named = plan_claims(config.dialect), {finding.path for finding in told if finding.effect.reaches(Effect.NUMBERS)}
     lost = trip.lost & meant.keys() if target.dialect.model else ()
     yield from _otherwise(trip, named)
+    yield from _unmoved(trip, {finding.path for finding in told})
     open_: dict[str, list[str]] = {}
     for ours in sorted(path for path in lost if path.startswith("model.")):
         rule = table[ours]
@@ -322,7 +325,7 @@ def _nameless(trip: _Trip, told: Sequence[Finding]) -> Iterator[Finding]:
             if kept.get(ours) is None:
                 open_.setdefault(reason, []).append(ours)
             else:
-                yield Finding(ours, reason, effect, False, How.DROPPED, meant[ours], kept[ours])
+                yield Finding(ours, reason, effect, False, How.APPROXIMATE, meant[ours], kept[ours])
     for reason, paths in open_.items():
         before = {path.removeprefix("model."): meant[path] for path in paths}
         path = paths[0] if len(paths) == 1 else "model"
@@ -333,7 +336,8 @@ def _otherwise(trip: _Trip, named: set[str]) -> Iterator[Finding]:
     """What arrives with its value, or stands in no setting, and the target takes otherwise."""
     config, meant, kept, target = trip.config, trip.meant, trip.kept, trip.target
     for ours in ALWAYS:
-        if meant.plain.get(ours) is None or kept.get(ours) in (None, meant[ours]) or _spared_alike(ours, meant, kept):
+        said = meant.plain.get(ours) is not None and ours in trip.lost
+        if not said or kept.get(ours) in (None, meant[ours]) or _spared_alike(ours, meant, kept):
             continue
         rule = plan_claims(config.dialect)[ours]
         path = next(iter((*rule.theirs, *rule.carriers(ours))), ours)
@@ -341,6 +345,29 @@ def _otherwise(trip: _Trip, named: set[str]) -> Iterator[Finding]:
         if named.isdisjoint({path, *rule.carriers(ours)}):
             reason, effect = _reason(rule, How.APPROXIMATE, (ours,), target), rule.effect_of(config.effective)
             yield Finding(path, reason, effect, False, How.APPROXIMATE, before, kept.get(rule.ours[0]), config.origins.get(path))
+
+
+def _unmoved(trip: _Trip, named: set[str]) -> Iterator[Finding]:
+    """What the user set and is something else in the target, though it comes back as it was."""
+    config, meant, kept = trip.config, trip.meant.plain, trip.kept.plain
+    moved = [ours for ours in sorted(trip.lost.difference(ALWAYS)) if None not in (meant.get(ours), kept.get(ours))]
+    for ours in moved:
+        rule = plan_claims(config.dialect).get(ours)
+        if rule is None or rule.about_model or not named.isdisjoint(tellers(config, rule, ours)):
+            continue
+        path = next((path for path in rule.carriers(ours) if path in config.given), "")
+        effect = rule.effect_of_losing((ours,), config.effective)
+        if path and effect.reaches(Effect.COST) and not _remarked(trip.target, ours, effect):
+            named.add(path)
+            reason = _reason(rule, How.APPROXIMATE, (ours,), trip.target)
+            yield Finding(path, reason, effect, False, How.APPROXIMATE, meant[ours], kept[ours], config.origins.get(path))
+
+
+def _remarked(target: Config, ours: str, effect: Effect) -> bool:
+    """Whether the target's own stack has something as grave to say of the settings that stand for a field of a plan."""
+    rule = plan_claims(target.dialect).get(ours)
+    paths = rule.carriers(ours) if rule else ()
+    return any(remark.path in paths and remark.effect.reaches(effect) for remark in _remarks(target))
 
 
 def _spared_alike(ours: str, meant: Meaning, kept: Meaning) -> bool:
@@ -396,14 +423,16 @@ def _put_back_as_given(carry: Carry | None, target: Config) -> frozenset[str]:
     return frozenset(path for path, value in target.given.items() if path in carry.given and carry.given[path] == value)
 
 
-def _openings(config: Config, meant: Meaning, kept: Meaning, target: Config, restored: frozenset[str]) -> Iterator[Finding]:
+def _openings(trip: _Trip, as_it_was: Set[str]) -> Iterator[Finding]:
     """What the source left to the training script and the target decides by a default of its own."""
+    config, meant, kept, target = trip.config, trip.meant, trip.kept, trip.target
     mine, theirs, said, left = plan_claims(config.dialect), plan_claims(target.dialect), meant.plain, kept.plain
     opened: dict[tuple[str, str], list[str]] = {}
     for ours, value in kept.items():
         if (
             ours in said
             or ours in meant
+            or ours in as_it_was
             or ours not in left
             or ours not in mine
             or not _looked_at(ours, config.dialect, target.dialect)
@@ -413,7 +442,7 @@ def _openings(config: Config, meant: Meaning, kept: Meaning, target: Config, res
         effect = rule.effect_of_losing((ours,), target.effective)
         if not effect.reaches(Effect.NUMBERS):
             continue
-        if not restored.isdisjoint(rule.carriers(ours)):
+        if not trip.restored.isdisjoint(rule.carriers(ours)):
             continue  # nobody's default: it is as it was before the file was converted
         opened.setdefault((_teller(rule, ours, value, target), repr(value)), []).append(ours)
     for (path, taken), fields in opened.items():
@@ -449,8 +478,9 @@ def _looked_at(ours: str, dialect: Dialect, target: Dialect) -> bool:
     return ours.startswith(dialect.about) and not ours.startswith(scripted)
 
 
-def _reports(config: Config, meant: Meaning, kept: Meaning, target: Config, restored: frozenset[str]) -> Iterator[FieldReport]:
-    sources, table, said, left = plan_claims(config.dialect), claims(target.dialect), meant.plain, kept.plain
+def _reports(trip: _Trip) -> Iterator[FieldReport]:
+    config, meant, target, restored = trip.config, trip.meant, trip.target, trip.restored
+    sources, table, said, left = plan_claims(config.dialect), claims(target.dialect), meant.plain, trip.kept.plain
     for path, value in target.given.items():
         rule = table[path]
         ours = tuple(name for name in rule.carried(path) if name in meant)

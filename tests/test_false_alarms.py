@@ -297,7 +297,9 @@ def test_heads_of_latent_attention_have_no_width_by_division() -> None:
     assert "model.attention.head_size" in alarms(result)
 
 
-SWITCH, SHARE = "output_router_logits", "router_aux_loss_coef"
+SWITCH, SHARE, BALANCE = "output_router_logits", "router_aux_loss_coef", "model.moe.balance"
+STAGE = "zero_optimization.stage"
+SGD = {"optimizer": {"type": "SGD", "params": {"lr": 0.1}}, "train_micro_batch_size_per_gpu": 1}
 
 
 def _balance(config: dict[str, Any], source: str = "huggingface") -> tuple[Any, Any]:
@@ -319,8 +321,56 @@ def test_experts_are_balanced_where_the_loss_is_trained(source: str) -> None:
 
 
 def test_automodels_own_experts_do_not_look_at_the_switch() -> None:
-    assert _balance(QWEN | {SWITCH: False}, "automodel") == (0.04, 0.02)
+    assert _balance(QWEN | {SWITCH: False}, "automodel") == (0.02, 0.01)
     assert _balance(QWEN | {SWITCH: False}) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("target", ["megatron", "fast_llm"])
+def test_one_loss_for_all_blocks_is_not_one_in_each(target: str) -> None:
+    assert BALANCE in alarms(translated("huggingface", QWEN | {SWITCH: True}, target))
+    assert BALANCE not in alarms(translated("automodel", {"model": {"config": QWEN}}, target))
+
+
+def test_one_loss_in_each_block_is_written_for_automodels_own_experts() -> None:
+    words = "--num-experts 8 --disable-bias-linear --moe-aux-loss-coeff 1e-2 --moe-router-topk 4 --hidden-size 64 --num-layers 2"
+    plan = lift(compat.load("megatron").read(words.split(), None, 8)).values()
+    qwen = Plan.of({**plan, "model.family": "qwen3_moe"})
+    assert lower(qwen, compat.load("automodel"), None, 8).given["model.config.router_aux_loss_coef"] == 0.01
+
+
+def test_a_recipe_says_what_names_automodels_own_experts() -> None:
+    made = {"_target_": "nemo_automodel.NeMoAutoModelForCausalLM.from_config"}
+    config = {"_target_": "transformers.Qwen3MoeConfig", "num_hidden_layers": 2}
+    named = config | {"architectures": ["Qwen3MoeForCausalLM"]}
+    assert "model.config._target_" in alarms(translated("automodel", {"model": made | {"config": config}}, "automodel"))
+    assert "model.config._target_" not in alarms(translated("automodel", {"model": made | {"config": named}}, "automodel"))
+
+
+# What comes back as it was and is something else in the target
+
+
+@pytest.mark.parametrize(
+    ("source", "data", "target", "path", "effect"),
+    [
+        ("merak", {"args.bf16": True}, "megatron", "args.bf16", Effect.NUMBERS),
+        ("deepspeed", {"bf16": {"enabled": True}, "zero_optimization": {"stage": 1}, **SGD}, "megatron", STAGE, Effect.COST),
+    ],
+)
+def test_a_setting_that_means_something_else_is_told(source: str, data: Any, target: str, path: str, effect: Effect) -> None:
+    dialect = compat.load(source)
+    config = dialect.read(data, None, 8) if source == "deepspeed" else dialect.config(data, None, 8)
+    assert {finding.path: finding.effect for finding in translate(config, compat.load(target)).findings}.get(path) is effect
+
+
+def test_what_came_from_a_launch_is_no_alarm_on_the_way_back() -> None:
+    """Merak spares what Megatron spares in a model of LayerNorm, and a recipe leaves open what Megatron took before."""
+    words = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 --lr 1e-3"
+    launch = compat.load("megatron").read(f"{words} --weight-decay 0.1 --micro-batch-size 1".split(), None, 8)
+    for name in ("merak", "automodel"):
+        there = translate(launch, compat.load(name))
+        back = translate(there.config, launch.dialect, carry=there.carry)
+        assert not alarms(back) & {"args.weight_decay", "model.norm.place", "optimizer.amsgrad", "model.attention.sinks"}
+        assert back.config.given == launch.given
 
 
 @pytest.mark.parametrize("target", ["megatron", "fast_llm"])

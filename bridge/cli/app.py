@@ -24,6 +24,11 @@ from bridge.cli.options import (
 from bridge.exits import table
 from bridge.limits import COUNT
 
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a checkpoint.", show_default=False)]
+FromFormat = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--from", metavar="FORMAT", help="Its format, where a folder holds several."),
+]
 DONE = "-"
 """A command that ends well or with an error, and has no findings."""
 
@@ -212,6 +217,60 @@ Where torch is installed, the converted plan is then trained on two local ranks 
 
 """ + table(clean="done", findings=DONE, error="something failed")
 
+CHECKPOINT = """Read, convert and compare checkpoints of any stack, without the stack, a GPU, or executing anything in them.
+
+Formats: native, safetensors, bin (pytorch_model.bin), dcp (torch.distributed.checkpoint), deepspeed (ZeRO 0 to 3) and universal.
+Every name in a pickle that is not a tensor, a plain value or a listed class is named and refused.
+"""
+
+INSPECT = """Show what a checkpoint holds: format, release, layout, steps, parameters, optimizer, loss scale, and what is damaged.
+
+\b
+Examples:
+  stagebridge checkpoint inspect run/checkpoints
+  stagebridge checkpoint inspect run/global_step500 --tensors
+  stagebridge checkpoint inspect model --check --json
+
+""" + table(
+    clean="shown; nothing of it is lost here",
+    findings="shown; something of it is not read, which the report names",
+    error="wrong usage, no checkpoint there, or it is damaged",
+)
+
+CHECKPOINT_CONVERT = """Write a checkpoint in another format, with its masters, moments, steps, schedule and loss scale.
+
+The files are written beside OUT and renamed at the end; a conversion that was killed goes on where it was. What the other
+format has no place for is named with its effect.
+
+\b
+Examples:
+  stagebridge checkpoint convert run/checkpoints --to native -o run/native
+  stagebridge checkpoint convert run/native --to deepspeed --level 2 --ranks 8 -o run/zero
+  stagebridge checkpoint convert run/checkpoints --to safetensors --dtype bf16 -o model
+  stagebridge checkpoint convert run/checkpoints --to safetensors -o model --dry-run
+
+""" + table(
+    clean="written, and nothing that changes numbers was lost",
+    findings="written; what was lost changes the numbers of a run that goes on from it",
+    error="wrong usage, refused, damaged, or no room",
+)
+
+CHECKPOINT_DIFF = """Compare two checkpoints of any formats: every weight, master and moment, and how far the runs are.
+
+Copies in several number formats are held against each other in the coarser one.
+
+\b
+Examples:
+  stagebridge checkpoint diff run/checkpoints run/native
+  stagebridge checkpoint diff model run/checkpoints --json
+
+""" + table(
+    clean="equal, bit by bit",
+    findings="they differ, or one has what the other lacks",
+    error="wrong usage, or no checkpoint there",
+    unproved="nothing that both have",
+)
+
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
@@ -276,7 +335,7 @@ def check(
 def layout(
     job: Job,
     model: Annotated[
-        str, typer.Option("--model", metavar="NAME", help="file, or a known shape: tiny, gpt2, llama-7b, ...")
+        str, typer.Option("--model", metavar="NAME", help="file, a known shape (tiny, gpt2, llama-7b, ...), or a model's folder.")
     ] = "file",
     layers: ModelSize = None,
     hidden: ModelSize = None,
@@ -295,8 +354,8 @@ def layout(
     ] = None,
 ) -> int:
     """Show the layout of one file."""
+    from bridge.cli.folder import checked
     from bridge.cli.layout import MODELS, Sizes, layout
-    from bridge.cli.train import checked
 
     sizes = {"layers": layers, "hidden": hidden, "heads": heads, "kv_heads": kv_heads, "ffn": ffn, "vocab": vocab}
     given = {**sizes, "sequence": sequence, "tied": tied}
@@ -377,7 +436,9 @@ def demo(
 def train(
     job: Job,
     steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Steps in all, those before a resume counted.")] = 20,
-    model: Annotated[str, typer.Option("--model", metavar="NAME", help="tiny, or file: what FILE states.")] = "tiny",
+    model: Annotated[
+        str, typer.Option("--model", metavar="NAME", help="tiny, file (what FILE states), or a model's folder.")
+    ] = "tiny",
     data: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option("--data", metavar="TEXT", help="File to train on, byte by byte; a bundled text by default."),
@@ -414,9 +475,10 @@ def train(
     timeout: Timeout = None,
 ) -> int:
     """Train on one file."""
+    from bridge.cli import folder
     from bridge.cli.train import Options, Watch, checked, train
 
-    known = checked("--model", model, ("tiny", "file"))
+    known = folder.checked("--model", model, ("tiny", "file"))
     if desync is not None:
         checked("--desync", desync, ("log", "raise", "dump"))
     watch = Watch(trace, trace_full, desync, desync_every)
@@ -465,6 +527,68 @@ def schedule(
     from bridge.cli.schedule import Options, schedule
 
     return schedule(job, Options(microbatches, png, csv))
+
+
+checkpoint = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=CHECKPOINT)
+app.add_typer(checkpoint, name="checkpoint", short_help="See, convert and compare checkpoints of any format.")
+
+
+@checkpoint.command("inspect", help=INSPECT, short_help="Show what a checkpoint holds.")
+def checkpoint_inspect(
+    folder: Folder,
+    from_: FromFormat = None,
+    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Read all of it, and hold it against its own checksums.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Show one checkpoint."""
+    from bridge.cli.checkpoint import inspect
+
+    return inspect(folder, from_, tensors, check, as_json)
+
+
+@checkpoint.command("convert", help=CHECKPOINT_CONVERT, short_help="Write a checkpoint in another format.")
+def checkpoint_convert(
+    folder: Folder,
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="Format to write.", show_default=False)],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="OUT", callback=own_place, help="Folder to write.", show_default=False)
+    ],
+    from_: FromFormat = None,
+    dtype: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--dtype", metavar="TYPE", help="Format of the weights: fp32, bf16 or fp16; as they are by default."),
+    ] = None,
+    ranks: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--ranks", metavar="N", min=1, max=COUNT, help="Data ranks to write for, where the format is in parts."),
+    ] = None,
+    level: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--level", metavar="L", min=0, max=3, help="Level of ZeRO to write, where the format has them."),
+    ] = None,
+    shard_size: Annotated[float, typer.Option("--shard-size", metavar="GB", min=0, help="Largest file of weights.")] = 5.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be written, and write nothing.")] = False,
+    verify: Annotated[bool, typer.Option(help="Hold the source against its own checksums first.")] = True,
+    as_json: Json = False,
+) -> int:
+    """Convert one checkpoint."""
+    from bridge.cli.checkpoint import Options, convert
+
+    wanted = {"dtype": dtype, "ranks": ranks, "level": level, "shard": int(shard_size * 2**30)}
+    return convert(folder, Options(to, output, from_, wanted, dry_run, verify, as_json))
+
+
+@checkpoint.command("diff", help=CHECKPOINT_DIFF, short_help="Compare two checkpoints of any formats, tensor by tensor.")
+def checkpoint_diff(
+    first: Annotated[Path, typer.Argument(metavar="A", help="Folder of a checkpoint.", show_default=False)],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Folder of the one it is held against.", show_default=False)],
+    as_json: Json = False,
+) -> int:
+    """Compare two checkpoints."""
+    from bridge.cli.checkpoint import diff
+
+    return diff(first, second, as_json)
 
 
 trace = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=TRACE)

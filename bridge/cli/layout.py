@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from bridge import report
 from bridge.cli.budget import bounded
 from bridge.cli.convert import answered, read
+from bridge.cli.folder import model_in
 from bridge.cli.job import Job
 from bridge.cli.terminal import console, print_json
 from bridge.engine.fields import beyond
@@ -98,9 +99,9 @@ def _sized(plan: Plan, sizes: Sizes) -> Plan:
 def _shape(plan: Plan, sizes: Sizes) -> Architecture:
     """The model's shape: a preset or what the file states, and above it what was given."""
     given = {name: value for name, value in sizes.given.items() if value is not None}
-    if sizes.model != FILE:
+    if sizes.model in PRESETS:
         return _changed(PRESETS[sizes.model], given)
-    model = _resized(plan.model, given)
+    model = _resized(plan.model if sizes.model == FILE else model_in(sizes.model), given)
     missing = [name for name in NEEDED if getattr(model, name) is None]
     if missing:
         options = ", ".join(f"--{name}" for name in missing)

@@ -1,7 +1,8 @@
-"""Ranks on this machine: processes joined over the loopback, started as a launcher would start them."""
+"""Ranks on this machine: processes joined over the loopback, with the environment that a launcher would give them."""
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -11,10 +12,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from threading import Thread
 from typing import IO
 
 import bridge
+from bridge.cli.forked import Ends, Order
 from bridge.errors import BridgeError
 
 PATIENCE = 300.0
@@ -29,49 +30,35 @@ TAIL = 6
 
 
 def ranks(number: int, module: str, *arguments: str) -> Iterator[str]:
-    """Run `python -m module arguments` on `number` ranks; what the first of them prints, line by line.
+    """Call `main(*arguments)` of a module on `number` ranks; what the first of them prints, line by line.
 
     Raises `BridgeError` with the last words of a rank that fails. However it ends, no process is left.
     """
     with ExitStack() as stack:
-        words = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(number)]
-        builds = _builds(stack)
-        port = _free_port()
-        more = [{**_environment(rank, number, port), BUILDS: builds} for rank in range(number)]
-        started = [_start(more[rank], [module, *arguments], words[rank]) for rank in range(number)]
-        stack.callback(_end, started)
-        dead = list[int]()
-        Thread(target=_watch, args=(started, dead), daemon=True).start()
-        first = started[0].stdout
-        assert first is not None, "the first rank's output is a pipe"
-        yield from (line.rstrip("\n") for line in first)
-        for rank, process in enumerate(started):
-            try:
-                process.wait(PATIENCE)
-            except subprocess.TimeoutExpired:
-                raise BridgeError(f"rank {rank} does not end; it said last: {_last(words[rank])}") from None
-        for rank in (*dead, *(rank for rank, process in enumerate(started) if process.returncode)):
-            raise BridgeError(f"rank {rank} ended with code {started[rank].returncode}: {_last(words[rank])}")
+        files = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(number + 2)]
+        own, said, *words = files
+        order = Order(module, arguments, tuple(file.fileno() for file in words), said.fileno(), PATIENCE, GRACE)
+        process = _start(order, {**_environment(number), BUILDS: _builds(stack)}, own)
+        stack.callback(_end, process)
+        assert process.stdout is not None, "the output is a pipe"
+        yield from (line.rstrip("\n") for line in process.stdout)
+        if process.wait():
+            raise BridgeError(f"the ranks did not start: {_last(own)}")
+        _judge(_ends(said), words)
 
 
-def _watch(processes: Sequence[subprocess.Popen[str]], dead: list[int]) -> None:
-    """Until all have ended: the first that dies is noted, and some time later none is left to wait for it."""
-    while None in (codes := [process.poll() for process in processes]):
-        failed = [rank for rank, code in enumerate(codes) if code]
-        if failed:
-            dead.append(failed[0])
-            _wait(processes, time.monotonic() + GRACE)
-            return
-        time.sleep(0.05)
+def _ends(said: IO[str]) -> Ends:
+    said.seek(0)
+    codes, killed = json.load(said)
+    return Ends(dict(codes), killed)
 
 
-def _wait(processes: Sequence[subprocess.Popen[str]], until: float) -> None:
-    """Wait for all to end, and end those that have not by then."""
-    while any(process.poll() is None for process in processes) and time.monotonic() < until:
-        time.sleep(0.05)
-    for process in processes:
-        if process.poll() is None:
-            process.kill()
+def _judge(ends: Ends, words: Sequence[IO[str]]) -> None:
+    """Raise `BridgeError` for the rank that died first, or does not end."""
+    for rank in (rank for rank, code in ends.codes.items() if code and rank not in ends.killed):
+        raise BridgeError(f"rank {rank} ended with code {ends.codes[rank]}: {_last(words[rank])}")
+    for rank in ends.killed:
+        raise BridgeError(f"rank {rank} does not end; it said last: {_last(words[rank])}")
 
 
 def _builds(stack: ExitStack) -> str:
@@ -87,14 +74,14 @@ def _builds(stack: ExitStack) -> str:
     return named
 
 
-def _start(environment: Mapping[str, str], command: list[str], words: IO[str]) -> subprocess.Popen[str]:
-    output = subprocess.PIPE if environment["RANK"] == "0" else subprocess.DEVNULL
+def _start(order: Order, environment: Mapping[str, str], own: IO[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", *command],
+        [sys.executable, "-P", "-m", "bridge.cli.forked", order.text()],
         stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=words,
+        stdout=subprocess.PIPE,
+        stderr=own,
         text=True,
+        pass_fds=(*order.words, order.said),
         env={**os.environ, **environment, "PYTHONPATH": _path()},
     )
 
@@ -108,16 +95,14 @@ def _path() -> str:
     return os.pathsep.join([*named, *([home] if home == os.getcwd() and home not in named else [])])
 
 
-def _environment(rank: int, number: int, port: int) -> Mapping[str, str]:
-    """What torchrun sets, with the loopback for messages and the machine's cores shared out."""
+def _environment(number: int) -> Mapping[str, str]:
+    """What torchrun sets for all ranks, with the loopback for messages and the machine's cores shared out."""
     loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), "")
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // number))
     return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(number),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(_free_port()),
         "OMP_NUM_THREADS": threads,
         **({"GLOO_SOCKET_IFNAME": loopback} if loopback else {}),
     }
@@ -129,13 +114,12 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _end(processes: list[subprocess.Popen[str]]) -> None:
-    for process in processes:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-        if process.stdout:
-            process.stdout.close()
+def _end(process: subprocess.Popen[str]) -> None:
+    """End the process that all ranks come from, and them with it."""
+    process.terminate()
+    process.wait()
+    if process.stdout:
+        process.stdout.close()
 
 
 def _last(words: IO[str]) -> str:

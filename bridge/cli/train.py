@@ -20,6 +20,7 @@ from bridge import stacks
 from bridge.backend import MICRO, Workload
 from bridge.choice import choose
 from bridge.cli.convert import read, within
+from bridge.cli.folder import is_folder, model_in
 from bridge.cli.job import Job
 from bridge.cli.terminal import note, say
 from bridge.dialect import Config
@@ -73,7 +74,9 @@ NATIVE = "native"
 
 @dataclass(frozen=True)
 class Options:
-    """What to train, for how long, and where to keep it. `model` file: the architecture that the config states."""
+    """What to train, for how long, and where to keep it. `model` file: the architecture that the config states; a folder: the
+    model of Hugging Face in it.
+    """
 
     steps: int
     model: str = "tiny"
@@ -91,8 +94,9 @@ class Options:
     def native(self) -> Iterator[str]:
         """The options given that only the native engine has."""
         given = {"--save": self.save, "--resume": self.resume, "--trace": self.watch.folder, "--desync": self.watch.desync}
+        folder = {f"--model {self.model}": is_folder(self.model)}
         limits = {"--silence": self.silence is not None, "--timeout": self.timeout is not None}
-        yield from (name for name, value in {**given, "--deterministic": self.deterministic, **limits}.items() if value)
+        yield from (name for name, value in {**given, **folder, "--deterministic": self.deterministic, **limits}.items() if value)
 
 
 def checked(option: str, value: str, known: tuple[str, ...]) -> str:
@@ -218,12 +222,25 @@ def _architecture(plan: Plan, model: str) -> Architecture:
 
     if model == "tiny":
         return TINY
+    if is_folder(model):
+        return _of_folder(model, plan.model.sequence or TINY.sequence)
     missing = [name for name in ("layers", "hidden", "heads") if getattr(plan.model, name) is None]
     ConfigError.raise_if(f"model.{name}: the file does not state it; use --model tiny" for name in missing)
     embedding = plan.model.embedding
     words = max(embedding.padded_vocab or plan.model.vocab or BYTES, BYTES)
     whole = embedding.model_copy(update={"padded_vocab": None})
     return Architecture.of(plan.model.model_copy(update={"vocab": words, "embedding": whole}))
+
+
+def _of_folder(folder: str, sequence: int) -> Architecture:
+    """The shape of the model in a folder, with sequences of a length that the config states."""
+    from bridge.engine.data import BYTES
+    from bridge.engine.models.gpt import Architecture
+
+    model = model_in(folder)
+    if (model.vocab or BYTES) < BYTES:
+        raise ConfigError(f"{folder}: has {model.vocab} words, expected at least the {BYTES} of text byte by byte")
+    return Architecture.of(model.model_copy(update={"sequence": min(sequence, model.sequence or sequence)}))
 
 
 def _meshed(plan: Plan, world: int) -> Mesh:
@@ -272,6 +289,7 @@ def _training(plan: Plan, architecture: Architecture, options: Options) -> Train
         trace=watch.folder,
         full=watch.full,
         policy=watch.policy(),
+        folder=Path(options.model) if is_folder(options.model) else None,
         alike={"--steps": options.steps, "--resume": bool(options.resume), "--save": bool(options.save)},
     )
     if options.resume:

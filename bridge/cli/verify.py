@@ -26,7 +26,7 @@ from bridge.files import as_private_as, write_text
 from bridge.translation import Result, translate
 
 if TYPE_CHECKING:
-    from bridge.verify.judge import Pair
+    from bridge.verify.pair import Pair
 
 RANK = "bridge.cli.verify"
 MARK = "@stagebridge "
@@ -121,12 +121,12 @@ def measured(tasks: Sequence[tuple[Job, Options]], world: int, tell: Callable[[s
             yield said["found"]
 
 
-def _pair(job: Job, options: Options, fp16: bool = True) -> Pair:
+def _pair(job: Job, options: Options) -> Pair:
     """Both sides, in small."""
-    from bridge.verify.judge import fitted
+    from bridge.verify.pair import fitted
 
     source = read(job)
-    return fitted(source, _target(source, options), stacks.backends(options.to, job.dialect), options.ranks, fp16)
+    return fitted(source, _target(source, options), stacks.backends(options.to, job.dialect), options.ranks)
 
 
 def _target(source: Config, options: Options) -> Result:
@@ -187,6 +187,17 @@ def _changed(changes: Mapping[str, Fields]) -> str:
 # On a rank
 
 
+def warm(text: str) -> None:
+    """Load the engines that may be asked, before there are ranks."""
+    from bridge.engine.backend import BACKEND
+
+    named = {name for said in json.loads(text) for name in (said["options"]["to"], said["job"]["dialect"])}
+    with redirect_stdout(sys.stderr):
+        for backend in (BACKEND, *stacks.backends(*sorted(filter(None, named))).values()):
+            if backend.release is not None:
+                backend.load()
+
+
 def main(text: str) -> None:
     """Verify one file after the other on one rank; the first of them prints what it does and what was found."""
     from bridge.cli.train import end
@@ -215,7 +226,7 @@ def _found(job: Job, options: Options, note: Any) -> Fields:
     comm.connect(here.rank, here.world, here.address, "nccl" if is_available() else "gloo")
     try:
         with within(job):
-            pair = _pair(job, options, fp16=is_available())
+            pair = _pair(job, options)
             return verify(pair, stacks.backends(options.to, job.dialect), options.steps, options.padded, note).fields()
     except BridgeError as error:
         return {"verdict": "not run", "problems": list(error.problems)}

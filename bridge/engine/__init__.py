@@ -40,11 +40,12 @@ def initialize(
     """An engine that trains `model` as `plan` says, on the ranks that the launcher started (`environment`:
     found out).
 
-    `model` is an `nn.Sequential` or a list of layers, each of which takes the output of the one before; any other module
-    counts as one layer. `loss_fn(output, targets)` returns the mean loss of a microbatch, or its sum and a count.
-    `tensor_plan` names what tensor ranks split (default: the answer of the model's own method of that name). `device` is
-    the accelerator where there is one. `groups` of parameters have hyperparameters of their own. `deterministic`: two runs
-    give the same bits (see `randomness.determine`). `module_fqns_per_model_part` names the layers of each pipeline stage
+    `model` is an `nn.Sequential` or a list of layers, each of which takes the output of the one before, or a model of Hugging
+    Face, which is cut into embedding, blocks and head (`models.cutting`); any other module counts as one layer.
+    `loss_fn(output, targets)` returns the mean loss of a microbatch, or its sum and a count. `tensor_plan` names what tensor
+    ranks split (default: the answer of the model's own method of that name). `device` is the accelerator where there is one.
+    `groups` of parameters have hyperparameters of their own. `deterministic`: two runs give the same bits (see
+    `randomness.determine`). `module_fqns_per_model_part` names the layers of each pipeline stage
     instead of the plan's rule; `variable_shapes` lets what passes between pipeline ranks differ in shape by microbatch.
     What `plan.debug` asks for is logged to the folder `trace` (default: "trace"), `full` with whole tensors instead of
     samples, and checked by `policy` (default: mismatches are logged); see `bridge.trace.attach`. Ranks first compare what they
@@ -58,15 +59,18 @@ def initialize(
     from bridge.engine.environment import Environment, detect
     from bridge.engine.fields import accumulation_of, check
     from bridge.engine.layers import as_module
+    from bridge.engine.models.cutting import planned
     from bridge.engine.optimizer import spared
     from bridge.engine.randomness import determine
-    from bridge.engine.runner import Engine, pipeline_of
+    from bridge.engine.runner import Engine, chained, pipeline_of
 
     here = comm.joined()
     found = environment or (Environment(*here) if here else detect())
     mesh, findings = check(plan, found.world)
     module = as_module(model)
-    pipeline = pipeline_of(module, plan, accumulation_of(plan, mesh.sizes["data"]), module_fqns_per_model_part)
+    cut, whole = planned(module, plan, module_fqns_per_model_part)
+    layers, accumulation = chained(module, cut), accumulation_of(plan, mesh.sizes["data"])
+    pipeline = pipeline_of(layers, plan, accumulation, module_fqns_per_model_part)
     place = torch.device(device or (f"cuda:{found.local_rank}" if torch.cuda.is_available() else "cpu"))
     if deterministic:
         determine()
@@ -76,7 +80,8 @@ def initialize(
     agree(facts_of({**alike, **others, **parts}, plan, module, groups))
     module, ranks = module.to(place), comm.Comm(mesh, found.rank)
     groups = groups or spared(module, plan.optimizer)
-    engine = Engine(module, plan, ranks, place, loss_fn, seed, findings, tensor_plan, groups, pipeline, variable_shapes)
+    said = (*findings, *whole)
+    engine = Engine(module, plan, ranks, place, loss_fn, seed, said, tensor_plan, groups, pipeline, variable_shapes, cut)
     if any(plan.debug.model_dump(exclude_none=True).values()):
         _watch(engine, plan, trace or "trace", full, policy)
     return engine

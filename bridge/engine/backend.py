@@ -25,6 +25,7 @@ class NativeBackend(Backend):
 
     name: ClassVar[str] = "native"
     title: ClassVar[str] = "native engine"
+    modules = ("bridge.engine", "bridge.engine.models.dense", "torch._dynamo")  # torch's first optimizer asks for its compiler
 
     @property
     def release(self) -> str:

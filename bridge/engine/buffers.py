@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from bridge.engine.layers import layers_of
-
 if TYPE_CHECKING:
     from bridge.engine.runner import Engine
 
@@ -37,7 +35,7 @@ def owners(engine: Engine) -> dict[str, int]:
     """The first pipeline rank that updates each buffer: the one whose stage has its layer."""
     module, homes = engine.model, engine.pipeline.schedule.homes
     users: dict[int, list[int]] = {}
-    layers = layers_of(module)
+    layers = engine.chain.layers
     for stage, members in enumerate(engine.pipeline.layers):
         for tensor in (tensor for index in members for tensor in layers[index].module.buffers()):
             users.setdefault(id(tensor), []).append(homes[stage])

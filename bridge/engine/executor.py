@@ -16,6 +16,7 @@ from bridge.comm import HERE
 from bridge.engine.gradients import Gradients
 from bridge.engine.halves import Halves
 from bridge.engine.messages import Form, Forms, Messages
+from bridge.engine.models.blocks import Stream
 from bridge.engine.stage import Draw, Stage, detached, differentiable
 from bridge.engine.weights import Weights
 from bridge.errors import BridgeError
@@ -47,13 +48,14 @@ class Feed:
 
     `inputs(microbatch)` is what the first stage takes; `output(microbatch, value)` takes what the last one gives, once more if
     that is computed again; `root(microbatch)` is the tensor that backward starts from; `draw(microbatch)` is what its random
-    numbers depend on.
+    numbers depend on; `received(microbatch, tensors)` is what a stage takes of tensors from another rank.
     """
 
     inputs: Callable[[int], Any]
     output: Callable[[int, Any], None]
     root: Callable[[int], Tensor]
     draw: Callable[[int], Draw]
+    received: Callable[[int, Sequence[Tensor]], Any]
     turn: int = 0
     reached: Callable[[int], bool] = lambda turn: True
 
@@ -133,14 +135,14 @@ class Executor:
             waiting = self.open.pop((stage, number))
             self.open[stage, number + 1] = waiting + self.open.get((stage, number + 1), [])
 
-    def evaluate(self, value: Any, output: Callable[[Any], Any]) -> Any:
+    def evaluate(self, value: Any, output: Callable[[Any], Any], received: Callable[[Sequence[Tensor]], Any]) -> Any:
         """One microbatch forward through the stages of all ranks, with nothing kept; what `output` makes of the last stage's
         value, on the rank that has that stage.
         """
         path, result = tuple(sorted(self.stages)), None
         for place, stage in enumerate(path):
             if self._remote(stage - 1):
-                value = _packed(self.messages.receive_once(Action(stage, Kind.RECEIVE_FORWARD, 0)))
+                value = received(self.messages.receive_once(Action(stage, Kind.RECEIVE_FORWARD, 0)))
             self.weights.require(self.local[stage], [self.local[after] for after in path[place + 1 :]])
             self.note(f"forward {self.local[stage]} starts")
             value = self.stages[stage].forward(value, None)
@@ -288,7 +290,7 @@ class Executor:
         self.messages.send(action, _flat(value, action.stage - 1))
 
     def _receive_forward(self, action: Action, feed: Feed) -> None:
-        self._values[action.stage, action.microbatch] = _packed(self.messages.receive(action))
+        self._values[action.stage, action.microbatch] = feed.received(action.microbatch, self.messages.receive(action))
 
     def _send_backward(self, action: Action, feed: Feed) -> None:
         found = self._gradients.pop((action.stage, action.microbatch))
@@ -340,6 +342,8 @@ def _mark(output: Any, takes_part: bool) -> None:
 
 def _flat(value: Any, stage: int) -> list[Tensor]:
     """The tensors of a stage's output, for a message."""
+    if isinstance(value, Stream):
+        return list(value.tensors)
     tensors = [value] if isinstance(value, Tensor) else list(value) if isinstance(value, tuple | list) else []
     if (
         not tensors
@@ -351,10 +355,6 @@ def _flat(value: Any, stage: int) -> list[Tensor]:
             " a tuple of two or more"
         )
     return tensors
-
-
-def _packed(tensors: list[Tensor]) -> Any:
-    return tensors[0] if len(tensors) == 1 else tuple(tensors)
 
 
 _RUN: Mapping[Kind, Callable[[Executor, Action, Feed], None]] = {

@@ -31,7 +31,7 @@ LIMITS: Mapping[str, Limit] = {
     "parallel.expert": Limit((1,), "the engine has no experts; use 1", Effect.NUMBERS),
     "parallel.expert_tensor": Limit((1,), "the engine has no experts; use 1", Effect.NUMBERS),
     "model.experts": Limit((1,), "the engine has no experts; use 1", Effect.NUMBERS),
-    "optimizer.name": Limit(("adam", "adamw", "sgd"), "use adam, adamw or sgd", Effect.NUMBERS),
+    "optimizer.name": Limit(("adam", "adamw", "sgd", "lion"), "use adam, adamw, sgd or lion", Effect.NUMBERS),
     "precision.fp8": Limit((), "the engine has no 8-bit products; leave it unset", Effect.NUMBERS),
     "zero.replicas": Limit((1,), "shards are spread over all data ranks"),
     "zero.bucket": Limit((), "gradients are reduced stage by stage"),
@@ -153,9 +153,10 @@ _SILENT: Mapping[tuple[str, ...], tuple[Callable[[Mapping[str, Any]], bool], str
         "there is one tensor rank, so tokens are not split",
     ),
     ("optimizer.momentum",): (lambda values: values.get("optimizer.name") == "sgd", "only sgd has momentum"),
-    ("optimizer.betas", "optimizer.eps"): (
+    ("optimizer.betas",): (lambda values: values.get("optimizer.name") != "sgd", "sgd has no moments"),
+    ("optimizer.eps",): (
         lambda values: values.get("optimizer.name", "adamw") in _ADAM,
-        "sgd has no moments",
+        "only Adam divides by its second moment",
     ),
     tuple(f"optimizer.decay_ramp.{name}" for name in ("start", "end", "steps")): (
         lambda values: "optimizer.decay_ramp.shape" in values,

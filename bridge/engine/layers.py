@@ -4,11 +4,11 @@ use it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from bridge.engine.formats import name_of
 from bridge.engine.tensor_parallel import Mark
@@ -26,18 +26,36 @@ class Arguments(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer: its global name and its module, which takes the output of the layer before.
-
-    A model that is one layer (`only`) takes `Arguments`.
+    """One layer: its global name, its module, and how it is run on the output of the layer before. `parts` are the modules that
+    it consists of, if its own name is not that of them all.
     """
 
     name: str
     module: nn.Module
-    only: bool = False
+    run: Callable[[Any], Any]
+    parts: tuple[str, ...] = ()
 
     def __call__(self, inputs: Any) -> Any:
-        """Run the module."""
-        return self.module(*inputs.given, **inputs.named) if self.only else self.module(inputs)
+        """Run it."""
+        return self.run(inputs)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A model as layers, of which so many lead and trail the body. If it is `called`, the first one takes `Arguments`.
+
+    `received(tensors, given)` is what a layer takes, from the tensors that another rank sent and what the model is called with.
+    """
+
+    layers: tuple[Layer, ...]
+    leading: int = 0
+    trailing: int = 0
+    called: bool = False
+    received: Callable[[Sequence[Tensor], Arguments], Any] = lambda tensors, given: _packed(tensors)
+
+
+def _packed(tensors: Sequence[Tensor]) -> Any:
+    return tensors[0] if len(tensors) == 1 else tuple(tensors)
 
 
 def as_module(model: nn.Module | Sequence[nn.Module]) -> nn.Module:
@@ -45,19 +63,28 @@ def as_module(model: nn.Module | Sequence[nn.Module]) -> nn.Module:
     return model if isinstance(model, nn.Module) else nn.Sequential(*model)
 
 
-def layers_of(model: nn.Module) -> tuple[Layer, ...]:
-    """The children of a Sequential; any other module is one layer."""
+def chain_of(model: nn.Module) -> Chain:
+    """The children of a Sequential, which may tell how many of them lead and trail its body; any other module is one layer."""
     if isinstance(model, nn.Sequential):
-        return tuple(Layer(name, module) for name, module in model.named_children())
-    return (Layer("", model, only=True),)
+        layers = tuple(Layer(name, module, module) for name, module in model.named_children())
+        return Chain(layers, int(getattr(model, "leading", 0)), int(getattr(model, "trailing", 0)))
+    return Chain((Layer("", model, lambda inputs: model(*inputs.given, **inputs.named)),), called=True)
 
 
-def facts(model: nn.Module, layers: Sequence[Layer]) -> Layers:
-    """What partition rules see. A model may tell how many layers lead and trail its body (`leading`,
-    `trailing`).
-    """
-    sizes = tuple(sum(weight.numel() for weight in layer.module.parameters()) for layer in layers)
-    return Layers(len(layers), int(getattr(model, "leading", 0)), int(getattr(model, "trailing", 0)), sizes)
+def facts(chain: Chain) -> Layers:
+    """What partition rules see."""
+    sizes = tuple(sum(weight.numel() for weight in layer.module.parameters()) for layer in chain.layers)
+    return Layers(len(chain.layers), chain.leading, chain.trailing, sizes)
+
+
+def logits_in(output: Any) -> Any:
+    """The logits that a model returns: its output, or the `logits` of that."""
+    return getattr(output, "logits", output)
+
+
+def loss_in(output: Any) -> Any:
+    """The loss that a model returns: its output, or the `loss` of that."""
+    return getattr(output, "loss", output)
 
 
 def parameter_facts(

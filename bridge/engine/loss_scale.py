@@ -70,6 +70,14 @@ class LossScaler:
             self.good, self.tolerated, self.scale = self.lead, self.hysteresis - 1, self.scale * 2
 
     @property
+    def share(self) -> float:
+        """The part of a good step's gradients that its update sees: one that doubles the scale late divides by the new scale
+        what was multiplied with the old one (DeepSpeed's step: _update_scale before unscale_and_clip_grads).
+        """
+        doubles = self.lead > 0 and self.window is not None and self.good + 1 == self.window + self.lead
+        return 0.5 if doubles else 1.0
+
+    @property
     def helps(self) -> bool:
         """Whether another overflow would bring the scale, now or soon, to a smaller one."""
         return self.window is not None and (self.tolerated > 0 or self.scale > self.minimum)

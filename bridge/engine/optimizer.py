@@ -189,13 +189,36 @@ def _sgd(parameters: Groups, settings: Settings) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, fused=True, **found)
 
 
+class Lion(torch.optim.Optimizer):
+    """Weights move by the sign of their momentum and gradient together, and stay where that is zero. DeepSpeed's kernels compute
+    the same but there: they take a zero for negative on GPUs (multi_tensor_lion.cu), for what its sign bit says on CPU.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """One update of every group."""
+        for group in self.param_groups:
+            weights, (first, second) = group["params"], group["betas"]
+            gradients, moments = [weight.grad for weight in weights], [self.state[weight]["exp_avg"] for weight in weights]
+            torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+            signs = torch._foreach_sign(torch._foreach_lerp(moments, gradients, 1 - first))
+            torch._foreach_add_(weights, signs, alpha=-group["lr"])
+            torch._foreach_lerp_(moments, gradients, 1 - second)
+
+
+def _lion(parameters: Groups, settings: Settings) -> torch.optim.Optimizer:
+    return Lion(parameters, {name: setting(settings, name) for name in ("lr", "betas", "weight_decay")})
+
+
 _MAKE: Mapping[str, Callable[[Groups, Settings], torch.optim.Optimizer]] = {
     "adamw": _adamw,
     "adam": _adam,
     "sgd": _sgd,
+    "lion": _lion,
 }
 _STATE: Mapping[str, tuple[str, ...]] = {
     "adamw": ("exp_avg", "exp_avg_sq"),
     "adam": ("exp_avg", "exp_avg_sq"),
     "sgd": ("momentum_buffer",),
+    "lion": ("exp_avg",),
 }

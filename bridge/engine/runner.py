@@ -19,10 +19,13 @@ from bridge.engine.executor import Executor, Feed
 from bridge.engine.fields import accumulation_of
 from bridge.engine.formats import TORCH
 from bridge.engine.gradients import Gradients
-from bridge.engine.layers import Arguments, facts, layers_of, parameter_facts
+from bridge.engine.layers import Arguments, Chain, chain_of, facts, loss_in, parameter_facts
 from bridge.engine.learning_rate import learning_rate, weight_decay
 from bridge.engine.loss_scale import LIMIT, LossScaler
 from bridge.engine.messages import Messages
+from bridge.engine.models.blocks import Blocks, Cut
+from bridge.engine.models.cutting import is_hugging_face
+from bridge.engine.models.splitting import proved, tensor_plan
 from bridge.engine.optimizer import Group, ShardOptimizer, clip_factor, setting, squared_norm
 from bridge.engine.stage import Draw, Stage, differentiable, recompute_parts
 from bridge.engine.tensor_parallel import Conversion, Mark, Split, joined
@@ -46,6 +49,7 @@ by.
 
 
 INITIAL = "initial weights"
+NOTHING = Arguments((), {})
 
 
 class DataEnded(BridgeError):
@@ -104,6 +108,7 @@ class Engine:
         groups: Sequence[Group] = (),
         pipeline: Pipeline | None = None,
         variable_shapes: bool = False,
+        cut: Cut | None = None,
     ) -> None:
         self._module, self.plan, self.comm, self.device = model, plan, comm, device
         self.loss_fn, self.seed = loss_fn, seed
@@ -111,10 +116,11 @@ class Engine:
         self.data = comm.group("data")
         self.accumulation = accumulation_of(plan, self.data.size)
         self.tensor = comm.group("tensor")
-        self.pipeline = pipeline or pipeline_of(model, plan, self.accumulation)
         marks, sites = _split(model, plan, comm, tensor_plan)
-        layers, self.line = layers_of(model), comm.group("pipeline")
-        self._names, self._whole = [layer.name for layer in layers], layers[0].only
+        self.chain, self.line = chained(model, cut), comm.group("pipeline")
+        self.pipeline = pipeline or pipeline_of(self.chain, plan, self.accumulation)
+        layers = self.chain.layers
+        self._names = [layer.name for layer in layers]
         named, homes = dict(model.named_parameters()), self.pipeline.schedule.homes
         self.parameters = parameter_facts(named, layers, self.pipeline.layers, marks)
         self.layout, local = self._layout(self.line.index), self.pipeline.local(self.line.index)
@@ -132,10 +138,10 @@ class Engine:
         self.say: Callable[[str], None] = _warn
         self.skips_allowed, self._in_vain = LIMIT, 0
         self._share = 1 / self.accumulation if plan.precision.compute == "fp16" else 1.0
-        self._feed = Feed(self._enter, self._leave, self._root, self._draw)
+        self._feed = Feed(self._enter, self._leave, self._root, self._draw, self._received)
         self._source: Iterator[Any] = iter(())
-        self._fed: list[tuple[Any, ...]] = []
-        self._last: tuple[Any, ...] = ()
+        self._fed: list[Arguments] = []
+        self._last: Arguments | None = None
         self._short: int | None = None
         self._ends: dict[int, tuple[Any, Tensor | float]] = {}
         self._losses: dict[int, tuple[Tensor, Tensor | float]] = {}
@@ -192,7 +198,8 @@ class Engine:
         """Run one microbatch: its loss if the engine has a loss function (the last input is then the
         targets), else the output. `named` are for a model that is one layer.
         """
-        return self._train_pass(inputs, named) if self._module.training else self._eval_pass(inputs, named)
+        given = Arguments(inputs, named)
+        return self._train_pass(given) if self._module.training else self._eval_pass(given)
 
     def backward(self, loss: Tensor) -> Tensor:
         """Accumulate the gradients of `loss`, which comes from one or several `engine(...)`, as one microbatch, and reduce
@@ -249,12 +256,13 @@ class Engine:
         return self._micro == self.accumulation
 
     def train_batch(self, batches: Iterable[Any] | Iterator[Any]) -> float:
-        """One step over the next `accumulation` of `batches`, each (inputs, targets); the mean loss over all
-        ranks.
+        """One step over the next `accumulation` of `batches`, each (inputs, targets), or a mapping of named inputs; the mean
+        loss over all ranks. Without a loss function the model returns its loss, or something that has it as `loss`; with one,
+        the targets of a mapping are the whole of it.
         """
         self.train()
         self._source, self._given = iter(fitting(batches, self.accumulation - self._micro)), None
-        self._fed += [()] * (self._micro - len(self._fed))
+        self._fed += [NOTHING] * (self._micro - len(self._fed))
         self.executor.run(self._feed)
         self._microbatch(self.accumulation - 1)
         self._micro = self.accumulation
@@ -270,7 +278,7 @@ class Engine:
         training = self._module.training
         self.eval()
         try:
-            return self._eval_pass(tuple(batch), {})
+            return self._eval_pass(_given(batch))
         finally:
             self.train(training)
 
@@ -342,14 +350,14 @@ class Engine:
         step = Step(rank, self.layout, self.pipeline, row, self._parts, self._names, self.sites, sequence)
         return step.traffic(self.executor.messages.sizes(tokens), self.comm.world.size, self.data.index)
 
-    def _next(self, source: Iterator[Any]) -> tuple[Any, ...]:
+    def _next(self, source: Iterator[Any]) -> Arguments:
         """The next microbatch; where there is none, the last one again, so that the step's collectives go on until all agree to
         leave it.
         """
         try:
-            self._last = tuple(next(source))
+            self._last = _given(next(source))
         except StopIteration:
-            if not self._last:
+            if self._last is None:
                 raise DataEnded(self._ended(len(self._fed))) from None
             self.lack(len(self._fed))
         return self._last
@@ -398,7 +406,7 @@ class Engine:
 
     # What the executor asks for in the course of a step
 
-    def _microbatch(self, microbatch: int) -> tuple[Any, ...]:
+    def _microbatch(self, microbatch: int) -> Arguments:
         """Inputs and targets of a microbatch, taken from the data when first asked for."""
         while len(self._fed) <= microbatch:
             self._fed.append(self._next(self._source))
@@ -420,11 +428,16 @@ class Engine:
         return f"train_batch: data ended after {number} microbatches of a step, expected {self.accumulation}; give more data"
 
     def _enter(self, microbatch: int) -> Any:
-        return self._cast(self._inputs(self._microbatch(microbatch), {}))
+        return self._cast(self._inputs(self._microbatch(microbatch)))
+
+    def _received(self, microbatch: int, tensors: Sequence[Tensor]) -> Any:
+        """What a stage takes from another rank, with the batch that this one has too."""
+        given = self._cast(self._arguments(self._microbatch(microbatch))) if self.chain.called else NOTHING
+        return self.chain.received(tensors, given)
 
     def _leave(self, microbatch: int, output: Any) -> None:
-        """Keep the loss that backward will start from: without a loss function, the output is one."""
-        found = (output, 1.0) if self.loss_fn is None else self._loss(output, self._microbatch(microbatch)[-1])
+        """Keep the loss that backward will start from: without a loss function, the output is one, or has one."""
+        found = (loss_in(output), 1.0) if self.loss_fn is None else self._loss(output, _targets(self._microbatch(microbatch)))
         self._ends[microbatch] = found
         self._losses[microbatch] = found[0].detach(), found[1]
 
@@ -444,18 +457,18 @@ class Engine:
         place = microbatch * self.data.size + self.data.index
         return Draw(self.seed, self.started - 1, place)
 
-    def _train_pass(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def _train_pass(self, batch: Arguments) -> Any:
         self._refuse_parts()
-        value = self._cast(self._inputs(inputs, named))
+        value = self._cast(self._inputs(batch))
         self._refuse_more("engine(...)")
-        self._given = (inputs, named)
+        self._given = batch
         self._number += 1
         turn, draw = Turn(self._number, _rows(value)), replace(self._draw(self._micro), turn=len(self._turns))
         results: list[Any] = []
 
         def output(microbatch: int, value: Any) -> None:
             turn.watch(value)
-            loss, turn.weight = (value, 1.0) if self.loss_fn is None else self._loss(value, inputs[-1])
+            loss, turn.weight = (value, 1.0) if self.loss_fn is None else self._loss(value, _targets(batch))
             results.append(loss)
 
         self.executor.seek(self._micro, backward=False)
@@ -465,30 +478,39 @@ class Engine:
             self._turns.append(turn)
         return results[0]
 
-    def _eval_pass(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def _eval_pass(self, batch: Arguments) -> Any:
         def output(value: Any) -> Any:
-            return value if self.loss_fn is None else self._loss(value, inputs[-1])[0]
+            return value if self.loss_fn is None else self._loss(value, _targets(batch))[0]
+
+        def received(tensors: Sequence[Tensor]) -> Any:
+            return self.chain.received(tensors, self._cast(self._arguments(batch)) if self.chain.called else NOTHING)
 
         with torch.no_grad():
-            value = self._cast(self._inputs(inputs, named)) if 0 in self.executor.stages else None
-            found = self.executor.evaluate(value, output)
+            value = self._cast(self._inputs(batch)) if 0 in self.executor.stages else None
+            found = self.executor.evaluate(value, output, received)
         if self.line.size == 1 or self.loss_fn is None:
             return found
         loss = torch.zeros((), dtype=torch.float64, device=self.device) if found is None else found.double()
         self.comm.all_reduce("evaluation loss", loss, self.line)()
         return loss
 
-    def _inputs(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """What the first layer takes: everything but the targets; into one of several layers, one input goes in bare."""
-        given = inputs[:-1] if self.loss_fn is not None else inputs
-        if not (given or named):
+    def _arguments(self, batch: Arguments) -> Arguments:
+        """What the model is called with: everything but the targets."""
+        given = batch.given[:-1] if self.loss_fn is not None else batch.given
+        if not (given or batch.named):
             raise BridgeError("engine(...): found no inputs beside the targets, expected inputs and targets; pass both")
-        if self._whole:
-            return Arguments(given, named)
+        return Arguments(given, batch.named)
+
+    def _inputs(self, batch: Arguments) -> Any:
+        """What the first layer takes; of a list of layers, one input goes in bare."""
+        found = self._arguments(batch)
+        if self.chain.called:
+            return found
         BridgeError.raise_if(
-            f"engine({name}=...): a model that is a list of layers takes no named inputs; pass them in order" for name in named
+            f"engine({name}=...): a model that is a list of layers takes no named inputs; pass them in order"
+            for name in batch.named
         )
-        return given[0] if len(given) == 1 else given
+        return found.given[0] if len(found.given) == 1 else found.given
 
     def _cast(self, inputs: Any) -> Any:
         compute = self.plan.precision.compute
@@ -570,7 +592,8 @@ class Engine:
         return f"the loss is finite, its gradients are not{scale}"
 
     def _update(self) -> None:
-        factor = self.gradient_unit * clip_factor(self.progress.grad_norm, setting(self.plan.optimizer, "clip"))
+        share = self.scaler.share
+        factor = self.gradient_unit * share * clip_factor(self.progress.grad_norm * share, setting(self.plan.optimizer, "clip"))
         gradients = [part.to(TORCH[flat.master]) for flat, part in self.gradients.parts()]
         if gradients:
             torch._foreach_mul_(gradients, factor)
@@ -582,7 +605,7 @@ class Engine:
         """Leave the step that ended behind."""
         self.progress.steps += updated
         self.progress.skipped += not updated
-        fed = sum(_rows(self._inputs(batch, {})) for batch in self._fed if batch)
+        fed = sum(_rows(self._inputs(batch)) for batch in self._fed if batch is not NOTHING)
         self.progress.samples += (self._rows + fed) * self.data.size
         self._clear()
 
@@ -602,11 +625,15 @@ class Engine:
             call()
 
 
-def pipeline_of(model: nn.Module, plan: Plan, microbatches: int, parts: Sequence[Sequence[str]] | None = None) -> Pipeline:
-    """The pipeline that `plan` makes of `model`; `parts` names the modules of each stage. Raises `ConfigError`."""
-    layers = layers_of(model)
-    ranges = by_names(parts, [layer.name for layer in layers]) if parts else None
-    return Pipeline.of(plan, facts(model, layers), microbatches, text_of(plan), ranges)
+def chained(model: nn.Module, cut: Cut | None) -> Chain:
+    """The layers of a model: as it is `cut`, or else as it stands."""
+    return chain_of(model) if cut is None else Blocks(model, cut).chain()
+
+
+def pipeline_of(chain: Chain, plan: Plan, microbatches: int, parts: Sequence[Sequence[str]] | None = None) -> Pipeline:
+    """The pipeline that `plan` makes of a model; `parts` names the modules of each stage. Raises `ConfigError`."""
+    ranges = by_names(parts, [layer.name for layer in chain.layers]) if parts else None
+    return Pipeline.of(plan, facts(chain), microbatches, text_of(plan), ranges)
 
 
 def _executor(engine: Engine, stages: Mapping[int, Stage], variable: bool) -> Executor:
@@ -644,13 +671,16 @@ def _split(model: nn.Module, plan: Plan, comm: Comm, names: TensorPlan | None) -
     group = comm.group("tensor")
     if group.size == 1:
         return {}, []
-    names = names or _own_plan(model, group.size)
-    found = Conversion(model, names, Split(comm, group, bool(plan.parallel.sequence)))
+    names = names or _own_plan(model, plan, group.size)
+    with proved(model):
+        found = Conversion(model, names, Split(comm, group, bool(plan.parallel.sequence)))
     return found.marks, found.sites
 
 
-def _own_plan(model: nn.Module, ranks: int) -> TensorPlan:
+def _own_plan(model: nn.Module, plan: Plan, ranks: int) -> TensorPlan:
     own: Callable[[int], TensorPlan] | None = getattr(model, "tensor_plan", None)
+    if own is None and is_hugging_face(model):
+        return tensor_plan(model, plan, ranks)
     if own is None:
         raise ConfigError("parallel.tensor: this model does not say how to split it; pass `tensor_plan` to initialize")
     return own(ranks)
@@ -664,6 +694,16 @@ def fitting(batches: Iterable[Any], number: int) -> Iterable[Any]:
             " iter(batches), in every call"
         )
     return batches
+
+
+def _given(batch: Any) -> Arguments:
+    """A batch as a model takes it: in order, or by name."""
+    return Arguments((), dict(batch)) if isinstance(batch, Mapping) else Arguments(tuple(batch), {})
+
+
+def _targets(batch: Arguments) -> Any:
+    """What a loss function takes beside the output: the last input, or all that is named."""
+    return batch.given[-1] if batch.given else batch.named
 
 
 def _warn(line: str) -> None:

@@ -362,6 +362,7 @@ class Conversion:
         ConfigError.raise_if(self._problems())
         self._replace_modules()
         self._cut_weights()
+        self._share_gradients()
         self._divide_attributes()
         if split.sequence:
             self._split_tokens()
@@ -464,6 +465,11 @@ class Conversion:
                 if part in name and id(weight) not in self.marks:
                     parent, _, leaf = name.rpartition(".")
                     setattr(self.model.get_submodule(parent), leaf, self._cut(weight, dim))
+
+    def _share_gradients(self) -> None:
+        for name, module in self.model.named_modules():
+            if matches(name, self.plan.partial):
+                self.marks.update({id(weight): Mark(partial=True) for weight in module.parameters()})
 
     def _divide_attributes(self) -> None:
         for name, value, attribute in list(self._counted()):

@@ -13,7 +13,6 @@ from torch.utils._pytree import tree_leaves
 
 from bridge.comm import Comm
 from bridge.engine.formats import TORCH
-from bridge.engine.layers import layers_of
 from bridge.engine.tensor_parallel import TOKENS, VocabularyLinear
 from bridge.layout.shard import Flat, Parameter, holders_of
 from bridge.trace.placement import Placement
@@ -33,7 +32,7 @@ class EngineSource:
     @cached_property
     def layers(self) -> Mapping[str, nn.Module]:
         """See `Source`. Those of all pipeline ranks, of which this one runs some."""
-        return {layer.name: layer.module for layer in layers_of(self.engine.model)}
+        return {layer.name: layer.module for layer in self.engine.chain.layers}
 
     @property
     def entrance(self) -> str:

@@ -16,7 +16,9 @@ import torch
 from bridge.backend import MICRO
 from bridge.engine import initialize
 from bridge.engine.data import BYTES, Text
+from bridge.engine.layers import logits_in
 from bridge.engine.models.gpt import GPT, Architecture, mean_cross_entropy, summed_cross_entropy
+from bridge.engine.models.pretrained import opened
 from bridge.engine.runner import Engine
 from bridge.plan import Plan
 from bridge.trace.desync import Policy
@@ -69,17 +71,26 @@ class Training:
         trace: Path | None = None,
         full: bool = False,
         policy: Policy | None = None,
+        folder: Path | None = None,
         alike: Mapping[str, Any] = MappingProxyType({}),
     ) -> Training:
-        """Build model, data and engine (`trace`, `full`, `policy` and `alike` as in `initialize`); raises `BridgeError` if
-        something does not fit.
+        """Build model (that of `folder`, where one is given), data and engine (`trace`, `full`, `policy` and `alike` as in
+        `initialize`); raises `BridgeError` if something does not fit.
         """
         text = Text.of(data, architecture.sequence, seed)
         loss = summed_cross_entropy if plan.loss == "per_token" else mean_cross_entropy
-        model = GPT(architecture, seed)
+        model = GPT(architecture, seed) if folder is None else opened(folder, seed)
         watch: dict[str, Any] = {"trace": trace, "full": full, "policy": policy}
         told = {"length of the text": len(text.content), "deterministic": deterministic, **alike}
-        engine = initialize(model, plan, loss, seed=seed, deterministic=deterministic, alike=told, **watch)
+        engine = initialize(
+            model,
+            plan,
+            lambda output, targets: loss(logits_in(output), targets),
+            seed=seed,
+            deterministic=deterministic,
+            alike=told,
+            **watch,
+        )
         return cls(engine, text, plan.batch.micro or MICRO)
 
     def steps(self, number: int) -> Iterator[Report]:

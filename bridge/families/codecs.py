@@ -174,7 +174,7 @@ def _on(value: Any, target: Target, model: Group) -> Any:
 
 
 def _before(value: Any, source: Source, model: Group) -> Any:
-    return "before" if value else "after"
+    return "before" if value else "post"
 
 
 def _first(value: Any, target: Target, model: Group) -> Any:

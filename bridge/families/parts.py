@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import sqrt
+from math import isclose, sqrt
 from typing import Any
 
 from bridge.families.codecs import head_size, undone
@@ -133,7 +133,8 @@ def _read_scalar(source: Source, model: Group, options: Options) -> Group:
 def _write_scalar(model: Group, target: Target, options: Options) -> Group:
     scale, size = model.get("attention.scale"), model.get("attention.head_size") or head_size(model)
     value = size if scale is None else undone(lambda number: number**-0.5, scale**-2, scale)
-    return {SCALAR: int(value) if value and value == int(value) else value}
+    whole = round(value) if value else value  # a whole number to transformers, and other stacks round the scale
+    return {SCALAR: whole if value and whole and isclose(whole, value, rel_tol=1e-9) else value}
 
 
 PROJECTED = "word_embed_proj_dim"
@@ -171,22 +172,23 @@ BALANCE, ROUTED = "router_aux_loss_coef", "output_router_logits"
 
 
 def _read_balance(source: Source, model: Group, options: Options) -> Group:
-    """The loss is over all tokens of a forward pass, and left out where the router's logits are said to be no output
-    (models/mixtral/modeling_mixtral.py: load_balancing_loss_func, MixtralForCausalLM.forward).
+    """The loss is over all tokens of a forward pass and all blocks at once, and left out where the router's logits are said
+    to be no output (models/mixtral/modeling_mixtral.py: load_balancing_loss_func, MixtralForCausalLM.forward).
 
     They are none by default either; there the model keeps its coefficient, for whoever trains it.
     """
     routed = source.find(ROUTED)
     loss = 0.0 if routed is False else source.find(BALANCE)
     trained = bool(routed) if loss and source.named else None
-    return {"moe.aux_loss": loss, "moe.balance": "batch" if loss else "none", "moe.aux_trained": trained}
+    over = "pooled" if trained else "batch"
+    return {"moe.aux_loss": loss, "moe.balance": over if loss else "none", "moe.aux_trained": trained}
 
 
 def _write_balance(model: Group, target: Target, options: Options) -> Group:
     loss, over = model.get("moe.aux_loss"), model.get("moe.balance")
     if over == "none":
         return {BALANCE: loss or 0.0}
-    trained = over == "batch" and loss and model.get("moe.aux_trained") is not False
+    trained = over in ("batch", "pooled") and loss and model.get("moe.aux_trained") is not False
     return {BALANCE: loss, ROUTED: True if trained else None}
 
 

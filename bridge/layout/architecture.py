@@ -120,7 +120,7 @@ class Architecture:
     mlp_bias: bool | None = None
     norm_bias: bool | None = None
     head_norm: Literal["none", "head", "own", "width"] = "none"
-    place: Literal["before", "after", "both"] = "before"
+    place: Literal["before", "after", "both", "post"] = "before"
     shared_norm: bool = False
     sinks: bool = False
     positions: int | None = None
@@ -330,7 +330,8 @@ class Architecture:
         width, tied = self.width or self.hidden, "embedding.tokens" if self.tied else ""
         out = (Part("head.project", "linear", width, self.hidden),) if width != self.hidden else ()
         logits = Part("head.logits", "linear", self.vocab, width, self.logits_bias, tied)
-        return (self._norm("head.norm"), *out, *((logits,) if self.vocab else ()))
+        norm = () if self.place == "post" else (self._norm("head.norm"),)
+        return (*norm, *out, *((logits,) if self.vocab else ()))
 
     def _norm(self, name: str, size: int | None = None) -> Part:
         return Part(name, "norm", size or self.hidden, bias=self.biased("norm_bias"))

@@ -15,7 +15,7 @@ from bridge.plan import Dtype, Plan
 BYTES: Mapping[str, int] = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 """Bytes of one element by format."""
 
-MOMENTS: Mapping[str, int] = {"adam": 2, "adamw": 2, "sgd": 0}
+MOMENTS: Mapping[str, int] = {"adam": 2, "adamw": 2, "sgd": 0, "lion": 1}
 """Tensors of optimizer state for each element, in the master format; momentum adds one to sgd."""
 
 

@@ -19,7 +19,8 @@ class TensorPlan:
     layer that no name claims is taken if its features stand in that ratio, first match first. `weights`: parameters cut along
     a dimension. `attributes`: integers on any module that are divided, such as numbers of heads. `shared`: linear layers that
     every rank holds whole while it uses a part of their output. `vocabulary`: embeddings, and linear layers that return
-    logits, split by vocabulary. `scattered`: modules after which sequence parallelism splits by tokens.
+    logits, split by vocabulary. `scattered`: modules after which sequence parallelism splits by tokens. `partial`: modules
+    that every rank holds whole and uses on its part of the activations, so that their gradients are shares of a sum.
     """
 
     columns: tuple[str, ...] = ()
@@ -30,6 +31,7 @@ class TensorPlan:
     shared: tuple[str, ...] = ()
     vocabulary: tuple[str, ...] = ()
     scattered: tuple[str, ...] = ()
+    partial: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         ConfigError.raise_if(self._problems())
@@ -46,7 +48,9 @@ class TensorPlan:
         yield from (("vocabulary", self.vocabulary), ("shared", self.shared), ("column", self.columns), ("row", self.rows))
 
     def _problems(self) -> Iterator[str]:
-        if not any(getattr(self, field.name) for field in fields(self) if field.name not in ("attributes", "scattered")):
+        if not any(
+            getattr(self, field.name) for field in fields(self) if field.name not in ("attributes", "scattered", "partial")
+        ):
             yield "tensor plan: splits nothing; name columns and rows, shapes, weights or a vocabulary"
         lists = list(self._lists())
         for index, (kind, parts) in enumerate(lists):

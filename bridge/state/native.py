@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from bridge.config import shown
 from bridge.errors import SourceError
+from bridge.findings import Finding
+from bridge.rules import Effect
 from bridge.state import digests, parts, schema
+from bridge.state.files import File
+from bridge.state.folder import LATEST
+from bridge.state.formats import Format, Wanted, Written, pointed
+from bridge.state.hub import Group, Hub, Origin, Parameter, Scale, Where, lost, weights_of
+from bridge.state.lazy import Boxed, Held, Lazy, Placed
+from bridge.state.safe import file_of as safetensors
+from bridge.state.safe import header
 from bridge.state.schema import FORMAT, STATE, State
+
+WEIGHTS, BUFFERS, GENERATORS = "weights", "buffers", "generators"
+RANDOM = "random"
+SEED = 1234
+"""What the engine's data begin with where nothing else is said."""
 
 
 def file_of(rank: int) -> str:
@@ -58,3 +75,188 @@ class Checkpoint:
         problems = (parts.whole(name, self.state.tensors[name], saved) for name, saved in found.items())
         SourceError.raise_if(f"{self.folder}: {problem}; the checkpoint is damaged" for problem in problems if problem)
         return dict(found)
+
+
+class Native(Format):
+    """Checkpoints of the native engine."""
+
+    name = "native"
+    title = "the native engine"
+
+    def find(self, folder: Path) -> Path | None:
+        """The folder itself, or the one that `latest` names in it."""
+        place = pointed(folder, LATEST)
+        return place if place is not None and (place / STATE).is_file() else None
+
+    def read(self, place: Path) -> Hub:
+        """What the engine would take; the kinds of its tensors are `weights`, moments, buffers and generators."""
+        checkpoint = Checkpoint.open(place, place)
+        checkpoint.tensors()
+        state, tensors = checkpoint.state, _tensors(checkpoint)
+        kinds = [kind for kind in dict.fromkeys(name.split("/")[0] for name in tensors) if kind not in (BUFFERS, GENERATORS)]
+        parameters = {
+            name.partition("/")[2]: _parameter(name.partition("/")[2], tensors, kinds, state)
+            for name in tensors
+            if name.startswith(f"{WEIGHTS}/")
+        }
+        files = (place / STATE, *(place / file_of(rank) for rank in range(state.world)))
+        return Hub(
+            Origin(self.name, layout={"ranks": state.world}, files=files),
+            parameters,
+            {name.split("/", 2)[2]: held for name, held in tensors.items() if name.startswith(f"{BUFFERS}/0/")},
+            {str(name): str(of) for name, of in _carried(state, "ties", {}).items()},
+            ordered=True,
+            groups=tuple(Group(tuple(row["names"]), row["settings"]) for row in _carried(state, "groups", [])),
+            where=Where(**_figures(state)),
+            schedule=_carried(state, "schedule", None),
+            scale=_scale(state),
+            random=_random(state, tensors),
+            client=state.client,
+            config=_carried(state, "config", None),
+            findings=tuple(_copies(state)),
+        )
+
+    def plan(self, hub: Hub, wanted: Wanted) -> Written:
+        """One rank's checkpoint, which the engine reads on any layout."""
+        tag = f"step{hub.where.steps or 0}"
+        tensors = dict(_laid(hub))
+        text = json.dumps(_state(hub, {name: held.shape for name, held in tensors.items()}), indent=1)
+        schema.parse(text, Path(STATE))
+        keyed = {f"{name}@{','.join('0' for _ in held.shape)}": held for name, held in tensors.items()}
+        files = (
+            safetensors(f"{tag}/{file_of(0)}", keyed),
+            File(f"{tag}/{STATE}", (text.encode(),)),
+            File(LATEST, (tag.encode(),)),
+        )
+        return Written(files, f"{tag}/{digests.SUMS}", tuple(_unsaid(hub)))
+
+
+def _tensors(checkpoint: Checkpoint) -> dict[str, Lazy]:
+    """Every tensor of a checkpoint whose parts were checked."""
+    found: dict[str, list[Placed]] = {name: [] for name in checkpoint.state.tensors}
+    for rank in range(checkpoint.state.world):
+        path = checkpoint.folder / file_of(rank)
+        for key, span in header(path, checkpoint.root).items():
+            name, place = parts.place_of(key, span.shape, path)
+            found[name].append(Placed(place, span))
+    return {name: Boxed(held, checkpoint.state.tensors[name], held[0].source.dtype) for name, held in found.items() if held}
+
+
+def _parameter(name: str, tensors: Mapping[str, Lazy], kinds: Sequence[str], state: State) -> Parameter:
+    moments = {kind: tensors[f"{kind}/{name}"] for kind in kinds if kind != WEIGHTS and f"{kind}/{name}" in tensors}
+    exact, dtype = tensors[f"{WEIGHTS}/{name}"], _carried(state, "formats", {}).get(name)
+    weight = weights_of(exact, dtype)
+    trained = name not in _carried(state, "frozen", [])
+    step = float(state.progress.steps) if moments else None
+    return Parameter(weight, exact if weight is not exact else None, moments, step, trained)
+
+
+def _carried(state: State, name: str, default: Any) -> Any:
+    return state.carried.get(name, default)
+
+
+def _figures(state: State) -> dict[str, Any]:
+    """What is known of how far the run is."""
+    found = {**state.progress.model_dump(), "seed": state.seed}
+    unknown = {
+        *_carried(state, "unsaid", []),
+        *(name for name, value in found.items() if isinstance(value, float) and math.isnan(value)),
+    }
+    return {name: value for name, value in found.items() if name not in unknown}
+
+
+def _random(state: State, tensors: Mapping[str, Lazy]) -> dict[str, Lazy]:
+    """Generators by rank, but for one that stands for what the source did not have."""
+    if RANDOM in _carried(state, "unsaid", []):
+        return {}
+    return {name.partition("/")[2]: held for name, held in tensors.items() if name.startswith(f"{GENERATORS}/")}
+
+
+def _scale(state: State) -> Scale | None:
+    found = state.scaler
+    if "scale" in state.carried:
+        return Scale(**{**_carried(state, "scale", {}), "value": found.scale, "good": found.good, "tolerated": found.tolerated})
+    if found.window is None and found.scale == 1.0:
+        return None
+    dynamic = found.window is not None
+    return Scale(found.scale, dynamic, 2.0, found.window, found.minimum, found.hysteresis, found.tolerated, found.good)
+
+
+def _copies(state: State) -> Iterator[Finding]:
+    """Buffers that differ between ranks: the first copy stands for all."""
+    copies = {name.split("/")[1] for name in state.tensors if name.startswith(f"{BUFFERS}/")}
+    if len(copies) > 1:
+        message = f"{len(copies)} ranks have their own, the first rank's stand for all"
+        yield lost(BUFFERS, message, Effect.NUMBERS)
+
+
+def _laid(hub: Hub) -> Iterator[tuple[str, Lazy]]:
+    """Every tensor of the checkpoint by its name there."""
+    for name, held in hub.parameters.items():
+        yield f"{WEIGHTS}/{name}", held.best
+        yield from ((f"{kind}/{name}", moment) for kind, moment in held.moments.items())
+    yield from ((f"{BUFFERS}/0/{name}", held) for name, held in hub.buffers.items())
+    yield f"{GENERATORS}/0", hub.random.get("0") or _generator(hub.where.seed)
+
+
+def _generator(seed: int | None) -> Held:
+    """The state of torch's generator after it was given that seed."""
+    import torch
+
+    return Held(torch.Generator().manual_seed(SEED if seed is None else seed).get_state())
+
+
+def _state(hub: Hub, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    where, scale = hub.where, hub.scale
+    return {
+        "format": FORMAT,
+        "world": 1,
+        "seed": SEED if where.seed is None else where.seed,
+        "progress": {
+            **{name: getattr(where, name) or 0 for name in ("steps", "skipped", "samples")},
+            **{name: math.nan if (value := getattr(where, name)) is None else value for name in ("loss", "grad_norm")},
+            "lr": where.lr or 0.0,
+        },
+        "scaler": {
+            "scale": float(scale.value) if scale else 1.0,
+            "window": scale.window if scale and scale.dynamic else None,
+            "hysteresis": (scale and scale.hysteresis) or 1,
+            "minimum": float((scale and scale.minimum) or 1.0),
+            "good": (scale and scale.good) or 0,
+            "tolerated": (scale and scale.tolerated) or 0,
+        },
+        "client": dict(hub.client),
+        "copies": (1, 1),
+        "tensors": {name: list(shape) for name, shape in shapes.items()},
+        "carried": {key: value for key, value in _kept(hub).items() if value},
+    }
+
+
+def _kept(hub: Hub) -> dict[str, Any]:
+    """What the engine does not take: other formats find it again."""
+    formats = {name: held.weight.dtype for name, held in hub.parameters.items() if held.weight.dtype != held.best.dtype}
+    return {
+        "formats": formats,
+        "frozen": [name for name, held in hub.parameters.items() if not held.trained],
+        "groups": [{"names": list(group.names), "settings": dict(group.settings)} for group in hub.groups],
+        "schedule": hub.schedule,
+        "scale": asdict(hub.scale) if hub.scale else None,
+        "config": hub.config,
+        "ties": dict(hub.ties),
+        "unsaid": [name for name, value in {**asdict(hub.where), RANDOM: hub.random or None}.items() if value is None],
+    }
+
+
+def _unsaid(hub: Hub) -> Iterator[Finding]:
+    """What the engine needs and the source does not say."""
+    if "0" not in hub.random:
+        message = f"the source has no random state: as where it goes on itself, generators begin anew, here at seed {SEED}"
+        yield lost(RANDOM, message, Effect.NONE)
+    if hub.trained and not hub.moments:
+        yield lost("moments", "not in the source; load with load_optimizer_states=False", Effect.NUMBERS)
+    if hub.where.steps is None:
+        yield lost("step", "not in the source; the run begins at step 0", Effect.NUMBERS)
+    steps = {held.step for held in hub.parameters.values() if held.step is not None and held.moments}
+    if len(steps) > 1 or (steps and steps != {float(hub.where.steps or 0)}):
+        said = f"moments stand for {', '.join(f'{step:g}' for step in sorted(steps))} updates, the run for {hub.where.steps}"
+        yield lost("step", f"{said}; the engine takes the run's for all", Effect.NUMBERS)

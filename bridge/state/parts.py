@@ -76,13 +76,14 @@ def stored(path: Path, root: Path) -> Iterator[Stored]:
         file: Any = safe_open(regular(path, root), "pt")
         for key in file.keys():  # noqa: SIM118 - it is no dictionary
             part = file.get_slice(key)
-            name, box = _place(key, tuple(part.get_shape()), path)
+            name, box = place_of(key, tuple(part.get_shape()), path)
             yield Stored(name, box, part.get_dtype(), file, key)
     except (SafetensorError, OSError) as error:
         raise SourceError(f"{path}: {error}; the checkpoint is damaged") from None
 
 
-def _place(key: str, sizes: Shape, path: Path) -> tuple[str, Box]:
+def place_of(key: str, sizes: Shape, path: Path) -> tuple[str, Box]:
+    """Name and place of the box that a file has as `key`. Raises `SourceError`."""
     match = KEY.fullmatch(key)
     offsets = tuple(map(int, match[2].split(","))) if match and match[2] else ()
     if match is None or len(offsets) != len(sizes):

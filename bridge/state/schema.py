@@ -50,7 +50,10 @@ class Scaler(Strict):
 
 
 class State(Strict):
-    """Everything but tensors. `tensors` has the shape of each, whole; `copies` are data ranks and tensor ranks."""
+    """Everything but tensors. `tensors` has the shape of each, whole; `copies` are data ranks and tensor ranks.
+
+    `carried` is what another format said that no engine of ours takes; the way back finds it there.
+    """
 
     format: int
     world: Annotated[int, Field(ge=1, le=2**20)]
@@ -60,6 +63,7 @@ class State(Strict):
     client: dict[str, JsonValue]
     copies: tuple[Size, Size] = (1, 1)
     tensors: dict[str, tuple[Count, ...]] = {}
+    carried: dict[str, JsonValue] = {}
 
 
 def read(folder: Path, root: Path) -> State:

@@ -20,6 +20,7 @@ from hypothesis.errors import Flaky, HypothesisWarning
 from bridge.config import Values, shown
 from bridge.dialect import Config, Dialect, Written
 from bridge.errors import BridgeError
+from bridge.rules import Effect
 from bridge.sections import otherwise
 from bridge.testing.strategies import configs, entries
 from bridge.translation import Result, claims, lift, lower, translate
@@ -187,6 +188,11 @@ def _read_again(config: Config, format: str) -> Config:
         return dialect.read(path, config.version, config.world_size)
 
 
+def starts(config: Config) -> bool:
+    """Whether its stack takes it and does not stop at it: what it stops at is not written for it again."""
+    return not any(finding.effect is Effect.STOPS for finding in config.dialect.inspect(config))
+
+
 def suffix(dialect: Dialect, format: str) -> str:
     """A suffix that stands for a format."""
     return next(suffix for suffix in SUFFIXES if dialect.format_of(f"x.{suffix}") == format)
@@ -196,6 +202,8 @@ def _survives(config: Config) -> None:
     """What a config means, said again in its own words, means the same; ranks off the mesh of a plan are left aside."""
     plan = lift(config)
     mesh = plan.parallel
+    if not starts(config):
+        return
     if config.world_size not in (None, prod(size or 1 for size in (mesh.data, mesh.tensor, mesh.pipeline, mesh.context))):
         return
     again = lift(lower(plan, config.dialect, config.version, config.world_size)).values()

@@ -95,7 +95,7 @@ def stack_cures(suspect: Suspect, bench: Bench, rounding: Distance) -> Iterator[
         yield from islice(cures, 1)
 
 
-def plan_loss(suspect: Suspect, bench: Bench, rounding: Distance, wanted: Measured) -> str:
+def plan_loss(suspect: Suspect, bench: Bench, rounding: Distance, wanted: Measured) -> list[str]:
     """The settings that the plan does not hold, if the stack does what the plan says once the config is written anew from it."""
     config, backend = suspect.config, suspect.backend
     try:
@@ -104,8 +104,8 @@ def plan_loss(suspect: Suspect, bench: Bench, rounding: Distance, wanted: Measur
         run = bench.measure(Run(backend, again), suspect.plan) if settings else None
         healed = run is not None and not parted(run, wanted, rounding)
     except BridgeError:
-        return ""
-    return ", ".join(settings) if healed else ""
+        return []
+    return settings if healed else []
 
 
 def _unlike(config: Config, other: Config) -> list[str]:
@@ -165,9 +165,11 @@ def _said(value: Any) -> str:
     return "unset" if value is None else str(value)
 
 
-def plan_causes(source: Plan, target: Plan, bench: Bench, wanted: Measured, rounding: Distance) -> Iterator[str]:
-    """The fields in which `target` differs from `source` that change the numbers of `source` when they alone are changed; those
-    that only make sense together are changed together.
+def plan_causes(
+    source: Plan, target: Plan, bench: Bench, wanted: Measured, rounding: Distance
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The fields in which `target` differs from `source` that change the numbers of `source` when they alone are changed, and how
+    they differ, in words; those that only make sense together are changed together.
     """
     mine, theirs = source.values(), target.values()
     groups: dict[str, dict[str, Any]] = {}
@@ -175,11 +177,31 @@ def plan_causes(source: Plan, target: Plan, bench: Bench, wanted: Measured, roun
         if mine.get(path) != theirs.get(path):
             together = next((section for section in TOGETHER if path.startswith(section)), path)
             groups.setdefault(together, {})[path] = theirs.get(path)
-    for changed in groups.values():
-        with suppress(BridgeError):  # alone, that change may make no plan
-            if parted(bench.expected(made(source, changed)), wanted, rounding):
-                told = [path for path, new in changed.items() if new or mine.get(path)] or list(changed)
-                yield " and ".join(f"{path} became {_said(changed[path])} from {_said(mine.get(path))}" for path in told)
+    felt = partial(_felt, source, bench, wanted, rounding)
+    for changed in _alone(list(groups.values()), felt):
+        told = [path for path, new in changed.items() if new or mine.get(path)] or list(changed)
+        words = (f"{path} became {_said(changed[path])} from {_said(mine.get(path))}" for path in told)
+        yield tuple(changed), " and ".join(words)
+
+
+Changes = Mapping[str, Any]
+
+
+def _alone(groups: list[Changes], felt: Callable[[Changes], bool | None]) -> Iterator[Changes]:
+    """The groups that are felt alone: by halves, since most are not, nor all of them together."""
+    found = felt({path: value for changed in groups for path, value in changed.items()}) if groups else False
+    if len(groups) > 1 and found is not False:
+        middle = len(groups) // 2
+        yield from (*_alone(groups[:middle], felt), *_alone(groups[middle:], felt))
+    elif found:
+        yield from groups
+
+
+def _felt(source: Plan, bench: Bench, wanted: Measured, rounding: Distance, changed: Changes) -> bool | None:
+    """Whether a change to `source` is one of its numbers; None where it makes no plan that runs."""
+    with suppress(BridgeError):
+        return parted(bench.expected(made(source, changed)), wanted, rounding)
+    return None
 
 
 TOGETHER = ("batch.", "optimizer.schedule.", "optimizer.decay_ramp.", "precision.loss_scale.", "model.rotary.scaling.")

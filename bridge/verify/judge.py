@@ -9,18 +9,14 @@ from math import isfinite
 from typing import Any, Literal
 
 from bridge.backend import Backend
-from bridge.dialect import Config
-from bridge.edits import edited
 from bridge.engine.backend import BACKEND as NATIVE
 from bridge.errors import BridgeError
 from bridge.plan import Plan
-from bridge.rules import Effect
-from bridge.translation import Result, lift
 from bridge.verify.cause import Bench, Suspect, known_misdeeds, plan_causes, plan_loss, stack_cures
 from bridge.verify.measure import Distance, Measured, OtherModelError, Run, distance
-from bridge.verify.size import TWO, Size, changes, changes_like, is_taken, made, steps_for
+from bridge.verify.pair import Pair, Side
+from bridge.verify.size import TWO, is_taken, made, steps_for
 
-Side = Literal["source", "target"]
 Verdict = Literal["reference", "same", "differs", "not run"]
 DIGITS = {"bf16": 2.0**-7, "fp16": 2.0**-10, "fp32": 2.0**-23}
 WIDER = {"bf16": "fp32", "fp16": "fp32", "fp32": "fp64"}
@@ -110,78 +106,6 @@ def _finite(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not isfinite(value) else value
 
 
-@dataclass(frozen=True)
-class Pair:
-    """A config and its translation, made small: as configs, and as what they mean; what `convert` says of other numbers."""
-
-    source: Config
-    target: Config
-    plans: Mapping[Side, Plan]
-    changes: Mapping[str, tuple[Any, Any]]
-    size: Size
-    told: tuple[str, ...] = ()
-
-    def config(self, side: Side) -> Config:
-        """The config of a side."""
-        return self.source if side == "source" else self.target
-
-
-def fitted(source: Config, result: Result, backends: Mapping[str, Backend], limit: int, fp16: bool = True) -> Pair:
-    """Both sides on at most `limit` ranks, with the changes that takes; without `fp16`, bf16 stands for it on both.
-
-    Raises `BridgeError` if a stack refuses its file in that size.
-    """
-    target = result.config
-    first, second = meant(source, backends), meant(target, backends)
-    size = Size.of(first, limit)
-    wanted = changes(first, size)
-    theirs = changes_like(second, size.like(first, second), first, wanted)
-    small = _small(source, wanted, size, backends), _small(target, theirs, size, backends)
-    told = {path: (first.values().get(path), value) for path, value in wanted.items() if _is_told(path, first)}
-    if not fp16 and first.precision.compute == "fp16":
-        small, told["precision.compute"] = (_bf16(small[0]), _bf16(small[1])), ("fp16", "bf16")
-    plans: dict[Side, Plan] = {"source": meant(small[0], backends), "target": meant(small[1], backends)}
-    if None in (first.model.hidden, second.model.hidden):  # the training script brings the model along, from one to the other
-        plans["target"] = made(plans["target"], _model_of(plans["source"], plans["target"]))
-    numbers = tuple(f"{it.path}: {it.message}" for it in result.findings if it.effect.reaches(Effect.NUMBERS))
-    return Pair(*small, plans, told, size, numbers)
-
-
-def _is_told(path: str, plan: Plan) -> bool:
-    """Whether a change is one to a run: not to what watches it, nor to axes of experts that are not there."""
-    return not path.startswith("debug.") and (bool(plan.model.experts) or not path.startswith("parallel.expert"))
-
-
-def _model_of(source: Plan, target: Plan) -> dict[str, Any]:
-    """The model of `target`, by path, as that of `source`."""
-    unsaid = dict.fromkeys(path for path in target.values() if path.startswith("model."))
-    return {**unsaid, **{path: value for path, value in source.values().items() if path.startswith("model.")}}
-
-
-def _small(config: Config, changed: Mapping[str, Any], size: Size, backends: Mapping[str, Backend]) -> Config:
-    """`config` with those plan fields changed; its stack's backend knows best how."""
-    backend = backends.get(config.dialect.name)
-    return backend.edited(config, changed, size.world) if backend else edited(config, changed, size.world)
-
-
-def _bf16(config: Config) -> Config:
-    """`config` with bf16 for fp16, and formats that a stack derives from it as they were."""
-    for path, format in {path: lift(config).values().get(path) for path in FORMATS}.items():
-        wanted = "bf16" if format == "fp16" else format
-        if lift(config).values().get(path) != wanted:
-            config = edited(config, {path: wanted}, config.world_size)
-    return config
-
-
-FORMATS = ("precision.compute", "precision.reduce", "precision.communicate", "precision.master")
-
-
-def meant(config: Config, backends: Mapping[str, Backend]) -> Plan:
-    """What a config and its script mean."""
-    backend = backends.get(config.dialect.name)
-    return backend.meaning(config) if backend else lift(config)
-
-
 def verify(pair: Pair, backends: Mapping[str, Backend], steps: int | None, padded: bool = False, note: Note = print) -> Report:
     """Run both sides wherever they can be, on the ranks of this process group, all of which get the same report.
 
@@ -196,7 +120,7 @@ def verify(pair: Pair, backends: Mapping[str, Backend], steps: int | None, padde
     rounding = distance(bench.expected(_wider(plan)), reference).at_least(DIGITS.get(plan.precision.compute or "fp32", 0.0))
     rows = [Row("source", NATIVE.title, False, "reference", "", reference)]
     court = Court(pair, backends, bench, reference, replace(rounding, scale=""), note)
-    hidden = tuple(f"not shown in {steps} steps: {line}" for line in pair.told)
+    hidden = tuple(f"not shown in {steps} steps: {path}: {message}" for path, message in pair.told)
     return Report((*rows, *court.rows()), pair.changes, pair.size.world, rounding, steps, hidden)
 
 
@@ -264,7 +188,8 @@ class Court:
         if known:
             return f"{backend.title} does not do what the file means; {healed}; known: {known}"
         lost = plan_loss(suspect, self.bench, self.rounding, self.reference)
-        fault = f"the plan does not hold {lost}" if lost else f"it reads the file otherwise than {backend.title} runs it"
+        held = f"the plan does not hold {', '.join(lost)} ({self.pair.said(lost)})"
+        fault = held if lost else f"it reads the file otherwise than {backend.title} runs it"
         return f"the translation is at fault: {fault}; {healed}"
 
     def _elsewhere(self) -> Iterator[Row]:
@@ -300,7 +225,8 @@ class Court:
     def _translated(self, source: Plan, target: Plan, wanted: Measured, rounding: Distance) -> str:
         """Which fields the translation changed so that numbers differ."""
         self.note("native engine: looking for the cause")
-        found = list(plan_causes(source, target, self.bench, wanted, rounding))
+        causes = plan_causes(source, target, self.bench, wanted, rounding)
+        found = [f"{words} ({self.pair.said(paths)})" for paths, words in causes]
         return f"the translation is at fault, it means something else: {'; '.join(found) or 'several fields together'}"
 
     def _judged(self, row: Row, run: Callable[[], Measured], cause: Callable[[], str]) -> Row:

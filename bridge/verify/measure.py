@@ -131,11 +131,12 @@ class Distance:
     def beyond(self, rounding: Distance) -> tuple[str, ...]:
         """In what it is more than rounding can be: "loss", "norm", "weights", "scale"."""
         loss, update = (floor * rounding.floor for floor in (LOSS, UPDATE))
+        noise = MARGIN * rounding.update
+        turned = noise * noise / 2  # what noise of that length, in any direction, takes from the share
         found = {
             "loss": self.loss > MARGIN * rounding.loss + loss,
             "norm": self.norm is not None and self.norm > MARGIN * (rounding.norm or 0.0) + loss,
-            "weights": self.update > MARGIN * rounding.update + update
-            or abs(self.share - 1) > MARGIN * abs(rounding.share - 1) + update,
+            "weights": self.update > noise + update or abs(self.share - 1) > MARGIN * abs(rounding.share - 1) + turned + update,
             "scale": bool(self.scale),
         }
         return tuple(name for name, further in found.items() if further)

@@ -116,7 +116,11 @@ def changes(plan: Plan, size: Size) -> dict[str, Any]:
     """What has to change in `plan`, by path, for it to be of that size; None: unset."""
     values, wanted = plan.values(), dict(_wanted(plan, size))
     known = {path: value for path, value in wanted.items() if path in values and values[path] != value}
-    return {**known, **_length(plan)}
+    return {**known, **_length(plan), **(PLAIN_CHOICE if plan.model.moe.balance == "sinkhorn" else {})}
+
+
+PLAIN_CHOICE: Mapping[str, Any] = {"model.moe.balance": "none", "model.moe.normalised": False}
+"""Experts chosen token by token, where sinkhorn's iteration chooses them by all tokens of a microbatch."""
 
 
 def changes_like(plan: Plan, size: Size, other: Plan, changed: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from bridge.families import (
     spelling,
     stands_for,
 )
+from bridge.families.codecs import undone
 from bridge.plan import Plan, paths
 from bridge.rules import EFFECTS, Context, Effect, Group, Rule, convert
 
@@ -37,6 +38,8 @@ BASE = "model.rotary.base"
 POSITIONS, MOST, REACH = "model.embedding.positions", "model.embedding.max_positions", "max_position_embeddings"
 
 
+BALANCE, LOSS, CHOSEN = "model.moe.balance", "model.moe.aux_loss", "model.moe.top_k"
+SHARE = C + "router_aux_loss_coef"
 SWITCH, OWN = "output_router_logits", ("qwen3_moe", "gpt_oss", "ernie4_5_moe")
 """A switch of transformers' loss of balance, and families with code of AutoModel's, which has that loss whatever it says
 (components/models/qwen3_moe/model.py: aux_loss_coeff). Other models get no labels, and so never have it
@@ -51,6 +54,21 @@ def _balanced(values: Group, named: Family) -> dict[str, Any]:
     return {SWITCH: None} if values.get(C + SWITCH) and named.name else {}
 
 
+def _each_block(said: dict[str, Any], named: Family) -> dict[str, Any]:
+    """AutoModel's own code has that loss in every block, divided by the experts of a token (components/moe/layers.py: Gate)."""
+    if named.name in OWN and said.get(BALANCE) == "pooled":
+        return {**said, BALANCE: "batch", LOSS: said[LOSS] / said[CHOSEN]} if said.get(CHOSEN) else {**said, BALANCE: "batch"}
+    return said
+
+
+def _of_each_block(plan: Group, chosen: Family) -> Group:
+    """The plan's loss as the coefficient of AutoModel's own code."""
+    loss, experts = plan.get(LOSS), plan.get(CHOSEN)
+    if chosen.name not in OWN or not loss or not experts:
+        return plan
+    return {**plan, LOSS: undone(lambda number: number / experts, loss * experts, loss)}
+
+
 def family(values: Group) -> Family:
     """The family that a recipe names by the class of its config, or by a model type; the generic one otherwise."""
     target = values.get(CLASS)
@@ -62,7 +80,7 @@ def meant(values: Group) -> Mapping[str, Any]:
     """What a recipe says of its model; keys that its family does not have count for what others mean by them."""
     named = family(values)
     given = {key: values[path] for path, key in KEYS.items() if path in values} | _balanced(values, named)
-    said = dict(meaning(given, named, beyond=True))
+    said = _each_block(dict(meaning(given, named, beyond=True)), named)
     if BASE in said:
         # Who names the base of rotary positions has them, whatever the class, which may be left open.
         said.setdefault(POSITIONS, "rotary")
@@ -127,16 +145,20 @@ def _spelled(values: Group, context: Context) -> tuple[Family, Mapping[str, Any]
 def _kept(model: tuple[tuple[str, Any], ...], grouped: bool) -> tuple[Family, Mapping[str, Any]]:
     plan = dict(model)
     chosen = FAMILIES.get(plan.get("model.family") or "") or _inferred(plan, grouped)
-    written = spelling(plan, chosen, grouped, beyond=True)
+    written = spelling(_of_each_block(plan, chosen), chosen, grouped, beyond=True)
     return chosen, {key: tuple(value) if isinstance(value, list) else value for key, value in written.items()}
 
 
 def _inferred(plan: Group, grouped: bool) -> Family:
     """The family that says all of a plan's model by the names that most families have; else no one of them.
 
-    How first weights are drawn is no part of what the model computes: a family that lacks a word for that is still the family.
+    How first weights are drawn, and what a loss of balance is over, is no part of what the model computes: a family that lacks
+    a word for that is still the family.
     """
-    found, exact = choose({path: value for path, value in plan.items() if not path.startswith("model.init.")}, grouped)
+    told = {path: value for path, value in plan.items() if not path.startswith("model.init.")}
+    if told.get(BALANCE) == "batch":
+        told[BALANCE] = "pooled"
+    found, exact = choose(told, grouped)
     return found if exact and found in alike() and found.config else GENERIC
 
 

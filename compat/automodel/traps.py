@@ -8,9 +8,11 @@ from typing import Any
 from bridge.checks import Remark, Seen, told
 from bridge.dialect import Config
 from bridge.findings import Finding
+from bridge.requirements import said
 from bridge.rules import Effect
 from compat.automodel.effective import PP, D, chosen, piped, strategy
 from compat.automodel.formats import OBJECT, OLD
+from compat.automodel.model import BUILT, CLASS, OWN, SHARE, C, family
 from compat.automodel.model import KEYS as CONFIG
 from compat.automodel.releases import Release, release
 
@@ -37,6 +39,7 @@ def _found(given: Mapping[str, Any], effective: Mapping[str, Any], at: Release, 
     yield from _steps(given)
     yield from _seed(given)
     yield from _beside(given)
+    yield from _own_code(given)
 
 
 def _beside(given: Mapping[str, Any]) -> Iterator[Remark]:
@@ -44,6 +47,17 @@ def _beside(given: Mapping[str, Any]) -> Iterator[Remark]:
     for key in sorted((given.get("model.*") or {}).keys() & set(CONFIG.values())):
         message = f"{key}: taken as an override of the model's config, and not translated there; write it as model.config.{key}"
         yield "model.*", message, Effect.NUMBERS
+
+
+def _own_code(given: Mapping[str, Any]) -> Iterator[Remark]:
+    """_transformers/model_init.py, _resolve_custom_model_cls_for_config: a class of AutoModel's own is found by `architectures`,
+    which transformers' config classes leave open.
+    """
+    named, made = family(given), str(given.get(BUILT, "")).endswith(".from_config")
+    if made and named.name in OWN and CLASS in given and given.get(SHARE) != 0 and not said(given, f"{C}architectures"):
+        own = f"{named.config.removesuffix('Config')}ForCausalLM"
+        message = f"builds transformers' model, which trains no loss that balances experts; add {C}architectures: [{own}]"
+        yield CLASS, message, Effect.NUMBERS
 
 
 def _seed(given: Mapping[str, Any]) -> Iterator[Remark]:

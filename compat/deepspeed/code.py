@@ -79,7 +79,10 @@ def _model(values: Flat, world_size: int | None) -> Iterator[str]:
     else:
         yield "model = build_model()  # your module"
     if _mpu(values):
-        yield f"mpu = build_groups({', '.join(_groups(values))})  # Megatron-style: get_model_parallel_*, get_data_parallel_*"
+        asked = ", ".join(f"get_{kind}_parallel_*" for kind in _asked(values))
+        yield f"mpu = build_groups({', '.join(_groups(values))})  # Megatron-style: {asked}"
+    if _mpu(values) and size(values, "context_parallel") > 1:
+        yield "# in the model: deepspeed.sequence.layer.DistributedAttention(attention, mpu.get_sequence_parallel_group())"
     if _autotp(values) > 1:
         yield "# every rank of a tensor group reads the same data"
         yield f"model = deepspeed.tp_model_init(model, tp_size={_autotp(values)}, dtype=dtype)"
@@ -89,6 +92,12 @@ def _groups(values: Flat) -> Iterator[str]:
     for name, argument in (("tensor_parallel", "tensor"), ("context_parallel", "sequence")):
         if size(values, name) > 1:
             yield f"{argument}={size(values, name)}"
+
+
+def _asked(values: Flat) -> tuple[str, ...]:
+    """Groups that DeepSpeed asks an mpu for (runtime/config.py; utils/groups.py)."""
+    shared = ("sequence", "sequence_data") if size(values, "context_parallel") > 1 else ()
+    return (*(("model",) if size(values, "tensor_parallel") > 1 else ()), "data", *shared)
 
 
 def _pipeline(values: Flat, world_size: int | None) -> Iterator[str]:

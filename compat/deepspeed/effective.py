@@ -62,7 +62,7 @@ def _bounds(given: Flat, at: Release) -> Iterator[str]:
 
 
 def _filled(given: Flat, at: Release) -> dict[str, Any]:
-    values = dict(at.defaults)
+    values = at.defaults.copy()
     for section in dict.fromkeys(filter(None, map(optional_section, given))):
         values.update(at.section_defaults(section))
     values.update(given)

@@ -18,7 +18,7 @@ BALANCE = {
     "none": "none",
     "quantile_balancing": "none",
 }
-LOSSES = {ours: theirs for theirs, ours in reversed(BALANCE.items())}
+LOSSES = {"pooled": "aux_loss", **{ours: theirs for theirs, ours in reversed(BALANCE.items())}}
 KIND, COEFFICIENT, TOP_K = "moe_router_load_balancing_type", "moe_aux_loss_coeff", "moe_router_topk"
 
 
@@ -208,6 +208,10 @@ BALANCED = convert(
     blurs=_several,
     carries={KIND: f"{MOE}balance", COEFFICIENT: f"{MOE}aux_loss"},
     lossy="Megatron's loss of balance is divided by the experts of a token; several at once have no Plan form",
+    reasons={
+        f"{MOE}balance": "Megatron adds a loss of balance in every block, Hugging Face's code one for all blocks together:"
+        " the same coefficient weighs about as many times as much as there are blocks with experts"
+    },
     note=SCRIPT,
     source="moe/moe_utils.py: switch_load_balancing_loss_func; moe/router.py: get_aux_loss_coeff",
     model=True,

@@ -56,16 +56,17 @@ def padded(vocab: int, multiple: int) -> int:
     return -(-vocab // multiple) * multiple
 
 
-def _words(values: Group) -> int | None:
-    """Words of the tokenizer: a NullTokenizer has one beside those of --vocab-size."""
-    vocab = values.get("vocab_size")
-    return vocab + str(values.get("tokenizer_type")).startswith("Null") if vocab else None
+def _words(values: Group, context: Context) -> int | None:
+    """Words of the tokenizer: a NullTokenizer had one beside those of --vocab-size before 0.18, that of images has it still."""
+    vocab, tokenizer = values.get("vocab_size"), str(values.get("tokenizer_type"))
+    one_more = tokenizer.startswith("Null") and not (tokenizer == "NullTokenizer" and context.since("0.18.0"))
+    return vocab + one_more if vocab else None
 
 
 def _read_padded(values: Group, context: Context) -> Group:
     if rows := values.get("padded_vocab_size"):
         return {"model.embedding.padded_vocab": rows}
-    words, divisor = _words(values), values.get("make_vocab_size_divisible_by") or 0
+    words, divisor = _words(values, context), values.get("make_vocab_size_divisible_by") or 0
     if not words or divisor < 1:
         return {}
     return {"model.embedding.padded_vocab": padded(words, divisor * (values.get(TENSOR) or 1))}
@@ -88,10 +89,10 @@ VOCABULARY = convert(
     _read_padded,
     _write_padded,
     sees=("vocab_size", "tokenizer_type", TENSOR, "model.vocab", "parallel.tensor"),
-    blurs=lambda values: not _words(values) and values.get("make_vocab_size_divisible_by") != USUAL,
+    blurs=lambda values: not values.get("vocab_size") and values.get("make_vocab_size_divisible_by") != USUAL,
     lossy="Megatron fills the vocabulary up to a multiple of a divisor x tensor ranks",
     note="rows that the embedding has beside those of the vocabulary",
-    source="tokenizer.py: _vocab_size_with_padding, since 0.19 vocab_utils.py",
+    source="tokenizer.py: _vocab_size_with_padding, since 0.19 vocab_utils.py; tokenizers/text/libraries/null_tokenizer.py",
     model=True,
 )
 

@@ -133,30 +133,32 @@ ZERO = convert(
     sees=("optimizer.name", *TORCH_NEEDS),
     carries={"ckpt_format": (), "gradient_accumulation_fusion": ()},
     note="a kernel or checkpoint format of Megatron's, which its sharding may ask for",
-    lossy="Megatron shards gradients and weights only with its FSDP (0.12 and later), and only adam and sgd",
-    source="reference: distributed optimizer is level 1; data_parallel_sharding_strategy counts only with Megatron-FSDP",
+    lossy="Megatron shards gradients and weights only with its FSDP (0.12 and later), and nothing under sgd",
+    source="reference: distributed optimizer is level 1; data_parallel_sharding_strategy counts only with Megatron-FSDP;"
+    " optimizer/distrib_optimizer.py: DistributedOptimizer takes Adam only",
 )
 
 
 def _shardable(values: Group, context: Context) -> bool:
-    """Whether Megatron shards this optimizer's state: from 0.18 on only that of adam and sgd, and never muon's."""
+    """Whether Megatron shards this optimizer's state: never that of sgd and muon, from 0.18 on only Adam's."""
     name = values.get("optimizer.name")
-    return name in (None, "adam", "adamw", "sgd") or (name != "muon" and not context.since("0.18.0"))
+    return name in (None, "adam", "adamw") or (name not in ("sgd", "muon") and not context.since("0.18.0"))
 
 
 def _torch_only(values: Group, context: Context) -> bool:
-    """Whether torch's FSDP, the only one of these releases, can do what is wanted."""
+    """Whether torch's FSDP can do what is wanted, and nothing else: of these releases, or under sgd."""
     whole = all((values.get(f"parallel.{axis}") or 1) == 1 for axis in ("pipeline", "expert"))
+    sgd = values.get("optimizer.name") == "sgd"
     fits = whole and values.get("model.tied") is False and values.get("precision.compute") != "fp16"
-    return fits and values.get("zero.stage") == 3 and context.since("0.10.0") and not context.since("0.12.0")
+    return fits and values.get("zero.stage") == 3 and context.since("0.10.0") and (sgd or not context.since("0.12.0"))
 
 
 def _write_zero(values: Group, context: Context) -> Group:
     stage = values.get("zero.stage") or 0
-    if stage == 0 or not _shardable(values, context):
-        return {}
     if _torch_only(values, context):
         return {"use_torch_fsdp2": True, "ckpt_format": "torch_dist", "gradient_accumulation_fusion": False}
+    if stage == 0 or not _shardable(values, context):
+        return {}
     if stage == 1 or not context.since("0.12.0"):
         return {"use_distributed_optimizer": True}
     sharded = {"use_distributed_optimizer": True, "data_parallel_sharding_strategy": STRATEGIES[stage]}

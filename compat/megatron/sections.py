@@ -154,7 +154,7 @@ def _type_in_class(version: str, key: str) -> str:
 def effective(given: Mapping[str, Any], entry: str, version: str, world_size: int) -> dict[str, Any]:
     """The arguments that validate_yaml, or the container's classes, make of `given`; `ConfigError` with what they refuse."""
     defaults = dict(_class_defaults(version)) if entry == CONTAINER else {}
-    values = Namespace(releases.defaults(version), defaults, given, {"world_size": world_size})
+    values = Namespace(releases.defaults(version).copy(), defaults, given, {"world_size": world_size})
     run(select(STEPS, version), values)
     return values.__dict__
 

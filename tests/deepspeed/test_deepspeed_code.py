@@ -14,7 +14,12 @@ SCRIPTS: list[tuple[dict[str, Any], int | None, tuple[str, ...], tuple[str, ...]
     ({}, 1, ("model = build_model()", "engine.backward(loss)", "optimizer=build_optimizer"), ("mpu", "PipelineModule")),
     ({"optimizer.type": "AdamW"}, 1, (), ("build_optimizer",)),
     ({"code.tensor_parallel": 4}, 8, ("mpu = build_groups(tensor=4)", "mpu=mpu"), ("PipelineModule",)),
-    ({"code.context_parallel": 2}, 8, ("mpu = build_groups(sequence=2)",), ()),
+    (
+        {"code.context_parallel": 2},
+        8,
+        ("mpu = build_groups(sequence=2)", "get_sequence_data_parallel_*", "DistributedAttention("),
+        (),
+    ),
     (
         {"code.pipeline_stages": 2, "code.partition_method": "uniform", "pipeline.activation_checkpoint_interval": 3},
         8,

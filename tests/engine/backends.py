@@ -14,8 +14,9 @@ from bridge.engine.data import Text
 from bridge.layout.architecture import Architecture
 from bridge.plan import Plan
 from bridge.translation import lower, translate
-from bridge.verify.judge import Report, fitted, verify
+from bridge.verify.judge import Report, verify
 from bridge.verify.measure import Distance, Run, batches, distance, measure
+from bridge.verify.pair import fitted
 
 SHAPE = Architecture(layers=2, hidden=32, heads=4, kv_heads=4, ffn=64, sequence=16, tied=False, bias=False)
 
@@ -45,7 +46,7 @@ def verified(rank: int, world: int, source: tuple[str, Any, dict[str, Any]], to:
     config = compat.load(name).read(content, **said)
     backends = compat.backends()
     result = translate(config, compat.load(to), _release(backends, to), config.world_size)
-    report = verify(fitted(config, result, backends, world, False), backends, steps, note=lambda line: None)
+    report = verify(fitted(config, result, backends, world), backends, steps, note=lambda line: None)
     return replace(report, rows=tuple(replace(row, measured=None) for row in report.rows))
 
 

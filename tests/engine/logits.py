@@ -24,6 +24,7 @@ from torch import Tensor, nn
 import bridge
 import compat
 from bridge.config import Values
+from bridge.engine.compiling import uncompiled
 from bridge.engine.models.dense import Dense
 from bridge.errors import BridgeError
 from bridge.plan import Plan
@@ -31,7 +32,7 @@ from bridge.rules import Effect
 from bridge.translation import written_by
 from compat.megatron import MegatronConfig, objects
 from compat.megatron.rotary_rules import PREFIXED
-from compat.megatron.runtime.cpu import redirected, uncompiled
+from compat.megatron.runtime.cpu import quiet, redirected
 
 BOUND = 1e-5
 """Largest distance of logits whose own size is about one."""
@@ -553,7 +554,7 @@ def main() -> int:
     options = parser.parse_args()
     counts: Counter[str] = Counter()
     equal, seen = set[tuple[str, str]](), set[str]()
-    with uncompiled(), alone():
+    with uncompiled(), quiet(), alone():
         for name, configs in sorted(small(options.rows).items()):
             for hf in configs if not options.architectures or name in options.architectures else ():
                 answers = {"megatron": answer(hf), **({"native": native_answer(hf)} if is_dense(hf) else {})}

@@ -62,7 +62,8 @@ class Pool:
         self._ranks = []
 
     def _start(self) -> None:
-        context, port = multiprocessing.get_context("spawn"), free_port()
+        context, port = multiprocessing.get_context("forkserver"), free_port()
+        context.set_forkserver_preload(["torch", "torch._dynamo"])  # which takes longer than most tests
         for rank in range(self.world):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(rank, self.world, port, theirs), daemon=True)

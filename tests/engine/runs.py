@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from bridge.engine import initialize
 from bridge.engine.data import BYTES, Text
@@ -137,7 +138,24 @@ def plain(case: Case) -> Outcome:
 def _optimizer(weights: list[nn.Parameter], settings: Any) -> torch.optim.Optimizer:
     if settings.name == "sgd":
         return torch.optim.SGD(weights, settings.lr, settings.momentum or 0.0, foreach=False)
+    if settings.name == "lion":
+        return Lion(weights, {"lr": settings.lr, "betas": settings.betas, "weight_decay": settings.weight_decay})
     return torch.optim.AdamW(weights, settings.lr, eps=settings.eps, weight_decay=settings.weight_decay, foreach=False)
+
+
+class Lion(torch.optim.Optimizer):
+    """As its paper has it: the sign of what momentum and gradient make together, and another share of the gradient to keep."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """One update."""
+        (group,) = self.param_groups
+        first, second = group["betas"]
+        for weight in group["params"]:
+            moment = self.state[weight].setdefault("moment", torch.zeros_like(weight))
+            sign = torch.sign(first * moment + (1 - first) * weight.grad)
+            weight.sub_(group["lr"] * (sign + group["weight_decay"] * weight))
+            self.state[weight]["moment"] = second * moment + (1 - second) * weight.grad
 
 
 def distance(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
@@ -157,7 +175,7 @@ def live_bytes(rank: int, world: int, case: Case) -> tuple[int, dict[str, int]]:
     before = set(_storages())
     engine = initialize(model_of(case), Plan.of(case.plan), mean_cross_entropy)
     engine.train_batch(list(microbatches(case, engine, 0)))
-    kept = {tensor.untyped_storage().data_ptr() for tensor in engine._last}  # would stand in, if the data ended
+    kept = {tensor.untyped_storage().data_ptr() for tensor in tree_leaves(engine._last)}  # if data ends
     found = {pointer: size for pointer, size in _storages().items() if pointer not in before | kept}
     return sum(size for size in found.values() if size > SMALL), engine.layout.bytes()
 

@@ -1,10 +1,11 @@
 """Ten launches, converted with --script and started as they were written: five steps on DeepSpeed, and five on Megatron-Core.
 
-    python tests/engine/started.py [NAME ...] [--stack deepspeed|megatron] [--folder FOLDER]
+    python tests/engine/started.py [NAME ...] [--stack deepspeed|megatron] [--folder FOLDER] [--resumed]
 
-Prints a row for every launch and stack. Megatron-LM's pretrain_gpt.py is not among Python's packages: in its place stands
-`examples/megatron/train.py`, which reads its flags as our tables have its parser, and trains on Megatron-Core. On CPU DeepSpeed
-compiles its kernels first, into the folder that TORCH_EXTENSIONS_DIR names.
+Prints a row for every launch and stack; with --resumed also how far the last losses of DeepSpeed's script are from those of one
+that was ended after three steps and started again. Megatron-LM's pretrain_gpt.py is not among Python's packages: in its place
+stands `examples/megatron/train.py`, which reads its flags as our tables have its parser, and trains on Megatron-Core. On CPU
+DeepSpeed compiles its kernels first, into the folder that TORCH_EXTENSIONS_DIR names.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from pool import free_port
 from bridge.cli import run as stagebridge
 
 ROOT = Path(__file__).parents[2]
-STEPS, RANKS, VOCABULARY, LIMIT = 5, 2, 256, 400
+STEPS, ENDED, RANKS, VOCABULARY, LIMIT = 5, 3, 2, 256, 400
+SAME = 1e-5
+"""How far losses behind a resume may be off: sums of a few numbers in another order."""
 SIZES = (
     f"--num-layers 4 --hidden-size 64 --ffn-hidden-size 128 --num-attention-heads 4 --seq-length 32 --vocab-size {VOCABULARY} "
     "--max-position-embeddings 32 --make-vocab-size-divisible-by 1 --swiglu --normalization RMSNorm --position-embedding-type "
@@ -87,11 +90,20 @@ class Seen:
     failure: str = ""
     report: str = ""
     seconds: float = 0.0
+    again: list[float] = field(default_factory=list)
 
     @property
     def trained(self) -> bool:
         """Whether it made all steps with losses that are numbers."""
         return len(self.losses) == STEPS and all(map(math.isfinite, self.losses))
+
+    @property
+    def off(self) -> float:
+        """How far the losses behind a resume are from those of the run that went through, relative; infinite where some lack."""
+        if len(self.again) != STEPS - ENDED:
+            return math.inf
+        through = self.losses[ENDED:]
+        return max(abs(one - other) / abs(other) for one, other in zip(self.again, through, strict=True))
 
     @property
     def announced(self) -> str:
@@ -101,11 +113,13 @@ class Seen:
 
     def __str__(self) -> str:
         seen = f"{self.losses[0]:.4f} -> {self.losses[-1]:.4f}" if self.trained else f"failed: {self.failure}"
+        if self.trained and self.again:
+            seen += f"; resumed, off by {self.off:.1e}"
         return f"{seen}; announced: {self.announced}" if self.announced else seen
 
 
-def started(name: str, stack: str, folder: Path) -> Seen:
-    """Convert one launch, and start what was written."""
+def started(name: str, stack: str, folder: Path, resumed: bool = False) -> Seen:
+    """Convert one launch, and start what was written; `resumed`: a second time too, ended and started again."""
     began, place = time.monotonic(), folder / f"{name.replace(', ', '_').replace(' ', '_')}_{stack}"
     place.mkdir(parents=True)
     report = converted(name, stack, place)
@@ -114,9 +128,20 @@ def started(name: str, stack: str, folder: Path) -> Seen:
     (prepared_for_deepspeed if stack == "deepspeed" else prepared_for_megatron)(place)
     command = _line(report) + _added(name, stack)
     done = _ran(command, place)
-    losses = [json.loads(line)["loss"] for line in done.stdout.splitlines() if line.startswith('{"step"')]
     failure = "" if done.returncode == 0 else _reason(done.stderr + done.stdout)
-    return Seen(losses, failure, report, time.monotonic() - began)
+    again = _again(command, place) if resumed and stack == "deepspeed" and not failure else []
+    return Seen(_losses(done), failure, report, time.monotonic() - began, again)
+
+
+def _again(command: str, place: Path) -> list[float]:
+    """Losses of a run that goes on from the checkpoint of one that was ended early."""
+    for steps in (ENDED, STEPS):
+        done = _ran(f"{command} --save checkpoints --steps {steps}", place)
+    return _losses(done)
+
+
+def _losses(done: subprocess.CompletedProcess[str]) -> list[float]:
+    return [json.loads(line)["loss"] for line in done.stdout.splitlines() if line.startswith('{"step"')]
 
 
 def converted(name: str, stack: str, place: Path) -> str:
@@ -199,14 +224,15 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(LAUNCHES))
     parser.add_argument("--stack", choices=("deepspeed", "megatron"))
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--resumed", action="store_true", help="end DeepSpeed's script after three steps too, and start it again")
     options = parser.parse_args()
     stacks = [options.stack] if options.stack else ["deepspeed", "megatron"]
     trained = dict.fromkeys(stacks, 0)
     with tempfile.TemporaryDirectory() as scratch:
         for name in options.names or LAUNCHES:
             for stack in stacks:
-                seen = started(name, stack, options.folder or Path(scratch))
-                trained[stack] += seen.trained
+                seen = started(name, stack, options.folder or Path(scratch), options.resumed)
+                trained[stack] += seen.trained and (not seen.again or seen.off < SAME)
                 print(f"{name:22} {stack:10} {seen.seconds:5.0f} s  {seen}", flush=True)
     print(", ".join(f"{count} trained on {stack}" for stack, count in trained.items()))
     wanted = {"deepspeed": 8, "megatron": 7}

@@ -347,7 +347,7 @@ BEYOND = {
     "parallel.expert": 2,
     "parallel.expert_tensor": 2,
     "model.experts": 4,
-    "optimizer.name": "lion",
+    "optimizer.name": "lamb",
     "precision.fp8": "hybrid",
     "zero.replicas": 2,
     "zero.bucket": 1000,

@@ -19,10 +19,14 @@ from bridge.verify import measure
 
 DYING = """
 import os, sys, time
-if os.environ["RANK"] == "1":
-    sys.exit("its last words")
-print("begun", flush=True)
-time.sleep(3600)
+loaded = []
+def warm():
+    loaded.append(os.getpid())
+def main():
+    if os.environ["RANK"] == "1":
+        sys.exit("its last words")
+    print(*loaded, os.getppid(), flush=True)
+    time.sleep(3600)
 """
 
 
@@ -30,8 +34,10 @@ def test_a_rank_that_dies_ends_the_others_and_is_the_one_that_is_quoted(tmp_path
     (tmp_path / "dying.py").write_text(DYING)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setattr(local, "GRACE", 0.1)
+    said: list[str] = []
     with pytest.raises(BridgeError, match="rank 1 ended with code 1: its last words"):
-        list(local.ranks(2, "dying"))
+        said.extend(local.ranks(2, "dying"))
+    assert len(set(said[0].split())) == 1, "what a rank needs was loaded before it was forked"
 
 
 def test_a_lock_that_a_killed_build_left_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

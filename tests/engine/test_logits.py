@@ -18,12 +18,13 @@ import logits
 import torch
 
 import bridge.engine
+from bridge.engine.compiling import uncompiled
 from bridge.engine.models.dense import Dense
 from bridge.engine.models.gpt import mean_cross_entropy
 from bridge.errors import ConfigError
 from bridge.model import Model
 from bridge.plan import Plan
-from compat.megatron.runtime.cpu import uncompiled
+from compat.megatron.runtime.cpu import quiet
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 SIZES: dict[str, Any] = {
@@ -78,7 +79,7 @@ type_of = lambda config: config["model_type"]  # noqa: E731 - an id is a functio
 
 @pytest.fixture(scope="module")
 def megatron() -> Iterator[None]:
-    with uncompiled(), logits.alone():
+    with uncompiled(), quiet(), logits.alone():
         yield
 
 

@@ -42,6 +42,15 @@ def test_good_steps_double_the_scale_and_restore_the_tolerance() -> None:
     assert found.scale == 16 and found.tolerated == 1
 
 
+def test_a_late_doubling_divides_what_the_old_scale_multiplied() -> None:
+    found, seen = scaler(initial=16, window=2, late=True), []
+    for _ in range(5):
+        seen.append((found.share, found.scale))
+        found.update(overflow=False)
+    assert seen == [(1.0, 16), (1.0, 16), (0.5, 16), (1.0, 32), (0.5, 32)]
+    assert scaler(initial=16, window=1).share == 1.0
+
+
 @given(st.lists(st.booleans(), max_size=60), st.integers(1, 4))
 def test_torch_scales_alike(overflows: list[bool], window: int) -> None:
     scale, good = torch.tensor([2.0**10]), torch.zeros(1, dtype=torch.int32)

@@ -34,6 +34,7 @@ from bridge.translation import lift
 from compat.megatron import DIALECT
 from compat.megatron.runtime import cpu
 from compat.megatron.runtime.backend import BACKEND, architecture
+from compat.megatron.runtime.weights import Share, pieces
 
 pytestmark = pytest.mark.usefixtures("foreign")
 EVEN = replace(GATED, norm="layer", hidden=64, ffn=128, vocab=128, layers=2)
@@ -252,3 +253,11 @@ def test_a_config_that_says_too_little_or_too_much_is_refused() -> None:
     for config, reason in ((parts, "nothing of batches"), (experts, "num_experts: found 4")):
         with pytest.raises(BridgeError, match=reason):
             BACKEND.config(config, Workload(GATED))
+
+
+def test_queries_and_keys_are_found_in_heads_of_any_width() -> None:
+    shape = replace(GATED, hidden=32, heads=4, kv_heads=2, head_size=16)
+    whole = torch.arange((4 + 2 + 2) * 16.0).view(-1, 1).expand(-1, 32)
+    found = {it.name: it.of(whole) for it in pieces("decoder.layers.0.self_attention.linear_qkv.weight", shape, Share())}
+    assert [len(part) for part in found.values()] == [64, 32, 32]
+    assert found["block0.attention.key.weight"][16:, 0].tolist() == list(range(96, 112)), "behind the two queries of its group"

@@ -11,7 +11,8 @@ import pytest
 import compat
 from bridge.edits import edited
 from bridge.translation import translate
-from bridge.verify.judge import Report, fitted, verify
+from bridge.verify.judge import Report, verify
+from bridge.verify.pair import fitted
 
 RELEASES = {"megatron": "0.16.1", "deepspeed": "0.19.8"}
 MEGATRON = """
@@ -23,10 +24,12 @@ MEGATRON = """
 """
 EXPERTS = "--num-experts 8 --moe-router-topk 2"
 RAMP = "--weight-decay-incr-style linear --start-weight-decay 0.01 --end-weight-decay 0.5"
+LION = "--optimizer lion --lion-beta1 0.95 --lion-beta2 0.98"
 FP16 = "--fp16 --loss-scale-window 1000"
 FAULTS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "decay scope": ("", "deepspeed", {"optimizer.decay_scope": "all"}),
     "ramp": (RAMP, "megatron", {"optimizer.decay_ramp.shape": "cosine"}),
+    "betas of Lion": (LION, "megatron", {"optimizer.betas": (0.95, 0.999)}),
     "top-k": (EXPERTS, "megatron", {"model.moe.top_k": 4}),
     "rotary base": ("", "megatron", {"model.rotary.base": 10000}),
     "window of the loss scale": (FP16, "megatron", {"precision.loss_scale.window": 2000}),
@@ -45,10 +48,11 @@ FAULTS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
 def report(flags: str, to: str, wrong: Mapping[str, Any]) -> Report:
     """What the native engine alone, on one rank, says of a launch and its translation."""
     text = f"{MEGATRON} {flags}".replace("--bf16", "" if "--fp16" in flags else "--bf16")
-    source = compat.load("megatron").read(text, version=RELEASES["megatron"], world_size=1)
-    result = translate(source, compat.load(to), RELEASES[to], 1)
+    releases = {**RELEASES, "megatron": "0.19.2"} if flags == LION else RELEASES  # the first that has Lion
+    source = compat.load("megatron").read(text, version=releases["megatron"], world_size=1)
+    result = translate(source, compat.load(to), releases[to], 1)
     planted = replace(result, config=edited(result.config, wrong, 1)) if wrong else result
-    return verify(fitted(source, planted, {}, 1, True), {}, None, note=lambda line: None)
+    return verify(fitted(source, planted, {}, 1), {}, None, note=lambda line: None)
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -58,10 +62,18 @@ def test_a_planted_fault_differs_and_the_translation_is_blamed(name: str) -> Non
     assert found.verdict == "differs", found
     (fault,) = (row for row in found.rows if row.verdict == "differs")
     assert fault.side == "target" and "the translation is at fault" in fault.cause
-    assert any(path in fault.cause for path in wrong), fault.cause
+    assert any(path in fault.cause for path in wrong) and "`convert` says nothing of it" in fault.cause, fault.cause
 
 
 @pytest.mark.parametrize(("flags", "to"), dict.fromkeys((flags, to) for flags, to, _ in FAULTS.values()))
 def test_without_one_nothing_differs(flags: str, to: str) -> None:
     found = report(flags, to, {})
     assert found.verdict == "in part" and "no real engine ran" in found.lacking[0], found.rows
+
+
+def test_a_length_that_its_stack_has_no_way_to_make_smaller_stays_on_both_sides() -> None:
+    script = {"init": {"pp": 1, "tp": 1, "dp": 2}, "args": {"output_dir": "output", "max_steps": 1000}}
+    source = compat.load("merak").read(script, world_size=2)
+    pair = fitted(source, translate(source, compat.load("megatron"), RELEASES["megatron"], 2), compat.backends(), 2)
+    lengths = {side: plan.optimizer.schedule.total_steps for side, plan in pair.plans.items()}
+    assert lengths == {"source": 1000, "target": 1000}

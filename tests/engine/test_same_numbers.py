@@ -20,6 +20,8 @@ ADAMW = {
     "optimizer.weight_decay": 0.1,
     "optimizer.clip": 0.5,
 }
+LION = {**ADAMW, "optimizer.name": "lion", "optimizer.lr": 0.001, "optimizer.eps": None, "optimizer.betas": (0.9, 0.95)}
+OPTIMIZERS = {"sgd": SGD, "adamw": ADAMW, "lion": LION}
 RECOMPUTE = {"recompute.granularity": "full"}
 
 # Level, weight buffers, gradient buffers.
@@ -45,7 +47,7 @@ def plan(optimizer: dict[str, Any], zero: tuple[int, int | None, int | None], ac
 @cache
 def reference(name: str, padded: bool = False, frozen: tuple[str, ...] = ()) -> Outcome:
     """One plain process."""
-    return plain(Case(SGD if name == "sgd" else ADAMW, batch=16, padded=padded, frozen=frozen))
+    return plain(Case(OPTIMIZERS[name], batch=16, padded=padded, frozen=frozen))
 
 
 def agree(found: Outcome, expected: Outcome, tolerance: float) -> None:
@@ -73,6 +75,12 @@ def test_adamw_with_clipping(run: Any, world: int, zero: tuple[int, int | None, 
     for outcomes in run(world, trained_all, [Case(plan(ADAMW, zero, number), batch=16) for number in (1, 4)]):
         for outcome in outcomes:
             agree(outcome, reference("adamw"), 1e-7)
+
+
+@pytest.mark.parametrize("zero", ZERO[:4], ids=lambda zero: "-".join(map(str, zero)))
+def test_lion(run: Any, zero: tuple[int, int | None, int | None]) -> None:
+    for outcome in run(2, trained, Case(plan(LION, zero, 4), batch=16)):
+        agree(outcome, reference("lion"), 1e-7)
 
 
 @pytest.mark.parametrize("world", [1, 2])

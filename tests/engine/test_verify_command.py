@@ -14,7 +14,9 @@ import pytest
 from bridge.cli import run as stagebridge
 from bridge.cli import verify as command
 from bridge.cli.verify import MARK
+from bridge.plan import Plan
 from bridge.verify.measure import Distance
+from bridge.verify.size import Size, changes, is_taken
 
 ZERO3 = Path(__file__).parents[2] / "examples" / "fast_llm" / "batch_0.3.0.yaml"
 """Shards weights in a pipeline, which only the native engine can run."""
@@ -110,3 +112,16 @@ def test_rounding_is_told_from_a_difference() -> None:
     assert Distance(3e-6, None, 0.15, 1.003, "head.norm.weight", 0.3).beyond(rounding) == ()
     assert Distance(0.0, None, 0.15, 0.75, "head.norm.weight", 0.3).beyond(rounding) == ("weights",)
     assert Distance(1e-3, 0.5, 0.05, 1.0, "head.norm.weight", 0.3).beyond(rounding) == ("loss", "norm")
+
+
+def test_noise_that_passes_may_turn_the_update_as_far_as_noise_does() -> None:
+    rounding = Distance(1e-4, 1e-3, 0.078, 0.9956, "block1.mlp.up", 0.3)
+    assert Distance(1e-5, 6e-4, 0.219, 0.9792, "block0.mlp.up", 0.7).beyond(rounding) == ()
+    assert Distance(1e-5, 6e-4, 0.219, 0.9, "block0.mlp.up", 0.7).beyond(rounding) == ("weights",)
+
+
+def test_a_choice_of_experts_that_no_engine_shares_is_taken_out() -> None:
+    plan = Plan.of({"model.experts": 8, "model.moe.top_k": 1, "model.moe.balance": "sinkhorn"})
+    found = changes(plan, Size(1, 1, 1, 1, 1))
+    assert found["model.moe.balance"] == "none" and found["model.moe.normalised"] is False
+    assert is_taken("model.moe.balance", "sinkhorn", "none")

@@ -108,7 +108,8 @@ def modelled(config: Config) -> Mapping[str, Any]:
     return {path: value for path, value in bridge.lift(config).values().items() if path in MODEL}
 
 
-MODEL = frozenset(path for path in paths() if path.startswith("model.") and path != "model.moe.aux_trained")
+OTHER_CODE = ("model.moe.aux_trained", "model.moe.aux_loss", "model.moe.balance")
+MODEL = frozenset(path for path in paths() if path.startswith("model.") and path not in OTHER_CODE)
 
 
 def fate(hf: Mapping[str, Any], stack: str) -> str:
@@ -296,3 +297,13 @@ def test_width_of_a_layer_that_no_block_has_is_no_loss() -> None:
     config = {"model_type": "qwen3_moe", "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 8}
     found = translate(compat.load("huggingface").read(config), compat.load("fast_llm")).findings
     assert not [row for row in found if row.path in ("intermediate_size", "model.moe.z_loss") and row.effect is Effect.NUMBERS]
+
+
+def test_norms_behind_the_sum_end_without_one() -> None:
+    """As transformers counts a small one (models/opt/modeling_opt.py: OPTDecoder has a last norm only with norms before)."""
+    sizes = {"hidden_size": 256, "ffn_dim": 1000, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 3000}
+    opt = {"model_type": "opt", **sizes, "max_position_embeddings": 512, "word_embed_proj_dim": 128}
+    config = HF.read({**opt, "do_layer_norm_before": False})
+    assert bridge.count_parameters(bridge.lift(config)).all == 2_913_464
+    losses = {f.path: f.effect for f in bridge.translate(config, compat.load("fast_llm")).findings}
+    assert losses["do_layer_norm_before"] is Effect.NUMBERS

@@ -30,9 +30,11 @@ def test_it_is_said_where_it_bites_and_only_there(path: str, version: str) -> No
     assert path not in {finding.path for finding in left.findings}
 
 
-def test_it_is_said_of_a_translation_too() -> None:
+def test_a_translation_does_not_write_what_stops() -> None:
     """DeepSpeed shards the state of SGD; Megatron's launch with the same would stop."""
     source = {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "SGD", "params": {"lr": 0.1}}}
     config = compat.load("deepspeed").read(source | {"zero_optimization": {"stage": 1}}, world_size=4)
     result = bridge.translate(config, MEGATRON)
-    assert any("stops at the start" in finding.message for finding in result.findings)
+    assert "use_distributed_optimizer" not in result.config.given
+    assert not any("stops at the start" in finding.message for finding in result.findings)
+    assert "zero_optimization.stage" in {finding.path for finding in result.findings}

@@ -13,24 +13,31 @@ from pathlib import Path
 
 from bridge import comm
 from bridge.cli.train import end
+from bridge.engine.backend import BACKEND as NATIVE
 from bridge.engine.checkpoint import LATEST
 from bridge.engine.training import Report, Training
 from bridge.plan import Plan
 
 
-def main(plan: str, folder: Path, steps: int, more: int, limits: str) -> None:
+def main(plan: str, path: str, steps: str, more: str, limits: str) -> None:
     """Run one rank."""
+    folder, first, again = Path(path), int(steps), int(more)
     comm.patient(*json.loads(limits))
     training = Training.of(Plan.model_validate_json(plan))
     if (folder / LATEST).exists():
         training.engine.load_checkpoint(folder)
     else:
-        _say(training, training.steps(steps))
+        _say(training, training.steps(first))
         training.engine.save_checkpoint(folder)
-    _say(training, training.steps(steps + more))
+    _say(training, training.steps(first + again))
     world = training.engine.comm.world.size
     training.engine.close()
     end(world)
+
+
+def warm(*arguments: str) -> None:
+    """Load what all ranks need."""
+    NATIVE.load()
 
 
 def _say(training: Training, reports: Iterable[Report]) -> None:
@@ -40,4 +47,4 @@ def _say(training: Training, reports: Iterable[Report]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[5])
+    main(*sys.argv[1:])

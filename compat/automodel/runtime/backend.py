@@ -27,6 +27,7 @@ class FullyShardedBackend(Backend):
 
     name: ClassVar[str] = "automodel"
     title: ClassVar[str] = "FSDP2 of torch"
+    modules = ("compat.automodel.runtime.fsdp",)
 
     @property
     def release(self) -> str | None:

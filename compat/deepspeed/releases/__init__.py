@@ -124,7 +124,7 @@ class Release(AnyRelease):
         return frozenset(path for path, history in KEYS.items() if history.known(self.version))
 
     @cached_property
-    def defaults(self) -> Mapping[str, Any]:
+    def defaults(self) -> MappingProxyType[str, Any]:
         """What it fills in for keys that are not set, optional sections aside."""
         always = {path: value for path, value in self._filled.items() if optional_section(path) is None}
         devices = {path: value for path, value in self._filled.items() if path.endswith(".device")}

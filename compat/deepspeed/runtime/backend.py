@@ -53,6 +53,12 @@ class DeepSpeedBackend(Backend):
         except VersionError:
             return None
 
+    def load(self) -> None:
+        """See `Backend`."""
+        from compat.deepspeed.runtime.trainers import loaded
+
+        loaded()
+
     def refusals(self, plan: Plan, world: int) -> tuple[str, ...]:
         """See `Backend`."""
         return tuple(dict.fromkeys((*_code(plan), *unkept(plan, DIALECT, self._known(), world))))

@@ -66,8 +66,8 @@ def initialize(
     none).
 
     The optimizer is a torch optimizer whose groups (learning rates and all) the engine reads at every step. An
-    `nn.Sequential` is cut into stages; any other model is one stage, which ZeRO 3 cannot shard. Settings that would change
-    the numbers and cannot run are refused, others are in `engine.findings`. Raises `BridgeError`.
+    `nn.Sequential` is cut into stages, and so is a model of Hugging Face; any other is one, which ZeRO 3 cannot shard.
+    Settings that would change the numbers and cannot run are refused, others are in `engine.findings`. Raises `BridgeError`.
     """
     if model is None:
         raise ConfigError("model: none given; deepspeed.initialize requires a model")
@@ -78,7 +78,7 @@ def initialize(
     check(plan, here.world)
     face = _face(plan, optimizer, model_parameters, module)
     scheduler = _scheduler(lr_scheduler, face, read)
-    native = _native(module, plan, face, here, [*left(read), *_whole(module, plan)], read)
+    native = _native(module, plan, face, here, [*left(read)], read)
     _scale(native, read)
     _warn(native, read)
     loss_fn = getattr(model, "loss_fn", None)
@@ -200,12 +200,6 @@ def _meshes(mpu: Any, mesh_param: Any) -> Iterator[str]:
             )
     if mesh_param:
         yield f"mesh_param: found {mesh_param}; the engine has no sequence axis; leave it out"
-
-
-def _whole(model: nn.Module, plan: Plan) -> Iterator[Finding]:
-    if plan.zero.effective_stage == 3 and not isinstance(model, nn.Sequential):
-        message = "this model is one stage, so its weights stay whole; make it an nn.Sequential to shard them"
-        yield Finding("zero_optimization.stage", message, Effect.COST, given=True)
 
 
 def _face(plan: Plan, optimizer: Any, parameters: Iterable[Any] | None, model: nn.Module) -> torch.optim.Optimizer | None:

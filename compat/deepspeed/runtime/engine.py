@@ -18,15 +18,24 @@ from bridge.dialect import Config
 from bridge.engine import buffers
 from bridge.engine.checkpoint import LATEST, together
 from bridge.engine.formats import TORCH
+from bridge.engine.layers import loss_in
 from bridge.engine.runner import Engine, fitting
 from bridge.errors import BridgeError, ConfigError
 from bridge.findings import Finding
+from bridge.state.schema import read as read_state
 
 EVALUATE = "evaluate"
 EPOCHS = ("last_batch_iteration", "last_epoch")
 """What schedulers of DeepSpeed and torch call how far they have come."""
 CLIENT, OWN = "client_state", "deepspeed"
 NO_OPTIMIZER = "no optimizer: name one in the config, or pass optimizer to initialize"
+
+
+def _converted(path: Path) -> dict[str, Any]:
+    """What a checkpoint that was converted from DeepSpeed's says of scheduler and groups."""
+    carried = read_state(path, path).carried
+    groups: Any = carried.get("groups") or []
+    return {"lr_scheduler": carried.get("schedule"), "groups": [group["settings"] for group in groups]}
 
 
 class DeepSpeedEngine:
@@ -337,9 +346,9 @@ class DeepSpeedEngine:
         if load_module_only:
             self.native.progress = before
         else:
-            self._restore(state.get(OWN, {}), load_optimizer_states, load_lr_scheduler_states)
+            self._restore(state.get(OWN) or _converted(path), load_optimizer_states, load_lr_scheduler_states)
             self._moved = self._epoch()
-        return str(path), state.get(CLIENT, {})
+        return str(path), state.get(CLIENT, {}) if OWN in state else state
 
     def save_16bit_model(
         self, save_dir: str | Path, save_filename: str = "pytorch_model.bin", exclude_frozen_parameters: bool = False
@@ -461,7 +470,7 @@ class DeepSpeedEngine:
         output = self._output(batch)
         if self.loss_fn is not None:
             return self.loss_fn(output, batch[1]), output
-        loss = output if isinstance(output, Tensor) else getattr(output, "loss", None)
+        loss = loss_in(output)
         if not isinstance(loss, Tensor) or loss.dim():
             raise BridgeError("batch: the model returns no loss (one number); give it a loss_fn, or call backward(loss)")
         return loss, output

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 
 from bridge import comm
 from bridge.backend import Step, Workload
+from bridge.engine.compiling import uncompiled
 from bridge.engine.environment import detect
 from bridge.engine.learning_rate import learning_rate
 from bridge.engine.models import dense
@@ -44,9 +46,7 @@ def join() -> int:
     found = detect()
     rank = here[0] if here else found.rank
     os.environ.update(LOCAL_RANK=str(rank if here else found.local_rank))
-    if not torch.cuda.is_available():
-        os.environ["DS_ACCELERATOR"] = "cpu"
-    backend, deepspeed = "nccl" if torch.cuda.is_available() else "gloo", _deepspeed()
+    backend, deepspeed = "nccl" if torch.cuda.is_available() else "gloo", loaded()
     comm.connect(found.rank, found.world, found.address, backend)
     if not deepspeed.comm.is_initialized():
         alone = {} if comm.joined() else {"init_method": "tcp://127.0.0.1:0", "rank": 0, "world_size": 1}
@@ -54,8 +54,14 @@ def join() -> int:
     return int(deepspeed.comm.get_world_size())
 
 
-def _deepspeed() -> Any:
-    """DeepSpeed without the shared-memory collectives that it would compile on CPU, and which only inference calls."""
+def loaded() -> Any:
+    """DeepSpeed without the shared-memory collectives that it would compile on CPU, and which only inference calls; with the
+    optimizer that it loads to ask whether it was given that one.
+    """
+    if not torch.cuda.is_available():
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    with uncompiled(), suppress(ModuleNotFoundError):  # before 0.18 there is none
+        import deepspeed.runtime.zero.muon.muon_optimizer
     import deepspeed
     import deepspeed.comm
     import deepspeed.ops
@@ -121,7 +127,7 @@ class DeepSpeedTrainer:
     """What both of DeepSpeed's engines share; see `Trainer`."""
 
     def __init__(self, config: DeepSpeedConfig, workload: Workload) -> None:
-        self.config, self.workload, self.ds = config, workload, _deepspeed()
+        self.config, self.workload, self.ds = config, workload, loaded()
         model, data = self.model(workload), settings(config, workload)
         self.adapt(data)
         self.engine = self._initialize(model, data)

@@ -53,7 +53,7 @@ REASONS = {
         "moe.normalised": "Fast-LLM's router takes softmax over the experts of a token, which sums to one",
         "moe.shared_ffn": "Fast-LLM's shared experts are as wide as the others",
         "moe.shared_gate": "Fast-LLM's shared experts have no gate",
-        "moe.balance": "Fast-LLM balances by a loss over each microbatch, or by sinkhorn",
+        "moe.balance": "Fast-LLM balances by a loss of each block over each microbatch, or by sinkhorn",
         "moe.aux_trained": "Fast-LLM trains that loss wherever it has a coefficient",
         "moe.router_bias": "Fast-LLM's router has no bias",
         "moe.balance_bias": "Fast-LLM's router has no bias",

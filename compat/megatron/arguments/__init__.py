@@ -84,7 +84,7 @@ def effective(
     """
     defaults = releases.defaults(version)
     launched = {name: world_size for name in LAUNCHED if name in defaults}
-    values = Namespace(defaults, launched, given, {"world_size": world_size})
+    values = Namespace(defaults.copy(), launched, given, {"world_size": world_size})
     run(steps(version), values)
     if environment is not None:
         from compat.megatron.environment import verify
@@ -98,7 +98,7 @@ def smallest_world_size(given: Mapping[str, Any], version: str) -> int:
 
     Raises `ConfigError` for sizes that allow no number of ranks.
     """
-    values = Namespace(releases.defaults(version), given)
+    values = Namespace(releases.defaults(version).copy(), given)
     run(_world_steps(version), values)
     return least(values)
 

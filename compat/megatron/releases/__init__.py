@@ -71,8 +71,11 @@ def flags(version: str) -> Mapping[str, Flag]:
 
 
 @cache
-def defaults(version: str) -> Mapping[str, Any]:
-    """What the parser of a release leaves in each destination when no flag is given."""
+def defaults(version: str) -> MappingProxyType[str, Any]:
+    """What the parser of a release leaves in each destination when no flag is given.
+
+    `copy` of it takes a tenth of the time of `dict`.
+    """
     return MappingProxyType({flag.dest: flag.default for flag in flags(version).values() if flag.action != "help"})
 
 

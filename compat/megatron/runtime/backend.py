@@ -43,6 +43,14 @@ class MegatronBackend(Backend):
         """See `Backend`."""
         return live.installed_version()
 
+    def load(self) -> None:
+        """See `Backend`."""
+        from bridge.engine.compiling import uncompiled
+        from compat.megatron.runtime.cpu import quiet
+
+        with uncompiled(), quiet():
+            import compat.megatron.runtime.trainer  # noqa: F401
+
     def refusals(self, plan: Plan, world: int) -> tuple[str, ...]:
         """See `Backend`."""
         lost = unkept(completed(plan, MICRO), DIALECT, self._known(), world)
@@ -54,10 +62,8 @@ class MegatronBackend(Backend):
 
     def open(self, run: Config | Plan, workload: Workload) -> MegatronTrainer:
         """See `Backend`."""
-        from compat.megatron.runtime.cpu import uncompiled
-
-        with uncompiled():
-            from compat.megatron.runtime.trainer import MegatronTrainer
+        self.load()
+        from compat.megatron.runtime.trainer import MegatronTrainer
 
         return MegatronTrainer(self.config(run, workload), workload)
 

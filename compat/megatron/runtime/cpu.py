@@ -31,18 +31,6 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def uncompiled() -> Iterator[None]:
-    """While inside, `torch.compile` leaves functions as they are, unless there is CUDA. Megatron-Core asks for it when it is
-    loaded, for fused functions that are not called on CPU; loading the compiler takes longer than all the rest.
-    """
-    with ExitStack() as stack:
-        if not torch.cuda.is_available():
-            stack.enter_context(patch.object(torch, "compile", lambda function, **options: function))
-            stack.enter_context(quiet())
-        yield
-
-
-@contextmanager
 def redirected() -> Iterator[None]:
     """While inside, what is asked of CUDA is done by the CPU: devices, types' names, random states, waits.
 

@@ -78,7 +78,7 @@ def _sizes(shape: Architecture) -> dict[str, Any]:
         "num_attention_heads": shape.heads,
         "num_query_groups": shape.kv_heads,
         "ffn_hidden_size": shape.ffn,
-        "kv_channels": shape.hidden // shape.heads,
+        "kv_channels": shape.head,
     }
 
 

@@ -121,7 +121,7 @@ def _in_layer(rest: str, shape: Architecture, share: Share) -> Iterator[Found]:
 
 def _heads(shape: Architecture, share: Share) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
     """Group by group: the queries of a group, then its key, then its value (attention.py: get_query_key_value_tensors)."""
-    groups, queries, width = shape.kv_heads // share.ranks, shape.heads // shape.kv_heads, shape.hidden // shape.heads
+    groups, queries, width = shape.kv_heads // share.ranks, shape.heads // shape.kv_heads, shape.head
 
     def rows(first: int, last: int) -> Callable[[Tensor], Tensor]:
         return lambda tensor: tensor.view(groups, queries + 2, width, *tensor.shape[1:])[:, first:last]

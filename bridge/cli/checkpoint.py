@@ -1,0 +1,342 @@
+"""What `checkpoint` does: show one, write it in another format, or hold two against each other."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bridge.clean import clean
+from bridge.cli.terminal import console, note, print_json, say
+from bridge.errors import BridgeError
+from bridge.exits import Exit
+from bridge.files import as_private_as
+from bridge.findings import Finding
+
+if TYPE_CHECKING:
+    from bridge.state.files import File
+    from bridge.state.formats import Written
+    from bridge.state.hub import Hub
+    from bridge.state.lazy import Lazy
+
+DTYPES = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
+SHOWN = 20
+"""Tensors that differ which are listed."""
+OFTEN = 5.0
+"""Seconds between two lines of progress."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `convert` was asked."""
+
+    to: str
+    output: Path
+    from_: str | None
+    wanted: Mapping[str, Any]
+    dry_run: bool
+    verify: bool
+    json: bool
+
+
+def _answered(as_json: bool, work: Callable[[], int]) -> int:
+    """Run `work`; with --json an error is an object on stdout as well."""
+    try:
+        if find_spec("torch") is None:
+            raise BridgeError("checkpoint: torch is not installed; pip install 'stagebridge[engine]'")
+        return work()
+    except BridgeError as error:
+        if as_json:
+            print_json({"problems": list(error.problems), "exit_code": Exit.ERROR})
+        raise
+
+
+def inspect(folder: Path, name: str | None, tensors: bool, check: bool, as_json: bool) -> int:
+    """Show one checkpoint; the exit code."""
+
+    def work() -> int:
+        from bridge import report
+        from bridge.state import formats
+
+        format, place = formats.found(folder, name)
+        if check:
+            format.verify(place)
+        hub = formats.read_at(format, place)
+        code = report.exit_of(hub.findings)
+        if as_json:
+            print_json({**_about(hub, place), **({"tensors": list(_rows(hub))} if tensors else {}), "exit_code": code})
+        else:
+            _tell(hub, place, tensors, check)
+        return code
+
+    return _answered(as_json, work)
+
+
+def _about(hub: Hub, place: Path) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from bridge.report import finding_json
+
+    return {
+        "format": hub.origin.format,
+        "folder": str(place),
+        "release": hub.origin.release or None,
+        "layout": dict(hub.origin.layout),
+        "files": len(hub.origin.files),
+        "bytes": sum(path.stat().st_size for path in hub.origin.files),
+        "parameters": len(hub.parameters),
+        "elements": sum(held.weight.count for held in hub.parameters.values()),
+        "kinds": _kinds(hub),
+        "tied": dict(hub.ties),
+        "run": asdict(hub.where),
+        "schedule": hub.schedule,
+        "scale": asdict(hub.scale) if hub.scale else None,
+        "groups": [{"parameters": len(group.names), **group.settings} for group in hub.groups],
+        "client": dict(hub.client),
+        "findings": [finding_json(finding) for finding in hub.findings],
+    }
+
+
+def _kinds(hub: Hub) -> dict[str, dict[str, int]]:
+    """Bytes by kind of tensor and number format."""
+    found: dict[str, Counter[str]] = {}
+    for _, kind, held in hub.tensors():
+        found.setdefault(kind, Counter())[held.dtype] += held.size
+    return {kind: dict(sizes) for kind, sizes in found.items()}
+
+
+def _rows(hub: Hub) -> Iterator[dict[str, Any]]:
+    for name, kind, held in hub.tensors():
+        yield {"name": name, "kind": kind, "shape": list(held.shape), "dtype": held.dtype}
+
+
+def _tell(hub: Hub, place: Path, tensors: bool, check: bool) -> None:
+    about, origin = _about(hub, place), hub.origin
+    known = [origin.format, *filter(None, [origin.release]), *(f"{key} {value}" for key, value in origin.layout.items())]
+    say(f"{place}: {', '.join(known)}; {about['files']} files, {about['bytes']:,} bytes")
+    say(f"parameters: {about['parameters']:,} of {about['elements']:,} elements; tied: {len(hub.ties)}")
+    for kind, sizes in about["kinds"].items():
+        say(f"  {kind}: {', '.join(f'{size:,} bytes of {dtype}' for dtype, size in sizes.items())}")
+    say(f"run: {_said_of(about['run']) or 'not said'}")
+    for key in ("scale", "schedule", "client"):
+        if about[key]:
+            say(f"{key}: {_said_of(about[key])}")
+    for group in hub.groups:
+        say(f"group of {len(group.names)}: {_said_of(group.settings)}")
+    if check:
+        say("checksums: those that were written")
+    for row in _rows(hub) if tensors else ():
+        say(f"  {row['name']}  {row['kind']}  {'x'.join(map(str, row['shape'])) or 'one'}  {row['dtype']}")
+    _findings(hub.findings)
+
+
+def _said_of(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in values.items() if value is not None)
+
+
+def _findings(findings: tuple[Finding, ...]) -> None:
+    for finding in findings:
+        say(f"{finding.effect}: {finding.path}: {finding.message}")
+
+
+# Converting
+
+
+def convert(folder: Path, options: Options) -> int:
+    """Write one checkpoint in another format; the exit code."""
+
+    def work() -> int:
+        from bridge import report
+        from bridge.state import formats
+
+        source, place = formats.found(folder, options.from_)
+        target = formats.named(options.to)
+        wanted = formats.Wanted(**{**options.wanted, "dtype": _dtype(options.wanted["dtype"])})
+        if options.verify and not options.dry_run:
+            source.verify(place)
+        hub = formats.read_at(source, place)
+        written = formats.planned(target, hub, wanted)
+        if not options.dry_run:
+            _write(written, folder, hub, options)
+        findings = (*hub.findings, *written.findings)
+        code = report.exit_of(findings)
+        _said(written, findings, code, options)
+        return code
+
+    return _answered(options.json, work)
+
+
+def _dtype(name: str | None) -> str | None:
+    if name is not None and name not in DTYPES:
+        raise BridgeError(f"--dtype: found {name}, expected one of {', '.join(DTYPES)}")
+    return None if name is None else DTYPES[name]
+
+
+def _write(written: Written, folder: Path, hub: Hub, options: Options) -> None:
+    from bridge.state.writing import write
+
+    progress = Progress(sum(file.size for file in written.files))
+    with as_private_as(folder):
+        write(written, options.output, hub.origin.files, progress.moved)
+    if not options.json:
+        say(f"wrote {options.output}: {len(written.files)} files, {progress.total:,} bytes in {progress.seconds:.1f} s")
+
+
+class Progress:
+    """Tells on stderr how far the writing is."""
+
+    def __init__(self, total: int) -> None:
+        self.total, self.done = total, 0
+        self.began = self.told = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return time.monotonic() - self.began
+
+    def moved(self, count: int) -> None:
+        """So many bytes more."""
+        self.done += count
+        if time.monotonic() - self.told > OFTEN:
+            self.told = time.monotonic()
+            rate = self.done / self.seconds
+            note(f"{self.done / self.total:4.0%}  {rate / 2**20:,.0f} MB/s  {(self.total - self.done) / rate:,.0f} s left")
+
+
+def _said(written: Written, findings: tuple[Finding, ...], code: Exit, options: Options) -> None:
+    if options.json:
+        from bridge.report import finding_json
+
+        files = [{"name": file.name, "bytes": file.size} for file in written.files]
+        said = {"to": options.to, "output": str(options.output), "written": not options.dry_run, "files": files}
+        print_json({**said, "findings": [finding_json(finding) for finding in findings], "exit_code": code})
+        return
+    for file in written.files if options.dry_run else ():
+        say(f"{file.name}: {file.size:,} bytes, {_made(file)}")
+    _findings(findings)
+
+
+def _made(file: File) -> str:
+    """How many tensors, or parts of them, a file is made of."""
+    from bridge.state.lazy import Run
+
+    runs = [part for part in file.parts if isinstance(part, Run)]
+    return f"of {len(runs)} tensors" if runs else "as it is"
+
+
+# Comparing
+
+
+@dataclass(frozen=True)
+class Line:
+    """One tensor of two checkpoints: equal, different (by how much at most), or in one of them alone."""
+
+    name: str
+    kind: str
+    verdict: str
+    most: float = 0.0
+
+    @property
+    def block(self) -> str:
+        """The part of the model that it belongs to: its name up to the first number."""
+        parts = self.name.split(".")
+        at = next((number for number, part in enumerate(parts) if part.isdigit()), len(parts) - 2)
+        return ".".join(parts[: at + 1])
+
+
+def diff(first: Path, second: Path, as_json: bool) -> int:
+    """Compare two checkpoints; the exit code."""
+
+    def work() -> int:
+        from bridge.state import formats
+
+        one, other = formats.read(first), formats.read(second)
+        lines = list(_lines(one, other))
+        runs = {key: values for key, values in _counters(one, other).items() if values[0] != values[1]}
+        verdicts = Counter(line.verdict for line in lines)
+        code = _exit(verdicts, runs)
+        if as_json:
+            rows = [{**vars(line), "block": line.block} for line in lines if line.verdict != EQUAL]
+            print_json({"verdicts": dict(verdicts), "run": runs, "differ": rows, "exit_code": code})
+        else:
+            _tell_lines(lines, verdicts, runs)
+        return code
+
+    return _answered(as_json, work)
+
+
+EQUAL, DIFFERENT, SHAPE, FIRST, SECOND = "equal", "different", "of another shape", "only in A", "only in B"
+
+
+def _exit(verdicts: Mapping[str, int], runs: Mapping[str, Any]) -> Exit:
+    if set(verdicts) - {EQUAL} or runs:
+        return Exit.FINDINGS
+    return Exit.CLEAN if verdicts else Exit.UNPROVED
+
+
+def _counters(one: Hub, other: Hub) -> dict[str, tuple[Any, Any]]:
+    """What both say of how far they are; what one does not say is no difference."""
+    pairs = {key: (getattr(one.where, key), getattr(other.where, key)) for key in ("steps", "skipped", "samples")}
+    pairs["scale"] = (one.scale and one.scale.value, other.scale and other.scale.value)
+    pairs["schedule"] = (one.schedule, other.schedule)
+    return {key: pair for key, pair in pairs.items() if None not in pair}
+
+
+def _lines(one: Hub, other: Hub) -> Iterator[Line]:
+    """The most exact copy of each parameter, its moments, and the buffers."""
+    left, right = dict(_comparable(one)), dict(_comparable(other))
+    for key in dict.fromkeys((*left, *right)):
+        name, kind = key
+        if key not in right or key not in left:
+            yield Line(name, kind, FIRST if key in left else SECOND)
+        elif left[key].shape != right[key].shape:
+            yield Line(name, kind, SHAPE)
+        else:
+            most = _most(left[key], right[key])
+            yield Line(name, kind, DIFFERENT if most else EQUAL, most)
+
+
+def _comparable(hub: Hub) -> Iterator[tuple[tuple[str, str], Lazy]]:
+    for name, held in hub.parameters.items():
+        yield (name, "weight"), held.best
+        yield from (((name, kind), moment) for kind, moment in held.moments.items())
+    yield from (((name, "weight"), hub.parameters[of].best) for name, of in hub.ties.items() if of in hub.parameters)
+    yield from (((name, "weight"), held) for name, held in hub.buffers.items())  # some formats do not tell them apart
+
+
+def _most(one: Lazy, other: Lazy) -> float:
+    """The largest distance of two elements, in the coarser of two formats; elements that are no numbers have to be the same."""
+    import torch
+
+    from bridge.state.lazy import STRIP, WIDTH, torch_type
+
+    coarse = min((one.dtype, other.dtype), key=lambda dtype: WIDTH[dtype])
+    most, step = 0.0, STRIP // WIDTH[one.dtype]
+    for start in range(0, one.count, step):
+        stop = min(one.count, start + step)
+        left, right = (held.flat(start, stop).to(torch_type(coarse)) for held in (one, other))
+        if not torch.equal(left.view(torch.uint8), right.view(torch.uint8)):
+            gap = (left.double() - right.double()).abs()
+            most = max(most, float(gap.nan_to_num(nan=float("inf")).max()) or 5e-324)
+    return most
+
+
+def _tell_lines(lines: list[Line], verdicts: Mapping[str, int], runs: Mapping[str, Any]) -> None:
+    say(f"{len(lines)} tensors: {', '.join(f'{count} {verdict}' for verdict, count in verdicts.items()) or 'none'}")
+    for key, (one, other) in runs.items():
+        say(f"{key}: {one} in A, {other} in B")
+    odd = [line for line in lines if line.verdict != EQUAL]
+    blocks = Counter(line.block for line in odd)
+    if blocks:
+        say(f"by block: {', '.join(f'{clean(block)} {count}' for block, count in blocks.most_common(SHOWN))}")
+    out = console(sys.stdout)
+    for line in odd[:SHOWN]:
+        far = f", by {line.most:.3g} at most" if line.verdict == DIFFERENT else ""
+        out.print(f"  {line.name} {line.kind}: {line.verdict}{far}", markup=False, soft_wrap=True)
+    if len(odd) > SHOWN:
+        say(f"  and {len(odd) - SHOWN} more")

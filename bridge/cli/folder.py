@@ -1,0 +1,31 @@
+"""Folders of models: the shape that the config.json in one states."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bridge.cli.convert import read
+from bridge.cli.job import Job
+from bridge.errors import BridgeError, nearest
+from bridge.model import Model
+from bridge.translation import lift
+
+CONFIG = "config.json"
+
+
+def is_folder(model: str) -> bool:
+    """Whether an option names a folder with a model."""
+    return (Path(model) / CONFIG).is_file()
+
+
+def checked(option: str, value: str, known: tuple[str, ...]) -> str:
+    """`value`, if it is one of `known` or such a folder."""
+    if value in known or is_folder(value):
+        return value
+    said = f"{' or '.join(known)}, or a folder with a {CONFIG}"
+    raise BridgeError(f"{option}: found {value}, expected {said}{nearest(value, known)}")
+
+
+def model_in(folder: str) -> Model:
+    """The shape of the model in a folder."""
+    return lift(read(Job(str(Path(folder) / CONFIG)))).model

@@ -1,0 +1,21 @@
+"""Compiling: stacks ask for torch's compiler when they are loaded; on CPU they are loaded without it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import torch
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """While inside, `torch.compile` leaves functions as they are, unless there is CUDA. Loading the compiler takes longer than
+    all the rest, and what it would fuse computes the same.
+    """
+    if torch.cuda.is_available():
+        yield
+        return
+    with patch.object(torch, "compile", lambda function, **options: function):
+        yield

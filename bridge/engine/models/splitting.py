@@ -1,0 +1,103 @@
+"""Splitting: how tensor ranks share a model of Hugging Face, by its own plan, and the proof that they give what it gives.
+
+A module is split if its plan names all of its weights and each is split in a way that the engine has; else every rank holds it
+whole, as all hold embeddings and head.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bridge.engine.models.cutting import is_hugging_face, still, tokens, uncached
+from bridge.errors import ConfigError
+from bridge.layout.tensor import TensorPlan
+from bridge.plan import Plan
+
+COLUMN, ROW, SHARE = "colwise", "rowwise", "replicated_with_grad_allreduce"
+HEADS = ("num_attention_heads", "num_key_value_heads")
+WIDTHS = ("head_dim", "head_size")
+CLOSE = 1e-3
+"""The largest distance of logits that rounding explains, in parts of the largest one."""
+
+
+def tensor_plan(model: nn.Module, plan: Plan, ranks: int) -> TensorPlan:
+    """How `ranks` tensor ranks split `model`. Raises `ConfigError` if they cannot."""
+    if plan.parallel.sequence:
+        raise ConfigError("parallel.sequence: blocks of Hugging Face take whole sequences; turn it off")
+    ConfigError.raise_if(_uneven(model, ranks))
+    styles = dict(_styles(model))
+    parents = {name.rpartition(".")[0] for name, style in styles.items() if style == ROW}
+    split = {name: styles[name] for parent in parents for name in _children(model, parent, styles, ranks)}
+    if not split:
+        raise ConfigError(f"parallel.tensor: {type(model).__name__} has no plan that the engine can follow; leave it at 1")
+    named = {kind: tuple(name for name, style in split.items() if style == kind) for kind in (COLUMN, ROW, SHARE)}
+    return TensorPlan(columns=named[COLUMN], rows=named[ROW], partial=named[SHARE])
+
+
+def _uneven(model: nn.Module, ranks: int) -> Iterator[str]:
+    for name in HEADS:
+        number = getattr(model.config, name, None)
+        if isinstance(number, int) and number % ranks:
+            yield f"parallel.tensor: the model's {name} ({number}) do not divide into {ranks} ranks; use a divisor of it"
+
+
+def _styles(model: nn.Module) -> Iterator[tuple[str, str]]:
+    """The modules that the plans of a model and of those within it name, with how each is split."""
+    for parent, module in model.named_modules():
+        plan: Mapping[str, str] = getattr(getattr(module, "config", None), "base_model_tp_plan", None) or {}
+        patterns = {re.compile(re.escape(name).replace(r"\*", r"\d+")): style for name, style in plan.items()}
+        for name, _ in module.named_modules() if patterns and _base(model, module) else ():
+            style = next((style for pattern, style in patterns.items() if pattern.fullmatch(name)), None)
+            if style is not None:
+                yield f"{parent}.{name}" if parent else name, style
+
+
+def _base(model: nn.Module, module: nn.Module) -> bool:
+    """Whether it is the one that a plan's names begin in."""
+    return module is getattr(model, "base_model", None)
+
+
+def _children(model: nn.Module, parent: str, styles: Mapping[str, str], ranks: int) -> list[str]:
+    """The modules of `parent` if all of its weights are in them and the engine can split each, else none."""
+    module = model.get_submodule(parent)
+    names = [f"{parent}.{name}" for name, part in module.named_children() if any(True for _ in part.parameters())]
+    known = all(_known(model.get_submodule(name), styles.get(name, "")) for name in names)
+    own = any(True for _ in module.parameters(recurse=False))
+    width = next((value for name in WIDTHS if isinstance(value := getattr(module, name, None), int)), 1)
+    columns = [model.get_submodule(name) for name in names if styles.get(name) == COLUMN]
+    even = all(part.out_features % (width * ranks) == 0 for part in columns if isinstance(part, nn.Linear))
+    one = [styles.get(name) for name in names].count(ROW) == 1
+    return names if known and even and one and columns and not own else []
+
+
+def _known(module: nn.Module, style: str) -> bool:
+    return style == SHARE or (style in (COLUMN, ROW) and type(module) is nn.Linear)
+
+
+@contextmanager
+def proved(model: nn.Module) -> Iterator[None]:
+    """Raise unless `model` gives the same logits after what is done to it as before."""
+    if not is_hugging_face(model):
+        yield
+        return
+    before = _logits(model)
+    yield
+    after = _logits(model)
+    apart = float((after - before).abs().max() / before.abs().max().clamp(min=1e-30))
+    if not apart < CLOSE:
+        raise ConfigError(
+            f"parallel.tensor: split as its plan says, the model gives other logits ({apart:.1g} apart); leave it at 1"
+        )
+
+
+def _logits(model: nn.Module) -> Tensor:
+    with still(model), torch.no_grad():
+        output: Any = model(input_ids=tokens(model), **uncached(model))
+    found: Tensor = output[0]
+    return found.float()

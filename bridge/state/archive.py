@@ -1,0 +1,288 @@
+"""Archives of `torch.save`: a zip file with a pickle, which is read as data, and storages, which are read a tensor at a time."""
+
+from __future__ import annotations
+
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import IO, Any
+
+from bridge.config import shown
+from bridge.errors import SourceError
+from bridge.files.contained import regular
+from bridge.state import pickled
+from bridge.state.lazy import SAFE, WIDTH, Lazy, Span, Strided
+from bridge.state.pickled import PLAIN, Constant, Known, Record
+
+LOCAL, SIGNATURE = 30, b"PK\x03\x04"
+"""The header before each file of an archive: its length without names, and how it begins."""
+STORAGES = {
+    "Double": "F64",
+    "Float": "F32",
+    "Half": "F16",
+    "BFloat16": "BF16",
+    "Long": "I64",
+    "Int": "I32",
+    "Short": "I16",
+    "Char": "I8",
+    "Byte": "U8",
+    "Bool": "BOOL",
+    "ComplexFloat": "C64",
+    "Untyped": "U8",
+}
+DAMAGED = "the file is damaged"
+UNREADABLE = (OSError, ValueError, LookupError, ArithmeticError, EOFError, NotImplementedError, struct.error, zipfile.BadZipFile)
+"""What reading a damaged zip file comes to; `NotImplementedError` is zipfile's word for methods it does not know."""
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A run of bytes of an archive; `dtype` is that of the storage's class."""
+
+    path: Path
+    begin: int
+    size: int
+    dtype: str
+
+
+def _size(*arguments: Any) -> tuple[int, ...]:
+    return tuple(int(size) for size in (arguments[0] if arguments else ()))
+
+
+def _device(*arguments: Any) -> str:
+    return ":".join(map(str, arguments))
+
+
+def _parameter(tensor: Any, *_: Any) -> Lazy:
+    if not isinstance(tensor, Lazy):
+        raise ValueError("a parameter of what is no tensor")
+    return tensor
+
+
+def _from_type(build: Any, kind: Any, arguments: Any, state: Any) -> Any:
+    """A tensor of a subclass or with attributes, which are left."""
+    if getattr(kind, "name", "") not in ("torch Tensor", "torch.nn.parameter Parameter") or not isinstance(arguments, tuple):
+        raise ValueError("a tensor of a class of its own")
+    return build.build(*arguments)
+
+
+def _tensor(storage: Any, offset: int, shape: Any, strides: Any, *_: Any) -> Lazy:
+    return view(storage, storage.dtype, offset, shape, strides)
+
+
+def _typed(storage: Any, offset: int, shape: Any, strides: Any, _grad: Any, _hooks: Any, dtype: Any, *_: Any) -> Lazy:
+    return view(storage, str(dtype), offset, shape, strides)
+
+
+def view(storage: Any, dtype: str, offset: Any, shape: Any, strides: Any) -> Lazy:
+    """A tensor of a storage. Raises `ValueError` if it reaches beyond."""
+    shape, strides = _size(shape), _size(strides)
+    if not isinstance(storage, Storage) or len(shape) != len(strides) or min((offset, *shape, *strides)) < 0:
+        raise ValueError("a tensor that is none")
+    count, width = storage.size // WIDTH[dtype], WIDTH[dtype]
+    reach = 1 + sum(stride * (size - 1) for stride, size in zip(strides, shape, strict=True)) if all(shape) else 0
+    if offset + reach > count and reach:
+        raise ValueError(f"a tensor that reaches to element {offset + reach} of {count}")
+    if strides == contiguous(shape) or not all(shape):
+        return Span(storage.path, storage.begin + offset * width, shape, dtype)
+    return Strided(Span(storage.path, storage.begin, (count,), dtype), offset, shape, strides)
+
+
+def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a tensor whose elements lie one behind the other; those of single rows are as torch has them."""
+    found, step = [], 1
+    for size in reversed(shape):
+        found.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(found))
+
+
+TENSORS: Known = {
+    "torch Size": _size,
+    "torch device": _device,
+    "torch._utils _rebuild_tensor_v2": _tensor,
+    "torch._utils _rebuild_tensor_v3": _typed,
+    "torch._utils _rebuild_parameter": _parameter,
+    "torch._utils _rebuild_parameter_with_state": _parameter,
+    "torch._tensor _rebuild_from_type_v2": _from_type,
+    **pickled.recorded("torch Tensor", "torch.nn.parameter Parameter", "torch.storage UntypedStorage"),
+    **pickled.recorded(*(f"torch {name}Storage" for name in STORAGES)),
+    **{f"torch {name}": Constant(code) for name, code in SAFE.items()},
+}
+"""Names in the pickles of tensors, as torch/_utils.py and torch/serialization.py write them."""
+
+
+def _scalar(dtype: Any, content: Any) -> Any:
+    """A number of numpy's."""
+    form = NUMBERS.get(dtype.arguments[0] if isinstance(dtype, Record) and dtype.arguments else "")
+    if form is None or not isinstance(content, bytes):
+        raise ValueError("a number of numpy's in a format that is not known")
+    return struct.unpack(f"<{form}", content)[0]
+
+
+NUMBERS = {
+    "f8": "d",
+    "f4": "f",
+    "i8": "q",
+    "i4": "i",
+    "i2": "h",
+    "i1": "b",
+    "u8": "Q",
+    "u4": "I",
+    "u2": "H",
+    "u1": "B",
+    "b1": "?",
+}
+NUMPY: Known = {
+    "numpy dtype": lambda *arguments: Record("numpy dtype", arguments),
+    **{f"numpy.{core}.multiarray scalar": _scalar for core in ("core", "_core")},
+    **{
+        f"numpy.{core}.multiarray _reconstruct": lambda *arguments: Record("numpy array", arguments) for core in ("core", "_core")
+    },
+    **pickled.recorded("numpy ndarray"),
+}
+"""Numbers and arrays of numpy: as learning rates, and in random states."""
+KNOWN: Known = {**PLAIN, **TENSORS, **NUMPY}
+
+
+class Window:
+    """A part of a file as a file of its own, for what reads zip archives."""
+
+    def __init__(self, file: IO[bytes], begin: int, size: int) -> None:
+        self.file, self.begin, self.size, self.at = file, begin, size, 0
+
+    def seek(self, place: int, whence: int = 0) -> int:
+        """As a file does."""
+        self.at = max(0, place + (0, self.at, self.size)[whence])
+        return self.at
+
+    def tell(self) -> int:
+        """As a file does."""
+        return self.at
+
+    def read(self, count: int = -1) -> bytes:
+        """As a file does."""
+        left = max(0, self.size - self.at)
+        self.file.seek(self.begin + self.at)
+        found = self.file.read(left if count < 0 else min(count, left))
+        self.at += len(found)
+        return found
+
+    def seekable(self) -> bool:
+        """As a file does."""
+        return True
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file within an archive: where its bytes lie in the file around it, and their checksum."""
+
+    begin: int
+    size: int
+    checksum: int
+
+
+def read(path: Path, root: Path, extra: Known | None = None, begin: int = 0, size: int | None = None) -> Any:
+    """What `torch.save` wrote to `path`, or to a part of it; tensors are lazy. Raises `SourceError`.
+
+    `extra` has what this kind of checkpoint holds beside tensors and plain values.
+    """
+    with _opened(path, root) as file:
+        found = entries(path, file, begin, path.stat().st_size - begin if size is None else size)
+        name = next((name for name in found if name.endswith("/data.pkl")), "")
+        top = name.removesuffix("data.pkl")
+        if not name:
+            raise SourceError(f"{path}: an archive without a pickle of torch.save; {DAMAGED}")
+        order = found.get(f"{top}byteorder")
+        if order is not None and _content(file, order) != b"little":
+            raise SourceError(f"{path}: its bytes are not in little-endian order; save it anew on the machine that wrote it")
+        content = _content(file, found[name])
+    storages = {key.removeprefix(f"{top}data/"): entry for key, entry in found.items() if key.startswith(f"{top}data/")}
+    return pickled.value(content, {**KNOWN, **(extra or {})}, path, partial(_storage, path, storages))
+
+
+@contextmanager
+def _opened(path: Path, root: Path) -> Iterator[IO[bytes]]:
+    """The file, where a damaged archive is a `SourceError`."""
+    try:
+        with regular(path, root).open("rb") as file:
+            yield file
+    except UNREADABLE as error:
+        raise SourceError(f"{path}: {error}; {DAMAGED}") from None
+
+
+def _content(file: IO[bytes], entry: Entry) -> bytes:
+    if entry.size > pickled.MOST:
+        raise zipfile.BadZipFile(f"a pickle of {entry.size} bytes")
+    file.seek(entry.begin)
+    found = file.read(entry.size)
+    if zlib.crc32(found) != entry.checksum:
+        raise zipfile.BadZipFile("its checksum is another")
+    return found
+
+
+def _storage(path: Path, storages: Mapping[str, Entry], reference: Any) -> Storage:
+    """What a reference of a pickle stands for: `("storage", class, key, device, elements)`."""
+    kind, holder, key, _, count = reference
+    name = holder.name.removeprefix("torch.storage ").removeprefix("torch ").removesuffix("Storage")
+    dtype, entry = STORAGES[name], storages[str(key)]
+    if kind != "storage" or entry.size != count * WIDTH[dtype]:
+        raise ValueError(f"storage {key} has {entry.size} bytes, expected {count} elements of {dtype}")
+    return Storage(path, entry.begin, entry.size, dtype)
+
+
+def entries(path: Path, file: IO[bytes], begin: int, size: int) -> dict[str, Entry]:
+    """The files of an archive, none of them twice, packed, or one within another. Raises `SourceError`."""
+    whole = Window(file, begin, size)
+    if whole.read(4) != SIGNATURE:
+        raise SourceError(f"{path}: no archive as torch.save writes it since 1.6; load it with what wrote it, and save it anew")
+    listed = zipfile.ZipFile(whole).infolist()
+    if any(info.filename.endswith("/constants.pkl") for info in listed):
+        raise SourceError(f"{path}: a program of TorchScript, expected weights; save its state_dict() instead")
+    found: dict[str, Entry] = {}
+    for info in listed:
+        if info.filename in found or info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 0x1:
+            raise SourceError(f"{path}: {shown(info.filename)} stands there twice, or packed; {DAMAGED}")
+        start = begin + _start(whole, info)
+        if info.file_size != info.compress_size or start + info.file_size > begin + size:
+            raise SourceError(f"{path}: {shown(info.filename)} reaches beyond its end; {DAMAGED}")
+        found[info.filename] = Entry(start, info.file_size, info.CRC)
+    ends = sorted((entry.begin, entry.begin + entry.size, name) for name, entry in found.items())
+    for (_, end, name), (start, _, other) in pairwise(ends):
+        if end > start:
+            raise SourceError(f"{path}: {shown(name)} and {shown(other)} share bytes; {DAMAGED}")
+    return found
+
+
+def _start(whole: Window, info: zipfile.ZipInfo) -> int:
+    """Where the bytes of an entry begin: behind its own header, whose name and padding have lengths of their own."""
+    whole.seek(info.header_offset)
+    header = whole.read(LOCAL)
+    if header[:4] != SIGNATURE:
+        raise zipfile.BadZipFile(f"no header of {shown(info.filename)}")
+    name, padding = struct.unpack("<HH", header[26:30])
+    return int(info.header_offset) + LOCAL + int(name) + int(padding)
+
+
+def title(path: Path, root: Path) -> str:
+    """What a file was called when torch.save wrote it: its archive is called alike."""
+    with _opened(path, root) as file:
+        return next(iter(entries(path, file, 0, path.stat().st_size))).partition("/")[0]
+
+
+def verify(path: Path, root: Path) -> None:
+    """Raises `SourceError` unless every file of an archive has the checksum that was written with it."""
+    with _opened(path, root) as file:
+        for name, entry in entries(path, file, 0, path.stat().st_size).items():
+            file.seek(entry.begin)
+            left, found = entry.size, 0
+            while left and (content := file.read(min(left, 2**22))):
+                found, left = zlib.crc32(content, found), left - len(content)
+            if found != entry.checksum:
+                raise SourceError(f"{path}: the checksum of {shown(name)} is another than was written; {DAMAGED}")

@@ -1,0 +1,58 @@
+"""pytorch_model.bin as transformers and DeepSpeed's zero_to_fp32 write it: one file, or several with an index; weights alone."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from pathlib import Path
+
+from bridge.config import shown
+from bridge.errors import SourceError
+from bridge.state import archive, packing
+from bridge.state.formats import Format, Wanted, Written, only_weights
+from bridge.state.hub import Hub
+from bridge.state.lazy import Lazy
+from bridge.state.safe import Names, checked, hub_of, index, index_file, listed, shards, weights
+
+BINARY = Names("pytorch_model.bin", "pytorch_model-{:05d}-of-{:05d}.bin", "pytorch_model.bin.index.json")
+
+
+def tensors(path: Path, root: Path) -> dict[str, Lazy]:
+    """The state dict of a file. Raises `SourceError` if it is anything else."""
+    found = archive.read(path, root)
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+        raise SourceError(f"{path}: found {shown(type(found).__name__)}, expected tensors by name")
+    for name, held in found.items():
+        if not isinstance(held, Lazy):
+            raise SourceError(
+                f"{path}: {shown(name)} is a {type(held).__name__}, expected a tensor; is it a checkpoint of a trainer?"
+            )
+    return found
+
+
+class Binary(Format):
+    """Weights as transformers saved them before safetensors."""
+
+    name = "bin"
+    title = "pytorch_model.bin"
+
+    def find(self, folder: Path) -> Path | None:
+        """A folder with the usual names."""
+        return folder if (folder / BINARY.index).is_file() or (folder / BINARY.alone).is_file() else None
+
+    def read(self, place: Path) -> Hub:
+        """All weights, in the order of the model."""
+        paths = listed(place, BINARY) or ()
+        found = checked(place, BINARY, {path: tensors(path, place) for path in paths})
+        return hub_of(self.name, found, paths, ordered=True)
+
+    def verify(self, place: Path) -> None:
+        """Each archive has checksums of its own too."""
+        super().verify(place)
+        for path in listed(place, BINARY) or ():
+            archive.verify(path, place)
+
+    def plan(self, hub: Hub, wanted: Wanted) -> Written:
+        """One file, or several with an index; each tensor has its own storage."""
+        parts = shards(weights(hub, wanted.dtype), wanted.shard)
+        files = [packing.saved(name, OrderedDict(part)) for name, part in index(BINARY, parts)]
+        return Written((*files, *index_file(BINARY, parts)), "SHA256SUMS", tuple(only_weights(hub, wanted.dtype, self.title)))

@@ -1,0 +1,352 @@
+"""torch.distributed.checkpoint: boxes of tensors by rank, and a list of where each lies, as users of fully_shard save them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bridge.config import shown
+from bridge.errors import SourceError
+from bridge.files.contained import plain as plain_name
+from bridge.files.contained import read_bytes, regular
+from bridge.findings import Finding
+from bridge.layout.shard import Box
+from bridge.rules import Effect
+from bridge.state import archive, packing, parts, pickled
+from bridge.state.digests import SUMS
+from bridge.state.files import File, size_of
+from bridge.state.formats import Format, Wanted, Written
+from bridge.state.hub import Group, Hub, Origin, Parameter, Where, lost, plain, weights_of
+from bridge.state.lazy import FLOATING, Boxed, Held, Lazy, Placed, strips
+from bridge.state.packing import Size
+from bridge.state.pickled import Constant, Record, recorded
+
+METADATA = ".metadata"
+DATA = "__0_0.distcp"
+VERSION = "1.0.0"
+DAMAGED = "the checkpoint is damaged"
+OWN = "torch.distributed.checkpoint.metadata"
+PLACES = "torch.distributed.checkpoint.filesystem _StorageInfo"
+NAMES = (
+    *("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata", "TensorProperties"),
+    *("MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING"),
+)
+KNOWN = {
+    **archive.KNOWN,
+    **recorded(*(f"{OWN} {name}" for name in NAMES), PLACES, "torch.serialization _get_layout"),
+    **recorded("pathlib PosixPath", "pathlib._local PosixPath", "pathlib WindowsPath"),
+}
+"""What torch/distributed/checkpoint/metadata.py and filesystem.py put into `.metadata`, as records."""
+OPTIMIZERS = re.compile(r"optim(?:izer)?s?")
+NEUTRAL: Mapping[str, Any] = {
+    **dict.fromkeys(("amsgrad", "maximize", "capturable", "differentiable"), False),
+    **dict.fromkeys(("foreach", "fused")),
+    "decoupled_weight_decay": True,
+}
+"""Settings of torch's AdamW that change no numbers as they are here, and that it asks for by name."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What lies under a key: a tensor, or a value that torch.save wrote; `path` leads there through the saved dictionary."""
+
+    path: tuple[Any, ...]
+    value: Any
+
+
+class Dcp(Format):
+    """Checkpoints of torch's own parallelism."""
+
+    name = "dcp"
+    title = "torch.distributed.checkpoint"
+
+    def find(self, folder: Path) -> Path | None:
+        """A folder with `.metadata`."""
+        return folder if (folder / METADATA).is_file() else None
+
+    def read(self, place: Path) -> Hub:
+        """Weights under `model`, or at the top; the optimizer by the names of parameters; the rest is the client's."""
+        found = _entries(place)
+        model, optimizer, rest = _sorted(found, place)
+        if not model:
+            raise SourceError(f"{place / METADATA}: no tensors of a model in it; {DAMAGED}")
+        groups, states = tuple(_groups(optimizer)), _states(optimizer)
+        known = {name for group in groups for name in group.names} | set(states)
+        ties = dict(_ties(model, known))
+        kinds = {name: _is_buffer(name, model, known) for name in model}
+        parameters = {
+            name: _parameter(held, states.get(name, {}), not known or name in known)
+            for name, held in model.items()
+            if name not in ties and not kinds[name]
+        }
+        steps = {held.step for held in parameters.values() if held.step is not None}
+        said, left = plain(rest, "client")
+        steps_said = said.pop("step", None)
+        made = int(max(steps)) if steps else steps_said if isinstance(steps_said, int) else None
+        files = (place / METADATA, *sorted(place.glob("*.distcp")))
+        return Hub(
+            Origin(self.name, layout={"ranks": len(files) - 1}, files=files),
+            parameters,
+            {name: held for name, held in model.items() if kinds[name]},
+            ties,
+            ordered=False,
+            groups=groups,
+            where=Where(made, lr=groups[0].settings.get("lr") if groups else None),
+            client={key: value for key, value in said.items() if value is not None},
+            findings=(*left, *_guessed(parameters, known)),
+        )
+
+    def plan(self, hub: Hub, wanted: Wanted) -> Written:
+        """One rank's files under `model` and `optimizer`, as get_state_dict of torch has them; masters are the weights."""
+        saved = dict(_values(hub, wanted.dtype))
+        body, places = _body(saved)
+        return Written((File(DATA, tuple(body)), File(METADATA, (_metadata(saved, places),))), SUMS, tuple(_left(hub)))
+
+
+# Reading
+
+
+def _entries(place: Path) -> dict[str, Entry]:
+    """Every key with its tensor, each element once, or its value. Raises `SourceError`."""
+    path = place / METADATA
+    found = pickled.value(read_bytes(path, place, pickled.MOST), KNOWN, path)
+    try:
+        paths, stored = found.state["planner_data"], found.state["storage_data"]
+        chunks: dict[str, list[tuple[Any, Any]]] = {}
+        for index, info in stored.items():
+            chunks.setdefault(index.state["fqn"], []).append((index.state.get("offset"), info.state))
+        rows = [(key, held, chunks.get(key, []), tuple(paths[key])) for key, held in found.state["state_dict_metadata"].items()]
+        return {key: Entry(where, _value(place, key, held, places)) for key, held, places, where in rows}
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise SourceError(f"{path}: not as torch.distributed.checkpoint writes it ({shown(str(error))}); {DAMAGED}") from None
+
+
+def _value(place: Path, key: str, about: Record, places: list[tuple[Any, Any]]) -> Any:
+    """A tensor of boxes, or what was saved as a value."""
+    if about.name == f"{OWN} BytesStorageMetadata":
+        ((_, info),) = places
+        return _saved(place, info)
+    dtype, shape = str(about.state["properties"].state[""][0]), tuple(about.state["size"])
+    boxes = []
+    for offset, info in places:
+        held = _saved(place, info)
+        if not isinstance(held, Lazy) or held.dtype != dtype:
+            raise SourceError(f"{place / info['relative_path']}: {shown(key)} is no tensor of {dtype}; {DAMAGED}")
+        boxes.append(Placed(Box(tuple(offset or ()), held.shape), held))
+    listed = [(tuple(chunk.state["offsets"]), tuple(chunk.state["sizes"])) for chunk in about.state["chunks"]]
+    if sorted((box.place.offsets, box.place.sizes) for box in boxes) != sorted(listed):
+        raise SourceError(f"{place}: the parts of {shown(key)} are not those that {METADATA} lists; {DAMAGED}")
+    problem = parts.whole(key, shape, [parts.Stored(key, box.place, dtype, None, key) for box in boxes])
+    SourceError.raise_if([f"{place}: {problem}; {DAMAGED}"] if problem else [])
+    return Boxed(tuple(boxes), shape, dtype)
+
+
+def _saved(place: Path, info: Mapping[str, Any]) -> Any:
+    """What torch.save wrote into a part of a file."""
+    path = place / plain_name(info["relative_path"], place / METADATA)
+    begin, size = int(info["offset"]), int(info["length"])
+    if info.get("transform_descriptors"):
+        raise SourceError(f"{path}: it is compressed; save it without extensions")
+    if begin < 0 or size < 0 or begin + size > regular(path, place).stat().st_size:
+        raise SourceError(f"{path}: it ends before byte {begin + size}; {DAMAGED}")
+    return archive.read(path, place, begin=begin, size=size)
+
+
+Model = dict[str, Lazy]
+
+
+def _sorted(found: Mapping[str, Entry], place: Path) -> tuple[Model, dict[tuple[Any, ...], Any], dict[str, Any]]:
+    """Tensors of the model by name, what belongs to the optimizer by path, and the rest by key."""
+    nested = any(entry.path[0] == "model" and len(entry.path) > 1 for entry in found.values())
+    model: Model = {}
+    optimizer: dict[tuple[Any, ...], Any] = {}
+    rest: dict[str, Any] = {}
+    for key, (path, value) in ((key, (entry.path, entry.value)) for key, entry in found.items()):
+        if OPTIMIZERS.fullmatch(str(path[0])) and len(path) > 1:
+            optimizer[path[1:]] = value
+        elif isinstance(value, Lazy) and ((nested and path[0] == "model") or (not nested and len(path) == 1)):
+            model[".".join(map(str, path[1:] if nested else path))] = value
+        else:
+            rest[key] = value
+    return model, optimizer, rest
+
+
+def _flattened(path: tuple[Any, ...]) -> tuple[str, ...]:
+    """`("state", name, kind)` whether the dictionary was nested, or flattened as torchtitan has it."""
+    whole = ".".join(map(str, path))
+    top, _, rest = whole.partition(".")
+    name, _, kind = rest.rpartition(".")
+    return top, name, kind
+
+
+def _states(optimizer: Mapping[tuple[Any, ...], Any]) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for path, value in optimizer.items():
+        top, name, kind = _flattened(path)
+        if top == "state":
+            found.setdefault(name, {})[kind] = value
+    return found
+
+
+def _groups(optimizer: Mapping[tuple[Any, ...], Any]) -> Iterator[Group]:
+    """Groups by their number with the names of parameters, or settings of each parameter, which are put together again."""
+    rows: dict[str, dict[str, Any]] = {}
+    for path, value in optimizer.items():
+        top, name, key = _flattened(path)
+        if top == "param_groups":
+            rows.setdefault(name, {})[key] = value
+    together: dict[str, tuple[list[str], dict[str, Any]]] = {}
+    for name, row in rows.items():
+        names = row.get("params")
+        settings = plain({key: value for key, value in row.items() if key != "params"}, f"param_groups.{name}")[0]
+        own = isinstance(names, list | tuple) and name.isdigit()
+        held = together.setdefault(name if own else repr(settings), ([], settings))
+        held[0].extend(map(str, names) if own and names is not None else [name])
+    yield from (Group(tuple(names), settings) for names, settings in together.values())
+
+
+def _parameter(held: Lazy, state: Mapping[str, Any], trained: bool) -> Parameter:
+    moments = {
+        kind: value for kind, value in state.items() if isinstance(value, Lazy) and value.shape == held.shape and kind != "step"
+    }
+    step = state.get("step")
+    if isinstance(step, Lazy):
+        step = float(step.whole())
+    return Parameter(held, None, moments, None if step is None else float(step), trained)
+
+
+def _is_buffer(name: str, model: Model, known: set[str]) -> bool:
+    """What no optimizer has and every rank holds whole, where parameters are sharded; and what does not float."""
+    held = model[name]
+    if held.dtype not in FLOATING:
+        return True
+    sharded = [isinstance(model[key], Boxed) and len(model[key].parts) > 1 for key in known if key in model]  # type: ignore[attr-defined]
+    alone = not isinstance(held, Boxed) or len(held.parts) == 1
+    return name not in known and alone and bool(sharded) and all(sharded)
+
+
+def _ties(model: Model, known: set[str]) -> Iterator[tuple[str, str]]:
+    """What no optimizer has, and is element by element a parameter that it has."""
+    for name, held in model.items() if known else ():
+        if name in known or held.count < 2:
+            continue
+        for other in sorted(known):
+            if (
+                other in model
+                and (model[other].shape, model[other].dtype) == (held.shape, held.dtype)
+                and _same(held, model[other])
+            ):
+                yield name, other
+                break
+
+
+def _same(one: Lazy, other: Lazy) -> bool:
+    import torch
+
+    return all(torch.equal(left, right) for left, right in zip(strips(one), strips(other), strict=True))
+
+
+def _guessed(parameters: Mapping[str, Parameter], known: set[str]) -> Iterator[Finding]:
+    frozen = [name for name, held in parameters.items() if known and not held.trained]
+    if frozen:
+        message = f"{', '.join(frozen)}: the optimizer has none of it; taken as frozen, which a buffer in one part would be too"
+        yield lost("frozen", message, Effect.NONE)
+
+
+# Writing
+
+
+def _values(hub: Hub, dtype: str | None) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """What is saved, by path, in the order of a state dict."""
+    import torch
+
+    for name, held in hub.parameters.items():
+        yield ("model", name), weights_of(held.best, dtype)
+    yield from ((("model", alias), weights_of(hub.parameters[name].best, dtype)) for alias, name in hub.ties.items())
+    yield from ((("model", name), held) for name, held in hub.buffers.items())
+    for name, held in hub.trained.items():
+        if held.step is not None:
+            yield ("optimizer", "state", name, "step"), Held(torch.tensor(float(held.step)))
+        yield from ((("optimizer", "state", name, kind), moment) for kind, moment in held.moments.items())
+    groups = hub.groups or ((Group(tuple(hub.trained), {}),) if hub.moments else ())
+    for number, group in enumerate(groups):
+        for key, value in {**NEUTRAL, **group.settings}.items():
+            yield ("optimizer", "param_groups", number, key), tuple(value) if key == "betas" else value
+        yield ("optimizer", "param_groups", number, "params"), list(group.names)
+    yield ("step",), hub.where.steps or 0
+    yield from (((key,), value) for key, value in hub.client.items() if key != "step")
+
+
+def _key(path: tuple[Any, ...]) -> str:
+    return ".".join(map(str, path))
+
+
+def _body(saved: Mapping[tuple[Any, ...], Any]) -> tuple[list[Any], dict[str, tuple[int, int]]]:
+    """The parts of the data file, and where each value begins and how long it is."""
+    body: list[Any] = []
+    places = {}
+    at = 0
+    for path, value in saved.items():
+        found = list(packing.parts_of("archive", value))
+        size = sum(map(size_of, found))
+        places[_key(path)] = (at, size)
+        body += found
+        at += size
+    return body, places
+
+
+def _metadata(saved: Mapping[tuple[Any, ...], Any], places: Mapping[str, tuple[int, int]]) -> bytes:
+    """The list of keys and places, as Metadata of torch."""
+    about = {_key(path): _about(value) for path, value in saved.items()}
+    stored = {_index(_key(path), value): _place(*places[_key(path)]) for path, value in saved.items()}
+    meta = Record(f"{OWN} StorageMeta", (), dict.fromkeys(("checkpoint_id", "save_id", "load_id")) | {"modules": []})
+    paths = {_key(path): path for path in saved}
+    state = {
+        "state_dict_metadata": about,
+        "planner_data": paths,
+        "storage_data": stored,
+        "storage_meta": meta,
+        "version": VERSION,
+    }
+    return packing.Pickle().of(Record(f"{OWN} Metadata", (), state))
+
+
+def _about(value: Any) -> Record:
+    if not isinstance(value, Lazy):
+        return Record(f"{OWN} BytesStorageMetadata")
+    layout = Record("torch.serialization _get_layout", ("torch.strided",))
+    form = Record(f"{OWN} _MEM_FORMAT_ENCODING", (0,))
+    properties = Record(f"{OWN} TensorProperties", (), {"": (Constant(value.dtype), layout, False, form, False)})
+    chunk = Record(f"{OWN} ChunkStorageMetadata", (), {"offsets": Size((0,) * len(value.shape)), "sizes": Size(value.shape)})
+    return Record(f"{OWN} TensorStorageMetadata", (), {"properties": properties, "size": Size(value.shape), "chunks": [chunk]})
+
+
+def _index(key: str, value: Any) -> Record:
+    tensor = isinstance(value, Lazy)
+    state = {"fqn": key, "offset": Size((0,) * len(value.shape)) if tensor else None, "index": 0 if tensor else None}
+    return Record(f"{OWN} MetadataIndex", (), state)
+
+
+def _place(begin: int, size: int) -> Record:
+    state = {"relative_path": DATA, "offset": begin, "length": size, "transform_descriptors": None}
+    return Record(PLACES, (), state)
+
+
+def _left(hub: Hub) -> Iterator[Finding]:
+    """What torch's own checkpoint has no place for."""
+    if hub.moments and not hub.groups:
+        yield lost("groups", "the source does not say the optimizer's settings, which torch asks for by name", Effect.NUMBERS)
+    if hub.trained and not hub.moments:
+        yield lost("moments", "the source has none; load the model alone", Effect.NUMBERS)
+    if hub.scale is not None:
+        yield lost("scale", "torch keeps it with the script's own state; set the scaler to it by hand", Effect.NUMBERS)
+    if hub.schedule is not None:
+        yield lost("schedule", f"{shown(hub.schedule)} is another scheduler's; set torch's by hand", Effect.NUMBERS)
+    if hub.random:
+        yield lost("random", "the script's own state keeps them; a run from it draws others", Effect.NUMBERS)
+    skipped = [name for name in ("skipped", "samples") if getattr(hub.where, name)]
+    if skipped:
+        yield lost("run", f"{', '.join(skipped)}: only the step is kept", Effect.NONE)

@@ -1,0 +1,47 @@
+"""Files to be written: what each consists of, said before a byte is moved, so that sizes, space and progress are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from bridge.state.lazy import WIDTH, Lazy, Run
+
+
+@dataclass(frozen=True)
+class Late:
+    """Bytes that hold the checksums of runs before them; their number is known."""
+
+    size: int
+    runs: tuple[Run, ...]
+    make: Callable[[Sequence[int]], bytes]
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of a checkpoint: its name, with folders, and its parts one behind the other."""
+
+    name: str
+    parts: tuple[bytes | Run | Late, ...]
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return sum(map(size_of, self.parts))
+
+    @property
+    def sums(self) -> bool:
+        """Whether a part of it holds checksums of others."""
+        return any(isinstance(part, Late) for part in self.parts)
+
+
+def size_of(part: bytes | Run | Late) -> int:
+    """Bytes of a part."""
+    if isinstance(part, Run):
+        return len(part) * WIDTH[part.source.dtype]
+    return part.size if isinstance(part, Late) else len(part)
+
+
+def all_of(source: Lazy) -> Run:
+    """The whole of a tensor."""
+    return Run(source, 0, source.count)

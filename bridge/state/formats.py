@@ -1,0 +1,175 @@
+"""Formats of checkpoints: what each can be asked, and which there are; those of a stack lie in the stack's own folder."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bridge import stacks
+from bridge.config import shown
+from bridge.errors import SourceError, nearest
+from bridge.findings import Finding
+from bridge.rules import Effect
+from bridge.state import digests
+from bridge.state.files import File
+from bridge.state.hub import Hub, lost
+from bridge.state.lazy import Lazy
+from bridge.state.pickled import FLAWS
+
+GIGABYTE = 2**30
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the user asks of the files: a number format of weights, ranks, level of sharding, and the size of a file at most."""
+
+    dtype: str | None = None
+    ranks: int | None = None
+    level: int | None = None
+    shard: int = 5 * GIGABYTE
+
+
+@dataclass(frozen=True)
+class Written:
+    """Files to be, the name of the file with their digests, and what of the hub is not in them."""
+
+    files: tuple[File, ...]
+    sums: str
+    findings: tuple[Finding, ...] = ()
+
+
+class Format(ABC):
+    """One format of checkpoints."""
+
+    name: str
+    title: str
+
+    @abstractmethod
+    def find(self, folder: Path) -> Path | None:
+        """The folder with the checkpoint proper, if `folder` is or names one of this format."""
+
+    @abstractmethod
+    def read(self, place: Path) -> Hub:
+        """What lies in the folder that `find` found. Raises `SourceError`."""
+
+    def verify(self, place: Path) -> None:
+        """Hold what lies in `place` against the digests beside it; `SourceError` that names each file that changed."""
+        if (place / digests.SUMS).is_file():
+            found = digests.read(place, place)
+            digests.verify(place, place, found, found)
+
+    def plan(self, hub: Hub, wanted: Wanted) -> Written:
+        """The files that would hold `hub`; `SourceError` if this format cannot."""
+        raise SourceError(f"{self.name}: {self.title} is read, not written; choose another format")
+
+
+def known() -> Mapping[str, Format]:
+    """Every format by name: those of no stack, then those of our own stacks."""
+    from bridge.state.binary import Binary
+    from bridge.state.dcp import Dcp
+    from bridge.state.native import Native
+    from bridge.state.safe import Safe
+
+    own: tuple[Format, ...] = (Native(), Safe(), Binary(), Dcp())
+    theirs = [format for name in stacks.OWN for format in stacks.load(name).checkpoints]
+    return {format.name: format for format in (*own, *theirs)}
+
+
+def named(name: str) -> Format:
+    """The format of that name. Raises `SourceError` with the nearest."""
+    found = known()
+    if name not in found:
+        raise SourceError(f"{name}: no format of checkpoints; known are {', '.join(found)}{nearest(name, found)}")
+    return found[name]
+
+
+def found(folder: Path, name: str | None = None) -> tuple[Format, Path]:
+    """The format of the checkpoint in `folder`, and its place. Raises `SourceError` for none, or several and no `name`."""
+    if not folder.is_dir():
+        raise SourceError(f"{folder}: no folder there; name the folder of a checkpoint")
+    tried = [named(name)] if name else list(known().values())
+    places = [(format, place) for format in tried if (place := format.find(folder)) is not None]
+    if not places:
+        kinds = ", ".join(format.title for format in tried)
+        raise SourceError(f"{folder}: no checkpoint of {kinds} there; name the folder that its files lie in")
+    if len(places) > 1:
+        kinds = ", ".join(format.name for format, _ in places)
+        raise SourceError(f"{folder}: checkpoints of several formats ({kinds}); say which with --from")
+    return places[0]
+
+
+def read(folder: Path, name: str | None = None) -> Hub:
+    """The checkpoint in `folder`. Raises `SourceError`."""
+    return read_at(*found(folder, name))
+
+
+def read_at(format: Format, place: Path) -> Hub:
+    """The checkpoint that `found` found. What has another form than its format gives it is damaged."""
+    try:
+        hub = format.read(place)
+        SourceError.raise_if(f"{place}: {problem}; the checkpoint is damaged" for problem in _unsound(hub))
+        return hub
+    except FLAWS as error:
+        said = f"{place}: not as {format.title} has it ({type(error).__name__}: {shown(str(error))})"
+        raise SourceError(f"{said}; the checkpoint is damaged") from error
+
+
+def planned(format: Format, hub: Hub, wanted: Wanted) -> Written:
+    """The files that would hold `hub`. A value beside its tensors that is not of its kind makes the source damaged."""
+    try:
+        return format.plan(hub, wanted)
+    except FLAWS as error:
+        said = f"{hub.origin.format}: what it says of the run is no {format.title} ({type(error).__name__}: {shown(str(error))})"
+        raise SourceError(f"{said}; the checkpoint is damaged") from error
+
+
+def _unsound(hub: Hub) -> Iterator[str]:
+    """What no checkpoint says: tensors that are none, copies of other shapes, groups of parameters that are not there."""
+    rows: Iterable[tuple[Any, str, Any]] = hub.tensors()
+    for name, kind, held in rows:
+        if not isinstance(name, str) or not isinstance(held, Lazy):
+            yield f"{shown(name)}: its {kind} is a {type(held).__name__}, expected a tensor"
+        elif name in hub.parameters and held.shape != hub.parameters[name].weight.shape:
+            yield f"{shown(name)}: its {kind} has shape {held.shape}, its weight {hub.parameters[name].weight.shape}"
+    for group in hub.groups:
+        yield from (
+            f"{shown(name)} is in a group of the optimizer and not in the model"
+            for name in set(group.names) - set(hub.parameters)
+        )
+    yield from (
+        f"{shown(alias)} is tied to {shown(name)}, which is not there"
+        for alias, name in hub.ties.items()
+        if name not in hub.parameters
+    )
+
+
+def pointed(folder: Path, pointer: str) -> Path | None:
+    """The folder that a file such as `latest` names in `folder`; `folder` itself where there is no such file."""
+    from bridge.files.contained import SMALL, inside, plain, read_text
+
+    path = folder / pointer
+    if not path.is_file():
+        return folder
+    place = inside(folder / plain(read_text(path, folder, SMALL).strip(), path), folder)
+    return place if place.is_dir() else None
+
+
+def only_weights(hub: Hub, dtype: str | None, format: str) -> Iterator[Finding]:
+    """What is lost where a format has nothing but weights, in `dtype` or as they are."""
+    written = dtype or hub.computed
+    if any(held.best.dtype != (dtype or held.weight.dtype) for held in hub.parameters.values()):
+        yield lost(
+            "masters", f"{format} has one copy of a weight, here {written}; what the masters have beyond is lost", Effect.NUMBERS
+        )
+    if hub.moments:
+        yield lost(
+            "moments", f"{', '.join(hub.moments)}: {format} has no optimizer; a run from it begins them anew", Effect.NUMBERS
+        )
+    for name, value in (("step", hub.where.steps), ("schedule", hub.schedule), ("scale", hub.scale)):
+        if value:
+            yield lost(name, f"{format} has no place for it; a run from it begins at its start", Effect.NUMBERS)
+    if hub.client:
+        yield lost("client", f"{', '.join(hub.client)}: {format} has no place for it", Effect.NONE)

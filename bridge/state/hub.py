@@ -1,0 +1,173 @@
+"""The hub: what a checkpoint of any format holds, by the global name of a parameter, and of the run beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bridge.errors import SourceError
+from bridge.findings import Finding
+from bridge.rules import Effect
+from bridge.state.lazy import Lazy, cast
+
+if TYPE_CHECKING:
+    from bridge.state.pickled import Record
+
+Plain = Any
+"""A value that JSON can hold."""
+DEEPEST, MOST_VALUES = 20, 200_000
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter, whole. `weight` is what the model computes with, `master` what the optimizer updates, if that is another.
+
+    `moments` has the optimizer's tensors by torch's own names, `step` the updates that they stand for.
+    """
+
+    weight: Lazy
+    master: Lazy | None = None
+    moments: Mapping[str, Lazy] = field(default_factory=dict)
+    step: float | None = None
+    trained: bool = True
+
+    @property
+    def best(self) -> Lazy:
+        """Its most exact copy."""
+        return self.master or self.weight
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters that an optimizer treats alike, in its order, and how."""
+
+    names: tuple[str, ...]
+    settings: Mapping[str, Plain]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A loss scale and what decides its next change; None: the format does not say.
+
+    It doubles with the good step after `good` has reached `window`, as in DeepSpeed.
+    """
+
+    value: float
+    dynamic: bool
+    factor: float | None = None
+    window: int | None = None
+    minimum: float | None = None
+    hysteresis: int | None = None
+    tolerated: int | None = None
+    good: int | None = None
+
+
+@dataclass(frozen=True)
+class Where:
+    """How far a run is: updates made and steps skipped, samples seen, and the last step's figures. None: not said."""
+
+    steps: int | None = None
+    skipped: int | None = None
+    samples: int | None = None
+    loss: float | None = None
+    grad_norm: float | None = None
+    lr: float | None = None
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a checkpoint was read: its format, the release that wrote it, its layout, and its files."""
+
+    format: str
+    release: str = ""
+    layout: Mapping[str, int] = field(default_factory=dict)
+    files: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class Hub:
+    """A checkpoint. `ordered` says whether parameters stand in the model's own order; `ties` has other names of parameters.
+
+    `findings` tell what of the source is not in here, with its effect on a run that goes on from here.
+    """
+
+    origin: Origin
+    parameters: Mapping[str, Parameter]
+    buffers: Mapping[str, Lazy] = field(default_factory=dict)
+    ties: Mapping[str, str] = field(default_factory=dict)
+    ordered: bool = False
+    groups: tuple[Group, ...] = ()
+    where: Where = field(default_factory=Where)
+    schedule: Mapping[str, Plain] | None = None
+    scale: Scale | None = None
+    random: Mapping[str, Lazy] = field(default_factory=dict)
+    client: Mapping[str, Plain] = field(default_factory=dict)
+    config: Mapping[str, Plain] | None = None
+    findings: tuple[Finding, ...] = ()
+
+    def tensors(self) -> Iterator[tuple[str, str, Lazy]]:
+        """Every tensor: name, kind (`weight`, `master`, a moment, `buffer`, `random`), and where it lies."""
+        for name, held in self.parameters.items():
+            yield name, "weight", held.weight
+            if held.master is not None:
+                yield name, "master", held.master
+            yield from ((name, kind, moment) for kind, moment in held.moments.items())
+        yield from ((name, "buffer", held) for name, held in self.buffers.items())
+        yield from ((name, "random", held) for name, held in self.random.items())
+
+    @property
+    def trained(self) -> dict[str, Parameter]:
+        """Parameters that the optimizer updates."""
+        return {name: held for name, held in self.parameters.items() if held.trained}
+
+    @property
+    def computed(self) -> str:
+        """The number format that most of the weights have."""
+        found = [held.weight.dtype for held in self.parameters.values()]
+        return max(dict.fromkeys(found), key=found.count) if found else "F32"
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """Names of the moments that parameters have."""
+        return tuple(dict.fromkeys(kind for held in self.parameters.values() for kind in held.moments))
+
+
+def weights_of(source: Lazy, dtype: str | None) -> Lazy:
+    """A copy that a model computes with, in that format where one is asked for; integers stay what they are."""
+    return source if dtype is None or not source.dtype.startswith(("F", "BF")) else cast(source, dtype)
+
+
+def lost(path: str, message: str, effect: Effect) -> Finding:
+    """A finding: what is not carried."""
+    return Finding(path, message, effect, given=True)
+
+
+def plain(value: Any, where: str) -> tuple[Plain, list[Finding]]:
+    """`value` as JSON can hold it, and a finding for each part that it cannot."""
+    left: list[Finding] = []
+    budget = [MOST_VALUES]
+    return _plain(value, where, 0, budget, left), left
+
+
+def _plain(value: Any, where: str, depth: int, budget: list[int], left: list[Finding]) -> Plain:
+    budget[0] -= 1
+    if depth > DEEPEST or budget[0] < 0:
+        raise SourceError(f"{where}: lists within lists without end; the file is damaged")
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner, f"{where}.{key}", depth + 1, budget, left) for key, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(inner, f"{where}.{number}", depth + 1, budget, left) for number, inner in enumerate(value)]
+    left.append(lost(where, f"a {_kind(value)}, which only its own program reads, is not carried", Effect.NUMBERS))
+    return None
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Lazy):
+        return "tensor"
+    record: Record = value
+    return getattr(record, "name", type(value).__name__).replace(" ", ".")

@@ -1,0 +1,293 @@
+"""Lazy tensors: shape, number format, and where the elements lie; any run of them is read when it is asked for, and no more."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bridge.errors import SourceError
+from bridge.layout.shard import Box, boxes
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+Shape = tuple[int, ...]
+
+TORCH: Mapping[str, str] = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U64": "uint64",
+    "U32": "uint32",
+    "U16": "uint16",
+    "U8": "uint8",
+    "BOOL": "bool",
+    "C64": "complex64",
+}
+"""Number formats as safetensors spells them, and torch."""
+SAFE = {name: code for code, name in TORCH.items()}
+WIDTH = {code: 1 if code == "BOOL" else int("".join(filter(str.isdigit, code.partition("_")[0]))) // 8 for code in TORCH}
+"""Bytes of an element."""
+FLOATING = ("F64", "F32", "F16", "BF16")
+
+
+def torch_type(code: str) -> torch.dtype:
+    """Torch's own object for a number format."""
+    import torch
+
+    found: torch.dtype = getattr(torch, TORCH[code])
+    return found
+
+
+class Lazy(ABC):
+    """A tensor that is not read yet."""
+
+    shape: Shape
+    dtype: str
+
+    @abstractmethod
+    def flat(self, start: int, stop: int) -> Tensor:
+        """Elements `start` to `stop` in row-major order. Raises `SourceError`."""
+
+    @property
+    def count(self) -> int:
+        """Its elements."""
+        return prod(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return self.count * WIDTH[self.dtype]
+
+    def whole(self) -> Tensor:
+        """All of it."""
+        return self.flat(0, self.count).view(self.shape)
+
+    def box(self, place: Box) -> Tensor:
+        """A box of it: the rows that hold it are read, and cut."""
+        if not self.shape:
+            return self.whole()
+        row = prod(self.shape[1:])
+        first, rows = place.offsets[0], place.sizes[0]
+        found = self.flat(first * row, (first + rows) * row).view(rows, *self.shape[1:])
+        for dim, (offset, size) in enumerate(zip(place.offsets[1:], place.sizes[1:], strict=True), 1):
+            found = found.narrow(dim, offset, size)
+        return found
+
+
+@dataclass(frozen=True)
+class Span(Lazy):
+    """Elements one behind the other in a file, from byte `begin` on."""
+
+    path: Path
+    begin: int
+    shape: Shape
+    dtype: str
+
+    def flat(self, start: int, stop: int) -> Tensor:
+        """Read straight into the tensor's own memory."""
+        import torch
+
+        width = WIDTH[self.dtype]
+        if stop <= start:
+            return torch.empty(0, dtype=torch_type(self.dtype))
+        content = bytearray((stop - start) * width)
+        read_into(self.path, self.begin + start * width, content)
+        return torch.frombuffer(content, dtype=torch_type(self.dtype))
+
+
+def read_into(path: Path, begin: int, content: bytearray) -> None:
+    """Fill `content` with the bytes of a file from `begin` on. Raises `SourceError`."""
+    view, done = memoryview(content), 0
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            while done < len(content):
+                got = os.preadv(descriptor, [view[done:]], begin + done)
+                if not got:
+                    raise SourceError(
+                        f"{path}: it ends at byte {begin + done}, though it was longer; it changed while it was read"
+                    )
+                done += got
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise SourceError(f"{path}: {error.strerror}; expected a file that can be read") from None
+
+
+@dataclass(frozen=True)
+class Strided(Lazy):
+    """A view with steps of its own into what lies flat in `base`, such as a transpose that was saved as it is."""
+
+    base: Lazy
+    offset: int
+    shape: Shape
+    strides: Shape
+
+    @property
+    def dtype(self) -> str:  # type: ignore[override]
+        """That of what it looks into."""
+        return self.base.dtype
+
+    def flat(self, start: int, stop: int) -> Tensor:
+        """All that the view reaches is read, then put in order."""
+        reach = 1 + sum(stride * (size - 1) for stride, size in zip(self.strides, self.shape, strict=True)) if self.count else 0
+        found = self.base.flat(self.offset, self.offset + reach)
+        return found.as_strided(self.shape, self.strides).reshape(-1)[start:stop]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Elements `start` to `stop` of a tensor."""
+
+    source: Lazy
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Joined(Lazy):
+    """Runs one behind the other, in row-major order."""
+
+    runs: Sequence[Run]
+    shape: Shape
+    dtype: str
+
+    def flat(self, start: int, stop: int) -> Tensor:
+        """From the runs that hold them."""
+        import torch
+
+        found, at = [], 0
+        for run in self.runs:
+            first, last = max(start, at), min(stop, at + len(run))
+            if first < last:
+                found.append(run.source.flat(run.start + first - at, run.start + last - at))
+            at += len(run)
+        if len(found) == 1:
+            return found[0]
+        return torch.cat(found) if found else torch.empty(0, dtype=torch_type(self.dtype))
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A box of a tensor, and what it holds."""
+
+    place: Box
+    source: Lazy
+
+
+@dataclass(frozen=True)
+class Boxed(Lazy):
+    """Boxes that together make the tensor, each element once."""
+
+    parts: Sequence[Placed]
+    shape: Shape
+    dtype: str
+
+    def flat(self, start: int, stop: int) -> Tensor:
+        """From the boxes that hold them."""
+        import torch
+
+        if len(self.parts) == 1:
+            return self.parts[0].source.flat(start, stop)
+        found = torch.empty(max(0, stop - start), dtype=torch_type(self.dtype))
+        at = 0
+        for wanted in boxes(self.shape, start, stop):
+            self._fill(found[at : at + prod(wanted.sizes)].view(wanted.sizes), wanted)
+            at += prod(wanted.sizes)
+        return found
+
+    def _fill(self, target: Tensor, wanted: Box) -> None:
+        for part in self.parts:
+            ranges = list(_common(wanted, part.place))
+            if all(ranges):
+                place = target
+                for dim, (common, offset) in enumerate(zip(ranges, wanted.offsets, strict=True)):
+                    place = place.narrow(dim, common.start - offset, len(common))
+                offsets = tuple(common.start - origin for common, origin in zip(ranges, part.place.offsets, strict=True))
+                place.copy_(part.source.box(Box(offsets, tuple(map(len, ranges)))).view(place.shape))
+
+
+def _common(one: Box, other: Box) -> Iterator[range]:
+    """What two boxes have in common, dimension by dimension."""
+    for start, size, begin, length in zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True):
+        yield range(max(start, begin), min(start + size, begin + length))
+
+
+@dataclass(frozen=True)
+class Cast(Lazy):
+    """The same numbers in another format."""
+
+    base: Lazy
+    dtype: str
+
+    @property
+    def shape(self) -> Shape:  # type: ignore[override]
+        """That of what is cast."""
+        return self.base.shape
+
+    def flat(self, start: int, stop: int) -> Tensor:
+        """Rounded to nearest."""
+        return self.base.flat(start, stop).to(torch_type(self.dtype))
+
+
+@dataclass(frozen=True)
+class Held(Lazy):
+    """A small tensor in memory."""
+
+    tensor: Tensor
+
+    @property
+    def shape(self) -> Shape:  # type: ignore[override]
+        """Its shape."""
+        return tuple(self.tensor.shape)
+
+    @property
+    def dtype(self) -> str:  # type: ignore[override]
+        """Its number format."""
+        return SAFE[str(self.tensor.dtype).removeprefix("torch.")]
+
+    def flat(self, start: int, stop: int) -> Tensor:
+        """A part of it."""
+        return self.tensor.reshape(-1)[start:stop]
+
+
+def cast(source: Lazy, dtype: str) -> Lazy:
+    """`source` in that number format."""
+    return source if source.dtype == dtype else Cast(source, dtype)
+
+
+STRIP = 2**22
+"""Bytes that are read, held or written at once."""
+
+
+def strips(source: Lazy, start: int = 0, stop: int | None = None) -> Iterator[Tensor]:
+    """A tensor, or a run of it, in pieces of at most `STRIP` bytes."""
+    stop = source.count if stop is None else stop
+    step = max(1, STRIP // WIDTH[source.dtype])
+    for first in range(start, stop, step):
+        yield source.flat(first, min(stop, first + step))
+
+
+def raw(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor on the CPU."""
+    import torch
+
+    flat = tensor.contiguous().view(-1)
+    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")

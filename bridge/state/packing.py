@@ -1,0 +1,258 @@
+"""What `torch.save` would write, as files to be: a pickle of plain values, and storages filled from where tensors lie."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from bridge.state.archive import contiguous
+from bridge.state.files import File, Late, all_of, size_of
+from bridge.state.lazy import TORCH, Lazy, Run
+from bridge.state.pickled import Constant, Record
+
+ALIGNED = 64
+"""Bytes that storages are aligned to, as torch has it."""
+KIND = {
+    "F64": "Double",
+    "F32": "Float",
+    "F16": "Half",
+    "BF16": "BFloat16",
+    "I64": "Long",
+    "I32": "Int",
+    "I16": "Short",
+    "I8": "Char",
+    "U8": "Byte",
+    "BOOL": "Bool",
+    "C64": "ComplexFloat",
+}
+
+
+class Size(tuple[int, ...]):
+    """A shape as `torch.Size`."""
+
+    __slots__ = ()
+
+
+class Pickle:
+    """Puts a value down as a pickle of protocol 2; each lazy tensor gets a storage in `storages`."""
+
+    def __init__(self) -> None:
+        self.storages: list[Lazy] = []
+        self.numbers: dict[int, int] = {}
+        self.out = bytearray(b"\x80\x02")
+
+    def of(self, value: Any) -> bytes:
+        """The whole pickle."""
+        self.put(value)
+        return bytes(self.out + b".")
+
+    def put(self, value: Any) -> None:
+        """One value."""
+        for kinds, write in WRITERS:
+            if isinstance(value, kinds):
+                write(self, value)
+                return
+        raise TypeError(f"{type(value).__name__} has no place in a checkpoint")
+
+    def name(self, full: str) -> None:
+        """A name, by module and name."""
+        module, _, name = full.partition(" ")
+        self.out += f"c{module}\n{name}\n".encode()
+
+    def constant(self, value: Constant) -> None:
+        """A number format."""
+        self.name(f"torch {TORCH[value]}")
+
+    def integer(self, value: int) -> None:
+        """A whole number."""
+        if -(2**31) <= value < 2**31:
+            self.out += b"J" + struct.pack("<i", value)
+        else:
+            size = value.bit_length() // 8 + 1
+            self.out += b"\x8a" + bytes([size]) + value.to_bytes(size, "little", signed=True)
+
+    def text(self, value: str) -> None:
+        """A text."""
+        encoded = value.encode("utf-8", "surrogatepass")
+        self.out += b"X" + struct.pack("<I", len(encoded)) + encoded
+
+    def items(self, values: Sequence[Any]) -> None:
+        """A tuple."""
+        self.out += b"("
+        for value in values:
+            self.put(value)
+        self.out += b"t"
+
+    def shape(self, value: Size) -> None:
+        """A shape."""
+        self.name("torch Size")
+        self.items((tuple(value),))
+        self.out += b"R"
+
+    def listed(self, values: list[Any]) -> None:
+        """A list."""
+        self.out += b"]("
+        for value in values:
+            self.put(value)
+        self.out += b"e"
+
+    def ordered(self, values: Mapping[Any, Any]) -> None:
+        """An OrderedDict."""
+        self.name("collections OrderedDict")
+        self.out += b")R"
+        self.pairs(values)
+
+    def mapped(self, values: Mapping[Any, Any]) -> None:
+        """A dictionary."""
+        self.out += b"}"
+        self.pairs(values)
+
+    def pairs(self, values: Mapping[Any, Any]) -> None:
+        """What a dictionary has."""
+        self.out += b"("
+        for key, value in values.items():
+            self.put(key)
+            self.put(value)
+        self.out += b"u"
+
+    def record(self, value: Record) -> None:
+        """An object: called with its arguments, or made without and given its attributes."""
+        self.name(value.name)
+        self.items(value.arguments)
+        self.out += b"R" if value.arguments else b"\x81"
+        if value.state:
+            self.put(value.state[""] if set(value.state) == {""} else value.state)
+            self.out += b"b"
+
+    def tensor(self, value: Lazy) -> None:
+        """A tensor over a storage of its own."""
+        self.name("torch._utils _rebuild_tensor_v2")
+        self.out += b"("
+        self.items_of_storage(value)
+        self.integer(0)
+        self.items(tuple(value.shape))
+        self.items(contiguous(value.shape))
+        self.put(False)
+        self.ordered({})
+        self.out += b"tR"
+
+    def items_of_storage(self, value: Lazy) -> None:
+        """The reference to a storage."""
+        self.out += b"("
+        self.text("storage")
+        self.name(f"torch {KIND[value.dtype]}Storage")
+        number = self.numbers.setdefault(id(value), len(self.storages))
+        self.text(str(number))
+        self.text("cpu")
+        self.integer(value.count)
+        self.out += b"tQ"
+        if number == len(self.storages):
+            self.storages.append(value)
+
+
+def _flag(pickle: Pickle, value: bool) -> None:
+    pickle.out += b"\x88" if value else b"\x89"
+
+
+def _number(pickle: Pickle, value: float) -> None:
+    pickle.out += b"G" + struct.pack(">d", value)
+
+
+def _nothing(pickle: Pickle, value: None) -> None:
+    pickle.out += b"N"
+
+
+WRITERS: tuple[tuple[Any, Callable[[Pickle, Any], None]], ...] = (
+    (type(None), _nothing),
+    (bool, _flag),
+    (Constant, Pickle.constant),
+    (int, Pickle.integer),
+    (float, _number),
+    (str, Pickle.text),
+    (Size, Pickle.shape),
+    (tuple, Pickle.items),
+    (list, Pickle.listed),
+    (OrderedDict, Pickle.ordered),
+    (Mapping, Pickle.mapped),
+    (Record, Pickle.record),
+    (Lazy, Pickle.tensor),
+)
+"""What a value may be, the narrower kind first."""
+
+
+def saved(name: str, value: Any) -> File:
+    """The file that `torch.save(value, name)` would write, tensors contiguous and on the CPU."""
+    return File(name, tuple(parts_of(name.rpartition("/")[2].rpartition(".")[0], value)))
+
+
+def parts_of(top: str, value: Any) -> Iterator[bytes | Run | Late]:
+    """The parts of such a file, whose names within begin with `top`."""
+    pickle = Pickle()
+    content = pickle.of(value)
+    small = {"data.pkl": content, ".format_version": b"1", ".storage_alignment": b"64", "byteorder": b"little"}
+    bodies: dict[str, bytes | Run] = {**small, **{f"data/{at}": all_of(held) for at, held in enumerate(pickle.storages)}}
+    yield from _zipped({f"{top}/{name}": body for name, body in {**bodies, "version": b"3\n"}.items()})
+
+
+LOCAL, CENTRAL, END = "<4sHHHHHIIIHH", "<4sHHHHHHIIIHHHHHII", "<4sHHHHIIH"
+LARGE = 0xFFFFFFFF
+
+
+def _zipped(bodies: Mapping[str, bytes | Run]) -> Iterator[bytes | Run | Late]:
+    """A zip file without compression. Checksums of runs stand behind them, and in the list at the end."""
+    at, places = 0, []
+    for name, body in bodies.items():
+        size = len(body) if isinstance(body, bytes) else size_of(body)
+        header = _local(name, body, size, at)
+        places.append((name.encode(), body, size, at))
+        yield header
+        yield body
+        at += len(header) + size
+        if isinstance(body, Run):
+            behind = Late(24, (body,), partial(_behind, size))
+            yield behind
+            at += behind.size
+    runs = tuple(body for _, body, _, _ in places if isinstance(body, Run))
+    listed = _listed(places, dict.fromkeys(range(len(runs)), 0), at)
+    yield Late(len(listed), runs, lambda sums: _listed(places, dict(enumerate(sums)), at))
+
+
+def _behind(size: int, sums: Sequence[int]) -> bytes:
+    """What follows a run."""
+    return struct.pack("<4sIQQ", b"PK\x07\x08", sums[0], size, size)
+
+
+def _flags(body: bytes | Run) -> int:
+    """Names are UTF-8; the checksum of a run follows it."""
+    return 0x800 | (0x8 if isinstance(body, Run) else 0)
+
+
+def _local(name: str, body: bytes | Run, size: int, at: int) -> bytes:
+    """The header before a body, padded so that the body is aligned; sizes stand in a field of 64 bits."""
+    encoded = name.encode()
+    sizes = struct.pack("<HHQQ", 1, 16, size, size)
+    padding = -(at + struct.calcsize(LOCAL) + len(encoded) + len(sizes) + 4) % ALIGNED
+    extra = sizes + struct.pack("<2sH", b"FB", padding) + b"Z" * padding
+    sum_ = zlib.crc32(body) if isinstance(body, bytes) else 0
+    fixed = (b"PK\x03\x04", 45, _flags(body), 0, 0, 0x21, sum_, LARGE, LARGE, len(encoded), len(extra))
+    return struct.pack(LOCAL, *fixed) + encoded + extra
+
+
+def _listed(places: Sequence[tuple[bytes, bytes | Run, int, int]], sums: Mapping[int, int], at: int) -> bytes:
+    """The list at the end of a zip file that begins at byte `at` of it."""
+    out, runs = bytearray(), 0
+    for name, body, size, begin in places:
+        sum_ = zlib.crc32(body) if isinstance(body, bytes) else sums[runs]
+        runs += isinstance(body, Run)
+        extra = struct.pack("<HHQQQ", 1, 24, size, size, begin)
+        fixed = (b"PK\x01\x02", 45, 45, _flags(body), 0, 0, 0x21, sum_, LARGE, LARGE, len(name), len(extra), 0, 0, 0, 0, LARGE)
+        out += struct.pack(CENTRAL, *fixed) + name + extra
+    size, count = len(out), len(places)
+    out += struct.pack("<4sQHHIIQQQQ", b"PK\x06\x06", 44, 45, 45, 0, 0, count, count, size, at)
+    out += struct.pack("<4sIQI", b"PK\x06\x07", 0, at + size, 1)
+    out += struct.pack(END, b"PK\x05\x06", 0, 0, 0xFFFF, 0xFFFF, LARGE, LARGE, 0)
+    return bytes(out)

@@ -1,0 +1,358 @@
+"""Pickles read as data: a machine of our own builds plain values and looks nothing up; what is not listed is refused by name."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bridge.config import shown
+from bridge.errors import SourceError
+
+Builder = Callable[..., Any]
+"""Makes a value of the arguments that a pickle has for a listed name."""
+Known = Mapping[str, "Builder | Constant"]
+"""Names that a pickle may hold, by module and name: what makes a value of them, or the value."""
+MOST = 2**28
+"""Bytes of a pickle; tensors lie beside it."""
+ENCODINGS = ("latin1", "latin-1", "ascii", "utf-8", "utf8")
+
+
+@dataclass(frozen=True)
+class Global:
+    """A listed name as it stands in a pickle, before anything is made of it."""
+
+    name: str
+    build: Builder
+
+
+@dataclass(eq=False)
+class Record:
+    """An object of a class that is listed by name: what it would have been called with, and its attributes. It does nothing."""
+
+    name: str
+    arguments: tuple[Any, ...] = ()
+    state: dict[str, Any] = field(default_factory=dict)
+
+
+class Constant(str):
+    """A listed name that is a value itself, such as a number format."""
+
+    __slots__ = ()
+
+
+def recorded(*names: str) -> dict[str, Builder | Constant]:
+    """Listed classes of which nothing but records are made."""
+    return {name: _recorder(name) for name in names}
+
+
+def _recorder(name: str) -> Builder:
+    return lambda *arguments: Record(name, arguments)
+
+
+def _dictionary(pairs: Any = ()) -> dict[Any, Any]:
+    return dict(pairs)
+
+
+def _bytes(text: str, encoding: str) -> bytes:
+    if encoding not in ENCODINGS:
+        raise ValueError(encoding)
+    return text.encode(encoding)
+
+
+PLAIN: Known = {
+    "collections OrderedDict": _dictionary,
+    "collections Counter": _dictionary,
+    "builtins dict": _dictionary,
+    "builtins set": lambda items=(): set(items),
+    "builtins bytes": lambda: b"",
+    "builtins frozenset": lambda items=(): frozenset(items),
+    "builtins complex": complex,
+    "_codecs encode": _bytes,
+}
+"""Values of Python itself, by module and name."""
+
+
+OLD = {"__builtin__": "builtins", "copy_reg": "copyreg"}
+"""Modules as protocol 2 spells them."""
+
+
+class _Stopped(Exception):
+    """The pickle is at its end."""
+
+
+class _Mark:
+    """Where a sequence begins on the stack."""
+
+
+MARK = _Mark()
+
+
+class Machine:
+    """Runs one pickle. `known` has the names that it may hold, `persistent` makes values of its references."""
+
+    def __init__(self, data: bytes, known: Known, persistent: Builder | None = None) -> None:
+        self.data, self.known, self.persistent = data, known, persistent
+        self.at = 0
+        self.stack: list[Any] = []
+        self.memo: dict[int, Any] = {}
+
+    def run(self) -> Any:
+        """The value; `SourceError` for a name that is not listed, any of several errors for a damaged pickle."""
+        try:
+            while True:
+                code = self.take(1)[0]
+                if code not in OPERATIONS:
+                    raise ValueError(f"operation {code:#x} at byte {self.at - 1}")
+                OPERATIONS[code](self)
+        except _Stopped:
+            (value,) = self.stack
+            return value
+
+    def take(self, count: int) -> bytes:
+        """The next bytes."""
+        found = self.data[self.at : self.at + count]
+        if len(found) != count:
+            raise ValueError(f"it ends at byte {len(self.data)}")
+        self.at += count
+        return found
+
+    def number(self, form: str) -> Any:
+        """The next number."""
+        return struct.unpack(form, self.take(struct.calcsize(form)))[0]
+
+    def line(self) -> str:
+        """The next line."""
+        end = self.data.index(b"\n", self.at)
+        text = self.data[self.at : end].decode()
+        self.at = end + 1
+        return text
+
+    def marked(self) -> list[Any]:
+        """What lies above the last mark, which goes."""
+        for place in range(len(self.stack) - 1, -1, -1):
+            if self.stack[place] is MARK:
+                found = self.stack[place + 1 :]
+                del self.stack[place:]
+                return found
+        raise ValueError(f"no mark at byte {self.at}")
+
+    def look_up(self, module: str, name: str) -> Any:
+        """What a listed name stands for."""
+        full = f"{OLD.get(module, module)} {name}"
+        if full not in self.known:
+            raise Unlisted(f"{module}.{name}")
+        build = self.known[full]
+        return build if isinstance(build, Constant) else Global(full, build)
+
+    def call(self, target: Any, arguments: Any) -> Any:
+        """What a listed name makes of its arguments."""
+        if not isinstance(target, Global) or not isinstance(arguments, tuple):
+            raise ValueError(f"a call at byte {self.at} of what is no listed name")
+        return target.build(*arguments)
+
+
+class Unlisted(Exception):
+    """A name that is not listed."""
+
+
+def _put(key: Callable[[Machine], int]) -> Callable[[Machine], None]:
+    def put(machine: Machine) -> None:
+        machine.memo[key(machine)] = machine.stack[-1]
+
+    return put
+
+
+def _get(key: Callable[[Machine], int]) -> Callable[[Machine], None]:
+    return lambda machine: machine.stack.append(machine.memo[key(machine)])
+
+
+def _push(make: Callable[[Machine], Any]) -> Callable[[Machine], None]:
+    return lambda machine: machine.stack.append(make(machine))
+
+
+def _of(form: str) -> Callable[[Machine], Any]:
+    return lambda machine: machine.number(form)
+
+
+def _text(form: str) -> Callable[[Machine], None]:
+    return _push(lambda machine: machine.take(machine.number(form)).decode("utf-8", "surrogatepass"))
+
+
+def _raw(form: str) -> Callable[[Machine], None]:
+    return _push(lambda machine: machine.take(machine.number(form)))
+
+
+def _long(form: str) -> Callable[[Machine], None]:
+    return _push(lambda machine: int.from_bytes(machine.take(machine.number(form)), "little", signed=True))
+
+
+def _tuple(count: int) -> Callable[[Machine], None]:
+    def build(machine: Machine) -> None:
+        items = [machine.stack.pop() for _ in range(count)]
+        machine.stack.append(tuple(reversed(items)))
+
+    return build
+
+
+def _append(machine: Machine) -> None:
+    item = machine.stack.pop()
+    _into(machine, list).append(item)
+
+
+def _into(machine: Machine, kind: type[Any]) -> Any:
+    """The collection on top, which is filled."""
+    found = machine.stack[-1]
+    if type(found) is not kind:
+        raise ValueError(f"no {kind.__name__} at byte {machine.at}")
+    return found
+
+
+def _appends(machine: Machine) -> None:
+    items = machine.marked()
+    _into(machine, list).extend(items)
+
+
+def _add_items(machine: Machine) -> None:
+    items = machine.marked()
+    _into(machine, set).update(items)
+
+
+def _set_item(machine: Machine) -> None:
+    value, key = machine.stack.pop(), machine.stack.pop()
+    _into(machine, dict)[key] = value
+
+
+def _set_items(machine: Machine) -> None:
+    items = machine.marked()
+    _into(machine, dict).update(zip(items[::2], items[1::2], strict=True))
+
+
+def _stack_global(machine: Machine) -> None:
+    name, module = machine.stack.pop(), machine.stack.pop()
+    if not isinstance(name, str) or not isinstance(module, str):
+        raise ValueError(f"a name at byte {machine.at} that is no text")
+    machine.stack.append(machine.look_up(module, name))
+
+
+def _global(machine: Machine) -> None:
+    module = machine.line()
+    machine.stack.append(machine.look_up(module, machine.line()))
+
+
+def _reduce(machine: Machine) -> None:
+    arguments, target = machine.stack.pop(), machine.stack.pop()
+    machine.stack.append(machine.call(target, arguments))
+
+
+def _new_with_names(machine: Machine) -> None:
+    named = machine.stack.pop()
+    if named:
+        raise ValueError(f"arguments by name at byte {machine.at}")
+    _reduce(machine)
+
+
+def _build(machine: Machine) -> None:
+    """Attributes: of records they are kept; those of a dictionary are no part of its value."""
+    state, target = machine.stack.pop(), machine.stack[-1]
+    if isinstance(target, Record):
+        target.state = state if isinstance(state, dict) else {"": state}
+    elif not (isinstance(target, dict) and isinstance(state, dict)):
+        raise ValueError(f"attributes of a {type(target).__name__} at byte {machine.at}")
+
+
+def _persistent(machine: Machine) -> None:
+    if machine.persistent is None:
+        raise ValueError(f"a reference at byte {machine.at}")
+    machine.stack.append(machine.persistent(machine.stack.pop()))
+
+
+def _stop(machine: Machine) -> None:
+    raise _Stopped
+
+
+def _drop_marked(machine: Machine) -> None:
+    machine.marked()
+
+
+def _pop(machine: Machine) -> None:
+    machine.stack.pop()
+
+
+def _frame(machine: Machine) -> None:
+    machine.take(8)
+
+
+def _protocol(machine: Machine) -> None:
+    if machine.take(1)[0] > 5:
+        raise ValueError("a protocol above 5")
+
+
+OPERATIONS: Mapping[int, Callable[[Machine], None]] = {
+    ord("."): _stop,
+    ord("("): _push(lambda machine: MARK),
+    ord("0"): _pop,
+    ord("1"): _drop_marked,
+    ord("N"): _push(lambda machine: None),
+    0x88: _push(lambda machine: True),
+    0x89: _push(lambda machine: False),
+    ord("J"): _push(_of("<i")),
+    ord("K"): _push(_of("<B")),
+    ord("M"): _push(_of("<H")),
+    0x8A: _long("<B"),
+    0x8B: _long("<i"),
+    ord("G"): _push(_of(">d")),
+    ord("X"): _text("<I"),
+    0x8C: _text("<B"),
+    0x8D: _text("<Q"),
+    ord("B"): _raw("<I"),
+    ord("C"): _raw("<B"),
+    0x8E: _raw("<Q"),
+    ord(")"): _push(lambda machine: ()),
+    ord("t"): _push(lambda machine: tuple(machine.marked())),
+    0x85: _tuple(1),
+    0x86: _tuple(2),
+    0x87: _tuple(3),
+    ord("]"): _push(lambda machine: []),
+    ord("l"): _push(lambda machine: machine.marked()),
+    ord("a"): _append,
+    ord("e"): _appends,
+    ord("}"): _push(lambda machine: {}),
+    ord("s"): _set_item,
+    ord("u"): _set_items,
+    0x8F: _push(lambda machine: set()),
+    0x90: _add_items,
+    0x91: _push(lambda machine: frozenset(machine.marked())),
+    ord("q"): _put(_of("<B")),
+    ord("r"): _put(_of("<I")),
+    0x94: _put(lambda machine: len(machine.memo)),
+    ord("h"): _get(_of("<B")),
+    ord("j"): _get(_of("<I")),
+    ord("c"): _global,
+    0x93: _stack_global,
+    ord("R"): _reduce,
+    0x81: _reduce,
+    0x92: _new_with_names,
+    ord("b"): _build,
+    ord("Q"): _persistent,
+    0x80: _protocol,
+    0x95: _frame,
+}
+"""What writers of protocols 2 to 5 put down. Operations that look up by number, or call otherwise, are not there."""
+
+FLAWS = (ValueError, LookupError, TypeError, AttributeError, struct.error, OverflowError, MemoryError, RecursionError)
+"""What a damaged pickle comes to."""
+
+
+def value(data: bytes, known: Known, where: object, persistent: Builder | None = None) -> Any:
+    """What a pickle says. Raises `SourceError` that begins with `where` for a name that is not listed, and for a damaged one."""
+    if len(data) > MOST:
+        raise SourceError(f"{where}: a pickle of {len(data)} bytes, expected at most {MOST}; that is no checkpoint")
+    try:
+        return Machine(data, known, persistent).run()
+    except Unlisted as error:
+        said = f"{where}: it names {shown(str(error))}, which no checkpoint of this kind needs; nothing of it was executed"
+        raise SourceError(f"{said}; if you know who wrote it, save it anew as plain tensors and numbers") from None
+    except FLAWS as error:
+        raise SourceError(f"{where}: not a pickle as torch writes it ({shown(str(error), 60)}); the file is damaged") from None

@@ -1,0 +1,192 @@
+"""Safetensors as Hugging Face has them: one file, or several with an index; weights alone, each whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from bridge.config import shown
+from bridge.errors import SourceError
+from bridge.files.contained import plain, read_text, regular
+from bridge.files.sealed import parsed
+from bridge.findings import Finding
+from bridge.state.files import File, all_of
+from bridge.state.formats import Format, Wanted, Written, only_weights
+from bridge.state.hub import Hub, Origin, Parameter, weights_of
+from bridge.state.lazy import FLOATING, WIDTH, Lazy, Span
+
+MOST = 2**28
+"""Bytes of a header, or of an index."""
+DAMAGED = "the file is damaged"
+ALIGNED = 8
+
+
+def header(path: Path, root: Path) -> dict[str, Span]:
+    """The tensors of a file: none shares bytes with another, and none lies beyond the end. Raises `SourceError`."""
+    try:
+        with regular(path, root).open("rb") as file:
+            size = path.stat().st_size
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > min(MOST, size - 8):
+                raise SourceError(f"{path}: its header of {length} bytes does not fit its {size}; {DAMAGED}")
+            text = file.read(length).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SourceError(f"{path}: {error}; {DAMAGED}") from None
+    rows = parsed(text, path)
+    found = {name: _span(path, name, row, 8 + length) for name, row in rows.items() if name != "__metadata__"}
+    end = 8 + length
+    for name, span in sorted(found.items(), key=lambda item: item[1].begin):
+        if span.begin != end:
+            raise SourceError(f"{path}: {shown(name)} begins at byte {span.begin}, expected {end}; {DAMAGED}")
+        end += span.size
+    if end != size:
+        raise SourceError(f"{path}: {size} bytes, its tensors end at {end}; {DAMAGED}")
+    return found
+
+
+def _span(path: Path, name: str, row: Any, base: int) -> Span:
+    try:
+        dtype, shape, (begin, end) = row["dtype"], tuple(row["shape"]), row["data_offsets"]
+        whole = all(type(size) is int and 0 <= size < 2**63 for size in (*shape, begin, end))
+        right = whole and end - begin == prod(shape) * WIDTH[dtype]
+    except (KeyError, TypeError, ValueError):
+        right = False
+    if not right:
+        raise SourceError(f"{path}: {shown(name)} has {shown(row)}, expected format, shape and place of a tensor; {DAMAGED}")
+    return Span(path, base + begin, shape, dtype)
+
+
+def file_of(name: str, tensors: Mapping[str, Lazy], metadata: Mapping[str, str] | None = None) -> File:
+    """A file of these tensors, wide elements first."""
+    order = sorted(tensors, key=lambda key: (-WIDTH[tensors[key].dtype], key))
+    rows: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    at = 0
+    for key in order:
+        held = tensors[key]
+        rows[key] = {"dtype": held.dtype, "shape": list(held.shape), "data_offsets": [at, at + held.size]}
+        at += held.size
+    text = json.dumps(rows, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % ALIGNED)
+    return File(name, (len(text).to_bytes(8, "little") + text, *(all_of(tensors[key]) for key in order)))
+
+
+@dataclass(frozen=True)
+class Names:
+    """How a family of files is called: one alone, one of several, and the index of them."""
+
+    alone: str
+    several: str
+    index: str
+
+
+SAFE = Names("model.safetensors", "model-{:05d}-of-{:05d}.safetensors", "model.safetensors.index.json")
+
+
+def shards(tensors: Mapping[str, Lazy], most: int) -> list[dict[str, Lazy]]:
+    """Tensors in their order, by files of at most `most` bytes; one that is larger has a file of its own."""
+    found: list[dict[str, Lazy]] = []
+    size = 0
+    for name, held in tensors.items():
+        if not found or (size and size + held.size > most):
+            found.append({})
+            size = 0
+        found[-1][name] = held
+        size += held.size
+    return found or [{}]
+
+
+def index(names: Names, parts: Sequence[Mapping[str, Lazy]]) -> Iterator[tuple[str, Mapping[str, Lazy]]]:
+    """The name of each file."""
+    if len(parts) == 1:
+        yield names.alone, parts[0]
+        return
+    for number, part in enumerate(parts, 1):
+        yield names.several.format(number, len(parts)), part
+
+
+def index_file(names: Names, parts: Sequence[Mapping[str, Lazy]]) -> Iterator[File]:
+    """The index, where there are several files."""
+    if len(parts) > 1:
+        total = sum(held.size for part in parts for held in part.values())
+        where = {name: file for file, part in index(names, parts) for name in part}
+        text = json.dumps({"metadata": {"total_size": total}, "weight_map": where}, indent=2, sort_keys=True) + "\n"
+        yield File(names.index, (text.encode(),))
+
+
+def listed(folder: Path, names: Names) -> tuple[Path, ...] | None:
+    """The files that an index names, else the one file; None where there is neither."""
+    if (folder / names.index).is_file():
+        where = weight_map(folder, names)
+        return tuple(folder / name for name in dict.fromkeys(where.values()))
+    return (folder / names.alone,) if (folder / names.alone).is_file() else None
+
+
+def weight_map(folder: Path, names: Names) -> dict[str, str]:
+    """The file of each tensor, as the index says."""
+    path = folder / names.index
+    rows = parsed(read_text(path, folder, MOST), path).get("weight_map")
+    if not isinstance(rows, dict) or not all(isinstance(name, str) for name in rows.values()):
+        raise SourceError(f"{path}: found {shown(rows)} as weight_map, expected a file for each tensor; {DAMAGED}")
+    return {key: plain(name, path) for key, name in rows.items()}
+
+
+def checked(folder: Path, names: Names, found: Mapping[Path, Mapping[str, Lazy]]) -> dict[str, Lazy]:
+    """All tensors of these files, each once, and as the index has them."""
+    where = weight_map(folder, names) if (folder / names.index).is_file() else None
+    tensors: dict[str, Lazy] = {}
+    for path, held in found.items():
+        for name, tensor in held.items():
+            if name in tensors or (where is not None and where.get(name) != path.name):
+                said = f"{where.get(name)} has it in {names.index}" if where is not None else "another file has it too"
+                raise SourceError(f"{path}: {shown(name)} lies in it, but {said}; the checkpoint is damaged")
+            tensors[name] = tensor
+    for name in sorted(set(where or ()) - set(tensors)):
+        raise SourceError(f"{folder / (where or {})[name]}: {shown(name)} is missing, which {names.index} has; {DAMAGED}")
+    return tensors
+
+
+def weights(hub: Hub, dtype: str | None) -> dict[str, Lazy]:
+    """One copy of each parameter, the most exact one of that format, and the buffers."""
+    found = {}
+    for name, held in hub.parameters.items():
+        exact = held.best if dtype == held.best.dtype else held.weight
+        found[name] = weights_of(exact, dtype)
+    return {**found, **hub.buffers}
+
+
+def hub_of(format: str, tensors: Mapping[str, Lazy], files: tuple[Path, ...], ordered: bool) -> Hub:
+    """Weights alone: what floats is a parameter, else a buffer; a tensor that lies where another does is tied to it."""
+    places: dict[Lazy, str] = {}
+    ties = {name: first for name, held in tensors.items() if held.count and (first := places.setdefault(held, name)) != name}
+    own = {name: held for name, held in tensors.items() if name not in ties}
+    parameters = {name: Parameter(held) for name, held in own.items() if held.dtype in FLOATING}
+    buffers = {name: held for name, held in own.items() if name not in parameters}
+    return Hub(Origin(format, files=files), parameters, buffers, ties, ordered)
+
+
+class Safe(Format):
+    """Weights as transformers saves them."""
+
+    name = "safetensors"
+    title = "Hugging Face safetensors"
+
+    def find(self, folder: Path) -> Path | None:
+        """A folder with the usual names."""
+        return folder if (folder / SAFE.index).is_file() or (folder / SAFE.alone).is_file() else None
+
+    def read(self, place: Path) -> Hub:
+        """All weights; those of the files that the index names."""
+        paths = listed(place, SAFE) or ()
+        tensors = checked(place, SAFE, {path: header(path, place) for path in paths})
+        return hub_of(self.name, tensors, paths, ordered=False)
+
+    def plan(self, hub: Hub, wanted: Wanted) -> Written:
+        """One file, or several with an index."""
+        parts = shards(weights(hub, wanted.dtype), wanted.shard)
+        files = [file_of(name, part, {"format": "pt"}) for name, part in index(SAFE, parts)]
+        found: tuple[Finding, ...] = tuple(only_weights(hub, wanted.dtype, self.title))
+        return Written((*files, *index_file(SAFE, parts)), "SHA256SUMS", found)

@@ -1,0 +1,88 @@
+"""Pairs: a config and its translation, made small enough for a few local ranks; nothing is run, and torch is not needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from bridge.backend import Backend
+from bridge.dialect import Config
+from bridge.edits import edited
+from bridge.plan import Plan
+from bridge.rules import Effect
+from bridge.translation import Result, lift
+from bridge.verify.size import Size, changes, changes_like, made
+
+Side = Literal["source", "target"]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A config and its translation, made small: as configs, and as what they mean; where `convert` says that numbers differ,
+    and why, by field.
+    """
+
+    source: Config
+    target: Config
+    plans: Mapping[Side, Plan]
+    changes: Mapping[str, tuple[Any, Any]]
+    size: Size
+    told: tuple[tuple[str, str], ...] = ()
+
+    def said(self, paths: Iterable[str]) -> str:
+        """What `convert` says of those fields: of a stack, or of the plan, by whatever name either stack has for them."""
+        wanted = set(paths)
+        rules = [rule for config in (self.source, self.target) for rule in config.dialect.rules if wanted & {*rule.ours}]
+        carried = (field for rule in rules for field, stands_for in rule.carries.items() if wanted & {*stands_for})
+        fields = {*wanted, *carried, *(field for rule in rules for field in rule.theirs)}
+        found = [message for field, message in self.told if field in fields]
+        return f"`convert` says so: {'; '.join(dict.fromkeys(found))}" if found else "`convert` says nothing of it"
+
+    def config(self, side: Side) -> Config:
+        """The config of a side."""
+        return self.source if side == "source" else self.target
+
+
+def fitted(source: Config, result: Result, backends: Mapping[str, Backend], limit: int) -> Pair:
+    """Both sides on at most `limit` ranks, with the changes that takes.
+
+    Raises `BridgeError` if a stack refuses its file in that size.
+    """
+    target = result.config
+    first, second = meant(source, backends), meant(target, backends)
+    size = Size.of(first, limit)
+    wanted = changes(first, size)
+    smaller = _small(source, wanted, size, backends)
+    became = meant(smaller, backends).values()  # a stack may have no way to make a number smaller alone
+    theirs = changes_like(second, size.like(first, second), first, {**wanted, **{path: became.get(path) for path in wanted}})
+    small = smaller, _small(target, theirs, size, backends)
+    told = {path: (first.values().get(path), value) for path, value in wanted.items() if _is_told(path, first)}
+    plans: dict[Side, Plan] = {"source": meant(small[0], backends), "target": meant(small[1], backends)}
+    if None in (first.model.hidden, second.model.hidden):  # the training script brings the model along, from one to the other
+        plans["target"] = made(plans["target"], _model_of(plans["source"], plans["target"]))
+    numbers = tuple((it.path, it.message) for it in result.findings if it.effect.reaches(Effect.NUMBERS))
+    return Pair(*small, plans, told, size, numbers)
+
+
+def _is_told(path: str, plan: Plan) -> bool:
+    """Whether a change is one to a run: not to what watches it, nor to axes of experts that are not there."""
+    return not path.startswith("debug.") and (bool(plan.model.experts) or not path.startswith("parallel.expert"))
+
+
+def _model_of(source: Plan, target: Plan) -> dict[str, Any]:
+    """The model of `target`, by path, as that of `source`."""
+    unsaid = dict.fromkeys(path for path in target.values() if path.startswith("model."))
+    return {**unsaid, **{path: value for path, value in source.values().items() if path.startswith("model.")}}
+
+
+def _small(config: Config, changed: Mapping[str, Any], size: Size, backends: Mapping[str, Backend]) -> Config:
+    """`config` with those plan fields changed; its stack's backend knows best how."""
+    backend = backends.get(config.dialect.name)
+    return backend.edited(config, changed, size.world) if backend else edited(config, changed, size.world)
+
+
+def meant(config: Config, backends: Mapping[str, Backend]) -> Plan:
+    """What a config and its script mean."""
+    backend = backends.get(config.dialect.name)
+    return backend.meaning(config) if backend else lift(config)

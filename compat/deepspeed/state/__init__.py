@@ -1,0 +1,9 @@
+"""Checkpoints that DeepSpeed writes, read and written without it."""
+
+from __future__ import annotations
+
+from bridge.state.formats import Format
+from compat.deepspeed.state.universal import Universal
+from compat.deepspeed.state.zero import Zero
+
+FORMATS: tuple[Format, ...] = (Zero(), Universal())

@@ -1,0 +1,184 @@
+"""The files of a DeepSpeed checkpoint: which there are, what they say, and that they belong together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from bridge.config import shown
+from bridge.errors import SourceError
+from bridge.findings import Finding
+from bridge.rules import Effect
+from bridge.state import archive
+from bridge.state.hub import Scale, Where, lost, plain
+from bridge.state.pickled import Record, recorded
+
+LATEST = "latest"
+MODEL = re.compile(r"(?:zero_pp_rank_(?P<data>\d+)_)?mp_rank_(?P<model>\d+)_model_states\.pt")
+OPTIMIZER = re.compile(r"(?P<kind>bf16_|fp16_)?zero_pp_rank_(?P<data>\d+)_mp_rank_(?P<model>\d+)_?optim_states\.pt")
+OTHERS = {
+    re.compile(r"layer_\d+-model_\d+-model_states\.pt"): "layers of a pipeline",
+    re.compile(r"(?:layer_\d+_)?expert_\d+_mp_rank_\d+_model_states\.pt"): "experts",
+    re.compile(r"expp_rank_\d+_mp_rank_\d+_optim_states\.pt"): "experts",
+}
+"""Files that say that the model is in parts which are not put together here."""
+
+SCALERS = ("LossScaler", "DynamicLossScaler")
+NAMES = (
+    *(f"deepspeed.runtime.fp16.loss_scaler {name}" for name in SCALERS),
+    "deepspeed.runtime.zero.config ZeroStageEnum",
+    "deepspeed.utils.tensor_fragment fragment_address",
+    "deepspeed.checkpoint.universal_checkpoint SubparamShape",
+)
+KNOWN = recorded(*NAMES)
+"""Classes of DeepSpeed's own that its files hold (runtime/zero/stage_1_and_2.py: state_dict), as records."""
+
+OWN = (
+    *("module", "buffer_names", "optimizer", "param_shapes", "frozen_param_shapes", "shared_params", "frozen_param_fragments"),
+    *("lr_scheduler", "data_sampler", "random_ltd", "skipped_steps", "global_steps", "global_samples", "dp_world_size"),
+    *("mp_world_size", "checkpoint_parallel_dimensions", "ds_config", "ds_version", "universal_checkpoint_info", "num_experts"),
+)
+"""What DeepSpeed puts into a file of model states (runtime/engine.py: _common_checkpoint_state); the rest is the client's."""
+DAMAGED = "the checkpoint is damaged"
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files of a checkpoint by data rank; those of model states have one rank below ZeRO 3."""
+
+    folder: Path
+    models: Mapping[int, Path]
+    optimizers: Mapping[int, Path]
+
+    @classmethod
+    def of(cls, folder: Path) -> Files:
+        """Those in `folder`. Raises `SourceError` for a model in parts, and for ranks that are missing."""
+        models, optimizers = _matching(folder, MODEL), _matching(folder, OPTIMIZER)
+        _whole(folder)
+        for found, what in ((models, "model states"), (optimizers, "optimizer states")):
+            missing = sorted(set(range(max(found, default=-1) + 1)) - set(found))
+            if missing:
+                near = found[max(found)].name
+                raise SourceError(f"{folder}: no {what} of rank {missing[0]}, though {near} is there; {DAMAGED}")
+        return cls(folder, models, optimizers)
+
+    @cached_property
+    def model(self) -> Mapping[str, Any]:
+        """What the first file of model states says."""
+        return loaded(self.models[0], self.folder, "module")
+
+    @cached_property
+    def states(self) -> tuple[Mapping[str, Any], ...]:
+        """What each rank's file of optimizer states says."""
+        found = [loaded(path, self.folder, "optimizer_state_dict") for _, path in sorted(self.optimizers.items())]
+        for path, held in zip(self.optimizers.values(), found, strict=True):
+            for key in ("ds_version", "ds_config"):
+                if held.get(key) != found[0].get(key):
+                    raise SourceError(f"{path}: its {key} is not that of {self.optimizers[0].name}; it is of another run")
+        return tuple(
+            _dictionary(held["optimizer_state_dict"], path) for path, held in zip(self.optimizers.values(), found, strict=True)
+        )
+
+    @property
+    def all(self) -> tuple[Path, ...]:
+        """Every file."""
+        return (*self.models.values(), *self.optimizers.values())
+
+
+def _dictionary(found: Any, path: Path) -> Mapping[str, Any]:
+    if not isinstance(found, dict):
+        raise SourceError(f"{path}: found {shown(found, 30)} as optimizer_state_dict, expected a dictionary; {DAMAGED}")
+    return found
+
+
+def _matching(folder: Path, pattern: re.Pattern[str]) -> dict[int, Path]:
+    found: dict[int, Path] = {}
+    for path in sorted(folder.iterdir()):
+        match = pattern.fullmatch(path.name)
+        if match is None:
+            continue
+        if int(match["model"]):
+            raise SourceError(f"{path}: a part of a model that tensor ranks share; merge it with DeepSpeed's ds_to_universal.py")
+        rank = int(match["data"] or 0)
+        if rank in found:
+            raise SourceError(f"{path}: {found[rank].name} is of the same rank; remove what is of another run")
+        found[rank] = path
+    return dict(sorted(found.items()))
+
+
+def _whole(folder: Path) -> None:
+    for path in sorted(folder.iterdir()):
+        for pattern, what in OTHERS.items():
+            if pattern.fullmatch(path.name):
+                raise SourceError(f"{path}: {what} in a file of their own; these are not read yet")
+
+
+def loaded(path: Path, root: Path, needed: str) -> Mapping[str, Any]:
+    """What a file says, which has the key `needed`, and which no other name was given to. Raises `SourceError`."""
+    found = archive.read(path, root, KNOWN)
+    if not isinstance(found, dict) or needed not in found:
+        raise SourceError(f"{path}: no {needed!r} in it, which DeepSpeed writes; {DAMAGED}")
+    was = archive.title(path, root)
+    if was not in (path.stem, "archive") and (MODEL.fullmatch(f"{was}.pt") or OPTIMIZER.fullmatch(f"{was}.pt")):
+        raise SourceError(f"{path}: it was written as {was}.pt; give each file its own name again")
+    return found
+
+
+def number(found: Mapping[str, Any], key: str) -> int | None:
+    """A counter of the run."""
+    value = found.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def where(model: Mapping[str, Any], lr: float | None) -> Where:
+    """How far the run is: DeepSpeed counts skipped steps among all."""
+    steps, skipped = number(model, "global_steps"), number(model, "skipped_steps")
+    made = None if steps is None else steps - (skipped or 0)
+    return Where(made, skipped, number(model, "global_samples"), lr=lr)
+
+
+def scale_of(found: Mapping[str, Any]) -> Scale | None:
+    """The loss scale: an object in ZeRO's files, numbers in those without (runtime/fp16/loss_scaler.py)."""
+    scaler = found.get("loss_scaler")
+    if not isinstance(scaler, Record):
+        if "cur_scale" not in found:
+            return None
+        scaler = Record("", (), {key: found.get(key) for key in found if key != "optimizer_state_dict"})
+    held, dynamic = scaler.state, bool(found.get("dynamic_loss_scale"))
+    if not dynamic and held.get("cur_scale") == 1.0:
+        return None
+    since = int(held.get("cur_iter") or 0) - int(held.get("last_overflow_iter") or 0) - 1
+    window = held.get("scale_window")
+    return Scale(
+        float(held["cur_scale"]),
+        dynamic,
+        held.get("scale_factor"),
+        window,
+        held.get("min_scale"),
+        held.get("delayed_shift"),
+        None if held.get("cur_hysteresis") is None else int(held["cur_hysteresis"]) - 1,
+        (since - 1) % window + 1 if window and since > 0 else 0,
+    )
+
+
+def client(model: Mapping[str, Any]) -> tuple[dict[str, Any], list[Finding]]:
+    """What the script saved with it, as far as it is plain."""
+    found, left = {}, []
+    for key, value in model.items():
+        if key not in OWN:
+            held, problems = plain(value, f"client.{key}")
+            left += problems
+            if not problems:
+                found[str(key)] = held
+    return found, left
+
+
+def beside(model: Mapping[str, Any]) -> Iterator[Finding]:
+    """What else DeepSpeed keeps, and nothing here does."""
+    for key, what in (("data_sampler", "the curriculum's place in the data"), ("random_ltd", "the schedule of dropped tokens")):
+        if model.get(key):
+            yield lost(key, f"{what} is not carried", Effect.NUMBERS)

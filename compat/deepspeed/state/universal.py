@@ -1,0 +1,153 @@
+"""Universal checkpoints: a folder for each parameter, whole, with a file for its master and each of its moments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from bridge.config import shown
+from bridge.errors import SourceError
+from bridge.files.contained import inside
+from bridge.findings import Finding
+from bridge.rules import Effect
+from bridge.state import archive
+from bridge.state.digests import SUMS
+from bridge.state.files import File
+from bridge.state.formats import Format, Wanted, Written, pointed
+from bridge.state.hub import Group, Hub, lost
+from bridge.state.lazy import Joined, Lazy, Run, cast
+from bridge.state.packing import saved
+from compat.deepspeed.state import zero_writing as writing
+from compat.deepspeed.state.files import DAMAGED, KNOWN, Files
+from compat.deepspeed.state.zero import Flats, Named, groups_of, held_of, hub_of, shapes_of
+
+LATEST = "latest_universal"
+ZERO, OPTIMIZER, FP32, STEP = "zero", "optimizer_state.pt", "fp32", "step"
+MODELS = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")
+"""Model states below level 3, and at level 3."""
+
+
+class Universal(Format):
+    """What DeepSpeed's ds_to_universal.py makes, which its engine loads on any layout."""
+
+    name = "universal"
+    title = "DeepSpeed universal"
+
+    def find(self, folder: Path) -> Path | None:
+        """The folder itself, or the one that `latest_universal` names in it."""
+        place = pointed(folder, LATEST)
+        return place if place is not None and (place / ZERO / OPTIMIZER).is_file() else None
+
+    def read(self, place: Path) -> Hub:
+        """Every parameter from its folder; what else there is from the first file of model states."""
+        name = next((name for name in MODELS if (place / name).is_file()), None)
+        if name is None:
+            raise SourceError(f"{place}: no {MODELS[0]}; {DAMAGED}")
+        files = Files(place, {0: place / name}, {})
+        optimizer = archive.read(place / ZERO / OPTIMIZER, place, KNOWN)
+        level = 3 if name == MODELS[1] else 2
+        shapes = shapes_of(files)
+        flats = _flats(place, shapes, optimizer)
+        rows = optimizer.get("param_groups")
+        if not isinstance(rows, list):
+            raise SourceError(f"{place / ZERO / OPTIMIZER}: no param_groups in it; {DAMAGED}")
+        groups = tuple(groups_of(rows, level if len(rows) != len(shapes) else 2, shapes))
+        return hub_of(self.name, files, (level, held_of(files, level, shapes, flats), groups, []), optimizer)
+
+    def verify(self, place: Path) -> None:
+        """Each archive has checksums of its own too."""
+        super().verify(place)
+        for path in (*(place / name for name in MODELS if (place / name).is_file()), *sorted((place / ZERO).rglob("*.pt"))):
+            archive.verify(path, place)
+
+    def plan(self, hub: Hub, wanted: Wanted) -> Written:
+        """Folders by name, and model states for every level; DeepSpeed takes settings of groups where the source says them."""
+        hub = writing.adopted(hub)
+        groups = hub.groups or (Group(tuple(hub.trained), {}),)
+        layout = writing.Layout(hub, 2, 1, wanted.dtype or hub.computed, groups, tuple(group.names for group in groups))
+        tag = f"global_step{writing.steps_of(hub)}_universal"
+        empty = writing.Layout(hub, 3, 1, layout.dtype, groups, layout.flats)
+        models = (saved(f"{tag}/{name}", writing.model_of(held, 0)) for name, held in zip(MODELS, (layout, empty), strict=True))
+        common = saved(f"{tag}/{ZERO}/{OPTIMIZER}", _common(layout))
+        files = (*models, *_parameters(layout, tag), common, File(LATEST, (tag.encode(),)))
+        return Written(files, f"{tag}/{SUMS}", (*writing.unsaid(layout), *_left(hub)))
+
+
+def _flats(place: Path, shapes: Sequence[Named], optimizer: Mapping[str, Any]) -> Flats:
+    """Master, moments and step of each parameter; level 3 keeps one step for all."""
+    common = ((optimizer.get("optimizer_state_dict") or {}).get("state") or {}).get(0, {}).get(STEP)
+    tensors: dict[str, dict[str, Lazy]] = {}
+    steps = []
+    for named in shapes:
+        found = {_step(place, name, common) for name in named}
+        if len(found) > 1:
+            raise SourceError(f"{place / ZERO}: parameters of one group stand at several steps ({shown(found)}); {DAMAGED}")
+        steps.append(found.pop() if found else None)
+        tensors |= {name: dict(_kinds(place, name, tuple(shape))) for name, shape in named.items()}
+    return Flats(tensors, steps)
+
+
+def _step(place: Path, name: str, common: Any) -> float | None:
+    path = place / ZERO / name / f"{STEP}.pt"
+    value = archive.read(path, place, KNOWN) if path.is_file() else common
+    if isinstance(value, Lazy):
+        return float(value.whole())
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _kinds(place: Path, name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, Lazy]]:
+    """The tensors in the folder of a parameter. Raises `SourceError` where one has not its elements."""
+    folder = inside(place / ZERO / name, place)
+    if "/" in name or not (folder / f"{FP32}.pt").is_file():
+        raise SourceError(f"{folder / FP32}.pt: not there, though {shown(name)} is a parameter; {DAMAGED}")
+    for path in sorted(folder.glob("*.pt")):
+        if path.stem == STEP:
+            continue
+        value = archive.read(path, place, KNOWN)
+        held = value.get("param") if isinstance(value, dict) else value
+        if not isinstance(held, Lazy) or held.count != prod(shape):
+            raise SourceError(
+                f"{path}: found {shown(getattr(held, 'shape', held))}, expected a tensor of shape {shape}; {DAMAGED}"
+            )
+        yield path.stem, held if held.shape == shape else Joined((Run(held, 0, held.count),), shape, held.dtype)
+
+
+def _parameters(layout: writing.Layout, tag: str) -> Iterator[File]:
+    for name, held in layout.hub.trained.items():
+        top = f"{tag}/{ZERO}/{name}"
+        for kind, tensor in {FP32: held.best, **held.moments}.items():
+            yield saved(f"{top}/{kind}.pt", {"param": cast(tensor, "F32"), "cat_dim": 0})
+        for value in writing.step_of(layout, [name]).values():
+            yield saved(f"{top}/{STEP}.pt", value)
+
+
+def _common(layout: writing.Layout) -> dict[str, Any]:
+    """What all parameters share; level 3 looks for step and settings in a dictionary of their own."""
+    rows = [writing.row_of(group, [number]) for number, group in enumerate(layout.groups)]
+    first = layout.groups[0].names[:1] if layout.groups else ()
+    clip = (layout.hub.config or {}).get("gradient_clipping")
+    return {
+        **writing.scaler(layout),
+        "overflow": False,
+        **({} if clip is None else {"clip_grad": float(clip)}),
+        "ds_version": writing.RELEASE,
+        "param_groups": rows,
+        "optimizer_state_dict": {"state": {0: writing.step_of(layout, first)}, "param_groups": rows},
+    }
+
+
+def _left(hub: Hub) -> Iterator[Finding]:
+    """What DeepSpeed does not load from a universal checkpoint (runtime/engine.py: _load_checkpoint skips the module's state)."""
+    if hub.buffers:
+        yield lost("buffers", f"{', '.join(hub.buffers)}: DeepSpeed loads no buffers from a universal checkpoint", Effect.NUMBERS)
+    frozen = [name for name, held in hub.parameters.items() if not held.trained]
+    if frozen:
+        yield lost(
+            "frozen", f"{', '.join(frozen)}: DeepSpeed loads no frozen parameters from a universal checkpoint", Effect.NUMBERS
+        )
+    if any(group.settings != hub.groups[0].settings for group in hub.groups):
+        yield lost("groups", "at level 3 DeepSpeed takes the settings of the first group for all of them", Effect.NUMBERS)
+    if not hub.groups:
+        yield lost("groups", "the source does not say the optimizer's settings; DeepSpeed takes those of its config", Effect.NONE)

@@ -1,0 +1,441 @@
+"""ZeRO 0 to 3 as DeepSpeed saves them: model states, and each data rank's part of the optimizer's flat groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from bridge.config import shown
+from bridge.errors import SourceError
+from bridge.findings import Finding
+from bridge.rules import Effect
+from bridge.state import archive
+from bridge.state.formats import Format, Wanted, Written, pointed
+from bridge.state.hub import Group, Hub, Origin, Parameter, lost, plain
+from bridge.state.lazy import Cast, Joined, Lazy, Run, cast
+from bridge.state.pickled import Record
+from compat.deepspeed.state import zero_writing
+from compat.deepspeed.state.files import DAMAGED, LATEST, Files, beside, client, loaded, scale_of, where
+
+Named = Mapping[str, tuple[int, ...]]
+
+
+class Zero(Format):
+    """Checkpoints of DeepSpeed's engine."""
+
+    name = "deepspeed"
+    title = "DeepSpeed ZeRO 0 to 3"
+
+    def find(self, folder: Path) -> Path | None:
+        """The folder itself, or the one that `latest` names in it."""
+        place = pointed(folder, LATEST)
+        return place if place is not None and any(place.glob("*model_states.pt")) and not (place / "zero").is_dir() else None
+
+    def verify(self, place: Path) -> None:
+        """Each archive has checksums of its own too."""
+        super().verify(place)
+        for path in Files.of(place).all:
+            archive.verify(path, place)
+
+    def read(self, place: Path) -> Hub:
+        """All of it: the first file of model states for what ranks hold alike, the others for the parts of flat groups."""
+        files = Files.of(place)
+        if not files.models:
+            raise SourceError(f"{place}: no model states of rank 0; {DAMAGED}")
+        held = files.states[0] if files.states else files.model.get("optimizer") or {}
+        return hub_of(self.name, files, _parameters(files), held)
+
+    def plan(self, hub: Hub, wanted: Wanted) -> Written:
+        """The files of a level, for so many data ranks."""
+        return zero_writing.plan(hub, wanted)
+
+
+Found = tuple[int, dict[str, Parameter], tuple[Group, ...], list[Finding]]
+
+
+def hub_of(format: str, files: Files, found: Found, optimizer: Mapping[str, Any]) -> Hub:
+    """Parameters and groups with what the file of model states says of the run; the loss scale is the optimizer's."""
+    level, parameters, groups, findings = found
+    said, left = client(files.model)
+    schedule, unread = plain(files.model.get("lr_scheduler"), "lr_scheduler")
+    config, odd = plain(files.model.get("ds_config"), "ds_config")
+    return Hub(
+        Origin(format, str(files.model.get("ds_version", "")), {"zero": level, "ranks": len(files.optimizers) or 1}, files.all),
+        parameters,
+        dict(_buffers(files)),
+        _ties(files),
+        ordered=True,
+        groups=groups,
+        where=where(files.model, groups[0].settings.get("lr") if groups else None),
+        schedule=schedule,
+        scale=scale_of(optimizer),
+        client=said,
+        config=config,
+        findings=(*findings, *left, *unread, *odd, *beside(files.model)),
+    )
+
+
+def _parameters(files: Files) -> Found:
+    """Level, parameters and groups, by what the optimizer's file says of itself."""
+    if not files.states:
+        return _without(files)
+    stages = {_stage(state) for state in files.states}
+    if len(stages) > 1:
+        raise SourceError(f"{files.folder}: files of several levels ({', '.join(map(str, sorted(stages)))}); {DAMAGED}")
+    stage = stages.pop()
+    shapes = shapes_of(files)
+    count = max(_counts(files.states[0]), default=len(files.states))
+    if count != len(files.states):
+        raise SourceError(f"{files.folder}: optimizer states of {len(files.states)} ranks, expected {count}; {DAMAGED}")
+    flats = _in_thirds(files, shapes) if stage == 3 else _in_fragments(files, shapes)
+    return stage, held_of(files, stage, shapes, flats), tuple(groups_of(_rows(files, stage), stage, shapes)), []
+
+
+def _stage(state: Mapping[str, Any]) -> int:
+    """The level: an enumeration in its file; the bf16 optimizer beside ZeRO does not say, and is laid out as level 1."""
+    found = state.get("zero_stage", 1)
+    return int(found.arguments[0]) if isinstance(found, Record) else int(found)
+
+
+def _counts(state: Mapping[str, Any]) -> list[int]:
+    found = state.get("partition_count", [])
+    return [int(count) for count in (found if isinstance(found, list) else [found])]
+
+
+def shapes_of(files: Files) -> list[Named]:
+    """Shapes of parameters by flat group, in the order that the groups hold them."""
+    found = files.model.get("param_shapes")
+    right = isinstance(found, list) and all(
+        isinstance(group, dict) and all(isinstance(shape, tuple) for shape in group.values()) for group in found
+    )
+    if not right:
+        raise SourceError(f"{files.models[0]}: found {shown(found, 40)} as param_shapes, expected shapes by name; {DAMAGED}")
+    return list(found)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Flats:
+    """Where elements of parameters lie: for each name and kind (`fp32`, moments) a lazy tensor; steps by group."""
+
+    tensors: Mapping[str, Mapping[str, Lazy]]
+    steps: Sequence[float | None]
+
+
+FP32 = "fp32"
+
+
+def _in_fragments(files: Files, shapes: Sequence[Named]) -> Flats:
+    """Levels 1 and 2: each rank says of which parameters it holds which run (`param_slice_mappings`)."""
+    runs: dict[str, dict[str, list[Run]]] = {}
+    steps: list[float | None] = []
+    for group, named in enumerate(shapes):
+        kinds: dict[str, list[Lazy]] = {}
+        for rank, state in enumerate(files.states):
+            path = files.optimizers[rank]
+            flat, moments, step = _group(state, group, path)
+            _in_step(steps, group, step, path)
+            for kind, held in {FP32: flat, **moments}.items():
+                kinds.setdefault(kind, []).append(held)
+            for name, start, count in _fragments(state, group, named, path):
+                for kind, held in {FP32: flat, **moments}.items():
+                    if start + count > held.count:
+                        raise SourceError(
+                            f"{path}: {shown(name)} ends at element {start + count} of {held.count} in {kind}; {DAMAGED}"
+                        )
+                    runs.setdefault(name, {}).setdefault(kind, []).append(Run(held, start, start + count))
+    _in_order(files, shapes)
+    return Flats({name: _joined(files, shapes, name, kinds) for name, kinds in runs.items()}, steps)
+
+
+def _in_step(steps: list[float | None], group: int, step: float | None, path: Path) -> None:
+    """Raises `SourceError` unless all ranks stand at the same step."""
+    if len(steps) == group:
+        steps.append(step)
+    elif steps[group] != step:
+        raise SourceError(
+            f"{path}: its moments stand for {step} updates, those of the first rank for {steps[group]}; another run's"
+        )
+
+
+def _group(state: Mapping[str, Any], group: int, path: Path) -> tuple[Lazy, dict[str, Lazy], float | None]:
+    """Masters, moments and step of a flat group on a rank, from the optimizer's own state (`base_optimizer_state`)."""
+    try:
+        flat = state["single_partition_of_fp32_groups"][group]
+        base = state["base_optimizer_state"]
+        held = base[group] if isinstance(base, list) else base["state"].get(base["param_groups"][group]["params"][0], {})
+        settings = {} if isinstance(base, list) else base["param_groups"][group]
+    except (LookupError, TypeError) as error:
+        raise SourceError(f"{path}: no flat group {group} ({error}); {DAMAGED}") from None
+    return flat, *_moments(held, settings, path)
+
+
+def _moments(held: Mapping[str, Any], settings: Mapping[str, Any], path: Path) -> tuple[dict[str, Lazy], float | None]:
+    """Tensors as long as a flat group, and the step, which some optimizers keep with the settings."""
+    moments = {key: value for key, value in held.items() if isinstance(value, Lazy) and value.shape}
+    step = held.get("step", settings.get("step"))
+    if isinstance(step, Lazy):
+        step = float(step.whole())
+    if step is not None and not isinstance(step, int | float):
+        raise SourceError(f"{path}: found {shown(step)} as step, expected a number; {DAMAGED}")
+    return moments, None if step is None else float(step)
+
+
+def _fragments(state: Mapping[str, Any], group: int, named: Named, path: Path) -> Iterator[tuple[str, int, int]]:
+    try:
+        rows = state["param_slice_mappings"][group].items()
+        found = [(name, int(held.state["start"]), int(held.state["numel"])) for name, held in rows]
+    except (LookupError, TypeError, AttributeError) as error:
+        raise SourceError(f"{path}: no places of parameters in flat group {group} ({error}); {DAMAGED}") from None
+    for name, start, count in found:
+        if name not in named or start < 0 or count < 0:
+            raise SourceError(f"{path}: {shown(name)} is no parameter of flat group {group}; {DAMAGED}")
+        yield name, start, count
+
+
+def _in_order(files: Files, shapes: Sequence[Named]) -> None:
+    """Raises `SourceError` unless ranks hold the parameters in turn: a file in another's place is seen so."""
+    for group, named in enumerate(shapes):
+        numbers = {name: number for number, name in enumerate(named)}
+        last = -1
+        for rank, state in enumerate(files.states):
+            for name in state["param_slice_mappings"][group]:
+                if numbers[name] < last:
+                    raise SourceError(
+                        f"{files.optimizers[rank]}: {shown(name)} stands behind later parameters; is it another rank's?"
+                    )
+                last = numbers[name]
+
+
+def _joined(files: Files, shapes: Sequence[Named], name: str, kinds: Mapping[str, Sequence[Run]]) -> dict[str, Lazy]:
+    shape = next(tuple(named[name]) for named in shapes if name in named)
+    for kind, runs in kinds.items():
+        count = sum(map(len, runs))
+        if count != prod(shape):
+            said = f"{count} elements of {kind} {shown(name)} on all ranks, its shape {shape} has {prod(shape)}"
+            raise SourceError(f"{files.folder}: {said}; {DAMAGED}")
+    return {kind: Joined(tuple(runs), shape, runs[0].source.dtype) for kind, runs in kinds.items()}
+
+
+def _in_thirds(files: Files, shapes: Sequence[Named]) -> Flats:
+    """Level 3: every parameter is cut into as many parts as there are ranks, the last one padded."""
+    if any(state.get("ds_zero_partition_groups") for state in files.states):
+        raise SourceError(f"{files.folder}: experts have data ranks of their own; these are not read yet")
+    ranks = len(files.states)
+    tensors: dict[str, dict[str, Lazy]] = {}
+    steps: list[float | None] = []
+    for group, named in enumerate(shapes):
+        held = [_third(state, group, files.optimizers[rank]) for rank, state in enumerate(files.states)]
+        for rank, (_, step) in enumerate(held):
+            _in_step(steps, group, step, files.optimizers[rank])
+        offset = 0
+        for name, shape in named.items():
+            part = -(-prod(shape) // ranks)
+            tensors[name] = dict(_cut(files, [kinds for kinds, _ in held], offset, part, tuple(shape)))
+            offset += part
+    return Flats(tensors, steps)
+
+
+def _third(state: Mapping[str, Any], group: int, path: Path) -> tuple[dict[str, Lazy], float | None]:
+    """Masters and moments of a flat group on a rank, by kind."""
+    try:
+        flat, base = state["fp32_flat_groups"][group], state["optimizer_state_dict"]
+        settings: Mapping[str, Any] = next((row for row in base["param_groups"] if group in row["params"]), {})
+        moments, step = _moments(base["state"].get(group, {}), settings, path)
+    except (LookupError, TypeError) as error:
+        raise SourceError(f"{path}: no flat group {group} ({error}); {DAMAGED}") from None
+    return {FP32: flat, **moments}, step
+
+
+def _cut(
+    files: Files, held: Sequence[Mapping[str, Lazy]], offset: int, part: int, shape: tuple[int, ...]
+) -> Iterator[tuple[str, Lazy]]:
+    count = prod(shape)
+    for kind in held[0]:
+        runs = []
+        for rank, kinds in enumerate(held):
+            size = max(0, min(part, count - rank * part))
+            if kind not in kinds or offset + size > kinds[kind].count:
+                raise SourceError(f"{files.optimizers[rank]}: {kind} ends before element {offset + size}; {DAMAGED}")
+            runs.append(Run(kinds[kind], offset, offset + size))
+        yield kind, Joined(tuple(runs), shape, runs[0].source.dtype)
+
+
+def held_of(files: Files, stage: int, shapes: Sequence[Named], flats: Flats) -> dict[str, Parameter]:
+    """Parameters in the model's order: trained ones with masters and moments, frozen ones as they are."""
+    module, group_of = files.model["module"], {name: number for number, named in enumerate(shapes) for name in named}
+    buffers, ties = set(files.model.get("buffer_names") or ()), _ties(files)
+    parameters: dict[str, Parameter] = {}
+    for name, held in module.items():
+        if name in buffers or name in ties:
+            continue
+        if name in group_of:
+            kinds = flats.tensors[name]
+            parameters[name] = _trained(name, held, kinds, flats.steps[group_of[name]], stage, files)
+        else:
+            parameters[name] = Parameter(_frozen(files, name, held, stage), trained=False)
+    missing = [name for name in group_of if name not in parameters]
+    if missing:
+        raise SourceError(f"{files.models[0]}: {shown(missing[0])} is not in the model, though the optimizer has it; {DAMAGED}")
+    return parameters
+
+
+def _trained(name: str, held: Any, kinds: Mapping[str, Lazy], step: float | None, stage: int, files: Files) -> Parameter:
+    """Level 3 keeps no copy in the compute format: it is the masters, rounded."""
+    moments = {kind: lazy for kind, lazy in kinds.items() if kind != FP32}
+    master, dtype = kinds[FP32], held.dtype
+    weight = cast(master, dtype) if stage == 3 else held
+    if stage < 3 and held.shape != master.shape:
+        raise SourceError(f"{files.models[0]}: {shown(name)} has shape {held.shape}, the optimizer {master.shape}; {DAMAGED}")
+    alone = dtype == master.dtype and (stage == 3 or not isinstance(weight, Cast))
+    return Parameter(master if alone else weight, None if alone else master, moments, step)
+
+
+def _frozen(files: Files, name: str, held: Lazy, stage: int) -> Lazy:
+    """What the optimizer does not have: whole in the model below level 3, there cut like the others."""
+    if stage < 3:
+        return held
+    shape = tuple((files.model.get("frozen_param_shapes") or {}).get(name, ()))
+    states = [files.model, *(_model(files, rank) for rank in sorted(files.models) if rank)]
+    found = [(state.get("frozen_param_fragments") or {}).get(name) for state in states]
+    parts = [part for part in found if isinstance(part, Lazy)]
+    if len(parts) != len(states) or sum(part.count for part in parts) < prod(shape):
+        raise SourceError(f"{files.folder}: {shown(name)} is frozen, and its parts are not all there; {DAMAGED}")
+    runs, at = [], 0
+    for part in parts:
+        size = min(part.count, prod(shape) - at)
+        runs.append(Run(part, 0, size))
+        at += size
+    return Joined(tuple(runs), shape, parts[0].dtype)
+
+
+def _model(files: Files, rank: int) -> Mapping[str, Any]:
+    return loaded(files.models[rank], files.folder, "module")
+
+
+def groups_of(rows: Sequence[Mapping[str, Any]], stage: int, shapes: Sequence[Named]) -> Iterator[Group]:
+    """The optimizer's groups with their settings; level 3 cuts them into flat groups."""
+    for number, row in enumerate(rows):
+        flats = row["params"] if stage == 3 else [number]
+        yield Group(tuple(name for flat in flats for name in shapes[flat]), _settings(row, number))
+
+
+def _rows(files: Files, stage: int) -> Sequence[Mapping[str, Any]]:
+    state = files.states[0]
+    base = state["optimizer_state_dict"] if stage == 3 else state["base_optimizer_state"]
+    return base["param_groups"] if isinstance(base, dict) else [{"params": [number]} for number in range(len(base))]
+
+
+def _without(files: Files) -> Found:
+    """Level 0: the optimizer's state by the number of a parameter, in the order of its groups."""
+    held = files.model.get("optimizer") or {}
+    base = held.get("optimizer_state_dict", held)
+    left = {*(files.model.get("buffer_names") or ()), *_ties(files)}
+    module = {name: tensor for name, tensor in files.model["module"].items() if name not in left}
+    rows = base.get("param_groups") or []
+    numbers = [number for row in rows for number in row["params"]]
+    if not numbers:
+        return 0, {name: Parameter(tensor) for name, tensor in module.items()}, (), [_no_optimizer()]
+    names = _numbered(files, module, numbers, base, held)
+    masters = dict(_masters(held, rows, names, module))
+    parameters = {name: _unsharded(name, tensor, names, base, masters, files) for name, tensor in module.items()}
+    groups = tuple(
+        Group(tuple(name for name in names if names[name] in row["params"]), _settings(row, number))
+        for number, row in enumerate(rows)
+    )
+    return 0, parameters, groups, []
+
+
+def _ties(files: Files) -> dict[str, str]:
+    """Names of parameters that another name holds: as ZeRO's files say, else those whose elements are the same."""
+    said = files.model.get("shared_params")
+    if said is not None:
+        return {str(alias): str(name) for alias, name in said.items()}
+    places: dict[Lazy, str] = {}
+    found = {name: places.setdefault(tensor, name) for name, tensor in files.model["module"].items() if tensor.count}
+    return {alias: name for alias, name in found.items() if alias != name}
+
+
+def _no_optimizer() -> Finding:
+    return lost("moments", "no optimizer in the file", Effect.NUMBERS)
+
+
+def _settings(row: Mapping[str, Any], number: int) -> dict[str, Any]:
+    found: dict[str, Any] = plain({key: value for key, value in row.items() if key != "params"}, f"param_groups.{number}")[0]
+    return found
+
+
+def _numbered(
+    files: Files, module: Mapping[str, Lazy], numbers: Sequence[int], base: Mapping[str, Any], held: Mapping[str, Any]
+) -> dict[str, int]:
+    """Names by number. The file has no names with the numbers, so that the model's order is taken where it cannot mislead.
+
+    One group of every parameter is in the model's order; several groups are not, and are refused unless shapes leave one way.
+    """
+    own = list(module)
+    state = base.get("state", {})
+    shapes = {
+        number: next((v.shape for v in state.get(number, {}).values() if isinstance(v, Lazy) and v.shape), None)
+        for number in numbers
+    }
+    fits = len(own) == len(numbers) and all(shapes[n] in (None, module[name].shape) for name, n in zip(own, numbers, strict=True))
+    if fits and len(base["param_groups"]) == 1:
+        return dict(zip(own, numbers, strict=True))
+    unique = _by_shape(own, module, shapes)
+    if unique is not None:
+        return unique
+    said = "the optimizer's parameters have numbers and no names, and its groups are not in the model's order"
+    raise SourceError(f"{files.models[0]}: {said}; save it under ZeRO 1, which has names")
+
+
+def _by_shape(own: Sequence[str], module: Mapping[str, Lazy], shapes: Mapping[int, Any]) -> dict[str, int] | None:
+    """The one way to give parameters to names by their shapes, if there is one."""
+    by: dict[Any, list[str]] = {}
+    for name in own:
+        by.setdefault(module[name].shape, []).append(name)
+    found = {}
+    for number, shape in shapes.items():
+        if shape is None or len(by.get(shape, ())) != 1:
+            return None
+        found[by[shape][0]] = number
+    return found if len(found) == len(shapes) == len(own) else None
+
+
+def _masters(
+    held: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], names: Mapping[str, int], module: Mapping[str, Lazy]
+) -> Iterator[tuple[str, Lazy]]:
+    """Masters of the optimizers around fp16 and bf16: one a parameter, or flat by group (runtime/fp16)."""
+    by_number = {number: name for name, number in names.items()}
+    for row, group in zip(rows, held.get("fp32_groups") or (), strict=False):
+        yield from zip((by_number[number] for number in row["params"]), group, strict=True)
+    for row, flat in zip(rows, held.get("fp32_groups_flat") or (), strict=False):
+        at = 0
+        for number in row["params"]:
+            name = by_number[number]
+            count = module[name].count
+            yield name, Joined((Run(flat, at, at + count),), module[name].shape, flat.dtype)
+            at += count
+
+
+def _unsharded(
+    name: str,
+    tensor: Lazy,
+    names: Mapping[str, int],
+    base: Mapping[str, Any],
+    masters: Mapping[str, Lazy],
+    files: Files,
+) -> Parameter:
+    if name not in names:
+        return Parameter(tensor, trained=False)
+    moments, step = _moments(base["state"].get(names[name], {}), {}, files.models[0])
+    if any(moment.shape != tensor.shape for moment in moments.values()):
+        raise SourceError(f"{files.models[0]}: the moments of {shown(name)} have another shape than it; {DAMAGED}")
+    return replace(Parameter(tensor, None, moments, step), master=masters.get(name))
+
+
+def _buffers(files: Files) -> Iterator[tuple[str, Lazy]]:
+    for name in files.model.get("buffer_names") or ():
+        if name in files.model["module"]:
+            yield name, files.model["module"][name]

@@ -1,0 +1,405 @@
+"""ZeRO 1 to 3 written: the model states, and each data rank's part of the optimizer's flat groups, as DeepSpeed takes them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
+
+from bridge.errors import SourceError
+from bridge.rules import Effect
+from bridge.state.digests import SUMS
+from bridge.state.files import File
+from bridge.state.formats import Wanted, Written
+from bridge.state.hub import Group, Hub, Scale, lost, weights_of
+from bridge.state.lazy import Held, Joined, Lazy, Run, cast, torch_type
+from bridge.state.packing import Size, saved
+from bridge.state.pickled import Constant, Record
+from compat.deepspeed.state.files import LATEST
+
+RELEASE = "0.19.8"
+"""The release whose layout is written."""
+ALIGNMENT = 2
+"""Elements for each rank that a flat group is padded to (runtime/zero/stage_1_and_2.py: nccl_start_alignment_factor)."""
+SUBGROUP = 10**9
+"""Elements of a flat group at level 3 where the config does not say (runtime/zero/config.py: sub_group_size)."""
+PREFIX = {"BF16": "bf16_"}
+SCALERS = "deepspeed.runtime.fp16.loss_scaler"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What is written: level, data ranks, the format of the weights, and the names of each flat group."""
+
+    hub: Hub
+    level: int
+    ranks: int
+    dtype: str
+    groups: tuple[Group, ...]
+    flats: tuple[tuple[str, ...], ...] = field(default=())
+
+    def weight(self, name: str) -> Lazy:
+        """The copy that the model computes with."""
+        held = self.hub.parameters[name]
+        return weights_of(held.weight if held.weight.dtype == self.dtype else held.best, self.dtype)
+
+    def kinds(self, flat: Sequence[str]) -> dict[str, dict[str, Lazy]]:
+        """Masters and moments of a flat group, by kind and name, in fp32."""
+        parameters = self.hub.parameters
+        found = {"fp32": {name: cast(parameters[name].best, "F32") for name in flat}}
+        for kind in parameters[flat[0]].moments if flat else ():
+            found[kind] = {name: cast(parameters[name].moments[kind], "F32") for name in flat}
+        return found
+
+
+def plan(hub: Hub, wanted: Wanted) -> Written:
+    """The files of a checkpoint that DeepSpeed's engine loads. Raises `SourceError` where it would not, or wrongly."""
+    hub = adopted(hub)
+    was = hub.origin.layout if hub.origin.format == "deepspeed" else {}
+    level, ranks = wanted.level or was.get("zero", 0) or 1, wanted.ranks or was.get("ranks", 1)
+    layout = Layout(hub, level, ranks, wanted.dtype or hub.computed, _groups(hub))
+    layout = Layout(hub, level, ranks, layout.dtype, layout.groups, tuple(_flats(layout)))
+    _same_moments(hub)
+    tag = f"global_step{steps_of(hub)}"
+    files = (*_models(layout, tag), *_optimizers(layout, tag), File(LATEST, (tag.encode(),)))
+    return Written(files, f"{tag}/{SUMS}", tuple(unsaid(layout)))
+
+
+def adopted(hub: Hub) -> Hub:
+    """With what our own engine behind DeepSpeed's interface saved of scheduler and groups (runtime/engine.py: _state)."""
+    own = hub.client.get("deepspeed")
+    if not isinstance(own, Mapping) or hub.groups or "client_state" not in hub.client:
+        return hub
+    settings = own.get("groups") or []
+    groups = (Group(tuple(hub.trained), settings[0]),) if len(settings) == 1 and hub.ordered else ()
+    return replace(hub, groups=groups, schedule=own.get("lr_scheduler"), client=hub.client["client_state"])
+
+
+def _groups(hub: Hub) -> tuple[Group, ...]:
+    """The groups of the optimizer with their settings, which DeepSpeed takes from the file. They are all trained parameters."""
+    if not hub.groups:
+        said = (
+            "the source does not say the optimizer's groups and settings, which DeepSpeed takes from these files by their place"
+        )
+        raise SourceError(f"deepspeed: {said}; write --to universal, which goes by names")
+    named = [name for group in hub.groups for name in group.names]
+    odd = sorted(set(named) ^ set(hub.trained))
+    if odd or len(named) != len(set(named)):
+        raise SourceError(f"deepspeed: {(odd or named)[0]} is not in exactly one group of the optimizer; the source is damaged")
+    return hub.groups
+
+
+def _same_moments(hub: Hub) -> None:
+    """Raises `SourceError` unless all trained parameters have the same moments, as flat groups need."""
+    trained = hub.trained
+    for name, held in trained.items():
+        if set(held.moments) != set(hub.moments):
+            missing = sorted(set(hub.moments) - set(held.moments))
+            raise SourceError(f"deepspeed: {name} has no {', '.join(missing)}; a flat group has moments for all or none")
+
+
+def _flats(layout: Layout) -> Iterator[tuple[str, ...]]:
+    """Names by flat group: one for each group of the optimizer, at level 3 several (stage3.py: _create_fp16_sub_groups)."""
+    zero = (layout.hub.config or {}).get("zero_optimization")
+    most = zero.get("sub_group_size", SUBGROUP) if isinstance(zero, Mapping) else SUBGROUP
+    for group in layout.groups:
+        sizes = {name: -(-layout.hub.parameters[name].weight.count // layout.ranks) for name in group.names}
+        if layout.level < 3 or most >= sum(sizes.values()):
+            yield group.names
+            continue
+        names: list[str] = []
+        for name in group.names:
+            names.append(name)
+            if sum(sizes[held] for held in names) >= most or name == group.names[-1]:
+                yield tuple(names)
+                names = []
+
+
+def steps_of(hub: Hub) -> int:
+    return (hub.where.steps or 0) + (hub.where.skipped or 0)
+
+
+# Model states
+
+
+def _models(layout: Layout, tag: str) -> Iterator[File]:
+    if layout.level < 3:
+        yield saved(f"{tag}/mp_rank_00_model_states.pt", model_of(layout, 0))
+        return
+    for rank in range(layout.ranks):
+        yield saved(f"{tag}/zero_pp_rank_{rank}_mp_rank_00_model_states.pt", model_of(layout, rank))
+
+
+def model_of(layout: Layout, rank: int) -> dict[str, Any]:
+    """What runtime/engine.py has as _common_checkpoint_state."""
+    hub, shapes = layout.hub, {name: Size(held.weight.shape) for name, held in layout.hub.parameters.items()}
+    frozen = [name for name, held in hub.parameters.items() if not held.trained] if layout.level > 1 else []
+    return {
+        "module": OrderedDict(_module(layout)),
+        "buffer_names": list(hub.buffers),
+        "optimizer": None,
+        "param_shapes": [OrderedDict((name, shapes[name]) for name in flat) for flat in layout.flats],
+        "frozen_param_shapes": OrderedDict((name, shapes[name]) for name in frozen) if layout.level > 1 else None,
+        "shared_params": dict(hub.ties) if rank == 0 else {},
+        "frozen_param_fragments": OrderedDict((name, _fragment(layout, name, rank)) for name in frozen)
+        if layout.level > 1
+        else None,
+        "lr_scheduler": hub.schedule if hub.schedule is not None or hub.where.steps is None else _counted(hub.where.steps),
+        "data_sampler": None,
+        "random_ltd": None,
+        "skipped_steps": hub.where.skipped or 0,
+        "global_steps": steps_of(hub),
+        "global_samples": hub.where.samples or 0,
+        "dp_world_size": layout.ranks,
+        "mp_world_size": 1,
+        "checkpoint_parallel_dimensions": {"pp_degree": 1, "tp_degree": 1},
+        "ds_config": hub.config or {},
+        "ds_version": RELEASE,
+        **hub.client,
+    }
+
+
+def _counted(steps: int) -> dict[str, int]:
+    """How far each of DeepSpeed's schedulers is after so many updates (runtime/lr_schedules.py: state_dict)."""
+    return {"last_batch_iteration": steps - 1}
+
+
+def _module(layout: Layout) -> Iterator[tuple[str, Lazy]]:
+    """The state dict: at level 3 parameters are empty, and only buffers are there."""
+    empty = Held(_zeros(0, layout.dtype))
+    found = {name: empty if layout.level == 3 else layout.weight(name) for name in layout.hub.parameters}
+    yield from found.items()
+    yield from ((alias, found[name]) for alias, name in layout.hub.ties.items() if name in found)
+    yield from layout.hub.buffers.items()
+
+
+def _fragment(layout: Layout, name: str, rank: int) -> Lazy:
+    """What a rank keeps of a frozen parameter."""
+    weight = layout.weight(name)
+    return weight if layout.level < 3 else _third({name: weight}, rank, layout.ranks)
+
+
+def _zeros(count: int, dtype: str) -> Any:
+    import torch
+
+    return torch.zeros(count, dtype=torch_type(dtype))
+
+
+# Optimizer states
+
+
+def _optimizers(layout: Layout, tag: str) -> Iterator[File]:
+    for rank in range(layout.ranks):
+        name = f"{PREFIX.get(layout.dtype, '')}zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
+        state = _thirds(layout, rank) if layout.level == 3 else _slices(layout, rank)
+        held = {"optimizer_state_dict": state, "ds_config": layout.hub.config or {}, "ds_version": RELEASE}
+        yield saved(f"{tag}/{name}", held)
+
+
+def _slices(layout: Layout, rank: int) -> dict[str, Any]:
+    """Levels 1 and 2 (stage_1_and_2.py: state_dict): masters without padding, moments with it."""
+    cuts = [_slice(layout, flat, rank) for flat in layout.flats]
+    clip = (layout.hub.config or {}).get("gradient_clipping")
+    return {
+        **scaler(layout),
+        "overflow": False,
+        **({} if clip is None else {"clip_grad": float(clip)}),
+        "base_optimizer_state": {
+            "state": {
+                number: {**step_of(layout, flat), **cut.moments} for number, (cut, flat) in enumerate(_pairs(cuts, layout))
+            },
+            "param_groups": [row_of(group, [number]) for number, group in enumerate(layout.groups)],
+        },
+        "single_partition_of_fp32_groups": [cut.masters for cut in cuts],
+        "zero_stage": Record("deepspeed.runtime.zero.config ZeroStageEnum", (layout.level,)),
+        "group_paddings": [cut.padding for cut in cuts],
+        "param_alignment_paddings": [[0] * len(flat) for flat in layout.flats],
+        "partition_count": [layout.ranks] * len(layout.flats),
+        "ds_version": RELEASE,
+        "param_slice_mappings": [OrderedDict(cut.places) for cut in cuts],
+    }
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A rank's part of a flat group: masters, moments, how much of it is padding, and where its parameters lie."""
+
+    masters: Lazy
+    moments: Mapping[str, Lazy]
+    padding: int
+    places: Mapping[str, Record]
+
+
+def _pairs(cuts: Sequence[Cut], layout: Layout) -> Iterator[tuple[Cut, tuple[str, ...]]]:
+    return zip(cuts, layout.flats, strict=True)
+
+
+def _slice(layout: Layout, flat: Sequence[str], rank: int) -> Cut:
+    """Parameters one behind the other, padded, and cut into equal parts."""
+    kinds = layout.kinds(flat)
+    count = sum(held.count for held in kinds["fp32"].values())
+    size = (count + -count % (ALIGNMENT * layout.ranks)) // layout.ranks
+    begin, end = rank * size, min(count, (rank + 1) * size)
+    found = {kind: _between(held, begin, max(begin, end)) for kind, held in kinds.items()}
+    padding = size - found["fp32"].count
+    moments = {kind: _padded(held, padding) for kind, held in found.items() if kind != "fp32"}
+    return Cut(found["fp32"], moments, padding, dict(_places(kinds["fp32"], begin, begin + size)))
+
+
+def _between(held: Mapping[str, Lazy], begin: int, end: int) -> Joined:
+    """Elements `begin` to `end` of tensors one behind the other."""
+    runs, at = [], 0
+    for tensor in held.values():
+        first, last = max(begin, at), min(end, at + tensor.count)
+        if first < last:
+            runs.append(Run(tensor, first - at, last - at))
+        at += tensor.count
+    return Joined(tuple(runs), (sum(map(len, runs)),), "F32")
+
+
+def _padded(held: Lazy, padding: int) -> Lazy:
+    if not padding:
+        return held
+    zeros = Held(_zeros(padding, held.dtype))
+    return Joined((Run(held, 0, held.count), Run(zeros, 0, padding)), (held.count + padding,), held.dtype)
+
+
+def _places(held: Mapping[str, Lazy], begin: int, end: int) -> Iterator[tuple[str, Record]]:
+    """Where parameters lie in this part (utils/tensor_fragment.py: fragment_address)."""
+    at = 0
+    for name, tensor in held.items():
+        first, last = max(begin, at), min(end, at + tensor.count)
+        if first < last:
+            yield (
+                name,
+                Record("deepspeed.utils.tensor_fragment fragment_address", (), {"numel": last - first, "start": first - begin}),
+            )
+        at += tensor.count
+
+
+def _thirds(layout: Layout, rank: int) -> dict[str, Any]:
+    """Level 3 (stage3.py: _rigid_state_dict)."""
+    parts = [{kind: _third(held, rank, layout.ranks) for kind, held in layout.kinds(flat).items()} for flat in layout.flats]
+    state = {
+        number: {**step_of(layout, flat), **{kind: held for kind, held in part.items() if kind != "fp32"}}
+        for number, (part, flat) in enumerate(zip(parts, layout.flats, strict=True))
+    }
+    return {
+        "zero_stage": Record("deepspeed.runtime.zero.config ZeroStageEnum", (3,)),
+        **scaler(layout),
+        "overflow": False,
+        "partition_count": layout.ranks,
+        "optimizer_state_dict": {"state": state, "param_groups": list(_rows(layout))},
+        "fp32_flat_groups": [part["fp32"] for part in parts],
+    }
+
+
+def _third(held: Mapping[str, Lazy], rank: int, ranks: int) -> Lazy:
+    """A rank's part of each parameter, the last one padded."""
+    runs: list[Run] = []
+    dtype = "F32"
+    for tensor in held.values():
+        part, dtype = -(-tensor.count // ranks), tensor.dtype
+        first, last = min(tensor.count, rank * part), min(tensor.count, (rank + 1) * part)
+        runs.append(Run(tensor, first, last))
+        if padding := part - (last - first):
+            runs.append(Run(Held(_zeros(padding, dtype)), 0, padding))
+    kept = tuple(run for run in runs if len(run))
+    return Joined(kept, (sum(map(len, kept)),), dtype)
+
+
+def _rows(layout: Layout) -> Iterator[dict[str, Any]]:
+    """Settings of the groups, each with the numbers of its flat groups."""
+    at = 0
+    for group in layout.groups:
+        numbers = []
+        while at < len(layout.flats) and set(layout.flats[at]) <= set(group.names):
+            numbers.append(at)
+            at += 1
+        yield row_of(group, numbers)
+
+
+def row_of(group: Group, numbers: list[int]) -> dict[str, Any]:
+    settings = {key: tuple(value) if key == "betas" else value for key, value in group.settings.items()}
+    return {**settings, "params": numbers}
+
+
+def step_of(layout: Layout, flat: Sequence[str]) -> dict[str, Any]:
+    """The updates that moments stand for: a number for DeepSpeed's own Adam, a tensor for torch's."""
+    import torch
+
+    step = layout.hub.parameters[flat[0]].step if flat else None
+    if step is None:
+        return {}
+    return {"step": int(step)} if own_adam(layout.hub) else {"step": Held(torch.tensor(float(step)))}
+
+
+def own_adam(hub: Hub) -> bool:
+    """Whether the config asks for DeepSpeed's own Adam, as it does unless it says otherwise."""
+    said = (hub.config or {}).get("optimizer")
+    if not isinstance(said, Mapping) or str(said.get("type", "")).lower() not in ("adam", "adamw"):
+        return False
+    options = said.get("params")
+    return not (isinstance(options, Mapping) and options.get("torch_adam"))
+
+
+def scaler(layout: Layout) -> dict[str, Any]:
+    """The loss scale as DeepSpeed's object; level 3 cannot do without, the others keep their own where there is none."""
+    scale = layout.hub.scale
+    if scale is None:
+        none = {
+            "loss_scaler": Record(f"{SCALERS} LossScaler", (), {"cur_scale": 1.0, "dynamic": False}),
+            "dynamic_loss_scale": False,
+        }
+        return none if layout.level == 3 or layout.dtype != "F16" else {}
+    if not scale.dynamic:
+        held = Record(f"{SCALERS} LossScaler", (), {"cur_scale": scale.value, "dynamic": False})
+        return {"loss_scaler": held, "dynamic_loss_scale": False}
+    return {"loss_scaler": Record(f"{SCALERS} DynamicLossScaler", (), _dynamic(layout, scale)), "dynamic_loss_scale": True}
+
+
+def _dynamic(layout: Layout, scale: Scale) -> dict[str, Any]:
+    """What decides the next change (runtime/fp16/loss_scaler.py: DynamicLossScaler)."""
+    said = (layout.hub.config or {}).get("fp16")
+    consecutive = bool(isinstance(said, Mapping) and said.get("consecutive_hysteresis"))
+    done, hysteresis = steps_of(layout.hub), scale.hysteresis or 2
+    return {
+        "cur_scale": scale.value,
+        "dynamic": True,
+        "cur_iter": done,
+        "last_overflow_iter": done - (scale.good or 0) - 1,
+        "scale_factor": scale.factor or 2.0,
+        "scale_window": scale.window or 1000,
+        "min_scale": 1 if scale.minimum is None else scale.minimum,
+        "delayed_shift": hysteresis,
+        "cur_hysteresis": hysteresis if scale.tolerated is None else scale.tolerated + 1,
+        "consecutive_hysteresis": consecutive,
+        "raise_error_at_min_scale": True,
+        "dtype": Constant(layout.dtype),
+    }
+
+
+def unsaid(layout: Layout) -> Iterator[Any]:
+    hub = layout.hub
+    if layout.dtype == "F16" and hub.scale is None:
+        fixed = "fixed at 1" if layout.level == 3 else "as the config begins it"
+        yield lost("scale", f"the source has no loss scale; here it is {fixed}", Effect.NUMBERS)
+    if hub.trained and not hub.moments:
+        yield lost("moments", "the source has none; load with load_optimizer_states=False", Effect.NUMBERS)
+    if hub.schedule is None:
+        message = "the source has no scheduler's state; DeepSpeed's own are set by the updates made, any other begins anew"
+        yield lost("schedule", message, Effect.NUMBERS)
+    if hub.where.steps is None:
+        yield lost("step", "the source does not say how far the run is; it is taken as step 0", Effect.NUMBERS)
+    if hub.where.samples is None:
+        yield lost("samples", "the source does not say how many were seen; counted from 0", Effect.NONE)
+    if hub.random:
+        yield lost("random", "DeepSpeed keeps no random states", Effect.NUMBERS)
+    wide = [name for name, held in hub.trained.items() if held.best.dtype == "F64"]
+    if wide:
+        yield lost("masters", f"{wide[0]} and {len(wide) - 1} more are in fp64, DeepSpeed's masters in fp32", Effect.NUMBERS)
+    elements = sum(prod(held.weight.shape) for held in hub.trained.values())
+    if layout.level < 3 and elements < layout.ranks:
+        raise SourceError(f"deepspeed: {elements} elements for {layout.ranks} ranks; choose fewer with --ranks")

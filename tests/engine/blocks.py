@@ -1,0 +1,237 @@
+"""Small models of every causal architecture of transformers that has a plan for pipelines, and of some that have none, run in
+layers and compared with plain transformers in fp64.
+
+`python tests/engine/blocks.py` builds each with random weights, trains it in one process, and on two ranks as each of `CASES`
+says, and prints a table of the largest errors of losses and gradients, with the reason of each one that is left out. Names of
+architectures after it run those alone; `--alone` runs no ranks.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from runs import distance
+from torch import Tensor, nn
+
+from bridge.engine import initialize
+from bridge.engine.layers import Arguments
+from bridge.engine.models.blocks import Blocks
+from bridge.engine.models.cutting import cut_of
+from bridge.errors import BridgeError
+from bridge.plan import Plan
+
+RATE = 0.1
+VOCAB, TOKENS, MICROBATCHES, STEPS = 64, 12, 4, 3
+LARGEST = 8_000_000
+"""Parameters of a model that is still small."""
+WIDTHS = dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim", "hidden_dim"), 32)
+DEPTHS = dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers", "n_layers"), 4)
+HEADS = dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), 4)
+SIZES: Mapping[str, Any] = {
+    **WIDTHS,
+    **DEPTHS,
+    **HEADS,
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"), 48),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "vocab_size"), VOCAB),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "q_lora_rank", "kv_lora_rank"), 16),
+    **dict.fromkeys(("head_dim", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "index_head_dim", "global_head_dim"), 8),
+    **dict.fromkeys(("num_key_value_heads", "num_experts_per_tok", "index_n_heads", "num_global_key_value_heads"), 2),
+    **dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace", "bos_token_id"), 1),
+    "pad_token_id": 0,
+    "eos_token_id": 2,
+    "sliding_window": 16,
+    "index_topk": 4,
+    "vocab_size_per_layer_input": VOCAB,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_expand": 2,
+    "hidden_size_per_layer_input": 8,
+    **dict.fromkeys(("dropout", "attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+    **dict.fromkeys(("residual_dropout", "input_jitter_noise", "router_jitter_noise"), 0.0),
+}
+MORE: Mapping[str, Mapping[str, Any]] = {
+    "gemma3n_text": {"num_kv_shared_layers": 0},
+    "gemma4_assistant": {"hidden_size_per_layer_input": 0},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "dots1": {"n_shared_experts": 1},
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
+    "gptj": {"rotary_dim": 4},
+    "codegen": {"rotary_dim": 4},
+    "falcon_h1": {"mamba_d_ssm": 64},
+}
+UNPLANNED = ("gpt2", "gptj", "gpt_neo", "gpt_bigcode", "opt", "bloom", "falcon", "codegen", "mpt", "stablelm", "persimmon")
+"""Architectures without a plan, of which the structure tells where to cut."""
+TWO_STAGES = {"parallel.pipeline": 2, "schedule.name": "1f1b"}
+CASES: Mapping[str, Mapping[str, Any]] = {
+    **{f"ZeRO {level}": {"zero.stage": level} for level in range(4)},
+    **{f"1F1B, ZeRO {level}": {**TWO_STAGES, "zero.stage": level} for level in range(4)},
+    "interleaved, ZeRO 3": {**TWO_STAGES, "schedule.name": "interleaved_1f1b", "schedule.virtual": 2, "zero.stage": 3},
+    "two tensor ranks, ZeRO 1": {"parallel.tensor": 2, "zero.stage": 1},
+    "zero bubble, ZeRO 1": {**TWO_STAGES, "schedule.name": "zero_bubble", "zero.stage": 1},
+    "zero bubble, ZeRO 3": {**TWO_STAGES, "schedule.name": "zero_bubble", "zero.stage": 3},
+}
+
+
+def architectures(plan: str = "pp_plan") -> Iterator[str]:
+    """The name of every causal architecture that has such a plan, and of `UNPLANNED`."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    for name in CONFIG_MAPPING:
+        config, model = classes(name)
+        own = model is not None and model.config_class is config
+        if own and (name in UNPLANNED or getattr(model, f"_{plan}", None) or getattr(config, f"base_model_{plan}", None)):
+            yield name
+
+
+def classes(name: str) -> tuple[Any, Any]:
+    """Configuration and causal model of an architecture; None for a model that there is not."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING as MODELS
+
+    config = CONFIG_MAPPING[name]
+    return config, MODELS[config] if config in MODELS.keys() else None  # noqa: SIM118  (it is no dictionary)
+
+
+def small(name: str, seed: int = 0, **settings: Any) -> nn.Module:
+    """A small model of that architecture with random weights."""
+    kind, make = classes(name)
+    known = {*kind().to_dict(), *getattr(kind, "attribute_map", {})}
+    heads = {"num_key_value_heads": 4} if "kv_lora_rank" in known else {}
+    values = {**SIZES, **heads, **MORE.get(name, {}), **settings}
+    config = kind(**{key: value for key, value in values.items() if key in known})
+    config._experts_implementation = "eager"
+    with torch.device("meta"):
+        size = sum(weight.numel() for weight in make(config).parameters())
+    assert size < LARGEST, f"{size} parameters"
+    torch.manual_seed(seed)
+    model: nn.Module = make(config).double()
+    return model
+
+
+def batches(step: int, number: int = MICROBATCHES) -> list[dict[str, Tensor]]:
+    """Microbatches of a step, the second sample of each padded."""
+    generator = torch.Generator().manual_seed(100 + step)
+    mask = torch.ones(2, TOKENS, dtype=torch.int64)
+    mask[1, -3:] = 0
+    tokens = [torch.randint(3, VOCAB, (2, TOKENS), generator=generator) for _ in range(number)]
+    return [{"input_ids": each, "attention_mask": mask, "labels": each.where(mask.bool(), -100)} for each in tokens]
+
+
+Steps = list[tuple[float, dict[str, Tensor]]]
+"""Loss and gradients of each step."""
+
+
+def plain(model: nn.Module, steps: int = STEPS) -> Steps:
+    """The training in one process with nothing but transformers."""
+    model.train()
+    found: Steps = []
+    for step in range(steps):
+        model.zero_grad()
+        losses = []
+        for batch in batches(step):
+            loss = model(**batch, use_cache=False).loss
+            (loss / MICROBATCHES).backward()
+            losses.append(float(loss.detach()))
+        given = {name: weight.grad for name, weight in model.named_parameters()}
+        found.append((sum(losses) / len(losses), {name: _gradient(model, name, grad) for name, grad in given.items()}))
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight -= 0 if weight.grad is None else RATE * weight.grad
+    return found
+
+
+def _gradient(model: nn.Module, name: str, gradient: Tensor | None) -> Tensor:
+    return torch.zeros_like(model.get_parameter(name)) if gradient is None else gradient.clone()
+
+
+def one_by_one(name: str) -> float:
+    """The largest error of logits, loss and gradients of the layers run one by one, each apart, in one process."""
+    model, batch = small(name).train(), batches(0)[0]
+    whole = model(**batch, use_cache=False)
+    whole.loss.backward()
+    expected = {key: _gradient(model, key, weight.grad) for key, weight in model.named_parameters()}
+    model.zero_grad()
+    blocks = Blocks(model, cut_of(model))
+    given, value = Arguments((), batch), None
+    for layer in blocks.chain().layers:
+        value = layer(given if value is None else blocks.received(value.tensors, given))
+    value.loss.backward()
+    found = {key: _gradient(model, key, weight.grad) for key, weight in model.named_parameters()}
+    outputs = [{"loss": each.loss.detach(), "logits": each.logits.detach()} for each in (value, whole)]
+    return max(distance(outputs[0], outputs[1]), distance(found, expected))
+
+
+def in_ranks(rank: int, world: int, name: str, values: Mapping[str, Any], steps: int = STEPS) -> Steps:
+    """The same training on the engine with a bare rate, so that the change of a weight is its gradient."""
+    plan = {"precision.compute": "fp64", "optimizer.name": "sgd", "optimizer.lr": RATE, **values}
+    parts = plan.get("parallel.pipeline", 1) * plan.get("parallel.tensor", 1)
+    engine = initialize(small(name), Plan.of({**plan, "batch.accumulation": MICROBATCHES * parts // world}), seed=5)
+    assert len(engine.chain.layers) > 2
+    before = {key: weight.clone() for key, weight in engine.state_dict()}
+    found: Steps = []
+    for step in range(steps):
+        engine.comm.ledger.clear()
+        loss = engine.train_batch(batches(step)[engine.data.index :: engine.data.size])
+        assert not step or engine.comm.ledger.totals == engine.traffic(2 * TOKENS)  # the first also gathers what is frozen
+        assert engine.bytes() == engine.layout.bytes()
+        after = {key: weight.clone() for key, weight in engine.state_dict()}
+        found.append((loss, {key: (before[key] - after[key]) / RATE for key in after} if rank == 0 else {}))
+        before = after
+    return found
+
+
+def errors(found: Steps, expected: Steps) -> list[float]:
+    """The largest error of each step: of the loss, and of gradients relative to the largest of them all."""
+    result = []
+    for (loss, gradients), (wanted, others) in zip(found, expected, strict=True):
+        assert gradients.keys() == others.keys()
+        largest = max(float(gradient.abs().max()) for gradient in others.values())
+        apart = max(float((gradients[name] - others[name]).abs().max()) for name in others)
+        result.append(max(abs(loss / wanted - 1), apart / largest))
+    return result
+
+
+def good(found: list[float]) -> bool:
+    """The first step equal to 1e-9, later ones to 1e-6."""
+    return found[0] <= 1e-9 and max(found) <= 1e-6
+
+
+def rows(names: list[str], alone: bool) -> Iterator[str]:
+    """The table: an architecture, its error layer by layer, and the largest error of the first step on ranks, or why not."""
+    from pool import Pool
+
+    pool = Pool(2)
+    yield f"| architecture | layers one by one | {' | '.join(() if alone else CASES)} |"
+    yield "|---" * (2 + (0 if alone else len(CASES))) + "|"
+    for name in names:
+        try:
+            cells = [f"{one_by_one(name):.0e}"]
+            expected = [] if alone else plain(small(name))
+        except Exception as error:
+            yield f"| {name} | {_told(error)} |"
+            continue
+        for values in () if alone else CASES.values():
+            try:
+                found = errors(pool.run(in_ranks, name, values, timeout=300)[0], expected)
+                cells.append(f"{'' if good(found) else '**'}{found[0]:.0e}")
+            except Exception as error:
+                cells.append(f"**{_told(error)}")
+        yield f"| {name} | {' | '.join(cells)} |"
+    pool.close()
+
+
+def _told(error: Exception) -> str:
+    """The last line of what went wrong."""
+    if isinstance(error, BridgeError):
+        return str(error)
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[-1][:160]}"
+
+
+if __name__ == "__main__":
+    wanted = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
+    for line in rows(wanted or list(architectures()), "--alone" in sys.argv):
+        print(line, flush=True)

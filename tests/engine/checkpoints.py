@@ -1,0 +1,206 @@
+"""Real checkpoints in small: runs of DeepSpeed and of the native engine that save, and that go on from one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from oracles import real_deepspeed
+from torch import Tensor, nn
+
+VOCABULARY, LENGTH = 31, 12
+ADAM: Mapping[str, Any] = {"lr": 1e-2, "betas": [0.9, 0.95], "eps": 1e-6, "weight_decay": 0.1}
+WARMUP = {"warmup_num_steps": 8, "warmup_max_lr": 1e-2, "warmup_min_lr": 0.0, "warmup_type": "linear"}
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained: `batch` sequences a step over all ranks, in `precision`, at a level of sharding."""
+
+    kind: str = "llama"
+    precision: str = "fp32"
+    level: int = 2
+    batch: int = 4
+    load: Path | None = None
+    save: Path | None = None
+    first: int = 0
+    last: int = 3
+    universal: bool = False
+    adam: Mapping[str, Any] = field(default_factory=lambda: {"torch_adam": True})
+
+
+class Odd(nn.Module):
+    """What checkpoints hold beside weights: a tied weight, a buffer, a frozen parameter, and sizes that no rank count divides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.tokens = nn.Embedding(VOCABULARY, 7)
+        self.mixed = nn.Linear(7, 7)
+        self.frozen = nn.Parameter(torch.randn(5), requires_grad=False)
+        self.scale = nn.Parameter(torch.ones(1))
+        self.head = nn.Linear(7, VOCABULARY, bias=False)
+        self.head.weight = self.tokens.weight
+        self.register_buffer("seen", torch.zeros(3))
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """Scores of the next token."""
+        hidden = self.mixed(self.tokens(input_ids)).tanh() * self.scale + self.frozen.sum().to(self.scale.dtype) * 0.01
+        return self.head(hidden)
+
+
+def model_of(kind: str) -> nn.Module:
+    """A small model of a family."""
+    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(1)
+    if kind == "odd":
+        return Odd()
+    if kind == "gpt2":
+        sizes = {
+            "vocab_size": VOCABULARY,
+            "n_positions": LENGTH,
+            "n_embd": 16,
+            "n_layer": 2,
+            "n_head": 4,
+            "initializer_range": 0.2,
+        }
+        none = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+        return GPT2LMHeadModel(GPT2Config(**sizes, **none))
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    more = {"max_position_embeddings": LENGTH, "tie_word_embeddings": False, "initializer_range": 0.2}
+    return LlamaForCausalLM(LlamaConfig(**sizes, **more, vocab_size=VOCABULARY))
+
+
+def scores(net: nn.Module, tokens: Tensor) -> Tensor:
+    """Whatever the family returns."""
+    found = net(input_ids=tokens)
+    return getattr(found, "logits", found)
+
+
+def tokens_of(task: Task, step: int, rank: int, ranks: int) -> Tensor:
+    """The sequences of this rank in a step, the same over all ranks on any number of them."""
+    generator = torch.Generator().manual_seed(100 + step)
+    rows = torch.randint(0, VOCABULARY, (task.batch, LENGTH), generator=generator)
+    share = task.batch // ranks
+    return rows[rank * share : (rank + 1) * share]
+
+
+def loss_of(found: Tensor, tokens: Tensor) -> Tensor:
+    """The mean loss of the next token."""
+    return nn.functional.cross_entropy(found[:, :-1].float().flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def config_of(task: Task, ranks: int) -> dict[str, Any]:
+    """What DeepSpeed is given."""
+    halves = {"fp16": {"enabled": True, "initial_scale_power": 8, "loss_scale_window": 4}, "bf16": {"enabled": True}}
+    return {
+        "train_micro_batch_size_per_gpu": task.batch // ranks,
+        "gradient_accumulation_steps": 1,
+        "steps_per_print": 10**9,
+        "optimizer": {"type": "AdamW", "params": {**ADAM, **task.adam}},
+        "scheduler": {"type": "WarmupLR", "params": WARMUP},
+        "zero_optimization": {"stage": task.level},
+        "gradient_clipping": 0.5,
+        **({task.precision: halves[task.precision]} if task.precision in halves else {}),
+        **({"checkpoint": {"load_universal": True}} if task.universal else {}),
+    }
+
+
+def deepspeed(rank: int, world: int, task: Task) -> list[float]:
+    """Train with DeepSpeed from step `first` to `last`; losses, each a mean over all ranks."""
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    ds = real_deepspeed()
+    net = model_of(task.kind)
+    engine, *_ = ds.initialize(
+        model=net, model_parameters=net.parameters(), config=config_of(task, world), dist_init_required=False
+    )
+    found = continued(engine, rank, world, task)
+    engine.destroy()
+    return found
+
+
+def continued(engine: Any, rank: int, world: int, task: Task) -> list[float]:
+    """Losses of the steps, from the checkpoint that is named and into another."""
+    if task.load:
+        path, client = engine.load_checkpoint(str(task.load))
+        assert path is not None and client["epoch"] == 3 and engine.global_steps == task.first
+    found = trained(engine, rank, world, task)
+    if task.save:
+        engine.save_checkpoint(str(task.save), client_state={"epoch": 3})
+    return found
+
+
+def trained(engine: Any, rank: int, world: int, task: Task) -> list[float]:
+    """Losses of the steps."""
+    found = []
+    for step in range(task.first, task.last):
+        tokens = tokens_of(task, step, rank, world)
+        loss = loss_of(scores(engine, tokens), tokens)
+        engine.backward(loss)
+        engine.step()
+        found.append(_mean(loss.detach(), world))
+    return found
+
+
+def _mean(loss: Tensor, world: int) -> float:
+    total = loss.double()
+    if world > 1:
+        torch.distributed.all_reduce(total)
+    return float(total / world)
+
+
+def native(rank: int, world: int, task: Task) -> list[float]:
+    """Train with the native engine behind DeepSpeed's interface, with its schedulers."""
+    import compat.deepspeed as ds
+
+    net = model_of(task.kind)
+    engine, *_ = ds.initialize(model=net, model_parameters=net.parameters(), config=config_of(task, world))
+    return continued(engine, rank, world, task)
+
+
+def fsdp(rank: int, world: int, task: Task) -> list[float]:
+    """Train with torch's fully_shard and AdamW; saves and loads as torch.distributed.checkpoint does."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    net = model_of(task.kind)
+    mesh = init_device_mesh("cpu", (world,))
+    for layer in getattr(getattr(net, "model", net), "layers", []):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    weights = [weight for weight in net.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(weights, **{**ADAM, "betas": tuple(ADAM["betas"])})
+    if task.load:
+        found, held = get_state_dict(net, optimizer)
+        state = {"model": found, "optimizer": held, "step": 0}
+        dcp.load(state, checkpoint_id=str(task.load))
+        set_state_dict(net, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        assert state["step"] == task.first
+    losses = []
+    for step in range(task.first, task.last):
+        tokens = tokens_of(task, step, rank, world)
+        for group in optimizer.param_groups:
+            group["lr"] = ADAM["lr"] * min(1.0, max(0, step - 1) / 8)
+        loss = loss_of(scores(net, tokens), tokens)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(weights, 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(_mean(loss.detach(), world))
+    if task.save:
+        found, held = get_state_dict(net, optimizer)
+        dcp.save({"model": found, "optimizer": held, "step": task.last, "epoch": 3}, checkpoint_id=str(task.save))
+    return losses

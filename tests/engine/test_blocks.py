@@ -1,0 +1,177 @@
+"""Models of Hugging Face in layers: a sample of architectures against plain transformers, and what is refused. `blocks.py` runs
+all of them.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from math import log
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from blocks import CASES, VOCAB, batches, errors, good, in_ranks, one_by_one, plain, small
+from conftest import Run
+from torch import nn
+
+import compat.deepspeed
+from bridge.cli import run as cli
+from bridge.engine import initialize
+from bridge.engine.models.cutting import Uncut, cut_of
+from bridge.engine.models.splitting import proved, tensor_plan
+from bridge.errors import BridgeError, ConfigError
+from bridge.plan import Plan
+
+pytest.importorskip("transformers")
+
+
+@pytest.mark.parametrize("name", ["gpt2", "mixtral", "opt", "qwen3_next"])
+def test_layers_run_one_by_one_give_what_the_model_gives(name: str) -> None:
+    assert one_by_one(name) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        ("llama", "ZeRO 0"),
+        ("llama", "ZeRO 3"),
+        ("gpt2", "ZeRO 3"),
+        ("gpt2", "interleaved, ZeRO 3"),
+        ("gemma4_text", "1F1B, ZeRO 2"),
+        ("llama", "zero bubble, ZeRO 3"),
+        ("qwen3", "two tensor ranks, ZeRO 1"),
+    ],
+)
+def test_two_ranks_train_as_plain_transformers(run: Run, name: str, case: str) -> None:
+    found = run(2, in_ranks, name, CASES[case])[0]
+    assert good(errors(found, plain(small(name))))
+
+
+def test_names_are_those_of_the_model() -> None:
+    cut = cut_of(small("gemma4_text"))
+    assert cut.blocks == tuple(f"model.layers.{number}" for number in range(4))
+    assert list(cut.before)[:2] == ["model.embed_tokens", "model.embed_tokens_per_layer"]
+    assert cut.after == ("model.norm", "lm_head")
+    assert len({number for places in cut.extras for number in places.values()}) == 4, "a slice for each block"
+
+
+def test_a_cut_leaves_the_model_as_it_was() -> None:
+    model = small("llama").train()
+    model.model.norm.eval()
+    model.model.embed_tokens.weight.requires_grad_(False)
+    before, state = copy.deepcopy(model), torch.get_rng_state()
+    cut_of(model)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [module.training for module in model.modules()] == [module.training for module in before.modules()]
+    for weight, other in zip(model.parameters(), before.parameters(), strict=True):
+        assert torch.equal(weight, other)
+        assert weight.requires_grad == other.requires_grad
+
+
+def alone(model: nn.Module, **values: Any) -> Any:
+    plan = {"precision.compute": "fp64", "optimizer.name": "sgd", "optimizer.lr": 0.1, "batch.accumulation": 4, **values}
+    return initialize(model, Plan.of(plan))
+
+
+def test_a_model_that_cannot_be_cut_is_refused_or_one_layer() -> None:
+    with pytest.raises(
+        Uncut, match=r"model.H_module.layers.0: is called 2 times, expected once and in order; it can only be run"
+    ):
+        cut_of(small("hrm_text"))
+    engine = alone(small("hrm_text"), **{"zero.stage": 3})
+    assert len(engine.chain.layers) == 1
+    said = {finding.path: finding.message for finding in engine.findings}
+    assert said["zero.stage"].startswith("this model is one layer, so its weights stay whole: model.H_module.layers.0: is called")
+
+
+def test_a_weight_that_two_layers_use_unseen_is_refused() -> None:
+    model = small("llama")
+    norm, first = model.model.norm, model.model.layers[0]
+    norm.register_forward_hook(lambda module, inputs, output: output * first.mlp.up_proj.weight[0, 0])
+    with pytest.raises(Uncut, match="run one by one, the blocks give another output than the model"):
+        cut_of(model)
+
+
+def test_what_layers_do_not_give_is_refused() -> None:
+    engine = alone(small("llama"))
+    batch = batches(0)[0]
+    for name in ("output_hidden_states", "output_attentions", "use_cache"):
+        with pytest.raises(BridgeError, match=f"{name}: a model that is run in layers"):
+            engine(**batch, **{name: True})
+    model = small("llama", output_hidden_states=True)
+    assert len(alone(model)(**batch).hidden_states) == 5, "as one layer it gives them"
+
+
+def test_a_loss_function_takes_the_batch() -> None:
+    model = small("llama")
+    expected = plain(copy.deepcopy(model), steps=1)
+
+    def loss(output: Any, batch: Any) -> Any:
+        return nn.functional.cross_entropy(output.logits[:, :-1].float().flatten(0, 1), batch["labels"][:, 1:].flatten())
+
+    engine = initialize(model, Plan.of({"precision.compute": "fp64", "optimizer.lr": 0.1, "batch.accumulation": 4}), loss)
+    assert engine.train_batch(batches(0)) == pytest.approx(expected[0][0], abs=1e-9)
+    assert engine.progress.samples == 8
+
+
+def test_train_and_layout_take_the_folder_of_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small("llama", vocab_size=256).config.save_pretrained(tmp_path / "model")
+    config = tmp_path / "ds.json"
+    config.write_text(json.dumps({"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 3}}))
+    given = [str(config), "--model", str(tmp_path / "model")]
+    assert cli(["train", *given, "--steps", "2", "--json"]) == 0
+    losses = [json.loads(line)["loss"] for line in capsys.readouterr().out.splitlines()]
+    assert losses[0] == pytest.approx(log(256), abs=0.1)
+    assert cli(["layout", *given, "--sequence", "32"]) == 0
+    assert "4 layers, hidden 32, heads 4 (keys 2), ffn 48, vocab 256, sequence 32" in capsys.readouterr().out
+    small("llama").config.save_pretrained(tmp_path / "model")
+    assert cli(["train", *given]) == 1
+    assert "has 64 words, expected at least the 256 of text byte by byte" in capsys.readouterr().err
+
+
+def test_tensor_ranks_split_what_a_plan_covers() -> None:
+    plan = tensor_plan(small("mixtral"), Plan(), 2)
+    assert {name.split(".", 3)[3] for name in plan.columns} == {f"self_attn.{kind}_proj" for kind in "qkv"}
+    assert [name.split(".", 3)[3] for name in plan.rows] == ["self_attn.o_proj"] * 4, "experts stay whole"
+    assert {name.split(".", 3)[3] for name in tensor_plan(small("qwen3"), Plan(), 2).partial} == {
+        "self_attn.q_norm",
+        "self_attn.k_norm",
+    }
+    with pytest.raises(ConfigError, match=r"the model's num_attention_heads \(4\) do not divide into 3 ranks"):
+        tensor_plan(small("llama"), Plan(), 3)
+    with pytest.raises(ConfigError, match="Phi3ForCausalLM has no plan that the engine can follow; leave it at 1"):
+        tensor_plan(small("phi3"), Plan(), 2)
+    with pytest.raises(ConfigError, match=r"parallel\.sequence: blocks of Hugging Face take whole sequences"):
+        tensor_plan(small("llama"), Plan.of({"parallel.sequence": True}), 2)
+
+
+def test_a_split_that_gives_other_logits_is_refused() -> None:
+    model = small("llama")
+    with pytest.raises(ConfigError, match="the model gives other logits"), proved(model):
+        model.model.layers[1].self_attn.o_proj.weight.data.mul_(1.5)
+
+
+def test_a_deepspeed_script_with_a_model_of_hugging_face() -> None:
+    config = {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": 4,
+        "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+        "gradient_clipping": 0,
+        "zero_optimization": {"stage": 3},
+    }
+    model = small("llama").float()
+    expected = plain(copy.deepcopy(model))
+    engine = compat.deepspeed.initialize(model=model, config=config)[0]
+    for step in range(3):
+        losses = []
+        for batch in batches(step):
+            output = engine(**batch)
+            assert output.logits.shape == (2, 12, VOCAB)
+            engine.backward(output.loss)
+            engine.step()
+            losses.append(float(output.loss.detach()))
+        assert sum(losses) / 4 == pytest.approx(expected[step][0], rel=1e-5)
+    assert len(engine.native.layout.flats) == 6
+    assert not any(finding.path == "zero.stage" for finding in engine.findings)

@@ -1,0 +1,504 @@
+"""Checkpoints of any format: read bit by bit as their own stacks do, written so that these go on from them, and never half."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
+from dataclasses import replace
+from io import StringIO
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import checkpoints
+import mutated
+import pytest
+import torch
+from checkpoints import Task
+from conftest import Run
+from test_archives import Call
+
+from bridge.cli import run as command
+from bridge.errors import BridgeError, SourceError
+from bridge.state import formats, writing
+from bridge.state.hub import Hub
+
+pytestmark = pytest.mark.usefixtures("foreign")
+STARTED = {
+    "fp32 level 0": Task(precision="fp32", level=0),
+    "fp16 level 0": Task(precision="fp16", level=0),
+    "bf16 level 1": Task(precision="bf16", level=1, kind="gpt2"),
+    "fp32 level 2": Task(precision="fp32", level=2),
+    "bf16 level 2, odd": Task(precision="bf16", level=2, kind="odd"),
+    "fp16 level 3": Task(precision="fp16", level=3),
+    "bf16 level 3, odd": Task(precision="bf16", level=3, kind="odd"),
+}
+"""Runs of DeepSpeed on two ranks."""
+Made = Callable[[str], Path]
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory, pools: dict[int, Any]) -> Made:
+    """The checkpoint of a run, which is made once."""
+    from pool import Pool
+
+    top, found = tmp_path_factory.mktemp("made"), dict[str, Path]()
+
+    def make(name: str) -> Path:
+        if name not in found:
+            found[name] = top / name.replace(" ", "_")
+            pools.setdefault(2, Pool(2)).run(checkpoints.deepspeed, replace(STARTED[name], save=found[name]))
+        return found[name]
+
+    return make
+
+
+def converted(source: Path, to: str, output: Path, *more: str) -> tuple[int, str]:
+    """What `checkpoint convert` ends with and says."""
+    with redirect_stdout(StringIO()) as out:
+        code = command(["checkpoint", "convert", str(source), "--to", to, "-o", str(output), *more])
+    return code, out.getvalue()
+
+
+def equal(one: Path, other: Path) -> None:
+    """Whether two checkpoints have the same bits, and are as far."""
+    with redirect_stdout(StringIO()) as out:
+        code = command(["checkpoint", "diff", str(one), str(other)])
+    assert code == 0, out.getvalue()
+
+
+def tensors(hub: Hub) -> dict[tuple[str, str], torch.Tensor]:
+    return {(name, kind): held.whole() for name, kind, held in hub.tensors()}
+
+
+# Reading
+
+
+@pytest.mark.parametrize("name", [name for name, task in STARTED.items() if task.level])
+def test_masters_are_those_of_zero_to_fp32(made: Made, name: str) -> None:
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+    with redirect_stdout(StringIO()):
+        known = get_fp32_state_dict_from_zero_checkpoint(str(made(name)))
+    hub = formats.read(made(name))
+    assert set(known) == {*hub.parameters, *hub.ties, *hub.buffers}
+    for key, value in known.items():
+        own = hub.ties.get(key, key)
+        found = hub.parameters[own].best.whole() if own in hub.parameters else hub.buffers[own].whole()
+        assert torch.equal(found.float(), value.float()), key
+
+
+@pytest.mark.parametrize("name", ["bf16 level 1", "fp32 level 2", "fp16 level 3", "bf16 level 2, odd"])
+def test_moments_are_those_of_ds_to_universal(made: Made, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from deepspeed.checkpoint import ds_to_universal
+
+    place = made(name) / "global_step3"
+    options = {"num_extract_workers": 1, "num_merge_workers": 1, "keep_temp_folder": False, "strict": True}
+    target = tmp_path / "universal"
+    with redirect_stdout(StringIO()):
+        ds_to_universal.main(
+            argparse.Namespace(
+                input_folder=str(place), output_folder=str(target), inject_missing_state=STARTED[name].level < 3, **options
+            )
+        )
+    hub = formats.read(made(name))
+    for key, held in hub.trained.items():
+        for kind, lazy in {"fp32": held.best, **held.moments}.items():
+            known = torch.load(target / "zero" / key / f"{kind}.pt", weights_only=False)
+            known = known if isinstance(known, torch.Tensor) else known["param"]
+            assert torch.equal(lazy.whole().reshape(known.shape), known), (key, kind)
+        assert held.step == 3
+    equal(made(name), target)
+
+
+@pytest.mark.parametrize("name", ["fp32 level 0", "fp16 level 0"])
+def test_a_run_without_sharding_is_read_by_place(made: Made, name: str) -> None:
+    found = torch.load(made(name) / "global_step3" / "mp_rank_00_model_states.pt", weights_only=False)
+    hub = formats.read(made(name))
+    held = found["optimizer"].get("optimizer_state_dict", found["optimizer"])
+    for number, (key, parameter) in enumerate(hub.parameters.items()):
+        assert torch.equal(parameter.weight.whole(), found["module"][key])
+        assert torch.equal(parameter.moments["exp_avg"].whole(), held["state"][number]["exp_avg"])
+        assert torch.equal(parameter.best.whole().to(parameter.weight.whole().dtype), parameter.weight.whole())
+
+
+def test_the_run_is_read_beside_its_tensors(made: Made) -> None:
+    hub = formats.read(made("fp16 level 3"))
+    assert (hub.where.steps, hub.where.skipped, hub.where.samples) == (3, 0, 12)
+    assert (hub.origin.format, hub.origin.release, hub.origin.layout) == ("deepspeed", "0.19.8", {"zero": 3, "ranks": 2})
+    assert hub.scale is not None and (hub.scale.value, hub.scale.window, hub.scale.good, hub.scale.tolerated) == (256, 4, 3, 1)
+    assert hub.schedule == {"last_batch_iteration": 2} and hub.client == {"epoch": 3} and hub.computed == "F16"
+    assert [len(group.names) for group in hub.groups] == [21] and hub.groups[0].settings["betas"] == [0.9, 0.95]
+
+
+# Writing
+
+
+@pytest.mark.parametrize("name", [name for name, task in STARTED.items() if task.level])
+def test_a_checkpoint_comes_back_as_deepspeed_wrote_it(made: Made, name: str, tmp_path: Path) -> None:
+    """By way of the native format, every value that DeepSpeed reads: of each file all that torch loads, but for padding."""
+    assert converted(made(name), "native", tmp_path / "native")[0] == 0
+    equal(made(name), tmp_path / "native")
+    level = str(STARTED[name].level)
+    code, _ = converted(tmp_path / "native", "deepspeed", tmp_path / "back", "--level", level, "--ranks", "2")
+    assert code == 0
+    files = sorted(path.name for path in (made(name) / "global_step3").iterdir())
+    assert files == sorted(path.name for path in (tmp_path / "back" / "global_step3").iterdir() if path.name != "SHA256SUMS")
+    for file in files:
+        one, other = (
+            torch.load(place / "global_step3" / file, weights_only=False, map_location="cpu")
+            for place in (made(name), tmp_path / "back")
+        )
+        alike(one, other, file)
+    assert (tmp_path / "back" / "latest").read_text() == "global_step3"
+
+
+def alike(one: Any, other: Any, at: str) -> None:
+    """Whether two loaded values are the same, objects by their attributes."""
+    if "/fp32_flat_groups/" in at or "/frozen_param_fragments/" in at:
+        padding = other == 0  # DeepSpeed leaves there what was in memory
+        assert one.dtype == other.dtype and one.shape == other.shape and padding.sum() < 8, at
+        assert torch.equal(one[~padding], other[~padding]), at
+    elif isinstance(one, torch.Tensor):
+        assert one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other), at
+    elif isinstance(one, Mapping):
+        order = sorted if at.endswith("/module") else list
+        assert type(one) is type(other) and order(one) == order(other), f"{at}: {list(one)} {list(other)}"
+        for key in one:
+            alike(one[key], other[key], f"{at}/{key}")
+    elif isinstance(one, list | tuple):
+        assert type(one) is type(other) and len(one) == len(other), at
+        for number, (left, right) in enumerate(zip(one, other, strict=True)):
+            alike(left, right, f"{at}/{number}")
+    elif hasattr(one, "__dict__") and type(one).__module__.startswith("deepspeed"):
+        assert type(one) is type(other), at
+        alike(vars(one), vars(other), at) if not hasattr(one, "value") else alike(one.value, other.value, at)
+    else:
+        assert one == other and isinstance(one, bool) == isinstance(other, bool), f"{at}: {one} {other}"
+
+
+@pytest.mark.parametrize(
+    "through", ["native", "deepspeed 1 on 3", "deepspeed 2 on 1", "deepspeed 3 on 4", "universal", "safetensors", "bin"]
+)
+@pytest.mark.parametrize("name", ["bf16 level 2, odd", "fp16 level 3"])
+def test_every_format_gives_back_what_it_can_hold(made: Made, name: str, through: str, tmp_path: Path) -> None:
+    to, *layout = through.split()
+    options = ["--level", layout[0], "--ranks", layout[2]] if layout else []
+    weights, less = to in ("safetensors", "bin"), to == "dcp" or (to == "universal" and "odd" in name)
+    code, said = converted(made(name), to, tmp_path / "there", *options, *(["--dtype", "fp32"] if weights else []))
+    assert code == (2 if weights or less else 0), said
+    if not weights and to != "dcp":
+        equal(made(name), tmp_path / "there")
+    known, found = formats.read(made(name)), formats.read(tmp_path / "there")
+    for key, held in known.parameters.items():
+        assert torch.equal(held.best.whole().float(), found.parameters[key].best.whole()), key
+    if weights:
+        assert {line.split(": ")[1] for line in said.splitlines()[1:]} >= {"moments", "step", "schedule"}
+
+
+def test_the_next_losses_are_those_of_an_unbroken_run(run: Run, tmp_path: Path) -> None:
+    """Five steps on DeepSpeed, five on the native engine on another layout, five on DeepSpeed again; beside fifteen."""
+    task = Task(precision="fp32", level=3)
+    unbroken = run(2, checkpoints.deepspeed, replace(task, last=15))[0]
+    run(2, checkpoints.deepspeed, replace(task, last=5, save=tmp_path / "one"))
+    assert converted(tmp_path / "one", "native", tmp_path / "two")[0] == 0
+    middle = replace(task, level=1, first=5, last=10, load=tmp_path / "two", save=tmp_path / "three")
+    found = run(1, checkpoints.native, middle)[0]
+    assert found == pytest.approx(unbroken[5:10], abs=1e-6)
+    code, said = converted(tmp_path / "three", "deepspeed", tmp_path / "four", "--level", "2", "--ranks", "2")
+    assert code == 2 and "random" in said
+    last = run(2, checkpoints.deepspeed, replace(task, level=2, first=10, last=15, load=tmp_path / "four"))[0]
+    assert last == pytest.approx(unbroken[10:], abs=1e-6)
+    converted(tmp_path / "three", "universal", tmp_path / "five")
+    for level in (1, 3):
+        rest = replace(task, level=level, first=10, last=15, load=tmp_path / "five", universal=True)
+        assert run(2, checkpoints.deepspeed, rest)[0] == pytest.approx(unbroken[10:], abs=1e-6)
+
+
+def test_a_run_moves_to_fully_shard_and_back(run: Run, tmp_path: Path) -> None:
+    """Five steps on DeepSpeed, five on torch's fully_shard, five on DeepSpeed again; beside fifteen."""
+    task = Task(precision="fp32", level=2)
+    unbroken = run(2, checkpoints.deepspeed, replace(task, last=15))[0]
+    run(2, checkpoints.deepspeed, replace(task, last=5, save=tmp_path / "one"))
+    code, said = converted(tmp_path / "one", "dcp", tmp_path / "two")
+    assert code == 2 and "schedule" in said
+    middle = replace(task, first=5, last=10, load=tmp_path / "two", save=tmp_path / "three")
+    assert run(2, checkpoints.fsdp, middle)[0] == pytest.approx(unbroken[5:10], abs=1e-6)
+    for to, options, level in (("deepspeed", ("--level", "1", "--ranks", "2"), 1), ("universal", (), 3)):
+        converted(tmp_path / "three", to, tmp_path / to, *options)
+        last = replace(task, level=level, first=10, last=15, load=tmp_path / to, universal=to == "universal")
+        assert run(2, checkpoints.deepspeed, last)[0] == pytest.approx(unbroken[10:], abs=1e-6)
+    assert converted(tmp_path / "three", "native", tmp_path / "native")[0] == 0
+    equal(tmp_path / "three", tmp_path / "native")
+
+
+def test_the_loss_scale_goes_on(run: Run, tmp_path: Path) -> None:
+    """In fp16 the scale doubles every fourth step: the same steps on another level give the same losses, bit by bit."""
+    task = Task(precision="fp16", level=2)
+    unbroken = run(2, checkpoints.deepspeed, replace(task, last=8, save=tmp_path / "all"))[0]
+    run(2, checkpoints.deepspeed, replace(task, last=5, save=tmp_path / "one"))
+    converted(tmp_path / "one", "native", tmp_path / "two")
+    converted(tmp_path / "two", "deepspeed", tmp_path / "three", "--level", "3", "--ranks", "2")
+    rest = replace(task, level=3, first=5, last=8, load=tmp_path / "three", save=tmp_path / "four")
+    assert run(2, checkpoints.deepspeed, rest)[0] == unbroken[5:]
+    scales = [formats.read(tmp_path / name).scale for name in ("all", "four")]
+    assert scales[0] == scales[1] and scales[0] is not None and (scales[0].value, scales[0].good) == (512, 4)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_what_transformers_saves_is_read_and_what_is_written_it_loads(kind: str, tmp_path: Path) -> None:
+    model = checkpoints.model_of(kind)
+    known = dict(model.named_parameters())
+    for name, options in {"one": {}, "many": {"max_shard_size": "4KB"}}.items():
+        model.save_pretrained(tmp_path / name, **options)
+        hub = formats.read(tmp_path / name)
+        assert {key: tuple(value.shape) for key, value in known.items()} == {k: v.weight.shape for k, v in hub.parameters.items()}
+        assert all(torch.equal(hub.parameters[key].weight.whole(), value) for key, value in known.items())
+    for number, (to, options) in enumerate((("safetensors", ()), ("bin", ("--shard-size", "0.000004")))):
+        code, _ = converted(tmp_path / "many", to, tmp_path / f"out{number}", *options)
+        assert code == 0
+        equal(tmp_path / "one", tmp_path / f"out{number}")
+        shutil.copy(tmp_path / "one" / "config.json", tmp_path / f"out{number}")
+        loaded = type(model).from_pretrained(tmp_path / f"out{number}")
+        assert all(torch.equal(value, known[key]) for key, value in loaded.named_parameters())
+
+
+def test_a_group_order_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    checkpoints.model_of("llama").save_pretrained(tmp_path / "model")
+    with redirect_stdout(StringIO()):
+        assert command(["checkpoint", "convert", str(tmp_path / "model"), "--to", "deepspeed", "-o", str(tmp_path / "out")]) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_parts_that_torch_wrote_make_its_tensors(run: Run, tmp_path: Path) -> None:
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    run(2, checkpoints.fsdp, Task(kind="odd", save=tmp_path / "made"))
+    dcp_to_torch_save(tmp_path / "made", tmp_path / "whole.pt")
+    known, hub = torch.load(tmp_path / "whole.pt", weights_only=False), formats.read(tmp_path / "made")
+    assert (hub.ties, list(hub.buffers), list(hub.trained)) == (
+        {"head.weight": "tokens.weight"},
+        ["seen"],
+        ["scale", "tokens.weight", "mixed.weight", "mixed.bias"],
+    )
+    for name, held in hub.parameters.items():
+        assert torch.equal(held.weight.whole(), known["model"][name]), name
+        for kind, moment in held.moments.items():
+            assert torch.equal(moment.whole(), known["optimizer"]["state"][name][kind]), name
+    assert (hub.where.steps, hub.client) == (3, {"epoch": 3})
+    assert converted(tmp_path / "made", "dcp", tmp_path / "again")[0] == 0
+    dcp_to_torch_save(tmp_path / "again", tmp_path / "again.pt")
+    again = torch.load(tmp_path / "again.pt", weights_only=False)
+    assert set(again) == set(known)
+    for part in ("model", "optimizer"):
+        for key in known[part]:
+            (alike if part == "model" else _same_rows)(known[part][key], again[part][key], key)
+
+
+def _same_rows(one: Any, other: Any, at: str) -> None:
+    if at == "state":
+        assert set(one) == set(other)
+        for name in one:
+            assert set(one[name]) == set(other[name]) and all(
+                torch.equal(one[name][kind], other[name][kind]) for kind in one[name]
+            )
+    else:
+        assert [dict(sorted(row.items())) for row in one] == [dict(sorted(row.items())) for row in other]
+
+
+METADATA_FLAWS: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "a part is missing": (lambda place: (place / "__1_0.distcp").unlink(), "__1_0.distcp"),
+    "a part is cut short": (lambda place: os.truncate(place / "__0_0.distcp", 4000), "__0_0.distcp"),
+    "parts are swapped": (lambda place: shutil.copy(place / "__0_0.distcp", place / "__1_0.distcp"), "__1_0.distcp"),
+    "a payload": (lambda place: (place / ".metadata").write_bytes(pickle.dumps(Call(os.system, "touch x"))), "posix.system"),
+    "no list": (lambda place: (place / ".metadata").write_bytes(pickle.dumps({"a": 1})), ".metadata"),
+}
+
+
+@pytest.mark.parametrize("flaw", METADATA_FLAWS)
+def test_a_flaw_of_torchs_checkpoint_names_the_file(run: Run, tmp_path: Path, flaw: str) -> None:
+    run(2, checkpoints.fsdp, Task(save=tmp_path / "spoiled", last=1))
+    spoil, said = METADATA_FLAWS[flaw]
+    spoil(tmp_path / "spoiled")
+    with pytest.raises(SourceError) as caught:
+        hub = formats.read(tmp_path / "spoiled")
+        assert all(held.whole() is not None for _, _, held in hub.tensors())
+    assert said in str(caught.value), caught.value
+
+
+# Damage
+
+
+def spoiled(made: Made, tmp_path: Path, name: str = "bf16 level 1") -> Path:
+    """A copy of a checkpoint that a test may change."""
+    shutil.copytree(made(name), tmp_path / "spoiled")
+    return tmp_path / "spoiled" / "global_step3"
+
+
+FIRST, SECOND = (f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in range(2))
+MODEL = "mp_rank_00_model_states.pt"
+
+
+def swap(place: Path) -> None:
+    (place / FIRST).rename(place / "x")
+    (place / SECOND).rename(place / FIRST)
+    (place / "x").rename(place / SECOND)
+
+
+def resaved(place: Path, change: Callable[[Any], None], file: str = SECOND) -> None:
+    found = torch.load(place / file, weights_only=False)
+    change(found)
+    torch.save(found, place / file)
+
+
+def other_run(found: Any) -> None:
+    found["ds_config"]["seed"] = 7
+
+
+def other_step(found: Any) -> None:
+    found["optimizer_state_dict"]["base_optimizer_state"]["state"][0]["step"] += 1
+
+
+def shorter(found: Any) -> None:
+    groups = found["optimizer_state_dict"]["single_partition_of_fp32_groups"]
+    groups[0] = groups[0][:-1].clone()
+
+
+def doubled(place: Path) -> None:
+    resaved(place, lambda found: None)
+    shutil.copy(place / FIRST, place / FIRST.replace("bf16_", ""))
+
+
+def turned(found: Any) -> None:
+    rows = found["optimizer_state_dict"]["param_slice_mappings"][0]
+    for name in reversed(list(rows)):
+        rows.move_to_end(name)
+
+
+FLAWS: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "a rank is missing": (lambda place: (place / FIRST).unlink(), "of rank 0"),
+    "the last rank is missing": (lambda place: (place / SECOND).unlink(), "of 1 ranks, expected 2"),
+    "ranks are swapped": (swap, FIRST),
+    "a file is cut short": (lambda place: os.truncate(place / SECOND, 3000), SECOND),
+    "a file is empty": (lambda place: os.truncate(place / MODEL, 0), MODEL),
+    "a rank is there twice": (doubled, FIRST.replace("bf16_", "")),
+    "a file of another run": (lambda place: resaved(place, other_run), SECOND),
+    "a file of another step": (lambda place: resaved(place, other_step), SECOND),
+    "a flat group is shorter": (lambda place: resaved(place, shorter), SECOND),
+    "parameters stand in another order": (lambda place: resaved(place, turned), SECOND),
+    "no model states": (
+        lambda place: (place / MODEL).rename(place / "layer_00-model_00-model_states.pt"),
+        "layers of a pipeline",
+    ),
+    "a tensor rank": (lambda place: shutil.copy(place / MODEL, place / "mp_rank_01_model_states.pt"), "mp_rank_01"),
+    "it is no checkpoint": (lambda place: resaved(place, lambda found: found.pop("module"), MODEL), "no 'module'"),
+    "a payload": (lambda place: resaved(place, lambda found: found.update(x=Call(os.system, "touch x")), MODEL), "posix.system"),
+    "a payload of a shard": (lambda place: resaved(place, lambda found: found.update(x=Call(eval, "1"))), "eval"),
+}
+
+
+@pytest.mark.parametrize("flaw", FLAWS)
+def test_a_flaw_is_an_error_that_names_the_file(made: Made, tmp_path: Path, flaw: str) -> None:
+    place = spoiled(made, tmp_path)
+    spoil, said = FLAWS[flaw]
+    spoil(place)
+    with pytest.raises(BridgeError) as caught:
+        formats.read(place.parent)
+    assert said in str(caught.value), caught.value
+    with redirect_stdout(StringIO()):
+        assert command(["checkpoint", "convert", str(place.parent), "--to", "native", "-o", str(tmp_path / "out")]) == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"spoiled"}
+
+
+def test_a_link_and_a_path_lead_nowhere(made: Made, tmp_path: Path) -> None:
+    place = spoiled(made, tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    (place / SECOND).rename(tmp_path / "elsewhere" / SECOND)
+    (place / SECOND).symlink_to(tmp_path / "elsewhere" / SECOND)
+    with pytest.raises(SourceError, match="a link that leads to"):
+        formats.read(place.parent)
+    for name in ("../spoiled/global_step3", "/etc", ".."):
+        (place.parent / "latest").write_text(name)
+        with pytest.raises(SourceError, match="expected a plain name"):
+            formats.read(place.parent)
+    index = {"weight_map": {"a": "../model.safetensors"}}
+    (tmp_path / "elsewhere" / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(SourceError, match="expected a plain name"):
+        formats.read(tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize("name", ["fp16 level 0", "bf16 level 1", "bf16 level 3, odd"])
+def test_a_changed_folder_is_an_error_or_a_whole_checkpoint(made: Made, tmp_path: Path, name: str) -> None:
+    """Rounds by hand: python tests/engine/mutated.py FOLDER --count N."""
+    found = [mutated.tried(made(name), number, tmp_path) for number in range(40)]
+    assert set(found) == {"accepted", "SourceError"} and not list(tmp_path.iterdir())
+
+
+def test_a_changed_element_is_found_by_its_checksum(made: Made, tmp_path: Path) -> None:
+    place = spoiled(made, tmp_path)
+    content = bytearray((place / SECOND).read_bytes())
+    content[len(content) // 2] ^= 1
+    (place / SECOND).write_bytes(content)
+    with redirect_stdout(StringIO()):
+        assert command(["checkpoint", "convert", str(place.parent), "--to", "native", "-o", str(tmp_path / "out")]) == 1
+        assert command(["checkpoint", "inspect", str(place.parent), "--check"]) == 1
+
+
+class Killed(Exception):
+    """Stands for a signal that no process survives."""
+
+
+def test_a_killed_conversion_goes_on_to_the_same_bytes(made: Made, tmp_path: Path) -> None:
+    hub = formats.read(made("fp16 level 3"))
+    written = formats.named("safetensors").plan(hub, formats.Wanted(shard=4000))
+    writing.write(written, tmp_path / "known", hub.origin.files, lambda count: None)
+    total, random = sum(file.size for file in written.files), Random(3)
+    known = {path.name: path.read_bytes() for path in (tmp_path / "known").iterdir()}
+    for number in range(20):
+        target, left = tmp_path / f"killed{number}", [random.randrange(total)]
+
+        def moved(count: int, left: list[int] = left) -> None:
+            left[0] -= count
+            if left[0] < 0:
+                raise Killed
+
+        with pytest.raises(Killed):
+            writing.write(written, target, hub.origin.files, moved)
+        assert not target.exists()
+        again: list[int] = []
+        writing.write(written, target, hub.origin.files, again.append)
+        assert {path.name: path.read_bytes() for path in target.iterdir()} == known and sum(again) == total
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_what_is_there_is_not_written_over(made: Made, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    assert converted(made("fp32 level 2"), "native", tmp_path / "out")[0] == 1
+    assert converted(made("fp32 level 2"), "native", tmp_path / "new", "--dry-run")[0] == 0
+    assert not (tmp_path / "new").exists() and not list((tmp_path / "out").iterdir())
+
+
+def test_a_disk_without_room_is_told_before(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))  # type: ignore[attr-defined]
+    code, _ = converted(made("fp32 level 2"), "native", tmp_path / "out")
+    assert code == 1 and not (tmp_path / "out").exists()
+
+
+def test_files_are_held_against_their_digests(made: Made, tmp_path: Path) -> None:
+    converted(made("fp32 level 2"), "safetensors", tmp_path / "out", "--shard-size", "0.000004")
+    shards = sorted((tmp_path / "out").glob("*.safetensors"))
+    assert len(shards) > 3 and all(one.name < other.name for one, other in pairwise(shards))
+    assert command(["checkpoint", "inspect", str(tmp_path / "out"), "--check", "--json"]) == 0
+    content = bytearray(shards[1].read_bytes())
+    content[-1] ^= 1
+    shards[1].write_bytes(content)
+    assert command(["checkpoint", "inspect", str(tmp_path / "out"), "--check"]) == 1
+    shards[2].unlink()
+    with pytest.raises(SourceError, match=shards[2].name):
+        formats.read(tmp_path / "out")
