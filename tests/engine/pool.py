@@ -17,7 +17,7 @@ from typing import Any
 
 PATIENCE = 3600.0
 """Seconds after which something hangs, on any machine; what waits for a dead rank gives up long before, in other words."""
-AFTER_FAILURE = 60.0
+AFTER_FAILURE = 10.0
 """Seconds that the other ranks get once one has failed: they may be waiting for it, or be about to say the same."""
 
 
