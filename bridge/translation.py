@@ -27,7 +27,7 @@ from bridge.sections import Setting, leaves, settings, tellers, worth
 HABITS = ("precision.loss_scale.late", "precision.loss_scale.final")
 """What a stack does with a setting whose value means the same elsewhere, so that no value tells that it is lost."""
 DECAYED = "optimizer.decay_scope"
-ALWAYS = (*HABITS, DECAYED)
+ALWAYS = (*HABITS, DECAYED, "loss")
 """That, and what it does whatever is set."""
 SEQUENCE = "model.sequence"
 CARRIED = "carry-over"

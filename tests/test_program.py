@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import ast
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bridge.cli import run
+from bridge.config import fields
+from compat.deepspeed import DIALECT as DEEPSPEED
+from compat.deepspeed import program
 
 LAUNCH = (
     "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 --vocab-size 256 "
@@ -72,6 +77,41 @@ def test_what_a_file_of_deepspeed_leaves_open_is_named(tmp_path: Path, capsys: p
     lacking = capsys.readouterr().out.partition("You still have to add")[2]
     assert all(name in lacking for name in ("run.model.json", "--sequence", "--steps", "--data"))
     assert (tmp_path / "run.train.py").exists() and not (tmp_path / "run.model.json").exists()
+
+
+CODE = {
+    "code.pipeline_stages": 2,
+    "code.partition_method": "uniform",
+    "code.tensor_parallel": 2,
+    "code.expert_parallel": 2,
+    "code.checkpointing": True,
+    "code.checkpoint_interval": 2,
+    "code.manual_accumulation": True,
+    "code.decay_scope": "matrices",
+    "code.steps": 7,
+    "code.seed": 3,
+    "code.scheduler.name": "cosine",
+    "code.accelerator": "cpu",
+}
+PARTS = {"code.partition_method": {"code.pipeline_stages": 2}, "code.checkpoint_interval": {"code.checkpointing": True}}
+ELSEWHERE = {"code.context_parallel": "refused", "code.epochs": "steps are asked for", "code.accelerator": "in the launch line"}
+
+
+@pytest.mark.parametrize("path", CODE)
+def test_what_a_script_is_told_it_takes_or_names(path: str) -> None:
+    """No setting of the training script is lost on the way into one."""
+    plain = {"optimizer.type": "AdamW", "optimizer.params.weight_decay": 0.1, **PARTS.get(path, {})}
+
+    def written(values: Mapping[str, Any]) -> tuple[str, set[str]]:
+        lacking = {finding.path for finding in program._lacking(values, {}, "run.model.json", None)}
+        return program.program(values, {}, {}, "run.json", "run.model.json", "deepspeed"), lacking
+
+    assert path in ELSEWHERE or written(plain) != written({**plain, path: CODE[path]})
+
+
+def test_every_setting_of_a_script_is_looked_at() -> None:
+    beside = {path for path in fields(DEEPSPEED.schema) if path.startswith("code.") and not path.startswith("code.scheduler.")}
+    assert {path for path in CODE if not path.startswith("code.scheduler.")} | {*ELSEWHERE} == beside
 
 
 def test_the_script_of_megatron_lies_beside_its_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

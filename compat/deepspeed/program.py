@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -266,6 +266,29 @@ def _lacking(values: Flat, plan: Flat, described: str, model: Config | None) -> 
         yield Finding("--sequence", "add the tokens of a sample: nothing here tells them", Effect.STOPS, how=How.MISSING)
     if values.get("code.steps") is None:
         yield Finding("--steps", "add the number of steps: nothing here tells it", Effect.STOPS, how=How.MISSING)
+    for path, (holds, what, effect) in UNTAKEN.items():
+        if holds(values):
+            yield Finding(path, what, effect, how=How.MISSING)
+
+
+UNTAKEN: Mapping[str, tuple[Callable[[Flat], bool], str, Effect]] = {
+    "code.expert_parallel": (
+        lambda values: code.size(values, "expert_parallel") > 1,
+        "split the experts: in the script every rank holds all of them; deepspeed.moe.layer.MoE(ep_size=) splits them",
+        Effect.COST,
+    ),
+    "code.manual_accumulation": (
+        lambda values: bool(values.get("code.manual_accumulation")),
+        "set gradient_accumulation_steps: the script leaves the count of microbatches to the engine",
+        Effect.NUMBERS,
+    ),
+    "code.checkpoint_interval": (
+        lambda values: code.size(values, "checkpoint_interval") > 1 and code.size(values, "pipeline_stages") == 1,
+        "say which layers are computed again: in the script all of them are",
+        Effect.COST,
+    ),
+}
+"""What the script does not take of what stands in `code`, where it counts, and what is to be added."""
 
 
 def program(values: Flat, model: Mapping[str, Any], course: Flat, name: str, beside: str, command: str) -> str:

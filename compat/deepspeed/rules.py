@@ -704,6 +704,10 @@ SECTIONS: dict[str, tuple[str, Effect]] = {
     "comet": ("logs of DeepSpeed's engine", Effect.NONE),
     "timers": ("logs of DeepSpeed's engine", Effect.NONE),
     "code": ("stands in the training script", Effect.NONE),
+    "code.manual_accumulation": (
+        "nothing here tells how often the script calls backward before a step; multiply the microbatches of a step by that",
+        Effect.NUMBERS,
+    ),
     "optimizer": ("a setting of DeepSpeed's own optimizer", Effect.NUMBERS),
     "scheduler": ("a setting of DeepSpeed's own scheduler", Effect.NUMBERS),
     "amp": ("Apex mixed precision", Effect.NUMBERS),

@@ -22,6 +22,18 @@ def _dead(path: str, message: str, place: str = "runtime/config.py: parsed, neve
     return Check(path, lambda seen: path in seen.given, message, Effect.NONE, place)
 
 
+FUSED = ("lion", "lamb")
+"""Optimizers that DeepSpeed takes from a kernel of its own for accelerators."""
+FUSED_ON = ("cuda", "npu", "supa")
+"""Accelerators that have it (ops/op_builder and its folders)."""
+
+
+def _fused(seen: Seen) -> bool:
+    """Whether the optimizer is a kernel that few accelerators have; offloaded, Lion is one that every CPU compiles."""
+    name = str(seen["optimizer.type"]).lower()
+    return name in FUSED and not (name == "lion" and offloaded(seen.values))
+
+
 def _autotp(seen: Seen) -> bool:
     return (seen["tensor_parallel.autotp_size"] or 0) > 1
 
@@ -98,6 +110,21 @@ TRAPS = Checks(
         "no effect unless the model calls deepspeed.checkpointing; say code.checkpointing if it does",
         Effect.COST,
         "runtime/activation_checkpointing/checkpointing.py: configure",
+    ),
+    # Kernels that few accelerators have
+    Check(
+        "optimizer.type",
+        lambda seen: _fused(seen) and seen["code.accelerator"] is None,
+        f"DeepSpeed has this kernel for {', '.join(FUSED_ON)} alone; on another accelerator, and on CPU, the run stops",
+        Effect.NONE,
+        "ops/lion/fused_lion.py, ops/lamb/fused_lamb.py, ops/op_builder",
+    ),
+    Check(
+        "optimizer.type",
+        lambda seen: _fused(seen) and seen["code.accelerator"] not in (None, *FUSED_ON),
+        f"no kernel for this accelerator, {', '.join(FUSED_ON)} have: {NOT_THERE}; take another optimizer, or offload Lion",
+        Effect.STOPS,
+        "ops/lion/fused_lion.py, ops/lamb/fused_lamb.py, ops/op_builder",
     ),
     # ZeRO settings that a stage ignores
     Check(

@@ -452,7 +452,7 @@ def optimizer_rules() -> tuple[Rule, ...]:
                 "lion_beta1": "optimizer.betas",
                 "lion_beta2": "optimizer.betas",
             },
-            lossy="sgd has no moments",
+            lossy="the optimizer that is written takes other moments, or none",
         ),
         convert(
             (*dict.fromkeys(MOMENTUM.values()), *NESTEROV),

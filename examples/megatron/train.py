@@ -19,18 +19,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bridge.backend import Trainer, Workload
+from bridge.backend import Trainer
 from bridge.engine.data import Text
 from compat.megatron import DIALECT
-from compat.megatron.runtime.backend import BACKEND, architecture
+from compat.megatron.runtime.backend import BACKEND, workload
 
 
 def main(file: str, *more: str) -> None:
     """Train `train_iters` steps."""
     words = [*shlex.split(Path(file).read_text(encoding="utf-8"), comments=True), *more]
     config = DIALECT.read(words, BACKEND.release, int(os.environ.get("WORLD_SIZE", "1")))
-    shape = architecture(config)
-    trainer, text = BACKEND.open(config, Workload(shape)), Text.of(None, shape.sequence)
+    trained = workload(config)
+    trainer, text = BACKEND.open(config, trained), Text.of(None, trained.architecture.sequence)
     for number in range(config.effective["train_iters"]):
         step = trainer.train_batch(microbatches(text, trainer, number))
         if os.environ.get("RANK", "0") == "0":

@@ -98,6 +98,19 @@ CASES: list[tuple[str, Effect, dict[str, Any], dict[str, Any]]] = [
     (Z + "stage", N, {"fp16.enabled": True, "optimizer.type": "adam"}, {"optimizer.type": "AdamW"}),
     ("gradient_clipping", N, {"code.pipeline_stages": 2}, {"code.pipeline_stages": 2, "gradient_clipping": 0.0}),
     ("gradient_clipping", N, {"code.pipeline_stages": 2}, {"code.pipeline_stages": 2, Z + "stage": 1}),
+    ("optimizer.type", Effect.NONE, {"optimizer.type": "Lion"}, {"optimizer.type": "Lion", "code.accelerator": "cuda"}),
+    (
+        "optimizer.type",
+        X,
+        {"optimizer.type": "Lamb", "code.accelerator": "cpu"},
+        {"optimizer.type": "Lamb", "code.accelerator": "npu"},
+    ),
+    (
+        "optimizer.type",
+        X,
+        {"optimizer.type": "Lion", "code.accelerator": "cpu", Z + "stage": 1},
+        {"optimizer.type": "Lion", "code.accelerator": "cpu", Z + "stage": 1, Z + "offload_optimizer.device": "cpu"},
+    ),
     (
         "managed_gradient_accumulation",
         N,
@@ -128,7 +141,7 @@ CASES: list[tuple[str, Effect, dict[str, Any], dict[str, Any]]] = [
         {"bf16.enabled": True, "data_types.param_dtype": "fp16"},
         {"bf16.enabled": True, "data_types.param_dtype": "bf16"},
     ),
-    ("optimizer.type", X, {"optimizer.type": "OneBitAdam"}, {"optimizer.type": "Lion"}),
+    ("optimizer.type", X, {"optimizer.type": "OneBitAdam"}, {"optimizer.type": "Adagrad"}),
     ("optimizer.type", X, {"optimizer.type": "sgd"}, {"optimizer.type": "SGD"}),
     ("scheduler.type", X, {"scheduler.type": "WarmUpLR"}, {"scheduler.type": "CosineAnnealingLR"}),
     (

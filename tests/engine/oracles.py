@@ -192,13 +192,16 @@ def deepspeed(task: Task, level: int, **adam: Any) -> Step:
 
 
 def real_deepspeed() -> Any:
-    """DeepSpeed on CPU, without compiling its shared-memory collectives, which only inference calls."""
+    """DeepSpeed on CPU, without compiling its shared-memory collectives, which only inference calls; with fp16, for which it asks
+    for fast products, though torch has slow ones where there are none.
+    """
     os.environ.update(DS_ACCELERATOR="cpu", LOCAL_RANK=str(dist.get_rank()))
     import deepspeed
     import deepspeed.comm
     import deepspeed.ops
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    type(deepspeed.accelerator.get_accelerator()).is_fp16_supported = lambda accelerator: True
     if not deepspeed.comm.is_initialized():
         deepspeed.comm.init_distributed("gloo")
     return deepspeed

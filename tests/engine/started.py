@@ -107,9 +107,10 @@ class Seen:
 
     @property
     def announced(self) -> str:
-        """Settings that the report says come to other numbers."""
+        """Settings that the report says come to other numbers, or to no run, here or on some machines."""
         lost = self.report.partition("Lost or changed")[2].partition("Written for")[0]
-        return ", ".join(re.findall(r"^ (\S+) .*(?:different numbers|the run stops):", lost, re.MULTILINE))
+        rows = re.split(r"\n (?=\S)", lost)
+        return ", ".join(row.split()[0] for row in rows if re.search(r"different\s+numbers:|the\s+run\s+stops", row))
 
     def __str__(self) -> str:
         seen = f"{self.losses[0]:.4f} -> {self.losses[-1]:.4f}" if self.trained else f"failed: {self.failure}"

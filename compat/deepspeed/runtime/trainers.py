@@ -56,7 +56,7 @@ def join() -> int:
 
 def loaded() -> Any:
     """DeepSpeed without the shared-memory collectives that it would compile on CPU, and which only inference calls; with the
-    optimizer that it loads to ask whether it was given that one.
+    optimizer that it loads to ask whether it was given that one; with fp16 on any CPU, where torch has slow products at least.
     """
     if not torch.cuda.is_available():
         os.environ["DS_ACCELERATOR"] = "cpu"
@@ -67,6 +67,8 @@ def loaded() -> Any:
     import deepspeed.ops
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    if not torch.cuda.is_available():
+        type(deepspeed.accelerator.get_accelerator()).is_fp16_supported = lambda accelerator: True
     return deepspeed
 
 

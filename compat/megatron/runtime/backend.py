@@ -154,11 +154,7 @@ def completed(plan: Plan, micro: int) -> Plan:
 def architecture(config: MegatronConfig) -> Architecture:
     """The shape of the native GPT that computes what Megatron's flags describe. Raises `ConfigError` if there is none."""
     args = config.args
-    ConfigError.raise_if(
-        f"{name}: found {args[name]!r}; expected {expected!r}, or nothing"
-        for name, expected in NATIVE.items()
-        if args.get(name, expected) != expected
-    )
+    ConfigError.raise_if(_others(args, {**UNDRAWN, **NATIVE}))
     shape = Architecture.of(lift(config).model)
     return replace(
         shape,
@@ -169,13 +165,34 @@ def architecture(config: MegatronConfig) -> Architecture:
     )
 
 
-NATIVE: Mapping[str, Any] = {
-    "hidden_dropout": 0.0,
-    "attention_dropout": 0.0,
-    "num_experts": None,
-    "multi_latent_attention": False,
-}
-"""What the native GPT does not do otherwise."""
+def workload(config: MegatronConfig) -> Workload:
+    """What these flags train: the native GPT where it computes what they describe, else the model that their plan describes.
+
+    Raises `ConfigError` if there is neither.
+    """
+    args = config.args
+    if not any(_others(args, NATIVE)):
+        return Workload(architecture(config))
+    ConfigError.raise_if(_others(args, UNDRAWN))
+    described = Plan.of({**lift(config).values(), **WEIGHTLESS}).model
+    return Workload(Architecture.of(described), model=described)
+
+
+def _others(args: Mapping[str, Any], expected: Mapping[str, Any]) -> Iterator[str]:
+    """A line for each argument that is not as expected."""
+    yield from (
+        f"{name}: found {args[name]!r}; expected {value!r}, or nothing"
+        for name, value in expected.items()
+        if args.get(name, value) != value
+    )
+
+
+NATIVE: Mapping[str, Any] = {"num_experts": None, "multi_latent_attention": False}
+"""What the native GPT does not do otherwise; a model that a plan describes does."""
+WEIGHTLESS: Mapping[str, Any] = {"model.moe.aux_loss": 0.0, "model.moe.z_loss": 0.0}
+"""What Megatron takes from its own flags, and the model whose first weights it starts from does not have."""
+UNDRAWN: Mapping[str, Any] = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
+"""What each engine draws in its own way, so that none is compared with it."""
 
 
 def _sizes(shape: Architecture) -> dict[str, Any]:
