@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from bridge.dialect import Config, Dialect
@@ -20,6 +21,8 @@ from bridge.translation import lift, lower, plan_claims
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from bridge.state.hub import Hub
+
     Batch = tuple[Tensor, Tensor]
     """Tokens and targets of a microbatch, each (sequences, tokens), int64; targets of -100 do not count."""
 
@@ -33,13 +36,15 @@ class Workload:
     (`bridge.engine.models.gpt.GPT(architecture, seed)`), or a model of the stack's own that computes the same. With a `model` it
     is the one that a plan describes so (`bridge.engine.models.dense.Dense`), of that same shape.
 
-    `micro` counts where the config leaves the microbatch open.
+    `micro` counts where the config leaves the microbatch open. With a `folder` it is the model of Hugging Face that the
+    config.json there describes, and `architecture` says no more than the words and tokens of its samples.
     """
 
     architecture: Architecture
     seed: int = 1234
     micro: int = MICRO
     model: Model | None = None
+    folder: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,10 @@ class Trainer(Protocol):
         """One step over the next `accumulation` of `batches`, those of this data rank."""
         ...
 
+    def resume(self, place: Path) -> int:
+        """Go on from the checkpoint `place`, of the stack's own; the steps behind it, skipped ones too. Raises `BridgeError`."""
+        ...
+
     def weights(self) -> Mapping[str, Tensor]:
         """Every parameter of the native GPT by its global name, whole, on the CPU in fp32: the values that the optimizer keeps
         (masters, where there are any). Rank 0 gets all; others may get less.
@@ -108,6 +117,10 @@ class Backend(ABC):
 
     modules: ClassVar[tuple[str, ...]] = ()
     """What `open` imports."""
+    least: ClassVar[int] = 1
+    """Ranks that it needs."""
+    inside: Backend | None = None
+    """The native engine behind the stack's own interface, for the scripts of its users."""
 
     @property
     @abstractmethod
@@ -133,6 +146,10 @@ class Backend(ABC):
         plan runs as it is meant, by the config that the dialect writes for it; the native engine lifts configs of any stack.
         Raises `BridgeError` if that cannot be run.
         """
+
+    def taken(self, hub: Hub) -> Hub:
+        """A checkpoint as a run of this engine on this machine keeps it, where that is otherwise; else `hub` itself."""
+        return hub
 
     def edited(self, config: Config, changes: Mapping[str, Any], world: int) -> Config:
         """A config of the stack's own with those plan fields changed, all else as it was written; see `bridge.edits`."""

@@ -20,7 +20,7 @@ from bridge.config import Section, Values, fields
 from bridge.errors import BridgeError, ConfigError, TranslationError, VersionError
 from bridge.findings import UNKNOWN, Disagreement, Finding, Origin
 from bridge.kinds import kind
-from bridge.launching import fed
+from bridge.launching import fed, torchrun
 from bridge.moves import Move
 from bridge.releases import Releases
 from bridge.rules import Context, Effect, Rule
@@ -28,6 +28,7 @@ from bridge.rules import Context, Effect, Rule
 if TYPE_CHECKING:
     from bridge.files import Original
     from bridge.state.formats import Format
+    from bridge.state.hub import Hub
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,18 @@ class Written:
         launch = tuple(name if word == self.file else word for word in self.launch)
         snippet = self.snippet.replace(json.dumps(self.file), json.dumps(name)) if self.file else self.snippet
         return replace(self, launch=launch, snippet=snippet, file=name)
+
+
+@dataclass(frozen=True)
+class Saves:
+    """How a run of a config keeps its checkpoints: their format, and where it has them, level of sharding, data ranks and the
+    number format of its weights.
+    """
+
+    format: str
+    level: int | None = None
+    ranks: int | None = None
+    dtype: str | None = None
 
 
 @dataclass(frozen=True)
@@ -152,6 +165,8 @@ class Dialect(ABC):
     about: ClassVar[str] = ""
     """The one section of a plan that its config is about; it leaves the others to whoever uses it. Empty: all of them."""
     config_type: ClassVar[type[Config]] = Config
+    loads: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Formats of checkpoints that its engine goes on from, each with the settings that this takes."""
 
     @property
     @abstractmethod
@@ -188,6 +203,19 @@ class Dialect(ABC):
     def program(self, written: Written, config: Config, plan: Mapping[str, Any], model: Config | None) -> Program:
         """`written`, whose file has a name, with the script that starts it; `model` is its model's own config, if it is known."""
         raise BridgeError(f"--script: no script is written for {self.title}; drop it, and start what the report names")
+
+    def saves(self, config: Config, hub: Hub) -> Saves:
+        """How a run of `config` keeps its checkpoints, where one is to be made of `hub`. Raises `BridgeError` if none can."""
+        raise BridgeError(f"move: no checkpoint is written for {self.title} yet; use `stagebridge checkpoint convert`")
+
+    def resuming(self, written: Written, folder: str) -> Written:
+        """`written` with the words by which its run goes on from the checkpoint in `folder`."""
+        return written
+
+    def natively(self, written: Written, world: int, folder: str) -> Written:
+        """`written` as the native engine runs it on so many ranks, from the checkpoint in `folder`."""
+        launch = torchrun(world, "-m", "stagebridge", "train", written.file, "--resume", folder)
+        return replace(written, launch=launch, arguments=False, snippet="", environment={"PYTHONSAFEPATH": "1"})
 
     @property
     def moves(self) -> tuple[Move, ...]:

@@ -132,6 +132,25 @@ Examples:
     unproved="nothing was proved, or a part: an engine did not run, a feature was taken out, or no step shows it",
 )
 
+MOVE = """Move a run to another stack: its config, code part, launch command and checkpoint, in one folder that is ready to start.
+
+The checkpoint is written in the format that the target's run goes on from. OUT/report.txt says what the config and the
+checkpoint lost, first of all what was taken away. With --prove both sides go on from their checkpoint on this machine, and are
+held together as `verify` does; a large model is run with its first layers alone.
+
+\b
+Examples:
+  stagebridge move ds_config.json --checkpoint run/checkpoints --to native -o moved
+  stagebridge move ds_config.json --checkpoint run/native --to deepspeed --world-size 4 -o moved
+  stagebridge move ds_config.json --checkpoint run/checkpoints --to automodel --model model --prove 5 -o moved
+
+""" + table(
+    clean="moved; nothing lost at or above the threshold, and with --prove the same run",
+    findings="moved; what the report names changes numbers, or the proof shows another run",
+    error="wrong usage, refused, or the run stops",
+    unproved="moved; an engine did not run, or layers were left out",
+)
+
 LAYOUT = """Show where a plan puts its model: ranks and groups, stages, bytes on each rank, collectives in a step.
 
 FILE is a config of any stack; nothing is started and torch is not needed. What FILE does not state of the model is given by
@@ -502,6 +521,41 @@ def verify(
     from bridge.cli.verify import Options, verify
 
     return verify(job, Options(to, to_version, ranks, steps, padded))
+
+
+@app.command(help=MOVE, short_help="Move a run with its checkpoint to another stack, and prove it.")
+@reads_file(counts=True)
+def move(
+    job: Job,
+    checkpoint: Annotated[
+        Path, typer.Option("--checkpoint", metavar="DIR", help="Folder of the run's checkpoint.", show_default=False)
+    ],
+    to: Annotated[str, typer.Option("--to", metavar="STACK", help="Stack to move to, or native.", show_default=False)],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="OUT", callback=own_place, help="Folder to write.", show_default=False)
+    ],
+    to_version: ToVersion = None,
+    from_format: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--from-format", metavar="FORMAT", help="Format of the checkpoint, where a folder holds several."),
+    ] = None,
+    model: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--model", metavar="DIR", help="Folder with the model's config.json, where FILE does not state it."),
+    ] = None,
+    prove: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--prove", metavar="N", min=1, help="Run both sides N further steps, and compare them."),
+    ] = None,
+    ranks: Annotated[int, typer.Option("--ranks", metavar="N", min=1, max=8, help="Local ranks at most, for the proof.")] = 2,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be written, and write nothing.")] = False,
+    verify: Annotated[bool, typer.Option(help="Hold the checkpoint against its own checksums first.")] = True,
+) -> int:
+    """Move one run."""
+    from bridge.cli.move import Options, move
+
+    asked = Options(checkpoint, to, output, to_version, from_format, model, prove, ranks, dry_run=dry_run, verify=verify)
+    return move(job, asked)
 
 
 @app.command(help=SCHEDULE, short_help="Show, prove and draw a config's pipeline schedule.")

@@ -6,7 +6,7 @@ import json
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
@@ -51,7 +51,7 @@ def verify(job: Job, options: Options) -> int:
     def work() -> int:
         if find_spec("torch") is None:
             raise BridgeError("verify: torch is not installed; pip install 'stagebridge[engine]'")
-        with _orderly(), tempfile.TemporaryDirectory() as folder:
+        with orderly(), tempfile.TemporaryDirectory() as folder:
             found = _measured(_at_hand(job, Path(folder)), options)
         code = _exit(found)
         if job.json:
@@ -71,7 +71,7 @@ def _exit(found: Fields) -> Exit:
 
 
 @contextmanager
-def _orderly() -> Iterator[None]:
+def orderly() -> Iterator[None]:
     """Within this block SIGTERM is an exception, so that ranks and files of this command go with it."""
 
     def leave(number: int, frame: object) -> None:
@@ -189,9 +189,13 @@ def _changed(changes: Mapping[str, Fields]) -> str:
 
 def warm(text: str) -> None:
     """Load the engines that may be asked, before there are ranks."""
+    loaded({name for said in json.loads(text) for name in (said["options"]["to"], said["job"]["dialect"])})
+
+
+def loaded(named: Iterable[str | None]) -> None:
+    """Load the native engine and those of the stacks at hand."""
     from bridge.engine.backend import BACKEND
 
-    named = {name for said in json.loads(text) for name in (said["options"]["to"], said["job"]["dialect"])}
     with redirect_stdout(sys.stderr):
         for backend in (BACKEND, *stacks.backends(*sorted(filter(None, named))).values()):
             if backend.release is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from bridge import __version__
@@ -43,6 +44,7 @@ class NativeBackend(Backend):
     def open(self, run: Config | Plan, workload: Workload) -> NativeTrainer:
         """See `Backend`."""
         from bridge.engine import initialize
+        from bridge.engine.layers import logits_in
         from bridge.engine.models.dense import native
         from bridge.engine.models.gpt import mean_cross_entropy, summed_cross_entropy
 
@@ -50,7 +52,8 @@ class NativeBackend(Backend):
         if workload.model is not None:  # which has the experts that the engine itself has not
             plan = Plan.of({path: value for path, value in plan.values().items() if path not in EXPERTS})
         loss = summed_cross_entropy if plan.loss == "per_token" else mean_cross_entropy
-        return NativeTrainer(initialize(native(workload), plan, loss, seed=workload.seed), plan.batch.micro or workload.micro)
+        engine = initialize(native(workload), plan, lambda output, targets: loss(logits_in(output), targets), seed=workload.seed)
+        return NativeTrainer(engine, plan.batch.micro or workload.micro)
 
 
 class NativeTrainer:
@@ -67,6 +70,11 @@ class NativeTrainer:
         engine, before, scale = self.engine, self.engine.progress.steps, self.engine.scaler.scale
         loss, progress = engine.train_batch(batches), engine.progress
         return Step(loss, progress.grad_norm, progress.lr, progress.steps > before, scale)
+
+    def resume(self, place: Path) -> int:
+        """See `Trainer`."""
+        self.engine.load_checkpoint(place.parent, place.name)
+        return self.engine.progress.steps + self.engine.progress.skipped
 
     def weights(self) -> Mapping[str, Tensor]:
         """See `Trainer`."""

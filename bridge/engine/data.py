@@ -52,6 +52,20 @@ class Text:
             yield tokens[:, :-1], tokens[:, 1:]
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """Samples of words that their number and `seed` draw, each of `vocab` words as likely."""
+
+    vocab: int
+    sequence: int
+    seed: int = 1234
+
+    def sample(self, number: int) -> Tensor:
+        """`sequence` + 1 tokens of sample `number`."""
+        generator = torch.Generator().manual_seed(seed_of(self.seed, "sample", number))
+        return torch.randint(0, self.vocab, (self.sequence + 1,), generator=generator)
+
+
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()

@@ -46,6 +46,8 @@ class Format(ABC):
 
     name: str
     title: str
+    fixed: bool = False
+    """Whether only as many ranks load a checkpoint as saved it."""
 
     @abstractmethod
     def find(self, folder: Path) -> Path | None:

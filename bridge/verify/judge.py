@@ -219,7 +219,7 @@ class Court:
         further = gap.beyond(EXACT)
         if not further:
             return row
-        words = f"in fp64 {_further(further, gap)}: {self._translated(mine, theirs, wanted, EXACT)}"
+        words = f"in fp64 {in_numbers(further, gap)}: {self._translated(mine, theirs, wanted, EXACT)}"
         return replace(row, verdict="differs", cause=words, measured=found, distance=gap)
 
     def _translated(self, source: Plan, target: Plan, wanted: Measured, rounding: Distance) -> str:
@@ -240,11 +240,11 @@ class Court:
         except OtherModelError as error:
             return Row(row.side, row.engine, row.written, "differs", f"{error.problems[0]}: {cause()}", measured)
         further = gap.beyond(self.rounding)
-        words = f"{_further(further, gap)}: {cause()}" if further else ""
+        words = f"{in_numbers(further, gap)}: {cause()}" if further else ""
         return Row(row.side, row.engine, row.written, "differs" if further else "same", words, measured, gap)
 
 
-def _further(further: Iterable[str], gap: Distance) -> str:
+def in_numbers(further: Iterable[str], gap: Distance) -> str:
     """What differs, in numbers."""
     words = {
         "loss": f"losses by {gap.loss:.1e}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from bridge.backend import Backend, Step, Trainer, Workload
 from bridge.comm import everyones, joined, together
 from bridge.dialect import Config
-from bridge.engine.data import Text
+from bridge.engine.data import Drawn, Text
 from bridge.engine.models.gpt import IGNORED
 from bridge.errors import BridgeError
 from bridge.plan import Plan
@@ -29,18 +30,22 @@ Weights = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Run:
-    """What is run: a config as it is written, or a plan as it is meant, on a backend."""
+    """What is run: a config as it is written, or a plan as it is meant, on a backend; from its first weights, or a checkpoint."""
 
     backend: Backend
     what: Config | Plan
+    start: Path | None = None
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The steps of a run, and on the first rank its weights at the start, after the first step and at the end."""
+    """The steps of a run, and on the first rank its weights at the start, after the first step and at the end; `first`
+    steps lie behind its start.
+    """
 
     steps: tuple[Step, ...]
     weights: tuple[Weights, ...] = ()
+    first: int = 0
 
     @property
     def losses(self) -> tuple[float, ...]:
@@ -63,7 +68,7 @@ def measure(run: Run, workload: Workload, steps: int = STEPS, padded: bool = Fal
     said = everyones(problem)
     BridgeError.raise_if(problem for problem in said if problem)
     assert found is not None, "no rank had a problem"
-    return Measured(everyones(found.steps)[0], found.weights)
+    return Measured(everyones(found.steps)[0], found.weights, found.first)
 
 
 def _attempt(run: Run, workload: Workload, steps: int, padded: bool) -> tuple[Measured | None, str]:
@@ -75,24 +80,27 @@ def _attempt(run: Run, workload: Workload, steps: int, padded: bool) -> tuple[Me
     except Exception as error:
         return None, f"{run.backend.name}: failed before training: {type(error).__name__}: {error}"
     try:
-        return _train(trainer, workload, steps, padded), ""
+        return _train(trainer, workload, steps, padded, run.start), ""
     except Exception as error:
         return None, f"{run.backend.name}: failed while training: {type(error).__name__}: {error}"
     finally:
         trainer.close()
 
 
-def _train(trainer: Trainer, workload: Workload, steps: int, padded: bool) -> Measured:
-    text = Text.of(None, workload.architecture.sequence, workload.seed)
+def _train(trainer: Trainer, workload: Workload, steps: int, padded: bool, start: Path | None) -> Measured:
+    first = trainer.resume(start) if start else 0
+    shape = workload.architecture
+    drawn = workload.folder is not None
+    text = Drawn(shape.vocab, shape.sequence, workload.seed) if drawn else Text.of(None, shape.sequence, workload.seed)
     weights, done = [dict(trainer.weights())], []
-    for step in range(steps):
+    for step in range(first, first + steps):
         done.append(trainer.train_batch(batches(text, trainer, step, padded)))
-        if step in (0, steps - 1):
+        if step in (first, first + steps - 1):
             weights.append(dict(trainer.weights()))
-    return Measured(tuple(done), tuple(weights))
+    return Measured(tuple(done), tuple(weights), first)
 
 
-def batches(text: Text, trainer: Trainer, step: int, padded: bool = False) -> Iterator[Batch]:
+def batches(text: Text | Drawn, trainer: Trainer, step: int, padded: bool = False) -> Iterator[Batch]:
     """This data rank's microbatches of a step: sample by sample the same for every layout with the same batch."""
     (place, places), rows = trainer.data, trainer.micro
     start = step * rows * trainer.accumulation * places

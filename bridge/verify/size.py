@@ -176,7 +176,7 @@ def _wanted(plan: Plan, size: Size) -> Iterator[tuple[str, Any]]:
     yield from _model(plan)
     yield from _stages(plan, size)
     yield from _schedule(plan)
-    yield from _here()
+    yield from here()
 
 
 def _model(plan: Plan) -> Iterator[tuple[str, Any]]:
@@ -264,7 +264,7 @@ def is_taken(path: str, before: Any, after: Any) -> bool:
     )
 
 
-def _here() -> Iterator[tuple[str, Any]]:
+def here() -> Iterator[tuple[str, Any]]:
     """What ranks on one machine, watched from outside, have no place for."""
     yield from (("zero.offload.optimizer", "none"), ("zero.offload.optimizer_ratio", None), ("zero.offload.parameters", "none"))
     yield from (("zero.replicas", None), ("precision.fp8", None))

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bridge.config import Values, fields
-from bridge.dialect import Config, PackagedDialect, Reading, Written
+from bridge.dialect import Config, PackagedDialect, Reading, Saves, Written
 from bridge.findings import Finding
 from bridge.launching import torchrun
 
 if TYPE_CHECKING:
+    from bridge.state.hub import Hub
     from compat.automodel.pipeline import PipelineConfig
     from compat.automodel.virtual_stages import Stages
 
 RECIPE = "recipe"
+LOADING = """import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+model_state, optimizer_state = get_state_dict(model, optimizer)  # yours, after fully_shard
+state = {{"model": model_state, "optimizer": optimizer_state, "step": 0}}
+dcp.load(state, checkpoint_id="{folder}")
+set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+"""
 
 
 def stages(
@@ -62,6 +72,7 @@ class AutoModelDialect(PackagedDialect):
     formats: ClassVar[tuple[str, ...]] = ("yaml",)
     suffixes: ClassVar[Mapping[str, str]] = {".yaml": "yaml", ".yml": "yaml"}
     config_type: ClassVar[type[Config]] = AutoModelConfig
+    loads: ClassVar[Mapping[str, Mapping[str, Any]]] = {"dcp": {}}
 
     def parse(self, source: Any, version: str, lenient: bool) -> Reading:
         """Typed values, places and remarks from a path, text, mapping, list of overrides or live PipelineConfig."""
@@ -101,6 +112,14 @@ class AutoModelDialect(PackagedDialect):
         at = release(config.version)
         launch = torchrun(config.world_size or 1, "-m", *program(at), FILE)
         return Written(self.name, text(config.given, at), "yaml", launch=launch, file=FILE)
+
+    def saves(self, config: Config, hub: Hub) -> Saves:
+        """Torch's own checkpoints, which any number of ranks loads."""
+        return Saves("dcp")
+
+    def resuming(self, written: Written, folder: str) -> Written:
+        """The recipe's own loop reads other folders; a script loads these as torch has it."""
+        return replace(written, snippet=LOADING.format(folder=folder))
 
     def recognises(self, data: Any) -> int:
         """How many of a mapping's sections are a recipe's own, with their AutoModel spellings counted twice."""

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bridge.config import Values, fields
-from bridge.dialect import Config, PackagedDialect, Program, Reading, Written
+from bridge.dialect import Config, PackagedDialect, Program, Reading, Saves, Written
 from bridge.errors import BridgeError
 from bridge.files import Original, Script
 from bridge.findings import Finding
+from bridge.launching import torchrun
 from bridge.rules import Effect
 
 if TYPE_CHECKING:
+    from bridge.state.hub import Hub
     from compat.deepspeed.releases import Release
 
 
@@ -37,6 +40,9 @@ class DeepSpeedConfig(Config):
         return script(self.given, self.world_size)
 
 
+PARTS = ("tensor_parallel", "pipeline_stages", "context_parallel", "expert_parallel")
+SCRIPT = "train.py"
+HALVES = {"bf16": "BF16", "fp16": "F16"}
 PARTIAL = "plan"
 """Entry point of a config made from a plan: it may leave the batch open."""
 BATCH = "train_micro_batch_size_per_gpu"
@@ -59,6 +65,7 @@ class DeepSpeedDialect(PackagedDialect):
     model: ClassVar[bool] = False
     rewrites: ClassVar[tuple[str, ...]] = ("hjson", "script")
     config_type: ClassVar[type[Config]] = DeepSpeedConfig
+    loads: ClassVar[Mapping[str, Mapping[str, Any]]] = {"deepspeed": {}, "universal": {"checkpoint.load_universal": True}}
 
     def read(
         self,
@@ -126,6 +133,41 @@ class DeepSpeedDialect(PackagedDialect):
             launch=code.launch(config.given, config.world_size),
             file=code.FILE,
         )
+
+    def saves(self, config: Config, hub: Hub) -> Saves:
+        """ZeRO's own files where the groups of the optimizer are known, which these go by; else universal ones."""
+        values = config.effective
+        parts = {name: values.get(f"code.{name}") or 1 for name in PARTS}
+        parts["autotp_size"] = values.get("tensor_parallel.autotp_size") or 1
+        BridgeError.raise_if(
+            f"{name}: found {size}; checkpoints are written for data ranks alone: set it to 1, and split what DeepSpeed saves"
+            for name, size in parts.items()
+            if size > 1
+        )
+        level = values.get("zero_optimization.stage") or 0
+        if not level:
+            raise BridgeError(
+                "zero_optimization.stage: found 0; no checkpoint is written for it: set it to 1, which gives the same numbers"
+            )
+        from compat.deepspeed.state.zero_writing import adopted
+
+        dtype = next((code for name, code in HALVES.items() if values.get(f"{name}.enabled")), "F32")
+        if values.get("checkpoint.load_universal") or not adopted(hub).groups:
+            return Saves("universal", dtype=dtype)
+        return Saves("deepspeed", int(level), config.world_size, dtype)
+
+    def resuming(self, written: Written, folder: str) -> Written:
+        """The script that is written takes a folder; any other has a call."""
+        if written.beside:
+            return replace(written, launch=(*written.launch, "--save", folder))
+        head, close, rest = written.snippet.rpartition("\n)\n")
+        return replace(written, snippet=f'{head}{close}engine.load_checkpoint("{folder}")\n{rest}')
+
+    def natively(self, written: Written, world: int, folder: str) -> Written:
+        """The user's own script, whose `deepspeed` is ours."""
+        snippet = written.snippet.replace("import deepspeed\n", "import compat.deepspeed as deepspeed\n")
+        launch = tuple(torchrun(world, SCRIPT, "--deepspeed_config", written.file))
+        return replace(self.resuming(replace(written, snippet=snippet, beside={}), folder), launch=launch)
 
     def program(self, written: Written, config: Config, plan: Mapping[str, Any], model: Config | None) -> Program:
         """A training script, and the model's config beside it."""

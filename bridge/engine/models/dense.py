@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from math import log, pi, sqrt
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 from bridge.backend import Workload
 from bridge.engine.models import gpt
 from bridge.engine.models.experts import SCORES, Routed
+from bridge.engine.models.pretrained import opened
 from bridge.engine.randomness import seed_of
 from bridge.errors import ConfigError
 from bridge.layout.architecture import Architecture
@@ -69,8 +71,10 @@ class Dense(nn.Sequential):
         return self.architecture.tensor_plan(ranks)
 
 
-def native(workload: Workload) -> Dense | gpt.GPT:
-    """The native model that is trained: as its plan says, or the plain one of that shape."""
+def native(workload: Workload) -> Any:
+    """The model that is trained: the native one as its plan says, or the plain one of that shape, or that of a folder."""
+    if workload.folder is not None:
+        return opened(workload.folder, workload.seed)
     return gpt.GPT(workload.architecture, workload.seed) if workload.model is None else Dense(workload.model, workload.seed)
 
 

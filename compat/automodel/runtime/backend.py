@@ -27,6 +27,7 @@ class FullyShardedBackend(Backend):
 
     name: ClassVar[str] = "automodel"
     title: ClassVar[str] = "FSDP2 of torch"
+    least: ClassVar[int] = 2
     modules = ("compat.automodel.runtime.fsdp",)
 
     @property

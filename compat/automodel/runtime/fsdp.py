@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -17,6 +20,7 @@ from bridge.comm import connect, everyones, joined
 from bridge.dialect import Config
 from bridge.engine.environment import detect
 from bridge.engine.formats import TORCH
+from bridge.engine.layers import logits_in
 from bridge.engine.learning_rate import learning_rate
 from bridge.engine.models.dense import native
 from bridge.engine.models.gpt import IGNORED, summed_cross_entropy
@@ -58,7 +62,7 @@ class FullyShardedTrainer:
         dtypes = {name: TORCH[value] for name, value in formats.items() if value is not None}
         cast = bool(self.values.get(f"{POLICY}cast_forward_inputs", True))
         options: dict[str, Any] = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(**dtypes, cast_forward_inputs=cast)}
-        for block in list(model)[1:-1]:
+        for block in _blocks(model):
             fully_shard(block, **options)
         fully_shard(model, **options)
         whole = [name for name, weight in model.named_parameters() if not isinstance(weight, DTensor)]
@@ -79,7 +83,7 @@ class FullyShardedTrainer:
         total = 0.0
         for number, (tokens, targets) in enumerate(taken):
             self.model.set_requires_gradient_sync(number == len(taken) - 1)  # type: ignore[operator]
-            loss, _ = summed_cross_entropy(self.model(tokens), targets)
+            loss, _ = summed_cross_entropy(logits_in(self.model(tokens)), targets)
             torch.autograd.backward(loss * self.data[1] / sum(counts))
             total += float(loss)
         norm = self._clipped()
@@ -95,6 +99,15 @@ class FullyShardedTrainer:
         found: Any = nn.utils.clip_grad_norm_(self.model.parameters(), bound)
         return float(found.full_tensor() if isinstance(found, DTensor) else found)
 
+    def resume(self, place: Path) -> int:
+        """See `Trainer`: as users of torch.distributed.checkpoint do, who keep the step beside the model and the optimizer."""
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        state: dict[str, Any] = {"model": model, "optimizer": optimizer, "step": 0}
+        load(state, checkpoint_id=str(place))
+        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        self.steps = int(state["step"])
+        return self.steps
+
     def weights(self) -> Mapping[str, Tensor]:
         """See `Trainer`. Every rank gets all."""
         return {name: _whole(weight).detach().float().cpu().clone() for name, weight in self.model.named_parameters()}
@@ -108,6 +121,13 @@ class FullyShardedTrainer:
 
     def close(self) -> None:
         """See `Trainer`: nothing is left but the group of all ranks."""
+
+
+def _blocks(model: Any) -> list[nn.Module]:
+    """The layers of a decoder, which are sharded one by one."""
+    if isinstance(model, nn.Sequential):
+        return list(model)[1:-1]
+    return list(max((module for module in model.modules() if isinstance(module, nn.ModuleList)), key=len, default=()))
 
 
 def _whole(weight: Any) -> Tensor:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from bridge import __version__
 from bridge.backend import Backend, Trainer, Workload, unkept
 from bridge.dialect import Config
 from bridge.edits import edited, without
@@ -14,6 +16,7 @@ from bridge.translation import lift, lower
 from compat.deepspeed import DIALECT, live
 
 if TYPE_CHECKING:
+    from bridge.state.hub import Hub
     from compat.deepspeed import DeepSpeedConfig
 
 PASSES = 2
@@ -38,11 +41,41 @@ LENGTHS = {
 """What a schedule's lengths are called in DeepSpeed's own schedulers."""
 
 
+class _DropIn(Backend):
+    """The native engine behind DeepSpeed's interface, with DeepSpeed's own schedulers."""
+
+    name: ClassVar[str] = "native"
+    title: ClassVar[str] = "native engine behind DeepSpeed's interface"
+    modules = ("compat.deepspeed.runtime.native",)
+
+    @property
+    def release(self) -> str:
+        """See `Backend`."""
+        return __version__
+
+    def refusals(self, plan: Plan, world: int) -> tuple[str, ...]:
+        """See `Backend`."""
+        return ()
+
+    def open(self, run: Config | Plan, workload: Workload) -> Trainer:
+        """See `Backend`."""
+        from compat.deepspeed.runtime.native import DropInTrainer
+
+        if isinstance(run, Plan):
+            raise VersionError("deepspeed: its interface takes a config of DeepSpeed's own")
+        return DropInTrainer(run, workload)  # type: ignore[arg-type]
+
+    def edited(self, config: Config, changes: Mapping[str, Any], world: int) -> Config:
+        """See `Backend`."""
+        return BACKEND.edited(config, changes, world)
+
+
 class DeepSpeedBackend(Backend):
     """The installed DeepSpeed: its engine, AutoTP, and its pipeline engine."""
 
     name: ClassVar[str] = "deepspeed"
     title: ClassVar[str] = "DeepSpeed"
+    inside = _DropIn()
     optional: ClassVar[tuple[Mapping[str, Any], ...]] = ({"code.manual_accumulation": None},)
 
     @property
@@ -74,6 +107,18 @@ class DeepSpeedBackend(Backend):
     def written(self, plan: Plan, world: int) -> DeepSpeedConfig:
         """The config that stands for `plan` on so many ranks."""
         return lower(plan, DIALECT, self._known(), world)  # type: ignore[return-value]
+
+    def taken(self, hub: Hub) -> Hub:
+        """See `Backend`: on CPU torch's Adam runs, which keeps its step as a tensor."""
+        from torch.cuda import is_available
+
+        said = (hub.config or {}).get("optimizer")
+        if is_available() or not isinstance(said, Mapping) or str(said.get("type", "")).lower() not in ("adam", "adamw"):
+            return hub
+        options = said.get("params") or {}
+        if options.get("torch_adam"):
+            return hub
+        return replace(hub, config={**(hub.config or {}), "optimizer": {**said, "params": {**options, "torch_adam": True}}})
 
     def edited(self, config: Config, changes: Mapping[str, Any], world: int) -> Config:
         """See `Backend`: a scheduler of DeepSpeed's own keeps its kind, only its lengths change; batches of a script that

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +19,7 @@ from bridge import comm
 from bridge.backend import Step, Workload
 from bridge.engine.compiling import uncompiled
 from bridge.engine.environment import detect
+from bridge.engine.layers import logits_in
 from bridge.engine.learning_rate import learning_rate
 from bridge.engine.models import dense
 from bridge.engine.models.dense import Dense, native
@@ -125,6 +127,18 @@ def scheduler_of(config: DeepSpeedConfig) -> Callable[[torch.optim.Optimizer], A
     return partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=factor)
 
 
+def exact(model: nn.Module) -> dict[str, Tensor]:
+    """The buffers of a model as they were made, such as the angles of rotary positions."""
+    return {name: held.clone() for name, held in model.named_buffers()}
+
+
+def restore(model: nn.Module, kept: Mapping[str, Tensor]) -> None:
+    """DeepSpeed rounds buffers with the weights; a script that knows gives them back."""
+    for name, held in model.named_buffers():
+        if name in kept:
+            held.data = kept[name].to(held.device)
+
+
 class DeepSpeedTrainer:
     """What both of DeepSpeed's engines share; see `Trainer`."""
 
@@ -195,6 +209,12 @@ class DeepSpeedTrainer:
             loss, None if norm is None else float(norm), float(lr), bool(self.engine.was_step_applied()), scale and float(scale)
         )
 
+    def resume(self, place: Path) -> int:
+        """See `Trainer`."""
+        found, _ = self.engine.load_checkpoint(str(place.parent), tag=place.name)
+        BridgeError.raise_if([] if found else [f"{place}: DeepSpeed loads nothing from it"])
+        return int(self.engine.global_steps)
+
     def weights(self) -> Mapping[str, Tensor]:
         """See `Trainer`."""
         kept = masters(self.engine)
@@ -252,13 +272,14 @@ class EngineTrainer(DeepSpeedTrainer):
 
     def model(self, workload: Workload) -> nn.Module:
         """See `DeepSpeedTrainer`."""
-        return native(workload)
+        module: nn.Module = native(workload)
+        return module
 
     def run(self, batches: list[Batch]) -> float:
         """See `DeepSpeedTrainer`."""
         total = torch.zeros((), dtype=torch.float64)
         for at, (tokens, targets) in enumerate(batches):
-            loss = mean_cross_entropy(self.engine(tokens), targets)
+            loss = mean_cross_entropy(logits_in(self.engine(tokens)), targets)
             self.engine.backward(loss / self.passes if self.passes > 1 else loss)
             total += loss.detach()
             self.count()
@@ -280,7 +301,9 @@ class EngineTrainer(DeepSpeedTrainer):
             data["tensor_parallel"] = {"partition_config": _partition(names), **section, "autotp_size": self.tensor}
 
     def _initialize(self, model: nn.Module, data: dict[str, Any]) -> Any:
+        kept = exact(model) if self.workload.folder else {}
         engine = super()._initialize(model, data)
+        restore(engine.module, kept)
         if self.tensor > 1:
             for module in model.modules():
                 if isinstance(module, Attention):

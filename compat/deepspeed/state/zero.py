@@ -28,6 +28,7 @@ class Zero(Format):
 
     name = "deepspeed"
     title = "DeepSpeed ZeRO 0 to 3"
+    fixed = True
 
     def find(self, folder: Path) -> Path | None:
         """The folder itself, or the one that `latest` names in it."""

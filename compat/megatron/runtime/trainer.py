@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
 from itertools import islice
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -176,6 +177,10 @@ class MegatronTrainer:
             self.states.master(weight).copy_(exact.view(-1)[self.states.owned(weight)])
 
     @torch.no_grad()
+    def resume(self, place: Path) -> int:
+        """See `Trainer`."""
+        raise BridgeError(f"{place}: Megatron-Core's checkpoints are not driven here yet")
+
     def weights(self) -> Mapping[str, Tensor]:
         """See `Trainer`. Every rank gets all."""
         whole = torch.zeros(sum(map(prod, self._shapes.values())))

@@ -1,0 +1,571 @@
+"""What `move` does: a config and its checkpoint, together, in a folder that another stack starts from; and the proof of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import redirect_stdout
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
+from io import StringIO
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Any
+
+from bridge import launching, report, stacks
+from bridge.clean import clean
+from bridge.cli import convert
+from bridge.cli.budget import bounded
+from bridge.cli.checkpoint import Progress
+from bridge.cli.job import Job
+from bridge.cli.local import ranks
+from bridge.cli.terminal import console, content, note, print_json
+from bridge.cli.verify import MARK, orderly
+from bridge.dialect import Config, Saves, Written
+from bridge.edits import without
+from bridge.errors import BridgeError, SourceError
+from bridge.exits import Exit
+from bridge.files import Script, as_private_as, read_text
+from bridge.findings import Finding
+from bridge.rules import Effect, How
+from bridge.translation import Result
+
+if TYPE_CHECKING:
+    from bridge.backend import Backend
+    from bridge.state.formats import Format
+    from bridge.state.formats import Written as Files
+    from bridge.state.hub import Hub
+
+NATIVE = "native"
+CHECKPOINT, LAUNCH, REPORT, PROOF = "checkpoint", "launch.sh", "report.txt", "proof.json"
+"""What lies in the folder beside the config."""
+RANK = "bridge.cli.move"
+LARGE = 2**26
+"""Elements of weights beyond which a proof takes the first layers alone."""
+SEQUENCE = 32
+"""Tokens of a sample in a proof, at most."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `move` was asked. For the proof: `prove` steps, `ranks` of this machine, `most` elements that are run whole."""
+
+    checkpoint: Path
+    to: str
+    output: Path
+    to_version: str | None = None
+    from_: str | None = None
+    model: Path | None = None
+    prove: int | None = None
+    ranks: int = 2
+    processes: int = 1
+    dry_run: bool = False
+    verify: bool = True
+    most: int = LARGE
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is moved: the config, and the checkpoint with its format and place."""
+
+    config: Config
+    hub: Hub
+    format: Format
+    place: Path
+
+
+@dataclass(frozen=True)
+class Target:
+    """What it becomes: the config, its files, how it keeps checkpoints, and the translation, if there is one."""
+
+    config: Config
+    written: Written
+    texts: Mapping[str, str]
+    saves: Saves
+    result: Result | None
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What the config's translation has to say, or the config itself."""
+        return report.remarks_of(self.result) if self.result else report.all_of(self.config)
+
+
+def move(job: Job, options: Options) -> int:
+    """Move one run; the exit code."""
+
+    def work() -> int:
+        if find_spec("torch") is None:
+            raise BridgeError("move: torch is not installed; pip install 'stagebridge[engine]'")
+        with orderly():
+            return _moved(job, options)
+
+    return convert.answered(job, work)
+
+
+def _moved(job: Job, options: Options) -> int:
+    from bridge.state import formats
+
+    source, job = _source(job, options)
+    target = _target(job, options, source)
+    hub = _told_steps(source.hub, target)
+    format = formats.named(target.saves.format)
+    wanted = formats.Wanted(target.saves.dtype, target.saves.ranks, target.saves.level)
+    files = formats.planned(format, hub, wanted)
+    findings = (*target.findings, *source.hub.findings, *files.findings)
+    parties = _parties(job, options, source, target) if options.prove else None
+    said = _report(source, target, files, findings, options)
+    whole = _together(target, files, said)
+    if not options.dry_run:
+        _write(whole, job, options, source)
+    found = _proved(job, options, source, parties) if parties and not options.dry_run else None
+    code = _exit(report.exit_of(findings, job.threshold), found)
+    if job.json:
+        print_json(_json(source, target, files, findings, found, options, code))
+    else:
+        content(said)
+        content("".join(f"{line}\n" for line in _proof_lines(found)) if found else "")
+    return code
+
+
+def _exit(code: Exit, found: Mapping[str, Any] | None) -> Exit:
+    """That of the findings, unless the proof says more."""
+    if code is Exit.ERROR or found is None or found["verdict"] == "same":
+        return code
+    return Exit.FINDINGS if found["verdict"] == "differs" else Exit.UNPROVED
+
+
+# Reading
+
+
+def _source(job: Job, options: Options) -> tuple[Source, Job]:
+    """The config and the checkpoint; the ranks that nothing else says are those that saved it."""
+    from bridge.state import formats
+
+    format, place = formats.found(options.checkpoint, options.from_)
+    if options.verify and not options.dry_run:
+        format.verify(place)
+    hub = formats.read_at(format, place)
+    config = convert.read(job)
+    saved = hub.origin.layout.get("ranks")
+    if config.world_size is None and saved:
+        note(f"note: on {saved} ranks, as the checkpoint says; --world-size says how many they are now")
+        job = replace(job, world_size=saved)
+        config = convert.read(job)
+    return Source(config, hub, format, place), job
+
+
+def _target(job: Job, options: Options, source: Source) -> Target:
+    """The config for the target's stack, with all that lies beside it."""
+    if options.to == NATIVE:
+        return _kept(job, source)
+    dialect = stacks.load(options.to)
+    result = _translated(job, options)
+    if options.model is not None and not result.source.dialect.model and dialect.model:
+        result = replace(result, config=_modelled(result.config, options.model))
+    saves = dialect.saves(result.config, source.hub)
+    edits = {path: value for path, value in dialect.loads[saves.format].items() if result.config.effective.get(path) != value}
+    result = replace(result, config=without(result.config, edits)) if edits else result
+    name = Path(dialect.render(result.config).file).name
+    written = convert.written_for(result, options.output / name)
+    if options.model is not None and not dialect.model:
+        written, result = _programmed(written, result, options.model)
+    written = dialect.resuming(written, CHECKPOINT)
+    result = replace(result, put=written)
+    texts = {path.name: text for path, text in convert.files(result, options.output / name, True).items()}
+    return Target(result.config, written, texts, saves, result)
+
+
+@bounded()
+def _translated(job: Job, options: Options) -> Result:
+    target = stacks.load(options.to)
+    with convert.together(job):
+        beside = convert.sidecar_of(job)
+        if said := beside.note(job.file, target):
+            note(said)
+        return convert.translated(job, target, options.to_version, beside)
+
+
+def _model_config(folder: Path) -> Config:
+    from bridge.cli.folder import CONFIG
+
+    return convert.read(Job(str(folder / CONFIG)))
+
+
+def _modelled(config: Config, folder: Path) -> Config:
+    """A config that states its model, with that of a folder where it says none."""
+    from bridge.edits import edited
+    from bridge.translation import lift
+
+    said = lift(config).values()
+    model = {path: value for path, value in lift(_model_config(folder)).values().items() if path.startswith("model.")}
+    return edited(config, {path: value for path, value in model.items() if path not in said}, config.world_size)
+
+
+def _programmed(written: Written, result: Result, folder: Path) -> tuple[Written, Result]:
+    """With a whole script that trains the model of a folder, and what that still lacks."""
+    from bridge.translation import lift
+
+    model = _model_config(folder)
+    plan = {**result.plan.values(), **lift(model).values()}
+    program = result.config.dialect.program(written, result.config, plan, model)
+    return program.written, replace(result, lacking=program.lacking)
+
+
+def _kept(job: Job, source: Source) -> Target:
+    """The native engine reads the config as it is; a launch script is written as its stack's own file, which needs no others."""
+    config, dialect = source.config, source.config.dialect
+    rendered = dialect.render(config)
+    script = isinstance(convert.document_of(job).data, Script)
+    name = Path(rendered.file if script or job.file == convert.STDIN else job.file).name
+    written = rendered.named(name)
+    if not script and job.file != convert.STDIN:
+        written = replace(written, text=read_text(job.file))
+    written = dialect.natively(written, config.world_size or 1, CHECKPOINT)
+    texts = {path.name: text for path, text in dialect.files(written, Path(name)).items()}
+    return Target(config, written, texts, Saves(NATIVE), None)
+
+
+def _told_steps(hub: Hub, target: Target) -> Hub:
+    """Scripts of ours ask the client's state for the step."""
+    if not target.written.beside or "step" in hub.client:
+        return hub
+    return replace(hub, client={**hub.client, "step": (hub.where.steps or 0) + (hub.where.skipped or 0)})
+
+
+# Writing
+
+
+def _together(target: Target, files: Files, said: str) -> Files:
+    """The checkpoint in a folder of its own, and beside it config, launch and report."""
+    from bridge.state.files import File
+
+    texts = {**target.texts, LAUNCH: _launch(target), REPORT: said}
+    small = tuple(File(name, (text.encode(),)) for name, text in texts.items())
+    moved = tuple(replace(file, name=f"{CHECKPOINT}/{file.name}") for file in files.files)
+    return replace(files, files=(*moved, *small), sums=f"{CHECKPOINT}/{files.sums}")
+
+
+def _launch(target: Target) -> str:
+    """A script for the shell that starts the run from the checkpoint; what the training script has to say stands above."""
+    written = target.written
+    lines = ["#!/bin/sh", f"# Goes on from the checkpoint in {CHECKPOINT}/."]
+    if written.snippet:
+        lines += ["# In the training script:", *(f"#   {line}" for line in written.snippet.splitlines())]
+    lines += ["set -e", 'cd "$(dirname "$0")"']
+    lines += [f"export {name}={quote(value)}" for name, value in written.environment.items()]
+    return "\n".join((*lines, launching.line(written.command) or "# No command starts it as it is.", ""))
+
+
+def _write(whole: Files, job: Job, options: Options, source: Source) -> None:
+    from bridge.state.writing import write
+
+    progress = Progress(sum(file.size for file in whole.files))
+    private: list[str | Path] = [options.checkpoint, *([] if job.file == convert.STDIN else [job.file])]
+    with as_private_as(*private):
+        write(whole, options.output, source.hub.origin.files, progress.moved)
+
+
+# Reporting
+
+
+def _taken(findings: tuple[Finding, ...]) -> str:
+    """The first line: what was taken away, by its effect on the run."""
+    rows: dict[Effect, list[str]] = {}
+    for finding in findings:
+        weighty = finding.effect.reaches(Effect.NUMBERS) or (finding.given and finding.effect.reaches(Effect.COST))
+        if weighty and finding.how is not How.MISSING:
+            rows.setdefault(finding.effect, []).append(finding.path)
+    told = (f"{', '.join(dict.fromkeys(rows[effect]))} ({effect})" for effect in Effect if effect in rows)
+    return f"Taken away: {'; '.join(told)}." if rows else "Nothing was taken away."
+
+
+def _report(source: Source, target: Target, files: Files, findings: tuple[Finding, ...], options: Options) -> str:
+    out = StringIO()
+    screen = console(out)
+    screen.print(clean(_taken(findings)), markup=False, soft_wrap=True)
+    where, size = source.hub.where.steps, sum(file.size for file in files.files)
+    step = "at a step that it does not say" if where is None else f"at step {where}"
+    said = f"{source.hub.origin.format} -> {target.saves.format}, {step}; {len(files.files)} files, {size:,} bytes"
+    screen.print(f"Checkpoint: {said}", markup=False, soft_wrap=True)
+    for finding in (*source.hub.findings, *files.findings):
+        screen.print(f"  {finding.effect}: {finding.path}: {finding.message}", markup=False, soft_wrap=True)
+    if target.result:
+        report.text(target.result, screen)
+    else:
+        screen.print(f"Config: {target.written.file}, as it was", markup=False)
+    screen.print(f"To start: sh {options.output.name}/{LAUNCH}", markup=False, soft_wrap=True)
+    return out.getvalue()
+
+
+def _json(
+    source: Source,
+    target: Target,
+    files: Files,
+    findings: tuple[Finding, ...],
+    found: Mapping[str, Any] | None,
+    options: Options,
+    code: Exit,
+) -> dict[str, Any]:
+    return {
+        "output": str(options.output),
+        "written": not options.dry_run,
+        "taken_away": _taken(findings),
+        "source": {"dialect": source.config.dialect.name, "format": source.hub.origin.format, "steps": source.hub.where.steps},
+        "target": {"stack": options.to, "format": target.saves.format, "config": target.written.file},
+        "launch": list(target.written.command),
+        "files": [{"name": f"{CHECKPOINT}/{file.name}", "bytes": file.size} for file in files.files],
+        "findings": [report.finding_json(finding) for finding in findings],
+        "proof": dict(found) if found else None,
+        "exit_code": code,
+    }
+
+
+VERDICTS = {
+    "same": "Proved: the same run",
+    "differs": "Not the same run",
+    "in part": "Proved in part",
+    "not run": "Nothing proved",
+}
+
+
+def _proof_lines(found: Mapping[str, Any]) -> Iterator[str]:
+    lacking = "; ".join((*found["lacking"], *([found["cause"]] if found["cause"] else [])))
+    yield f"{VERDICTS[found['verdict']]}{f': {lacking}' if lacking else ''}."
+    for run in found["runs"]:
+        if run["problem"]:
+            yield f"  {run['side']} on {run['engine']}: {run['problem']}"
+        else:
+            losses = ", ".join(f"{loss:.6f}" for loss in run["losses"])
+            yield f"  {run['side']} on {run['engine']}, from step {run['first']}: losses {losses}"
+    if found["distance"]:
+        gap = found["distance"]
+        norm = "" if gap["norm"] is None else f", gradient norms by {gap['norm']:.1e}"
+        yield f"  apart: losses by {gap['loss']:.1e}{norm}, updates by {gap['update']:.1e} ({found['ranks']} ranks)"
+
+
+# Proving
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What a proof needs, beside both configs: engines, ranks, layers (None: all), and what had to be changed."""
+
+    source: Backend
+    target: Backend
+    world: int
+    layers: int | None
+    model: Mapping[str, Any]
+    lacking: tuple[str, ...]
+
+
+def _parties(job: Job, options: Options, source: Source, target: Target) -> Proof:
+    """Who runs, on how many ranks, and which model. Raises `BridgeError` before anything is written."""
+    from bridge.state import cutting
+    from bridge.verify.proof import WEIGHTLESS
+
+    if source.format.name in WEIGHTLESS:
+        raise BridgeError(f"--prove: {source.format.title} has weights alone, and no run goes on from it; drop --prove")
+    one = _engine(source.config, source.format.name)
+    other = _engine(target.config, NATIVE if options.to == NATIVE else target.saves.format)
+    if options.model is None:
+        raise BridgeError("--prove: the model is not known; name the folder of its config.json with --model")
+    given = json.loads(read_text(options.model / "config.json"))
+    layers = _layers(source.hub, options.most)
+    model, dropped = cutting.undropped(cutting.fewer(given, layers) if layers else given)
+    _alike(cutting.cut(source.hub, layers) if layers else source.hub, model)
+    saved = max(source.hub.origin.layout.get("ranks", 1), source.config.world_size or 1)
+    world = max(one.least, other.least, min(options.ranks, saved))
+    cut = [f"the first {layers} layers alone"] if layers else []
+    lacking = (*cut, *(f"taken out: {name}" for name in dropped))
+    return Proof(one, other, world, layers, model, lacking)
+
+
+def _engine(config: Config, format: str) -> Backend:
+    """What goes on from a checkpoint of that format under `config`."""
+    from bridge.engine.backend import BACKEND
+
+    name = config.dialect.name
+    backend = stacks.backends(name).get(name)
+    if format == NATIVE:
+        return (backend.inside if backend else None) or BACKEND
+    if format not in config.dialect.loads or backend is None:
+        known = ", ".join((NATIVE, *config.dialect.loads))
+        raise BridgeError(f"--prove: {config.dialect.title} goes on from {known}, the checkpoint is {format}; drop --prove")
+    if backend.release is None:
+        raise BridgeError(f"--prove: {backend.title} is not installed here; install it, or drop --prove")
+    return backend
+
+
+def _layers(hub: Hub, most: int) -> int | None:
+    """The layers of a model that is too large to be run whole here; None: all."""
+    from bridge.state import cutting
+
+    count = max(cutting.layers_of(hub).values(), default=0)
+    if cutting.elements(hub) <= most or count < 2:
+        return None
+    return max((number for number in range(1, count) if cutting.elements(hub, number) <= most), default=1)
+
+
+def _alike(hub: Hub, model: Mapping[str, Any]) -> None:
+    """Raises `SourceError` unless the model has the parameters of the checkpoint: engines may find these by place alone."""
+    import torch
+
+    from bridge.engine.models.pretrained import opened
+
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(model))
+        with torch.device("meta"):
+            known = {name: tuple(weight.shape) for name, weight in opened(Path(folder), 0).named_parameters()}
+    found = {name: held.weight.shape for name, held in hub.parameters.items()}
+    names = [name for name in dict.fromkeys((*known, *found)) if known.get(name) != found.get(name)]
+    SourceError.raise_if(
+        f"--model: {name} is {known.get(name, 'not there')}, in the checkpoint {found.get(name, 'not there')}; name its own model"
+        for name in names[:5]
+    )
+
+
+def _proved(job: Job, options: Options, source: Source, proof: Proof) -> dict[str, Any]:
+    """Run both sides on ranks of this machine; what came of it."""
+    with tempfile.TemporaryDirectory() as folder, as_private_as(folder):
+        top = Path(folder)
+        (top / "model").mkdir()
+        (top / "model" / "config.json").write_text(json.dumps(proof.model))
+        starts = _starts(top, options, source, proof)
+        spec = {
+            "job": asdict(job),
+            "options": {**asdict(options), **{name: str(getattr(options, name)) for name in ("checkpoint", "output", "model")}},
+            "world": proof.world,
+            "formats": {"source": source.format.name, "target": starts.pop("format")},
+            "starts": {name: str(path) for name, path in starts.items()},
+            "model": str(top / "model"),
+        }
+        found: dict[str, Any] = {}
+        for line in ranks(proof.world, RANK, json.dumps(spec, default=str)):
+            said = json.loads(line.removeprefix(MARK)) if line.startswith(MARK) else {}
+            if "note" in said and not job.json:
+                note(f"  {said['note']}")
+            found = said.get("found", found)
+    if "problems" in found:
+        raise BridgeError(*found["problems"])
+    lacking = [*proof.lacking, *found.pop("changed")]
+    verdict = "in part" if found["verdict"] == "same" and proof.lacking else found["verdict"]
+    found = {**found, "verdict": verdict, "lacking": lacking, "ranks": proof.world}
+    with as_private_as(options.checkpoint):
+        (options.output / PROOF).write_text(json.dumps(found, indent=1) + "\n")
+    return found
+
+
+def _starts(top: Path, options: Options, source: Source, proof: Proof) -> dict[str, Any]:
+    """The checkpoint of each side: as it lies where it can be gone on from here, else written anew for these ranks and layers."""
+    from bridge.state import cutting, formats
+
+    format, place = formats.found(options.output / CHECKPOINT)
+    target = formats.read_at(format, place)
+    sides = {
+        "source": (source.hub, source.format, source.place, proof.source),
+        "target": (target, format, place, proof.target),
+    }
+    found: dict[str, Any] = {"format": format.name}
+    for side, (hub, form, where, backend) in sides.items():
+        held = backend.taken(cutting.cut(hub, proof.layers) if proof.layers else hub)
+        fits = not form.fixed or hub.origin.layout.get("ranks") == proof.world
+        found[side] = where if held is hub and fits else _written(top / side, held, form, proof.world)
+    if source.hub.computed in ("BF16", "F16"):
+        held = proof.source.taken(cutting.cut(source.hub, proof.layers) if proof.layers else source.hub)
+        found["wider"] = _written(top / "wider", replace(held, scale=None), source.format, proof.world, "F32")
+    return found
+
+
+def _written(folder: Path, hub: Hub, format: Format, world: int, dtype: str | None = None) -> Path:
+    """A checkpoint made for the proof, and where its tag lies."""
+    from bridge.state import formats
+    from bridge.state.writing import write
+
+    files = formats.planned(format, hub, formats.Wanted(dtype, world, hub.origin.layout.get("zero")))
+    write(files, folder, hub.origin.files, lambda count: None)
+    return formats.found(folder, format.name)[1]
+
+
+# On a rank
+
+
+def main(text: str) -> None:
+    """Prove a move on one rank; the first of them prints what it does and what was found."""
+    from bridge.cli.train import end
+    from bridge.engine.environment import detect
+
+    spec, rank, out = json.loads(text), detect(), sys.stdout
+
+    def tell(**words: Any) -> None:
+        if rank.rank == 0:
+            print(MARK + json.dumps(words), file=out, flush=True)
+
+    with redirect_stdout(sys.stderr):
+        tell(found=_on_rank(spec, lambda line: tell(note=line)))
+    end(rank.world)
+
+
+def warm(text: str) -> None:
+    """Load the engines before there are ranks."""
+    from bridge.cli.verify import loaded
+
+    spec = json.loads(text)
+    loaded({name for name in (spec["options"]["to"], spec["job"]["dialect"]) if name and name != NATIVE})
+
+
+def _on_rank(spec: Mapping[str, Any], note: Any) -> dict[str, Any]:
+    from torch.cuda import is_available
+
+    from bridge import comm
+    from bridge.backend import Workload
+    from bridge.engine.environment import detect
+    from bridge.layout.architecture import Architecture
+    from bridge.verify.proof import Party, prove, small
+    from bridge.verify.size import NO_NUMBERS
+
+    here, job = detect(), Job(**spec["job"])
+    comm.connect(here.rank, here.world, here.address, "nccl" if is_available() else "gloo")
+    options = Options(**{**spec["options"], **{name: Path(spec["options"][name]) for name in ("checkpoint", "output")}})
+    try:
+        with convert.within(job):
+            source = convert.read(job)
+            target = source if options.to == NATIVE else _translated(job, options).config
+        found, changed = {}, dict[str, Any]()
+        for side, config in {"source": source, "target": target}.items():
+            format = spec["formats"][side]
+            backend = _engine(config, format)
+            smaller, differs = small(config, backend, spec["world"])
+            smaller = without(smaller, dict(config.dialect.loads.get(format, {})))
+            changed |= differs
+            found[side] = Party(side, smaller, backend, Path(spec["starts"][side]))
+        wider = _wider(found["source"], spec)
+        folder = Path(spec["model"])
+        shape = json.loads((folder / "config.json").read_text())
+        most = next((shape[name] for name in POSITIONS if isinstance(shape.get(name), int)), SEQUENCE)
+        workload = Workload(Architecture(vocab=shape["vocab_size"], sequence=min(SEQUENCE, most)), folder=folder)
+        proved = prove(found["source"], found["target"], wider, workload, options.prove or 1, note)
+        told = {path: pair for path, pair in changed.items() if not path.startswith((*NO_NUMBERS, "parallel.data"))}
+        words = [f"{path} {before} -> {after}" for path, (before, after) in told.items()]
+        return {**proved, "changed": [f"in small: {', '.join(words)}"] if words else []}
+    except BridgeError as error:
+        return {"problems": list(error.problems)}
+
+
+POSITIONS = ("max_position_embeddings", "n_positions")
+
+
+def _wider(source: Any, spec: Mapping[str, Any]) -> Any:
+    """The source in fp32, from the same masters; None where it is, or its stack does not."""
+    if "wider" not in spec["starts"]:
+        return None
+    try:
+        config = source.backend.edited(source.config, {"precision.compute": "fp32"}, spec["world"])
+    except BridgeError:
+        return None
+    return replace(source, side="source in fp32", config=config, start=Path(spec["starts"]["wider"]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,63 @@
+"""Fewer layers: a checkpoint, and the config.json of its model, without the layers behind the first few."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from bridge.errors import SourceError
+from bridge.state.hub import Group, Hub
+
+NUMBERED = re.compile(r"(.+?)\.(\d+)\.")
+LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
+"""What families of Hugging Face call their number of layers."""
+DROPOUT = re.compile(r".*(?:_pdrop|dropout|_dropout_prob)")
+
+
+def layers_of(hub: Hub) -> dict[str, int]:
+    """Lists of layers by name, each with how many it has."""
+    found: dict[str, int] = {}
+    for name in hub.parameters:
+        if match := NUMBERED.match(name):
+            found[match[1]] = max(found.get(match[1], 0), int(match[2]) + 1)
+    return found
+
+
+def elements(hub: Hub, layers: int | None = None) -> int:
+    """Elements of all weights; of those that stay where `layers` are kept."""
+    return sum(held.weight.count for name, held in hub.parameters.items() if layers is None or _stays(name, layers))
+
+
+def _stays(name: str, layers: int) -> bool:
+    match = NUMBERED.match(name)
+    return match is None or int(match[2]) < layers
+
+
+def cut(hub: Hub, layers: int) -> Hub:
+    """`hub` with the first `layers` layers of each list, and all that stands beside them."""
+    groups = (Group(tuple(name for name in group.names if _stays(name, layers)), group.settings) for group in hub.groups)
+    return replace(
+        hub,
+        parameters={name: held for name, held in hub.parameters.items() if _stays(name, layers)},
+        buffers={name: held for name, held in hub.buffers.items() if _stays(name, layers)},
+        ties={name: of for name, of in hub.ties.items() if _stays(name, layers) and _stays(of, layers)},
+        groups=tuple(group for group in groups if group.names),
+    )
+
+
+def fewer(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """The config.json of a model with that many layers. Raises `SourceError` where it does not say how many it has."""
+    key = next((key for key in LAYERS if isinstance(config.get(key), int)), None)
+    if key is None:
+        raise SourceError(f"config.json: none of {', '.join(LAYERS)} in it; a model without layers is not cut")
+    whole = config[key]
+    lists = {name: value[:layers] for name, value in config.items() if isinstance(value, list) and len(value) == whole}
+    return {**config, **lists, key: layers}
+
+
+def undropped(config: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The config.json without dropout, which no two engines draw alike, and the settings that were set."""
+    found = tuple(name for name, value in config.items() if DROPOUT.fullmatch(name) and isinstance(value, float) and value)
+    return {**config, **dict.fromkeys(found, 0.0)}, found

@@ -1,0 +1,141 @@
+"""Proof of a move: the source's run and the target's go on from their checkpoints, some steps each, and are held together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bridge.backend import Backend, Workload
+from bridge.batch import solve
+from bridge.dialect import Config
+from bridge.errors import BridgeError
+from bridge.plan import Plan
+from bridge.verify.judge import DIGITS, in_numbers
+from bridge.verify.measure import Distance, Measured, OtherModelError, Run, distance, measure
+from bridge.verify.size import TWO, here
+
+NOTHING = Distance(0.0, 0.0, 0.0, 1.0, "", 0.0)
+WEIGHTLESS = ("safetensors", "bin")
+"""Formats without an optimizer, from which no run goes on."""
+
+
+@dataclass(frozen=True)
+class Party:
+    """A side: its config, made small, the engine that runs it, and the checkpoint that it goes on from."""
+
+    side: str
+    config: Config
+    backend: Backend
+    start: Path
+
+    @property
+    def title(self) -> str:
+        """Side and engine, in words."""
+        return f"{self.side} on {self.backend.title} {self.backend.release or ''}".strip()
+
+
+def changes(plan: Plan, world: int) -> dict[str, Any]:
+    """What has to change in `plan` for it to run on `world` ranks of this machine, by path: ranks, batch, and what watches it.
+
+    Optimizer, schedule and loss scale stay as they are: the run goes on with them.
+    """
+    batch, ranks = plan.batch, plan.parallel
+    solved = solve(batch.micro, batch.accumulation, batch.global_, ranks.data)
+    micro, accumulation = min(solved.micro or TWO, TWO), min(solved.accumulation or 1, TWO)
+    sizes = {"batch.micro": micro, "batch.accumulation": accumulation, "batch.global_": micro * accumulation * world}
+    axes = dict.fromkeys(("parallel.tensor", "parallel.pipeline", "parallel.context", "parallel.expert"), 1)
+    wanted = {"parallel.data": world, **axes, **sizes, **dict(here())}
+    values = plan.values()
+    return {path: value for path, value in wanted.items() if path in values and values[path] != value}
+
+
+def small(config: Config, backend: Backend, world: int) -> tuple[Config, dict[str, Any]]:
+    """`config` on `world` ranks, and what was changed for that by plan path: before and after."""
+    plan = backend.meaning(config)
+    wanted = changes(plan, world)
+    if not wanted and config.world_size == world:
+        return config, {}
+    told = {path: (plan.values().get(path), value) for path, value in wanted.items() if not path.startswith("debug.")}
+    return backend.edited(config, wanted, world), told
+
+
+def prove(
+    source: Party, target: Party, wider: Party | None, workload: Workload, steps: int, note: Callable[[str], object] = print
+) -> dict[str, Any]:
+    """Run both, each `steps` further, on the ranks of this process group, and say whether they are one run; all ranks get the
+    same. `wider` is the source in fp32: how far it is off is what rounding does.
+    """
+    runs: dict[str, Measured] = {}
+    problems: dict[str, str] = {}
+    for key, party in {"source": source, "target": target, **({"wider": wider} if wider else {})}.items():
+        note(f"{party.title}: {steps} steps from {party.start.name}")
+        try:
+            runs[key] = measure(Run(party.backend, party.config, party.start), workload, steps)
+        except BridgeError as error:
+            problems[key] = "; ".join(dict.fromkeys(error.problems))
+    report = partial(_fields, source, target, runs, problems, steps)
+    if {"source", "target"} & problems.keys():
+        return report("not run", None, None, "")
+    compute = source.backend.meaning(source.config).precision.compute or "fp32"
+    try:
+        rounding = _rounding(runs, compute)
+        gap = distance(runs["target"], runs["source"])
+    except OtherModelError as error:
+        return report("differs", None, None, error.problems[0])
+    further = gap.beyond(rounding)
+    apart = _apart(runs["source"], runs["target"])
+    words = "; ".join(filter(None, (in_numbers(further, gap) if further else "", apart)))
+    return report("differs" if words else "same", gap, rounding, words)
+
+
+def _rounding(runs: Mapping[str, Measured], compute: str) -> Distance:
+    measured = distance(runs["wider"], runs["source"]) if "wider" in runs else NOTHING
+    return replace(measured.at_least(DIGITS.get(compute, 0.0)), scale="")
+
+
+def _apart(source: Measured, target: Measured) -> str:
+    """What a run counts, where that differs: steps behind it, steps that were taken, learning rates."""
+    if source.first != target.first:
+        return f"the source goes on from step {source.first}, the target from step {target.first}"
+    for number, (one, two) in enumerate(zip(source.steps, target.steps, strict=True), source.first + 1):
+        if one.updated != two.updated:
+            return f"step {number} is {'taken' if one.updated else 'skipped'} by the source alone"
+        if one.lr is not None and two.lr is not None and abs(one.lr - two.lr) > RATE * abs(one.lr):
+            return f"learning rate {two.lr:g} for {one.lr:g} in step {number}"
+    return ""
+
+
+RATE = 1e-6
+"""How far rates of one schedule are apart that two stacks compute."""
+
+
+def _fields(
+    source: Party,
+    target: Party,
+    runs: Mapping[str, Measured],
+    problems: Mapping[str, str],
+    steps: int,
+    verdict: str,
+    gap: Distance | None,
+    rounding: Distance | None,
+    cause: str,
+) -> dict[str, Any]:
+    rows = [
+        {
+            "side": party.side,
+            "engine": f"{party.backend.title} {party.backend.release or ''}".strip(),
+            "problem": problems.get(party.side, ""),
+            "first": runs[party.side].first if party.side in runs else None,
+            "losses": [step.loss for step in runs[party.side].steps] if party.side in runs else [],
+            "grad_norms": [step.grad_norm for step in runs[party.side].steps] if party.side in runs else [],
+            "lr": [step.lr for step in runs[party.side].steps] if party.side in runs else [],
+            "loss_scale": [step.scale for step in runs[party.side].steps] if party.side in runs else [],
+        }
+        for party in (source, target)
+    ]
+    found = {"loss": gap.loss, "norm": gap.norm, "update": gap.update, "tensor": gap.tensor} if gap else None
+    known = {"loss": rounding.loss, "norm": rounding.norm, "update": rounding.update} if rounding else None
+    return {"verdict": verdict, "steps": steps, "cause": cause, "distance": found, "rounding": known, "runs": rows}

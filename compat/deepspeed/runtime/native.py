@@ -1,0 +1,84 @@
+"""Runs of the native engine behind DeepSpeed's interface: the training script of `trainers` with another import."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from bridge import comm
+from bridge.backend import Step, Workload
+from bridge.comm import everyones
+from bridge.engine.environment import detect
+from bridge.engine.layers import logits_in
+from bridge.engine.models.dense import native
+from bridge.engine.models.gpt import mean_cross_entropy
+from bridge.errors import BridgeError
+from compat.deepspeed.runtime.dropin import initialize
+from compat.deepspeed.runtime.trainers import build_optimizer, decayed, exact, restore, scheduler_of, settings
+
+if TYPE_CHECKING:
+    from bridge.backend import Batch
+    from compat.deepspeed import DeepSpeedConfig
+
+
+class DropInTrainer:
+    """Trains the model of the workload as `config` says; see `Trainer`."""
+
+    def __init__(self, config: DeepSpeedConfig, workload: Workload) -> None:
+        here = detect()
+        comm.connect(here.rank, here.world, here.address, "nccl" if torch.cuda.is_available() else "gloo")
+        model = native(workload)
+        kept = exact(model) if workload.folder else {}
+        self.engine, *_ = initialize(
+            model=model,
+            model_parameters=decayed(model, config),
+            optimizer=None if config.effective.get("optimizer.type") else build_optimizer,
+            lr_scheduler=scheduler_of(config),
+            config=settings(config, workload),
+        )
+        restore(self.engine.module, kept)
+        self.data = (self.engine.native.data.index, self.engine.native.data.size)
+        self.micro, self.accumulation = (
+            self.engine.train_micro_batch_size_per_gpu(),
+            self.engine.gradient_accumulation_steps(),
+        )
+
+    def train_batch(self, batches: Iterable[Batch]) -> Step:
+        """See `Trainer`."""
+        engine, total = self.engine, 0.0
+        lr, scale = engine.get_lr()[0], engine.cur_scale
+        for tokens, targets in islice(batches, self.accumulation):
+            loss = mean_cross_entropy(logits_in(engine(tokens)), targets)
+            engine.backward(loss)
+            engine.step()
+            total += float(loss.detach())
+        mean = sum(everyones(total)) / (self.accumulation * self.data[1])
+        return Step(mean, engine.get_global_grad_norm(), float(lr), engine.was_step_applied(), scale)
+
+    def resume(self, place: Path) -> int:
+        """See `Trainer`."""
+        found, _ = self.engine.load_checkpoint(place.parent, tag=place.name)
+        BridgeError.raise_if([] if found else [f"{place}: nothing to go on from"])
+        return self.engine.global_steps
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """See `Trainer`."""
+        return {name: whole.detach().cpu().float() for name, whole in self.engine.native.state_dict()}
+
+    def bytes(self) -> Mapping[str, int]:
+        """See `Trainer`."""
+        found = self.engine.native.bytes()
+        return {
+            "weights": found["weights"],
+            "gradients": found["gradients"],
+            "optimizer": found["master"] + found["moments"],
+        }
+
+    def close(self) -> None:
+        """See `Trainer`."""
+        self.engine.native.weights.settle()

@@ -1,0 +1,186 @@
+"""A run moves: config, launch and checkpoint in one folder, which the other stack goes on from with the next losses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import checkpoints
+import pytest
+import torch
+from checkpoints import Task
+from conftest import Run
+
+from bridge.cli import move as moving
+from bridge.cli import run as command
+from bridge.state import cutting, formats
+
+pytestmark = pytest.mark.usefixtures("foreign")
+TASK = Task(precision="fp32", level=2)
+LONG = pytest.mark.skipif("STAGEBRIDGE_MOVES" not in os.environ, reason="takes a minute each; tox -e long")
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory, pools: dict[int, Any]) -> Path:
+    """Five steps of DeepSpeed on two ranks: its config, the config.json of its model, and its checkpoint."""
+    from pool import Pool
+
+    top = tmp_path_factory.mktemp("begun")
+    pools.setdefault(2, Pool(2)).run(checkpoints.deepspeed, replace(TASK, last=5, save=top / "run"))
+    (top / "ds_config.json").write_text(json.dumps(checkpoints.config_of(TASK, 2)))
+    checkpoints.model_of("llama").config.save_pretrained(top / "model")  # type: ignore[operator, union-attr]
+    return top
+
+
+def moved(config: Path, checkpoint: Path, to: str, output: Path, *more: str) -> tuple[int, str]:
+    """What `move` ends with, and says on both streams."""
+    with redirect_stdout(StringIO()) as out, redirect_stderr(out):
+        code = command(["move", str(config), "--checkpoint", str(checkpoint), "--to", to, "-o", str(output), *more])
+    return code, out.getvalue()
+
+
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_run_goes_on_from_the_folder_on_each_stack(begun: Path, run: Run, tmp_path: Path) -> None:
+    """Five steps on DeepSpeed, two on the native engine, three on DeepSpeed at another level; beside ten."""
+    unbroken = run(2, checkpoints.deepspeed, replace(TASK, last=10))[0]
+    code, said = moved(begun / "ds_config.json", begun / "run", "native", tmp_path / "native")
+    assert code == 0 and "Nothing was taken away." in said
+    known = {"ds_config.json", "ds_config.code.py", "launch.sh", "report.txt", "checkpoint/latest"}
+    inner = {f"checkpoint/step5/{name}" for name in ("SHA256SUMS", "rank-00000.safetensors", "state.json")}
+    assert files(tmp_path / "native") == known | inner
+    assert (tmp_path / "native" / "ds_config.json").read_bytes() == (begun / "ds_config.json").read_bytes()
+    middle = replace(TASK, first=5, last=7, load=tmp_path / "native" / "checkpoint", save=tmp_path / "two")
+    assert run(1, checkpoints.native, middle)[0] == pytest.approx(unbroken[5:7], abs=1e-6)
+    config = checkpoints.config_of(replace(TASK, level=3), 2)
+    (tmp_path / "level3.json").write_text(json.dumps(config))
+    code, said = moved(tmp_path / "level3.json", tmp_path / "two", "deepspeed", tmp_path / "back", "--world-size", "2")
+    assert code == 2 and said.startswith("Taken away: random (different numbers).")
+    written = json.loads((tmp_path / "back" / "ds_config.json").read_text())
+    assert written["zero_optimization"]["stage"] == 3 and len(list((tmp_path / "back" / "checkpoint" / "global_step7").iterdir())) == 5
+    last = replace(TASK, level=3, first=7, last=10, load=tmp_path / "back" / "checkpoint")
+    assert run(2, checkpoints.deepspeed, last)[0] == pytest.approx(unbroken[7:], abs=1e-6)
+
+
+def test_a_run_moves_to_fully_shard(begun: Path, run: Run, tmp_path: Path) -> None:
+    unbroken = run(2, checkpoints.deepspeed, replace(TASK, last=8))[0]
+    code, said = moved(begun / "ds_config.json", begun / "run", "automodel", tmp_path / "fsdp")
+    assert code == 2 and said.splitlines()[1].startswith("Taken away: scheduler.type")
+    assert "set_state_dict(model, optimizer" in (tmp_path / "fsdp" / "launch.sh").read_text()
+    middle = replace(TASK, first=5, last=8, load=tmp_path / "fsdp" / "checkpoint")
+    assert run(2, checkpoints.fsdp, middle)[0] == pytest.approx(unbroken[5:], abs=1e-6)
+
+
+def test_weights_alone_go_by_names(begun: Path, tmp_path: Path) -> None:
+    """Where nothing says the groups of the optimizer, DeepSpeed gets a universal checkpoint, and its config says so."""
+    checkpoints.model_of("llama").save_pretrained(tmp_path / "weights")  # type: ignore[operator]
+    code, said = moved(begun / "ds_config.json", tmp_path / "weights", "deepspeed", tmp_path / "out", "--world-size", "2", "--json")
+    found = json.loads(said)
+    assert code == found["exit_code"] == 2 and found["target"]["format"] == "universal"
+    assert found["taken_away"] == "Taken away: moments, schedule, step (different numbers)."
+    assert json.loads((tmp_path / "out" / "ds_config.json").read_text())["checkpoint"]["load_universal"] is True
+
+
+def test_the_launch_starts_from_the_checkpoint(begun: Path, tmp_path: Path) -> None:
+    """With the model's config.json there is a whole script, which a shell starts."""
+    code, said = moved(begun / "ds_config.json", begun / "run", "deepspeed", tmp_path / "out", "--model", str(begun / "model"))
+    assert code == 1 and "--sequence" in said  # which nothing tells: as with `convert --script`
+    assert {"ds_config.train.py", "ds_config.model.json", "ds_config.json.carry.json"} <= files(tmp_path / "out")
+    text = (tmp_path / "out" / "launch.sh").read_text()
+    assert text.endswith("--deepspeed_config ds_config.json --data tokens.npy --save checkpoint\n")
+    assert subprocess.run(["sh", "-n", tmp_path / "out" / "launch.sh"], check=False).returncode == 0
+    assert formats.read(tmp_path / "out" / "checkpoint").client == {"epoch": 3, "step": 5}  # what the script asks for
+
+
+def refused(begun: Path, tmp_path: Path, *words: str) -> str:
+    code, said = moved(begun / "ds_config.json", begun / "run", *words[:1], tmp_path / "out", *words[1:])
+    assert code == 1 and not (tmp_path / "out").exists() and not list(tmp_path.glob(".out*"))
+    return said
+
+
+def test_what_cannot_be_moved_or_proved_is_refused_before_anything_is_written(begun: Path, tmp_path: Path) -> None:
+    assert "name the folder of its config.json with --model" in refused(begun, tmp_path, "native", "--prove", "1")
+    other = tmp_path / "gpt2"
+    checkpoints.model_of("gpt2").config.save_pretrained(other)  # type: ignore[operator, union-attr]
+    assert "in the checkpoint" in refused(begun, tmp_path, "native", "--prove", "1", "--model", str(other))
+    config = checkpoints.config_of(replace(TASK, level=0), 2)
+    (tmp_path / "level0.json").write_text(json.dumps(config))
+    code, said = moved(tmp_path / "level0.json", begun / "run", "deepspeed", tmp_path / "out")
+    assert code == 1 and "set it to 1, which gives the same numbers" in said
+    checkpoints.model_of("llama").save_pretrained(tmp_path / "weights")  # type: ignore[operator]
+    words = ("--prove", "1", "--model", str(begun / "model"))
+    code, said = moved(begun / "ds_config.json", tmp_path / "weights", "native", tmp_path / "out", *words)
+    assert code == 1 and "weights alone" in said
+    code, _ = moved(begun / "ds_config.json", begun / "run", "native", tmp_path / "out", "--dry-run")
+    assert code == 0 and not (tmp_path / "out").exists()
+    (tmp_path / "out").mkdir()
+    assert moved(begun / "ds_config.json", begun / "run", "native", tmp_path / "out")[0] == 1
+
+
+def test_a_cut_keeps_the_first_layers_of_all_that_there_is(begun: Path, run: Run, tmp_path: Path) -> None:
+    hub = formats.read(begun / "run")
+    assert cutting.layers_of(hub) == {"model.layers": 2}
+    found = cutting.cut(hub, 1)
+    assert {name for name in hub.parameters if ".layers.1." in name} == set(hub.parameters) - set(found.parameters)
+    assert found.groups[0].names == tuple(found.parameters) and cutting.elements(found) == cutting.elements(hub, 1)
+    given = json.loads((begun / "model" / "config.json").read_text())
+    assert cutting.fewer({**given, "layer_types": ["a", "b"]}, 1) == {**given, "num_hidden_layers": 1, "layer_types": ["a"]}
+    assert cutting.undropped({"attn_pdrop": 0.1, "attention_dropout": 0.0, "vocab_size": 3}) == (
+        {"attn_pdrop": 0.0, "attention_dropout": 0.0, "vocab_size": 3},
+        ("attn_pdrop",),
+    )
+
+
+def test_a_move_is_proved_by_the_next_steps(begun: Path, tmp_path: Path) -> None:
+    words = ("--model", str(begun / "model"), "--prove", "2", "--json")
+    code, said = moved(begun / "ds_config.json", begun / "run", "native", tmp_path / "out", *words)
+    found = json.loads(said[said.index("{") :])
+    proof = found["proof"]
+    assert code == 0 and (proof["verdict"], proof["ranks"], proof["lacking"]) == ("same", 2, []), proof
+    assert [row["first"] for row in proof["runs"]] == [5, 5] and proof["distance"]["loss"] < 1e-6
+    assert [row["lr"] for row in proof["runs"]] == [pytest.approx([0.005, 0.00625])] * 2
+    assert json.loads((tmp_path / "out" / "proof.json").read_text()) == proof
+
+
+def proved(begun: Path, config: Path, output: Path, to: str, most: int = moving.LARGE) -> tuple[int, dict[str, Any]]:
+    options = moving.Options(begun / "run", to, output, model=begun / "model", prove=2, most=most)
+    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()):
+        code = moving.move(moving.Job(str(config), json=True), options)
+    return code, json.loads(out.getvalue())["proof"]
+
+
+@LONG
+def test_a_large_model_is_proved_in_part_and_another_schedule_is_no_proof(begun: Path, tmp_path: Path) -> None:
+    steady = checkpoints.config_of(TASK, 2)
+    del steady["scheduler"]
+    (tmp_path / "steady.json").write_text(json.dumps(steady))
+    code, found = proved(begun, tmp_path / "steady.json", tmp_path / "part", "automodel", most=4000)
+    assert (code, found["verdict"]) == (3, "in part") and found["lacking"][0] == "the first 1 layers alone", found
+    code, found = proved(begun, begun / "ds_config.json", tmp_path / "other", "automodel")
+    assert (code, found["verdict"]) == (2, "differs") and "learning rate 0.00625 for 0.005 in step 6" in found["cause"]
+
+
+@LONG
+@pytest.mark.parametrize(("kind", "precision", "level"), [("gpt2", "fp16", 1), ("llama", "bf16", 3), ("gpt2", "bf16", 2)])
+def test_a_move_is_proved_in_halves(run: Run, tmp_path: Path, kind: str, precision: str, level: int) -> None:
+    task = Task(kind=kind, precision=precision, level=level, last=5, save=tmp_path / "run")
+    run(2, checkpoints.deepspeed, task)
+    (tmp_path / "ds_config.json").write_text(json.dumps(checkpoints.config_of(task, 2)))
+    checkpoints.model_of(kind).config.save_pretrained(tmp_path / "model")  # type: ignore[operator, union-attr]
+    code, found = proved(tmp_path, tmp_path / "ds_config.json", tmp_path / "out", "native")
+    assert (code, found["verdict"]) == (0, "same"), found
+    config = {**checkpoints.config_of(replace(task, level=4 - level), 2)}
+    (tmp_path / "other.json").write_text(json.dumps(config))
+    options = moving.Options(tmp_path / "out" / "checkpoint", "deepspeed", tmp_path / "back", prove=2, model=tmp_path / "model")
+    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()):
+        moving.move(moving.Job(str(tmp_path / "other.json"), world_size=2, json=True), options)
+    assert json.loads(out.getvalue())["proof"]["verdict"] == "same", out.getvalue()
