@@ -23,6 +23,7 @@ WORDS = {
     "checkpoint": ("inspect", "weights"),
     "demo": ("--no-train", "-o", "out"),
     "drift": (FILE, "--from-version", "0.16.3"),
+    "move": (FILE, "--checkpoint", "weights", "--to", "native", "--world-size", "1", "-o", "out"),
     "fuzz": ("merak", "--examples", "2"),
     "layout": (FILE, "--ranks", "2", "--model", "gpt2"),
     "schedule": ("launch.args", "--world-size", "2", "--microbatches", "4"),
@@ -72,7 +73,7 @@ def test_no_file_of_the_current_directory_runs(planted: Path, command: str) -> N
     (planted / "weights").mkdir()
     (planted / "weights" / "model.safetensors").write_bytes(len(HEADER).to_bytes(8, "little") + HEADER + bytes(4))
     done = started(planted, "-P", "-m", "stagebridge", command, *WORDS.get(command, (FILE,)))
-    refused = command == "trace" or (command == "checkpoint" and find_spec("torch") is None)
+    refused = command == "trace" or (command in ("checkpoint", "move") and find_spec("torch") is None)
     assert done.returncode in ((1,) if refused else (0, 2)), done.stderr
     assert "Traceback" not in done.stderr and done.stdout + done.stderr
 

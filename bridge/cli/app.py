@@ -29,6 +29,9 @@ FromFormat = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option("--from", metavar="FORMAT", help="Its format, where a folder holds several."),
 ]
+Processes = Annotated[
+    int, typer.Option("--processes", metavar="N", min=1, max=64, help="Processes that share the files to be written.")
+]
 DONE = "-"
 """A command that ends well or with an error, and has no findings."""
 
@@ -550,11 +553,12 @@ def move(
     ranks: Annotated[int, typer.Option("--ranks", metavar="N", min=1, max=8, help="Local ranks at most, for the proof.")] = 2,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be written, and write nothing.")] = False,
     verify: Annotated[bool, typer.Option(help="Hold the checkpoint against its own checksums first.")] = True,
+    processes: Processes = 1,
 ) -> int:
     """Move one run."""
     from bridge.cli.move import Options, move
 
-    asked = Options(checkpoint, to, output, to_version, from_format, model, prove, ranks, dry_run=dry_run, verify=verify)
+    asked = Options(checkpoint, to, output, to_version, from_format, model, prove, ranks, processes, dry_run, verify)
     return move(job, asked)
 
 
@@ -624,13 +628,14 @@ def checkpoint_convert(
     shard_size: Annotated[float, typer.Option("--shard-size", metavar="GB", min=0, help="Largest file of weights.")] = 5.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be written, and write nothing.")] = False,
     verify: Annotated[bool, typer.Option(help="Hold the source against its own checksums first.")] = True,
+    processes: Processes = 1,
     as_json: Json = False,
 ) -> int:
     """Convert one checkpoint."""
     from bridge.cli.checkpoint import Options, convert
 
     wanted = {"dtype": dtype, "ranks": ranks, "level": level, "shard": int(shard_size * 2**30)}
-    return convert(folder, Options(to, output, from_, wanted, dry_run, verify, as_json))
+    return convert(folder, Options(to, output, from_, wanted, dry_run, verify, as_json, processes))
 
 
 @checkpoint.command("diff", help=CHECKPOINT_DIFF, short_help="Compare two checkpoints of any formats, tensor by tensor.")

@@ -19,7 +19,6 @@ from bridge.files import as_private_as
 from bridge.findings import Finding
 
 if TYPE_CHECKING:
-    from bridge.state.files import File
     from bridge.state.formats import Written
     from bridge.state.hub import Hub
     from bridge.state.lazy import Lazy
@@ -42,6 +41,7 @@ class Options:
     dry_run: bool
     verify: bool
     json: bool
+    processes: int = 1
 
 
 def _answered(as_json: bool, work: Callable[[], int]) -> int:
@@ -165,7 +165,7 @@ def convert(folder: Path, options: Options) -> int:
             _write(written, folder, hub, options)
         findings = (*hub.findings, *written.findings)
         code = report.exit_of(findings)
-        _said(written, findings, code, options)
+        _said(hub, written, findings, code, options)
         return code
 
     return _answered(options.json, work)
@@ -182,7 +182,7 @@ def _write(written: Written, folder: Path, hub: Hub, options: Options) -> None:
 
     progress = Progress(sum(file.size for file in written.files))
     with as_private_as(folder):
-        write(written, options.output, hub.origin.files, progress.moved)
+        write(written, options.output, hub.origin.files, progress.moved, options.processes)
     if not options.json:
         say(f"wrote {options.output}: {len(written.files)} files, {progress.total:,} bytes in {progress.seconds:.1f} s")
 
@@ -191,7 +191,7 @@ class Progress:
     """Tells on stderr how far the writing is."""
 
     def __init__(self, total: int) -> None:
-        self.total, self.done = total, 0
+        self.total, self.done, self.before = total, 0, 0
         self.began = self.told = time.monotonic()
 
     @property
@@ -199,34 +199,50 @@ class Progress:
         """Since it began."""
         return time.monotonic() - self.began
 
-    def moved(self, count: int) -> None:
-        """So many bytes more."""
+    def moved(self, count: int, fresh: bool = True) -> None:
+        """So many bytes more, written now or found there."""
         self.done += count
-        if time.monotonic() - self.told > OFTEN:
+        self.before += 0 if fresh else count
+        if time.monotonic() - self.told > OFTEN and self.done > self.before:
             self.told = time.monotonic()
-            rate = self.done / self.seconds
+            rate = (self.done - self.before) / self.seconds
             note(f"{self.done / self.total:4.0%}  {rate / 2**20:,.0f} MB/s  {(self.total - self.done) / rate:,.0f} s left")
 
 
-def _said(written: Written, findings: tuple[Finding, ...], code: Exit, options: Options) -> None:
+def _said(hub: Hub, written: Written, findings: tuple[Finding, ...], code: Exit, options: Options) -> None:
+    from dataclasses import asdict
+
+    from bridge.state.making import made_of
+
+    made = list(made_of(hub, written.files)) if options.dry_run else [(file, ()) for file in written.files]
     if options.json:
         from bridge.report import finding_json
 
-        files = [{"name": file.name, "bytes": file.size} for file in written.files]
+        files = [
+            {
+                "name": file.name,
+                "bytes": file.size,
+                **({"made_of": [asdict(row) for row in rows]} if options.dry_run else {}),
+            }
+            for file, rows in made
+        ]
         said = {"to": options.to, "output": str(options.output), "written": not options.dry_run, "files": files}
         print_json({**said, "findings": [finding_json(finding) for finding in findings], "exit_code": code})
         return
-    for file in written.files if options.dry_run else ():
-        say(f"{file.name}: {file.size:,} bytes, {_made(file)}")
+    for file, rows in made if options.dry_run else ():
+        say(f"{file.name}: {file.size:,} bytes, {f'of {len(rows)} tensors' if rows else 'as it is'}")
+        for row in rows:
+            shape = "x".join(map(str, row.shape)) or "one"
+            say(f"  {row.name}  {row.kind}  {shape}  {row.dtype}  from {', '.join(row.files) or 'no file'}")
+    for name, kind in _missing(hub) if options.dry_run else ():
+        say(f"missing: {name}  {kind}")
     _findings(findings)
 
 
-def _made(file: File) -> str:
-    """How many tensors, or parts of them, a file is made of."""
-    from bridge.state.lazy import Run
-
-    runs = [part for part in file.parts if isinstance(part, Run)]
-    return f"of {len(runs)} tensors" if runs else "as it is"
+def _missing(hub: Hub) -> Iterator[tuple[str, str]]:
+    """Moments that only other parameters have."""
+    for name, held in hub.trained.items():
+        yield from ((name, kind) for kind in hub.moments if kind not in held.moments)
 
 
 # Comparing

@@ -23,6 +23,7 @@ from bridge.cli.job import Job
 from bridge.cli.local import ranks
 from bridge.cli.terminal import console, content, note, print_json
 from bridge.cli.verify import MARK, orderly
+from bridge.config import shown
 from bridge.dialect import Config, Saves, Written
 from bridge.edits import without
 from bridge.errors import BridgeError, SourceError
@@ -113,9 +114,10 @@ def _moved(job: Job, options: Options) -> int:
     format = formats.named(target.saves.format)
     wanted = formats.Wanted(target.saves.dtype, target.saves.ranks, target.saves.level)
     files = formats.planned(format, hub, wanted)
-    findings = (*target.findings, *source.hub.findings, *files.findings)
+    odd = tuple(_otherwise(source))
+    findings = (*target.findings, *source.hub.findings, *files.findings, *odd)
     parties = _parties(job, options, source, target) if options.prove else None
-    said = _report(source, target, files, findings, options)
+    said = _report(source, target, replace(files, findings=(*files.findings, *odd)), findings, options)
     whole = _together(target, files, said)
     if not options.dry_run:
         _write(whole, job, options, source)
@@ -227,6 +229,23 @@ def _kept(job: Job, source: Source) -> Target:
     return Target(config, written, texts, Saves(NATIVE), None)
 
 
+def _otherwise(source: Source) -> Iterator[Finding]:
+    """What the config says otherwise than the optimizer in the checkpoint, whose settings a run that goes on takes."""
+    from bridge.translation import lift
+
+    optimizer = lift(source.config).optimizer
+    steered = optimizer.schedule.name not in (None, "constant") or optimizer.schedule.warmup_steps
+    names = ("betas", "eps", "weight_decay", *(() if steered else ("lr",)))
+    for name in names:
+        said = getattr(optimizer, name)
+        wanted = list(said) if isinstance(said, tuple) else said
+        held = [group.settings[name] for group in source.hub.groups if name in group.settings]
+        other = [value for value in held if value not in (wanted, *((0.0,) if name == "weight_decay" else ()))]
+        if wanted is not None and other:
+            message = f"{shown(wanted)} in the config, {shown(other[0])} in the checkpoint, which a run that goes on takes"
+            yield Finding(f"optimizer.{name}", message, Effect.NUMBERS, before=wanted, after=other[0])
+
+
 def _told_steps(hub: Hub, target: Target) -> Hub:
     """Scripts of ours ask the client's state for the step."""
     if not target.written.beside or "step" in hub.client:
@@ -264,7 +283,7 @@ def _write(whole: Files, job: Job, options: Options, source: Source) -> None:
     progress = Progress(sum(file.size for file in whole.files))
     private: list[str | Path] = [options.checkpoint, *([] if job.file == convert.STDIN else [job.file])]
     with as_private_as(*private):
-        write(whole, options.output, source.hub.origin.files, progress.moved)
+        write(whole, options.output, source.hub.origin.files, progress.moved, options.processes)
 
 
 # Reporting
@@ -484,7 +503,7 @@ def _written(folder: Path, hub: Hub, format: Format, world: int, dtype: str | No
     from bridge.state.writing import write
 
     files = formats.planned(format, hub, formats.Wanted(dtype, world, hub.origin.layout.get("zero")))
-    write(files, folder, hub.origin.files, lambda count: None)
+    write(files, folder, hub.origin.files, lambda count, fresh: None)
     return formats.found(folder, format.name)[1]
 
 

@@ -14,6 +14,8 @@ NUMBERED = re.compile(r"(.+?)\.(\d+)\.")
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
 """What families of Hugging Face call their number of layers."""
 DROPOUT = re.compile(r".*(?:_pdrop|dropout|_dropout_prob)")
+OTHER_HEADS = ("summary", "classifier")
+"""What belongs to heads that do not model language."""
 
 
 def layers_of(hub: Hub) -> dict[str, int]:
@@ -59,5 +61,6 @@ def fewer(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
 
 def undropped(config: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The config.json without dropout, which no two engines draw alike, and the settings that were set."""
-    found = tuple(name for name, value in config.items() if DROPOUT.fullmatch(name) and isinstance(value, float) and value)
+    dropout = (name for name in config if DROPOUT.fullmatch(name) and not name.startswith(OTHER_HEADS))
+    found = tuple(name for name in dropout if isinstance(config[name], float) and config[name])
     return {**config, **dict.fromkeys(found, 0.0)}, found

@@ -1,4 +1,4 @@
-"""Checkpoints written: beside their place and renamed at the end; what is done stays done if the process is killed."""
+"""Checkpoints written: beside their place and renamed at the end, by several processes; what is done outlives a kill."""
 
 from __future__ import annotations
 
@@ -6,26 +6,35 @@ import fcntl
 import hashlib
 import os
 import shutil
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
+from bridge import __version__
 from bridge.errors import SourceError
-from bridge.state import digests
+from bridge.state import digests, sharing
 from bridge.state.files import File, Late, size_of
 from bridge.state.folder import remove, sync, write_text
 from bridge.state.formats import Written
-from bridge.state.lazy import Run, raw, strips
+from bridge.state.lazy import STRIP, WIDTH, Run, raw, strips
 
-MARK, DONE, PART = ".mark", ".done", ".part"
+MARK, DONE, PART, KEPT = ".mark", ".done", ".part", ".kept"
+"""In the folder beside: what is written there; files that are finished; one that is not; how much of it is certain."""
 SPARE = 2**20
 """Bytes beside the files themselves: names and digests."""
-Moved = Callable[[int], None]
-"""Told of every piece that is written: how many bytes."""
+STAGE = 2**29
+"""Bytes after which what is written of a file is brought to the disk and noted: a process that is killed loses no more."""
+PATIENCE = 10.0
+"""Seconds that the processes of a command that was killed get to end."""
+Moved = Callable[[int, bool], None]
+"""Told of every piece: how many bytes, and whether they are written now or were before."""
 
 
-def write(written: Written, target: Path, sources: Iterable[Path], moved: Moved) -> None:
+def write(written: Written, target: Path, sources: Iterable[Path], moved: Moved, processes: int = 1) -> None:
     """Put the files into the new folder `target`. Raises `SourceError`; what was finished before is found again."""
     if os.path.lexists(target):
         raise SourceError(f"{target}: is there already; name a folder that is not, or remove it")
@@ -35,17 +44,26 @@ def write(written: Written, target: Path, sources: Iterable[Path], moved: Moved)
     try:
         with _alone(staging):
             done = _resumed(staging, _mark(written, sources))
-            _room(staging, written, done)
-            for file in written.files:
-                if file.name in done:
-                    moved(file.size)
-                else:
-                    done[file.name] = _finished(staging, file, moved)
+            left = [file for file in written.files if file.name not in done]
+            _room(staging, left)
+            moved(sum(file.size for file in written.files) - sum(file.size for file in left), False)
+            done |= _all(staging, left, moved, processes)
             _close(staging, written, done)
             staging.rename(target)
             sync(target.parent)
     except OSError as error:
         raise SourceError(f"{error.filename or target}: {error.strerror}; make room, or name another folder") from None
+
+
+def _all(staging: Path, files: Sequence[File], moved: Moved, processes: int) -> dict[str, str]:
+    """Write these files, by several processes if there are several files; their digests."""
+    if min(processes, len(files)) < 2:
+        return {file.name: _finished(staging, file, moved) for file in files}
+    largest = sorted(files, key=lambda file: -file.size)
+    sharing.shared(min(processes, len(files)), len(files), lambda number, told: _finished(staging, largest[number], told), moved)
+    found = _journal(staging)
+    SourceError.raise_if(f"{staging / file.name}: not written by its process" for file in files if file.name not in found)
+    return found
 
 
 @contextmanager
@@ -54,18 +72,27 @@ def _alone(staging: Path) -> Iterator[None]:
     staging.mkdir(exist_ok=True)
     descriptor = os.open(staging, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise SourceError(f"{staging}: another process writes there; wait for it, or name another folder") from None
+        until = time.monotonic() + PATIENCE
+        while not _locked(descriptor):
+            if time.monotonic() > until:
+                raise SourceError(f"{staging}: another process writes there; wait for it, or name another folder")
+            time.sleep(0.05)
         yield
     finally:
         os.close(descriptor)
 
 
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def _mark(written: Written, sources: Iterable[Path]) -> str:
     """What must be the same for finished files to be of use: the sources, and what each file consists of."""
-    found = hashlib.sha256()
+    found = hashlib.sha256(__version__.encode())
     for path in sources:
         about = path.stat()
         found.update(f"{path.resolve()}\0{about.st_size}\0{about.st_mtime_ns}\n".encode())
@@ -83,55 +110,116 @@ def _resumed(staging: Path, mark: str) -> dict[str, str]:
     """Digests of the files that a process finished which was killed; if it wrote anything else, all is begun anew."""
     path = staging / MARK
     if path.is_file() and path.read_text() == mark:
-        lines = (staging / DONE).read_text().splitlines() if (staging / DONE).is_file() else []
-        rows = [line.split("  ", 1) for line in lines]
-        return {row[1]: row[0] for row in rows if len(row) == 2 and len(row[0]) == 64 and (staging / row[1]).is_file()}
+        return _journal(staging)
     for entry in staging.iterdir():
         remove(entry) if entry.is_dir() else entry.unlink()
     write_text(path, mark)
     return {}
 
 
-def _room(staging: Path, written: Written, done: Iterable[str]) -> None:
+def _journal(staging: Path) -> dict[str, str]:
+    """Digests of the files that are finished."""
+    lines = (staging / DONE).read_text().splitlines() if (staging / DONE).is_file() else []
+    rows = [line.split("  ", 1) for line in lines]
+    return {row[1]: row[0] for row in rows if len(row) == 2 and len(row[0]) == 64 and (staging / row[1]).is_file()}
+
+
+def _room(staging: Path, left: Iterable[File]) -> None:
     """Raises `SourceError` unless the disk holds what is still to be written."""
-    needed = sum(file.size for file in written.files if file.name not in done) + SPARE
+    needed = sum(file.size - _kept(staging, file).size for file in left) + SPARE
     free = shutil.disk_usage(staging).free
     if free < needed:
         raise SourceError(f"{staging}: {free:,} bytes are free, {needed:,} are needed; make room, or name another folder")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The beginning of a file that a process wrote which was killed: bytes that are certain, and their digest."""
+
+    size: int = 0
+    digest: str = ""
+
+
+def _kept(staging: Path, file: File) -> Kept:
+    beside = staging / f"{file.name}{PART}"
+    note = staging / f"{file.name}{KEPT}"
+    if not beside.is_file() or not note.is_file():
+        return Kept()
+    digest, _, size = note.read_text().partition(" ")
+    found = Kept(int(size), digest) if size.isdigit() and len(digest) == 64 else Kept()
+    return found if beside.stat().st_size >= found.size <= file.size else Kept()
 
 
 def _finished(staging: Path, file: File, moved: Moved) -> str:
     """Write one file down to the disk, note that it is there, and return its digest."""
     path = staging / file.name
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + PART)
-    with beside.open("wb") as stream:
-        digest = hashlib.sha256()
-        for piece in pieces(file):
-            stream.write(piece)
+    kept = _kept(staging, file)
+    digest = _filled(path, file, kept, moved) or _filled(path, file, Kept(), moved)
+    path.with_name(path.name + PART).rename(path)
+    path.with_name(path.name + KEPT).unlink(missing_ok=True)
+    sync(path.parent)
+    line = f"{digest}  {file.name}\n".encode()
+    descriptor = os.open(staging / DONE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    try:
+        os.write(descriptor, line)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return digest
+
+
+def _filled(path: Path, file: File, kept: Kept, moved: Moved) -> str:
+    """Write a file beside its place, behind what is `kept` of it; its digest, or nothing if that is not what was noted."""
+    beside, digest = path.with_name(path.name + PART), hashlib.sha256()
+    with beside.open("r+b" if kept.size else "wb") as stream:
+        stream.truncate(kept.size)
+        at, noted = 0, kept.size
+        for piece in pieces(file, stream, kept.size):
             digest.update(piece)
-            moved(len(piece))
+            if at >= kept.size:
+                stream.write(piece)
+            at += len(piece)
+            if at == kept.size and digest.hexdigest() != kept.digest:
+                return ""
+            moved(len(piece), at > kept.size)
+            if at - noted >= STAGE:
+                noted = _noted(stream, path, at, digest.hexdigest())
         stream.flush()
         os.fsync(stream.fileno())
-    beside.rename(path)
-    sync(path.parent)
-    with (staging / DONE).open("a") as journal:
-        journal.write(f"{digest.hexdigest()}  {file.name}\n")
-        journal.flush()
-        os.fsync(journal.fileno())
     return digest.hexdigest()
 
 
-def pieces(file: File) -> Iterator[bytes | memoryview]:
-    """The bytes of a file, a few at a time."""
+def _noted(stream: IO[bytes], path: Path, at: int, digest: str) -> int:
+    """Bring to the disk what is written so far, and only then say how much it is."""
+    stream.flush()
+    os.fsync(stream.fileno())
+    note = path.with_name(path.name + KEPT)
+    write_text(note.with_name(f"{note.name}~"), f"{digest} {at}")
+    note.with_name(f"{note.name}~").rename(note)
+    return at
+
+
+def pieces(file: File, before: IO[bytes] | None = None, kept: int = 0) -> Iterator[bytes | memoryview]:
+    """The bytes of a file, a few at a time; the first `kept` of them, which end with a piece, are taken from `before`."""
     sums: dict[int, int] = {}
+    at = 0
     for part in file.parts:
-        if isinstance(part, bytes):
-            yield part
-        elif isinstance(part, Late):
-            yield _late(part, sums)
-        else:
-            yield from _run(part, sums, file.sums)
+        for piece in _part(part, sums, file.sums, before if at < kept else None, kept - at):
+            at += len(piece)
+            yield piece
+
+
+def _part(
+    part: bytes | Run | Late, sums: dict[int, int], counted: bool, before: IO[bytes] | None, kept: int
+) -> Iterator[bytes | memoryview]:
+    if isinstance(part, Run):
+        yield from _run(part, sums, counted, before, kept)
+        return
+    found = part if isinstance(part, bytes) else _late(part, sums)
+    if before is not None:
+        found = before.read(len(found))
+    yield found
 
 
 def _late(part: Late, sums: dict[int, int]) -> bytes:
@@ -141,9 +229,16 @@ def _late(part: Late, sums: dict[int, int]) -> bytes:
     return found
 
 
-def _run(part: Run, sums: dict[int, int], counted: bool) -> Iterator[memoryview]:
-    sum_ = 0
-    for strip in strips(part.source, part.start, part.stop):
+def _run(part: Run, sums: dict[int, int], counted: bool, before: IO[bytes] | None, kept: int) -> Iterator[bytes | memoryview]:
+    sum_, width = 0, WIDTH[part.source.dtype]
+    start = part.start
+    while before is not None and kept > 0 and start < part.stop:
+        count = min(part.stop - start, max(1, STRIP // width))
+        content: bytes | memoryview = before.read(count * width)
+        sum_ = zlib.crc32(content, sum_) if counted else 0
+        start, kept = start + count, kept - len(content)
+        yield content
+    for strip in strips(part.source, start, part.stop):
         content = raw(strip)
         sum_ = zlib.crc32(content, sum_) if counted else 0
         yield content

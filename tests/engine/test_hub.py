@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import shutil
+import signal
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import replace
@@ -27,6 +28,7 @@ from test_archives import Call
 from bridge.cli import run as command
 from bridge.errors import BridgeError, SourceError
 from bridge.state import formats, writing
+from bridge.state import lazy as lazy_tensors
 from bridge.state.hub import Hub
 
 pytestmark = pytest.mark.usefixtures("foreign")
@@ -450,37 +452,84 @@ def test_a_changed_element_is_found_by_its_checksum(made: Made, tmp_path: Path) 
         assert command(["checkpoint", "inspect", str(place.parent), "--check"]) == 1
 
 
-class Killed(Exception):
-    """Stands for a signal that no process survives."""
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_killed_conversion_goes_on_to_the_same_bytes(made: Made, tmp_path: Path) -> None:
-    hub = formats.read(made("fp16 level 3"))
-    written = formats.named("safetensors").plan(hub, formats.Wanted(shard=4000))
-    writing.write(written, tmp_path / "known", hub.origin.files, lambda count: None)
-    total, random = sum(file.size for file in written.files), Random(3)
-    known = {path.name: path.read_bytes() for path in (tmp_path / "known").iterdir()}
-    for number in range(20):
-        target, left = tmp_path / f"killed{number}", [random.randrange(total)]
+def ended(written: formats.Written, target: Path, hub: Hub, after: int, processes: int) -> None:
+    """Write in a process that SIGKILL ends after so many bytes."""
+    child = os.fork()
+    if not child:
+        left = [after]
 
-        def moved(count: int, left: list[int] = left) -> None:
+        def moved(count: int, fresh: bool) -> None:
             left[0] -= count
             if left[0] < 0:
-                raise Killed
+                os.kill(os.getpid(), signal.SIGKILL)
 
-        with pytest.raises(Killed):
-            writing.write(written, target, hub.origin.files, moved)
+        try:
+            writing.write(written, target, hub.origin.files, moved, processes)
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_killed_conversion_goes_on_to_the_same_bytes(
+    made: Made, tmp_path: Path, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one process or several, each of which notes what is certain of a file after 3,000 bytes."""
+    monkeypatch.setattr(writing, "STAGE", 3000)
+    monkeypatch.setattr(lazy_tensors, "STRIP", 1000)
+    monkeypatch.setattr(writing, "STRIP", 1000)
+    hub = formats.read(made("fp16 level 3"))
+    written = formats.named("deepspeed").plan(hub, formats.Wanted(ranks=3, level=2))
+    writing.write(written, tmp_path / "known", hub.origin.files, lambda count, fresh: None)
+    total, random, found = sum(file.size for file in written.files), Random(3), 0
+    known = contents(tmp_path / "known")
+    for number in range(20):
+        target = tmp_path / f"killed{number}"
+        ended(written, target, hub, random.randrange(total), processes)
         assert not target.exists()
-        again: list[int] = []
-        writing.write(written, target, hub.origin.files, again.append)
-        assert {path.name: path.read_bytes() for path in target.iterdir()} == known and sum(again) == total
-    assert not list(tmp_path.glob(".*"))
+        again: list[tuple[int, bool]] = []
+        writing.write(written, target, hub.origin.files, lambda *said, again=again: again.append(said), processes)  # type: ignore[misc]
+        assert contents(target) == known
+        assert sum(count for count, _ in again) == total
+        found += sum(count for count, fresh in again if not fresh)
+    assert not list(tmp_path.glob(".*")) and found > 5 * total  # of what was written before, most was found again
+
+
+def test_what_fails_in_one_of_several_processes_is_told(made: Made, tmp_path: Path) -> None:
+    place = spoiled(made, tmp_path)
+    hub = formats.read(place)
+    written = formats.named("safetensors").plan(hub, formats.Wanted(shard=500))
+    os.truncate(place / MODEL, 3000)
+    with pytest.raises(SourceError, match="changed while it was read"):
+        writing.write(written, tmp_path / "out", hub.origin.files, lambda count, fresh: None, 3)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_beginning_that_is_another_is_written_anew(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "STAGE", 3000)
+    hub = formats.read(made("fp16 level 3"))
+    written = formats.named("safetensors").plan(hub, formats.Wanted())
+    writing.write(written, tmp_path / "known", hub.origin.files, lambda count, fresh: None)
+    ended(written, tmp_path / "out", hub, sum(file.size for file in written.files) // 2, 1)
+    (beside,) = (tmp_path / ".out.partial").glob("*.part")
+    content = bytearray(beside.read_bytes())
+    content[700] ^= 1
+    beside.write_bytes(content)
+    writing.write(written, tmp_path / "out", hub.origin.files, lambda count, fresh: None)
+    equal(tmp_path / "known", tmp_path / "out")
 
 
 def test_what_is_there_is_not_written_over(made: Made, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     assert converted(made("fp32 level 2"), "native", tmp_path / "out")[0] == 1
-    assert converted(made("fp32 level 2"), "native", tmp_path / "new", "--dry-run")[0] == 0
+    code, said = converted(made("fp32 level 2"), "native", tmp_path / "new", "--dry-run")
+    row = next(line for line in said.splitlines() if "model.norm.weight  exp_avg_sq" in line)
+    files = [f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in range(2)]
+    assert code == 0 and row in (f"  model.norm.weight  exp_avg_sq  16  F32  from {name}" for name in (*files, ", ".join(files)))
     assert not (tmp_path / "new").exists() and not list((tmp_path / "out").iterdir())
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from io import StringIO
@@ -14,7 +13,6 @@ from typing import Any
 
 import checkpoints
 import pytest
-import torch
 from checkpoints import Task
 from conftest import Run
 
@@ -65,9 +63,10 @@ def test_a_run_goes_on_from_the_folder_on_each_stack(begun: Path, run: Run, tmp_
     (tmp_path / "level3.json").write_text(json.dumps(config))
     code, said = moved(tmp_path / "level3.json", tmp_path / "two", "deepspeed", tmp_path / "back", "--world-size", "2")
     assert code == 2 and said.startswith("Taken away: random (different numbers).")
-    written = json.loads((tmp_path / "back" / "ds_config.json").read_text())
-    assert written["zero_optimization"]["stage"] == 3 and len(list((tmp_path / "back" / "checkpoint" / "global_step7").iterdir())) == 5
-    last = replace(TASK, level=3, first=7, last=10, load=tmp_path / "back" / "checkpoint")
+    back = tmp_path / "back"
+    assert json.loads((back / "ds_config.json").read_text())["zero_optimization"]["stage"] == 3
+    assert len(list((back / "checkpoint" / "global_step7").iterdir())) == 5
+    last = replace(TASK, level=3, first=7, last=10, load=back / "checkpoint")
     assert run(2, checkpoints.deepspeed, last)[0] == pytest.approx(unbroken[7:], abs=1e-6)
 
 
@@ -83,7 +82,9 @@ def test_a_run_moves_to_fully_shard(begun: Path, run: Run, tmp_path: Path) -> No
 def test_weights_alone_go_by_names(begun: Path, tmp_path: Path) -> None:
     """Where nothing says the groups of the optimizer, DeepSpeed gets a universal checkpoint, and its config says so."""
     checkpoints.model_of("llama").save_pretrained(tmp_path / "weights")  # type: ignore[operator]
-    code, said = moved(begun / "ds_config.json", tmp_path / "weights", "deepspeed", tmp_path / "out", "--world-size", "2", "--json")
+    code, said = moved(
+        begun / "ds_config.json", tmp_path / "weights", "deepspeed", tmp_path / "out", "--world-size", "2", "--json"
+    )
     found = json.loads(said)
     assert code == found["exit_code"] == 2 and found["target"]["format"] == "universal"
     assert found["taken_away"] == "Taken away: moments, schedule, step (different numbers)."
@@ -151,6 +152,23 @@ def test_a_move_is_proved_by_the_next_steps(begun: Path, tmp_path: Path) -> None
     assert json.loads((tmp_path / "out" / "proof.json").read_text()) == proof
 
 
+def test_settings_of_the_checkpoint_that_the_config_says_otherwise_are_told(begun: Path, tmp_path: Path) -> None:
+    config = checkpoints.config_of(replace(TASK, adam={"torch_adam": True, "betas": [0.9, 0.98]}), 2)
+    (tmp_path / "other.json").write_text(json.dumps(config))
+    code, said = moved(tmp_path / "other.json", begun / "run", "native", tmp_path / "out")
+    assert code == 2 and "Taken away: optimizer.betas (different numbers)." in said
+    assert "[0.9, 0.98] in the config, [0.9, 0.95] in the checkpoint, which a run that goes on takes" in said
+
+
+def steady(rank: int, world: int, config: dict[str, Any], save: Path) -> None:
+    """Three steps of DeepSpeed without a scheduler."""
+    net = checkpoints.model_of("llama")
+    engine, *_ = checkpoints.real_deepspeed().initialize(
+        model=net, model_parameters=net.parameters(), config=config, dist_init_required=False
+    )
+    checkpoints.continued(engine, rank, world, replace(TASK, save=save))
+
+
 def proved(begun: Path, config: Path, output: Path, to: str, most: int = moving.LARGE) -> tuple[int, dict[str, Any]]:
     options = moving.Options(begun / "run", to, output, model=begun / "model", prove=2, most=most)
     with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()):
@@ -159,11 +177,15 @@ def proved(begun: Path, config: Path, output: Path, to: str, most: int = moving.
 
 
 @LONG
-def test_a_large_model_is_proved_in_part_and_another_schedule_is_no_proof(begun: Path, tmp_path: Path) -> None:
-    steady = checkpoints.config_of(TASK, 2)
-    del steady["scheduler"]
-    (tmp_path / "steady.json").write_text(json.dumps(steady))
-    code, found = proved(begun, tmp_path / "steady.json", tmp_path / "part", "automodel", most=4000)
+def test_a_large_model_is_proved_in_part_and_another_schedule_is_no_proof(begun: Path, run: Run, tmp_path: Path) -> None:
+    config = checkpoints.config_of(TASK, 2)
+    del config["scheduler"]
+    (tmp_path / "steady.json").write_text(json.dumps(config))
+    run(2, steady, config, tmp_path / "run")
+    (tmp_path / "model").symlink_to(begun / "model")
+    code, found = proved(tmp_path, tmp_path / "steady.json", tmp_path / "whole", "automodel")
+    assert found["verdict"] == "same", found
+    code, found = proved(tmp_path, tmp_path / "steady.json", tmp_path / "part", "automodel", most=4000)
     assert (code, found["verdict"]) == (3, "in part") and found["lacking"][0] == "the first 1 layers alone", found
     code, found = proved(begun, begun / "ds_config.json", tmp_path / "other", "automodel")
     assert (code, found["verdict"]) == (2, "differs") and "learning rate 0.00625 for 0.005 in step 6" in found["cause"]
