@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
 import subprocess
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
@@ -102,6 +104,25 @@ def test_the_launch_starts_from_the_checkpoint(begun: Path, tmp_path: Path) -> N
     assert formats.read(tmp_path / "out" / "checkpoint").client == {"epoch": 3, "step": 5}  # what the script asks for
 
 
+def test_the_page_of_moves_is_run_from_top_to_end(begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command of docs/move.md, in a folder as the page describes it."""
+    page = (Path(__file__).parents[2] / "docs" / "move.md").read_text()
+    commands = [shlex.split(line.strip()) for line in page.splitlines() if line.startswith("    stagebridge ")]
+    for name in ("run", "model", "ds_config.json"):
+        (shutil.copytree if (begun / name).is_dir() else shutil.copy)(begun / name, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    ends = []
+    for words in commands:
+        with redirect_stdout(StringIO()) as out, redirect_stderr(out):
+            ends.append(command(words[1:]))
+        assert ends[-1] in (0, 2), (words, out.getvalue())
+    assert ends == [0, 0, 0, 0, 0, 2]
+    proof = json.loads((tmp_path / "native" / "proof.json").read_text())
+    assert (proof["verdict"], proof["ranks"], proof["lacking"]) == ("same", 2, []) and proof["distance"]["loss"] < 1e-6
+    assert [row["first"] for row in proof["runs"]] == [5, 5]
+    assert [row["lr"] for row in proof["runs"]] == [pytest.approx([0.005, 0.00625])] * 2
+
+
 def refused(begun: Path, tmp_path: Path, *words: str) -> str:
     code, said = moved(begun / "ds_config.json", begun / "run", *words[:1], tmp_path / "out", *words[1:])
     assert code == 1 and not (tmp_path / "out").exists() and not list(tmp_path.glob(".out*"))
@@ -139,17 +160,6 @@ def test_a_cut_keeps_the_first_layers_of_all_that_there_is(begun: Path, run: Run
         {"attn_pdrop": 0.0, "attention_dropout": 0.0, "vocab_size": 3},
         ("attn_pdrop",),
     )
-
-
-def test_a_move_is_proved_by_the_next_steps(begun: Path, tmp_path: Path) -> None:
-    words = ("--model", str(begun / "model"), "--prove", "2", "--json")
-    code, said = moved(begun / "ds_config.json", begun / "run", "native", tmp_path / "out", *words)
-    found = json.loads(said[said.index("{") :])
-    proof = found["proof"]
-    assert code == 0 and (proof["verdict"], proof["ranks"], proof["lacking"]) == ("same", 2, []), proof
-    assert [row["first"] for row in proof["runs"]] == [5, 5] and proof["distance"]["loss"] < 1e-6
-    assert [row["lr"] for row in proof["runs"]] == [pytest.approx([0.005, 0.00625])] * 2
-    assert json.loads((tmp_path / "out" / "proof.json").read_text()) == proof
 
 
 def test_settings_of_the_checkpoint_that_the_config_says_otherwise_are_told(begun: Path, tmp_path: Path) -> None:
