@@ -65,7 +65,7 @@ def inspect(folder: Path, name: str | None, tensors: bool, check: bool, as_json:
 
         format, place = formats.found(folder, name)
         if check:
-            format.verify(place)
+            formats.verified(format, place)
         hub = formats.read_at(format, place)
         code = report.exit_of(hub.findings)
         if as_json:
@@ -158,7 +158,7 @@ def convert(folder: Path, options: Options) -> int:
         target = formats.named(options.to)
         wanted = formats.Wanted(**{**options.wanted, "dtype": _dtype(options.wanted["dtype"])})
         if options.verify and not options.dry_run:
-            source.verify(place)
+            formats.verified(source, place)
         hub = formats.read_at(source, place)
         written = formats.planned(target, hub, wanted)
         if not options.dry_run:

@@ -147,7 +147,7 @@ def _source(job: Job, options: Options) -> tuple[Source, Job]:
 
     format, place = formats.found(options.checkpoint, options.from_)
     if options.verify and not options.dry_run:
-        format.verify(place)
+        formats.verified(format, place)
     hub = formats.read_at(format, place)
     config = convert.read(job)
     saved = hub.origin.layout.get("ranks")

@@ -276,10 +276,10 @@ def title(path: Path, root: Path) -> str:
         return next(iter(entries(path, file, 0, path.stat().st_size))).partition("/")[0]
 
 
-def verify(path: Path, root: Path) -> None:
-    """Raises `SourceError` unless every file of an archive has the checksum that was written with it."""
+def verify(path: Path, root: Path, begin: int = 0, size: int | None = None) -> None:
+    """Raises `SourceError` unless every file of an archive, or of one within `path`, has the checksum written with it."""
     with _opened(path, root) as file:
-        for name, entry in entries(path, file, 0, path.stat().st_size).items():
+        for name, entry in entries(path, file, begin, path.stat().st_size - begin if size is None else size).items():
             file.seek(entry.begin)
             left, found = entry.size, 0
             while left and (content := file.read(min(left, 2**22))):

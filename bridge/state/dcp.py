@@ -67,6 +67,15 @@ class Dcp(Format):
         """A folder with `.metadata`."""
         return folder if (folder / METADATA).is_file() else None
 
+    def verify(self, place: Path) -> None:
+        """Each archive within the files has checksums of its own too."""
+        super().verify(place)
+        if (place / SUMS).is_file():
+            return
+        found = pickled.value(read_bytes(place / METADATA, place, pickled.MOST), KNOWN, place / METADATA)
+        for info in found.state["storage_data"].values():
+            archive.verify(*_part(place, info.state))
+
     def read(self, place: Path) -> Hub:
         """Weights under `model`, or at the top; the optimizer by the names of parameters; the rest is the client's."""
         found = _entries(place)
@@ -146,13 +155,19 @@ def _value(place: Path, key: str, about: Record, places: list[tuple[Any, Any]]) 
 
 def _saved(place: Path, info: Mapping[str, Any]) -> Any:
     """What torch.save wrote into a part of a file."""
+    path, root, begin, size = _part(place, info)
+    return archive.read(path, root, begin=begin, size=size)
+
+
+def _part(place: Path, info: Mapping[str, Any]) -> tuple[Path, Path, int, int]:
+    """The file that has a part, its folder, and where the part begins and how long it is."""
     path = place / plain_name(info["relative_path"], place / METADATA)
     begin, size = int(info["offset"]), int(info["length"])
     if info.get("transform_descriptors"):
         raise SourceError(f"{path}: it is compressed; save it without extensions")
     if begin < 0 or size < 0 or begin + size > regular(path, place).stat().st_size:
         raise SourceError(f"{path}: it ends before byte {begin + size}; {DAMAGED}")
-    return archive.read(path, place, begin=begin, size=size)
+    return path, place, begin, size
 
 
 Model = dict[str, Lazy]

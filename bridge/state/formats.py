@@ -119,6 +119,15 @@ def read_at(format: Format, place: Path) -> Hub:
         raise SourceError(f"{said}; the checkpoint is damaged") from error
 
 
+def verified(format: Format, place: Path) -> None:
+    """Hold a checkpoint against its checksums; what has another form than its format gives it is damaged."""
+    try:
+        format.verify(place)
+    except FLAWS as error:
+        said = f"{place}: not as {format.title} has it ({type(error).__name__}: {shown(str(error))})"
+        raise SourceError(f"{said}; the checkpoint is damaged") from error
+
+
 def planned(format: Format, hub: Hub, wanted: Wanted) -> Written:
     """The files that would hold `hub`. A value beside its tensors that is not of its kind makes the source damaged."""
     try:

@@ -9,7 +9,7 @@ import pickle
 import shutil
 import signal
 from collections.abc import Callable, Mapping
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from io import StringIO
 from itertools import pairwise
@@ -551,3 +551,57 @@ def test_files_are_held_against_their_digests(made: Made, tmp_path: Path) -> Non
     shards[2].unlink()
     with pytest.raises(SourceError, match=shards[2].name):
         formats.read(tmp_path / "out")
+
+
+def pickled(folder: Path) -> list[tuple[Path, int]]:
+    """Every pickle of a checkpoint: its file, and its number there."""
+    found = []
+    for path in sorted(folder.rglob("*")):
+        if path.name == ".metadata":
+            found.append((path, 0))
+        elif path.suffix in (".pt", ".bin", ".distcp"):
+            found += [(path, number) for number, _ in enumerate(mutated.archives(path.read_bytes()))]
+    return found
+
+
+@pytest.mark.parametrize("form", ["fp16 level 3", "bf16 level 2, odd", "universal", "dcp", "bin"])
+def test_a_payload_in_any_pickle_is_named_and_not_executed(made: Made, tmp_path: Path, form: str) -> None:
+    source = made(form) if form in STARTED else tmp_path / "source"
+    if form not in STARTED:
+        converted(made("bf16 level 2, odd"), form, source)
+        for sums in source.rglob("SHA256SUMS"):
+            sums.unlink()
+    marker, places = tmp_path / mutated.MARKER, pickled(source)
+    assert len(places) > {"bin": 0, "dcp": 10, "universal": 10}.get(form, 2)
+    for number, (path, place) in enumerate(places):
+        target = tmp_path / str(number)
+        shutil.copytree(source, target)
+        poison = target / path.relative_to(source)
+        if not mutated.poisoned(poison, place, marker):
+            continue
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()) as said:
+            assert command(["checkpoint", "convert", str(target), "--to", "native", "-o", str(tmp_path / "out")]) == 1
+        assert "posix.system" in said.getvalue() and poison.name in said.getvalue(), said.getvalue()
+        assert not marker.exists() and not (tmp_path / "out").exists()
+        shutil.rmtree(target)
+    if form in STARTED:  # the payload is one: the stack's own loader executes it
+        torch.load(poisoned_copy(source, tmp_path, marker), weights_only=False)
+        assert marker.exists()
+
+
+def poisoned_copy(source: Path, folder: Path, marker: Path) -> Path:
+    path = next(source.rglob("*model_states.pt"))
+    shutil.copy(path, folder / path.name)
+    assert mutated.poisoned(folder / path.name, 0, marker)
+    return folder / path.name
+
+
+def test_a_shard_of_another_run_of_the_same_config_is_named(made: Made, run: Run, tmp_path: Path) -> None:
+    """As many steps, the same config: only the weights tell."""
+    run(2, checkpoints.deepspeed, replace(STARTED["fp32 level 2"], first=7, last=10, save=tmp_path / "other"))
+    shutil.copytree(made("fp32 level 2"), tmp_path / "run")
+    name = SECOND.replace("bf16_", "")
+    shutil.copy(tmp_path / "other" / "global_step3" / name, tmp_path / "run" / "global_step3" / name)
+    with redirect_stdout(StringIO()), redirect_stderr(StringIO()) as said:
+        assert command(["checkpoint", "convert", str(tmp_path / "run"), "--to", "native", "-o", str(tmp_path / "out")]) == 1
+    assert name in said.getvalue() and "it is of another run, or of another step" in said.getvalue()

@@ -20,7 +20,7 @@ from bridge.state.hub import Group, Hub, lost
 from bridge.state.lazy import Joined, Lazy, Run, cast
 from bridge.state.packing import saved
 from compat.deepspeed.state import zero_writing as writing
-from compat.deepspeed.state.files import DAMAGED, KNOWN, Files
+from compat.deepspeed.state.files import DAMAGED, KNOWN, Files, loaded
 from compat.deepspeed.state.zero import Flats, Named, groups_of, held_of, hub_of, shapes_of
 
 LATEST = "latest_universal"
@@ -61,6 +61,9 @@ class Universal(Format):
         super().verify(place)
         for path in (*(place / name for name in MODELS if (place / name).is_file()), *sorted((place / ZERO).rglob("*.pt"))):
             archive.verify(path, place)
+        for name in MODELS:
+            if (place / name).is_file():
+                loaded(place / name, place, "module")
 
     def plan(self, hub: Hub, wanted: Wanted) -> Written:
         """Folders by name, and model states for every level; DeepSpeed takes settings of groups where the source says them."""
@@ -106,6 +109,9 @@ def _kinds(place: Path, name: str, shape: tuple[int, ...]) -> Iterator[tuple[str
         if path.stem == STEP:
             continue
         value = archive.read(path, place, KNOWN)
+        was = archive.title(path, place)
+        if was not in (path.stem, "archive"):
+            raise SourceError(f"{path}: it was written as {was}.pt; give each file its own name again")
         held = value.get("param") if isinstance(value, dict) else value
         if not isinstance(held, Lazy) or held.count != prod(shape):
             raise SourceError(

@@ -15,7 +15,7 @@ from bridge.rules import Effect
 from bridge.state import archive
 from bridge.state.formats import Format, Wanted, Written, pointed
 from bridge.state.hub import Group, Hub, Origin, Parameter, lost, plain
-from bridge.state.lazy import Cast, Joined, Lazy, Run, cast
+from bridge.state.lazy import Cast, Joined, Lazy, Run, cast, raw
 from bridge.state.pickled import Record
 from compat.deepspeed.state import zero_writing
 from compat.deepspeed.state.files import DAMAGED, LATEST, Files, beside, client, loaded, scale_of, where
@@ -36,10 +36,15 @@ class Zero(Format):
         return place if place is not None and any(place.glob("*model_states.pt")) and not (place / "zero").is_dir() else None
 
     def verify(self, place: Path) -> None:
-        """Each archive has checksums of its own too."""
+        """Each archive has checksums of its own too; and below level 3 the weights are the masters, rounded."""
         super().verify(place)
-        for path in Files.of(place).all:
+        files = Files.of(place)
+        for path in files.all:
             archive.verify(path, place)
+        for rank in files.models:
+            _model(files, rank)
+        if files.states and _stage(files.states[0]) < 3:
+            _of_one_run(files)
 
     def read(self, place: Path) -> Hub:
         """All of it: the first file of model states for what ranks hold alike, the others for the parts of flat groups."""
@@ -52,6 +57,30 @@ class Zero(Format):
     def plan(self, hub: Hub, wanted: Wanted) -> Written:
         """The files of a level, for so many data ranks."""
         return zero_writing.plan(hub, wanted)
+
+
+SAMPLE = 1024
+"""Elements at the beginning of each part of a parameter that are held against the model's own copy."""
+
+
+def _of_one_run(files: Files) -> None:
+    """Raises `SourceError` for a rank's file whose masters are not the weights of the model, as those of another run are not."""
+    module, shapes = files.model["module"], shapes_of(files)
+    paths = {held: files.optimizers[rank] for rank, state in enumerate(files.states) for held in _flat_groups(state)}
+    for name, kinds in _in_fragments(files, shapes).tensors.items():
+        joined, weight, at = kinds[FP32], module[name], 0
+        for run in joined.runs if isinstance(joined, Joined) else ():
+            count = min(len(run), SAMPLE)
+            found = cast(run.source, weight.dtype).flat(run.start, run.start + count)
+            if bytes(raw(found)) != bytes(raw(weight.flat(at, at + count))):
+                said = f"its masters of {shown(name)} are not the weights in {files.models[0].name}"
+                raise SourceError(f"{paths[run.source]}: {said}; it is of another run, or of another step")
+            at += len(run)
+
+
+def _flat_groups(state: Mapping[str, Any]) -> list[Lazy]:
+    found = state.get("single_partition_of_fp32_groups")
+    return [held for held in found if isinstance(held, Lazy)] if isinstance(found, list) else []
 
 
 Found = tuple[int, dict[str, Parameter], tuple[Group, ...], list[Finding]]
