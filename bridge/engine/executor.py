@@ -118,15 +118,17 @@ class Executor:
 
     def seek(self, microbatch: int, backward: bool) -> None:
         """Go to the first action of a microbatch, forward or backward, in a row that runs one after the other."""
-        self._place, self._visited = self._starts_of.get((microbatch, backward), (len(self.row), len(self.visits.path)))
+        end = len(self.row), len(self.visits.path), len(self.visits.writers)
+        self._place, self._visited, self._written = self._starts_of.get((microbatch, backward), end)
 
     @cached_property
-    def _starts_of(self) -> Mapping[tuple[int, bool], tuple[int, int]]:
-        found: dict[tuple[int, bool], tuple[int, int]] = {}
-        visited = 0
+    def _starts_of(self) -> Mapping[tuple[int, bool], tuple[int, int, int]]:
+        found: dict[tuple[int, bool], tuple[int, int, int]] = {}
+        visited = written = 0
         for place, action in enumerate(self.row):
-            found.setdefault((action.microbatch, action.kind is not Kind.FORWARD), (place, visited))
+            found.setdefault((action.microbatch, action.kind is not Kind.FORWARD), (place, visited, written))
             visited += action.kind in COMPUTE
+            written += action.kind in WRITES
         return found
 
     def carry(self, microbatch: int) -> None:

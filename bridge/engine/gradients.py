@@ -47,6 +47,7 @@ class Gradients:
         self._written: set[str] = set()
         self._reduced: set[int] = set()
         self._pending: dict[Home, tuple[int, Wait]] = {}
+        self._finished = False
         for flat in self.flats.values():
             self._hook(flat, parameters)
         tied = sorted((flat.slots[0].parameter.name, index) for index, flat in self.flats.items() if flat.replicas)
@@ -68,7 +69,12 @@ class Gradients:
             self._reduce(index, self.flats[index])
 
     def finish(self) -> None:
-        """Wait for every reduction, and sum the shares of partial replicas; the shards then hold this step's gradients."""
+        """Wait for every reduction, and sum the shares of partial replicas; the shards then hold this step's gradients. Once a
+        step: another call finds it done.
+        """
+        if self._finished:
+            return
+        self._finished = True
         for home in tuple(self._pending):
             self._settle(home)
         for parts in self._partial().values():
@@ -91,6 +97,7 @@ class Gradients:
         """Begin a new step."""
         self._written.clear()
         self._reduced.clear()
+        self._finished = False
 
     def tensors(self) -> Iterable[Tensor]:
         """Every tensor of gradients that is kept, aliases left out."""

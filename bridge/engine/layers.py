@@ -4,7 +4,7 @@ use it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -106,10 +106,26 @@ def _fact(name: str, weight: nn.Parameter, stages: tuple[int, ...], mark: Mark) 
     return Parameter(name, tuple(weight.shape), dtype, stages, trained, mark.split, mark.start, mark.whole, partial)
 
 
+ALSO = "_stagebridge_also"
+
+
+def also_uses(module: nn.Module) -> list[nn.Parameter]:
+    """Parameters of other modules that `module` uses when it runs, which whoever knows puts in here before an engine is made."""
+    found: list[nn.Parameter] = module.__dict__.setdefault(ALSO, [])
+    return found
+
+
+def weights_of(module: nn.Module) -> Iterator[nn.Parameter]:
+    """The parameters that must be whole while `module` runs."""
+    yield from module.parameters()
+    for part in module.modules():
+        yield from part.__dict__.get(ALSO, ())
+
+
 def _users(layers: Sequence[Layer], stages: Sequence[range]) -> dict[int, tuple[int, ...]]:
     """Stages that use a parameter, by its identity."""
     found: dict[int, list[int]] = {}
     for stage, members in enumerate(stages):
-        for weight in {id(weight) for index in members for weight in layers[index].module.parameters()}:
+        for weight in {id(weight) for index in members for weight in weights_of(layers[index].module)}:
             found.setdefault(weight, []).append(stage)
     return {weight: tuple(users) for weight, users in found.items()}

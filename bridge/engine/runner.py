@@ -246,6 +246,17 @@ class Engine:
         self._begin(updated)
         return updated
 
+    def last(self) -> None:
+        """Have the microbatch whose backward comes next be the last of its step: those that are missing count with a loss of
+        nothing.
+        """
+        self._refuse_parts()
+        self._refuse_more("last")
+        for number in range(self._micro, self.accumulation - 1):
+            self._losses[number] = self._totals.new_zeros(()), 1.0
+            self.executor.carry(number)
+        self._micro = self.accumulation - 1
+
     @property
     def microbatch(self) -> int:
         """How many microbatches of the step have run backward."""

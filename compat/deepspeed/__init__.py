@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
-from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bridge.config import Values, fields
@@ -16,13 +14,14 @@ from bridge.files import Original, Script
 from bridge.findings import Finding
 from bridge.launching import torchrun
 from bridge.rules import Effect
+from compat.deepspeed.names import install, listen, resolved
 
 if TYPE_CHECKING:
     from bridge.state.hub import Hub
     from compat.deepspeed.releases import Release
 
 
-class DeepSpeedConfig(Config):
+class DeepSpeedFile(Config):
     """A DeepSpeed config; `ds_config` is the mapping that `deepspeed.initialize` takes, `script` the code beside it."""
 
     @cached_property
@@ -40,6 +39,7 @@ class DeepSpeedConfig(Config):
         return script(self.given, self.world_size)
 
 
+__all__ = ["DIALECT", "DeepSpeedDialect", "DeepSpeedFile", "install"]
 PARTS = ("tensor_parallel", "pipeline_stages", "context_parallel", "expert_parallel")
 SCRIPT = "train.py"
 HALVES = {"bf16": "BF16", "fp16": "F16"}
@@ -64,7 +64,7 @@ class DeepSpeedDialect(PackagedDialect):
     suffixes: ClassVar[Mapping[str, str]] = {".json": "json", ".hjson": "hjson", ".sh": "script"}
     model: ClassVar[bool] = False
     rewrites: ClassVar[tuple[str, ...]] = ("hjson", "script")
-    config_type: ClassVar[type[Config]] = DeepSpeedConfig
+    config_type: ClassVar[type[Config]] = DeepSpeedFile
     loads: ClassVar[Mapping[str, Mapping[str, Any]]] = {"deepspeed": {}, "universal": {"checkpoint.load_universal": True}}
 
     def read(
@@ -222,14 +222,11 @@ class DeepSpeedDialect(PackagedDialect):
 
 DIALECT = DeepSpeedDialect()
 
-ENTRIES = ("initialize", "init_distributed", "add_config_arguments", "DeepSpeedEngine")
-"""DeepSpeed's own names, with the native engine behind them: `import compat.deepspeed as deepspeed` is the migration."""
+listen()
 
 
 def __getattr__(name: str) -> Any:
-    """Load the engine when a script first asks for it, so that reading configs needs no torch."""
-    if name not in ENTRIES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; of DeepSpeed's own it has {', '.join(ENTRIES)}")
-    if find_spec("torch") is None:
-        raise BridgeError(f"deepspeed.{name}: torch is not installed; pip install 'stagebridge[engine]'")
-    return getattr(import_module("compat.deepspeed.runtime.dropin"), name)
+    """A name of DeepSpeed's, with the native engine behind it: `import compat.deepspeed as deepspeed` is the migration. The
+    engine is loaded when a script first asks for it, so that reading configs needs no torch.
+    """
+    return resolved("", name)

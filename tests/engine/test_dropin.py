@@ -230,7 +230,7 @@ def test_parameters_that_are_not_given_stay_as_they_are() -> None:
     engine.step()
     moved = dict(engine.native.state_dict())
     assert torch.equal(moved["0.weight"], before) and engine.was_step_applied()
-    assert engine.get_parameter("1.weight") is model[1].weight
+    assert engine.get_parameter("module.1.weight") is model[1].weight
 
 
 def test_a_scripts_own_changes_of_the_learning_rate_count() -> None:
@@ -245,7 +245,7 @@ def test_a_scripts_own_changes_of_the_learning_rate_count() -> None:
 def test_the_package_needs_no_torch_until_an_entry_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     code = "import sys, compat.deepspeed as d; assert 'torch' not in sys.modules; d.initialize; assert 'torch' in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
-    monkeypatch.setattr("compat.deepspeed.find_spec", lambda name: None)
+    monkeypatch.setattr("compat.deepspeed.names.find_spec", lambda name: None)
     with pytest.raises(BridgeError, match=r"deepspeed.initialize: torch is not installed; pip install 'stagebridge\[engine\]'"):
         _ = compat.deepspeed.initialize
     with pytest.raises(AttributeError, match="has no attribute 'initialise'"):

@@ -17,7 +17,7 @@ from compat.deepspeed import DIALECT, live
 
 if TYPE_CHECKING:
     from bridge.state.hub import Hub
-    from compat.deepspeed import DeepSpeedConfig
+    from compat.deepspeed import DeepSpeedFile
 
 PASSES = 2
 """Calls of `backward` before each step in a script with manual accumulation (`code.manual_accumulation`)."""
@@ -63,7 +63,7 @@ class _DropIn(Backend):
 
         if isinstance(run, Plan):
             raise VersionError("deepspeed: its interface takes a config of DeepSpeed's own")
-        return DropInTrainer(run, workload)  # type: ignore[arg-type]
+        return DropInTrainer(run, workload)
 
     def edited(self, config: Config, changes: Mapping[str, Any], world: int) -> Config:
         """See `Backend`."""
@@ -104,7 +104,7 @@ class DeepSpeedBackend(Backend):
         config = run if isinstance(run, Config) else self.written(run, world)
         return trainers.opened(config, workload)  # type: ignore[arg-type]
 
-    def written(self, plan: Plan, world: int) -> DeepSpeedConfig:
+    def written(self, plan: Plan, world: int) -> DeepSpeedFile:
         """The config that stands for `plan` on so many ranks."""
         return lower(plan, DIALECT, self._known(), world)  # type: ignore[return-value]
 

@@ -13,6 +13,7 @@ from bridge.errors import BridgeError, ConfigError
 from bridge.findings import Finding
 from bridge.plan import Optimizer as Settings
 from bridge.rules import Effect
+from compat.deepspeed.runtime.names.optimizers import FusedAdam
 
 Optimizer = torch.optim.Optimizer
 
@@ -40,8 +41,15 @@ def given(optimizer: Any, parameters: Iterable[Any]) -> Optimizer:
     return found  # type: ignore[no-any-return]
 
 
+def name_of(optimizer: Any) -> str | None:
+    """The update rule of torch's or DeepSpeed's optimizer; None for one that the engine does not have."""
+    if isinstance(optimizer, FusedAdam):
+        return "adamw" if optimizer.defaults["decoupled_weight_decay"] else "adam"
+    return next((name for name, known in CLASSES.items() if type(optimizer) is known), None)
+
+
 def _unfit(optimizer: Any) -> Iterator[str]:
-    if type(optimizer) not in CLASSES.values():
+    if name_of(optimizer) is None:
         found = type(optimizer).__name__
         yield f"optimizer: found {found}; the engine updates slices of all weights by its own kernels; use {CHOICE}"
         return
@@ -53,7 +61,7 @@ def _unfit(optimizer: Any) -> Iterator[str]:
 
 def settings_of(optimizer: Optimizer) -> dict[str, Any]:
     """The optimizer's rule and the settings of its first group, as plan values by path."""
-    name = next(name for name, known in CLASSES.items() if type(optimizer) is known)
+    name = name_of(optimizer)
     group = optimizer.param_groups[0]
     momentum = {"momentum": max(group["momentum"] for group in optimizer.param_groups)} if name == "sgd" else {}
     hyper = {name: group[name] for name in HYPER if name in group} | momentum

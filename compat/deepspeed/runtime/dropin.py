@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -30,9 +31,12 @@ from bridge.translation import claims, lift, plan_claims, unheld
 from compat.deepspeed import DIALECT
 from compat.deepspeed.runtime import client, schedulers
 from compat.deepspeed.runtime.engine import DeepSpeedEngine
+from compat.deepspeed.runtime.names.pipe import PipelineModule
 
 Launch = tuple[DeepSpeedEngine, torch.optim.Optimizer | None, Any, Any]
 PORT = 29500
+NEVER = 2**31 - 1
+"""Steps that no run comes to."""
 RUN = ("scheduler.", "fp16.consecutive_hysteresis", "dataloader_drop_last")
 """Settings that no plan holds and the drop-in runs as they are."""
 READ = ("steps_per_print", "dataloader_drop_last", "train_micro_batch_size_per_gpu")
@@ -72,16 +76,18 @@ def initialize(
     if model is None:
         raise ConfigError("model: none given; deepspeed.initialize requires a model")
     here = _environment(distributed_port, dist_init_required)
-    read = _read(args, config, config_params, here.world)
+    code = model.code if isinstance(model, PipelineModule) else None
+    read = _read(args, config, config_params, here.world, code)
     ConfigError.raise_if((*beyond(read), *_meshes(mpu, mesh_param)))
     plan, module = opened(lift(read), optimizer is not None), as_module(model)
     check(plan, here.world)
     face = _face(plan, optimizer, model_parameters, module)
     scheduler = _scheduler(lr_scheduler, face, read)
-    native = _native(module, plan, face, here, [*left(read)], read)
+    loss_fn = getattr(model, "loss_fn", None)
+    piped = loss_fn if (plan.parallel.pipeline or 1) > 1 else None
+    native = _native(module, plan, face, here, [*left(read)], read, piped)
     _scale(native, read)
     _warn(native, read)
-    loss_fn = getattr(model, "loss_fn", None)
     engine = DeepSpeedEngine(native, read, face, scheduler, collate_fn, loss_fn, here.local_rank)
     if face is not None:
         client.guard(face, engine.stepping)
@@ -131,14 +137,21 @@ def _environment(port: int, required: bool | None) -> Environment:
     return found
 
 
-def _read(args: Any, config: Any, params: Any, world: int) -> Config:
+def _read(args: Any, config: Any, params: Any, world: int, code: Mapping[str, Any] | None = None) -> Config:
     """The one config among those that may be given."""
     named = [getattr(args, name, None) for name in ("deepspeed_config", "deepscale_config")]
     given = [one for one in (config if config is not None else params, *named) if one is not None]
     if len(given) != 1:
         found = "none" if not given else f"{len(given)} of them"
         raise ConfigError(f"config: found {found}, expected one: config=, config_params=, or args.deepspeed_config")
-    return DIALECT.read(given[0], None, world)
+    return DIALECT.read(_quiet(given[0]), None, world, code=code)
+
+
+def _quiet(config: Any) -> Any:
+    """The config, of which a line of progress every so many steps without end, as accelerate writes it, is none at all."""
+    if isinstance(config, Mapping) and config.get("steps_per_print") == math.inf:
+        return {**config, "steps_per_print": NEVER}
+    return config
 
 
 def opened(plan: Plan, own: bool) -> Plan:
@@ -220,7 +233,13 @@ def _scheduler(given: Any, face: torch.optim.Optimizer | None, config: Config) -
 
 
 def _native(
-    model: nn.Module, plan: Plan, face: torch.optim.Optimizer | None, here: Environment, left: list[Finding], read: Config
+    model: nn.Module,
+    plan: Plan,
+    face: torch.optim.Optimizer | None,
+    here: Environment,
+    left: list[Finding],
+    read: Config,
+    loss_fn: Callable[..., Any] | None = None,
 ) -> Engine:
     """The native engine; like DeepSpeed, it rounds weights and buffers to the compute format before it copies masters."""
     groups = client.groups_of(face, model) if face else ()
@@ -229,7 +248,8 @@ def _native(
     if plan.precision.compute in ("bf16", "fp16"):
         model.to(TORCH[plan.precision.compute])
     given = {path: read.given[path] for path in sorted(read.given)}
-    engine = bridge.engine.initialize(model, Plan.of({**plan.values(), **own}), environment=here, groups=groups, alike=given)
+    whole = Plan.of({**plan.values(), **own})
+    engine = bridge.engine.initialize(model, whole, loss_fn, environment=here, groups=groups, alike=given)
     engine.findings += (*left, *frozen)
     return engine
 

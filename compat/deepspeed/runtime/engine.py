@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,11 @@ from bridge.engine.runner import Engine, fitting
 from bridge.errors import BridgeError, ConfigError
 from bridge.findings import Finding
 from bridge.state.schema import read as read_state
+from compat.deepspeed.runtime.names import parts
+from compat.deepspeed.runtime.names.zero import GatheredParameters, ZeroParamStatus, mark
 
 EVALUATE = "evaluate"
+AWAY = ZeroParamStatus.NOT_AVAILABLE
 EPOCHS = ("last_batch_iteration", "last_epoch")
 """What schedulers of DeepSpeed and torch call how far they have come."""
 CLIENT, OWN = "client_state", "deepspeed"
@@ -38,11 +42,16 @@ def _converted(path: Path) -> dict[str, Any]:
     return {"lr_scheduler": carried.get("schedule"), "groups": [group["settings"] for group in groups]}
 
 
-class DeepSpeedEngine:
-    """What `deepspeed.initialize` returns first. Attributes that it lacks are the model's.
+class DeepSpeedEngine(nn.Module):
+    """What `deepspeed.initialize` returns first: a module around the model, whose attributes it has too.
 
     The native engine is `native`, what it does otherwise than the config says is `findings`.
     """
+
+    native: Engine
+    optimizer: Any
+    lr_scheduler: Any
+    loss_fn: Callable[..., Any] | None
 
     def __init__(
         self,
@@ -54,30 +63,74 @@ class DeepSpeedEngine:
         loss_fn: Callable[..., Any] | None = None,
         local_rank: int = 0,
     ) -> None:
-        self.native, self.optimizer, self.lr_scheduler = native, optimizer, lr_scheduler
-        self.collate_fn, self.loss_fn, self.local_rank = collate_fn, loss_fn, local_rank
+        super().__init__()
+        parts.note(native)
+        mark(native)
+        self._modules["module"] = native.model
+        self.__dict__.update(native=native, optimizer=optimizer, lr_scheduler=lr_scheduler, loss_fn=loss_fn)
+        self.collate_fn, self.local_rank = collate_fn, local_rank
+        self.training = native.model.training
+        model: Any = native.model
+        self._asks = model.register_state_dict_pre_hook(self._whole_or_refused)
+        self._inside = False
+        self._guards = list(self._guarded()) if self._in_turns() else []
         self.config, self._values = read.ds_config, read.effective  # type: ignore[attr-defined]
         self.training_dataloader: DataLoader[Any] | None = None
         self.device, self.global_rank, self.world_size = native.device, native.comm.rank, native.comm.world.size
         self.dp_world_size, self.mp_world_size = native.data.size, native.tensor.size
         self._iterator: Iterator[Any] | None = None
         self._last: Any = None
-        self._applied, self._calls, self._moved = False, 0, self._epoch()
+        self._applied, self._calls, self._moved, self._skipped = False, 0, self._epoch(), 0
         self._stepping = self._told_twice = False
+        self.tput_timer = Throughput(self.train_batch_size)
 
     def __getattr__(self, name: str) -> Any:
         """An attribute of the model."""
         if name.startswith("__") or name == "native":
             raise AttributeError(name)
+        if name in self.__dict__.get("_parameters", {}) or name in self.__dict__.get("_buffers", {}):
+            return super().__getattr__(name)
         return getattr(self.native.module, name)
 
     # Training
 
-    def __call__(self, *inputs: Any, **named: Any) -> Any:
+    def forward(self, *inputs: Any, **named: Any) -> Any:
         """The model's output for one microbatch."""
-        return self.native(*inputs, **named)
+        with self._ours():
+            return self.native(*inputs, **named)
 
-    forward = __call__
+    def _guarded(self) -> Iterator[Any]:
+        """Have calls of the model past the engine find whole weights, and those of its parts be refused while theirs are not."""
+        model = self.native.model
+        by_itself = model.forward
+
+        @wraps(by_itself)
+        def forward(*inputs: Any, **named: Any) -> Any:
+            if self._inside:
+                return by_itself(*inputs, **named)
+            if torch.is_grad_enabled() and model.training:
+                raise BridgeError("model(...): its weights are whole only while their layer runs; call engine(...) to train")
+            if self.native.line.size == 1:
+                away = [weight for weight in model.parameters() if getattr(weight, "ds_status", None) is AWAY]
+                with self._ours(), GatheredParameters(away):
+                    return by_itself(*inputs, **named)
+            raise BridgeError("model(...): other pipeline ranks have its layers; call engine.eval_batch(batches)")
+
+        model.forward = forward
+        for name, part in model.named_modules():
+            weights = [weight for weight in part.parameters(recurse=False) if hasattr(weight, "ds_status")]
+            if weights:
+                yield part.register_forward_pre_hook(self._guard(name, weights))
+
+    def _guard(self, name: str, weights: list[Any]) -> Callable[..., None]:
+        def guard(module: nn.Module, inputs: Any) -> None:
+            if not self._inside and any(weight.ds_status is AWAY for weight in weights):
+                raise BridgeError(
+                    f"{name}(...): its weights are whole only while its layer runs; call engine(...), or call it within"
+                    f" zero.GatheredParameters(module.parameters())"
+                )
+
+        return guard
 
     def backward(self, loss: Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> Tensor:
         """Gradients of a microbatch's mean loss; returns it divided by the number of microbatches, as DeepSpeed does."""
@@ -85,7 +138,8 @@ class DeepSpeedEngine:
         if retain_graph:
             raise BridgeError("backward: retain_graph is not there; add the losses up and call backward once")
         scale = 1 if scale_wrt_gas else self.gradient_accumulation_steps()
-        return self.native.backward(loss * scale if scale > 1 else loss) / self.gradient_accumulation_steps()
+        with self._ours():
+            return self.native.backward(loss * scale if scale > 1 else loss) / self.gradient_accumulation_steps()
 
     def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
         """Update after the last microbatch of a step, and move the scheduler; before, count only."""
@@ -94,8 +148,16 @@ class DeepSpeedEngine:
             self._applied, self._calls = False, self._calls + 1
             return
         self._applied, self._calls = self.native.step(), 0
+        self._told(lr_kwargs or {})
+
+    def _told(self, lr_kwargs: Mapping[str, Any]) -> None:
+        """What follows a step: optimizer and scheduler hear of it."""
+        self._skipped = self.native.progress.skipped
+        self.native.weights.settle()  # scripts hold parameters of their own and read them
         if self._applied:
-            self._tell(lr_kwargs or {})
+            self._tell(lr_kwargs)
+        if self.optimizer is not None:
+            self.optimizer.overflow = not self._applied
         self._print()
 
     def train_batch(self, data_iter: Iterable[Any] | None = None) -> Tensor:
@@ -106,6 +168,8 @@ class DeepSpeedEngine:
         model takes (a tuple or a mapping: argument by argument), and the model returns the loss.
         """
         self.train()
+        if self.native.line.size > 1:
+            return self._piped(self._batches() if data_iter is None else data_iter)
         source = self._batches() if data_iter is None else iter(fitting(data_iter, self.gradient_accumulation_steps()))
         for _ in range(self.gradient_accumulation_steps()):
             self.backward(self._loss(self._fed(source))[0])
@@ -139,30 +203,72 @@ class DeepSpeedEngine:
         answer = losses if reduce_output is None else self._mean(losses)
         return (answer, [output for _, output in found]) if return_logits else answer
 
-    def train(self, mode: bool = True) -> None:
-        """Set training mode."""
-        self.native.train(mode)
+    def _piped(self, batches: Iterable[Any]) -> Tensor:
+        """One step of a model in stages, whose microbatches all run together."""
+        self._needs_optimizer("train_batch")
+        with self._ours():
+            loss = self.native.train_batch(batches)
+        self._applied = self.native.progress.skipped == self._skipped
+        self._told({})
+        return torch.tensor(loss, device=self.device)
 
-    def eval(self) -> None:
-        """Set evaluation mode."""
-        self.native.eval()
+    def train(self, mode: bool = True) -> DeepSpeedEngine:
+        """Set training mode."""
+        self.training = mode
+        self.native.train(mode)
+        return self
+
+    def compile(self, *_: Any, **__: Any) -> None:
+        """Refused: the engine hooks into the model's own calls."""
+        raise BridgeError("engine.compile: the engine runs layers as they are; compile the model's blocks before initialize")
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> DeepSpeedEngine:
+        """What `to`, `cuda`, `half` and `float` do to each tensor: it must leave them as they are."""
+        for name, weight in self.native.model.named_parameters():
+            found = fn(weight.data)
+            if found.device != weight.device or found.dtype != weight.dtype:
+                raise BridgeError(
+                    f"engine.to: {name} would go from {weight.dtype} on {weight.device} to {found.dtype} on {found.device}, out"
+                    " of the engine's buffers; name the format in the config, and leave the device to initialize"
+                )
+        return self
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Nothing: the engine reduces gradients to their owners when its buffers ask for it, and counts microbatches itself."""
         yield
 
-    def zero_grad(self) -> None:
+    def zero_grad(self, set_to_none: bool = True) -> None:
         """Nothing: every step begins with gradients of its own."""
+
+    def set_lr(self, lr: float) -> None:
+        """Set the learning rate of all groups."""
+        self._needs_optimizer("set_lr")
+        for group in self.optimizer.param_groups if self.optimizer else ():
+            group["lr"] = lr
+
+    def allreduce_gradients(self, bucket_size: int = 0) -> None:
+        """Nothing: gradients are reduced with the last microbatch of a step."""
+
+    def offload_states(self, *_: Any, **__: Any) -> None:
+        """Said: everything stays on the device, which changes memory only."""
+        warnings.warn("offload_states: masters and moments stay on the device (memory or speed)", stacklevel=2)
+
+    def reload_states(self, *_: Any, **__: Any) -> None:
+        """Nothing: nothing was moved."""
 
     def is_gradient_accumulation_boundary(self) -> bool:
         """Whether the current microbatch is the last of its step."""
         return self.native.is_gradient_accumulation_boundary() or self._calls + 1 == self.gradient_accumulation_steps()
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
-        """Check that the script's own count of microbatches is that of the config, by which the engine goes."""
+        """Say whether the microbatch whose backward comes next is the last of its step. A step may end early: what is missing
+        counts as nothing, and gradients are divided by the config's number all the same, as DeepSpeed does. It cannot be longer.
+        """
         place, number = self.native.microbatch + 1, self.gradient_accumulation_steps()
-        if is_boundary != (place == number):
+        if is_boundary and place < number:
+            self.native.last()
+        elif is_boundary != (place == number):
             raise BridgeError(
                 f"set_gradient_accumulation_boundary: found {is_boundary} at microbatch {place} of {number}; set"
                 " gradient_accumulation_steps to the number of backward() calls in a step"
@@ -248,6 +354,45 @@ class DeepSpeedEngine:
     def zero_optimization(self) -> bool:
         """Whether anything is sharded."""
         return self.zero_optimization_stage() > 0
+
+    def optimizer_name(self) -> str | None:
+        """What the config calls the optimizer."""
+        kind = self._values.get("optimizer.type")
+        return kind.lower() if kind else None
+
+    def scheduler_name(self) -> str | None:
+        """What the config calls the scheduler."""
+        found: str | None = self._values.get("scheduler.type")
+        return found
+
+    def steps_per_print(self) -> Any:
+        """Steps between two lines of progress."""
+        return self._values.get("steps_per_print")
+
+    def wall_clock_breakdown(self) -> bool:
+        """Whether the config asks for times of parts, which the engine does not take."""
+        return bool(self._values.get("wall_clock_breakdown"))
+
+    def zero_gather_16bit_weights_on_model_save(self) -> bool:
+        """Whether the config has weights gathered where a model is saved."""
+        return bool(self._values.get("zero_optimization.stage3_gather_16bit_weights_on_model_save"))
+
+    @property
+    def data_parallel_group(self) -> Any:
+        """Torch's group of the data ranks."""
+        return self.native.data.handle or torch.distributed.group.WORLD
+
+    dp_process_group = seq_data_parallel_group = data_parallel_group
+
+    @property
+    def communication_data_type(self) -> torch.dtype:
+        """The format that gradients are exchanged in."""
+        return TORCH[self.native.layout.flats[0].exchange]
+
+    def get_data_types(self) -> tuple[torch.dtype, torch.dtype]:
+        """The formats of weights and of gradients while they add up."""
+        flat = self.native.layout.flats[0]
+        return TORCH[flat.dtype], TORCH[flat.reduce]
 
     def fp16_enabled(self) -> bool:
         """Whether it computes in fp16."""
@@ -350,6 +495,85 @@ class DeepSpeedEngine:
             self._moved = self._epoch()
         return str(path), state.get(CLIENT, {}) if OWN in state else state
 
+    def module_state_dict(
+        self, destination: Any = None, prefix: str = "", keep_vars: bool = False, exclude_frozen_parameters: bool = False
+    ) -> dict[str, Any]:
+        """The model's state by its own names: its tensors themselves, or at level 3 whole copies (all ranks must take part)."""
+        left = self._frozen() if exclude_frozen_parameters else set()
+        if not self._in_turns():
+            found = self.native.module.state_dict(prefix=prefix, keep_vars=keep_vars)
+        else:
+            found = {f"{prefix}{name}": value for name, value in self._whole().items()}
+        found = {name: value for name, value in found.items() if name[len(prefix) :] not in left}
+        if destination is None:
+            return found
+        destination.update(found)
+        return destination  # type: ignore[no-any-return]
+
+    def load_module_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, custom_load_fn: Any = None, **_: Any
+    ) -> None:
+        """Set weights, masters and buffers by the model's own names. All ranks must take part."""
+        if custom_load_fn is not None:
+            raise BridgeError("load_module_state_dict: custom_load_fn is not there; rename the entries first")
+        names = buffers.aliases(self.native.model)
+        missing, strange = [name for name in names if name not in state_dict], [name for name in state_dict if name not in names]
+        if strict:
+            BridgeError.raise_if(f"load_module_state_dict: {name} of the model is missing; pass strict=False" for name in missing)
+            BridgeError.raise_if(f"load_module_state_dict: {name} is no name of the model; pass strict=False" for name in strange)
+        places = {place[2]: place for weight in self.native.model.parameters() if (place := parts.place_of(weight))}
+        given = {names[name]: value for name, value in state_dict.items() if name in names}
+        parts.set_masters(self.native, [(*places[name][1:], value) for name, value in given.items() if name in places])
+        for name, held in buffers.buffers(self.native.model).items():
+            if name in given:
+                held.copy_(given[name])
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """The same by the names that `state_dict` of the engine has."""
+        if assign:
+            raise BridgeError("load_state_dict: assign=True would take weights out of the engine's buffers; leave it out")
+        self.load_module_state_dict({name.removeprefix("module."): value for name, value in state_dict.items()}, strict)
+
+    def _zero3_consolidated_16bit_state_dict(self, exclude_frozen_parameters: bool = False) -> dict[str, Tensor] | None:
+        """On the first rank, the whole model in the compute format on the CPU. All ranks must take part."""
+        found = self._whole()
+        left = self._frozen() if exclude_frozen_parameters else set()
+        return {name: value.cpu() for name, value in found.items() if name not in left} if self.global_rank == 0 else None
+
+    def _whole(self) -> dict[str, Tensor]:
+        """The whole model in the compute format, under every name of a tensor that several share."""
+        model, compute = self.native.model, TORCH[self.native.plan.precision.compute or "fp32"]
+        found = {name: weight.to(compute).clone() for name, weight in self.native.state_dict()}
+        found.update(buffers.whole(self.native))
+        with self._ours():
+            return {alias: found[name] for alias, name in buffers.aliases(model).items() if name in found}
+
+    def _in_turns(self) -> bool:
+        """Whether weights are whole only while their stage runs, or lie on other pipeline ranks."""
+        flats = range(len(self.native.layout.flats))
+        return self.native.line.size > 1 or any(parts.in_turns(self.native, index) for index in flats)
+
+    @contextmanager
+    def _ours(self) -> Iterator[None]:
+        """The engine itself asks the model for its names."""
+        before, self._inside = self._inside, True
+        try:
+            yield
+        finally:
+            self._inside = before
+
+    def _whole_or_refused(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
+        """A state dictionary of weights that are not whole would hold anything."""
+        if self._inside or keep_vars or not self._in_turns():
+            return
+        absent = [name for name, weight in module.named_parameters() if getattr(weight, "ds_status", None) is AWAY]
+        if absent or self.native.line.size > 1:
+            name = (absent or [next(iter(dict(module.named_parameters())))])[0]
+            raise BridgeError(
+                f"state_dict: {name} is whole only while its layer runs; call engine.module_state_dict() or"
+                " engine.save_16bit_model(folder) on all ranks, or ask within zero.GatheredParameters(model.parameters())"
+            )
+
     def save_16bit_model(
         self, save_dir: str | Path, save_filename: str = "pytorch_model.bin", exclude_frozen_parameters: bool = False
     ) -> bool:
@@ -368,7 +592,7 @@ class DeepSpeedEngine:
         whole = {alias: found[name] for alias, name in buffers.aliases(model).items() if name in found}
         with together(self.native):
             if self.global_rank == 0:
-                _write(whole, Path(save_dir), save_filename)
+                write(whole, Path(save_dir), save_filename)
         return True
 
     def _frozen(self) -> set[str]:
@@ -376,6 +600,9 @@ class DeepSpeedEngine:
 
     def destroy(self) -> None:
         """Leave the process group in good order."""
+        for hook in (self._asks, *self._guards):
+            hook.remove()
+        self.native.model.__dict__.pop("forward", None)
         self.native.close()
 
     # Parts
@@ -481,7 +708,24 @@ class DeepSpeedEngine:
         return (mean / self.dp_world_size).to(losses[0].dtype)
 
 
-def _write(whole: Mapping[str, Tensor], folder: Path, name: str) -> None:
+PipelineEngine = DeepSpeedEngine
+"""The same engine runs models in stages."""
+
+
+class Throughput:
+    """Counts epochs and steps; DeepSpeed's prints speeds, which `stagebridge train` does here."""
+
+    def __init__(self, batch_size: Callable[[], int]) -> None:
+        self.epoch_count = self.micro_step_count = self.global_step_count = 0
+        self.batch_size = batch_size
+
+    def update_epoch_count(self) -> None:
+        """An epoch has ended."""
+        self.epoch_count += 1
+        self.micro_step_count = 0
+
+
+def write(whole: Mapping[str, Tensor], folder: Path, name: str) -> None:
     """One file, put in place when it is whole."""
     beside = folder / f".{name}.tmp"
     try:

@@ -33,7 +33,7 @@ from compat.deepspeed.schedule import said, steers
 
 if TYPE_CHECKING:
     from bridge.backend import Batch
-    from compat.deepspeed import DeepSpeedConfig
+    from compat.deepspeed import DeepSpeedFile
 
 QUIET = (
     *("tensorboard", "wandb", "csv_monitor", "comet", "flops_profiler", "comms_logger", "autotuning", "timers", "nebula"),
@@ -74,7 +74,7 @@ def loaded() -> Any:
     return deepspeed
 
 
-def opened(config: DeepSpeedConfig, workload: Workload) -> DeepSpeedTrainer:
+def opened(config: DeepSpeedFile, workload: Workload) -> DeepSpeedTrainer:
     """The run of `config`, by the engine that its code part asks for; what DeepSpeed refuses is a `BridgeError`."""
     piped = (config.effective.get("code.pipeline_stages") or 1) > 1
     try:
@@ -85,7 +85,7 @@ def opened(config: DeepSpeedConfig, workload: Workload) -> DeepSpeedTrainer:
         raise BridgeError(f"deepspeed: refused by DeepSpeed itself: {type(error).__name__}: {error}") from error
 
 
-def settings(config: DeepSpeedConfig, workload: Workload) -> dict[str, Any]:
+def settings(config: DeepSpeedFile, workload: Workload) -> dict[str, Any]:
     """The file as `deepspeed.initialize` gets it: without logs, with a batch where it is open, and on CPU with torch's Adam,
     whose arithmetic is that of DeepSpeed's kernels and which always corrects its bias.
     """
@@ -107,7 +107,7 @@ def build_optimizer(parameters: Iterable[Any]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, **{name: DEFAULTS[name] for name in ("lr", "betas", "eps", "weight_decay")})
 
 
-def decayed(model: nn.Module, config: DeepSpeedConfig) -> list[Any]:
+def decayed(model: nn.Module, config: DeepSpeedFile) -> list[Any]:
     """What the script hands over as parameters: a flat list, or groups where biases and norms do not decay."""
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     decay = config.effective.get("optimizer.params.weight_decay")
@@ -117,7 +117,7 @@ def decayed(model: nn.Module, config: DeepSpeedConfig) -> list[Any]:
     return [{"params": matrices, "weight_decay": decay}, {"params": rest, "weight_decay": 0.0}]
 
 
-def scheduler_of(config: DeepSpeedConfig) -> Callable[[torch.optim.Optimizer], Any] | None:
+def scheduler_of(config: DeepSpeedFile) -> Callable[[torch.optim.Optimizer], Any] | None:
     """What the script passes as `lr_scheduler`, where the code part has one."""
     if not steers(config.given):
         return None
@@ -142,7 +142,7 @@ def restore(model: nn.Module, kept: Mapping[str, Tensor]) -> None:
 class DeepSpeedTrainer:
     """What both of DeepSpeed's engines share; see `Trainer`."""
 
-    def __init__(self, config: DeepSpeedConfig, workload: Workload) -> None:
+    def __init__(self, config: DeepSpeedFile, workload: Workload) -> None:
         self.config, self.workload, self.ds = config, workload, loaded()
         model, data = self.model(workload), settings(config, workload)
         self.adapt(data)

@@ -1,0 +1,242 @@
+"""DeepSpeed's modules by name, with the native engine behind them: which of its names run, and what to do instead of the others.
+
+`import compat.deepspeed.comm as dist` finds them here. After `install()` so does `import deepspeed.comm`, for libraries that
+import DeepSpeed themselves. Nothing that needs torch is imported before a script asks for it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.metadata import Distribution
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+from bridge.errors import BridgeError
+
+OURS, THEIRS = "compat.deepspeed", "deepspeed"
+RUNTIME = f"{OURS}.runtime"
+RELEASE = "0.19.8"
+"""The release whose behaviour the names have."""
+
+ENTRIES = (
+    "DeepSpeedConfig",
+    "DeepSpeedEngine",
+    "InferenceEngine",
+    "OnDevice",
+    "PipelineEngine",
+    "PipelineModule",
+    "TORCH_DISTRIBUTED_DEFAULT_PORT",
+    "add_config_arguments",
+    "get_accelerator",
+    "init_distributed",
+    "init_inference",
+    "initialize",
+    "log_dist",
+    "logger",
+)
+"""Names of the package itself: they are listed here so that others are refused without torch."""
+_UTILS = ("names.utilities", "names.fragments")
+MODULES: Mapping[str, Sequence[str]] = {
+    "": ("entries",),
+    "accelerator": ("names.accelerator",),
+    "accelerator.real_accelerator": ("names.accelerator",),
+    "checkpoint": (),
+    "checkpoint.utils": ("names.utilities",),
+    "checkpointing": ("names.checkpointing",),
+    "comm": ("names.communication",),
+    "comm.comm": ("names.communication",),
+    "compression": (),
+    "compression.helper": ("names.utilities",),
+    "constants": ("names.utilities",),
+    "inference": ("names.inference",),
+    "inference.engine": ("names.inference",),
+    "launcher": (),
+    "launcher.runner": ("names.utilities",),
+    "ops": (),
+    "ops.adam": ("names.optimizers",),
+    "pipe": ("names.pipe",),
+    "runtime": (),
+    "runtime.activation_checkpointing": (),
+    "runtime.activation_checkpointing.checkpointing": ("names.checkpointing",),
+    "runtime.config": ("names.settings", "names.utilities"),
+    "runtime.dataloader": ("names.utilities",),
+    "runtime.engine": ("names.engines",),
+    "runtime.lr_schedules": ("names.utilities",),
+    "runtime.pipe": ("names.pipe",),
+    "runtime.pipe.engine": ("names.engines",),
+    "runtime.pipe.module": ("names.pipe",),
+    "runtime.utils": ("names.utilities",),
+    "runtime.zero": ("names.zero",),
+    "runtime.zero.offload_config": ("names.utilities",),
+    "runtime.zero.partition_parameters": ("names.zero",),
+    "utils": _UTILS,
+    "utils.groups": ("names.groups",),
+    "utils.logging": ("names.utilities",),
+    "utils.module_utils": ("names.utilities",),
+    "utils.tensor_fragment": ("names.fragments",),
+    "utils.zero_to_fp32": ("names.export",),
+    "zero": ("names.zero",),
+}
+"""DeepSpeed's modules, each with ours below `runtime` whose `__all__` are its names."""
+
+KERNELS = "the engine builds no operators of its own; use torch's"
+ABSENT: Mapping[str, str] = {
+    "DeepSpeedHybridEngine": "generate with the model itself, within zero.GatheredParameters at level 3",
+    "DeepSpeedTransformerLayer": f"{KERNELS}: transformers' BertLayer computes the same",
+    "DeepSpeedTransformerConfig": f"{KERNELS}: transformers' BertLayer computes the same",
+    "autotuning": "stagebridge layout shows what fits before a run",
+    "compile": "the engine schedules gathers itself; leave the pass out",
+    "compression": "the engine trains no compressed models; DeepSpeed 0.19 has no compression left either",
+    "inference": "the engine serves no models; deepspeed.init_inference runs one on one rank",
+    "io": "checkpoints are safetensors: engine.save_checkpoint writes them",
+    "linear": "use peft for LoRA, and freeze the rest",
+    "model_implementations": KERNELS,
+    "module_inject": f"{KERNELS}; init_inference takes the model as it is",
+    "moe": "give the engine a model with its own experts (Mixtral and its like); all ranks hold them",
+    "monitor": "read engine.native.progress, or stagebridge train --json",
+    "nvme": "the engine keeps everything on the device",
+    "ops": KERNELS,
+    "profiling": "use torch.profiler",
+    "replace_transformer_layer": f"{KERNELS}; init_inference takes the model as it is",
+    "runtime.data_pipeline": "order and batch the data in a sampler of torch",
+    "runtime.domino": "the engine overlaps communication itself",
+    "runtime.fp16": "deepspeed.initialize makes the optimizer that keeps masters",
+    "runtime.sequence_parallel": "the engine has no sequence axis; leave sequence_parallel_size at 1",
+    "sequence": "the engine has no sequence axis; leave sequence_parallel_size at 1",
+    "tp_model_init": "set tensor_parallel.autotp_size in the config; initialize splits the model",
+}
+"""What DeepSpeed has and the engine does not, by the beginning of its name, with what to do."""
+
+
+class Absent(BridgeError, ImportError):
+    """A name of DeepSpeed's that the engine has nothing for. Scripts that can do without it catch `ImportError`."""
+
+
+class Names(ModuleType):
+    """A module of DeepSpeed's, made from the table."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(".".join((OURS, path)).rstrip("."))
+        self.__dict__["_path"] = path
+        self.__path__: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        """A name of the table."""
+        return resolved(self._path, name)
+
+    def __dir__(self) -> list[str]:
+        """All of them."""
+        return sorted({*super().__dir__(), *names_of(self._path)})
+
+
+_made: dict[str, Names] = {}
+
+
+def module(path: str) -> Names:
+    """The module that stands for one of DeepSpeed's."""
+    return _made.setdefault(path, Names(path))
+
+
+def names_of(path: str) -> Iterator[str]:
+    """What a module of the table has, modules below it too."""
+    lead = f"{path}." if path else ""
+    yield from (known[len(lead) :] for known in MODULES if known.startswith(lead) and "." not in known[len(lead) :] and known)
+    for behind in MODULES.get(path, ()):
+        yield from ENTRIES if behind == "entries" else import_module(f"{RUNTIME}.{behind}").__all__
+
+
+def resolved(path: str, name: str) -> Any:
+    """What `name` in DeepSpeed's module `path` is. Raises `Absent` with what to do, or `AttributeError` for what is unknown."""
+    whole = f"{path}.{name}" if path else name
+    if name.startswith("__") and name != "__version__":
+        raise AttributeError(name)
+    if name == "__version__" and not path:
+        return RELEASE
+    if whole in MODULES:
+        return module(whole)
+    asked = path or name in ENTRIES
+    if asked and find_spec("torch") is None:
+        raise BridgeError(f"{THEIRS}.{whole}: torch is not installed; pip install 'stagebridge[engine]'")
+    for behind in MODULES.get(path, ()) if asked else ():
+        found = import_module(f"{RUNTIME}.{behind}")
+        if name in found.__all__:
+            return getattr(found, name)
+    advice = instead(whole)
+    if advice is not None:
+        raise Absent(f"{THEIRS}.{whole}: the native engine has none; {advice}")
+    kind = f"module {module(path).__name__!r}"
+    raise AttributeError(f"{kind} has no attribute {name!r}; of DeepSpeed's own it has {', '.join(sorted(set(names_of(path))))}")
+
+
+def instead(path: str) -> str | None:
+    """What to do instead of a name that is not there, where the table says."""
+    words = path.split(".")
+    return next((ABSENT[lead] for end in range(len(words), 0, -1) if (lead := ".".join(words[:end])) in ABSENT), None)
+
+
+class Finder(MetaPathFinder, Loader):
+    """Finds the modules of the table below a package, which is `compat.deepspeed`, or `deepspeed` itself."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """The spec of a module of the table. Raises `Absent` for others below `deepspeed`."""
+        if name != self.root and not name.startswith(f"{self.root}."):
+            return None
+        inner = name[len(self.root) + 1 :]
+        if inner in MODULES and (inner or self.root == THEIRS):
+            return ModuleSpec(name, self, is_package=True)
+        advice = instead(inner)
+        if self.root == THEIRS or advice is not None:
+            raise Absent(f"{THEIRS}.{inner}: the native engine has none; {advice or 'run the script with DeepSpeed itself'}")
+        return None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """The module of the table."""
+        return module(spec.name[len(self.root) + 1 :])
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing: names are looked up when they are asked for."""
+
+    def find_distributions(self, context: Any = None) -> Iterator[Distribution]:
+        """What libraries that look for an installed DeepSpeed find."""
+        if self.root == THEIRS and getattr(context, "name", None) in (None, THEIRS):
+            yield _Installed()
+
+
+class _Installed(Distribution):
+    """DeepSpeed as a distribution."""
+
+    def read_text(self, filename: str) -> str | None:
+        """Its metadata."""
+        return f"Metadata-Version: 2.1\nName: {THEIRS}\nVersion: {RELEASE}\n" if filename == "METADATA" else None
+
+    def locate_file(self, path: Any) -> Any:
+        """No file belongs to it."""
+        raise BridgeError(f"{path}: the native engine stands for DeepSpeed, and has no such file")
+
+
+def install() -> None:
+    """Have `import deepspeed` mean the native engine from now on, in this process, for libraries such as accelerate too.
+
+    Raises `BridgeError` if DeepSpeed itself is imported already.
+    """
+    if any(isinstance(finder, Finder) and finder.root == THEIRS for finder in sys.meta_path):
+        return
+    if THEIRS in sys.modules:
+        raise BridgeError(
+            "install: DeepSpeed itself is imported already; call compat.deepspeed.install() before all other imports"
+        )
+    sys.meta_path.insert(0, Finder(THEIRS))
+
+
+def listen() -> None:
+    """Have modules below `compat.deepspeed` found that are no files."""
+    if not any(isinstance(finder, Finder) and finder.root == OURS for finder in sys.meta_path):
+        sys.meta_path.append(Finder(OURS))

@@ -1,0 +1,236 @@
+"""The accelerator as scripts ask for it: `get_accelerator()`, over torch's GPU where there is one, else over the CPU."""
+
+from __future__ import annotations
+
+import os
+import resource
+from contextlib import nullcontext
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bridge.errors import BridgeError
+
+__all__ = ["get_accelerator", "is_current_accelerator_supported"]
+PAGES = Path("/proc/self/statm")
+
+
+class Accelerator:
+    """The GPU that torch sees. What the class lacks is that of `torch.cuda`."""
+
+    _name = "cuda"
+
+    def __getattr__(self, name: str) -> Any:
+        """A function of `torch.cuda`."""
+        found = getattr(torch.cuda, name, None) if not name.startswith("__") else None
+        if found is None:
+            raise AttributeError(f"get_accelerator().{name}: neither this accelerator nor torch.cuda has it")
+        return found
+
+    def device_name(self, device_index: int | None = None) -> str:
+        """What torch calls the device."""
+        return self._name if device_index is None else f"{self._name}:{device_index}"
+
+    def current_device_name(self) -> str:
+        """The device of this process."""
+        return self.device_name(self.current_device())
+
+    def device(self, device_index: int | None = None) -> Any:
+        """A context in which a device is the current one."""
+        return torch.cuda.device(device_index)
+
+    def current_device(self) -> Any:
+        """Number of the current device."""
+        return torch.cuda.current_device()
+
+    def total_memory(self, device_index: int | None = None) -> int:
+        """Bytes of the device."""
+        return torch.cuda.get_device_properties(device_index).total_memory
+
+    def available_memory(self, device_index: int | None = None) -> int:
+        """Bytes of it that nothing has taken."""
+        return self.total_memory(device_index) - torch.cuda.memory_allocated(device_index)
+
+    def random(self) -> Any:
+        """Torch's module of generators."""
+        return torch.random
+
+    def range_push(self, message: str, domain: Any = None, category: Any = None) -> Any:
+        """Begin a range of a profile."""
+        return torch.cuda.nvtx.range_push(message)  # type: ignore[no-untyped-call]
+
+    def range_pop(self, domain: Any = None) -> Any:
+        """End a range of a profile."""
+        return torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
+
+    def communication_backend_name(self) -> str:
+        """What torch.distributed calls the library that connects these devices."""
+        return "nccl"
+
+    def is_fp16_supported(self) -> bool:
+        """Whether it computes in fp16."""
+        return True
+
+    def supported_dtypes(self) -> list[torch.dtype]:
+        """The formats that it computes in."""
+        dtypes = (torch.float, torch.half, torch.bfloat16)
+        has = {torch.float: True, torch.half: self.is_fp16_supported(), torch.bfloat16: self.is_bf16_supported()}
+        return [dtype for dtype in dtypes if has[dtype]]
+
+    def pin_memory(self, tensor: torch.Tensor, make_copy: bool = True, match_shape: bool = True) -> torch.Tensor:
+        """A copy that the device reads directly."""
+        return tensor.pin_memory()
+
+    def on_accelerator(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor lies on this kind of device."""
+        return tensor.device.type == self._name
+
+    def is_synchronized_device(self) -> bool:
+        """Whether a call returns only once it is done."""
+        return self._name == "cpu"
+
+    use_host_timers = resolves_data_dependency = handles_memory_backpressure = is_synchronized_device
+
+    def is_triton_supported(self) -> bool:
+        """Whether DeepSpeed's kernels in Triton run: the engine has none."""
+        return False
+
+    def lazy_call(self, callback: Any) -> Any:
+        """Call it, now or once the device is there."""
+        return callback()
+
+    def create_op_builder(self, name: str) -> Any:
+        """Refused: the engine compiles no operators."""
+        raise BridgeError(
+            f"get_accelerator().create_op_builder({name!r}): the native engine builds no operators; use torch's own"
+        )
+
+    get_op_builder = create_op_builder
+
+
+class Processor(Accelerator):
+    """The CPU: one device that does everything at once. Memory is the resident set of the process."""
+
+    _name = "cpu"
+    _torch = ("manual_seed", "initial_seed", "get_rng_state")
+
+    def __init__(self) -> None:
+        self._peak = 0
+
+    def __getattr__(self, name: str) -> Any:
+        """A function of torch, or that there is nothing to do."""
+        if name in self._torch:
+            return getattr(torch, name)
+        if name in ("Stream", "Event", "current_stream", "default_stream", "create_graph"):
+            return lambda *_: None
+        if name.startswith(("memory_", "max_memory_", "reset_max_memory_")):
+            return {"memory": self._held, "max": self._most, "reset": self._forget}[name.partition("_")[0]]
+        raise AttributeError(f"get_accelerator().{name}: a CPU has none")
+
+    def device_name(self, device_index: int | None = None) -> str:
+        """Always "cpu"."""
+        return self._name
+
+    def device(self, device_index: int | None = None) -> Any:
+        """Nothing: there is one device."""
+        return None
+
+    def current_device(self) -> Any:
+        """The rank on this machine, as DeepSpeed has it for CPUs."""
+        return os.environ.get("LOCAL_RANK", 0)
+
+    def set_device(self, device_index: int | None) -> None:
+        """Nothing: there is one device."""
+
+    def device_count(self) -> int:
+        """Ranks that the launcher started on this machine, or 1."""
+        return int(os.environ.get("LOCAL_SIZE", 1))
+
+    def synchronize(self, device_index: int | None = None) -> None:
+        """Nothing: what returned is done."""
+
+    def empty_cache(self) -> None:
+        """Nothing: there is no cache."""
+
+    def is_available(self) -> bool:
+        """True."""
+        return True
+
+    def set_rng_state(self, new_state: torch.Tensor, device_index: int | None = None) -> None:
+        """Set the state of torch's generator."""
+        torch.set_rng_state(new_state)
+
+    def manual_seed_all(self, seed: int) -> Any:
+        """Seed torch's generator."""
+        return torch.manual_seed(seed)
+
+    def default_generator(self, device_index: int) -> torch.Generator:
+        """Torch's generator."""
+        return torch.default_generator
+
+    def stream(self, stream: Any) -> Any:
+        """A context without effect."""
+        return nullcontext()
+
+    def range_push(self, message: str, domain: Any = None, category: Any = None) -> None:
+        """Nothing: there is no profile."""
+
+    def range_pop(self, domain: Any = None) -> None:
+        """Nothing: there is no profile."""
+
+    def total_memory(self, device_index: int | None = None) -> int:
+        """Bytes of the machine."""
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+    def available_memory(self, device_index: int | None = None) -> int:
+        """Bytes of it that nothing has taken."""
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+
+    def memory_stats(self, device_index: int | None = None) -> dict[str, int]:
+        """Bytes of the process, now and at most, under torch's names."""
+        held, most = self._held(), self._most()
+        return {"allocated_bytes.all.current": held, "allocated_bytes.all.peak": most}
+
+    def reset_peak_memory_stats(self, device_index: int | None = None) -> None:
+        """Begin to look for the most memory anew."""
+        self._forget()
+
+    def communication_backend_name(self) -> str:
+        """What torch.distributed calls the library that connects these devices."""
+        return "gloo"
+
+    def is_bf16_supported(self) -> bool:
+        """True."""
+        return True
+
+    def pin_memory(self, tensor: torch.Tensor, make_copy: bool = True, match_shape: bool = True) -> torch.Tensor:
+        """The tensor itself."""
+        return tensor
+
+    def _held(self, device_index: int | None = None) -> int:
+        if PAGES.is_file():
+            held = int(PAGES.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        else:
+            held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        self._peak = max(self._peak, held)
+        return held
+
+    def _most(self, device_index: int | None = None) -> int:
+        self._held()
+        return self._peak
+
+    def _forget(self, device_index: int | None = None) -> None:
+        self._peak = 0
+
+
+@cache
+def get_accelerator() -> Accelerator:
+    """The device that the engine computes on."""
+    return Accelerator() if torch.cuda.is_available() else Processor()
+
+
+def is_current_accelerator_supported() -> bool:
+    """Whether the engine knows the device."""
+    return True

@@ -1,0 +1,137 @@
+"""`deepspeed.checkpointing`: activations computed again in backward, and generators by name.
+
+Source: deepspeed/runtime/activation_checkpointing/checkpointing.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint as again
+
+from bridge.errors import BridgeError
+from compat.deepspeed.runtime.names.accelerator import get_accelerator
+from compat.deepspeed.runtime.names.utilities import logger
+
+__all__ = [
+    "CudaRNGStatesTracker", "checkpoint", "configure", "get_cuda_rng_tracker", "is_configured", "model_parallel_cuda_manual_seed",
+    "model_parallel_reconfigure_tp_seed", "non_reentrant_checkpoint", "partition_activations_in_checkpoint", "reset",
+    "set_num_layers",
+]  # fmt: skip
+TENSOR_SEED, OFFSET = "model-parallel-rng", 2718
+KEPT = ("partition_activations", "contiguous_checkpointing", "checkpoint_in_cpu")
+"""Settings of where activations are kept meanwhile."""
+_state: dict[str, Any] = {"configured": False, "mpu": None}
+
+
+def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run `function` without keeping its activations; backward runs it again, with the same random numbers."""
+    found = again(function, *args, use_reentrant=False, **kwargs)
+    return found[0] if isinstance(found, tuple) and len(found) == 1 else found
+
+
+non_reentrant_checkpoint = checkpoint
+
+
+def configure(
+    mpu_: Any = None,
+    deepspeed_config: Any = None,
+    partition_activations: bool | None = None,
+    contiguous_checkpointing: bool | None = None,
+    num_checkpoints: int | None = None,
+    checkpoint_in_cpu: bool | None = None,
+    synchronize: bool | None = None,
+    profile: bool | None = None,
+) -> None:
+    """Note that checkpointing is set up. Where activations are kept meanwhile changes memory only, and is said."""
+    named = dict(zip(KEPT, (partition_activations, contiguous_checkpointing, checkpoint_in_cpu), strict=True))
+    for name in (name for name, value in named.items() if value):
+        logger.warning("checkpointing.configure: %s: inputs of what is computed again stay whole on the device (memory)", name)
+    _state.update(configured=True, mpu=mpu_)
+
+
+def is_configured() -> bool:
+    """Whether `configure` was called."""
+    return bool(_state["configured"])
+
+
+def reset() -> None:
+    """Nothing: no buffers are kept between steps."""
+
+
+def set_num_layers(nlayers: int) -> None:
+    """Nothing: no buffers are kept between steps."""
+
+
+def partition_activations_in_checkpoint(partition_activation: bool) -> None:
+    """Said, as `configure` does."""
+    if partition_activation:
+        configure(_state["mpu"], partition_activations=True)
+
+
+class CudaRNGStatesTracker:
+    """States of the device's generator by name."""
+
+    def __init__(self) -> None:
+        self.states_: dict[str, Tensor] = {}
+        self.seeds_: set[int] = set()
+
+    def reset(self) -> None:
+        """Forget all."""
+        self.states_, self.seeds_ = {}, set()
+
+    def get_states(self) -> dict[str, Tensor]:
+        """A copy of the states."""
+        return dict(self.states_)
+
+    def set_states(self, states: dict[str, Tensor]) -> None:
+        """Take these states."""
+        self.states_ = states
+
+    def add(self, name: str, seed: int) -> None:
+        """Have a generator `name` begin with `seed`."""
+        if seed in self.seeds_ or name in self.states_:
+            raise BridgeError(f"rng tracker: {name!r} or seed {seed} is there already; call reset() first")
+        place, before = get_accelerator(), get_accelerator().get_rng_state()
+        place.manual_seed(seed)
+        self.seeds_.add(seed)
+        self.states_[name] = place.get_rng_state()
+        place.set_rng_state(before)
+
+    @contextmanager
+    def fork(self, name: str = TENSOR_SEED) -> Iterator[None]:
+        """Draw from the generator `name` within."""
+        if name not in self.states_:
+            raise BridgeError(
+                f"rng tracker: found no {name!r}, expected one of {', '.join(self.states_) or 'none'}; call add() first"
+            )
+        place, before = get_accelerator(), get_accelerator().get_rng_state()
+        place.set_rng_state(self.states_[name])
+        try:
+            yield
+        finally:
+            self.states_[name] = place.get_rng_state()
+            place.set_rng_state(before)
+
+
+_tracker = CudaRNGStatesTracker()
+
+
+def get_cuda_rng_tracker() -> CudaRNGStatesTracker:
+    """The generators of this process."""
+    return _tracker
+
+
+def model_parallel_cuda_manual_seed(seed: int) -> None:
+    """Seed the generator that ranks of a layer share, and the one that each has for its own part."""
+    sizes = (getattr(_state["mpu"], name, None) for name in ("get_tensor_model_parallel_rank", "get_model_parallel_rank"))
+    rank = next((call() for call in sizes if call is not None), 0)
+    _tracker.reset()
+    get_accelerator().manual_seed(seed)
+    _tracker.add(TENSOR_SEED, seed + OFFSET + rank)
+
+
+model_parallel_reconfigure_tp_seed = model_parallel_cuda_manual_seed

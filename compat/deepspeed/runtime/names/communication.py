@@ -1,0 +1,164 @@
+"""`deepspeed.comm`: torch.distributed under DeepSpeed's names, over the group that the engine joins."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+import torch.distributed as torch_distributed
+from torch import Tensor
+from torch.distributed import ReduceOp
+from torch.distributed.device_mesh import init_device_mesh
+
+from bridge.errors import BridgeError
+from compat.deepspeed.runtime.dropin import init_distributed
+
+SAME = (
+    "all_gather", "all_gather_object", "all_gather_into_tensor", "all_reduce", "all_reduce_coalesced", "all_to_all",
+    "all_to_all_single", "barrier", "batch_isend_irecv", "broadcast", "broadcast_object_list", "gather", "irecv", "isend",
+    "monitored_barrier", "recv", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter", "send",
+)  # fmt: skip
+"""Functions of torch.distributed that take the same arguments; DeepSpeed's beside those are for its log."""
+LOGGED = ("prof", "log_name", "debug")
+
+__all__ = [
+    *SAME, "P2POp", "ReduceOp", "ProcessGroup", "TorchBackend", "allgather_fn", "configure", "destroy_process_group",
+    "get_all_ranks_from_group", "get_global_rank", "get_local_rank", "get_rank", "get_world_group", "get_world_size",
+    "has_all_gather_into_tensor", "has_all_reduce_coalesced", "has_coalescing_manager", "has_reduce_scatter_tensor",
+    "inference_all_reduce", "init_distributed", "initialize_mesh_device", "is_available", "is_initialized", "log_summary",
+    "new_group", "reduce_scatter_fn", "set_backend",
+]  # fmt: skip
+P2POp, ProcessGroup = torch_distributed.P2POp, torch_distributed.ProcessGroup
+
+
+def _same(name: str) -> Callable[..., Any]:
+    function: Callable[..., Any] = getattr(torch_distributed, name)
+
+    @wraps(function)
+    def call(*given: Any, **named: Any) -> Any:
+        return function(*given, **{key: value for key, value in named.items() if key not in LOGGED})
+
+    return call
+
+
+globals().update({name: _same(name) for name in SAME})
+
+
+class TorchBackend:
+    """What DeepSpeed wraps torch.distributed in."""
+
+    def get_all_gather_function(self) -> Callable[..., Any]:
+        """The gather into one tensor."""
+        return torch_distributed.all_gather_into_tensor
+
+    def get_reduce_scatter_function(self) -> Callable[..., Any]:
+        """The reduction of one tensor into parts."""
+        return torch_distributed.reduce_scatter_tensor
+
+
+def is_available() -> bool:
+    """Whether torch can communicate."""
+    return torch_distributed.is_available()
+
+
+def is_initialized() -> bool:
+    """Whether this process has joined a group."""
+    return torch_distributed.is_initialized()
+
+
+def _needs_group(what: str) -> None:
+    if not is_initialized():
+        raise BridgeError(f"deepspeed.comm.{what}: no process group is there; call deepspeed.init_distributed() first")
+
+
+def get_rank(group: Any = None) -> int:
+    """This process's place in a group."""
+    _needs_group("get_rank")
+    return torch_distributed.get_rank(group)
+
+
+def get_world_size(group: Any = None) -> int:
+    """Number of ranks in a group."""
+    _needs_group("get_world_size")
+    return torch_distributed.get_world_size(group)
+
+
+def get_local_rank() -> int:
+    """This process's place on its machine."""
+    _needs_group("get_local_rank")
+    return int(os.environ.get("LOCAL_RANK", 0))
+
+
+def get_global_rank(group: Any = None, group_rank: int = 0) -> int:
+    """The rank that has a place in a group."""
+    return group_rank if group is None else torch_distributed.get_global_rank(group, group_rank)
+
+
+def get_all_ranks_from_group(group: Any = None) -> list[int]:
+    """The ranks of a group."""
+    return torch_distributed.get_process_group_ranks(group or torch_distributed.group.WORLD)
+
+
+def get_world_group() -> Any:
+    """The group of all ranks."""
+    _needs_group("get_world_group")
+    return torch_distributed.group.WORLD
+
+
+def new_group(ranks: Any) -> Any:
+    """A group of some ranks; all must take part."""
+    return torch_distributed.new_group(ranks)
+
+
+def destroy_process_group(group: Any = None) -> None:
+    """Leave a group, or all of them."""
+    torch_distributed.destroy_process_group(group)
+
+
+def initialize_mesh_device(mesh_shape: Any, mesh_dim_names: Any) -> Any:
+    """Ranks as a grid with named dimensions."""
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    return init_device_mesh(kind, mesh_shape, mesh_dim_names=mesh_dim_names)
+
+
+def inference_all_reduce(tensor: Tensor, op: Any = ReduceOp.SUM, group: Any = None) -> Any:
+    """Sum over a group."""
+    return torch_distributed.all_reduce(tensor, op, group)
+
+
+def allgather_fn(
+    output_tensor: Tensor, input_tensor: Tensor, group: Any = None, async_op: bool = False, debug: Any = None
+) -> Any:
+    """Gather into one tensor."""
+    return torch_distributed.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
+
+
+def reduce_scatter_fn(
+    output_tensor: Tensor, tensor: Tensor, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False, **_: Any
+) -> Any:
+    """Reduce one tensor into parts."""
+    return torch_distributed.reduce_scatter_tensor(output_tensor, tensor, op, group, async_op)
+
+
+def has_all_gather_into_tensor() -> bool:
+    """True: torch has it."""
+    return True
+
+
+has_reduce_scatter_tensor = has_all_reduce_coalesced = has_coalescing_manager = has_all_gather_into_tensor
+
+
+def set_backend() -> None:
+    """Nothing: there is one."""
+
+
+def configure(*_: Any, **__: Any) -> None:
+    """Nothing: collectives are counted by the engine (`engine.native.comm.ledger`)."""
+
+
+def log_summary(show_straggler: bool = False, return_dict: bool = False) -> Any:
+    """Refused: the engine counts collectives itself."""
+    raise BridgeError("deepspeed.comm.log_summary: the engine counts collectives itself; see engine.native.comm.ledger")

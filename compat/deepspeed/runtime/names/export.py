@@ -1,0 +1,62 @@
+"""`deepspeed.utils.zero_to_fp32`: a whole state dictionary in fp32 from a checkpoint, of the engine or of DeepSpeed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bridge.errors import BridgeError, SourceError
+from bridge.state.folder import find
+from bridge.state.formats import read
+
+__all__ = [
+    "convert_zero_checkpoint_to_fp32_state_dict",
+    "get_fp32_state_dict_from_zero_checkpoint",
+    "load_state_dict_from_zero_checkpoint",
+]
+NAME = "pytorch_model.bin"
+
+
+def get_fp32_state_dict_from_zero_checkpoint(
+    checkpoint_dir: str | Path, tag: str | None = None, exclude_frozen_parameters: bool = False, lazy_mode: bool = False
+) -> dict[str, Tensor]:
+    """Parameters by their most exact copies, buffers and shared names, on the CPU. No pickle is executed."""
+    hub = read(find(Path(checkpoint_dir), tag))
+    left = {name for name, held in hub.parameters.items() if exclude_frozen_parameters and not held.trained}
+    found = {name: held.best.whole().float() for name, held in hub.parameters.items() if name not in left}
+    found.update((name, held.whole()) for name, held in hub.buffers.items())
+    found.update((alias, found[name]) for alias, name in hub.ties.items() if name in found)
+    return found
+
+
+def convert_zero_checkpoint_to_fp32_state_dict(
+    checkpoint_dir: str | Path,
+    output_dir: str | Path,
+    max_shard_size: Any = "5GB",
+    safe_serialization: bool = False,
+    tag: str | None = None,
+    exclude_frozen_parameters: bool = False,
+) -> None:
+    """Write that dictionary into one file of `output_dir`."""
+    if safe_serialization:
+        raise BridgeError(
+            "convert_zero_checkpoint_to_fp32_state_dict: found safe_serialization=True; stagebridge checkpoint convert"
+            f" {checkpoint_dir} --to safetensors writes it"
+        )
+    from compat.deepspeed.runtime.engine import write
+
+    write(get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag, exclude_frozen_parameters), Path(output_dir), NAME)
+
+
+def load_state_dict_from_zero_checkpoint(model: nn.Module, checkpoint_dir: str | Path, tag: str | None = None) -> nn.Module:
+    """The model on the CPU with the weights of a checkpoint. Raises `SourceError` if the checkpoint lacks one of its names."""
+    values = get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag)
+    with torch.no_grad():
+        missing = model.cpu().load_state_dict(values, strict=False).missing_keys
+    SourceError.raise_if(
+        f"{checkpoint_dir}: has no {name} of the model; load it into the model that wrote it" for name in missing
+    )
+    return model

@@ -1,0 +1,96 @@
+"""`deepspeed.utils.safe_get_full_grad` and its like: whole masters, moments and gradients of a parameter, read and written.
+
+All data ranks must take part in each call, as with DeepSpeed. Source: deepspeed/utils/tensor_fragment.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bridge.errors import BridgeError
+from compat.deepspeed.runtime.names import parts
+
+__all__ = [
+    "safe_get_full_fp32_param", "safe_get_full_grad", "safe_get_full_optimizer_state", "safe_get_local_fp32_param",
+    "safe_get_local_grad", "safe_get_local_optimizer_state", "safe_set_full_fp32_param", "safe_set_full_grad",
+    "safe_set_full_optimizer_state", "safe_set_local_fp32_param", "safe_set_local_grad", "safe_set_local_optimizer_state",
+    "safe_update_full_grad_vectorized",
+]  # fmt: skip
+
+
+def safe_get_full_fp32_param(param: Tensor) -> Tensor | None:
+    """The parameter whole, in the format that it is updated in; None if no engine holds it."""
+    place = parts.place_of(param)
+    return None if place is None else parts.master(*place).float()
+
+
+def safe_set_full_fp32_param(param: Tensor, value: Tensor) -> None:
+    """Set the parameter, and what is computed with."""
+    place = parts.place_of(param)
+    if place is not None:
+        parts.set_masters(place[0], [(place[1], place[2], value)])
+
+
+def safe_get_full_optimizer_state(param: Tensor, optim_state_key: str) -> Tensor | None:
+    """What the optimizer keeps of the parameter (`exp_avg`, `exp_avg_sq`), whole."""
+    place = parts.place_of(param)
+    if place is None:
+        return None
+    native, index, name = place
+    return parts.whole(native, index, name, parts.moment(native, index, optim_state_key))
+
+
+def safe_set_full_optimizer_state(param: Tensor, value: Tensor, optim_state_key: str) -> None:
+    """Set what the optimizer keeps of the parameter."""
+    place = parts.place_of(param)
+    if place is not None:
+        native, index, name = place
+        parts.put(native, index, name, parts.moment(native, index, optim_state_key), value)
+
+
+def safe_get_full_grad(param: Tensor) -> Tensor | None:
+    """The mean gradient of the step, whole, between the last backward and step; None where there is none."""
+    place = parts.place_of(param)
+    shard = None if place is None else parts.gradient(place[0], place[1])
+    if place is None or shard is None:
+        return None
+    return parts.whole(*place, shard) * parts.gradient_unit(place[0])
+
+
+def safe_set_full_grad(param: Tensor, value: Tensor) -> None:
+    """Set the mean gradient of the step, between the last backward and step."""
+    place = parts.place_of(param)
+    shard = None if place is None else parts.gradient(place[0], place[1])
+    if place is not None and shard is not None:
+        parts.put(*place, shard, value / parts.gradient_unit(place[0]))
+
+
+@torch.no_grad()
+def safe_update_full_grad_vectorized(param_list: Sequence[Tensor], update_func: Callable[[Any, Any], Any]) -> None:
+    """Have `update_func(gradient, parameter)` give each parameter another gradient."""
+    for param in param_list:
+        found = safe_get_full_grad(param)
+        if found is not None:
+            safe_set_full_grad(param, update_func(found, param))
+
+
+def _local(name: str) -> Callable[..., Any]:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise BridgeError(
+            f"deepspeed.utils.{name}: slices of the engine hold parts of several parameters, not a part of each; use"
+            f" {name.replace('local', 'full')}"
+        )
+
+    refuse.__name__ = name
+    return refuse
+
+
+safe_get_local_fp32_param, safe_set_local_fp32_param = map(_local, ("safe_get_local_fp32_param", "safe_set_local_fp32_param"))
+safe_get_local_grad, safe_set_local_grad = map(_local, ("safe_get_local_grad", "safe_set_local_grad"))
+safe_get_local_optimizer_state, safe_set_local_optimizer_state = map(
+    _local, ("safe_get_local_optimizer_state", "safe_set_local_optimizer_state")
+)

@@ -1,0 +1,91 @@
+"""`deepspeed.init_inference`: a model that only computes, in a number format, without kernels of DeepSpeed's own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from bridge.engine.formats import TORCH
+from bridge.errors import BridgeError, ConfigError
+from compat.deepspeed.runtime.names.accelerator import get_accelerator
+from compat.deepspeed.runtime.names.utilities import logger
+
+__all__ = ["InferenceEngine", "init_inference"]
+NAMES: dict[str, torch.dtype] = {
+    "half": torch.half,
+    "float": torch.float,
+    "torch.float16": torch.half,
+    "torch.float32": torch.float,
+}
+NAMES.update((str(name), dtype) for name, dtype in TORCH.items())
+SPLITS = ("mp_size", "ep_size", "moe")
+KERNELS = ("replace_with_kernel_inject", "enable_cuda_graph", "triangular_masking", "injection_policy", "use_triton")
+
+
+class InferenceEngine(nn.Module):
+    """A model in evaluation mode. Attributes that it lacks are the model's."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        place = get_accelerator()
+        self.module = model.to(dtype=dtype, device=place.current_device_name()).eval()
+        self.dtype = dtype
+
+    def __getattr__(self, name: str) -> Any:
+        """An attribute of the model."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("module"), name)
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """The model's output."""
+        return self.module(*inputs, **named)
+
+    def generate(self, *inputs: Any, **named: Any) -> Any:
+        """The model's own `generate`."""
+        if not hasattr(self.module, "generate"):
+            raise BridgeError(f"generate: {type(self.module).__name__} has none; call the engine itself")
+        model: Any = self.module
+        return model.generate(*inputs, **named)
+
+
+def init_inference(model: nn.Module, config: str | Path | Mapping[str, Any] | None = None, **kwargs: Any) -> InferenceEngine:
+    """A model that only computes; `dtype` is fp16 unless said otherwise, as in DeepSpeed.
+
+    Settings of kernels change no numbers beyond rounding and are said. Ranks that split the model, other formats than torch's and
+    weights from a `checkpoint` are refused with `ConfigError`.
+    """
+    said = json.loads(Path(config).read_text(encoding="utf-8")) if isinstance(config, str | Path) else dict(config or {})
+    ConfigError.raise_if(
+        f"init_inference: {name} is {said[name]!r} in config and {value!r} as an argument; give it once"
+        for name, value in kwargs.items()
+        if name in said and said[name] != value
+    )
+    said.update(kwargs)
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"init_inference: found {type(model).__name__}, expected a torch.nn.Module; pass the pipeline's model")
+    ConfigError.raise_if(_refused(said))
+    for name in (name for name in KERNELS if said.get(name)):
+        logger.warning("init_inference: %s: torch's own kernels run (same up to rounding)", name)
+    wanted: Any = said.get("dtype", torch.half)
+    return InferenceEngine(model, NAMES[wanted] if isinstance(wanted, str) else wanted)
+
+
+def _refused(said: Mapping[str, Any]) -> Any:
+    split = said.get("tensor_parallel", said.get("tp")) or {}
+    size = split.get("tp_size", 1) if isinstance(split, Mapping) else getattr(split, "tp_size", 1)
+    sizes = {"tensor_parallel.tp_size": size, **{name: said.get(name) for name in SPLITS}}
+    for name, value in sizes.items():
+        if isinstance(value, int) and value > 1:
+            yield f"init_inference: found {name}={value}; the engine splits models for training alone; run it on one rank"
+    dtype = said.get("dtype", torch.half)
+    if dtype not in (*NAMES, *NAMES.values()):
+        yield f"init_inference: found dtype={dtype}; the engine has no such format; use torch.half, torch.bfloat16 or torch.float"
+    if said.get("checkpoint"):
+        yield "init_inference: found checkpoint; load the weights into the model first"

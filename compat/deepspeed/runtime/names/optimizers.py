@@ -1,0 +1,60 @@
+"""DeepSpeed's Adam and Lion by name: settings that the engine reads, and torch's own steps where a script runs them by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from bridge.errors import BridgeError
+
+__all__ = ["DeepSpeedCPUAdam", "FusedAdam"]
+
+
+class FusedAdam(torch.optim.Adam):
+    """Adam, with decay beside the gradients (`adam_w_mode`) or within. Source: deepspeed/ops/adam/fused_adam.py."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        bias_correction: bool = True,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        adam_w_mode: bool = True,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        set_grad_none: bool = True,
+    ) -> None:
+        _check(type(self).__name__, bias_correction, amsgrad)
+        decoupled: dict[str, Any] = {"decoupled_weight_decay": adam_w_mode}
+        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, **decoupled)
+
+
+class DeepSpeedCPUAdam(FusedAdam):
+    """The same on the CPU. Source: deepspeed/ops/adam/cpu_adam.py."""
+
+    def __init__(
+        self,
+        model_params: Any,
+        lr: float = 1e-3,
+        bias_correction: bool = True,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0,
+        amsgrad: bool = False,
+        adamw_mode: bool = True,
+        fp32_optimizer_states: bool = True,
+    ) -> None:
+        if not fp32_optimizer_states:
+            raise BridgeError(
+                "DeepSpeedCPUAdam: found fp32_optimizer_states=False; the engine keeps moments in fp32; leave it out"
+            )
+        super().__init__(model_params, lr, bias_correction, betas, eps, adamw_mode, weight_decay, amsgrad)
+
+
+def _check(name: str, bias_correction: bool, amsgrad: bool) -> None:
+    if not bias_correction:
+        raise BridgeError(f"{name}: found bias_correction=False, which the engine does not run; leave it out")
+    if amsgrad:
+        raise BridgeError(f"{name}: found amsgrad=True, which neither DeepSpeed nor the engine runs; leave it out")

@@ -1,0 +1,133 @@
+"""Parameters that an engine holds in flat buffers: where each lies, whole copies of what belongs to it, and new values."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bridge.engine.formats import TORCH
+from bridge.engine.runner import Engine
+from bridge.errors import BridgeError
+
+PLACE = "_stagebridge_place"
+EXPORT = "export parts"
+
+
+class Place(NamedTuple):
+    """The engine that holds a parameter, and the flat that it is in."""
+
+    engine: weakref.ref[Engine]
+    flat: int
+    name: str
+
+
+def note(native: Engine) -> None:
+    """Have the parameters of `native` know where they lie."""
+    named = dict(native.model.named_parameters())
+    for index, flat in enumerate(native.layout.flats):
+        for slot in flat.slots:
+            setattr(named[slot.parameter.name], PLACE, Place(weakref.ref(native), index, slot.parameter.name))
+
+
+def place_of(weight: Tensor) -> tuple[Engine, int, str] | None:
+    """The engine that holds a parameter, its flat and its name, if one does."""
+    place: Place | None = getattr(weight, PLACE, None)
+    engine = None if place is None else place.engine()
+    return None if place is None or engine is None else (engine, place.flat, place.name)
+
+
+def in_turns(native: Engine, index: int) -> bool:
+    """Whether a flat shares its buffer with others, so that its parameters are whole only while their stage runs."""
+    flat = native.layout.flats[index]
+    return flat.weight_shared and native.layout.stages > 1
+
+
+def whole(native: Engine, index: int, name: str, shard: Tensor) -> Tensor:
+    """A parameter's part of a flat of which this rank has the slice `shard`, as a fresh copy. All data ranks must take part."""
+    flat = native.layout.flats[index]
+    if flat.sharded:
+        found = torch.empty(flat.padded, dtype=shard.dtype, device=shard.device)
+        native.comm.all_gather(EXPORT, found, shard.contiguous(), native.data)()
+    else:
+        found = shard
+    slot = next(slot for slot in flat.slots if slot.parameter.name == name)
+    return found[slot.start : slot.stop].view(slot.parameter.shape).clone()
+
+
+@torch.no_grad()
+def put(native: Engine, index: int, name: str, shard: Tensor, value: Tensor) -> None:
+    """Set a parameter's part of the slice `shard` from its whole `value`."""
+    flat = native.layout.flats[index]
+    for piece in flat.pieces(native.data.index):
+        if piece.parameter.name == name:
+            if tuple(value.shape) != tuple(piece.parameter.shape):
+                raise BridgeError(f"{name}: found a value of shape {tuple(value.shape)}, expected {tuple(piece.parameter.shape)}")
+            length = piece.stop - piece.start
+            shard[piece.offset : piece.offset + length].copy_(value.detach().reshape(-1)[piece.start : piece.stop])
+
+
+def master(native: Engine, index: int, name: str) -> Tensor:
+    """A parameter whole, in the format that it is updated in."""
+    native.weights.settle()
+    return whole(native, index, name, native.weights.shards[index])
+
+
+@torch.no_grad()
+def set_masters(native: Engine, values: Sequence[tuple[int, str, Tensor]]) -> None:
+    """Set parameters by flat and name, and what is computed with. All data ranks must take part."""
+    native.weights.settle()
+    for index, name, value in values:
+        put(native, index, name, native.weights.shards[index], value)
+    indices = sorted({index for index, _, _ in values})
+    native.weights.residency.drop(indices)
+    native.weights._renew(indices)
+    native.weights.settle()
+
+
+def computed(native: Engine, index: int, name: str) -> Tensor:
+    """A parameter whole, in the format that it is computed with."""
+    return master(native, index, name).to(TORCH[native.layout.flats[index].dtype])
+
+
+def trained(native: Engine, index: int) -> int:
+    """The number of a flat among those that the optimizer updates. Raises `BridgeError` for a frozen one."""
+    flats = native.weights.trained()
+    if index not in flats:
+        raise BridgeError(
+            f"{native.layout.flats[index].slots[0].parameter.name}: is frozen, so the optimizer keeps nothing of it"
+        )
+    return flats.index(index)
+
+
+def moment(native: Engine, index: int, key: str) -> Tensor:
+    """This rank's slice of what the optimizer keeps of a flat."""
+    state = native.optimizer.state(trained(native, index))
+    if key not in state:
+        raise BridgeError(f"optimizer state: found no {key!r}, expected one of {', '.join(state) or 'none'}")
+    return state[key]
+
+
+def gradient_unit(native: Engine) -> float:
+    """What the sums in gradient buffers are multiplied with to be mean gradients, while a step waits for its update."""
+    number = native.accumulation * native.data.size
+    return 1 / (number * native.scaler.scale * native._share * native.gradients.share)
+
+
+def gradient(native: Engine, index: int) -> Tensor | None:
+    """This rank's slice of the reduced gradients of a flat; None where no microbatch ran or the flat is frozen.
+
+    Raises `BridgeError` in the middle of a step.
+    """
+    if index not in native.gradients.shards or not native.microbatch:
+        return None
+    if not native.is_gradient_accumulation_boundary():
+        raise BridgeError(
+            f"gradients: found {native.microbatch} of {native.accumulation} microbatches of the step; the engine reduces them"
+            " with the last one: ask after its backward and before step"
+        )
+    native.gradients.finish()
+    return native.gradients.shards[index]

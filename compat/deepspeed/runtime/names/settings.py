@@ -1,0 +1,50 @@
+"""`deepspeed.DeepSpeedConfig`: what a config comes to, under the names that DeepSpeed's own object has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bridge import comm
+from bridge.errors import BridgeError
+from compat.deepspeed import DIALECT
+
+__all__ = ["DeepSpeedConfig"]
+NAMES = {
+    "train_batch_size": "train_batch_size",
+    "train_micro_batch_size_per_gpu": "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "steps_per_print": "steps_per_print",
+    "gradient_clipping": "gradient_clipping",
+    "prescale_gradients": "prescale_gradients",
+    "gradient_predivide_factor": "gradient_predivide_factor",
+    "zero_optimization_stage": "zero_optimization.stage",
+    "optimizer_name": "optimizer.type",
+    "scheduler_name": "scheduler.type",
+    "zero_allow_untested_optimizer": "zero_allow_untested_optimizer",
+    "dataloader_drop_last": "dataloader_drop_last",
+}
+"""Attributes of DeepSpeed's object, with the settings that they hold."""
+LOWER = ("optimizer_name",)
+
+
+class DeepSpeedConfig:
+    """A config read for the ranks at hand. Attributes that it lacks are refused by name."""
+
+    def __init__(self, config: Any, mpu: Any = None, mesh_device: Any = None) -> None:
+        self.global_rank, self.world_size = comm.joined() or (0, 1)
+        read = DIALECT.read(config, None, self.world_size)
+        self._param_dict, self._values = read.ds_config, read.effective  # type: ignore[attr-defined]
+
+    def __getattr__(self, name: str) -> Any:
+        """A setting by DeepSpeed's name of it."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name in NAMES:
+            found = self._values.get(NAMES[name])
+            return found.lower() if name in LOWER and found else found
+        if name == "zero_enabled":
+            return bool(self.zero_optimization_stage)
+        sections = {"optimizer_params": "optimizer", "scheduler_params": "scheduler"}
+        if name in sections:
+            return (self._param_dict.get(sections[name]) or {}).get("params")
+        raise BridgeError(f"DeepSpeedConfig.{name}: is not there; it has {', '.join([*NAMES, *sections, 'zero_enabled'])}")

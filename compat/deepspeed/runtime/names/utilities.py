@@ -1,0 +1,221 @@
+"""Small helpers of `deepspeed.utils`, `deepspeed.runtime.utils` and their like."""
+
+from __future__ import annotations
+
+import logging
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bridge import comm
+from bridge.errors import BridgeError
+from compat.deepspeed.runtime.names.accelerator import get_accelerator
+
+__all__ = [
+    "CROSS_RANK",
+    "CROSS_SIZE",
+    "DEEPSPEED_ENVIRONMENT_NAME",
+    "LAMB_OPTIMIZER",
+    "TORCH_DISTRIBUTED_DEFAULT_PORT",
+    "VALID_LR_SCHEDULES",
+    "OffloadDeviceEnum",
+    "OffloadStateTypeEnum",
+    "OnDevice",
+    "RepeatingLoader",
+    "clone_tensors_for_torch_save",
+    "get_z3_leaf_modules",
+    "instrument_w_nvtx",
+    "log_dist",
+    "logger",
+    "move_to_device",
+    "recursive_getattr",
+    "recursive_setattr",
+    "see_memory_usage",
+    "set_random_seed",
+    "set_z3_leaf_module",
+    "set_z3_leaf_modules",
+    "unset_z3_leaf_modules",
+    "z3_leaf_module",
+]  # fmt: skip
+DEEPSPEED_ENVIRONMENT_NAME = ".deepspeed_env"
+TORCH_DISTRIBUTED_DEFAULT_PORT = 29500
+CROSS_RANK, CROSS_SIZE = "CROSS_RANK", "CROSS_SIZE"
+LAMB_OPTIMIZER = "lamb"
+VALID_LR_SCHEDULES = ["LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR"]
+LEAF = "_z3_leaf"
+CPU = torch.device("cpu")
+GIGABYTE = 1 << 30
+
+
+class OffloadDeviceEnum:
+    """Where memory of a model may lie, as a config writes it."""
+
+    none, cpu, nvme = "none", "cpu", "nvme"
+
+
+class OffloadStateTypeEnum:
+    """What `engine.offload_states` may be given."""
+
+    optim_states, hp_params, lp_params = "optim_states", "hp_params", "lp_params"
+    lp_grads, contiguous_grad_buffer = "lp_grads", "contiguous_grad_buffer"
+
+
+def _logger() -> logging.Logger:
+    found = logging.getLogger("DeepSpeed")
+    if not found.handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("[%(asctime)s] [%(levelname)s] %(message)s"))
+        found.addHandler(handler)
+        found.propagate = False
+        found.setLevel(logging.WARNING)
+    return found
+
+
+logger = _logger()
+
+
+def log_dist(message: str, ranks: Iterable[int] | None = None, level: int = logging.INFO) -> None:
+    """Log on some ranks only (all of them: -1 or none named)."""
+    rank, wanted = (comm.joined() or (-1, 1))[0], list(ranks or ())
+    if not wanted or rank == -1 or -1 in wanted or rank in wanted:
+        logger.log(level, "[Rank %s] %s", rank, message)
+
+
+class RepeatingLoader:
+    """A loader over and over."""
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        self.loader, self.data_iter = loader, iter(loader)
+
+    def __iter__(self) -> RepeatingLoader:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return next(self.data_iter)
+        except StopIteration:
+            self.data_iter = iter(self.loader)
+            return next(self.data_iter)
+
+
+class OnDevice(AbstractContextManager[None]):
+    """New tensors have a format and a device within."""
+
+    def __init__(self, dtype: torch.dtype, device: Any = "meta", enabled: bool = True) -> None:
+        self.dtype, self.device, self.enabled = dtype, torch.device(device), enabled
+
+    def __enter__(self) -> None:
+        self._before = torch.get_default_dtype()
+        if self.enabled:
+            torch.set_default_dtype(self.dtype)
+            self.device.__enter__()
+
+    def __exit__(self, *given: Any) -> None:
+        if self.enabled:
+            self.device.__exit__(*given)
+            torch.set_default_dtype(self._before)
+
+
+def see_memory_usage(message: str, force: bool = False) -> None:
+    """With `force`, log what memory this process has."""
+    if not force or (comm.joined() or (0, 1))[0]:
+        return
+    place = get_accelerator()
+    held, most = place.memory_allocated() / GIGABYTE, place.max_memory_allocated() / GIGABYTE
+    logger.info("%s: %.2f GB, at most %.2f GB", message, held, most)
+
+
+def set_random_seed(seed: int) -> None:
+    """Seed the generators of Python, numpy and torch."""
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def move_to_device(item: Any, device: Any, criterion_func: Callable[[Any], bool] | None = None) -> Any:
+    """The same lists, tuples and dictionaries with what meets the criterion, or all tensors, on a device."""
+    if criterion_func(item) if criterion_func is not None else isinstance(item, Tensor):
+        return item.to(device)
+    if isinstance(item, list | tuple):
+        found = [move_to_device(value, device, criterion_func) for value in item]
+        return found if isinstance(item, list) else tuple(found)
+    if isinstance(item, dict):
+        return {name: move_to_device(value, device, criterion_func) for name, value in item.items()}
+    return item.to(device) if isinstance(item, Tensor) else item
+
+
+def clone_tensors_for_torch_save(item: Any, device: Any = CPU) -> Any:
+    """Copies on a device, without the storage that they are parts of, of all tensors in lists, tuples and dictionaries."""
+    if isinstance(item, Tensor):
+        return item.detach().clone() if torch.device(device) == item.device else item.detach().to(device)
+    if isinstance(item, list | tuple):
+        found = [clone_tensors_for_torch_save(value, device) for value in item]
+        return found if isinstance(item, list) else tuple(found)
+    if isinstance(item, dict):
+        return type(item)({name: clone_tensors_for_torch_save(value, device) for name, value in item.items()})
+    return item
+
+
+def recursive_getattr(model: Any, module_name: str) -> Any:
+    """The attribute that a dotted name leads to."""
+    for name in module_name.split("."):
+        model = getattr(model, name)
+    return model
+
+
+def recursive_setattr(model: Any, module_name: str, module: Any) -> None:
+    """Set the attribute that a dotted name leads to."""
+    parent, _, name = module_name.rpartition(".")
+    setattr(recursive_getattr(model, parent) if parent else model, name, module)
+
+
+def instrument_w_nvtx(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function itself."""
+    return function
+
+
+def _leaves(model: nn.Module, classes: Iterable[Any]) -> Iterator[nn.Module]:
+    wanted = list(classes)
+    for module in model.modules():
+        names = (type(module).__name__, f"{type(module).__module__}.{type(module).__qualname__}")
+        if any(name in names if isinstance(name, str) else isinstance(module, name) for name in wanted):
+            yield module
+
+
+def set_z3_leaf_modules(model: nn.Module, leaf_module_classes: Iterable[Any], raise_if_not_found: bool = True) -> list[nn.Module]:
+    """Note modules whose weights are gathered together. The engine gathers blocks as a whole, so that this changes nothing."""
+    found = list(_leaves(model, leaf_module_classes))
+    if not found and raise_if_not_found:
+        raise BridgeError(f"set_z3_leaf_modules: no module of type {leaf_module_classes} found in {type(model).__name__}")
+    for module in found:
+        set_z3_leaf_module(module, True)
+    return found
+
+
+def unset_z3_leaf_modules(model: nn.Module, leaf_module_classes: Iterable[Any]) -> list[nn.Module]:
+    """Take the note away."""
+    found = list(_leaves(model, leaf_module_classes))
+    for module in found:
+        set_z3_leaf_module(module, False)
+    return found
+
+
+def set_z3_leaf_module(model: nn.Module, flag: bool) -> None:
+    """Note one module."""
+    setattr(model, LEAF, flag)
+
+
+def z3_leaf_module(model: nn.Module) -> bool:
+    """Whether a module is noted."""
+    return bool(getattr(model, LEAF, False))
+
+
+def get_z3_leaf_modules(model: nn.Module) -> list[nn.Module]:
+    """The modules that are noted."""
+    return [module for module in model.modules() if z3_leaf_module(module)]

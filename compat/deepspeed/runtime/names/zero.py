@@ -1,0 +1,162 @@
+"""`deepspeed.zero`: weights that are whole for a while. Source: deepspeed/runtime/zero/partition_parameters.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from enum import Enum
+from typing import Any
+
+import torch
+import torch.distributed as torch_distributed
+from torch import Tensor, nn
+
+from bridge.engine.layers import also_uses
+from bridge.engine.runner import Engine
+from bridge.errors import BridgeError
+from compat.deepspeed.runtime.names import parts
+
+__all__ = ["GatheredParameters", "Init", "ZeroParamStatus", "ZeroParamType", "register_external_parameter"]
+EARLY = "_stagebridge_early"
+"""Marks parameters that were made within `Init`, before an engine holds them."""
+
+
+WITHIN = "_stagebridge_within"
+"""What a parameter's status is outside of the context that it is in."""
+
+
+class ZeroParamStatus(Enum):
+    """Whether a parameter is whole now."""
+
+    AVAILABLE = 1
+    NOT_AVAILABLE = 2
+    INFLIGHT = 3
+
+
+class ZeroParamType(Enum):
+    """How a parameter is held."""
+
+    NORMAL = 1
+    PARTITIONED = 2
+    REMOTE = 3
+
+
+def mark(native: Engine) -> None:
+    """Give parameters at level 3 what DeepSpeed's have there: `ds_id`, `ds_shape`, `ds_numel`, `ds_status`."""
+    for number, weight in enumerate(native.model.parameters()):
+        place = parts.place_of(weight)
+        if place is not None and native.plan.zero.effective_stage == 3:
+            state = ZeroParamStatus.NOT_AVAILABLE if parts.in_turns(native, place[1]) else ZeroParamStatus.AVAILABLE
+            facts = {"id": number, "shape": weight.shape, "numel": weight.numel(), "status": state}
+            for name, value in facts.items():
+                setattr(weight, f"ds_{name}", value)
+
+
+class Init(AbstractContextManager["Init"]):
+    """Models made within are whole on each rank until `initialize` shares them: the memory is that of one model, the numbers are
+    DeepSpeed's. `module` and all settings are taken as DeepSpeed takes them.
+    """
+
+    def __init__(self, module: nn.Module | None = None, *_: Any, enabled: bool = True, **__: Any) -> None:
+        self.enabled = enabled
+        self._before: Callable[..., None] | None = None
+        for weight in module.parameters() if module is not None and enabled else ():
+            setattr(weight, EARLY, True)
+
+    def __enter__(self) -> Init:
+        if self.enabled:
+            before = self._before = nn.Module.register_parameter
+
+            def register(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+                if param is not None:
+                    setattr(param, EARLY, True)
+                before(module, name, param)
+
+            nn.Module.register_parameter = register  # type: ignore[method-assign, assignment]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            nn.Module.register_parameter = self._before  # type: ignore[method-assign]
+
+
+class GatheredParameters(AbstractContextManager[None]):
+    """Parameters of an engine at level 3 are whole within. With a `modifier_rank`, what that rank makes of them within holds on
+    all ranks afterwards. All data ranks must take part. Other parameters are left as they are.
+    """
+
+    def __init__(
+        self, params: Any, modifier_rank: int | None = None, fwd_module: nn.Module | None = None, enabled: bool = True
+    ) -> None:
+        given = [params] if isinstance(params, Tensor) else list(params)
+        self.modifier_rank = modifier_rank
+        self.params: list[Any] = list({id(weight): weight for weight in given if enabled}.values())
+        self._held: list[tuple[Engine, int, str, Any, Tensor]] = []
+        for weight in self.params if fwd_module is not None else ():
+            register_external_parameter(fwd_module, weight)
+
+    def __enter__(self) -> None:
+        for weight in self.params:
+            place = parts.place_of(weight)
+            if place is None or not hasattr(weight, "ds_id"):
+                continue
+            if hasattr(weight, WITHIN):
+                raise BridgeError(
+                    f"GatheredParameters: {place[2]} is whole already, within another one; leave it out of one of them"
+                )
+            place[0].weights.settle()
+            self._held.append((*place, weight, weight.data))
+            setattr(weight, WITHIN, weight.ds_status)
+            weight.data, weight.ds_status = parts.computed(*place), ZeroParamStatus.AVAILABLE
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        changed: dict[int, list[tuple[int, str, Tensor]]] = {}
+        engines: dict[int, Engine] = {}
+        for native, index, name, weight, before in self._held:
+            value, weight.data, weight.ds_status = weight.data, before, getattr(weight, WITHIN)
+            delattr(weight, WITHIN)
+            engines[id(native)] = native
+            changed.setdefault(id(native), []).append((index, name, value))
+        self._held = []
+        if self.modifier_rank is None or kind is not None:
+            return
+        for number, native in engines.items():
+            for *_, value in changed[number]:
+                native.comm.broadcast("modified parameters", value, *_source(native, self.modifier_rank))()
+            parts.set_masters(native, changed[number])
+        self._spread()
+
+    @torch.no_grad()
+    def _spread(self) -> None:
+        """Parameters that no engine holds yet."""
+        if not torch_distributed.is_initialized() or torch_distributed.get_world_size() == 1:
+            return
+        for weight in self.params:
+            if hasattr(weight, EARLY) and parts.place_of(weight) is None:
+                torch_distributed.broadcast(weight.data, self.modifier_rank)
+
+
+def _source(native: Engine, rank: int) -> tuple[Any, int]:
+    """The group in which a rank's values are told, and its place there."""
+    if native.tensor.size == native.line.size == 1:
+        return native.data, rank
+    if rank:
+        raise BridgeError(f"GatheredParameters: found modifier_rank={rank} where ranks hold parts of layers; use 0")
+    return native.data, 0
+
+
+def register_external_parameter(module: Any, parameter: Any) -> None:
+    """Have `parameter` whole while `module` runs, though another module holds it. Must come before `initialize`."""
+    if not isinstance(module, nn.Module) or not isinstance(parameter, nn.Parameter):
+        found = type(parameter if isinstance(module, nn.Module) else module).__name__
+        raise BridgeError(f"register_external_parameter: found {found}, expected a torch.nn.Module and a torch.nn.Parameter")
+    own = {id(weight) for weight in module.parameters()}
+    if id(parameter) in own or id(parameter) in {id(weight) for weight in also_uses(module)}:
+        return
+    place = parts.place_of(parameter)
+    if place is not None and parts.in_turns(place[0], place[1]):
+        raise BridgeError(
+            f"register_external_parameter: {place[2]} lies in the engine's buffers already; call it in the module's __init__,"
+            " before deepspeed.initialize"
+        )
+    also_uses(module).append(parameter)

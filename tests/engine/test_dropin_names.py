@@ -1,0 +1,168 @@
+"""Names of DeepSpeed beside `initialize` behave as its own, or are refused with what to do instead."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Run
+from names import asked, early, piped, refused, said
+from pool import Pool, free_port
+
+import compat.deepspeed
+from bridge.errors import BridgeError
+from compat.deepspeed.names import ABSENT, ENTRIES, MODULES, Absent, names_of
+
+pytestmark = pytest.mark.usefixtures("foreign")
+needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+USES: dict[str, Any] = json.loads((Path(__file__).parents[1] / "deepspeed" / "uses.json").read_text())
+FREQUENT = 10
+
+
+def close(found: Any, expected: Any, place: str = "") -> None:
+    """Equal to six digits, whatever they are made of."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys(), place
+        for key in expected:
+            close(found[key], expected[key], f"{place}.{key}")
+    elif isinstance(expected, list | tuple):
+        assert len(found) == len(expected), place
+        for number, value in enumerate(expected):
+            close(found[number], value, f"{place}[{number}]")
+    elif isinstance(expected, float):
+        assert found == pytest.approx(expected, rel=1e-5, abs=1e-6), place
+    else:
+        assert found == expected, place
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("level", [1, 3])
+def test_parts_of_a_run_are_read_and_written_as_by_deepspeed(run: Run, pools: dict[int, Pool], level: int) -> None:
+    ours, theirs = (run(2, asked, name, level) for name in ("compat", "deepspeed"))
+    pools[2].close()  # DeepSpeed's level 3 has put its own functions into torch
+    close(ours, theirs)
+
+
+@needs_deepspeed
+def test_modules_beside_the_engine_answer_as_deepspeeds(run: Run, tmp_path: Path) -> None:
+    theirs, ours = (run(2, said, name, tmp_path) for name in ("deepspeed", "compat"))
+    close(ours, theirs)
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("stages", [1, 2])
+def test_pipelines_of_specs_and_ties_give_deepspeeds_losses(run: Run, stages: int) -> None:
+    theirs, ours = (run(2, piped, name, stages) for name in ("deepspeed", "compat"))
+    close(ours, theirs)
+
+
+def test_models_made_within_init_and_steps_that_end_early(run: Run) -> None:
+    for loaded, after, steps, applied in run(2, early):
+        assert loaded == [[4.0, 4.0], [4.0, 4.0]]
+        assert after == [[pytest.approx(4 - 2 / 3)] * 2] * 2
+        assert (steps, applied) == (1, True)
+
+
+def test_weights_that_are_not_whole_are_never_shown(run: Run) -> None:
+    for called, part, state, whole, half, load, compiled, evaluated, loaded in run(2, refused):
+        assert called.startswith("model(...): its weights are whole only while their layer runs; call engine(...) to train")
+        assert part.startswith("0(...): its weights are whole only")
+        assert state.startswith("state_dict: 0.weight is whole only while its layer runs; call engine.module_state_dict()")
+        assert whole.startswith("[[")
+        assert half.startswith("engine.to: 0.weight would go from torch.float32 on cpu to torch.float16 on cpu")
+        assert load.startswith("load_module_state_dict: 0.bias of the model is missing; pass strict=False")
+        assert compiled.startswith("engine.compile: ")
+        assert (evaluated, loaded) == ("True", "{2.0}")
+
+
+def test_every_module_of_the_table_imports_and_has_its_names() -> None:
+    for path in MODULES:
+        found = import_module(f"compat.deepspeed.{path}".rstrip("."))
+        for name in names_of(path):
+            assert getattr(found, name) is not None, f"{path}.{name}"
+
+
+def test_the_names_that_need_no_torch_to_be_listed_are_those_that_are_there() -> None:
+    assert sorted(import_module("compat.deepspeed.runtime.entries").__all__) == sorted(ENTRIES)
+
+
+def test_names_that_scripts_use_often_run_or_say_what_to_do() -> None:
+    """Of the uses of names that DeepSpeed 0.19.8 still has, at least 85 % run; all but kernels run of those used ten times."""
+    numbers = {name: sum(sources.values()) for name, sources in USES["names"].items() if name not in USES["gone"]}
+    absent = {name for name in numbers if not there(name)}
+    assert sum(numbers[name] for name in absent) / sum(numbers.values()) < 0.15
+    often = {name for name in absent if numbers[name] >= FREQUENT}
+    assert often == {
+        "deepspeed.DeepSpeedTransformerConfig",
+        "deepspeed.DeepSpeedTransformerLayer",
+        "deepspeed.ops.op_builder.AsyncIOBuilder",
+    }
+
+
+def there(name: str) -> bool:
+    """Whether a name that scripts use is there. One that is not must say what to do."""
+    root, _, rest = name.partition(".")
+    if root == "engine":
+        return hasattr(compat.deepspeed.DeepSpeedEngine, rest) or rest in OWN
+    owner: Any = compat.deepspeed.get_accelerator() if root == "accelerator" else compat.deepspeed
+    try:
+        for word in rest.split(".") if rest else ():
+            owner = getattr(owner, word)
+    except (Absent, BridgeError) as error:
+        assert "; " in str(error)
+        return False
+    except AttributeError:
+        return False
+    return True
+
+
+OWN = ("config", "device", "local_rank", "lr_scheduler", "tput_timer", "training_dataloader", "optimizer")
+"""What an engine has of its own."""
+
+
+@pytest.mark.parametrize("name", sorted(ABSENT))
+def test_what_is_absent_says_what_to_do_instead(name: str) -> None:
+    with pytest.raises(ImportError, match=r"the native engine has none; \w+"):
+        exec(
+            f"from compat.deepspeed.{name} import Anything"
+            if name in MODULES
+            else f"import compat.deepspeed as d; d.{name}.Anything"
+        )
+
+
+def test_the_switch_is_refused_once_deepspeed_is_imported() -> None:
+    code = (
+        "import sys, types; sys.modules['deepspeed'] = types.ModuleType('deepspeed')\nimport compat.deepspeed as d; d.install()"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "DeepSpeed itself is imported already; call compat.deepspeed.install() before" in found.stderr
+
+
+@pytest.mark.skipif(not (find_spec("transformers") and find_spec("accelerate")), reason="accelerate is not installed")
+def test_a_trainer_of_transformers_runs_on_the_engine_by_one_switch(tmp_path: Path) -> None:
+    from trainer import Rows, logged, trainer
+
+    script, port = Path(__file__).parent / "trainer.py", str(free_port())
+    ranks = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    command = [sys.executable, "-m", "compat.deepspeed", str(script), str(tmp_path), "3"]
+    started = [
+        subprocess.Popen(
+            command, env={**os.environ, **ranks, "RANK": rank, "LOCAL_RANK": rank}, stdout=subprocess.PIPE, text=True
+        )
+        for rank in "01"
+    ]
+    alone = trainer(tmp_path / "alone", None, 2)
+    alone.train()
+    outputs = [process.communicate()[0] for process in started]
+    found = json.loads(outputs[0].splitlines()[-1])
+    close(found["steps"][:2], [list(step) for step in logged(alone)[:2]])
+    close(found["resumed"], found["steps"])
+    assert found["evaluated"] < alone.evaluate(Rows())["eval_loss"] + 0.1
+    assert (tmp_path / "saved" / "model.safetensors").is_file()
