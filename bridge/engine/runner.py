@@ -708,7 +708,9 @@ def fitting(batches: Iterable[Any], number: int) -> Iterable[Any]:
 
 
 def _given(batch: Any) -> Arguments:
-    """A batch as a model takes it: in order, or by name."""
+    """A batch as a model takes it: in order, by name, or both."""
+    if isinstance(batch, Arguments):
+        return batch
     return Arguments((), dict(batch)) if isinstance(batch, Mapping) else Arguments(tuple(batch), {})
 
 

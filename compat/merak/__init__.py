@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, ClassVar
 
 from bridge.config import Values
 from bridge.dialect import Config, PackagedDialect, Reading, Written
+from bridge.errors import BridgeError
 
 
 class MerakConfig(Config):
@@ -116,3 +119,23 @@ class MerakDialect(PackagedDialect):
 
 DIALECT = MerakDialect()
 """The one instance."""
+
+ENTRIES = {
+    "init": "launch",
+    "print_rank_0": "launch",
+    "init_empty_weights": "launch",
+    "set_tp_layer_lists": "launch",
+    "MerakArguments": "arguments",
+    "MerakTrainer": "trainer",
+}
+"""Merak's own names, with the native engine behind them: `import compat.merak as Merak` is the migration."""
+
+
+def __getattr__(name: str) -> Any:
+    """Load the engine when a script first asks for it, so that reading configs needs no torch."""
+    if name not in ENTRIES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; of Merak's own it has {', '.join(ENTRIES)}")
+    for library in ("torch", "transformers"):
+        if find_spec(library) is None:
+            raise BridgeError(f"Merak.{name}: {library} is not installed; pip install 'stagebridge[engine,huggingface]'")
+    return getattr(import_module(f"compat.merak.runtime.{ENTRIES[name]}"), name)

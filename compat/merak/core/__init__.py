@@ -1,0 +1,1 @@
+"""Where Merak's scripts find what they import from its core."""

@@ -1,0 +1,67 @@
+"""`MerakArguments`: transformers' TrainingArguments with what Merak adds, by its newest release's defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, field, fields, make_dataclass
+from typing import Any
+
+from transformers import TrainingArguments
+
+from compat.merak import DIALECT
+
+__all__ = ["MerakArguments"]
+PREFIX = "args."
+DEFAULTS: Mapping[str, Any] = {
+    path.removeprefix(PREFIX): value for path, value in DIALECT.defaults(DIALECT.versions[-1]).items() if path.startswith(PREFIX)
+}
+NUMBERS = ("num_layers", "seq_length", "hidden_size", "num_heads", "shard_count", "zero_stage")
+"""Arguments that are whole numbers once they are given."""
+
+
+def _own() -> Iterator[tuple[str, Any, Any]]:
+    """What Merak has and transformers does not."""
+    theirs = {each.name for each in fields(TrainingArguments)}
+    for name, value in DEFAULTS.items():
+        if name not in theirs:
+            kind = type(value) if value is not None else int if name in NUMBERS else str
+            yield name, kind | None, field(default=value)
+
+
+MerakArguments: Any = make_dataclass(
+    "MerakArguments",
+    list(_own()),
+    bases=(TrainingArguments,),
+    namespace={"__doc__": "Arguments of a run with Merak's names and defaults."},
+)
+
+
+def said(arguments: Any) -> dict[str, Any]:
+    """What differs from Merak's defaults, as the dialect reads it."""
+    found: dict[str, Any] = {}
+    theirs = {each.name: each for each in fields(TrainingArguments)}
+    for name, value in DEFAULTS.items():
+        given = getattr(arguments, name, value)
+        given = getattr(given, "value", given)
+        usual = theirs[name].default if name in theirs and theirs[name].default is not MISSING else value
+        if (
+            given not in (value, getattr(usual, "value", usual))
+            and name not in LEFT
+            and isinstance(given, str | int | float | bool)
+        ):
+            found[name] = given
+    return found
+
+
+LEFT = (
+    "output_dir",
+    "logging_dir",
+    "report_to",
+    "disable_tqdm",
+    "run_name",
+    "local_rank",
+    "use_cpu",
+    "optim",
+    "resume_from_checkpoint",
+)
+"""What says nothing of the numbers, and what the trainer reads itself."""

@@ -1,0 +1,90 @@
+"""`Merak.init`: the sizes of a run's axes, over the ranks that the launcher started. Source: Merak/initialize.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bridge import comm
+from bridge.engine.environment import detect
+from bridge.errors import BridgeError, ConfigError
+from bridge.layout.tensor import TensorPlan
+
+__all__ = ["init", "init_empty_weights", "print_rank_0", "set_tp_layer_lists"]
+
+
+@dataclass
+class Run:
+    """What the script said before it made a trainer."""
+
+    sizes: dict[str, int] | None = None
+    lists: TensorPlan | None = None
+
+
+RUN = Run()
+
+
+def init(pp: int, tp: int, dp: int, sp: int = 1, backend: str = "nccl") -> None:
+    """Join the process group with so many pipeline, tensor and data ranks. The backend is that of the device, as in Merak.
+
+    Raises `ConfigError` if the sizes do not fit the ranks.
+    """
+    found = detect()
+    rank, world = comm.joined() or (found.rank, found.world)
+    if pp * tp * dp * sp != world:
+        raise ConfigError(
+            f"init: pp x tp x dp x sp is {pp * tp * dp * sp}, and the launcher started {world} ranks; make them equal"
+        )
+    if sp > 1:
+        raise ConfigError(f"init: found sp={sp}; the engine has no axis for parts of the sequence; use sp=1")
+    if comm.joined() is None:
+        comm.connect(rank, world, found.address, "nccl" if torch.cuda.is_available() else "gloo")
+    RUN.sizes, RUN.lists = {"pp": pp, "tp": tp, "dp": dp, "sp": sp}, None
+
+
+def sizes() -> dict[str, int]:
+    """What `init` was given. Raises `BridgeError` before it."""
+    if RUN.sizes is None:
+        raise BridgeError("MerakTrainer: no sizes of the run; call init(pp, tp, dp) first")
+    return RUN.sizes
+
+
+def set_tp_layer_lists(
+    col_para_list: Sequence[str] | None = None,
+    row_para_list: Sequence[str] | None = None,
+    conv_para_list: Sequence[str] | None = None,
+    input_output_mapping: Sequence[tuple[float, float, str]] | None = None,
+    weight_change_list: Sequence[tuple[str, int]] | None = None,
+    tp_attr_list: Sequence[str] | None = None,
+) -> None:
+    """How tensor ranks split layers, by parts of their names. The split is proved on a few tokens before it is trained."""
+    if conv_para_list:
+        raise ConfigError("set_tp_layer_lists: found conv_para_list; the engine splits linear layers; leave it out")
+    if not ((col_para_list and row_para_list) or weight_change_list or input_output_mapping):
+        raise ConfigError("set_tp_layer_lists: found no list, expected col_para_list and row_para_list, or a mapping")
+    shapes: Any = tuple((first, second, WAYS[way]) for first, second, way in input_output_mapping or ())
+    RUN.lists = TensorPlan(
+        columns=tuple(col_para_list or ()),
+        rows=tuple(row_para_list or ()),
+        shapes=shapes,
+        weights=tuple((name, dimension) for name, dimension in weight_change_list or ()),
+        attributes=tuple(tp_attr_list or ()),
+    )
+
+
+WAYS = {"col": "column", "row": "row", "column": "column"}
+
+
+def print_rank_0(message: str) -> None:
+    """Print on the first rank."""
+    if (comm.joined() or (0, 1))[0] == 0:
+        print(message, flush=True)
+
+
+def init_empty_weights(include_buffers: bool = False) -> Any:
+    """Nothing: the model is made whole on each rank, which keeps what its stages have."""
+    return nullcontext()

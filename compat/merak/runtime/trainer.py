@@ -1,0 +1,296 @@
+"""`MerakTrainer` over the native engine. Source: Merak/merak_trainer.py, utils/trainer_utils.py, utils/parameters.py."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import bridge.engine
+from bridge import comm
+from bridge.engine.layers import Arguments, logits_in
+from bridge.engine.optimizer import Group
+from bridge.engine.runner import Engine
+from bridge.errors import BridgeError, ConfigError
+from bridge.findings import Finding
+from bridge.layout.tensor import TensorPlan
+from bridge.plan import Plan
+from bridge.rules import Effect
+from bridge.state.folder import remove
+from bridge.translation import lift, unheld
+from compat.merak import DIALECT
+from compat.merak.runtime.arguments import said
+from compat.merak.runtime.launch import RUN, sizes
+
+__all__ = ["MerakTrainer"]
+LABELS, TAG = "labels", "iter_"
+SCHEDULER = "scheduler"
+OWN = ("run.", "optimizer.schedule.", "optimizer.decay_scope", "optimizer.weight_decay")
+"""What the trainer does itself, as Merak's does: length, schedule and which weights decay."""
+MINE = ("args.learning_rate", "args.lr_scheduler", "args.warmup", "args.max_steps", "args.num_train_epochs", "args.eval_steps")
+"""Settings that no plan holds and the trainer reads."""
+
+
+class Sampler:
+    """Microbatches of a data rank: its own run of the samples, in the same random order in every epoch."""
+
+    def __init__(self, samples: int, rows: int, rank: int, ranks: int) -> None:
+        if samples < rows * ranks:
+            raise ConfigError(
+                f"train_dataset: found {samples} samples, expected at least the {rows * ranks} of a microbatch on all ranks"
+            )
+        self.samples, self.rows, self.rank = samples, rows, rank
+        self.bucket = samples // (rows * ranks) * rows
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __iter__(self) -> Iterator[list[int]]:
+        generator = torch.Generator()
+        generator.manual_seed(0)
+        order = torch.randperm(self.bucket, generator=generator)
+        for start in range(0, self.bucket, self.rows):
+            yield [self.rank * self.bucket + int(row) for row in order[start : start + self.rows]]
+
+
+class MerakTrainer:
+    """Trains a model of Hugging Face over pipeline, tensor and data ranks. Its engine is `engine`.
+
+    What Merak would do otherwise is in `findings`. Classes that override `get_loss_fn` are heard. `leaf_modules` steer Merak's
+    tracing, and nothing is traced here. Raises `ConfigError` for what the engine cannot run.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        args: Any = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        data_collator: Callable[..., Any] | None = None,
+        leaf_modules: Any = (),
+    ) -> None:
+        if model is None or args is None:
+            raise ConfigError("MerakTrainer: found no model or no args; pass both")
+        if train_dataset is None and eval_dataset is None:
+            raise ConfigError("MerakTrainer: found no data; pass train_dataset or eval_dataset")
+        self.model, self.args, self.train_dataset, self.eval_dataset = model, args, train_dataset, eval_dataset
+        self.collate_fn = data_collator
+        self.log_history: list[dict[str, float]] = []
+        config = DIALECT.read({"args": said(args), "init": sizes()}, None, (comm.joined() or (0, 1))[1])
+        lost = [finding for finding in unheld(config) if not finding.path.startswith(MINE)]
+        ConfigError.raise_if(
+            f"{finding.path}: found {finding.before!r}; {finding.message}, and the engine does not run it; leave it out"
+            for finding in lost
+            if finding.effect is Effect.NUMBERS
+        )
+        plan = lift(config)
+        self.plan = Plan.of({path: value for path, value in plan.values().items() if not path.startswith(OWN)})
+        self.max_steps = self._length()
+        self.optimizer = self.create_optimizer(model)
+        self.lr_scheduler = self.create_lr_scheduler(self.optimizer)
+        self.loss_fn = self.get_loss_fn()
+        self.engine = self._engine()
+        self.findings: tuple[Finding, ...] = (*lost, *self.engine.findings)
+
+    # What a script overrides
+
+    def get_loss_fn(self) -> Callable[[Any, Any], Tensor]:
+        """The loss of logits (rows, tokens, words) and labels (rows, tokens), which are not moved by a token."""
+        criterion = nn.CrossEntropyLoss()
+
+        def loss_fn(outputs: Any, labels: Any) -> Tensor:
+            logits, wanted = (value[0] if isinstance(value, tuple) else value for value in (outputs, labels))
+            found: Tensor = criterion(logits.reshape(-1, logits.size(-1)), wanted.reshape(-1))
+            return found
+
+        return loss_fn
+
+    def create_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Settings of AdamW in two groups, of which biases and LayerNorms do not decay. The engine reads them at every step."""
+        if getattr(self.args, "adafactor", False):
+            raise ConfigError("args.adafactor: the engine has no Adafactor; leave it out")
+        norms = {
+            id(weight) for part in model.modules() if isinstance(part, nn.LayerNorm) for weight in part.parameters(recurse=False)
+        }
+        spared = [name for name, weight in model.named_parameters() if id(weight) in norms or "bias" in name]
+        named = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+        kinds = ([name for name in named if name not in spared], [name for name in named if name in spared])
+        decays = (self.args.weight_decay, 0.0)
+        groups = [
+            {"params": [named[name] for name in names], "names": tuple(names), "weight_decay": decay}
+            for names, decay in zip(kinds, decays, strict=True)
+            if names
+        ]
+        betas = (self.args.adam_beta1, self.args.adam_beta2)
+        return torch.optim.AdamW(groups, lr=self.args.learning_rate, betas=betas, eps=self.args.adam_epsilon)
+
+    def create_lr_scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
+        """The schedule that the arguments name, by transformers' own code."""
+        from transformers import get_scheduler
+
+        return get_scheduler(
+            self.args.lr_scheduler_type,
+            optimizer=optimizer,
+            num_warmup_steps=self.args.get_warmup_steps(self.max_steps),
+            num_training_steps=self.max_steps,
+            scheduler_specific_kwargs=self.args.lr_scheduler_kwargs or None,
+        )
+
+    def prepare_data(self, data: Any) -> Arguments:
+        """What the model is called with, and the labels of its loss."""
+        if isinstance(data, Mapping):
+            if LABELS not in data:
+                raise BridgeError(f"batch: found {', '.join(data)}, expected {LABELS} among them; add it in the data collator")
+            return Arguments((data[LABELS],), {name: value for name, value in data.items() if name != LABELS})
+        return Arguments(tuple(data), {})
+
+    # Running
+
+    def train(self) -> None:
+        """Train for the steps that the arguments say, evaluate and save in between."""
+        if self.args.resume_from_checkpoint:
+            self.load_checkpoint(self.args.resume_from_checkpoint)
+        batches, interval = self._batches(), max(int(self.args.logging_steps), 1)
+        for _ in range(self.steps % self._epoch_steps() * self.engine.accumulation):
+            next(batches)
+        while self.steps < self._last_step():
+            rate = self.optimizer.param_groups[0]["lr"]
+            loss = self.engine.train_batch(batches)
+            self.optimizer.step()
+            self.lr_scheduler.step()
+            if self.steps % interval == 0:
+                self._log({"step": self.steps, "loss": loss, "grad_norm": self.engine.progress.grad_norm, "learning_rate": rate})
+            whole = self.steps % self._epoch_steps() == 0
+            if self.args.do_eval and whole:
+                self.evaluation()
+            if self.args.output_dir and getattr(self.args, "save", False) and (whole or self.steps % self.args.save_steps == 0):
+                self.save_checkpoint()
+
+    def evaluation(self) -> float:
+        """The mean loss over the first `eval_steps` batches (default: all), which all ranks run, as in Merak."""
+        if self.eval_dataset is None:
+            raise BridgeError("evaluation: found no eval_dataset; pass one to MerakTrainer")
+        loader = torch.utils.data.DataLoader(self.eval_dataset, self.args.per_device_eval_batch_size, collate_fn=self.collate_fn)
+        number, total = int(self.args.eval_steps or len(loader)), 0.0
+        for batch, _ in zip(loader, range(number), strict=False):
+            total += float(self._evaluated(self.prepare_data(batch)))
+        mean = total / min(number, len(loader))
+        self._log({"step": self.steps, "eval_loss": mean})
+        return mean
+
+    evaluate = evaluation
+
+    @torch.no_grad()
+    def _evaluated(self, batch: Arguments) -> Tensor:
+        training = self.engine.model.training
+        self.engine.eval()
+        try:
+            found: Tensor = self.engine(*batch.given, **batch.named)
+            return found
+        finally:
+            self.engine.train(training)
+
+    def save_checkpoint(self, best_model: Any = None) -> Path:
+        """Write a checkpoint of the native engine into `output_dir`, and keep the last `save_total_limit`, if that is above 0."""
+        if not self.args.output_dir:
+            raise BridgeError("save_checkpoint: found no output_dir; set args.output_dir")
+        state = {SCHEDULER: self.lr_scheduler.state_dict(), "rates": [group["lr"] for group in self.optimizer.param_groups]}
+        path = self.engine.save_checkpoint(self.args.output_dir, f"{TAG}{self.steps:07d}", state)
+        limit = self.args.save_total_limit or -1
+        if self.engine.comm.rank == 0 and limit > 0:
+            for old in sorted(path.parent.glob(f"{TAG}*"))[:-limit]:
+                remove(old)
+        return path
+
+    def load_checkpoint(self, resume_from_checkpoint: str | Path, peft_config: Any = None) -> int:
+        """Continue from `output_dir` of another run, or from one of the folders in it; how many steps it stands for."""
+        if peft_config is not None:
+            raise BridgeError("load_checkpoint: peft_config is not there; wrap the model with peft before MerakTrainer")
+        path = Path(resume_from_checkpoint)
+        place = (path.parent, path.name) if path.name.startswith(TAG) else (path, None)
+        _, state = self.engine.load_checkpoint(*place)
+        if SCHEDULER in state:
+            self.lr_scheduler.load_state_dict(state[SCHEDULER])
+            for group, rate in zip(self.optimizer.param_groups, state["rates"], strict=True):
+                group["lr"] = rate
+        return self.steps
+
+    @property
+    def steps(self) -> int:
+        """Steps taken, skipped ones too."""
+        return self.engine.progress.steps + self.engine.progress.skipped
+
+    # Parts
+
+    def _engine(self) -> Engine:
+        groups = [Group(frozenset(group["names"]), group) for group in self.optimizer.param_groups]
+        loss_fn = self.loss_fn
+        return bridge.engine.initialize(
+            self.model,
+            self.plan,
+            lambda output, labels: loss_fn(logits_in(output), labels),
+            tensor_plan=self._lists() if (self.plan.parallel.tensor or 1) > 1 else None,
+            groups=groups,
+            seed=int(self.args.seed),
+            variable_shapes=True,
+        )
+
+    def _lists(self) -> TensorPlan | None:
+        """The script's lists, without numbers of heads that today's modules no longer have; the model's own plan where there is
+        none. That the split model gives the same logits is proved either way.
+        """
+        lists = RUN.lists
+        if lists is None:
+            return None
+        there = {name for part in self.model.modules() for name in vars(part)}
+        return replace(lists, attributes=tuple(name for name in lists.attributes if name in there))
+
+    def _length(self) -> int:
+        """Steps of the whole run by the data, or as the arguments say."""
+        said = int(self.args.max_steps)
+        if said > 0 or self.train_dataset is None:
+            return max(said, 1)
+        return self._epochs() * len(self.train_dataset) // self._samples()
+
+    def _samples(self) -> int:
+        return int(self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps * sizes()["dp"])
+
+    def _epochs(self) -> int:
+        whole: int = math.ceil(self.args.num_train_epochs)
+        return whole
+
+    def _epoch_steps(self) -> int:
+        """Steps that Merak counts as an epoch: an equal share of all; more than the data has when `max_steps` says so."""
+        total, epochs = len(self.train_dataset) * self._epochs() // self._samples(), self._epochs()
+        if self.args.max_steps > total:
+            epochs = max(self.args.max_steps * self._samples() // len(self.train_dataset), 1)
+        found = self.max_steps // epochs
+        if not found:
+            raise ConfigError(
+                f"max_steps: found {self.max_steps} for {epochs} epochs; Merak runs none; set num_train_epochs to 1"
+            )
+        return int(found)
+
+    def _last_step(self) -> int:
+        return self._epochs() * self._epoch_steps()
+
+    def _batches(self) -> Iterator[Arguments]:
+        """Microbatches over and over."""
+        engine, rows = self.engine, self.args.per_device_train_batch_size
+        sampler = Sampler(len(self.train_dataset), rows, engine.data.index, engine.data.size)
+        loader: Any = torch.utils.data.DataLoader(
+            self.train_dataset, batch_sampler=sampler, num_workers=self.args.dataloader_num_workers, collate_fn=self.collate_fn
+        )
+        while True:
+            for batch in loader:
+                yield self.prepare_data(batch)
+
+    def _log(self, line: dict[str, float]) -> None:
+        self.log_history.append(line)
+        if self.engine.comm.rank == 0:
+            print("  ".join(f"{name} {value:.6g}" for name, value in line.items()), flush=True)
