@@ -133,7 +133,8 @@ ZERO = convert(
     sees=("optimizer.name", *TORCH_NEEDS),
     carries={"ckpt_format": (), "gradient_accumulation_fusion": ()},
     note="a kernel or checkpoint format of Megatron's, which its sharding may ask for",
-    lossy="Megatron shards gradients and weights only with its FSDP (0.12 and later), and nothing under sgd",
+    lossy="Megatron shards gradients and weights only with its FSDP (0.12 and later, since 0.14 without pipelines), and nothing"
+    " under sgd",
     source="reference: distributed optimizer is level 1; data_parallel_sharding_strategy counts only with Megatron-FSDP;"
     " optimizer/distrib_optimizer.py: DistributedOptimizer takes Adam only",
 )
@@ -159,7 +160,7 @@ def _write_zero(values: Group, context: Context) -> Group:
         return {"use_torch_fsdp2": True, "ckpt_format": "torch_dist", "gradient_accumulation_fusion": False}
     if stage == 0 or not _shardable(values, context):
         return {}
-    if stage == 1 or not context.since("0.12.0"):
+    if stage == 1 or not context.since("0.12.0") or (context.since("0.14.0") and (values.get("parallel.pipeline") or 1) > 1):
         return {"use_distributed_optimizer": True}
     sharded = {"use_distributed_optimizer": True, "data_parallel_sharding_strategy": STRATEGIES[stage]}
     if not context.since("0.14.0"):

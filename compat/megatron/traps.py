@@ -129,6 +129,19 @@ TRAPS = Checks(
         Effect.STOPS,
         "num_microbatches_calculator.py, after all other checks",
     ),
+    Check(
+        "use_megatron_fsdp",
+        lambda args: (
+            bool(args["use_megatron_fsdp"])
+            and (args["pipeline_model_parallel_size"] or 1) > 1
+            and args["megatron_fsdp_version"] != 2
+        ),
+        "found with pipeline_model_parallel_size {pipeline_model_parallel_size}: training stops when it wraps the model, as its"
+        " mesh has data and tensor ranks alone; use the distributed optimizer",
+        Effect.STOPS,
+        "distributed/fsdp/mcore_fsdp_adapter.py: _get_dp_tp_mesh arranges all ranks of the world",
+        since="0.14.0",
+    ),
     _given(
         "microbatch_group_size_per_vp_stage",
         lambda args: args["virtual_pipeline_model_parallel_size"] is None,

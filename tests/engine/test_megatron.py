@@ -50,6 +50,8 @@ SPLIT: Mapping[str, tuple[int, Case]] = {
     "data": (2, case_of(GATED, zero__stage=0)),
     "distributed optimizer": (2, case_of(GATED, zero__stage=1)),
     "distributed optimizer, overlapped": (2, case_of(GATED, zero__stage=1, **OVERLAPPED)),
+    "Megatron-FSDP, gradients": (2, case_of(GATED, zero__stage=2)),
+    "Megatron-FSDP, weights": (2, case_of(GATED, zero__stage=3)),
     "tensor x data": (4, case_of(GATED, parallel__tensor=2, zero__stage=1)),
 }
 PIPED: Mapping[str, tuple[int, Case]] = {
@@ -189,9 +191,10 @@ def refused(world: int = 2, **values: Any) -> list[str]:
 
 def test_a_plan_is_refused_with_the_field_in_the_way() -> None:
     assert refused(parallel__tensor=2, zero__stage=1, optimizer__name="adamw", precision__compute="bf16") == []
-    assert refused(zero__stage=3) == ["zero.stage"]
+    assert refused(zero__stage=2) == [] == refused(zero__stage=3)
+    assert refused(zero__stage=3, parallel__tensor=2) == ["zero.stage"] == refused(zero__stage=3, parallel__pipeline=2)
     assert refused(zero__weight_buffers=1) == ["zero.weight_buffers"]
-    assert refused(optimizer__name="sgd") == [] and refused(optimizer__name="sgd", zero__stage=1) == ["optimizer.name"]
+    assert refused(optimizer__name="sgd") == [] and refused(optimizer__name="sgd", zero__stage=1)[0] == "optimizer.name"
     assert refused(optimizer__name="lamb", precision__compute="fp64") == ["precision.compute", "optimizer.name"]
     assert refused(parallel__pipeline=2, schedule__name="zero_bubble", batch__accumulation=4) == ["schedule.name"]
     assert refused(parallel__context=2, model__experts=4) == ["parallel.context", "model.experts"]

@@ -85,7 +85,6 @@ LIMITS: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "parallel.context": ((1,), "its attention without Transformer Engine is not split by tokens; use 1"),
     "model.experts": ((1,), "the model that is trained has no experts; use 1"),
     "precision.fp8": ((), "8-bit products need Transformer Engine; leave it unset"),
-    "zero.stage": ((0, 1), "Megatron-FSDP, which shards gradients and weights, is not driven here; use 1"),
     "zero.weight_buffers": ((), "Megatron has no counted buffers; leave it unset"),
     "zero.grad_buffers": ((), "Megatron has no counted buffers; leave it unset"),
     "zero.offload.optimizer": (("none",), "offloading is not driven here; use none"),
@@ -94,12 +93,23 @@ LIMITS: Mapping[str, tuple[tuple[Any, ...], str]] = {
 
 
 UNDRIVEN: Mapping[str, str] = {
-    "use_megatron_fsdp": "Megatron-FSDP is not driven here; use the distributed optimizer",
     "use_torch_fsdp2": "torch's FSDP is not driven here; use the distributed optimizer",
     "optimizer_cpu_offload": "offloading is not driven here; drop it",
     "fp8": "8-bit products need Transformer Engine; drop it",
 }
 """Arguments under which a run would not be the one that is opened here."""
+
+
+FSDP: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "data_parallel_sharding_strategy": (
+        ("optim_grads", "optim_grads_params"),
+        "of Megatron-FSDP optim_grads and optim_grads_params are driven here",
+    ),
+    "tensor_model_parallel_size": ((None, 1), "with tensor ranks Megatron-FSDP needs Transformer Engine's layers; use 1"),
+    "pipeline_model_parallel_size": ((None, 1), "Megatron-FSDP stops with a pipeline when it wraps the model; use 1"),
+    "num_distributed_optimizer_instances": ((None, 1), "Megatron-FSDP is driven here on one group of data ranks; use 1"),
+}
+"""Values of arguments under which Megatron-FSDP runs here, and why others do not."""
 
 
 def _described(workload: Workload) -> dict[str, Any]:
@@ -124,13 +134,19 @@ def _undriven(args: Mapping[str, Any], workload: Workload) -> Iterator[str]:
         yield "megatron: found a config object, which says nothing of batches and the optimizer; expected flags, or a recipe"
     elif args["lr"] is None:
         yield "lr: not given; Megatron stops when it builds the optimizer: give one"
+    if args.get("use_megatron_fsdp"):
+        shown = ((name, args.get(name), runs, reason) for name, (runs, reason) in FSDP.items())
+        yield from (f"{name}: found {found!r}; {reason}" for name, found, runs, reason in shown if found not in runs)
     yield from (f"{name}: found {args[name]!r}; {reason}" for name, reason in UNDRIVEN.items() if args.get(name))
 
 
 def _limits(values: Mapping[str, Any]) -> Iterator[str]:
     name = values.get("optimizer.name")
-    if values.get("zero.stage") == 1 and name not in (None, "adam", "adamw"):
-        yield f"optimizer.name: found {name!r} with zero.stage 1; Megatron's distributed optimizer takes adam only, or use 0"
+    if values.get("zero.stage") and name not in (None, "adam", "adamw"):
+        level = values["zero.stage"]
+        yield f"optimizer.name: found {name!r} with zero.stage {level}; Megatron's sharded optimizer takes adam only, or use 0"
+    if (values.get("zero.stage") or 0) > 1 and (values.get("parallel.tensor") or 1) > 1:
+        yield f"zero.stage: found {values['zero.stage']} with tensor ranks; {FSDP['tensor_model_parallel_size'][1]}"
     for path, (runs, reason) in LIMITS.items():
         if path in values and values[path] not in runs:
             yield f"{path}: found {values[path]!r}; {reason}"

@@ -20,6 +20,13 @@ from bridge.errors import BridgeError
 CPU = torch.device("cpu")
 
 
+class _Index(int):
+    """The number of a device, where one is spelled; the CPU, where one is asked for."""
+
+
+INDEX = _Index(0)
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
     """While inside, Megatron does not say what nobody can act upon without a GPU: which kernels it misses, and what it finds
@@ -111,6 +118,8 @@ class _Redirection(TorchFunctionMode):
 
 def _place(value: Any) -> Any:
     """The value, or the CPU for a CUDA device."""
+    if value is INDEX:
+        return CPU
     if isinstance(value, torch.device):
         return CPU if value.type == "cuda" else value
     return CPU if isinstance(value, str) and value.partition(":")[0] == "cuda" else value

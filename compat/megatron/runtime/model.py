@@ -132,12 +132,16 @@ def _normed(spec: Any) -> Any:
     return spec
 
 
-def chunks(config: Any, ddp: Any, shape: Architecture, positions: Mapping[str, Any]) -> list[Any]:
-    """This rank's parts of the model, one for each virtual stage, as training wraps them."""
+def parts(config: Any, shape: Architecture, positions: Mapping[str, Any]) -> list[nn.Module]:
+    """This rank's parts of the model, one for each virtual stage."""
     virtual: int | None = config.virtual_pipeline_model_parallel_size
     places = [None] if virtual is None else list(range(virtual))
-    found = [_part(config, shape, place, positions) for place in places]
-    return [DistributedDataParallel(config, ddp, part, disable_bucketing=index > 0) for index, part in enumerate(found)]
+    return [_part(config, shape, place, positions) for place in places]
+
+
+def wrapped(config: Any, ddp: Any, parts: list[nn.Module]) -> list[Any]:
+    """Parts of the model as training wraps them."""
+    return [DistributedDataParallel(config, ddp, part, disable_bucketing=index > 0) for index, part in enumerate(parts)]
 
 
 def positions(args: Mapping[str, Any]) -> dict[str, Any]:

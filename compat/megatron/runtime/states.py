@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ class States:
     """Looks into an `optimizer` of `get_megatron_optimizer`. What is kept of a parameter is flat: the elements `owned`."""
 
     optimizer: Any
+    chunks: Sequence[Any] = ()
 
     @property
     def part(self) -> Any:
@@ -50,7 +51,7 @@ class States:
 
     def moments(self, weight: nn.Parameter) -> Mapping[str, Tensor]:
         """Its other state, by the optimizer's names; numbers such as counts of steps left out."""
-        return {name: value.view(-1) for name, value in self._states(weight).items() if name != "param" and _is_state(value)}
+        return {name: value.view(-1) for name, value in self._states(weight).items() if name != "param" and is_state(value)}
 
     def _states(self, weight: nn.Parameter) -> Mapping[str, Any]:
         if self.owned(weight) == NOTHING:
@@ -66,7 +67,7 @@ class States:
     def _names(self) -> list[str]:
         """Names of state, as any parameter's has them."""
         states = (state for state in self.part.state.values() if state)
-        return [name for name, value in next(states, {}).items() if _is_state(value)]
+        return [name for name, value in next(states, {}).items() if is_state(value)]
 
     def kept(self) -> Iterator[Tensor]:
         """All masters and moments."""
@@ -74,7 +75,16 @@ class States:
             yield from group["params"]
         for part in self.optimizer.chained_optimizers:
             for state in part.state.values():
-                yield from filter(_is_state, state.values())
+                yield from filter(is_state, state.values())
+
+    def weights(self) -> Iterator[Tensor]:
+        """What is held of the weights that compute."""
+        for chunk in self.chunks:
+            yield from chunk.parameters()
+
+    def gradients(self) -> Iterator[Tensor]:
+        """What is held of gradients."""
+        yield from (buffer.grad_data for chunk in self.chunks for buffer in chunk.buffers)
 
     def filled(self, weight: nn.Parameter, kept: Tensor) -> Tensor:
         """In the shape of the parameter: what is kept of it, and zeros where other ranks keep it."""
@@ -83,5 +93,6 @@ class States:
         return found
 
 
-def _is_state(value: Any) -> bool:
+def is_state(value: Any) -> bool:
+    """Whether it is state of a parameter's elements."""
     return isinstance(value, Tensor) and value.dim() > 0

@@ -90,6 +90,8 @@ class MegatronSource:
     def __init__(self, chunks: Sequence[Any], optimizer: Any, accumulation: int = 1, shape: Architecture | None = None) -> None:
         self.chunks, self.optimizer, self.accumulation = list(chunks), optimizer, accumulation
         self.models = [model.bare(chunk) for chunk in self.chunks]
+        if self.chunks[0].ddp_config.use_megatron_fsdp:
+            raise BridgeError("attach: this Megatron-Core run shards its weights (Megatron-FSDP); trace one without it")
         self.states, self.shape = States(optimizer), shape or _shape(self.models[0])
         if self.models[0].config.calculate_per_token_loss:
             raise BridgeError("attach: this Megatron-Core run averages its loss per token; trace one with a loss per microbatch")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cached_property, partial
 from itertools import islice
 from math import prod
@@ -30,7 +30,7 @@ from bridge.layout.mesh import Mesh
 from bridge.plan import Plan
 from bridge.translation import lift
 from compat.megatron import MegatronConfig
-from compat.megatron.runtime import model
+from compat.megatron.runtime import fsdp, model
 from compat.megatron.runtime.cpu import redirected
 from compat.megatron.runtime.states import States
 from compat.megatron.runtime.weights import Piece, Share, pieces, wholes
@@ -70,13 +70,18 @@ class MegatronTrainer:
         described = self.workload.model is not None
         self.settings = model.described_config(self.config) if described else model.transformer_config(self.config, self.shape)
         places = model.positions(args) if described else {}
-        self.chunks = model.chunks(self.settings, model.ddp_config(self.config), self.shape, places)
+        parts = model.parts(self.settings, self.shape, places)
+        self._weights = list(model.named(parts))
+        exact = self._load(native(self.workload))
+        wrapped = fsdp.wrapped if self._fully_sharded else model.wrapped
+        self.chunks = wrapped(self.settings, model.ddp_config(self.config), parts)
         # Without overrides of its own Megatron spares biases and norms from weight decay, as its trainer does.
         self.optimizer = get_megatron_optimizer(
             model.optimizer_config(self.config), self.chunks, config_overrides=None, use_gloo_process_groups=False
         )
-        self.states = States(self.optimizer)
-        self._load(native(self.workload))
+        self.states = (fsdp.Shards if self._fully_sharded else States)(self.optimizer, self.chunks)
+        for weight, values in exact.items():
+            self.states.master(weight).copy_(values.view(-1)[self.states.owned(weight)])
         self.scheduler = OptimizerParamScheduler(self.optimizer, **_learning_rate(args))
         self.settings.grad_scale_func = self.optimizer.scale_loss
         self.settings.finalize_model_grads_func = finalize_model_grads
@@ -87,12 +92,18 @@ class MegatronTrainer:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Where there is no CUDA, with its requests redirected; what Megatron refuses is a `BridgeError`."""
-        redirection: AbstractContextManager[None] = nullcontext() if torch.cuda.is_available() else redirected()
-        with redirection:
+        with ExitStack() as stack:
+            if not torch.cuda.is_available():
+                stack.enter_context(redirected())
+                stack.enter_context(fsdp.redirected() if self._fully_sharded else nullcontext())
             try:
                 yield
             except (AssertionError, ValueError) as error:
                 raise ConfigError(f"megatron: refused by Megatron-Core itself: {type(error).__name__}: {error}") from error
+
+    @property
+    def _fully_sharded(self) -> bool:
+        return bool(self.config.args.get("use_megatron_fsdp"))
 
     @property
     def data(self) -> tuple[int, int]:
@@ -162,19 +173,19 @@ class MegatronTrainer:
 
     def named(self) -> Iterator[tuple[nn.Parameter, tuple[Piece, ...]]]:
         """This rank's parameters, each with the native ones that lie in it."""
-        for name, weight in model.named(self.chunks):
+        for name, weight in self._weights:
             yield weight, tuple(pieces(name, self.shape, self.share))
 
     @torch.no_grad()
-    def _load(self, native: nn.Module) -> None:
-        """Into the weights, and unrounded into the masters, where there are any."""
-        wholes = dict(native.named_parameters())
+    def _load(self, native: nn.Module) -> Mapping[nn.Parameter, Tensor]:
+        """Into the weights; what they are before they are rounded, for the masters."""
+        wholes, found = dict(native.named_parameters()), {}
         for weight, parts in self.named():
-            exact = torch.zeros_like(weight, dtype=torch.float32)
+            exact = found[weight] = torch.zeros_like(weight, dtype=torch.float32)
             for piece in parts:
                 piece.load(exact, wholes[piece.name].to(exact))
             weight.copy_(exact)
-            self.states.master(weight).copy_(exact.view(-1)[self.states.owned(weight)])
+        return found
 
     @torch.no_grad()
     def resume(self, place: Path) -> int:
@@ -207,12 +218,11 @@ class MegatronTrainer:
 
     def bytes(self) -> Mapping[str, int]:
         """See `Trainer`."""
-        buffers = [buffer for chunk in self.chunks for buffer in chunk.buffers]
-        weights = [weight for chunk in self.chunks for weight in chunk.parameters()]
+        weights = list(self.states.weights())
         held = {weight.untyped_storage().data_ptr() for weight in weights}
         return {
             "weights": _bytes(weights),
-            "gradients": _bytes(buffer.grad_data for buffer in buffers),
+            "gradients": _bytes(self.states.gradients()),
             "optimizer": _bytes(tensor for tensor in self.states.kept() if tensor.untyped_storage().data_ptr() not in held),
         }
 
