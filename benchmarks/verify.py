@@ -124,8 +124,8 @@ for one command, on two cores that others use as well.
 
 Made by `python benchmarks/verify.py`. Verdicts: {verdicts}.
 Of {clean} clean pairs, which ask for nothing that one of the two stacks lacks, {same} are *same*. Most recipes of NVIDIA have
-dropout, which each stack draws in its own way: they are *in part*, and three stand for all of these. Left out as well, and *in
-part* too: ZeRO 2 and 3 written for Megatron, whose FSDP `verify` does not drive. Rows were made on several commits.
+dropout, which each stack draws in its own way: they are *in part*, and three stand for all of these. All rows were made on one
+state of the code.
 """
 
 

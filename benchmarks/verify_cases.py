@@ -45,9 +45,15 @@ GPT2 = "--position-embedding-type learned_absolute"
 RAMP = "--weight-decay-incr-style linear --start-weight-decay 0.01 --end-weight-decay 0.5"
 EXPERTS = "--num-experts 8 --moe-router-topk 2 --moe-aux-loss-coeff 0"
 SHARDED = "--bf16 --use-distributed-optimizer"
+FULLY = (
+    "--use-distributed-optimizer --use-megatron-fsdp --ckpt-format fsdp_dtensor --no-gradient-accumulation-fusion"
+    " --data-parallel-sharding-strategy optim_grads_params"
+)
 LAUNCHES: Mapping[str, tuple[str, str]] = {
     "llama": ("grouped queries, rotary, gate, RMSNorm, distributed optimizer", f"{LLAMA} {SHARDED}"),
     "llama in fp32": ("fp32, no ZeRO", LLAMA),
+    "llama, weights sharded": ("Megatron-FSDP", f"{LLAMA} --bf16 {FULLY}"),
+    "llama, gradients sharded": ("Megatron-FSDP, weights whole", f"{LLAMA} --bf16 {FULLY.removesuffix('_params')}"),
     "llama, two tensor ranks": ("tensor parallel", f"{LLAMA} {SHARDED} --tensor-model-parallel-size 2"),
     "llama, sequence parallel": (
         "tensor and sequence parallel",
@@ -128,6 +134,10 @@ FILES: Mapping[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "fp32": ("fp32, no ZeRO", {}, ()),
     "fp32, stage 1": ("fp32, ZeRO 1", _zero(1), ()),
     "bf16, stage 1": ("bf16, ZeRO 1", {**BF16, **_zero(1)}, ()),
+    "fp32, stage 2": ("fp32, ZeRO 2", _zero(2), ()),
+    "bf16, stage 2": ("bf16, ZeRO 2", {**BF16, **_zero(2)}, ()),
+    "fp32, stage 3": ("fp32, ZeRO 3", _zero(3), ()),
+    "bf16, stage 3": ("bf16, ZeRO 3", {**BF16, **_zero(3)}, ()),
     "no decay": (
         "bf16, ZeRO 1, no decay, no clipping",
         {**BF16, **_zero(1), "gradient_clipping": 0.0, "optimizer": {"type": "Adam", "params": {"lr": 1e-3}}},
