@@ -112,7 +112,8 @@ def _beside(script: Script, path: Pieces, line: int) -> Document:
         raise SourceError(f"{script.name}: line {line}: {part.spelling} in the name of the config is not known: {part.why}")
     found = find(name, folder_of(script.name))
     if found is None:
-        raise SourceError(f"{script.name}: line {line}: {name}: no such file in the script's folder; put it there")
+        here = "no such file in the script's folder, or where this command runs"
+        raise SourceError(f"{script.name}: line {line}: {name}: {here}; put it there, or give --allow-path FOLDER it starts from")
     return load(found)
 
 
