@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from bridge.files import Original
     from bridge.state.formats import Format
     from bridge.state.hub import Hub
+    from bridge.state.names import Naming
 
 
 @dataclass(frozen=True)
@@ -262,6 +263,11 @@ class Dialect(ABC):
         """The formats that the stack writes checkpoints in."""
         return ()
 
+    @property
+    def namings(self) -> tuple[Naming, ...]:
+        """How the stack names the parameters of models."""
+        return ()
+
     def inspect(self, config: Config) -> tuple[Finding, ...]:
         """What the stack accepts and then ignores or gets wrong."""
         return ()
@@ -435,6 +441,12 @@ class PackagedDialect(Dialect):
     def checkpoints(self) -> tuple[Format, ...]:
         """What its module `state` has as `FORMATS`."""
         found: tuple[Format, ...] = self._has("state", "FORMATS", ())
+        return found
+
+    @property
+    def namings(self) -> tuple[Naming, ...]:
+        """What its module `state` has as `NAMINGS`."""
+        found: tuple[Naming, ...] = self._has("state", "NAMINGS", ())
         return found
 
     def inspect(self, config: Config) -> tuple[Finding, ...]:

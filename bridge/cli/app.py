@@ -241,7 +241,8 @@ Where torch is installed, the converted plan is then trained on two local ranks 
 
 CHECKPOINT = """Read, convert and compare checkpoints of any stack, without the stack, a GPU, or executing anything in them.
 
-Formats: native, safetensors, bin (pytorch_model.bin), dcp (torch.distributed.checkpoint), deepspeed (ZeRO 0 to 3) and universal.
+Formats: native, safetensors, bin (pytorch_model.bin), dcp (torch.distributed.checkpoint), deepspeed (ZeRO 0 to 3), universal
+and megatron (torch_dist).
 Every name in a pickle that is not a tensor, a plain value or a listed class is named and refused.
 """
 
@@ -270,6 +271,7 @@ Examples:
   stagebridge checkpoint convert run/native --to deepspeed --level 2 --ranks 8 -o run/zero
   stagebridge checkpoint convert run/checkpoints --to safetensors --dtype bf16 -o model
   stagebridge checkpoint convert run/checkpoints --to safetensors -o model --dry-run
+  stagebridge checkpoint convert run/checkpoints --to megatron --config model/config.json -o megatron
 
 """ + table(
     clean="written, and nothing that changes numbers was lost",
@@ -625,6 +627,20 @@ def checkpoint_convert(
         Optional[int],  # noqa: UP045
         typer.Option("--level", metavar="L", min=0, max=3, help="Level of ZeRO to write, where the format has them."),
     ] = None,
+    names: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--names", metavar="NAMES", help="Names of parameters: huggingface, transformers, megatron, megatron-local, neutral."
+        ),
+    ] = None,
+    config: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--config", metavar="FILE", help="Config of the model, of any stack, where names are changed."),
+    ] = None,
+    samples: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--samples", metavar="N", min=0, help="Samples that the run has seen, where the checkpoint does not say."),
+    ] = None,
     shard_size: Annotated[float, typer.Option("--shard-size", metavar="GB", min=0, help="Largest file of weights.")] = 5.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be written, and write nothing.")] = False,
     verify: Annotated[bool, typer.Option(help="Hold the source against its own checksums first.")] = True,
@@ -635,7 +651,7 @@ def checkpoint_convert(
     from bridge.cli.checkpoint import Options, convert
 
     wanted = {"dtype": dtype, "ranks": ranks, "level": level, "shard": int(shard_size * 2**30)}
-    return convert(folder, Options(to, output, from_, wanted, dry_run, verify, as_json, processes))
+    return convert(folder, Options(to, output, from_, wanted, dry_run, verify, as_json, processes, names, config, samples))
 
 
 @checkpoint.command("diff", help=CHECKPOINT_DIFF, short_help="Compare two checkpoints of any formats, tensor by tensor.")

@@ -6,26 +6,29 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.clean import clean
 from bridge.cli.terminal import console, note, print_json, say
+from bridge.config import shown
 from bridge.errors import BridgeError
 from bridge.exits import Exit
 from bridge.files import as_private_as
 from bridge.findings import Finding
 
 if TYPE_CHECKING:
-    from bridge.state.formats import Written
+    from bridge.state.formats import Format, Written
     from bridge.state.hub import Hub
     from bridge.state.lazy import Lazy
 
 DTYPES = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
 SHOWN = 20
 """Tensors that differ which are listed."""
+WIDE = 160
+"""Letters of a dictionary that are shown."""
 OFTEN = 5.0
 """Seconds between two lines of progress."""
 
@@ -42,6 +45,9 @@ class Options:
     verify: bool
     json: bool
     processes: int = 1
+    names: str | None = None
+    config: Path | None = None
+    samples: int | None = None
 
 
 def _answered(as_json: bool, work: Callable[[], int]) -> int:
@@ -136,7 +142,9 @@ def _tell(hub: Hub, place: Path, tensors: bool, check: bool) -> None:
 
 
 def _said_of(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} {value}" for key, value in values.items() if value is not None)
+    return ", ".join(
+        f"{key} {shown(value, WIDE) if isinstance(value, dict) else value}" for key, value in values.items() if value is not None
+    )
 
 
 def _findings(findings: tuple[Finding, ...]) -> None:
@@ -159,7 +167,7 @@ def convert(folder: Path, options: Options) -> int:
         wanted = formats.Wanted(**{**options.wanted, "dtype": _dtype(options.wanted["dtype"])})
         if options.verify and not options.dry_run:
             formats.verified(source, place)
-        hub = formats.read_at(source, place)
+        hub = _named(_told(formats.read_at(source, place), options), target, place, options)
         written = formats.planned(target, hub, wanted)
         if not options.dry_run:
             _write(written, folder, hub, options)
@@ -169,6 +177,34 @@ def convert(folder: Path, options: Options) -> int:
         return code
 
     return _answered(options.json, work)
+
+
+def _told(hub: Hub, options: Options) -> Hub:
+    """With the samples that were told. Raises `BridgeError` if the checkpoint says another number."""
+    said = hub.where.samples
+    if options.samples is None or said == options.samples:
+        return hub
+    if said is not None:
+        raise BridgeError(f"--samples: found {options.samples}, the checkpoint says {said}; leave it out")
+    return replace(hub, where=replace(hub.where, samples=options.samples))
+
+
+def _named(hub: Hub, target: Format, place: Path, options: Options) -> Hub:
+    """The checkpoint under the names that were asked for, or that the format's readers know."""
+    from bridge.state import names
+
+    config = options.config or next((path for path in (place / CONFIG, place.parent / CONFIG) if path.is_file()), None)
+    model = names.model_of(hub)
+    if options.config is not None or (model.kv_heads is None and config is not None):
+        from bridge.cli.convert import read
+        from bridge.cli.job import Job
+
+        model = names.described(read(Job(str(config), lenient=True)))
+    return names.fitting(replace(hub, model=model), options.names, target.names, model)
+
+
+CONFIG = "config.json"
+"""What transformers calls the config that it saves beside weights."""
 
 
 def _dtype(name: str | None) -> str | None:

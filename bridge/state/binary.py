@@ -34,6 +34,7 @@ class Binary(Format):
 
     name = "bin"
     title = "pytorch_model.bin"
+    names = "huggingface"
 
     def find(self, folder: Path) -> Path | None:
         """A folder with the usual names."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,15 @@ from bridge.state import archive, packing, parts, pickled
 from bridge.state.digests import SUMS
 from bridge.state.files import File, size_of
 from bridge.state.formats import Format, Wanted, Written
-from bridge.state.hub import Group, Hub, Origin, Parameter, Where, lost, plain, weights_of
+from bridge.state.hub import BESIDE, Group, Hub, Origin, Parameter, Where, beside_of, lost, plain, weights_of, with_beside
 from bridge.state.lazy import FLOATING, Boxed, Held, Lazy, Placed, strips
 from bridge.state.packing import Size
-from bridge.state.pickled import Constant, Record, recorded
+from bridge.state.pickled import Constant, Known, Record, recorded
 
 METADATA = ".metadata"
 DATA = "__0_0.distcp"
+COMMON = "common.pt"
+"""A file that only another program writes beside these, which keeps in it what belongs to no tensor."""
 VERSION = "1.0.0"
 DAMAGED = "the checkpoint is damaged"
 OWN = "torch.distributed.checkpoint.metadata"
@@ -64,21 +66,18 @@ class Dcp(Format):
     title = "torch.distributed.checkpoint"
 
     def find(self, folder: Path) -> Path | None:
-        """A folder with `.metadata`."""
-        return folder if (folder / METADATA).is_file() else None
+        """A folder with `.metadata` and nothing of another program's."""
+        return folder if (folder / METADATA).is_file() and not (folder / COMMON).is_file() else None
 
     def verify(self, place: Path) -> None:
         """Each archive within the files has checksums of its own too."""
         super().verify(place)
-        if (place / SUMS).is_file():
-            return
-        found = pickled.value(read_bytes(place / METADATA, place, pickled.MOST), KNOWN, place / METADATA)
-        for info in found.state["storage_data"].values():
-            archive.verify(*_part(place, info.state))
+        if not (place / SUMS).is_file():
+            verified(place, KNOWN)
 
     def read(self, place: Path) -> Hub:
         """Weights under `model`, or at the top; the optimizer by the names of parameters; the rest is the client's."""
-        found = _entries(place)
+        found = entries(place)
         model, optimizer, rest = _sorted(found, place)
         if not model:
             raise SourceError(f"{place / METADATA}: no tensors of a model in it; {DAMAGED}")
@@ -93,10 +92,11 @@ class Dcp(Format):
         }
         steps = {held.step for held in parameters.values() if held.step is not None}
         said, left = plain(rest, "client")
+        held = said.pop(BESIDE, None)
         steps_said = said.pop("step", None)
         made = int(max(steps)) if steps else steps_said if isinstance(steps_said, int) else None
         files = (place / METADATA, *sorted(place.glob("*.distcp")))
-        return Hub(
+        hub = Hub(
             Origin(self.name, layout={"ranks": len(files) - 1}, files=files),
             parameters,
             {name: held for name, held in model.items() if kinds[name]},
@@ -107,41 +107,56 @@ class Dcp(Format):
             client={key: value for key, value in said.items() if value is not None},
             findings=(*left, *_guessed(parameters, known)),
         )
+        return with_beside(hub, held)
 
     def plan(self, hub: Hub, wanted: Wanted) -> Written:
         """One rank's files under `model` and `optimizer`, as get_state_dict of torch has them; masters are the weights."""
-        saved = dict(_values(hub, wanted.dtype))
-        body, places = _body(saved)
-        return Written((File(DATA, tuple(body)), File(METADATA, (_metadata(saved, places),))), SUMS, tuple(_left(hub)))
+        values = dict(_values(hub, wanted.dtype))
+        files = files_of([Saved.of(_key(path), value) for path, value in values.items()], {_key(path): path for path in values})
+        return Written(files, SUMS, tuple(_left(hub)))
 
 
 # Reading
 
 
-def _entries(place: Path) -> dict[str, Entry]:
-    """Every key with its tensor, each element once, or its value. Raises `SourceError`."""
+def verified(place: Path, known: Known) -> None:
+    """Hold every part of every file against the checksum that it was written with. Raises `SourceError`."""
+    found = pickled.value(read_bytes(place / METADATA, place, pickled.MOST), known, place / METADATA)
+    for info in found.state["storage_data"].values():
+        archive.verify(*_part(place, info.state))
+
+
+def entries(place: Path, known: Known = KNOWN, wanted: Callable[[str], bool] = lambda key: True) -> dict[str, Entry]:
+    """Every key with its tensor, each element once, or its value; `known` has the names that its pickles may hold.
+
+    Raises `SourceError`.
+    """
     path = place / METADATA
-    found = pickled.value(read_bytes(path, place, pickled.MOST), KNOWN, path)
+    found = pickled.value(read_bytes(path, place, pickled.MOST), known, path)
     try:
-        paths, stored = found.state["planner_data"], found.state["storage_data"]
+        paths, stored = found.state["planner_data"] or {}, found.state["storage_data"]
         chunks: dict[str, list[tuple[Any, Any]]] = {}
         for index, info in stored.items():
             chunks.setdefault(index.state["fqn"], []).append((index.state.get("offset"), info.state))
-        rows = [(key, held, chunks.get(key, []), tuple(paths[key])) for key, held in found.state["state_dict_metadata"].items()]
-        return {key: Entry(where, _value(place, key, held, places)) for key, held, places, where in rows}
+        rows = [
+            (key, held, chunks.get(key, []), tuple(paths.get(key, (key,))))
+            for key, held in found.state["state_dict_metadata"].items()
+            if wanted(key)
+        ]
+        return {key: Entry(where, _value(place, key, held, places, known)) for key, held, places, where in rows}
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise SourceError(f"{path}: not as torch.distributed.checkpoint writes it ({shown(str(error))}); {DAMAGED}") from None
 
 
-def _value(place: Path, key: str, about: Record, places: list[tuple[Any, Any]]) -> Any:
+def _value(place: Path, key: str, about: Record, places: list[tuple[Any, Any]], known: Known) -> Any:
     """A tensor of boxes, or what was saved as a value."""
     if about.name == f"{OWN} BytesStorageMetadata":
         ((_, info),) = places
-        return _saved(place, info)
+        return _saved(place, info, known)
     dtype, shape = str(about.state["properties"].state[""][0]), tuple(about.state["size"])
     boxes = []
     for offset, info in places:
-        held = _saved(place, info)
+        held = _saved(place, info, known)
         if not isinstance(held, Lazy) or held.dtype != dtype:
             raise SourceError(f"{place / info['relative_path']}: {shown(key)} is no tensor of {dtype}; {DAMAGED}")
         boxes.append(Placed(Box(tuple(offset or ()), held.shape), held))
@@ -153,10 +168,10 @@ def _value(place: Path, key: str, about: Record, places: list[tuple[Any, Any]]) 
     return Boxed(tuple(boxes), shape, dtype)
 
 
-def _saved(place: Path, info: Mapping[str, Any]) -> Any:
+def _saved(place: Path, info: Mapping[str, Any], known: Known) -> Any:
     """What torch.save wrote into a part of a file."""
     path, root, begin, size = _part(place, info)
-    return archive.read(path, root, begin=begin, size=size)
+    return archive.read(path, root, known, begin, size)
 
 
 def _part(place: Path, info: Mapping[str, Any]) -> tuple[Path, Path, int, int]:
@@ -292,6 +307,7 @@ def _values(hub: Hub, dtype: str | None) -> Iterator[tuple[tuple[Any, ...], Any]
             yield ("optimizer", "param_groups", number, key), tuple(value) if key == "betas" else value
         yield ("optimizer", "param_groups", number, "params"), list(group.names)
     yield ("step",), hub.where.steps or 0
+    yield (BESIDE,), beside_of(hub)
     yield from (((key,), value) for key, value in hub.client.items() if key != "step")
 
 
@@ -299,29 +315,51 @@ def _key(path: tuple[Any, ...]) -> str:
     return ".".join(map(str, path))
 
 
-def _body(saved: Mapping[tuple[Any, ...], Any]) -> tuple[list[Any], dict[str, tuple[int, int]]]:
+@dataclass(frozen=True)
+class Saved:
+    """A box of the tensor `key`, which has `shape` and number format `dtype`; or a value, which has no shape."""
+
+    key: str
+    value: Any
+    shape: tuple[int, ...] | None = None
+    offsets: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, key: str, value: Any) -> Saved:
+        """A whole tensor, or a value."""
+        return cls(key, value, value.shape, (0,) * len(value.shape)) if isinstance(value, Lazy) else cls(key, value)
+
+
+def files_of(saved: Sequence[Saved], paths: Mapping[str, tuple[Any, ...]] | None) -> tuple[File, ...]:
+    """One rank's files; `paths` lead to each key through the dictionary that was saved, if it was nested."""
+    body, places = _body(saved)
+    return File(DATA, tuple(body)), File(METADATA, (_metadata(saved, places, paths),))
+
+
+def _body(saved: Sequence[Saved]) -> tuple[list[Any], list[tuple[int, int]]]:
     """The parts of the data file, and where each value begins and how long it is."""
     body: list[Any] = []
-    places = {}
+    places = []
     at = 0
-    for path, value in saved.items():
-        found = list(packing.parts_of("archive", value))
+    for held in saved:
+        found = list(packing.parts_of("archive", held.value))
         size = sum(map(size_of, found))
-        places[_key(path)] = (at, size)
+        places.append((at, size))
         body += found
         at += size
     return body, places
 
 
-def _metadata(saved: Mapping[tuple[Any, ...], Any], places: Mapping[str, tuple[int, int]]) -> bytes:
+def _metadata(saved: Sequence[Saved], places: Sequence[tuple[int, int]], paths: Mapping[str, tuple[Any, ...]] | None) -> bytes:
     """The list of keys and places, as Metadata of torch."""
-    about = {_key(path): _about(value) for path, value in saved.items()}
-    stored = {_index(_key(path), value): _place(*places[_key(path)]) for path, value in saved.items()}
+    boxes: dict[str, list[Saved]] = {}
+    for held in saved:
+        boxes.setdefault(held.key, []).append(held)
+    stored = {_index(held): _place(*place) for held, place in zip(saved, places, strict=True)}
     meta = Record(f"{OWN} StorageMeta", (), dict.fromkeys(("checkpoint_id", "save_id", "load_id")) | {"modules": []})
-    paths = {_key(path): path for path in saved}
     state = {
-        "state_dict_metadata": about,
-        "planner_data": paths,
+        "state_dict_metadata": {key: _about(parts) for key, parts in boxes.items()},
+        "planner_data": None if paths is None else dict(paths),
         "storage_data": stored,
         "storage_meta": meta,
         "version": VERSION,
@@ -329,19 +367,23 @@ def _metadata(saved: Mapping[tuple[Any, ...], Any], places: Mapping[str, tuple[i
     return packing.Pickle().of(Record(f"{OWN} Metadata", (), state))
 
 
-def _about(value: Any) -> Record:
-    if not isinstance(value, Lazy):
+def _about(boxes: Sequence[Saved]) -> Record:
+    shape = boxes[0].shape
+    if shape is None:
         return Record(f"{OWN} BytesStorageMetadata")
     layout = Record("torch.serialization _get_layout", ("torch.strided",))
     form = Record(f"{OWN} _MEM_FORMAT_ENCODING", (0,))
-    properties = Record(f"{OWN} TensorProperties", (), {"": (Constant(value.dtype), layout, False, form, False)})
-    chunk = Record(f"{OWN} ChunkStorageMetadata", (), {"offsets": Size((0,) * len(value.shape)), "sizes": Size(value.shape)})
-    return Record(f"{OWN} TensorStorageMetadata", (), {"properties": properties, "size": Size(value.shape), "chunks": [chunk]})
+    properties = Record(f"{OWN} TensorProperties", (), {"": (Constant(boxes[0].value.dtype), layout, False, form, False)})
+    chunks = [
+        Record(f"{OWN} ChunkStorageMetadata", (), {"offsets": Size(held.offsets), "sizes": Size(held.value.shape)})
+        for held in boxes
+    ]
+    return Record(f"{OWN} TensorStorageMetadata", (), {"properties": properties, "size": Size(shape), "chunks": chunks})
 
 
-def _index(key: str, value: Any) -> Record:
-    tensor = isinstance(value, Lazy)
-    state = {"fqn": key, "offset": Size((0,) * len(value.shape)) if tensor else None, "index": 0 if tensor else None}
+def _index(held: Saved) -> Record:
+    tensor = held.shape is not None
+    state = {"fqn": held.key, "offset": Size(held.offsets) if tensor else None, "index": None}
     return Record(f"{OWN} MetadataIndex", (), state)
 
 

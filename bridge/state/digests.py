@@ -33,7 +33,7 @@ def text_of(digests: Mapping[str, str]) -> str:
 
 
 def read(folder: Path, root: Path) -> dict[str, str]:
-    """Digests by file name. Raises `SourceError` for a file that `text_of` would not write."""
+    """Digests by file name, which may have folders before it. Raises `SourceError` for a file that `text_of` would not write."""
     path = folder / SUMS
     text = read_text(path, root, MOST)
     found: dict[str, str] = {}
@@ -41,7 +41,9 @@ def read(folder: Path, root: Path) -> dict[str, str]:
         match = LINE.fullmatch(line)
         if match is None:
             raise SourceError(f"{path}:{number}: found {shown(line)}, expected a digest, two blanks and a name; it is damaged")
-        found[plain(match[2], f"{path}:{number}")] = match[1]
+        for part in match[2].split("/"):
+            plain(part.removeprefix("."), f"{path}:{number}: in {shown(match[2])}")
+        found[match[2]] = match[1]
     if text_of(found) != text:
         raise SourceError(f"{path}: not as it was written, with a line for each file in order; it is damaged")
     return found

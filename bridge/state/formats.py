@@ -48,6 +48,8 @@ class Format(ABC):
     title: str
     fixed: bool = False
     """Whether only as many ranks load a checkpoint as saved it."""
+    names: str | None = None
+    """Whose names of parameters its readers know, if it is one stack's own."""
 
     @abstractmethod
     def find(self, folder: Path) -> Path | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +88,19 @@ class Origin:
 
 
 @dataclass(frozen=True)
+class Model:
+    """What names and shapes do not say of a model: groups of heads that share a key, words of the vocabulary, and the family.
+
+    `refused` has what the model does that maps of names do not express.
+    """
+
+    kv_heads: int | None = None
+    vocab: int | None = None
+    family: str | None = None
+    refused: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Hub:
     """A checkpoint. `ordered` says whether parameters stand in the model's own order; `ties` has other names of parameters.
 
@@ -106,6 +119,7 @@ class Hub:
     random: Mapping[str, Lazy] = field(default_factory=dict)
     client: Mapping[str, Plain] = field(default_factory=dict)
     config: Mapping[str, Plain] | None = None
+    model: Model | None = None
     findings: tuple[Finding, ...] = ()
 
     def tensors(self) -> Iterator[tuple[str, str, Lazy]]:
@@ -133,6 +147,36 @@ class Hub:
     def moments(self) -> tuple[str, ...]:
         """Names of the moments that parameters have."""
         return tuple(dict.fromkeys(kind for held in self.parameters.values() for kind in held.moments))
+
+
+BESIDE = "stagebridge"
+"""Under which name formats that take any value keep what they have no place of their own for; their stacks pass it by."""
+
+
+def beside_of(hub: Hub) -> dict[str, Plain]:
+    """What of a checkpoint is no tensor and no group, as plain values."""
+    parts = {"where": hub.where, "scale": hub.scale, "model": hub.model}
+    found = {name: {key: value for key, value in vars(part).items() if value is not None} for name, part in parts.items() if part}
+    more = {"schedule": hub.schedule, "config": hub.config, "client": dict(hub.client)}
+    return {name: value for name, value in {**found, **more}.items() if value}
+
+
+def with_beside(hub: Hub, held: Any) -> Hub:
+    """The checkpoint with what `beside_of` kept of it, where it does not say so itself. Raises `TypeError` for anything else."""
+    kept = held if isinstance(held, Mapping) else {}
+    where = {key: value for key, value in (kept.get("where") or {}).items() if getattr(hub.where, key) is None}
+    model: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in (kept.get("model") or {}).items()
+    }
+    return replace(
+        hub,
+        where=replace(hub.where, **where),
+        scale=hub.scale or (Scale(**kept["scale"]) if kept.get("scale") else None),
+        schedule=hub.schedule or kept.get("schedule"),
+        config=hub.config or kept.get("config"),
+        model=hub.model or (Model(**model) if model else None),
+        client={**(kept.get("client") or {}), **hub.client},
+    )
 
 
 def weights_of(source: Lazy, dtype: str | None) -> Lazy:

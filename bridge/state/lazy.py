@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bridge.errors import SourceError
 from bridge.layout.shard import Box, boxes
@@ -147,6 +147,37 @@ class Strided(Lazy):
         reach = 1 + sum(stride * (size - 1) for stride, size in zip(self.strides, self.shape, strict=True)) if self.count else 0
         found = self.base.flat(self.offset, self.offset + reach)
         return found.as_strided(self.shape, self.strides).reshape(-1)[start:stop]
+
+
+@dataclass(frozen=True, eq=False)
+class Turned(Lazy):
+    """A matrix with its dimensions exchanged. It is read whole, and kept until another one is."""
+
+    base: Lazy
+
+    @property
+    def shape(self) -> Shape:  # type: ignore[override]
+        """That of what is turned, exchanged."""
+        rows, columns = self.base.shape
+        return columns, rows
+
+    @property
+    def dtype(self) -> str:  # type: ignore[override]
+        """That of what is turned."""
+        return self.base.dtype
+
+    def flat(self, start: int, stop: int) -> Tensor:
+        """A part of what was turned last, or is now."""
+        if not _TURNED or _TURNED[0] is not self:
+            _TURNED.clear()
+            whole = self.base.whole()
+            _TURNED[:] = [self, whole.t().contiguous().view(-1)]  # what it was made of may have been turned too
+        found: Tensor = _TURNED[1][start:stop]
+        return found
+
+
+_TURNED: list[Any] = []
+"""The matrix that was turned last, and its elements: strips of it are asked for one after the other."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from bridge.state import digests, parts, schema
 from bridge.state.files import File
 from bridge.state.folder import LATEST
 from bridge.state.formats import Format, Wanted, Written, pointed
-from bridge.state.hub import Group, Hub, Origin, Parameter, Scale, Where, lost, weights_of
+from bridge.state.hub import Group, Hub, Model, Origin, Parameter, Scale, Where, lost, weights_of
 from bridge.state.lazy import Boxed, Held, Lazy, Placed
 from bridge.state.safe import file_of as safetensors
 from bridge.state.safe import header
@@ -100,7 +100,7 @@ class Native(Format):
             if name.startswith(f"{WEIGHTS}/")
         }
         files = (place / STATE, *(place / file_of(rank) for rank in range(state.world)))
-        return Hub(
+        hub = Hub(
             Origin(self.name, layout={"ranks": state.world}, files=files),
             parameters,
             {name.split("/", 2)[2]: held for name, held in tensors.items() if name.startswith(f"{BUFFERS}/0/")},
@@ -113,8 +113,10 @@ class Native(Format):
             random=_random(state, tensors),
             client=state.client,
             config=_carried(state, "config", None),
+            model=_model(_carried(state, "model", None)),
             findings=tuple(_copies(state)),
         )
+        return _adopted(hub)
 
     def plan(self, hub: Hub, wanted: Wanted) -> Written:
         """One rank's checkpoint, which the engine reads on any layout."""
@@ -129,6 +131,28 @@ class Native(Format):
             File(LATEST, (tag.encode(),)),
         )
         return Written(files, f"{tag}/{digests.SUMS}", tuple(_unsaid(hub)))
+
+
+def _model(held: Any) -> Model | None:
+    """What names and shapes do not say of the model."""
+    return None if held is None else Model(**{**held, "refused": tuple(held.get("refused") or ())})
+
+
+CLIENT = "client_state"
+"""Under which name an interface of ours keeps the script's own state, beside its own of scheduler and groups."""
+
+
+def _adopted(hub: Hub) -> Hub:
+    """With what the engine behind a stack's interface saved of scheduler and groups, those without names where there is one."""
+    said = [value for key, value in hub.client.items() if key != CLIENT and isinstance(value, Mapping) and "groups" in value]
+    if CLIENT not in hub.client or len(said) != 1:
+        return hub
+    settings, names = said[0]["groups"] or [], said[0].get("names")
+    if names is None and len(settings) == 1:
+        names = [list(hub.trained)]
+    rows = zip(names or (), settings, strict=True) if names else ()
+    groups = tuple(Group(tuple(row), values) for row, values in rows)
+    return replace(hub, groups=hub.groups or groups, schedule=said[0].get("lr_scheduler"), client=hub.client[CLIENT])
 
 
 def _tensors(checkpoint: Checkpoint) -> dict[str, Lazy]:
@@ -243,6 +267,7 @@ def _kept(hub: Hub) -> dict[str, Any]:
         "scale": asdict(hub.scale) if hub.scale else None,
         "config": hub.config,
         "ties": dict(hub.ties),
+        "model": asdict(hub.model) if hub.model else None,
         "unsaid": [name for name, value in {**asdict(hub.where), RANDOM: hub.random or None}.items() if value is None],
     }
 

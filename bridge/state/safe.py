@@ -173,6 +173,7 @@ class Safe(Format):
 
     name = "safetensors"
     title = "Hugging Face safetensors"
+    names = "huggingface"
 
     def find(self, folder: Path) -> Path | None:
         """A folder with the usual names."""

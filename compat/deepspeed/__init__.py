@@ -149,10 +149,8 @@ class DeepSpeedDialect(PackagedDialect):
             raise BridgeError(
                 "zero_optimization.stage: found 0; no checkpoint is written for it: set it to 1, which gives the same numbers"
             )
-        from compat.deepspeed.state.zero_writing import adopted
-
         dtype = next((code for name, code in HALVES.items() if values.get(f"{name}.enabled")), "F32")
-        if values.get("checkpoint.load_universal") or not adopted(hub).groups:
+        if values.get("checkpoint.load_universal") or not hub.groups:
             return Saves("universal", dtype=dtype)
         return Saves("deepspeed", int(level), config.world_size, dtype)
 

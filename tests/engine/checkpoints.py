@@ -30,6 +30,8 @@ class Task:
     last: int = 3
     universal: bool = False
     adam: Mapping[str, Any] = field(default_factory=lambda: {"torch_adam": True})
+    matrices: bool = False
+    warmup: Mapping[str, Any] = field(default_factory=lambda: WARMUP)
 
 
 class Odd(nn.Module):
@@ -52,24 +54,14 @@ class Odd(nn.Module):
         return self.head(hidden)
 
 
-def model_of(kind: str) -> nn.Module:
-    """A small model of a family."""
-    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+def config_for(kind: str) -> Any:
+    """The config of transformers of a small model of a family."""
+    from transformers import GPT2Config, LlamaConfig, MixtralConfig, Qwen2Config
 
-    torch.manual_seed(1)
-    if kind == "odd":
-        return Odd()
     if kind == "gpt2":
-        sizes = {
-            "vocab_size": VOCABULARY,
-            "n_positions": LENGTH,
-            "n_embd": 16,
-            "n_layer": 2,
-            "n_head": 4,
-            "initializer_range": 0.2,
-        }
+        sizes = {"n_positions": LENGTH, "n_embd": 16, "n_layer": 2, "n_head": 4, "initializer_range": 0.2}
         none = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-        return GPT2LMHeadModel(GPT2Config(**sizes, **none))
+        return GPT2Config(**sizes, **none, vocab_size=VOCABULARY, activation_function="gelu", architectures=["GPT2LMHeadModel"])
     sizes = {
         "hidden_size": 16,
         "intermediate_size": 24,
@@ -77,8 +69,20 @@ def model_of(kind: str) -> nn.Module:
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
     }
-    more = {"max_position_embeddings": LENGTH, "tie_word_embeddings": False, "initializer_range": 0.2}
-    return LlamaForCausalLM(LlamaConfig(**sizes, **more, vocab_size=VOCABULARY))
+    more = {"max_position_embeddings": LENGTH, "tie_word_embeddings": kind == "tied", "initializer_range": 0.2}
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2} if kind == "mixtral" else {}
+    made = {"mixtral": MixtralConfig, "qwen2": Qwen2Config}.get(kind, LlamaConfig)
+    name = {"mixtral": "MixtralForCausalLM", "qwen2": "Qwen2ForCausalLM"}.get(kind, "LlamaForCausalLM")
+    return made(**sizes, **more, **experts, vocab_size=VOCABULARY, architectures=[name])
+
+
+def model_of(kind: str) -> nn.Module:
+    """A small model of a family."""
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(1)
+    found: nn.Module = Odd() if kind == "odd" else AutoModelForCausalLM.from_config(config_for(kind))
+    return found
 
 
 def scores(net: nn.Module, tokens: Tensor) -> Tensor:
@@ -108,12 +112,29 @@ def config_of(task: Task, ranks: int) -> dict[str, Any]:
         "gradient_accumulation_steps": 1,
         "steps_per_print": 10**9,
         "optimizer": {"type": "AdamW", "params": {**ADAM, **task.adam}},
-        "scheduler": {"type": "WarmupLR", "params": WARMUP},
+        "scheduler": {"type": "WarmupLR", "params": dict(task.warmup)},
         "zero_optimization": {"stage": task.level},
         "gradient_clipping": 0.5,
         **({task.precision: halves[task.precision]} if task.precision in halves else {}),
         **({"checkpoint": {"load_universal": True}} if task.universal else {}),
     }
+
+
+def trained_of(net: nn.Module, task: Task) -> Any:
+    """What the optimizer gets: all parameters, or matrices and, without decay, vectors."""
+    weights = [weight for weight in net.parameters() if weight.requires_grad]
+    if not task.matrices:
+        return weights
+    sides: tuple[list[Any], list[Any]] = ([], [])
+    for weight in weights:
+        sides[weight.dim() == 1].append(weight)
+    return [{"params": sides[0]}, {"params": sides[1], "weight_decay": 0.0}]
+
+
+def rate_of(task: Task, step: int) -> float:
+    """The learning rate of DeepSpeed's WarmupLR."""
+    least, most = task.warmup["warmup_min_lr"], task.warmup["warmup_max_lr"]
+    return float(least + (most - least) * min(1.0, max(0, step - 1) / task.warmup["warmup_num_steps"]))
 
 
 def deepspeed(rank: int, world: int, task: Task) -> list[float]:
@@ -123,7 +144,7 @@ def deepspeed(rank: int, world: int, task: Task) -> list[float]:
     ds = real_deepspeed()
     net = model_of(task.kind)
     engine, *_ = ds.initialize(
-        model=net, model_parameters=net.parameters(), config=config_of(task, world), dist_init_required=False
+        model=net, model_parameters=trained_of(net, task), config=config_of(task, world), dist_init_required=False
     )
     found = continued(engine, rank, world, task)
     engine.destroy()
@@ -134,7 +155,7 @@ def continued(engine: Any, rank: int, world: int, task: Task) -> list[float]:
     """Losses of the steps, from the checkpoint that is named and into another."""
     if task.load:
         path, client = engine.load_checkpoint(str(task.load))
-        assert path is not None and client["epoch"] == 3 and engine.global_steps == task.first
+        assert path is not None and client.get("epoch", 3) == 3 and engine.global_steps == task.first
     found = trained(engine, rank, world, task)
     if task.save:
         engine.save_checkpoint(str(task.save), client_state={"epoch": 3})
@@ -165,7 +186,7 @@ def native(rank: int, world: int, task: Task) -> list[float]:
     import compat.deepspeed as ds
 
     net = model_of(task.kind)
-    engine, *_ = ds.initialize(model=net, model_parameters=net.parameters(), config=config_of(task, world))
+    engine, *_ = ds.initialize(model=net, model_parameters=trained_of(net, task), config=config_of(task, world))
     return continued(engine, rank, world, task)
 
 
@@ -182,7 +203,7 @@ def fsdp(rank: int, world: int, task: Task) -> list[float]:
         fully_shard(layer, mesh=mesh)
     fully_shard(net, mesh=mesh)
     weights = [weight for weight in net.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(weights, **{**ADAM, "betas": tuple(ADAM["betas"])})
+    optimizer = torch.optim.AdamW(trained_of(net, task), **{**ADAM, "betas": tuple(ADAM["betas"])})
     if task.load:
         found, held = get_state_dict(net, optimizer)
         state = {"model": found, "optimizer": held, "step": 0}
@@ -193,7 +214,7 @@ def fsdp(rank: int, world: int, task: Task) -> list[float]:
     for step in range(task.first, task.last):
         tokens = tokens_of(task, step, rank, world)
         for group in optimizer.param_groups:
-            group["lr"] = ADAM["lr"] * min(1.0, max(0, step - 1) / 8)
+            group["lr"] = rate_of(task, step)
         loss = loss_of(scores(net, tokens), tokens)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(weights, 0.5)

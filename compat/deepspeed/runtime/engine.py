@@ -35,11 +35,13 @@ CLIENT, OWN = "client_state", "deepspeed"
 NO_OPTIMIZER = "no optimizer: name one in the config, or pass optimizer to initialize"
 
 
-def _converted(path: Path) -> dict[str, Any]:
-    """What a checkpoint that was converted from DeepSpeed's says of scheduler and groups."""
-    carried = read_state(path, path).carried
+def _converted(path: Path, scheduler: Any) -> dict[str, Any]:
+    """What a converted checkpoint says of scheduler and groups; DeepSpeed's own schedulers need but the updates made."""
+    saved = read_state(path, path)
+    carried, steps = saved.carried, saved.progress.steps
     groups: Any = carried.get("groups") or []
-    return {"lr_scheduler": carried.get("schedule"), "groups": [group["settings"] for group in groups]}
+    counted = {EPOCHS[0]: steps - 1} if steps and hasattr(scheduler, EPOCHS[0]) else None
+    return {"lr_scheduler": carried.get("schedule") or counted, "groups": [group["settings"] for group in groups]}
 
 
 class DeepSpeedEngine(nn.Module):
@@ -491,7 +493,7 @@ class DeepSpeedEngine(nn.Module):
         if load_module_only:
             self.native.progress = before
         else:
-            self._restore(state.get(OWN) or _converted(path), load_optimizer_states, load_lr_scheduler_states)
+            self._restore(state.get(OWN) or _converted(path, self.lr_scheduler), load_optimizer_states, load_lr_scheduler_states)
             self._moved = self._epoch()
         return str(path), state.get(CLIENT, {}) if OWN in state else state
 
@@ -611,7 +613,10 @@ class DeepSpeedEngine(nn.Module):
         scheduler = self.lr_scheduler.state_dict() if hasattr(self.lr_scheduler, "state_dict") else None
         groups = self.optimizer.param_groups if self.optimizer else []
         settings = [{name: value for name, value in group.items() if name != "params"} for group in groups]
-        return {"lr_scheduler": scheduler, "groups": settings}
+        own = {id(weight): name for name, weight in self.native.model.named_parameters()}
+        names = [[own.get(id(weight)) for weight in group["params"]] for group in groups]
+        known = {} if any(None in group for group in names) else {"names": names}
+        return {"lr_scheduler": scheduler, "groups": settings, **known}
 
     def _restore(self, state: Mapping[str, Any], optimizer: bool, scheduler: bool) -> None:
         saved = state.get("groups", []) if optimizer and self.optimizer else []

@@ -67,7 +67,6 @@ class Universal(Format):
 
     def plan(self, hub: Hub, wanted: Wanted) -> Written:
         """Folders by name, and model states for every level; DeepSpeed takes settings of groups where the source says them."""
-        hub = writing.adopted(hub)
         groups = hub.groups or (Group(tuple(hub.trained), {}),)
         layout = writing.Layout(hub, 2, 1, wanted.dtype or hub.computed, groups, tuple(group.names for group in groups))
         tag = f"global_step{writing.steps_of(hub)}_universal"

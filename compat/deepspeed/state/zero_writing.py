@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -56,7 +56,6 @@ class Layout:
 
 def plan(hub: Hub, wanted: Wanted) -> Written:
     """The files of a checkpoint that DeepSpeed's engine loads. Raises `SourceError` where it would not, or wrongly."""
-    hub = adopted(hub)
     was = hub.origin.layout if hub.origin.format == "deepspeed" else {}
     level, ranks = wanted.level or was.get("zero", 0) or 1, wanted.ranks or was.get("ranks", 1)
     layout = Layout(hub, level, ranks, wanted.dtype or hub.computed, _groups(hub))
@@ -65,16 +64,6 @@ def plan(hub: Hub, wanted: Wanted) -> Written:
     tag = f"global_step{steps_of(hub)}"
     files = (*_models(layout, tag), *_optimizers(layout, tag), File(LATEST, (tag.encode(),)))
     return Written(files, f"{tag}/{SUMS}", tuple(unsaid(layout)))
-
-
-def adopted(hub: Hub) -> Hub:
-    """With what our own engine behind DeepSpeed's interface saved of scheduler and groups (runtime/engine.py: _state)."""
-    own = hub.client.get("deepspeed")
-    if not isinstance(own, Mapping) or hub.groups or "client_state" not in hub.client:
-        return hub
-    settings = own.get("groups") or []
-    groups = (Group(tuple(hub.trained), settings[0]),) if len(settings) == 1 and hub.ordered else ()
-    return replace(hub, groups=groups, schedule=own.get("lr_scheduler"), client=hub.client["client_state"])
 
 
 def _groups(hub: Hub) -> tuple[Group, ...]:

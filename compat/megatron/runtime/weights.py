@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bridge.layout.architecture import Architecture
 from bridge.trace.placement import Placement
+from compat.megatron.state.names import IN_LAYER
 
 LAYERS = "decoder.layers."
 """What precedes the number of a layer in the names of Megatron's parameters."""
@@ -81,15 +82,6 @@ Found = tuple[str, int | None, Callable[[Tensor], Tensor]]
 VOCABULARY = ("embedding.tokens.weight", "head.logits.weight")
 SPLIT = {"linear_proj.weight": 1, "linear_fc2.weight": 1, "linear_qkv": 0, "linear_fc1": 0}
 """Along which dimension tensor ranks hold parts, by how names in a layer go on; others are replicas."""
-LAYER = {
-    "input_layernorm": "norm1",
-    "pre_mlp_layernorm": "norm2",
-    "self_attention.linear_proj": "attention.out",
-    "self_attention.q_layernorm": "attention.query_norm",
-    "self_attention.k_layernorm": "attention.key_norm",
-    "mlp.router": "mlp.router",
-}
-"""Modules in a layer that are one of the native ones."""
 
 
 def _within(name: str, shape: Architecture, share: Share) -> Iterator[Found]:
@@ -110,8 +102,8 @@ def _in_layer(rest: str, shape: Architecture, share: Share) -> Iterator[Found]:
     dim = next((dim for part, dim in SPLIT.items() if part in rest), None)
     if module == "mlp.shared_experts" and kind == "gate_weight":
         yield "mlp.shared_gate.weight", None, _all
-    elif module in LAYER:
-        yield f"{LAYER[module]}.{kind}", dim, _all
+    elif module in IN_LAYER:
+        yield f"{IN_LAYER[module]}.{kind}", dim, _all
     elif module.endswith("linear_fc2"):
         yield f"{_native(module)}.down.{kind}", dim, _all
     else:

@@ -1,0 +1,552 @@
+"""Names of a model's parameters in several families: which rows of the neutral ones each of theirs is made of, and back."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from math import prod
+from typing import TYPE_CHECKING
+
+from bridge import stacks
+from bridge.config import shown
+from bridge.errors import SourceError, nearest
+from bridge.findings import Finding
+from bridge.lifting import lift
+from bridge.rules import Effect
+from bridge.state.hub import Group, Hub, Model, Parameter, lost
+from bridge.state.lazy import Joined, Lazy, Run, Turned
+
+if TYPE_CHECKING:
+    from bridge.dialect import Config
+
+Shape = tuple[int, ...]
+Shapes = Mapping[str, Shape]
+KINDS = ("weight", "bias")
+NEUTRAL = "neutral"
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows `first` to `last` of a neutral parameter."""
+
+    name: str
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Theirs:
+    """A parameter of a family: its name and shape, and the rows that it has, one behind the other.
+
+    `turned`: it is saved with its two dimensions exchanged. Rows behind the last block are padding.
+    """
+
+    name: str
+    shape: Shape
+    blocks: tuple[Block, ...]
+    turned: bool = False
+
+    @property
+    def width(self) -> int:
+        """Elements of a row, once it is turned back."""
+        if self.turned:
+            return self.shape[0]
+        flat = sum(block.last - block.first for block in self.blocks)
+        return prod(self.shape[1:]) if len(self.shape) < 3 else prod(self.shape) // flat
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a family's table: their parameter, and the neutral ones that lie in it one above the other.
+
+    Names may have `{layer}`, `{expert}` and `{kind}` (weight or bias). `heads`: queries, key and value of each group in turn;
+    `turned`: matrices have their dimensions exchanged; `stacked`: their first dimension counts the experts of ours; `padded`:
+    rows may follow that stand for no word; `gated`: only where the layer has a gate, or has none.
+    """
+
+    theirs: str
+    ours: tuple[str, ...]
+    heads: bool = False
+    turned: bool = False
+    stacked: bool = False
+    padded: bool = False
+    gated: bool | None = None
+
+
+def rows(pairs: Mapping[str, str], **options: bool) -> tuple[Row, ...]:
+    """Rows of which each is one parameter on both sides."""
+    return tuple(Row(theirs, (ours,), **options) for theirs, ours in pairs.items())
+
+
+@dataclass(frozen=True)
+class Table:
+    """A family: rows before the layers, of a layer, and behind them, in the order of its model.
+
+    `ignored` matches what the model makes anew when it is built; `tied` has the output's name and that of the words which it is
+    where it has no weight of its own, for families that keep both names.
+    """
+
+    family: str
+    first: tuple[Row, ...]
+    layer: tuple[Row, ...]
+    last: tuple[Row, ...]
+    ignored: str = r"(?!)"
+    tied: tuple[str, str] | None = None
+
+    @property
+    def all(self) -> tuple[Row, ...]:
+        """Every row."""
+        return (*self.first, *self.layer, *self.last)
+
+
+class Naming(ABC):
+    """How a stack names the parameters of models."""
+
+    name: str
+    title: str
+    stack: str = ""
+
+    @abstractmethod
+    def tables(self) -> Sequence[Table]:
+        """Its families, the most particular first."""
+
+    def described(self, config: Config) -> tuple[str | None, tuple[str, ...]]:
+        """What a config of the stack says beyond a plan: the family, and why maps of names do not hold for it."""
+        return None, ()
+
+    def carried(self, hub: Hub) -> Model | None:
+        """What a checkpoint of another format carries of a model of the stack."""
+        return None
+
+    def family(self, shapes: Shapes) -> Table | None:
+        """The family that has all of these names, if there is one."""
+        return next((table for table in self.tables() if _all_known(table, shapes)), None)
+
+    @abstractmethod
+    def written(self, shapes: Shapes, facts: Model) -> Table:
+        """The family that these neutral parameters are written as. Raises `SourceError` if none is."""
+
+
+@cache
+def _pattern(template: str) -> re.Pattern[str]:
+    escaped = re.escape(template)
+    for name in ("layer", "expert"):
+        escaped = escaped.replace(rf"\{{{name}\}}", rf"(?P<{name}>\d+)", 1)
+    return re.compile(escaped.replace(r"\{kind\}", r"(?P<kind>weight|bias)"))
+
+
+@cache
+def _ignored(table: Table) -> re.Pattern[str]:
+    return re.compile(table.ignored)
+
+
+def _all_known(table: Table, shapes: Shapes) -> bool:
+    return bool(shapes) and all(
+        _ignored(table).fullmatch(name) or any(_pattern(row.theirs).fullmatch(name) for row in table.all) for name in shapes
+    )
+
+
+class Neutral(Naming):
+    """The names of the native engine's own models, which every other is translated by way of."""
+
+    name = NEUTRAL
+    title = "the native engine"
+
+    def tables(self) -> Sequence[Table]:
+        """One, with every name that a table of others has."""
+        ours = {
+            name: name for naming in _stacks().values() for table in naming.tables() for row in table.all for name in row.ours
+        }
+        parts = {name: [row for row in rows(ours) if name in row.theirs] for name in ("block", "head.")}
+        first = [row for row in rows(ours) if row not in parts["block"] and row not in parts["head."]]
+        return (Table("neutral model", tuple(first), tuple(parts["block"]), tuple(parts["head."])),)
+
+    def written(self, shapes: Shapes, facts: Model) -> Table:
+        """Every model."""
+        return self.tables()[0]
+
+
+# Reading: theirs, made of neutral rows
+
+
+def read(naming: Naming, table: Table, shapes: Shapes, facts: Model) -> list[Theirs]:
+    """What each of their parameters is made of. Raises `SourceError` for what does not fit."""
+    sizes = _Sizes(naming, shapes, facts)
+    found = []
+    for name, shape in shapes.items():
+        if not _ignored(table).fullmatch(name):
+            row, match = next((row, match) for row in table.all if (match := _fits(row, name, sizes)))
+            found.append(Theirs(name, shape, tuple(sizes.blocks(row, match, name, shape)), row.turned and len(shape) == 2))
+    return found
+
+
+def _fits(row: Row, name: str, sizes: _Sizes) -> re.Match[str] | None:
+    match = _pattern(row.theirs).fullmatch(name)
+    return match if match and row.gated in (None, sizes.gated(name)) else None
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """What the shapes of a checkpoint say together."""
+
+    naming: Naming
+    shapes: Shapes
+    facts: Model
+
+    def gated(self, name: str) -> bool:
+        """Whether the layer whose first matrix this is has a gate: it is twice as high as the second one is wide."""
+        second = self.shapes.get(re.sub(r"linear_fc1(.*)\.(weight|bias)(\d*)$", r"linear_fc2\1.weight\3", name), ())
+        return bool(second) and self.shapes[name][0] == 2 * second[-1]
+
+    def blocks(self, row: Row, match: re.Match[str], name: str, shape: Shape) -> Iterator[Block]:
+        """The rows of a tensor of theirs."""
+        given = {key: value for key, value in match.groupdict().items() if value is not None}
+        height = shape[1] if row.turned and len(shape) == 2 else shape[0]
+        if row.heads:
+            yield from self._heads([_named(ours, given) for ours in row.ours], name, height)
+        elif row.stacked:
+            for expert in range(shape[0]):
+                yield from _equal([_named(ours, {**given, "expert": str(expert)}) for ours in row.ours], shape[1], name)
+        elif row.padded and self.facts.vocab and self.facts.vocab < height:
+            yield Block(_named(row.ours[0], given), 0, self.facts.vocab)
+        else:
+            yield from _equal([_named(ours, given) for ours in row.ours], height, name)
+
+    def _heads(self, ours: Sequence[str], name: str, height: int) -> Iterator[Block]:
+        """Group by group: its queries, its key, its value."""
+        out = self.shapes.get(re.sub(r"linear_qkv\.(weight|bias)$", "linear_proj.weight", name), ())
+        if self.facts.kv_heads is None:
+            said = f"{name}: queries, keys and values lie in it by groups of heads, and how many there are is not said"
+            raise SourceError(f"{said}; name the model's config with --config")
+        queries, groups = out[-1] if out else 0, self.facts.kv_heads
+        width, odd = divmod((height - queries) // 2, groups)
+        if odd or not 0 < queries < height or (height - queries) % 2 or queries % (groups * width):
+            said = f"{name}: {height} rows beside an output of {queries} columns do not hold {groups} groups of heads"
+            raise SourceError(f"{said}; name the right config with --config")
+        yield from interleaved(ours, queries // groups, width, groups)
+
+
+def interleaved(ours: Sequence[str], queries: int, width: int, groups: int) -> Iterator[Block]:
+    """Rows of queries, key and value of each group in turn: `queries` rows and twice `width`."""
+    for group in range(groups):
+        for name, size in zip(ours, (queries, width, width), strict=True):
+            yield Block(name, group * size, (group + 1) * size)
+
+
+def _named(template: str, given: Mapping[str, str]) -> str:
+    return template.format_map(given)
+
+
+def _equal(ours: Sequence[str], height: int, name: str) -> Iterator[Block]:
+    """Parts of one height, one above the other."""
+    part, odd = divmod(height, len(ours))
+    if odd:
+        raise SourceError(f"{name}: {height} rows, expected {len(ours)} equal parts; the checkpoint is damaged")
+    yield from (Block(our, 0, part) for our in ours)
+
+
+# Writing: theirs, of neutral parameters that are there
+
+
+def write(table: Table, shapes: Shapes, facts: Model) -> list[Theirs]:
+    """What a family would have of these neutral parameters, in its own order. Raises `SourceError` for one that it has not."""
+    layers = sorted({int(match[1]) for name in shapes if (match := re.match(r"block(\d+)\.", name))})
+    found = [*_section(table.first, {}, shapes, facts)]
+    for layer in layers:
+        found += _section(table.layer, {"layer": str(layer)}, shapes, facts)
+    found += _section(table.last, {}, shapes, facts)
+    used = {block.name for theirs in found for block in theirs.blocks}
+    SourceError.raise_if(
+        f"{name}: a {table.family} has no such parameter; write it under other names with --names"
+        for name in shapes
+        if name not in used
+    )
+    return found
+
+
+def _section(section: Sequence[Row], given: Mapping[str, str], shapes: Shapes, facts: Model) -> Iterator[Theirs]:
+    """Rows in order; neighbours that belong to one expert are taken expert by expert."""
+    taken: set[str] = set()
+    at = 0
+    while at < len(section):
+        of_expert = "{expert}" in section[at].theirs
+        end = at + 1
+        while end < len(section) and of_expert and "{expert}" in section[end].theirs:
+            end += 1
+        for expert in _experts(section[at:end], given, shapes) if of_expert else [None]:
+            names = {**given, **({} if expert is None else {"expert": expert})}
+            for row in section[at:end]:
+                for kind in KINDS if "{kind}" in row.ours[0] else ("",):
+                    theirs = _made(row, {**names, "kind": kind}, shapes, facts)
+                    if theirs is not None and theirs.name not in taken:
+                        taken.add(theirs.name)
+                        yield theirs
+        at = end
+
+
+def _experts(section: Sequence[Row], given: Mapping[str, str], shapes: Shapes) -> list[str]:
+    """Numbers of the experts that a layer has."""
+    pattern = _pattern(section[0].ours[0].replace("{layer}", given.get("layer", "")).replace("{kind}", "weight"))
+    return sorted((match["expert"] for name in shapes if (match := pattern.fullmatch(name))), key=int)
+
+
+def _made(row: Row, given: Mapping[str, str], shapes: Shapes, facts: Model) -> Theirs | None:
+    """A parameter of theirs, if all neutral ones that it is made of are there."""
+    if row.stacked:
+        numbers = _experts([row], given, shapes)
+        ours = [_named(name, {**given, "expert": number}) for number in numbers for name in row.ours]
+    else:
+        ours = [_named(name, given) for name in row.ours]
+    if not ours or not all(name in shapes for name in ours):
+        return None
+    return _theirs(row, _named(row.theirs, given), [shapes[name] for name in ours], ours, facts)
+
+
+def _theirs(row: Row, name: str, sizes: Sequence[Shape], ours: Sequence[str], facts: Model) -> Theirs:
+    height, rest = sum(size[0] for size in sizes), sizes[0][1:]
+    blocks: Iterable[Block] = (Block(our, 0, size[0]) for our, size in zip(ours, sizes, strict=True))
+    if row.heads:
+        groups = facts.kv_heads
+        if groups is None or sizes[1][0] % groups or sizes[0][0] % groups:
+            found = "is not said" if groups is None else f"is {groups}, which does not divide {sizes[1][0]} rows"
+            raise SourceError(f"{name}: how many groups of heads share a key {found}; name the model's config with --config")
+        blocks = interleaved(ours, sizes[0][0] // groups, sizes[1][0] // groups, groups)
+    if row.stacked:
+        experts = len(ours) // len(row.ours)
+        return Theirs(name, (experts, height // experts, *rest), tuple(blocks))
+    turned = row.turned and len(rest) == 1
+    return Theirs(name, (*rest, height) if turned else (height, *rest), tuple(blocks), turned)
+
+
+# Moving
+
+
+def neutral_shapes(found: Sequence[Theirs]) -> dict[str, Shape]:
+    """Shapes of the neutral parameters that lie in theirs. Raises `SourceError` where rows are missing or there twice."""
+    reached: dict[str, int] = {}
+    shapes: dict[str, Shape] = {}
+    for theirs in found:
+        for block in theirs.blocks:
+            if reached.get(block.name, 0) != block.first:
+                raise SourceError(f"{theirs.name}: rows of {block.name} are there twice, or missing; the checkpoint is damaged")
+            reached[block.name] = block.last
+            vector = len(theirs.shape) == 1
+            shapes[block.name] = (block.last,) if vector else (block.last, theirs.width)
+    return shapes
+
+
+def known() -> Mapping[str, Naming]:
+    """Every naming by name."""
+    return {**_stacks(), NEUTRAL: Neutral()}
+
+
+def _stacks() -> dict[str, Naming]:
+    return {naming.name: naming for name in stacks.OWN for naming in stacks.load(name).namings}
+
+
+def named(name: str) -> Naming:
+    """The naming of that name. Raises `SourceError` with the nearest."""
+    found = known()
+    if name not in found:
+        raise SourceError(f"--names: found {name}; known are {', '.join(found)}{nearest(name, found)}")
+    return found[name]
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """A naming with the family that has all names of a checkpoint."""
+
+    naming: Naming
+    table: Table
+
+
+def _tried(hub: Hub) -> Recognised | None:
+    """Whose names a checkpoint has, if a family has all of them."""
+    shapes = _shapes(hub)
+    found = ((naming, naming.family(shapes)) for naming in known().values())
+    return next((Recognised(naming, table) for naming, table in found if table is not None), None)
+
+
+def recognised(hub: Hub) -> Recognised:
+    """Whose names a checkpoint has. Raises `SourceError` that names what no family has."""
+    found, shapes = _tried(hub), _shapes(hub)
+    if found is not None:
+        return found
+    closest = max(
+        ((naming, table) for naming in known().values() for table in naming.tables()),
+        key=lambda pair: sum(_all_known(pair[1], {name: shape}) for name, shape in shapes.items()),
+    )
+    odd = [name for name, shape in shapes.items() if not _all_known(closest[1], {name: shape})]
+    said = f"{shown(odd[0])} and {len(odd) - 1} more of {len(shapes)} names" if len(odd) > 1 else shown(odd[0])
+    raise SourceError(
+        f"{said}: no map is known of a model that has them (the nearest is {closest[1].family}); keep its own names"
+    )
+
+
+def described(config: Config) -> Model:
+    """What a config says of a model beyond names and shapes."""
+    model = lift(config).model
+    found = [naming.described(config) for naming in config.dialect.namings]
+    family = next((family for family, _ in found if family), None)
+    refused = tuple(dict.fromkeys(line for _, lines in found for line in lines))
+    return Model(model.kv_heads or model.heads, model.vocab, family, refused)
+
+
+def model_of(hub: Hub) -> Model:
+    """What a checkpoint says of its model itself."""
+    carried = (naming.carried(hub) for naming in known().values())
+    return hub.model or next((model for model in carried if model is not None), Model())
+
+
+def fitting(hub: Hub, wanted: str | None, usual: str | None, model: Model) -> Hub:
+    """The checkpoint under the names that were asked for; else under the `usual` ones of a format, where it has another stack's.
+
+    Raises `SourceError` where no map is known.
+    """
+    if wanted is None and usual is None:
+        return hub
+    target = named(wanted or usual or "")
+    if wanted is None:
+        known_as = _tried(hub)
+        if known_as is None or known_as.naming.stack in ("", target.stack):
+            return hub
+    return renamed(hub, target, model)
+
+
+def _shapes(hub: Hub) -> dict[str, Shape]:
+    ties = {alias: hub.parameters[name].weight.shape for alias, name in hub.ties.items()}
+    return {**{name: held.weight.shape for name, held in hub.parameters.items()}, **ties}
+
+
+def renamed(hub: Hub, target: Naming, facts: Model) -> Hub:
+    """The same checkpoint under other names and in the layout that goes with them; masters and moments follow the weights.
+
+    Raises `SourceError` where no map is known, or parameters that become one are not treated alike by the optimizer.
+    """
+    source = recognised(hub)
+    SourceError.raise_if(f"{line}; no map of it is known, keep the checkpoint's own names" for line in facts.refused)
+    shapes = _shapes(hub)
+    left = [name for name in shapes if _ignored(source.table).fullmatch(name)]
+    pieces = read(source.naming, source.table, shapes, facts)
+    sizes = neutral_shapes(pieces)
+    places = {block.name: theirs for theirs in pieces for block in theirs.blocks}
+    aliases = {name for name, theirs in places.items() if theirs.name in hub.ties}
+    table = target.written(sizes, facts)
+    made = write(table, sizes, facts)
+    neutral = {name: _neutral(name, sizes[name], places[name], hub) for name in sizes if name not in aliases}
+    own = [theirs for theirs in made if not {block.name for block in theirs.blocks} & aliases]
+    parameters = {theirs.name: _joined(theirs, neutral) for theirs in own}
+    return replace(
+        hub,
+        parameters=parameters,
+        ties=dict(_ties(hub, made, places, table, parameters)),
+        buffers={},
+        ordered=True,
+        groups=tuple(_groups(hub, own, places)),
+        findings=(*hub.findings, *_left(hub, left), *_padding(pieces)),
+    )
+
+
+def _neutral(name: str, shape: Shape, theirs: Theirs, hub: Hub) -> Parameter:
+    """A neutral parameter out of the one that it lies in."""
+    held = hub.parameters[theirs.name]
+
+    def taken(source: Lazy) -> Lazy:
+        straight = Turned(source) if theirs.turned else source
+        runs, at = [], 0
+        for block in theirs.blocks:
+            size = (block.last - block.first) * theirs.width
+            if block.name == name:
+                runs.append(Run(straight, at, at + size))
+            at += size
+        return _whole(runs, shape, source.dtype)
+
+    return _each(held, taken)
+
+
+def _whole(runs: Sequence[Run], shape: Shape, dtype: str) -> Lazy:
+    """Runs one behind the other; the source itself where they are all of it."""
+    if len(runs) == 1 and len(runs[0]) == runs[0].source.count and runs[0].source.shape == shape:
+        return runs[0].source
+    return Joined(tuple(runs), shape, dtype)
+
+
+def _each(held: Parameter, change: Callable[[Lazy], Lazy]) -> Parameter:
+    moments = {kind: change(moment) for kind, moment in held.moments.items()}
+    return replace(held, weight=change(held.weight), master=held.master and change(held.master), moments=moments)
+
+
+def _joined(theirs: Theirs, neutral: Mapping[str, Parameter]) -> Parameter:
+    """A parameter of theirs out of neutral ones."""
+    held = {block.name: neutral[block.name] for block in theirs.blocks}
+    first = next(iter(held.values()))
+    for name, other in held.items():
+        same = (set(other.moments), other.step, other.trained, other.weight.dtype)
+        if same != (set(first.moments), first.step, first.trained, first.weight.dtype):
+            said = f"{theirs.name}: it is made of {', '.join(held)}, of which {name} is not trained as the first is"
+            raise SourceError(f"{said}; keep the checkpoint's own names")
+    flat = (theirs.shape[1], theirs.shape[0]) if theirs.turned else theirs.shape
+
+    def put(kind: Callable[[Parameter], Lazy]) -> Lazy:
+        runs = []
+        for block in theirs.blocks:
+            source = kind(held[block.name])
+            width = prod(source.shape[1:])
+            runs.append(Run(source, block.first * width, block.last * width))
+        found = _whole(runs, flat, runs[0].source.dtype)
+        return Turned(found) if theirs.turned else found
+
+    masters = any(other.master is not None for other in held.values())
+    return replace(
+        first,
+        weight=put(lambda parameter: parameter.weight),
+        master=put(lambda parameter: parameter.best) if masters else None,
+        moments={kind: put(_moment(kind)) for kind in first.moments},
+    )
+
+
+def _moment(kind: str) -> Callable[[Parameter], Lazy]:
+    return lambda parameter: parameter.moments[kind]
+
+
+def _ties(
+    hub: Hub, made: Sequence[Theirs], places: Mapping[str, Theirs], table: Table, parameters: Mapping[str, Parameter]
+) -> Iterator[tuple[str, str]]:
+    """Names that a family keeps for a weight which another name holds."""
+    if table.tied and table.tied[0] not in parameters:
+        yield table.tied
+
+
+def _groups(hub: Hub, made: Sequence[Theirs], places: Mapping[str, Theirs]) -> Iterator[Group]:
+    """The optimizer's groups, with the parameters in the order of the model that they come to lie in."""
+    group_of = {name: number for number, group in enumerate(hub.groups) for name in group.names}
+    rows: list[list[str]] = [[] for _ in hub.groups]
+    for theirs in made:
+        numbers = {group_of.get(places[block.name].name) for block in theirs.blocks}
+        if len(numbers) > 1:
+            parts = ", ".join(dict.fromkeys(places[block.name].name for block in theirs.blocks))
+            said = f"{theirs.name}: it is made of {parts}, which are in several groups of the optimizer"
+            raise SourceError(f"{said}; keep the checkpoint's own names")
+        number = numbers.pop()
+        if number is not None:
+            rows[number].append(theirs.name)
+    yield from (replace(group, names=tuple(names)) for group, names in zip(hub.groups, rows, strict=True))
+
+
+def _left(hub: Hub, ignored: Sequence[str]) -> Iterator[Finding]:
+    """What the model makes anew."""
+    names = [*ignored, *hub.buffers]
+    if names:
+        message = f"{', '.join(names[:3])}{' and more' if len(names) > 3 else ''}: buffers, which a model makes itself, are left"
+        yield lost("buffers", message, Effect.NONE)
+
+
+def _padding(pieces: Sequence[Theirs]) -> Iterator[Finding]:
+    for theirs in pieces:
+        rows = theirs.shape[0] - sum(block.last - block.first for block in theirs.blocks)
+        if not theirs.turned and len(theirs.shape) < 3 and rows:
+            message = f"{rows} rows of {theirs.name} stand for no word and are left; logits of theirs take part in the loss"
+            yield lost("vocabulary", message, Effect.NUMBERS)

@@ -1,0 +1,172 @@
+"""Names of transformers' models: those of GPT-2, and those of Llama and what is like it, with or without experts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from bridge.errors import SourceError
+from bridge.state.hub import Model
+from bridge.state.names import Naming, Row, Shapes, Table, rows
+
+if TYPE_CHECKING:
+    from bridge.dialect import Config
+
+EXPERT = "block{layer}.mlp.experts.{expert}"
+BUFFERS = r".*\.(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)"
+"""What models of several releases keep among their weights, and make themselves."""
+
+HEADS = rows(
+    {
+        "model.layers.{layer}.self_attn.q_proj.{kind}": "block{layer}.attention.query.{kind}",
+        "model.layers.{layer}.self_attn.k_proj.{kind}": "block{layer}.attention.key.{kind}",
+        "model.layers.{layer}.self_attn.v_proj.{kind}": "block{layer}.attention.value.{kind}",
+        "model.layers.{layer}.self_attn.o_proj.{kind}": "block{layer}.attention.out.{kind}",
+        "model.layers.{layer}.self_attn.q_norm.{kind}": "block{layer}.attention.query_norm.{kind}",
+        "model.layers.{layer}.self_attn.k_norm.{kind}": "block{layer}.attention.key_norm.{kind}",
+    }
+)
+DENSE = rows(
+    {
+        "model.layers.{layer}.mlp.gate_proj.{kind}": "block{layer}.mlp.gate.{kind}",
+        "model.layers.{layer}.mlp.up_proj.{kind}": "block{layer}.mlp.up.{kind}",
+        "model.layers.{layer}.mlp.down_proj.{kind}": "block{layer}.mlp.down.{kind}",
+    }
+)
+NORMS = rows(
+    {
+        "model.layers.{layer}.input_layernorm.{kind}": "block{layer}.norm1.{kind}",
+        "model.layers.{layer}.post_attention_layernorm.{kind}": "block{layer}.norm2.{kind}",
+    }
+)
+ROUTER = rows({"model.layers.{layer}.mlp.gate.{kind}": "block{layer}.mlp.router.{kind}"})
+SHARED = rows(
+    {
+        "model.layers.{layer}.mlp.shared_expert.gate_proj.{kind}": "block{layer}.mlp.shared.gate.{kind}",
+        "model.layers.{layer}.mlp.shared_expert.up_proj.{kind}": "block{layer}.mlp.shared.up.{kind}",
+        "model.layers.{layer}.mlp.shared_expert.down_proj.{kind}": "block{layer}.mlp.shared.down.{kind}",
+        "model.layers.{layer}.mlp.shared_expert_gate.weight": "block{layer}.mlp.shared_gate.weight",
+    }
+)
+APART = rows(
+    {
+        "model.layers.{layer}.mlp.experts.{expert}.gate_proj.{kind}": f"{EXPERT}.gate.{{kind}}",
+        "model.layers.{layer}.mlp.experts.{expert}.up_proj.{kind}": f"{EXPERT}.up.{{kind}}",
+        "model.layers.{layer}.mlp.experts.{expert}.down_proj.{kind}": f"{EXPERT}.down.{{kind}}",
+    }
+)
+MIXTRAL = (
+    *rows({"model.layers.{layer}.block_sparse_moe.gate.weight": "block{layer}.mlp.router.weight"}),
+    *rows(
+        {
+            "model.layers.{layer}.block_sparse_moe.experts.{expert}.w1.weight": f"{EXPERT}.gate.weight",
+            "model.layers.{layer}.block_sparse_moe.experts.{expert}.w2.weight": f"{EXPERT}.down.weight",
+            "model.layers.{layer}.block_sparse_moe.experts.{expert}.w3.weight": f"{EXPERT}.up.weight",
+        }
+    ),
+)
+STACKED = (
+    Row("model.layers.{layer}.mlp.experts.gate_up_proj", (f"{EXPERT}.gate.weight", f"{EXPERT}.up.weight"), stacked=True),
+    Row("model.layers.{layer}.mlp.experts.down_proj", (f"{EXPERT}.down.weight",), stacked=True),
+)
+WORDS = rows({"model.embed_tokens.weight": "embedding.tokens.weight"}, padded=True)
+END = (
+    *rows({"model.norm.{kind}": "head.norm.{kind}"}),
+    *rows({"lm_head.weight": "head.logits.weight"}, padded=True),
+)
+TIED = ("lm_head.weight", "model.embed_tokens.weight")
+
+
+def _decoder(family: str, *layer: tuple[Row, ...]) -> Table:
+    """A family that differs in its feed-forward layers alone."""
+    return Table(family, WORDS, (*HEADS, *(row for part in layer for row in part), *NORMS), END, BUFFERS, TIED)
+
+
+LLAMA = _decoder("dense decoder like Llama", DENSE)
+MIXTRAL_SAVED = _decoder("Mixtral", MIXTRAL)
+EXPERTS_SAVED = _decoder("decoder with experts like Qwen", DENSE, ROUTER, APART, SHARED)
+EXPERTS_RUNNING = _decoder("decoder with experts in one tensor", DENSE, ROUTER, STACKED, SHARED)
+
+
+def _gpt2(top: str) -> Table:
+    inside = f"{top}h.{{layer}}."
+    heads = tuple(f"block{{layer}}.attention.{part}.{{kind}}" for part in ("query", "key", "value"))
+    norms = {f"{inside}ln_{number}.{{kind}}": f"block{{layer}}.norm{number}.{{kind}}" for number in (1, 2)}
+    first, second = rows(norms)
+    layer = (
+        first,
+        Row(f"{inside}attn.c_attn.{{kind}}", heads, turned=True),
+        Row(f"{inside}attn.c_proj.{{kind}}", ("block{layer}.attention.out.{kind}",), turned=True),
+        second,
+        Row(f"{inside}mlp.c_fc.{{kind}}", ("block{layer}.mlp.up.{kind}",), turned=True),
+        Row(f"{inside}mlp.c_proj.{{kind}}", ("block{layer}.mlp.down.{kind}",), turned=True),
+    )
+    words = rows({f"{top}wte.weight": "embedding.tokens.weight"}, padded=True)
+    places = rows({f"{top}wpe.weight": "embedding.positions.weight"})
+    last = (*rows({f"{top}ln_f.{{kind}}": "head.norm.{kind}"}), *(END[-1:] if top else ()))
+    tied = ("lm_head.weight", f"{top}wte.weight") if top else None
+    return Table("GPT-2", (*words, *places), layer, last, BUFFERS, tied)
+
+
+GPT2, BARE_GPT2 = _gpt2("transformer."), _gpt2("")
+"""As the model with a head has it, and without one, as the first published files do."""
+
+MODELS = ("gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
+"""Values of `model_type` whose weights mean what these tables say; others have the same names and, say, norms that add one."""
+
+
+class Saved(Naming):
+    """Names in the files that transformers saves, and that published models have."""
+
+    name = "huggingface"
+    title = "Hugging Face"
+    stack = "huggingface"
+
+    def described(self, config: Config) -> tuple[str | None, tuple[str, ...]]:
+        """Its `model_type`, which has to be one of `MODELS`."""
+        family = str(config.given.get("model_type"))
+        known = family in MODELS
+        return family, () if known else (f"model_type: found {family!r}; maps of names are known for {', '.join(MODELS)}",)
+
+    def tables(self) -> Sequence[Table]:
+        """Every family, those with experts last."""
+        return (GPT2, BARE_GPT2, LLAMA, MIXTRAL_SAVED, EXPERTS_SAVED)
+
+    def written(self, shapes: Shapes, facts: Model) -> Table:
+        """The family of these parameters."""
+        return _family(shapes, facts, experts_of(facts, shapes))
+
+
+class Runtime(Naming):
+    """Names of the parameters of transformers 5 while a model runs, where experts lie in one tensor: as DeepSpeed and FSDP see
+    them.
+    """
+
+    name = "transformers"
+    title = "transformers 5 in memory"
+    stack = "huggingface"
+
+    def tables(self) -> Sequence[Table]:
+        """What differs from the files."""
+        return (EXPERTS_RUNNING,)
+
+    def written(self, shapes: Shapes, facts: Model) -> Table:
+        """The family of these parameters."""
+        return _family(shapes, facts, EXPERTS_RUNNING)
+
+
+def experts_of(facts: Model, shapes: Shapes) -> Table:
+    """How experts are called: as Mixtral has them, unless the config or what else a block has says Qwen."""
+    qwen = any(name.endswith(("query_norm.weight", "shared_gate.weight", "query.bias")) for name in shapes)
+    return EXPERTS_SAVED if qwen or (facts.family or "").startswith("qwen") else MIXTRAL_SAVED
+
+
+def _family(shapes: Shapes, facts: Model, experts: Table) -> Table:
+    if any(".mlp.router." in name for name in shapes):
+        return experts
+    if "embedding.positions.weight" not in shapes:
+        return LLAMA
+    wide = {name: shape for name, shape in shapes.items() if name.endswith(("attention.query.weight", "attention.key.weight"))}
+    if len(set(wide.values())) > 1 or any(name.endswith(".mlp.gate.weight") for name in shapes):
+        raise SourceError("huggingface: learned positions beside groups of heads or gates; no family of transformers has both")
+    return GPT2

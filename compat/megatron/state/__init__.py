@@ -1,0 +1,11 @@
+"""Checkpoints that Megatron-Core writes, read and written without it."""
+
+from __future__ import annotations
+
+from bridge.state.formats import Format
+from bridge.state.names import Naming
+from compat.megatron.state.dist import TorchDist
+from compat.megatron.state.names import Engine, Own
+
+FORMATS: tuple[Format, ...] = (TorchDist(),)
+NAMINGS: tuple[Naming, ...] = (Engine(), Own())

@@ -1,0 +1,129 @@
+"""The distributed optimizer's own buckets (`dp_reshardable`): where each parameter lies in them, proved by the weights."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from bridge.errors import SourceError
+from bridge.state.lazy import Boxed, Joined, Lazy, Placed, Run, strips
+from bridge.state.names import Shapes
+from compat.megatron.state.ranks import ENGINE_ORDER, LAYERS, OUTPUT, OWN_ORDER, WORDS, Parallel, local, ordered, placed
+
+KEY = re.compile(r"optimizer\.distributed\.dp_group_idx_(\d+)\.gbuf_idx_(\d+)\.dtype_\((.+)\)\.bucket_idx_(\d+)\.(\w+)")
+UNPADDED = re.compile(r"optimizer\.distributed\.dp_group_idx_(\d+)\.per_bucket_numel_unpadded/.*")
+ALIGNED = 64
+"""Elements that a parameter begins at a multiple of (distributed/param_and_grad_buffer.py)."""
+ADVICE = "save it with --dist-ckpt-optim-fully-reshardable"
+MASTER = "param"
+
+Buckets = dict[int, dict[int, dict[str, Lazy]]]
+"""By group of data ranks, number of the bucket, and kind."""
+
+
+def unpacked(
+    place: Path, weights: Mapping[str, Lazy], tensors: Mapping[str, Lazy], values: Mapping[str, Any], args: Mapping[str, Any]
+) -> dict[str, dict[str, Lazy]]:
+    """What the optimizer keeps of each parameter by kind. Raises `SourceError` unless the masters are the weights.
+
+    The file says how many elements each bucket has, and not of which parameters: these lie there from the last to the first,
+    aligned. Their order is that of one of two kinds of layers: the one under which all masters, rounded, are the weights.
+    """
+    shapes = {name: held.shape for name, held in weights.items()}
+    numbers = {int(name.split(".")[2]) for name in shapes if name.startswith(LAYERS)}
+    parallel = Parallel.of(args, len(numbers), str(place))
+    buckets, sizes = _buckets(place, tensors), _sizes(values)
+    if set(buckets) != set(range(parallel.tensor * parallel.pipeline)) or set(sizes) != set(buckets):
+        said = f"buckets of {len(buckets)} groups of ranks, expected {parallel.tensor * parallel.pipeline}"
+        raise SourceError(f"{place}: {said}; the checkpoint is damaged")
+    for order in (OWN_ORDER, ENGINE_ORDER):
+        found = _laid(shapes, parallel, buckets, sizes, order)
+        if found is not None and all(_rounded(found[name][MASTER], held) for name, held in weights.items()):
+            return found
+    raise SourceError(
+        f"{place}: its buckets are in no order of parameters that is known here (their masters are no weights); {ADVICE}"
+    )
+
+
+def _buckets(place: Path, tensors: Mapping[str, Lazy]) -> Buckets:
+    found: Buckets = {}
+    for key, held in tensors.items():
+        if match := KEY.fullmatch(key):
+            group, buffer, _, bucket, kind = match.groups()
+            if buffer != "0":
+                raise SourceError(f"{place}: {key}: several buffers of gradients, of experts or chunks of the model; {ADVICE}")
+            found.setdefault(int(group), {}).setdefault(int(bucket), {})[kind] = held
+    return found
+
+
+def _sizes(values: Mapping[str, Any]) -> dict[int, list[int]]:
+    """Elements of each bucket without padding, by group."""
+    found = {}
+    for key, value in values.items():
+        if match := UNPADDED.fullmatch(key):
+            ((by_type,),) = value
+            (found[int(match[1])],) = by_type.values()
+    return found
+
+
+def _laid(
+    shapes: Shapes, parallel: Parallel, buckets: Buckets, sizes: Mapping[int, Sequence[int]], order: Sequence[str]
+) -> dict[str, dict[str, Lazy]] | None:
+    """What each parameter has under an order of modules; None if sizes do not fit."""
+    parts: dict[str, dict[str, list[Placed]]] = {}
+    for group, held in buckets.items():
+        stage, index = divmod(group, parallel.tensor)
+        names = ordered(shapes, parallel, stage, order)
+        places = _places([(name, prod(local(name, shapes, parallel.tensor))) for name in names], sizes[group])
+        if places is None:
+            return None
+        for name, bucket, start, end in places:
+            copy = name == WORDS and stage > 0 and OUTPUT not in shapes
+            replica = (
+                index > 0 and len(local(name, shapes, parallel.tensor)) and local(name, shapes, parallel.tensor) == shapes[name]
+            )
+            for kind, flat in held[bucket].items() if not copy and not replica else ():
+                own = Joined((Run(flat, start, end),), (end - start,), flat.dtype)
+                row = parts.setdefault(name, {}).setdefault(kind, [])
+                row.extend(placed(name, shapes, index, parallel.tensor, own))
+    return {
+        name: {kind: Boxed(tuple(row), shapes[name], row[0].source.dtype) for kind, row in kinds.items()}
+        for name, kinds in parts.items()
+    }
+
+
+def _places(names: Sequence[tuple[str, int]], sizes: Sequence[int]) -> list[tuple[str, int, int, int]] | None:
+    """Bucket, begin and end of each parameter, the last one first; None if they do not fill the buckets."""
+    found, bucket, at = [], 0, 0
+    for name, count in reversed(names):
+        at += -at % ALIGNED
+        if at and bucket + 1 < len(sizes) and at == sizes[bucket]:
+            bucket, at = bucket + 1, 0
+        if bucket == len(sizes) or at + count > sizes[bucket]:
+            return None
+        found.append((name, bucket, at, at + count))
+        at += count
+        if at == sizes[bucket]:
+            bucket, at = bucket + 1, 0
+    return found if bucket == len(sizes) else None
+
+
+def _rounded(master: Lazy, weight: Lazy) -> bool:
+    """Whether a weight is its master in its own format."""
+    return all(_same(left, right) for left, right in _strips(master, weight))
+
+
+def _strips(one: Lazy, other: Lazy) -> Iterator[tuple[Any, Any]]:
+    at = 0
+    for strip in strips(one):
+        yield strip, other.flat(at, at + len(strip))
+        at += len(strip)
+
+
+def _same(master: Any, weight: Any) -> bool:
+    import torch
+
+    return torch.equal(master.to(weight.dtype).view(torch.uint8), weight.view(torch.uint8))

@@ -1,0 +1,367 @@
+"""`torch_dist` of Megatron-Core: torch's distributed checkpoint with layers and experts stacked, and a file beside it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bridge.config import shown
+from bridge.errors import SourceError
+from bridge.files.contained import SMALL, inside, read_text
+from bridge.files.sealed import parsed
+from bridge.findings import Finding
+from bridge.rules import Effect
+from bridge.state import archive, dcp
+from bridge.state.digests import SUMS
+from bridge.state.files import File
+from bridge.state.formats import Format, Wanted, Written
+from bridge.state.hub import BESIDE, Hub, Origin, Parameter, beside_of, lost, plain, weights_of, with_beside
+from bridge.state.lazy import Held, Joined, Lazy, Run, cast
+from bridge.state.packing import saved
+from bridge.state.pickled import recorded
+from compat.megatron.state import run
+from compat.megatron.state.buckets import unpacked
+from compat.megatron.state.names import FUSED
+from compat.megatron.state.run import DAMAGED, TRACKER
+
+METADATA = "metadata.json"
+PLANNER = "torch.distributed.checkpoint.planner"
+KNOWN = {
+    **dcp.KNOWN,
+    **run.KNOWN,
+    **recorded(
+        *(f"{PLANNER} {name}" for name in ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData", "BytesIOWriteData"))
+    ),
+    **recorded("megatron.core.dist_checkpointing.strategies.torch MCoreSavePlan"),
+}
+"""What its `.metadata` holds beside torch's own: the plans of all ranks."""
+EXTRA = "._extra_state"
+STATE = re.compile(r"(?:chained_\d+\.)?optimizer\.state\.(\w+?)\.(.+)")
+MASTERS = ("param", "fp32_param", "master_param")
+"""What its several optimizers call the copy that they update."""
+STACKED = re.compile(r"decoder\.layers\.(?!\d)(.+)")
+EXPERTS = re.compile(r"(.*mlp\.experts\.)experts\.(linear_fc[12]\.weight)")
+OWN = re.compile(r"(decoder\.layers\.)(\d+)\.(.+)")
+OF_EXPERT = re.compile(r"mlp\.experts\.(?:(linear_fc[12])\.weight(\d+)|local_experts\.(\d+)\.(linear_fc[12])\.weight)")
+BACKEND = {"sharded_backend": "torch_dist", "sharded_backend_version": 1, "common_backend": "torch", "common_backend_version": 1}
+
+
+class TorchDist(Format):
+    """Distributed checkpoints of Megatron-Core."""
+
+    name = "megatron"
+    title = "Megatron-Core torch_dist"
+    names = "megatron"
+
+    def find(self, folder: Path) -> Path | None:
+        """The folder itself, or the iteration that Megatron-LM's tracker names in it."""
+        place = iteration(folder)
+        return place if (place / METADATA).is_file() and (place / dcp.COMMON).is_file() else None
+
+    def read(self, place: Path) -> Hub:
+        """Every tensor by Megatron's name with the number of its layer, whatever ranks it was saved from."""
+        backend = parsed(read_text(place / METADATA, place, SMALL), place / METADATA).get("sharded_backend")
+        if backend != "torch_dist":
+            raise SourceError(f"{place / METADATA}: found {shown(backend)} as sharded_backend, expected torch_dist; save it so")
+        common = archive.read(place / dcp.COMMON, place, KNOWN)
+        if not isinstance(common, dict):
+            raise SourceError(f"{place / dcp.COMMON}: found {shown(common, 30)}, expected a dictionary; {DAMAGED}")
+        entries = {key: entry.value for key, entry in dcp.entries(place, KNOWN).items()}
+        return _hub(self.name, place, common, entries)
+
+    def verify(self, place: Path) -> None:
+        """Each archive within the files has checksums of its own too."""
+        super().verify(place)
+        if not (place / SUMS).is_file():
+            dcp.verified(place, KNOWN)
+            archive.verify(place / dcp.COMMON, place)
+
+    def plan(self, hub: Hub, wanted: Wanted) -> Written:
+        """One rank's files, which Megatron reads on any layout, the optimizer as `fully_reshardable` has it."""
+        return _planned(hub, wanted)
+
+
+def iteration(folder: Path) -> Path:
+    """The folder that the tracker names, or `folder` where there is none. Raises `SourceError` for one that says nothing."""
+    path = folder / TRACKER
+    if not path.is_file():
+        return folder
+    said = read_text(path, folder, SMALL).strip()
+    if (said != "release" and not said.isascii()) or not (said == "release" or said.isdigit()):
+        raise SourceError(f"{path}: found {shown(said)}, expected the number of an iteration; {DAMAGED}")
+    return inside(folder / (said if said == "release" else f"iter_{int(said):07d}"), folder)
+
+
+# Reading
+
+
+def _hub(format: str, place: Path, common: Mapping[str, Any], entries: Mapping[str, Any]) -> Hub:
+    args = run.arguments(common)
+    tensors = {key: value for key, value in entries.items() if isinstance(value, Lazy)}
+    values = {key: value for key, value in entries.items() if not isinstance(value, Lazy)}
+    weights, kinds = _sorted(tensors)
+    if not weights:
+        raise SourceError(f"{place / dcp.METADATA}: no tensors of a model in it; {DAMAGED}")
+    optimizers = list(_optimizers(common, values))
+    optimizer = optimizers[0] if optimizers else {}
+    step = run.step_of(optimizer)
+    if any(".bucket_idx_" in key for key in tensors):
+        kinds = unpacked(place, weights, tensors, values, args)
+    parameters = {name: _parameter(name, held, kinds, step) for name, held in weights.items()}
+    rows = [row for held in optimizers for row in held.get("optimizer", held).get("param_groups", ())]
+    dimensions = {name: len(held.weight.shape) for name, held in parameters.items() if held.trained}
+    groups = run.groups_of(rows, dimensions, str(place / dcp.COMMON)) if rows and kinds else ()
+    said, left = run.client_of(common)
+    lr = groups[0].settings.get("lr") if groups else None
+    layout = {"tensor": args.get("tensor_model_parallel_size"), "pipeline": args.get("pipeline_model_parallel_size")}
+    files = (place / dcp.METADATA, place / dcp.COMMON, place / METADATA, *sorted(place.glob("*.distcp")))
+    hub = Hub(
+        Origin(format, layout={key: size for key, size in layout.items() if isinstance(size, int)}, files=files),
+        parameters,
+        ordered=False,
+        groups=groups,
+        where=run.where_of(common, step, lr),
+        scale=run.scale_of(optimizer, args),
+        client=said,
+        model=run.model_of(args),
+        findings=(*left, *_beside(values), *_strange(weights, kinds)),
+    )
+    return with_beside(hub, plain(common.get(BESIDE), BESIDE)[0])
+
+
+ENDS = 4096
+"""Elements at either end of a parameter that are held against its master."""
+
+
+def _strange(weights: Mapping[str, Lazy], kinds: Mapping[str, Mapping[str, Lazy]]) -> Iterator[Finding]:
+    """Masters that are not their weights before rounding.
+
+    Megatron-Core 0.16.1 writes zeros for some where stages share words and the distributed optimizer is saved fully reshardable
+    (optimizer/distrib_optimizer.py: sharded_param_state_fully_reshardable says so itself).
+    """
+    for name, weight in weights.items():
+        master = next((held for kind, held in kinds.get(name, {}).items() if kind in MASTERS), None)
+        ends = ((0, min(ENDS, weight.count)), (max(0, weight.count - ENDS), weight.count))
+        if master is not None and not all(_rounded(master, weight, *end) for end in ends):
+            message = f"{name}: the optimizer's copy is not the weight before rounding, and its moments are lost with it"
+            yield lost("masters", f"{message}; Megatron itself goes on so, save it as dp_reshardable", Effect.NUMBERS)
+
+
+def _rounded(master: Lazy, weight: Lazy, start: int, stop: int) -> bool:
+    import torch
+
+    own = weight.flat(start, stop)
+    return torch.equal(master.flat(start, stop).to(own.dtype), own)
+
+
+def _sorted(tensors: Mapping[str, Lazy]) -> tuple[dict[str, Lazy], dict[str, dict[str, Lazy]]]:
+    """Weights by name, and what the optimizer keeps of each by kind; layers and experts each on their own."""
+    weights: dict[str, Lazy] = {}
+    kinds: dict[str, dict[str, Lazy]] = {}
+    for key, held in tensors.items():
+        match = STATE.fullmatch(key)
+        if match is None and key.startswith("optimizer."):
+            continue  # a bucket, which is taken apart by itself
+        for name, part in apart(_bare(match[2] if match else key), held):
+            if match:
+                kinds.setdefault(name, {})[match[1]] = part
+            else:
+                weights[name] = part
+    return weights, kinds
+
+
+def _bare(name: str) -> str:
+    """A name without what wraps the model."""
+    while name.startswith(("module.", "model.")):
+        name = name.partition(".")[2]
+    return name
+
+
+def apart(name: str, held: Lazy) -> Iterator[tuple[str, Lazy]]:
+    """Each layer of a tensor that has all of them, and each expert."""
+    if match := STACKED.fullmatch(name):
+        for layer, part in enumerate(_parts(held)):
+            yield from apart(f"decoder.layers.{layer}.{match[1]}", part)
+    elif match := EXPERTS.fullmatch(name):
+        for expert, part in enumerate(_parts(held)):
+            yield f"{match[1]}{match[2]}{expert}", part
+    else:
+        yield name, held
+
+
+def _parts(held: Lazy) -> Iterator[Lazy]:
+    """What lies along the first dimension."""
+    count = held.shape[0]
+    size = held.count // count
+    for number in range(count):
+        yield Joined((Run(held, number * size, (number + 1) * size),), held.shape[1:], held.dtype)
+
+
+def _parameter(name: str, weight: Lazy, kinds: Mapping[str, Mapping[str, Lazy]], step: float | None) -> Parameter:
+    found = dict(kinds.get(name, {}))
+    master = next((found.pop(kind) for kind in MASTERS if kind in found), None)
+    if master is not None and master.dtype == weight.dtype:
+        weight, master = master, None
+    return Parameter(weight, master, found, step if found else None, trained=not kinds or name in kinds)
+
+
+def _optimizers(common: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The states of its optimizers: one, or several that are chained; those of `dp_reshardable` lie among the ranks' values."""
+    found = common.get("optimizer")
+    for held in found.values() if isinstance(found, Mapping) and all(isinstance(key, int) for key in found) else [found]:
+        if isinstance(held, Mapping) and ("param_groups" in held or "optimizer" in held):
+            yield held
+    ranks = {key: value for key, value in values.items() if re.search(r"dp_group_idx_0\.(?:optimizer|grad_scaler)/", key)}
+    if ranks:
+        yield {key.partition("/")[0].rpartition(".")[2]: value[0] for key, value in ranks.items()}
+
+
+def _beside(values: Mapping[str, Any]) -> Iterator[Finding]:
+    if any(key.startswith("rng_state") for key in values):
+        yield lost("rng_state", "random states of Megatron's own trackers are not carried; dropout draws others", Effect.NUMBERS)
+    full = [key for key, value in values.items() if EXTRA in key and value not in ([None], None)]
+    if full:
+        yield lost("_extra_state", f"{full[0]} and {len(full) - 1} more: scales of 8-bit formats are not carried", Effect.NUMBERS)
+
+
+# Writing
+
+
+def _planned(hub: Hub, wanted: Wanted) -> Written:
+    place = f"iter_{run.iteration_of(hub):07d}"
+    layout = Layout(hub, wanted.dtype or hub.computed, 1 if wanted.level is None else wanted.level)
+    if layout.level > 1:
+        raise SourceError(f"--level: found {layout.level}; Megatron has 0, and 1 for its distributed optimizer")
+    sharding = {"distrib_optim_sharding_type": SHARDING} if layout.level else {}
+    content = {**sharding, "singleton_local_shards": False, "chained_optim_avoid_prefix": True}
+    common = {
+        **run.common_of(hub, layout.optimizer() if hub.moments else {}),
+        "content_metadata": content,
+        BESIDE: beside_of(hub),
+    }
+    files = [
+        *(File(f"{place}/{file.name}", file.parts) for file in dcp.files_of([*_boxes(layout)], None)),
+        saved(f"{place}/{dcp.COMMON}", common),
+        File(f"{place}/{METADATA}", (json.dumps(BACKEND).encode(),)),
+        File(TRACKER, (str(run.iteration_of(hub)).encode(),)),
+    ]
+    return Written(tuple(files), f"{place}/{SUMS}", tuple(run.unsaid(hub)))
+
+
+SHARDING = "fully_reshardable"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What is written: the format of the weights, and whether the distributed optimizer is to read it."""
+
+    hub: Hub
+    dtype: str
+    level: int
+
+    @property
+    def apart(self) -> bool:
+        """Whether masters are other tensors than the weights."""
+        return self.level == 1 or self.dtype != "F32"
+
+    def optimizer(self) -> dict[str, Any]:
+        """What each of its optimizers keeps beside tensors (optimizer/optimizer.py, distrib_optimizer.py: sharded_state_dict)."""
+        steps = {held.step for held in self.hub.trained.values() if held.moments}
+        if len(steps) > 1:
+            said = f"moments stand for several steps ({shown(sorted(map(str, steps)))})"
+            raise SourceError(f"megatron: {said}; Megatron has one for all, keep the source's format")
+        step = next(iter(steps), None)
+        if self.level:
+            inner: dict[str, Any] = {"param_groups": run.rows_of(self.hub, step)}
+            return {"optimizer": inner, **run.grad_scaler(self.hub), "param_state_sharding_type": SHARDING}
+        state = {} if step is None else {"common_step": Held(torch_number(step))}
+        inner = {"state": state, "param_groups": run.rows_of(self.hub, None)}
+        return {"optimizer": inner, **run.grad_scaler(self.hub)} if self.apart else inner
+
+
+def torch_number(value: float) -> Any:
+    """A number as a tensor."""
+    import torch
+
+    return torch.tensor(float(value))
+
+
+def _boxes(layout: Layout) -> Iterator[dcp.Saved]:
+    """Weights, then masters and moments, each layer a box of the tensor of all, and what modules keep beside them."""
+    hub, dtype = layout.hub, layout.dtype
+    master = "param" if layout.level else "fp32_param"
+    layers, numbered = _layers(hub)
+    for name, held in hub.parameters.items():
+        weight = weights_of(held.weight if held.weight.dtype == dtype else held.best, dtype)
+        masters = {master: cast(held.best, "F32")} if layout.apart else {}
+        kinds = {"": weight, **({**masters, **held.moments} if held.moments else {})}
+        for kind, source in kinds.items():
+            key, sizes, offsets = _place(name, hub, layers, numbered)
+            value = (
+                source if not sizes else Joined((Run(source, 0, source.count),), (1,) * len(sizes) + source.shape, source.dtype)
+            )
+            top = f"optimizer.state.{kind}." if kind else ""
+            yield dcp.Saved(f"{top}{key}", value, (*sizes, *source.shape), (*offsets, *(0 for _ in source.shape)))
+        yield from _extra(name, hub, layers, numbered)
+
+
+def _layers(hub: Hub) -> tuple[int, bool]:
+    """How many layers there are, and whether they differ, so that each keeps its number (transformer_block.py)."""
+    found: dict[int, set[str]] = {}
+    for name in hub.parameters:
+        if match := OWN.fullmatch(name):
+            found.setdefault(int(match[2]), set()).add(match[3])
+    if sorted(found) != list(range(len(found))):
+        raise SourceError(f"megatron: layers {shown(sorted(found))}, expected all from 0 on; the source is damaged")
+    args = run.carried(hub).get("args") or {}
+    listed = any(isinstance(args.get(name), list) for name in ("moe_layer_freq", "linear_attention_freq"))
+    return len(found), listed or len(set(map(frozenset, found.values()))) > 1
+
+
+def _place(name: str, hub: Hub, layers: int, numbered: bool) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+    """Key of a tensor, and the sizes and the place in front of its own dimensions."""
+    match = OWN.fullmatch(name)
+    if match is None:
+        return name, (), ()
+    top, layer, rest = match[1], int(match[2]), match[3]
+    if not numbered:
+        rest = next((fused + rest.removeprefix(norm) for norm, fused in FUSED.items() if _is_fused(rest, norm, hub)), rest)
+    sizes, offsets = ((), ()) if numbered else ((layers,), (layer,))
+    key = f"{top}{layer}." if numbered else top
+    if found := OF_EXPERT.fullmatch(rest):
+        module, expert = found[1] or found[4], int(found[2] or found[3])
+        return f"{key}mlp.experts.experts.{module}.weight", (*sizes, _experts(hub, layer)), (*offsets, expert)
+    return f"{key}{rest}", sizes, offsets
+
+
+def _is_fused(rest: str, norm: str, hub: Hub) -> bool:
+    """Whether a norm's name is that of Megatron's own layers, which it saves as Transformer Engine's.
+
+    A layer of Transformer Engine with experts has its second norm apart, and that under its own name.
+    """
+    local = any("local_experts." in name or name.endswith(".input_layernorm.weight") for name in hub.parameters)
+    return rest.startswith(norm) and local
+
+
+def _experts(hub: Hub, layer: int) -> int:
+    found = (OWN.fullmatch(name) for name in hub.parameters)
+    return sum(1 for match in found if match and int(match[2]) == layer and _is_second(match[3]))
+
+
+def _is_second(rest: str) -> bool:
+    found = OF_EXPERT.fullmatch(rest)
+    return bool(found) and "linear_fc2" in rest
+
+
+def _extra(name: str, hub: Hub, layers: int, numbered: bool) -> Iterator[dcp.Saved]:
+    """What a linear layer keeps for 8-bit formats: nothing, which Megatron asks for all the same."""
+    key, sizes, offsets = _place(name, hub, layers, numbered)
+    module, _, kind = key.rpartition(".")
+    if kind == "weight" and module.rpartition(".")[2].startswith("linear_"):
+        at = ".".join(map(str, offsets or (0,)))
+        of = ".".join(map(str, sizes or (1,)))
+        yield dcp.Saved(f"{module}{EXTRA}/shard_{at}_{of}", [None])

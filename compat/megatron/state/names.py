@@ -1,0 +1,125 @@
+"""Names of Megatron-Core's GPT, as its layers of Transformer Engine have them, and as its own do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from bridge.state.hub import Hub, Model
+from bridge.state.names import Naming, Row, Shapes, Table, rows
+from compat.megatron.state.run import carried, model_of, refusals
+
+if TYPE_CHECKING:
+    from bridge.dialect import Config
+
+EXPERT = "block{layer}.mlp.experts.{expert}"
+IN_LAYER: Mapping[str, str] = {
+    "input_layernorm": "norm1",
+    "pre_mlp_layernorm": "norm2",
+    "self_attention.linear_proj": "attention.out",
+    "self_attention.q_layernorm": "attention.query_norm",
+    "self_attention.k_layernorm": "attention.key_norm",
+    "mlp.router": "mlp.router",
+}
+"""Modules of a layer that are one of the native ones."""
+FUSED: Mapping[str, str] = {
+    "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
+    "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
+}
+"""Norms that Transformer Engine has within the layer behind them. Distributed checkpoints of either have these names
+(models/gpt/gpt_layer_specs.py: sharded_state_dict_keys_map).
+"""
+TOP = "decoder.layers.{layer}."
+
+
+def _ours(names: Sequence[str], inside: str = "block{layer}.") -> tuple[str, ...]:
+    return tuple(f"{inside}{name}.{{kind}}" for name in names)
+
+
+def _halves(theirs: str, inside: str, kind: str = "{kind}") -> tuple[Row, ...]:
+    """The gate and what is gated in one matrix, or the latter alone."""
+    both = tuple(f"{inside}.{part}.{kind}" for part in ("gate", "up"))
+    return (Row(theirs, both, gated=True), Row(theirs, both[1:], gated=False))
+
+
+ALONE = tuple(Row(f"{TOP}{module}.{{kind}}", _ours([ours])) for module, ours in IN_LAYER.items())
+NORMS, REST = ALONE[:2], ALONE[2:]
+WITHIN = tuple(Row(f"{TOP}{theirs}{{kind}}", _ours([IN_LAYER[module.rstrip(".")]])) for module, theirs in FUSED.items())
+QKV = Row(f"{TOP}self_attention.linear_qkv.{{kind}}", _ours(["attention.query", "attention.key", "attention.value"]), heads=True)
+FEED = (
+    *_halves(f"{TOP}mlp.linear_fc1.{{kind}}", "block{layer}.mlp"),
+    Row(f"{TOP}mlp.linear_fc2.{{kind}}", _ours(["mlp.down"])),
+)
+SHARED = (
+    *_halves(f"{TOP}mlp.shared_experts.linear_fc1.{{kind}}", "block{layer}.mlp.shared"),
+    Row(f"{TOP}mlp.shared_experts.linear_fc2.{{kind}}", _ours(["mlp.shared.down"])),
+    Row(f"{TOP}mlp.shared_experts.gate_weight", ("block{layer}.mlp.shared_gate.weight",)),
+)
+LOCAL = f"{TOP}mlp.experts.local_experts.{{expert}}."
+EXPERTS = (
+    *_halves(f"{LOCAL}linear_fc1.{{kind}}", EXPERT),
+    Row(f"{LOCAL}linear_fc2.{{kind}}", (f"{EXPERT}.down.{{kind}}",)),
+)
+GROUPED = (
+    *_halves(f"{TOP}mlp.experts.linear_fc1.weight{{expert}}", EXPERT, "weight"),
+    Row(f"{TOP}mlp.experts.linear_fc2.weight{{expert}}", (f"{EXPERT}.down.weight",)),
+)
+WORDS = rows({"embedding.word_embeddings.weight": "embedding.tokens.weight"}, padded=True)
+FIRST = (*WORDS, *rows({"embedding.position_embeddings.weight": "embedding.positions.weight"}))
+LAST = (
+    *rows({"decoder.final_layernorm.{kind}": "head.norm.{kind}"}),
+    *rows({"output_layer.weight": "head.logits.weight"}, padded=True),
+)
+IGNORED = r".*\._extra_state"
+
+
+def _table(family: str, *layer: tuple[Row, ...]) -> Table:
+    return Table(family, FIRST, tuple(row for part in layer for row in part), LAST, IGNORED)
+
+
+ENGINE = _table("GPT of Megatron-Core", WITHIN[:1], REST, (QKV,), WITHIN[1:], FEED)
+EXPERTS_ENGINE = _table("GPT of Megatron-Core with experts", WITHIN[:1], NORMS[1:], REST, (QKV,), FEED, SHARED, GROUPED)
+OWN = _table("GPT of Megatron-Core's own layers", NORMS, REST, (QKV,), FEED, SHARED, EXPERTS)
+MIXED = _table("GPT of Megatron-Core", NORMS, WITHIN, REST, (QKV,), FEED, SHARED, EXPERTS, GROUPED)
+"""Every name of the others, which is how all are read."""
+
+
+class Engine(Naming):
+    """Names under the spec of Transformer Engine, and in distributed checkpoints."""
+
+    name = "megatron"
+    title = "Megatron-Core"
+    stack = "megatron"
+
+    def described(self, config: Config) -> tuple[str | None, tuple[str, ...]]:
+        """Arguments under which weights mean something else."""
+        args = getattr(config, "args", None)
+        return None, () if args is None else refusals(args)
+
+    def carried(self, hub: Hub) -> Model | None:
+        """What its arguments say, which other formats keep with the script's own state."""
+        return model_of(carried(hub).get("args") or {})
+
+    def tables(self) -> Sequence[Table]:
+        """All in one."""
+        return (MIXED,)
+
+    def written(self, shapes: Shapes, facts: Model) -> Table:
+        """Layers with experts have a norm of their own before them."""
+        return EXPERTS_ENGINE if any(".mlp.router." in name for name in shapes) else ENGINE
+
+
+class Own(Naming):
+    """Names under the spec of Megatron's own modules."""
+
+    name = "megatron-local"
+    title = "Megatron-Core's own layers"
+    stack = "megatron"
+
+    def tables(self) -> Sequence[Table]:
+        """What is not told from the other is read as that."""
+        return (OWN,)
+
+    def written(self, shapes: Shapes, facts: Model) -> Table:
+        """Every model."""
+        return OWN

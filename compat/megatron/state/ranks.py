@@ -1,0 +1,141 @@
+"""What a tensor rank and a stage hold of Megatron's GPT: which parameters, in which order, and which boxes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from bridge.errors import SourceError
+from bridge.layout.shard import Box
+from bridge.state.lazy import Joined, Lazy, Placed, Run
+from bridge.state.names import Shape, Shapes
+
+SPLIT: Mapping[str, int] = {
+    "linear_proj.weight": 1,
+    "linear_fc2.weight": 1,
+    "linear_qkv.weight": 0,
+    "linear_qkv.bias": 0,
+    "linear_fc1.weight": 0,
+    "linear_fc1.bias": 0,
+    "word_embeddings.weight": 0,
+    "output_layer.weight": 0,
+}
+"""Along which dimension tensor ranks hold parts, by how names end; others are replicas."""
+WORDS, OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
+LAYERS = "decoder.layers."
+OWN_ORDER = (
+    *("input_layernorm", "self_attention.linear_qkv.layer_norm_", "self_attention.linear_proj", "self_attention.linear_qkv"),
+    *("self_attention.q_layernorm", "self_attention.k_layernorm", "pre_mlp_layernorm", "mlp.linear_fc1.layer_norm_"),
+    *("mlp.router", "mlp.linear_fc1", "mlp.linear_fc2"),
+)
+"""Modules of a layer in the order of Megatron's own spec, norms first wherever their names put them."""
+ENGINE_ORDER = (
+    *("input_layernorm", "self_attention.linear_proj", "self_attention.linear_qkv.layer_norm_", "self_attention.linear_qkv"),
+    *(
+        "self_attention.q_layernorm",
+        "self_attention.k_layernorm",
+        "pre_mlp_layernorm",
+        "mlp.router",
+        "mlp.linear_fc1.layer_norm_",
+    ),
+    *("mlp.linear_fc1", "mlp.linear_fc2"),
+)
+"""The same in the order of Transformer Engine's, whose norms belong to the layer behind them."""
+UNEVEN = (
+    *("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "pipeline_model_parallel_layout"),
+    *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split", "num_virtual_stages_per_pipeline_rank"),
+    *("virtual_pipeline_model_parallel_size", "num_layers_per_virtual_pipeline_stage"),
+)
+"""Arguments under which a stage holds other layers than its equal share of them in order."""
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """How many tensor ranks and stages there are, and how many layers."""
+
+    tensor: int
+    pipeline: int
+    layers: int
+
+    @classmethod
+    def of(cls, args: Mapping[str, Any], layers: int, where: str) -> Parallel:
+        """As the arguments say. Raises `SourceError` for stages that are not equal, and for experts among ranks."""
+        found = [name for name in UNEVEN if args.get(name)]
+        found += ["expert_model_parallel_size"] if (args.get("expert_model_parallel_size") or 1) > 1 else []
+        SourceError.raise_if(
+            f"{where}: {name} {args[name]!r} in the arguments of the run; these parts are not put together here, save it with "
+            "--ckpt-format torch_dist and --dist-ckpt-optim-fully-reshardable"
+            for name in found
+        )
+        tensor, pipeline = (args.get(f"{name}_model_parallel_size") or 1 for name in ("tensor", "pipeline"))
+        if layers % pipeline:
+            raise SourceError(f"{where}: {layers} layers on {pipeline} stages, expected equal shares; the checkpoint is damaged")
+        return cls(tensor, pipeline, layers)
+
+    def of_stage(self, stage: int) -> range:
+        """Numbers of the layers that a stage has."""
+        share = self.layers // self.pipeline
+        return range(stage * share, (stage + 1) * share)
+
+
+def ordered(shapes: Shapes, parallel: Parallel, stage: int, order: Sequence[str]) -> list[str]:
+    """Names of a stage's parameters in the order of its modules; the last stage has a copy of words that both ends share."""
+    first, last = stage == 0, stage == parallel.pipeline - 1
+    found = [name for name in (WORDS, "embedding.position_embeddings.weight") if name in shapes and first]
+    for layer in parallel.of_stage(stage):
+        top = f"{LAYERS}{layer}."
+        inside = [name.removeprefix(top) for name in shapes if name.startswith(top)]
+        found += [f"{top}{rest}" for rest in sorted(inside, key=lambda rest: _place(rest, order))]
+    if last:
+        found += [name for name in shapes if name.startswith("decoder.final_layernorm.")]
+        found += [OUTPUT] if OUTPUT in shapes else [WORDS] if not first else []
+    return found
+
+
+def _place(rest: str, order: Sequence[str]) -> tuple[int, bool]:
+    """Where a parameter stands in its layer: by module, weights before biases."""
+    fits = [number for number, module in enumerate(order) if rest.startswith(module)]
+    if not fits:
+        raise SourceError(f"{rest}: no module of a dense layer; its place among the others is not known")
+    return max(fits, key=lambda number: len(order[number])), rest.endswith("bias")
+
+
+def gated(name: str, shapes: Shapes) -> bool:
+    """Whether this is the first matrix, or its bias, of a layer with a gate."""
+    second = shapes.get(name.rpartition("linear_fc1")[0] + "linear_fc2.weight", ())
+    return "linear_fc1." in name and "layer_norm_" not in name and bool(second) and shapes[name][0] == 2 * second[-1]
+
+
+def boxes(name: str, shapes: Shapes, index: int, ranks: int) -> Iterator[Box]:
+    """The boxes of a parameter that a tensor rank holds, one behind the other in its own tensor."""
+    shape = shapes[name]
+    dim = next((dim for end, dim in SPLIT.items() if name.endswith(end)), None)
+    parts = 2 if gated(name, shapes) else 1
+    if dim is None or ranks == 1:
+        yield Box((0,) * len(shape), shape)
+        return
+    size, odd = divmod(shape[dim], parts * ranks)
+    if odd:
+        raise SourceError(f"{name}: {shape[dim]} do not divide among {ranks} tensor ranks; the checkpoint is damaged")
+    for part in range(parts):
+        offset = (part * ranks + index) * size
+        yield Box(
+            tuple(offset * (at == dim) for at in range(len(shape))), tuple(size if at == dim else n for at, n in enumerate(shape))
+        )
+
+
+def local(name: str, shapes: Shapes, ranks: int) -> Shape:
+    """The shape of a tensor rank's own tensor."""
+    found = list(boxes(name, shapes, 0, ranks))
+    return (sum(box.sizes[0] for box in found), *found[0].sizes[1:]) if len(found) > 1 else found[0].sizes
+
+
+def placed(name: str, shapes: Shapes, index: int, ranks: int, held: Lazy) -> Iterator[Placed]:
+    """A tensor rank's own tensor, or its elements in a row, as boxes of the whole."""
+    at = 0
+    for box in boxes(name, shapes, index, ranks):
+        count = prod(box.sizes)
+        yield Placed(box, Joined((Run(held, at, at + count),), box.sizes, held.dtype))
+        at += count

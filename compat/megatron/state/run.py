@@ -1,0 +1,297 @@
+"""What Megatron-LM keeps of a run beside its tensors: arguments, counters, scheduler, the optimizer's groups, loss scale."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from bridge.errors import SourceError
+from bridge.findings import Finding
+from bridge.rules import Effect
+from bridge.state import archive
+from bridge.state.hub import Group, Hub, Model, Scale, Where, lost, plain
+from bridge.state.lazy import Held, Lazy
+from bridge.state.pickled import Record, recorded
+
+CLIENT = "megatron"
+"""Under which key of the script's own state other formats carry Megatron's arguments."""
+TRACKER = "latest_checkpointed_iteration.txt"
+DAMAGED = "the checkpoint is damaged"
+ENUMS = (
+    *(f"megatron.core.transformer.enums {name}" for name in ("AttnBackend", "CudaGraphScope", "CudaGraphModule", "AttnMaskType")),
+    *("megatron.core.transformer.enums InferenceCudaGraphScope", "megatron.core.enums ModelType", "signal Signals"),
+    *(f"megatron.core.rerun_state_machine {name}" for name in ("RerunDiagnostic", "RerunMode", "RerunState")),
+)
+KNOWN = {
+    **archive.KNOWN,
+    **recorded(
+        "argparse Namespace", "types SimpleNamespace", "_io BytesIO", "megatron.core.optimizer.optimizer_config OptimizerConfig"
+    ),
+    **recorded("pathlib PosixPath", "pathlib._local PosixPath", "numpy.dtypes UInt32DType", "numpy.dtypes _UInt32DType", *ENUMS),
+}
+"""Classes in its files beside tensors and plain values (core/safe_globals.py), as records."""
+KEYS = ("wd_mult", "lr_mult", "is_expert_parallel", "is_decoupled_lr")
+"""What tells a group of its optimizer from another (optimizer/optimizer.py: param_group_identifier_keys)."""
+GROUP: Mapping[str, Any] = {
+    "is_expert_parallel": False,
+    "default_config": True,
+    "wd_mult": 1.0,
+    "lr_mult": 1.0,
+    "is_decoupled_lr": False,
+}
+ADAM: Mapping[str, Any] = {
+    **dict.fromkeys(("amsgrad", "maximize", "capturable", "differentiable"), False),
+    **dict.fromkeys(("foreach", "fused")),
+    "decoupled_weight_decay": True,
+}
+"""Settings of torch's AdamW that Megatron keeps where Transformer Engine is not there."""
+SCHEDULE: Mapping[str, Any] = {
+    "max_lr": 0.0,
+    "lr_warmup_steps": 0,
+    "num_steps": 0,
+    "lr_decay_style": "constant",
+    "lr_decay_steps": 1,
+    "min_lr": 0.0,
+    "start_wd": 0.0,
+    "end_wd": 0.0,
+    "wd_incr_style": "constant",
+    "wd_incr_steps": 1,
+}
+"""State of its scheduler (optimizer_param_scheduler.py: state_dict), whose steps are samples."""
+
+
+def arguments(common: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments that were saved, by name; empty if there are none."""
+    found = common.get("args")
+    return found.state if isinstance(found, Record) else {}
+
+
+def model_of(args: Mapping[str, Any]) -> Model | None:
+    """What the arguments say of the model."""
+    heads = args.get("num_attention_heads")
+    if not isinstance(heads, int):
+        return None
+    groups = args.get("num_query_groups") if args.get("group_query_attention") else None
+    words = args.get("vocab_size")
+    return Model(groups or heads, words if isinstance(words, int) else None, None, refusals(args))
+
+
+ODD = ("apply_layernorm_1p", "layernorm_zero_centered_gamma", "rotary_interleaved", "multi_latent_attention")
+"""Arguments under which a weight means something else than a neutral one."""
+
+
+def refusals(args: Mapping[str, Any]) -> tuple[str, ...]:
+    """Why maps of names do not hold for a model of these arguments."""
+    return tuple(f"{name}: found {args[name]!r} in the arguments of the run" for name in ODD if args.get(name))
+
+
+def groups_of(rows: Sequence[Mapping[str, Any]], names: Mapping[str, int], where: str) -> tuple[Group, ...]:
+    """The optimizer's groups with the parameters that Megatron gives each: files have their settings and no names.
+
+    Biases and vectors are those without decay (optimizer/__init__.py: get_standard_config_overrides), experts and the ends of the
+    model have their own where a group says so. `names` has the dimensions of each parameter. Raises `SourceError` if two groups
+    are alike.
+    """
+    keys = [_key(row) for row in rows]
+    if len(set(keys)) < len(keys):
+        raise SourceError(f"{where}: two groups of the optimizer are told apart by nothing in the file; {DAMAGED}")
+    apart = any(key[2] for key in keys)
+    ends = any(key[3] for key in keys)
+    found: list[list[str]] = [[] for _ in rows]
+    for name, dimensions in names.items():
+        spared = dimensions == 1 or name.endswith(".bias")
+        expert = apart and ".experts." in name
+        end = ends and name in ("embedding.word_embeddings.weight", "output_layer.weight", "embedding.position_embeddings.weight")
+        at = [
+            number
+            for number, key in enumerate(keys)
+            if (bool(key[2]), bool(key[3])) == (expert, end) and (len({k[0] for k in keys}) == 1 or (key[0] == 0.0) == spared)
+        ]
+        if len(at) != 1:
+            raise SourceError(
+                f"{where}: {name} fits {len(at)} groups of the optimizer; its groups are not those of Megatron's own"
+            )
+        found[at[0]].append(name)
+    settings = (plain({key: value for key, value in row.items() if key not in ("params", "step")}, where)[0] for row in rows)
+    return tuple(Group(tuple(own), values) for own, values in zip(found, settings, strict=True))
+
+
+def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(row.get(name, row.get(f"pre_{name}")) for name in KEYS)
+
+
+def scale_of(optimizer: Mapping[str, Any], args: Mapping[str, Any]) -> Scale | None:
+    """The loss scale. Megatron doubles it with the good step that fills its window, DeepSpeed and the hub with the next."""
+    held = optimizer.get("grad_scaler")
+    if not isinstance(held, Mapping) or "scale" not in held:
+        fixed = args.get("loss_scale")
+        return Scale(float(fixed), False) if fixed else None
+    good, left = int(_number(held["growth_tracker"])), int(_number(held["hysteresis_tracker"]))
+    return Scale(
+        float(_number(held["scale"])),
+        True,
+        2.0,
+        args.get("loss_scale_window"),
+        args.get("min_loss_scale"),
+        args.get("hysteresis"),
+        max(left - 1, 0),
+        good + 1,
+    )
+
+
+def _number(value: Any) -> float:
+    return float(value.whole().reshape(-1)[0]) if isinstance(value, Lazy) else float(value)
+
+
+def step_of(optimizer: Mapping[str, Any]) -> float | None:
+    """The updates that moments stand for: with the groups, or beside the state (optimizer/distrib_optimizer.py: state_dict)."""
+    inner = optimizer.get("optimizer", optimizer)
+    state = inner.get("state")
+    said = [row["step"] for row in inner.get("param_groups", ()) if row.get("step") is not None]
+    said += [state["common_step"]] if isinstance(state, Mapping) and "common_step" in state else []
+    steps = {_number(value) for value in said}
+    return steps.pop() if len(steps) == 1 else None
+
+
+def where_of(common: Mapping[str, Any], step: float | None, lr: float | None) -> Where:
+    """How far the run is: iterations count skipped steps too."""
+    args, iteration = arguments(common), common.get("iteration")
+    made = int(step) if step is not None else iteration
+    skipped = iteration - int(step) if isinstance(iteration, int) and step is not None else None
+    samples = args.get("consumed_train_samples")
+    return Where(made, skipped, samples if isinstance(samples, int) else None, lr=lr, seed=args.get("seed"))
+
+
+def client_of(common: Mapping[str, Any]) -> tuple[dict[str, Any], list[Finding]]:
+    """Megatron's arguments, counters and scheduler, as the script's own state, which other formats carry; the scheduler is not
+    that of any other stack. Arguments that only its program reads are left out.
+    """
+    flops = common.get("num_floating_point_operations_so_far")
+    args, _ = plain({key: value for key, value in arguments(common).items() if not isinstance(value, Record)}, "args")
+    schedule, left = plain(common.get("opt_param_scheduler"), "opt_param_scheduler")
+    held = {
+        "args": args,
+        "checkpoint_version": common.get("checkpoint_version"),
+        "num_floating_point_operations_so_far": flops,
+        "opt_param_scheduler": schedule,
+    }
+    found = {key: value for key, value in held.items() if value}
+    return {CLIENT: found} if found else {}, left
+
+
+# Writing
+
+
+def carried(hub: Hub) -> Mapping[str, Any]:
+    """What another format carried of a Megatron run."""
+    found = hub.client.get(CLIENT)
+    return found if isinstance(found, Mapping) else {}
+
+
+def common_of(hub: Hub, optimizer: Mapping[str, Any]) -> dict[str, Any]:
+    """What Megatron-LM saves beside tensors (training/checkpointing.py: generate_state_dict)."""
+    held = carried(hub)
+    args = {**(held.get("args") or {}), "no_save_rng": True}
+    if hub.where.samples is not None:
+        args["consumed_train_samples"] = hub.where.samples
+    saved = {"args": Record("argparse Namespace", (), args)} if held.get("args") else {}
+    return {
+        **saved,
+        "checkpoint_version": float(held.get("checkpoint_version") or 3.0),
+        "iteration": iteration_of(hub),
+        "num_floating_point_operations_so_far": held.get("num_floating_point_operations_so_far") or 0,
+        "optimizer": dict(optimizer),
+        "opt_param_scheduler": scheduler_of(hub),
+    }
+
+
+def iteration_of(hub: Hub) -> int:
+    """Steps with skipped ones."""
+    return (hub.where.steps or 0) + (hub.where.skipped or 0)
+
+
+def scheduler_of(hub: Hub) -> dict[str, Any]:
+    """The state of the scheduler: as it was, moved on to the samples seen, or with nothing but these."""
+    found = {**SCHEDULE, **(carried(hub).get("opt_param_scheduler") or {})}
+    if hub.where.samples is not None:
+        found["num_steps"] = hub.where.samples
+    return found
+
+
+def rows_of(hub: Hub, step: float | None) -> list[dict[str, Any]]:
+    """Settings of the groups that Megatron makes of this model, from those of the source. Raises `SourceError` where one of them
+    has parameters of several, which are not treated alike.
+    """
+    kinds: dict[bool, set[int]] = {}
+    for number, group in enumerate(hub.groups):
+        for name in group.names:
+            spared = len(hub.parameters[name].weight.shape) == 1 or name.endswith(".bias")
+            kinds.setdefault(spared, set()).add(number)
+    if not kinds:
+        raise SourceError(
+            "megatron: the source does not say the settings of its optimizer's groups, by which Megatron finds them"
+        )
+    found = []
+    for spared, numbers in sorted(kinds.items()):
+        settings = [_settings(hub.groups[number].settings) for number in sorted(numbers)]
+        if any(other != settings[0] for other in settings):
+            what = "biases and vectors" if spared else "matrices"
+            said = f"megatron: the source's optimizer treats {what} in {len(numbers)} ways, Megatron in one"
+            raise SourceError(f"{said}; keep the source's format")
+        row = {**GROUP, "wd_mult": 0.0 if spared else 1.0, **settings[0], **({} if step is None else {"step": step})}
+        found.append(row)
+        if any(".experts." in name for name in hub.parameters):
+            found.append({**row, "is_expert_parallel": True})
+    return found
+
+
+def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a group, as far as Megatron's optimizer has them."""
+    taken = {key: value for key, value in given.items() if key not in (*KEYS, "step", "initial_lr", "params", "bias_correction")}
+    if "betas" in taken:
+        taken["betas"] = tuple(taken["betas"])
+    return {**ADAM, **taken}
+
+
+def grad_scaler(hub: Hub) -> dict[str, Any]:
+    """The loss scale, as its scaler has it (optimizer/grad_scaler.py)."""
+    import torch
+
+    scale = hub.scale
+    if scale is None or not scale.dynamic:
+        return {}
+    hysteresis = scale.hysteresis or 2
+    left = hysteresis if scale.tolerated is None else scale.tolerated + 1
+    return {
+        "grad_scaler": {
+            "scale": Held(torch.tensor([scale.value])),
+            "growth_tracker": Held(torch.tensor([(scale.good or 0) - 1], dtype=torch.int)),
+            "hysteresis_tracker": Held(torch.tensor([left], dtype=torch.int)),
+        }
+    }
+
+
+def unsaid(hub: Hub) -> Iterator[Finding]:
+    """What Megatron asks for and the source does not say."""
+    if not carried(hub).get("args"):
+        message = "the source has none of Megatron-LM's; it takes those of the launch, and begins its data anew"
+        yield lost("args", message, Effect.NUMBERS)
+    if not carried(hub).get("opt_param_scheduler"):
+        message = (
+            "the source has no state of Megatron's scheduler but the samples seen; launch with --override-opt_param-scheduler"
+        )
+        yield lost("schedule", message, Effect.NONE)
+    if hub.where.samples is None:
+        message = "the source does not say how many were seen, by which Megatron's scheduler goes; tell them with --samples"
+        yield lost("samples", message, Effect.NUMBERS)
+    if hub.trained and not hub.moments:
+        yield lost("moments", "the source has none; launch with --no-load-optim", Effect.NUMBERS)
+    if hub.where.steps is None:
+        yield lost("step", "the source does not say how far the run is; it is taken as iteration 0", Effect.NUMBERS)
+    if hub.random:
+        yield lost("random", "the states of its generators are the source's own; launch with --no-load-rng", Effect.NUMBERS)
+    decayed = [group for group in hub.groups if group.settings.get("weight_decay")]
+    vectors = [name for group in decayed for name in group.names if len(hub.parameters[name].weight.shape) == 1]
+    if vectors:
+        message = f"the source's optimizer decays {vectors[0]} and {len(vectors) - 1} more vectors, Megatron's scheduler none"
+        yield lost("optimizer.decay_scope", message, Effect.NUMBERS)

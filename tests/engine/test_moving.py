@@ -1,0 +1,93 @@
+"""Runs that move between stacks, under other names, in another layout and on other ranks: the next losses go on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from dataclasses import replace
+from importlib.util import find_spec
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import checkpoints
+import pytest
+from checkpoints import Task
+from conftest import Run
+
+from bridge.cli import run as command
+from bridge.state import formats
+
+if find_spec("megatron") is None:
+    pytest.skip("Megatron-Core is not installed", allow_module_level=True)
+
+import megatron_checkpoints
+from megatron_checkpoints import Launch
+
+pytestmark = pytest.mark.usefixtures("foreign")
+RISING: Mapping[str, Any] = {"warmup_num_steps": 8, "warmup_max_lr": 1e-2, "warmup_min_lr": 2e-3, "warmup_type": "linear"}
+"""As Megatron's scheduler of `megatron_checkpoints` has it, from the second step on."""
+
+
+def converted(source: Path, to: str, output: Path, *more: str) -> str:
+    """What `checkpoint convert` says; it may lose what its findings name."""
+    with redirect_stdout(StringIO()) as out:
+        code = command(["checkpoint", "convert", str(source), "--to", to, "-o", str(output), *more])
+    assert code in (0, 2), out.getvalue()
+    return out.getvalue()
+
+
+def config_of(kind: str, folder: Path) -> Path:
+    """The config.json of a model."""
+    folder.mkdir(parents=True, exist_ok=True)
+    checkpoints.config_for(kind).save_pretrained(folder)
+    return folder / "config.json"
+
+
+SIDES: Mapping[str, tuple[int, Any, tuple[str, ...], int, Mapping[str, int]]] = {
+    "deepspeed": (2, checkpoints.deepspeed, ("--level", "2", "--ranks", "2"), 1, {"pipeline": 2}),
+    "native": (1, checkpoints.native, (), 0, {}),
+    "dcp": (2, checkpoints.fsdp, (), 1, {"tensor": 2}),
+}
+"""For each format the ranks and the stack that go on from it, how it is written, and on what Megatron-Core goes on again."""
+MOVES = [(kind, to) for kind in ("llama", "gpt2") for to in SIDES]
+TRIED = MOVES if os.environ.get("STAGEBRIDGE_ALL_LAYOUTS") else [("gpt2", "deepspeed")]
+
+
+@pytest.mark.parametrize(("kind", "to"), TRIED)
+def test_a_run_moves_from_megatron_and_back(run: Run, tmp_path: Path, kind: str, to: str) -> None:
+    """Five steps on Megatron-Core on two tensor ranks, five on another stack, five on Megatron again; beside fifteen."""
+    config = str(config_of(kind, tmp_path / "model"))
+    launch = Launch(kind, {"tensor": 2}, last=5, save=tmp_path / "one")
+    unbroken = run(2, megatron_checkpoints.megatron, replace(launch, last=15, save=None))[0]
+    assert run(2, megatron_checkpoints.megatron, launch)[0] == unbroken[:5]
+    ranks, trained, options, zero, parallel = SIDES[to]
+    converted(tmp_path / "one", to, tmp_path / "two", "--names", "huggingface", *options)
+    task = Task(kind, level=2, first=5, last=10, matrices=True, warmup=RISING, load=tmp_path / "two", save=tmp_path / "three")
+    assert run(ranks, trained, task)[0] == pytest.approx(unbroken[5:10], abs=1e-6)
+    again = ("--config", config, "--level", str(zero), "--samples", "40")
+    converted(tmp_path / "three", "megatron", tmp_path / "four", *again)
+    last = replace(launch, parallel=parallel, zero=zero, first=10, last=15, load=tmp_path / "four", save=None)
+    assert run(2, megatron_checkpoints.megatron, last)[0] == pytest.approx(unbroken[10:], abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_buckets_of_the_distributed_optimizer_hold_what_tensors_do(run: Run, tmp_path: Path, kind: str) -> None:
+    """Saved as its own buckets, and put together by Megatron itself: the same masters and moments."""
+    launch = Launch(kind, {"tensor": 2}, last=2)
+    for sharding in ("dp_reshardable", "fully_reshardable"):
+        run(2, megatron_checkpoints.megatron, replace(launch, sharding=sharding, save=tmp_path / sharding))
+    with redirect_stdout(StringIO()) as out:
+        assert command(["checkpoint", "diff", *(str(tmp_path / name) for name in ("dp_reshardable", "fully_reshardable"))]) == 0
+    assert "equal" in out.getvalue()
+
+
+def test_masters_that_megatron_lost_are_told(run: Run, tmp_path: Path) -> None:
+    """Where stages share words, Megatron-Core 0.16.1 writes zeros as fully reshardable; its own buckets are whole."""
+    launch = Launch("tied", {"pipeline": 2}, last=1, precision="bf16")
+    run(2, megatron_checkpoints.megatron, replace(launch, save=tmp_path / "full"))
+    run(2, megatron_checkpoints.megatron, replace(launch, save=tmp_path / "own", sharding="dp_reshardable"))
+    lost = [finding.message for finding in formats.read(tmp_path / "full").findings if finding.path == "masters"]
+    assert lost and "decoder.final_layernorm.weight" in lost[-1]
+    assert not [finding for finding in formats.read(tmp_path / "own").findings if finding.path == "masters"]
