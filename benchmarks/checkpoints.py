@@ -1,7 +1,7 @@
 """What moving checkpoints costs: a large folder beside `cp` and `sha256sum`, and peers that write the same files.
 
     python benchmarks/checkpoints.py large --gigabytes 10 --folder /scratch
-    python benchmarks/checkpoints.py peers --megabytes 600 --folder /scratch
+    python benchmarks/checkpoints.py peers --folder /scratch
 
 Each way is a process of its own, so that its processor time and its peak of memory are its own; the source is put out of the
 page cache before each. What was made is removed in the end.
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -183,22 +183,123 @@ def _shard(path: Path, part: list[tuple[str, tuple[int, int]]]) -> None:
             file.write(block[: min(len(block), at - start)])
 
 
-def main() -> None:
-    """Choose what is measured."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("large", "peers"))
-    parser.add_argument("--gigabytes", type=float, default=10)
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--megabytes", type=int, default=600)
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
-    options = parser.parse_args()
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        {"large": large, "peers": peers}[options.what](options, Path(folder))
+# Peers
 
 
 def peers(options: argparse.Namespace, top: Path) -> None:
-    """See below."""
+    """Scripts of DeepSpeed and transformers beside ours, on one folder, to the same tensors."""
+    made, model = top / "made", top / "model"
+    launch = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", __file__, "make", "--folder", str(top))
+    subprocess.run(launch, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    size = sum(path.stat().st_size for path in made.rglob("*.pt"))
+    print(f"a Llama under ZeRO 2 in bf16 on two ranks: {size / MEGABYTE:.0f} MB; its weights in fp32 as transformers saves them")
+    place, out = str(next(made.glob("global_step*"))), str(top / "theirs")
+    scripts = ("-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state", "--num_extract_workers", "1")
+    universal = (*scripts, "--num_merge_workers", "1", "--input_folder", place, "--output_folder", out)
+    cases = {
+        "zero_to_fp32": (
+            ("-m", "deepspeed.utils.zero_to_fp32", str(made), out, "--safe_serialization"),
+            (made, "safetensors", "--dtype", "fp32"),
+        ),
+        "ds_to_universal": (universal, (made, "universal")),
+        "transformers": (("-c", LOADED.format(source=str(model), target=out)), (model, "safetensors", "--dtype", "bf16")),
+    }
+    for name, (theirs, (source, form, *words)) in cases.items():
+        base = fresh(source, lambda theirs=theirs: measured((sys.executable, *theirs)))
+        command = (*COMMAND, str(source), "--to", form, "-o", str(top / "ours"), *words)
+        ours = fresh(source, lambda command=command: measured(command))
+        time_, memory = ours.processor / base.processor, ours.peak / base.peak
+        print(
+            f"{name}: {base.processor:.1f} s, {base.peak:.0f} MB; ours {ours.processor:.1f} s, {ours.peak:.0f} MB:"
+            f" {time_:.2f} of the processor time, {memory:.2f} of the peak; {unlike(Path(out), top / 'ours')}",
+            flush=True,
+        )
+        shutil.rmtree(out)
+        shutil.rmtree(top / "ours")
+
+
+LOADED = """import torch
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained({source!r}, dtype=torch.bfloat16)
+model.save_pretrained({target!r})
+"""
+
+
+def unlike(theirs: Path, ours: Path) -> str:
+    """Whether the tensors that both wrote are the same, bit by bit; in another process, whose memory does not count."""
+    command = (sys.executable, __file__, "compare", "--folder", str(theirs), "--other", str(ours))
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def compared(theirs: Path, ours: Path) -> str:
+    """See `unlike`."""
+    import torch
+    from safetensors.torch import load_file
+
+    if (theirs / "model.safetensors").is_file():
+        one, other = (load_file(folder / "model.safetensors") for folder in (theirs, ours))
+    else:
+        one, other = (dict(_universal(next(folder.rglob("zero")))) for folder in (theirs, ours))
+    odd = [name for name in {*one, *other} if name not in one or name not in other or not torch.equal(one[name], other[name])]
+    return f"{len(one)} tensors, all the same" if not odd else f"{len(odd)} OTHERS, such as {odd[0]}"
+
+
+def _universal(folder: Path) -> Iterator[tuple[str, Any]]:
+    import torch
+
+    for path in folder.rglob("*.pt"):
+        held = torch.load(path, weights_only=False)
+        tensor = held.get("param") if isinstance(held, dict) else held
+        if isinstance(tensor, torch.Tensor) and tensor.dim():
+            yield str(path.relative_to(folder)), tensor.reshape(-1)
+
+
+def make(options: argparse.Namespace, top: Path) -> None:
+    """On a rank: one step of DeepSpeed on a Llama, saved; and its weights as transformers saves them."""
+    os.environ.update(DS_ACCELERATOR="cpu")
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from compat.deepspeed.runtime.trainers import loaded
+
+    deepspeed = loaded()
+    deepspeed.init_distributed("gloo")
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8, "num_attention_heads": 8}
+    net = LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=16000, tie_word_embeddings=False))
+    if deepspeed.comm.get_rank() == 0:
+        net.save_pretrained(top / "model")
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 2},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": True}},
+    }
+    engine, *_ = deepspeed.initialize(model=net, model_parameters=net.parameters(), config=config, dist_init_required=False)
+    tokens = torch.arange(8)[None]
+    engine.backward(engine(input_ids=tokens, labels=tokens).loss)
+    engine.step()
+    engine.save_checkpoint(str(top / "made"))
+
+
+def main() -> None:
+    """Choose what is measured."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("large", "peers", "make", "compare"))
+    parser.add_argument("--gigabytes", type=float, default=10)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--other", type=Path)
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
+    options = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if options.what == "make":
+        make(options, options.folder)
+        return
+    if options.what == "compare":
+        print(compared(options.folder, options.other))
+        return
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        {"large": large, "peers": peers}[options.what](options, Path(folder))
 
 
 if __name__ == "__main__":

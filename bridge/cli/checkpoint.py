@@ -165,10 +165,10 @@ def convert(folder: Path, options: Options) -> int:
         source, place = formats.found(folder, options.from_)
         target = formats.named(options.to)
         wanted = formats.Wanted(**{**options.wanted, "dtype": _dtype(options.wanted["dtype"])})
-        if options.verify and not options.dry_run:
-            formats.verified(source, place)
         hub = _named(_told(formats.read_at(source, place), options), target, place, options)
         written = formats.planned(target, hub, wanted)
+        if options.verify and not options.dry_run:
+            formats.verified(source, place, written.files)
         if not options.dry_run:
             _write(written, folder, hub, options)
         findings = (*hub.findings, *written.findings)

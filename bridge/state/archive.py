@@ -5,7 +5,8 @@ from __future__ import annotations
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -276,10 +277,24 @@ def title(path: Path, root: Path) -> str:
         return next(iter(entries(path, file, 0, path.stat().st_size))).partition("/")[0]
 
 
-def verify(path: Path, root: Path, begin: int = 0, size: int | None = None) -> None:
-    """Raises `SourceError` unless every file of an archive, or of one within `path`, has the checksum written with it."""
+Used = Mapping[Path, Sequence[int]]
+"""Where the tensors begin that are read of a file, in order."""
+
+
+def _is_used(entry: Entry, begins: Sequence[int]) -> bool:
+    at = bisect_left(begins, entry.begin)
+    return at < len(begins) and begins[at] < entry.begin + entry.size
+
+
+def verify(path: Path, root: Path, begin: int = 0, size: int | None = None, used: Used | None = None) -> None:
+    """Raises `SourceError` unless every file of an archive, or of one within `path`, has the checksum written with it.
+
+    Of storages only those are read that are `used`, where that is said.
+    """
     with _opened(path, root) as file:
         for name, entry in entries(path, file, begin, path.stat().st_size - begin if size is None else size).items():
+            if used is not None and "/data/" in name and not _is_used(entry, used.get(path, ())):
+                continue
             file.seek(entry.begin)
             left, found = entry.size, 0
             while left and (content := file.read(min(left, 2**22))):

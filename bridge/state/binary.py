@@ -8,7 +8,7 @@ from pathlib import Path
 from bridge.config import shown
 from bridge.errors import SourceError
 from bridge.state import archive, packing
-from bridge.state.formats import Format, Wanted, Written, only_weights
+from bridge.state.formats import Format, Used, Wanted, Written, only_weights
 from bridge.state.hub import Hub
 from bridge.state.lazy import Lazy
 from bridge.state.safe import Names, checked, hub_of, index, index_file, listed, shards, weights
@@ -46,11 +46,11 @@ class Binary(Format):
         found = checked(place, BINARY, {path: tensors(path, place) for path in paths})
         return hub_of(self.name, found, paths, ordered=True)
 
-    def verify(self, place: Path) -> None:
+    def verify(self, place: Path, used: Used | None = None) -> None:
         """Each archive has checksums of its own too."""
-        super().verify(place)
+        super().verify(place, used)
         for path in listed(place, BINARY) or ():
-            archive.verify(path, place)
+            archive.verify(path, place, used=used)
 
     def plan(self, hub: Hub, wanted: Wanted) -> Written:
         """One file, or several with an index; each tensor has its own storage."""

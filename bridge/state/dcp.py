@@ -18,7 +18,7 @@ from bridge.rules import Effect
 from bridge.state import archive, packing, parts, pickled
 from bridge.state.digests import SUMS
 from bridge.state.files import File, size_of
-from bridge.state.formats import Format, Wanted, Written
+from bridge.state.formats import Format, Used, Wanted, Written
 from bridge.state.hub import BESIDE, Group, Hub, Origin, Parameter, Where, beside_of, lost, plain, weights_of, with_beside
 from bridge.state.lazy import FLOATING, Boxed, Held, Lazy, Placed, strips
 from bridge.state.packing import Size
@@ -69,11 +69,11 @@ class Dcp(Format):
         """A folder with `.metadata` and nothing of another program's."""
         return folder if (folder / METADATA).is_file() and not (folder / COMMON).is_file() else None
 
-    def verify(self, place: Path) -> None:
+    def verify(self, place: Path, used: Used | None = None) -> None:
         """Each archive within the files has checksums of its own too."""
-        super().verify(place)
+        super().verify(place, used)
         if not (place / SUMS).is_file():
-            verified(place, KNOWN)
+            verified(place, KNOWN, used)
 
     def read(self, place: Path) -> Hub:
         """Weights under `model`, or at the top; the optimizer by the names of parameters; the rest is the client's."""
@@ -119,11 +119,11 @@ class Dcp(Format):
 # Reading
 
 
-def verified(place: Path, known: Known) -> None:
+def verified(place: Path, known: Known, used: Used | None = None) -> None:
     """Hold every part of every file against the checksum that it was written with. Raises `SourceError`."""
     found = pickled.value(read_bytes(place / METADATA, place, pickled.MOST), known, place / METADATA)
     for info in found.state["storage_data"].values():
-        archive.verify(*_part(place, info.state))
+        archive.verify(*_part(place, info.state), used)
 
 
 def entries(place: Path, known: Known = KNOWN, wanted: Callable[[str], bool] = lambda key: True) -> dict[str, Entry]:

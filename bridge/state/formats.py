@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,11 @@ from bridge.state import digests
 from bridge.state.files import File
 from bridge.state.hub import Hub, lost
 from bridge.state.lazy import Lazy
+from bridge.state.making import used
 from bridge.state.pickled import FLAWS
 
+Used = Mapping[Path, Sequence[int]]
+"""Where the tensors begin that are read of a file, in order."""
 GIGABYTE = 2**30
 
 
@@ -59,8 +62,11 @@ class Format(ABC):
     def read(self, place: Path) -> Hub:
         """What lies in the folder that `find` found. Raises `SourceError`."""
 
-    def verify(self, place: Path) -> None:
-        """Hold what lies in `place` against the digests beside it; `SourceError` that names each file that changed."""
+    def verify(self, place: Path, used: Used | None = None) -> None:
+        """Hold what lies in `place` against the digests beside it; `SourceError` that names each file that changed.
+
+        Where files have checksums for each tensor, those of the `used` ones are enough, if that is said.
+        """
         if (place / digests.SUMS).is_file():
             found = digests.read(place, place)
             digests.verify(place, place, found, found)
@@ -121,10 +127,10 @@ def read_at(format: Format, place: Path) -> Hub:
         raise SourceError(f"{said}; the checkpoint is damaged") from error
 
 
-def verified(format: Format, place: Path) -> None:
-    """Hold a checkpoint against its checksums; what has another form than its format gives it is damaged."""
+def verified(format: Format, place: Path, files: Sequence[File] | None = None) -> None:
+    """Hold a checkpoint against its checksums, at least what `files` are made of; what has another form is damaged."""
     try:
-        format.verify(place)
+        format.verify(place, None if files is None else used(files))
     except FLAWS as error:
         said = f"{place}: not as {format.title} has it ({type(error).__name__}: {shown(str(error))})"
         raise SourceError(f"{said}; the checkpoint is damaged") from error

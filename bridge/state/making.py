@@ -9,7 +9,7 @@ from typing import Any
 
 from bridge.state.files import File
 from bridge.state.hub import Hub
-from bridge.state.lazy import Lazy, Run
+from bridge.state.lazy import Lazy, Run, Span
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,26 @@ def made_of(hub: Hub, files: Sequence[File]) -> Iterator[tuple[File, tuple[Made,
             if isinstance(part, Run):
                 found |= {id(held): held for held in _within(part, known)}
         yield file, tuple(Made(*known[key], held.shape, held.dtype, _files(held)) for key, held in found.items())
+
+
+def used(files: Sequence[File]) -> dict[Path, list[int]]:
+    """Where the tensors begin that these files are made of, by the file that they lie in."""
+    found: dict[Path, set[int]] = {}
+    seen: set[int] = set()
+    for file in files:
+        for part in file.parts:
+            for span in _spans(part, seen) if isinstance(part, Run) else ():
+                found.setdefault(span.path, set()).add(span.begin)
+    return {path: sorted(begins) for path, begins in found.items()}
+
+
+def _spans(value: Any, seen: set[int]) -> Iterator[Span]:
+    if isinstance(value, Span):
+        yield value
+    elif not isinstance(value, Lazy) or id(value) not in seen:
+        seen.add(id(value))
+        for inner in _inside(value):
+            yield from _spans(inner, seen)
 
 
 def _within(value: Any, known: Mapping[int, tuple[str, str]]) -> Iterator[Lazy]:

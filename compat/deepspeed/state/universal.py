@@ -15,7 +15,7 @@ from bridge.rules import Effect
 from bridge.state import archive
 from bridge.state.digests import SUMS
 from bridge.state.files import File
-from bridge.state.formats import Format, Wanted, Written, pointed
+from bridge.state.formats import Format, Used, Wanted, Written, pointed
 from bridge.state.hub import Group, Hub, lost
 from bridge.state.lazy import Joined, Lazy, Run, cast
 from bridge.state.packing import saved
@@ -56,11 +56,11 @@ class Universal(Format):
         groups = tuple(groups_of(rows, level if len(rows) != len(shapes) else 2, shapes))
         return hub_of(self.name, files, (level, held_of(files, level, shapes, flats), groups, []), optimizer)
 
-    def verify(self, place: Path) -> None:
+    def verify(self, place: Path, used: Used | None = None) -> None:
         """Each archive has checksums of its own too."""
-        super().verify(place)
+        super().verify(place, used)
         for path in (*(place / name for name in MODELS if (place / name).is_file()), *sorted((place / ZERO).rglob("*.pt"))):
-            archive.verify(path, place)
+            archive.verify(path, place, used=used)
         for name in MODELS:
             if (place / name).is_file():
                 loaded(place / name, place, "module")

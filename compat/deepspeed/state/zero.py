@@ -13,7 +13,7 @@ from bridge.errors import SourceError
 from bridge.findings import Finding
 from bridge.rules import Effect
 from bridge.state import archive
-from bridge.state.formats import Format, Wanted, Written, pointed
+from bridge.state.formats import Format, Used, Wanted, Written, pointed
 from bridge.state.hub import Group, Hub, Origin, Parameter, lost, plain
 from bridge.state.lazy import Cast, Joined, Lazy, Run, cast, raw
 from bridge.state.pickled import Record
@@ -35,12 +35,12 @@ class Zero(Format):
         place = pointed(folder, LATEST)
         return place if place is not None and any(place.glob("*model_states.pt")) and not (place / "zero").is_dir() else None
 
-    def verify(self, place: Path) -> None:
+    def verify(self, place: Path, used: Used | None = None) -> None:
         """Each archive has checksums of its own too; and below level 3 the weights are the masters, rounded."""
-        super().verify(place)
+        super().verify(place, used)
         files = Files.of(place)
         for path in files.all:
-            archive.verify(path, place)
+            archive.verify(path, place, used=used)
         for rank in files.models:
             _model(files, rank)
         if files.states and _stage(files.states[0]) < 3:

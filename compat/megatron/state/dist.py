@@ -18,7 +18,7 @@ from bridge.rules import Effect
 from bridge.state import archive, dcp
 from bridge.state.digests import SUMS
 from bridge.state.files import File
-from bridge.state.formats import Format, Wanted, Written
+from bridge.state.formats import Format, Used, Wanted, Written
 from bridge.state.hub import BESIDE, Hub, Origin, Parameter, beside_of, lost, plain, weights_of, with_beside
 from bridge.state.lazy import Held, Joined, Lazy, Run, cast
 from bridge.state.packing import saved
@@ -73,11 +73,11 @@ class TorchDist(Format):
         entries = {key: entry.value for key, entry in dcp.entries(place, KNOWN).items()}
         return _hub(self.name, place, common, entries)
 
-    def verify(self, place: Path) -> None:
+    def verify(self, place: Path, used: Used | None = None) -> None:
         """Each archive within the files has checksums of its own too."""
-        super().verify(place)
+        super().verify(place, used)
         if not (place / SUMS).is_file():
-            dcp.verified(place, KNOWN)
+            dcp.verified(place, KNOWN, used)
             archive.verify(place / dcp.COMMON, place)
 
     def plan(self, hub: Hub, wanted: Wanted) -> Written:
