@@ -242,7 +242,7 @@ Where torch is installed, the converted plan is then trained on two local ranks 
 CHECKPOINT = """Read, convert and compare checkpoints of any stack, without the stack, a GPU, or executing anything in them.
 
 Formats: native, safetensors, bin (pytorch_model.bin), dcp (torch.distributed.checkpoint), deepspeed (ZeRO 0 to 3), universal
-and megatron (torch_dist).
+megatron (torch_dist) and megatron-ranks (mp_rank_*).
 Every name in a pickle that is not a tensor, a plain value or a listed class is named and refused.
 """
 

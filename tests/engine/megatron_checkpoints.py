@@ -110,7 +110,7 @@ def megatron(rank: int, world: int, launch: Launch) -> list[float]:
         found = [trainer.train_batch(fed(launch, trainer, step)).loss for step in range(launch.first, launch.last)]
         if launch.save:
             with trainer.running():
-                save(trainer, launch)
+                (save if launch.form == "torch_dist" else save_parts)(trainer, launch)
         return found
     finally:
         trainer.close()
@@ -218,6 +218,28 @@ def save(trainer: Any, launch: Launch) -> None:
         ordinary = partial(_without, ("args",))
         state = state_of(trainer, launch, False)
         dist_checkpointing.save(state, str(place), preprocess_common_before_consistancy_check=ordinary, content_metadata=content)
+    (launch.save / "latest_checkpointed_iteration.txt").write_text(str(launch.last))
+    torch.distributed.barrier()
+
+
+def save_parts(trainer: Any, launch: Launch) -> None:
+    """Save a file for each rank, as Megatron-LM does with --ckpt-format torch (checkpointing.py: get_checkpoint_name)."""
+    from megatron.core import parallel_state
+
+    from compat.megatron.runtime.model import bare
+
+    assert launch.save is not None
+    tensor, stage = parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_pipeline_model_parallel_rank()
+    stages = parallel_state.get_pipeline_model_parallel_world_size()
+    name = f"mp_rank_{tensor:02d}" + (f"_{stage:03d}" if stages > 1 else "")
+    place = launch.save / f"iter_{launch.last:07d}" / name
+    place.mkdir(parents=True, exist_ok=True)
+    state = {"args": args_of(launch), "checkpoint_version": 3.0, "iteration": launch.last}
+    state["model"] = bare(trainer.chunks[0]).state_dict_for_save_checkpoint()
+    state["optimizer"] = trainer.optimizer.state_dict()
+    state["opt_param_scheduler"] = trainer.scheduler.scheduler.state_dict()
+    if parallel_state.get_data_parallel_rank() == 0:
+        torch.save(state, place / "model_optim_rng.pt")
     (launch.save / "latest_checkpointed_iteration.txt").write_text(str(launch.last))
     torch.distributed.barrier()
 

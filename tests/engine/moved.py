@@ -62,7 +62,8 @@ def made(kind: str, name: str, folder: Path, pool: Any) -> None:
     elif name == "dcp":
         pool.run(checkpoints.fsdp, replace(task, precision="fp32"))
     elif name == "megatron":
-        pool.run(megatron, Launch(kind, {"tensor": 2}, precision="bf16", save=folder))
+        parallel = {} if kind == "mixtral" else {"tensor": 2}  # its experts are not split without splitting sequences
+        pool.run(megatron, Launch(kind, parallel, precision="bf16", save=folder))
     else:
         net: Any = checkpoints.model_of(kind)
         net.save_pretrained(folder)

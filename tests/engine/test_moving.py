@@ -17,6 +17,7 @@ from checkpoints import Task
 from conftest import Run
 
 from bridge.cli import run as command
+from bridge.errors import SourceError
 from bridge.state import formats
 
 if find_spec("megatron") is None:
@@ -52,7 +53,8 @@ SIDES: Mapping[str, tuple[int, Any, tuple[str, ...], int, Mapping[str, int]]] = 
 }
 """For each format the ranks and the stack that go on from it, how it is written, and on what Megatron-Core goes on again."""
 MOVES = [(kind, to) for kind in ("llama", "gpt2") for to in SIDES]
-TRIED = MOVES if os.environ.get("STAGEBRIDGE_ALL_LAYOUTS") else [("gpt2", "deepspeed")]
+ALL = bool(os.environ.get("STAGEBRIDGE_ALL_LAYOUTS"))
+TRIED = MOVES if ALL else [("gpt2", "deepspeed")]
 
 
 @pytest.mark.parametrize(("kind", "to"), TRIED)
@@ -72,7 +74,7 @@ def test_a_run_moves_from_megatron_and_back(run: Run, tmp_path: Path, kind: str,
     assert run(2, megatron_checkpoints.megatron, last)[0] == pytest.approx(unbroken[10:], abs=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("kind", ["llama", "gpt2"] if ALL else ["gpt2"])
 def test_buckets_of_the_distributed_optimizer_hold_what_tensors_do(run: Run, tmp_path: Path, kind: str) -> None:
     """Saved as its own buckets, and put together by Megatron itself: the same masters and moments."""
     launch = Launch(kind, {"tensor": 2}, last=2)
@@ -91,3 +93,24 @@ def test_masters_that_megatron_lost_are_told(run: Run, tmp_path: Path) -> None:
     lost = [finding.message for finding in formats.read(tmp_path / "full").findings if finding.path == "masters"]
     assert lost and "decoder.final_layernorm.weight" in lost[-1]
     assert not [finding for finding in formats.read(tmp_path / "own").findings if finding.path == "masters"]
+
+
+BY_RANK = {
+    "stages that share words": Launch("tied", {"pipeline": 2}, zero=0, last=2, precision="bf16"),
+    "tensor ranks": Launch("llama", {"tensor": 2}, zero=0, last=2),
+}
+
+
+@pytest.mark.parametrize("launch", list(BY_RANK.values())[: 2 if ALL else 1])
+def test_files_by_rank_hold_what_one_checkpoint_does(run: Run, tmp_path: Path, launch: Launch) -> None:
+    """Saved by each rank for itself, and by all together."""
+    for form in ("torch", "torch_dist"):
+        run(2, megatron_checkpoints.megatron, replace(launch, form=form, save=tmp_path / form))
+        converted(tmp_path / form, "native", tmp_path / f"{form} neutral", "--names", "neutral")
+    with redirect_stdout(StringIO()) as out:
+        code = command(["checkpoint", "diff", *(str(tmp_path / f"{form} neutral") for form in ("torch", "torch_dist"))])
+    assert code == 0, out.getvalue()
+    (path, *_) = sorted((tmp_path / "torch" / "iter_0000002").glob("*/model_optim_rng.pt"))
+    path.unlink()
+    with pytest.raises(SourceError, match=r"no file of tensor rank 0 of stage 0|model_optim_rng.pt"):
+        formats.read(tmp_path / "torch")

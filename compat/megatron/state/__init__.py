@@ -6,6 +6,7 @@ from bridge.state.formats import Format
 from bridge.state.names import Naming
 from compat.megatron.state.dist import TorchDist
 from compat.megatron.state.names import Engine, Own
+from compat.megatron.state.parts import Parts
 
-FORMATS: tuple[Format, ...] = (TorchDist(),)
+FORMATS: tuple[Format, ...] = (TorchDist(), Parts())
 NAMINGS: tuple[Naming, ...] = (Engine(), Own())

@@ -70,6 +70,7 @@ class TorchDist(Format):
         common = archive.read(place / dcp.COMMON, place, KNOWN)
         if not isinstance(common, dict):
             raise SourceError(f"{place / dcp.COMMON}: found {shown(common, 30)}, expected a dictionary; {DAMAGED}")
+        _sharding(common, place)
         entries = {key: entry.value for key, entry in dcp.entries(place, KNOWN).items()}
         return _hub(self.name, place, common, entries)
 
@@ -97,6 +98,19 @@ def iteration(folder: Path) -> Path:
 
 
 # Reading
+
+
+OLD = ("fully_sharded_model_space", "dp_zero_gather_scatter")
+"""How older releases laid out the distributed optimizer: as flat runs of parameters, or gathered by rank."""
+
+
+def _sharding(common: Mapping[str, Any], place: Path) -> None:
+    """Raises `SourceError` for a layout of the distributed optimizer that is not read here."""
+    for held in _optimizers(common, {}):
+        found = held.get("param_state_sharding_type")
+        if found in OLD:
+            said = f"{place / dcp.COMMON}: the distributed optimizer is laid out as {found}, which is not read here"
+            raise SourceError(f"{said}; save it with --dist-ckpt-optim-fully-reshardable")
 
 
 def _hub(format: str, place: Path, common: Mapping[str, Any], entries: Mapping[str, Any]) -> Hub:
@@ -164,7 +178,7 @@ def _sorted(tensors: Mapping[str, Lazy]) -> tuple[dict[str, Lazy], dict[str, dic
     kinds: dict[str, dict[str, Lazy]] = {}
     for key, held in tensors.items():
         match = STATE.fullmatch(key)
-        if match is None and key.startswith("optimizer."):
+        if match is None and key.startswith(("optimizer.", "chained_")):
             continue  # a bucket, which is taken apart by itself
         for name, part in apart(_bare(match[2] if match else key), held):
             if match:
@@ -221,8 +235,7 @@ def _optimizers(common: Mapping[str, Any], values: Mapping[str, Any]) -> Iterato
 
 
 def _beside(values: Mapping[str, Any]) -> Iterator[Finding]:
-    if any(key.startswith("rng_state") for key in values):
-        yield lost("rng_state", "random states of Megatron's own trackers are not carried; dropout draws others", Effect.NUMBERS)
+    yield from run.generators(any(key.startswith("rng_state") for key in values))
     full = [key for key, value in values.items() if EXTRA in key and value not in ([None], None)]
     if full:
         yield lost("_extra_state", f"{full[0]} and {len(full) - 1} more: scales of 8-bit formats are not carried", Effect.NUMBERS)

@@ -149,6 +149,7 @@ def step_of(optimizer: Mapping[str, Any]) -> float | None:
     state = inner.get("state")
     said = [row["step"] for row in inner.get("param_groups", ()) if row.get("step") is not None]
     said += [state["common_step"]] if isinstance(state, Mapping) and "common_step" in state else []
+    said += [held["step"] for held in (state or {}).values() if isinstance(held, Mapping) and "step" in held]
     steps = {_number(value) for value in said}
     return steps.pop() if len(steps) == 1 else None
 
@@ -177,6 +178,12 @@ def client_of(common: Mapping[str, Any]) -> tuple[dict[str, Any], list[Finding]]
     }
     found = {key: value for key, value in held.items() if value}
     return {CLIENT: found} if found else {}, left
+
+
+def generators(there: bool) -> Iterator[Finding]:
+    """What is lost of random states."""
+    if there:
+        yield lost("rng_state", "random states of Megatron's own trackers are not carried; dropout draws others", Effect.NUMBERS)
 
 
 # Writing

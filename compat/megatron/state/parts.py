@@ -1,0 +1,193 @@
+"""`mp_rank_*` of Megatron-LM: a file for each tensor rank and stage, with its part of the model and of its optimizer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bridge.config import shown
+from bridge.errors import SourceError
+from bridge.state import archive
+from bridge.state.formats import Format
+from bridge.state.hub import Hub, Origin, Parameter
+from bridge.state.lazy import Boxed, Lazy, Placed
+from bridge.state.names import Shape
+from compat.megatron.state import run
+from compat.megatron.state.dist import iteration
+from compat.megatron.state.ranks import LAYERS, OUTPUT, SPLIT, WORDS, Parallel, placed
+from compat.megatron.state.run import DAMAGED
+
+FOLDER = re.compile(r"mp_rank_(\d{2})(?:_(\d{3}))?(?:_(\d{3}))?")
+FILE, SHARDED = "model_optim_rng.pt", "distrib_optim.pt"
+ADVICE = "save it with --ckpt-format torch_dist"
+EXTRA = "._extra_state"
+
+
+class Parts(Format):
+    """Checkpoints of Megatron-LM's own format."""
+
+    name = "megatron-ranks"
+    title = "Megatron-LM mp_rank_*"
+
+    def find(self, folder: Path) -> Path | None:
+        """The folder itself, or the iteration that the tracker names in it."""
+        place = iteration(folder)
+        return place if place.is_dir() and any(place.glob(f"mp_rank_*/{FILE}")) else None
+
+    def verify(self, place: Path) -> None:
+        """Each archive has checksums of its own."""
+        super().verify(place)
+        for path in sorted(place.glob(f"mp_rank_*/{FILE}")):
+            archive.verify(path, place)
+
+    def read(self, place: Path) -> Hub:
+        """Weights and the plain optimizer, put together over all ranks."""
+        files = _files(place)
+        held = {key: _loaded(path, place) for key, path in files.items()}
+        common = held[0, 0]
+        args = run.arguments(common)
+        parallel = _parallel(place, args, held)
+        optimizer = common.get("optimizer") or {}
+        ranks = {key: Rank.of(files[key], state, *key, parallel) for key, state in held.items()}
+        shapes = _shapes(ranks, parallel)
+        parameters = {name: _whole(name, shapes, ranks, parallel, run.step_of(optimizer)) for name in shapes}
+        rows = optimizer.get("optimizer", optimizer).get("param_groups", ())
+        dimensions = {name: len(found.weight.shape) for name, found in parameters.items()}
+        groups = run.groups_of(rows, dimensions, str(files[0, 0])) if rows else ()
+        said, left = run.client_of(common)
+        return Hub(
+            Origin(self.name, layout={"tensor": parallel.tensor, "pipeline": parallel.pipeline}, files=tuple(files.values())),
+            parameters,
+            groups=groups,
+            where=run.where_of(common, run.step_of(optimizer), groups[0].settings.get("lr") if groups else None),
+            scale=run.scale_of(optimizer, args),
+            client=said,
+            model=run.model_of(args),
+            findings=(*left, *run.generators("rng_state" in common)),
+        )
+
+
+def _files(place: Path) -> dict[tuple[int, int], Path]:
+    """Files by tensor rank and stage. Raises `SourceError` for one that is missing, and for experts or an optimizer apart."""
+    found: dict[tuple[int, int], Path] = {}
+    for folder in sorted(place.glob("mp_rank_*")):
+        match = FOLDER.fullmatch(folder.name)
+        if match is None or match[3] is not None or (folder / SHARDED).is_file():
+            what = (
+                "a part with experts"
+                if match and match[3]
+                else f"{SHARDED}, the distributed optimizer's"
+                if match
+                else "no rank's"
+            )
+            raise SourceError(f"{folder}: {what} files are not put together here; {ADVICE}")
+        found[int(match[1]), int(match[2] or 0)] = folder / FILE
+    tensor, pipeline = (max(key[at] for key in found) + 1 for at in (0, 1))
+    missing = [key for key in ((t, p) for p in range(pipeline) for t in range(tensor)) if key not in found]
+    if missing:
+        raise SourceError(f"{place}: no file of tensor rank {missing[0][0]} of stage {missing[0][1]}; {DAMAGED}")
+    return found
+
+
+def _loaded(path: Path, place: Path) -> Mapping[str, Any]:
+    found = archive.read(path, place, run.KNOWN)
+    if not isinstance(found, dict) or not isinstance(found.get("model"), dict):
+        parts = isinstance(found, dict) and "model0" in found
+        said = "chunks of an interleaved pipeline, which are not put together here" if parts else f"no model in it; {DAMAGED}"
+        raise SourceError(f"{path}: {said}")
+    return found
+
+
+def _parallel(place: Path, args: Mapping[str, Any], held: Mapping[tuple[int, int], Mapping[str, Any]]) -> Parallel:
+    """How the ranks share the model: as the arguments say, which the files have to bear out."""
+    layers = sum(len(_layers(state["model"])) for (index, _), state in held.items() if index == 0)
+    found = Parallel.of(args, layers, str(place))
+    if found.tensor * found.pipeline != len(held):
+        raise SourceError(
+            f"{place}: {len(held)} files, expected {found.tensor} tensor ranks on {found.pipeline} stages; {DAMAGED}"
+        )
+    return found
+
+
+def _layers(model: Mapping[str, Any]) -> set[int]:
+    return {int(name.removeprefix(LAYERS).partition(".")[0]) for name in model if name.startswith(LAYERS)}
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What a rank has: weights by the number of their layer in the whole model, and what the optimizer keeps of each."""
+
+    index: int
+    stage: int
+    weights: Mapping[str, Lazy]
+    kinds: Mapping[str, Mapping[str, Lazy]]
+
+    @classmethod
+    def of(cls, path: Path, state: Mapping[str, Any], index: int, stage: int, parallel: Parallel) -> Rank:
+        """Out of its file."""
+        first = parallel.of_stage(stage).start
+        weights = {
+            _numbered(name, first): held for name, held in state["model"].items() if isinstance(held, Lazy) and EXTRA not in name
+        }
+        if stage and OUTPUT in weights and (run.arguments(state).get("untie_embeddings_and_output_weights") is False):
+            weights[WORDS] = weights.pop(OUTPUT)
+        return cls(index, stage, weights, dict(_kept(path, state.get("optimizer") or {}, weights)))
+
+
+def _numbered(name: str, first: int) -> str:
+    if not name.startswith(LAYERS):
+        return name
+    number, _, rest = name.removeprefix(LAYERS).partition(".")
+    return f"{LAYERS}{first + int(number)}.{rest}"
+
+
+def _kept(path: Path, optimizer: Mapping[str, Any], weights: Mapping[str, Lazy]) -> Iterator[tuple[str, dict[str, Lazy]]]:
+    """Masters and moments by name: the file counts parameters by group, in the order of the model within each."""
+    inner = optimizer.get("optimizer", optimizer)
+    masters = optimizer.get("fp32_from_fp16_params") or []
+    dimensions = {name: len(held.shape) for name, held in weights.items()}
+    rows = inner.get("param_groups") or []
+    for number, (row, group) in enumerate(zip(rows, run.groups_of(rows, dimensions, str(path)) if rows else (), strict=True)):
+        if len(row["params"]) != len(group.names):
+            said = f"{len(row['params'])} parameters in group {number} of the optimizer, expected {len(group.names)}"
+            raise SourceError(f"{path}: {said}; {DAMAGED}")
+        for at, (key, name) in enumerate(zip(row["params"], group.names, strict=True)):
+            found = {kind: held for kind, held in inner["state"].get(key, {}).items() if isinstance(held, Lazy) and held.shape}
+            found |= {"master": masters[number][at]} if masters else {}
+            if any(held.shape != weights[name].shape for held in found.values()):
+                raise SourceError(f"{path}: what the optimizer keeps of {shown(name)} has another shape than it; {DAMAGED}")
+            yield name, found
+
+
+def _shapes(ranks: Mapping[tuple[int, int], Rank], parallel: Parallel) -> dict[str, Shape]:
+    """Shapes of whole parameters."""
+    found: dict[str, Shape] = {}
+    for (index, _), rank in sorted(ranks.items(), key=lambda item: item[0][1]):
+        for name, held in rank.weights.items() if index == 0 else ():
+            dim = next((dim for end, dim in SPLIT.items() if name.endswith(end)), None)
+            ratio = [parallel.tensor if at == dim else 1 for at in range(len(held.shape))]
+            found.setdefault(name, tuple(size * times for size, times in zip(held.shape, ratio, strict=True)))
+    return found
+
+
+def _whole(
+    name: str, shapes: Mapping[str, Shape], ranks: Mapping[tuple[int, int], Rank], parallel: Parallel, step: float | None
+) -> Parameter:
+    """A parameter put together over tensor ranks, of the first stage that has it."""
+    stage = min(rank.stage for rank in ranks.values() if name in rank.weights)
+    split = any(name.endswith(end) for end in SPLIT)
+    taken = [ranks[index, stage] for index in range(parallel.tensor if split else 1)]
+
+    def joined(parts: Sequence[Lazy]) -> Lazy:
+        boxes: list[Placed] = []
+        for rank, part in zip(taken, parts, strict=True):
+            boxes += placed(name, shapes, rank.index, parallel.tensor if split else 1, part)
+        return Boxed(tuple(boxes), shapes[name], parts[0].dtype)
+
+    weight = joined([rank.weights[name] for rank in taken])
+    kinds = {kind: joined([rank.kinds[name][kind] for rank in taken]) for kind in taken[0].kinds.get(name, {})}
+    master = kinds.pop("master", None)
+    return Parameter(weight, master, kinds, step if kinds else None)
