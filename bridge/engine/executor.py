@@ -314,7 +314,8 @@ class Executor:
         """Have the weights of the next stage whole, and look ahead."""
         path, place = self.visits.path, self._visited
         self._visited += 1
-        self.weights.require(path[place], path[place + 1 : place + self._window])
+        following = () if self.weights.residency.full else path[place + 1 : place + self._window]
+        self.weights.require(path[place], following)
 
     def _noted(self, action: Action, work: Callable[[], None]) -> None:
         place = self.local[action.stage]

@@ -44,8 +44,9 @@ class Weights:
 
     def require(self, stage: int, following: Sequence[int] = ()) -> None:
         """Make `stage` whole, and start to gather for the stages that follow where buffers are free."""
-        for index in self.residency.due((stage, *following)):
-            self._gather(index)
+        if not self.residency.full:
+            for index in self.residency.due((stage, *following)):
+                self._gather(index)
         for index in self.residency.needed(stage):
             self._settle(index)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from bridge.layout.shard import Flat, Home, Layout
+from bridge.layout.shard import Home, Layout
 
 
 class Residency:
@@ -14,8 +14,14 @@ class Residency:
 
     def __init__(self, layout: Layout) -> None:
         self.flats = layout.flats
-        self._needed = tuple(tuple(map(layout.flats.index, layout.of_stage(stage))) for stage in range(layout.stages))
+        self._needed = layout.users
         self._holder: dict[Home, int] = {}
+        self._absent = set(range(len(layout.flats)))
+
+    @property
+    def full(self) -> bool:
+        """Whether every flat is whole, or being gathered, so that nothing is due."""
+        return not self._absent
 
     def needed(self, stage: int) -> tuple[int, ...]:
         """The flats that must be whole while `stage` computes."""
@@ -27,13 +33,18 @@ class Residency:
 
     def hold(self, index: int) -> None:
         """Note that the flat now fills its buffer."""
-        self._holder[self.flats[index].weight_home] = index
+        home = self.flats[index].weight_home
+        if home in self._holder:
+            self._absent.add(self._holder[home])
+        self._holder[home] = index
+        self._absent.discard(index)
 
     def drop(self, indices: Iterable[int]) -> None:
         """Note that these flats are out of date."""
         for index in indices:
             if self.holds(index):
                 del self._holder[self.flats[index].weight_home]
+                self._absent.add(index)
 
     def due(self, visits: Iterable[int]) -> Iterator[int]:
         """The flats to gather now, in order, for the stages visited from now on, the current one first.
@@ -41,6 +52,8 @@ class Residency:
         A buffer is refilled only after its last use before the visit that needs it; the look-ahead ends at
         the first flat that must wait.
         """
+        if self.full:
+            return
         busy: set[Home] = set()
         for index in (index for stage in visits for index in self._needed[stage]):
             home = self.flats[index].weight_home
@@ -65,12 +78,8 @@ def reductions(layout: Layout, writers: Sequence[int]) -> tuple[tuple[int, ...],
     """
     following: dict[Home, int] = {}
     found: list[tuple[int, ...]] = []
-    written = {stage: [index for index, flat in enumerate(layout.flats) if _writes(flat, stage)] for stage in set(writers)}
+    written = {stage: [index for index in layout.users[stage] if layout.flats[index].trainable] for stage in set(writers)}
     for stage in reversed(writers):
         found.append(tuple(index for index in written[stage] if following.get(layout.flats[index].grad_home) != index))
         following.update((layout.flats[index].grad_home, index) for index in written[stage])
     return tuple(reversed(found))
-
-
-def _writes(flat: Flat, stage: int) -> bool:
-    return flat.trainable and any(stage in slot.parameter.stages for slot in flat.slots)

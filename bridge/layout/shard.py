@@ -309,7 +309,16 @@ class Layout:
         """The flats that must be whole while `stage` computes: its own, and those of tied parameters that it
         uses.
         """
-        return tuple(flat for flat in self.flats if any(stage in slot.parameter.stages for slot in flat.slots))
+        return tuple(self.flats[index] for index in self.users[stage])
+
+    @cached_property
+    def users(self) -> tuple[tuple[int, ...], ...]:
+        """For each stage, the numbers of the flats that must be whole while it computes."""
+        found: list[list[int]] = [[] for _ in range(self.stages)]
+        for index, flat in enumerate(self.flats):
+            for stage in sorted({stage for slot in flat.slots for stage in slot.parameter.stages}):
+                found[stage].append(index)
+        return tuple(map(tuple, found))
 
     @cached_property
     def first_trained(self) -> int:
