@@ -24,6 +24,7 @@ import checkpoints
 import torch
 from checkpoints import Task
 
+import compat
 from bridge.cli import run as command
 from bridge.state import formats
 from bridge.state.hub import Hub
@@ -40,8 +41,7 @@ FORMATS: Mapping[str, tuple[str, ...]] = {
 }
 """Each format, and how it is written."""
 WIDE = 300
-NAMES = {"megatron": "megatron"}
-"""Whose names of parameters a format has, if not those of transformers."""
+"""Letters of a problem that are printed."""
 PADDING = -(-checkpoints.VOCABULARY // 2) * 2 - checkpoints.VOCABULARY
 """Rows that two tensor ranks add to the vocabulary."""
 WEIGHTS_ALONE = ("hugging face",)
@@ -85,7 +85,10 @@ def _universal(source: Path, target: Path) -> None:
 
 def converted(source: Path, to: str, output: Path, config: Path) -> str:
     """Why a conversion was refused; empty if it was not."""
-    names = NAMES.get(to, "transformers" if json.loads(config.read_text())["model_type"] == "mixtral" else "huggingface")
+    experts = json.loads(config.read_text())["model_type"] == "mixtral"
+    names = {"megatron": "megatron-local" if experts else "megatron", "hugging face": "huggingface"}.get(
+        to, "transformers" if experts else "huggingface"
+    )
     words = ["checkpoint", "convert", str(source), "--to", *FORMATS[to], "-o", str(output)]
     with redirect_stdout(StringIO()) as out:
         code = command([*words, "--names", names, "--config", str(config), "--json"])
@@ -158,10 +161,11 @@ def _back(known: Hub, source: str, target: str, there: Path, back: Path, config:
     alone = target in WEIGHTS_ALONE or source in WEIGHTS_ALONE
     if target in WEIGHTS_ALONE and FORMATS[source][0] in ("deepspeed", "megatron"):
         found = formats.read(there)  # these cannot be made of weights alone: the way there is held, under the source's names
-        if source in NAMES:
-            from bridge.state import names
+        from bridge.state import names
 
-            known = names.renamed(known, names.named("huggingface"), names.model_of(known))
+        known = names.fitting(
+            known, "huggingface", None, names.described(compat.load("huggingface").read(json.loads(config.read_text())))
+        )
         return "; ".join(lacking(known, found, True))
     problem = converted(there, source, back, config)
     return problem or "; ".join(list(lacking(known, formats.read(back), alone))[:4])
