@@ -65,6 +65,14 @@ FILE: Mapping[str, Any] = {
 }
 WARMUP = {"scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 1e-3, "warmup_num_steps": 3, "warmup_type": "linear"}}}
 OFFLOAD = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}}
+HALF = """import os
+
+if "RANK" in os.environ:
+    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+
+    CPU_Accelerator.is_fp16_supported = lambda accelerator: True
+"""
+"""DeepSpeed takes fp16 on a CPU only where that multiplies it; torch multiplies it everywhere, slowly."""
 PARTS = "--pipeline-model-parallel-size 2"
 
 LAUNCHES: Mapping[str, str | Mapping[str, Any]] = {
@@ -168,6 +176,7 @@ def prepared_for_deepspeed(place: Path) -> None:
     import numpy
 
     numpy.save(place / "tokens.npy", (numpy.random.default_rng(0).zipf(1.3, 20000) % VOCABULARY).astype("uint16"))
+    (place / "sitecustomize.py").write_text(HALF)
     if not (place / "run.model.json").exists():
         (place / "run.model.json").write_text(json.dumps(MODEL))
 
@@ -197,7 +206,7 @@ def _ran(command: str, place: Path) -> subprocess.CompletedProcess[str]:
     environment = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "PYTHONPATH": os.pathsep.join([str(place), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "DS_ACCELERATOR": "cpu",
         "OMP_NUM_THREADS": "1",
         "MASTER_PORT": port,
