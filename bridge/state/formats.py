@@ -14,14 +14,13 @@ from bridge.errors import SourceError, nearest
 from bridge.findings import Finding
 from bridge.rules import Effect
 from bridge.state import digests
+from bridge.state.archive import Used as Used
 from bridge.state.files import File
 from bridge.state.hub import Hub, lost
 from bridge.state.lazy import Lazy
 from bridge.state.making import used
 from bridge.state.pickled import FLAWS
 
-Used = Mapping[Path, Sequence[int]]
-"""Where the tensors begin that are read of a file, in order."""
 GIGABYTE = 2**30
 
 

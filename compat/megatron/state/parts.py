@@ -11,7 +11,7 @@ from typing import Any
 from bridge.config import shown
 from bridge.errors import SourceError
 from bridge.state import archive
-from bridge.state.formats import Format
+from bridge.state.formats import Format, Used
 from bridge.state.hub import Hub, Origin, Parameter
 from bridge.state.lazy import Boxed, Lazy, Placed
 from bridge.state.names import Shape
@@ -37,11 +37,11 @@ class Parts(Format):
         place = iteration(folder)
         return place if place.is_dir() and any(place.glob(f"mp_rank_*/{FILE}")) else None
 
-    def verify(self, place: Path) -> None:
+    def verify(self, place: Path, used: Used | None = None) -> None:
         """Each archive has checksums of its own."""
-        super().verify(place)
+        super().verify(place, used)
         for path in sorted(place.glob(f"mp_rank_*/{FILE}")):
-            archive.verify(path, place)
+            archive.verify(path, place, used=used)
 
     def read(self, place: Path) -> Hub:
         """Weights and the plain optimizer, put together over all ranks."""
