@@ -119,6 +119,8 @@ class Backend(ABC):
     """What `open` imports."""
     least: ClassVar[int] = 1
     """Ranks that it needs."""
+    resumes: ClassVar[bool] = True
+    """Whether a run goes on from a checkpoint here."""
     inside: Backend | None = None
     """The native engine behind the stack's own interface, for the scripts of its users."""
 

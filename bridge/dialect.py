@@ -85,13 +85,17 @@ class Written:
 @dataclass(frozen=True)
 class Saves:
     """How a run of a config keeps its checkpoints: their format, and where it has them, level of sharding, data ranks and the
-    number format of its weights.
+    number format of its weights; whether its schedule counts samples. `instead` is what the config has to say for
+    it otherwise (None: nothing), and `findings` what that does.
     """
 
     format: str
     level: int | None = None
     ranks: int | None = None
     dtype: str | None = None
+    samples: bool = False
+    instead: Mapping[str, Any] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -168,6 +172,10 @@ class Dialect(ABC):
     config_type: ClassVar[type[Config]] = Config
     loads: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Formats of checkpoints that its engine goes on from, each with the settings that this takes."""
+    native_parameters: ClassVar[str | None] = None
+    """Names that they have where the native engine trains the model that its config describes."""
+    by_place: ClassVar[bool] = False
+    """Whether its own checkpoints find parameters by their place in the optimizer's groups, of which another stack has others."""
 
     @property
     @abstractmethod
@@ -208,6 +216,10 @@ class Dialect(ABC):
     def saves(self, config: Config, hub: Hub) -> Saves:
         """How a run of `config` keeps its checkpoints, where one is to be made of `hub`. Raises `BridgeError` if none can."""
         raise BridgeError(f"move: no checkpoint is written for {self.title} yet; use `stagebridge checkpoint convert`")
+
+    def parameters(self, config: Config) -> str | None:
+        """The names that parameters have in a run of `config`; None: those of the model that its script brings."""
+        return None
 
     def resuming(self, written: Written, folder: str) -> Written:
         """`written` with the words by which its run goes on from the checkpoint in `folder`."""

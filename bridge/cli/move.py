@@ -7,7 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
@@ -79,18 +79,22 @@ class Source:
 
 @dataclass(frozen=True)
 class Target:
-    """What it becomes: the config, its files, how it keeps checkpoints, and the translation, if there is one."""
+    """What it becomes: the checkpoint under the names that its run has, the config, its files, how it keeps checkpoints, and the
+    translation, if there is one.
+    """
 
+    hub: Hub
     config: Config
     written: Written
     texts: Mapping[str, str]
     saves: Saves
     result: Result | None
+    edits: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def findings(self) -> tuple[Finding, ...]:
         """What the config's translation has to say, or the config itself."""
-        return report.remarks_of(self.result) if self.result else report.all_of(self.config)
+        return (*(report.remarks_of(self.result) if self.result else report.all_of(self.config)), *self.saves.findings)
 
 
 def move(job: Job, options: Options) -> int:
@@ -110,12 +114,12 @@ def _moved(job: Job, options: Options) -> int:
 
     source, job = _source(job, options)
     target = _target(job, options, source)
-    hub = _told_steps(source.hub, target)
+    hub = _told_steps(_counted(target.hub, source, target), target)
     format = formats.named(target.saves.format)
     wanted = formats.Wanted(target.saves.dtype, target.saves.ranks, target.saves.level)
     files = formats.planned(format, hub, wanted)
     odd = tuple(_otherwise(source))
-    findings = (*target.findings, *source.hub.findings, *files.findings, *odd)
+    findings = (*target.findings, *hub.findings, *files.findings, *odd)
     parties = _parties(job, options, source, target) if options.prove else None
     said = _report(source, target, replace(files, findings=(*files.findings, *odd)), findings, options)
     whole = _together(target, files, said)
@@ -161,13 +165,16 @@ def _source(job: Job, options: Options) -> tuple[Source, Job]:
 def _target(job: Job, options: Options, source: Source) -> Target:
     """The config for the target's stack, with all that lies beside it."""
     if options.to == NATIVE:
-        return _kept(job, source)
+        return _kept(job, source, options)
     dialect = stacks.load(options.to)
     result = _translated(job, options)
     if options.model is not None and not result.source.dialect.model and dialect.model:
         result = replace(result, config=_modelled(result.config, options.model))
-    saves = dialect.saves(result.config, source.hub)
-    edits = {path: value for path, value in dialect.loads[saves.format].items() if result.config.effective.get(path) != value}
+    brought = "transformers" if options.model else "huggingface"
+    hub = _fitted(source, result.config, dialect.parameters(result.config) or brought)
+    saves = dialect.saves(result.config, hub)
+    wanted = {**saves.instead, **dialect.loads[saves.format]}
+    edits = {path: value for path, value in wanted.items() if result.config.effective.get(path) != value}
     result = replace(result, config=without(result.config, edits)) if edits else result
     name = Path(dialect.render(result.config).file).name
     written = convert.written_for(result, options.output / name)
@@ -176,7 +183,28 @@ def _target(job: Job, options: Options, source: Source) -> Target:
     written = dialect.resuming(written, CHECKPOINT)
     result = replace(result, put=written)
     texts = {path.name: text for path, text in convert.files(result, options.output / name, True).items()}
-    return Target(result.config, written, texts, saves, result)
+    return Target(hub, result.config, written, texts, saves, result, edits)
+
+
+def _fitted(source: Source, target: Config, usual: str | None) -> Hub:
+    """The checkpoint under the names that the target's runs have; its own where these are no other stack's."""
+    from bridge.state import names
+
+    model = names.model_of(source.hub)
+    if model.kv_heads is None:
+        model = names.described(target if target.dialect.model else source.config)
+    hub = names.fitting(source.hub, None, usual, model)
+    return replace(hub, groups=()) if hub is not source.hub and target.dialect.by_place else hub
+
+
+def _counted(hub: Hub, source: Source, target: Target) -> Hub:
+    """With the samples seen, where the target's schedule counts these and the checkpoint has its steps alone."""
+    from bridge.translation import lift
+
+    where, each = hub.where, lift(source.config).batch.global_
+    if not target.saves.samples or where.samples is not None or where.steps is None or each is None:
+        return hub
+    return replace(hub, where=replace(where, samples=each * (where.steps + (where.skipped or 0))))
 
 
 @bounded()
@@ -196,13 +224,12 @@ def _model_config(folder: Path) -> Config:
 
 
 def _modelled(config: Config, folder: Path) -> Config:
-    """A config that states its model, with that of a folder where it says none."""
+    """A config that states its model, with that of a folder: its source had a place for none."""
     from bridge.edits import edited
     from bridge.translation import lift
 
-    said = lift(config).values()
     model = {path: value for path, value in lift(_model_config(folder)).values().items() if path.startswith("model.")}
-    return edited(config, {path: value for path, value in model.items() if path not in said}, config.world_size)
+    return edited(config, model, config.world_size)
 
 
 def _programmed(written: Written, result: Result, folder: Path) -> tuple[Written, Result]:
@@ -215,7 +242,7 @@ def _programmed(written: Written, result: Result, folder: Path) -> tuple[Written
     return program.written, replace(result, lacking=program.lacking)
 
 
-def _kept(job: Job, source: Source) -> Target:
+def _kept(job: Job, source: Source, options: Options) -> Target:
     """The native engine reads the config as it is; a launch script is written as its stack's own file, which needs no others."""
     config, dialect = source.config, source.config.dialect
     rendered = dialect.render(config)
@@ -226,7 +253,8 @@ def _kept(job: Job, source: Source) -> Target:
         written = replace(written, text=read_text(job.file))
     written = dialect.natively(written, config.world_size or 1, CHECKPOINT)
     texts = {path.name: text for path, text in dialect.files(written, Path(name)).items()}
-    return Target(config, written, texts, Saves(NATIVE), None)
+    hub = _fitted(source, config, "transformers" if options.model else dialect.native_parameters)
+    return Target(hub, config, written, texts, Saves(NATIVE), None)
 
 
 def _otherwise(source: Source) -> Iterator[Finding]:
@@ -308,14 +336,23 @@ def _report(source: Source, target: Target, files: Files, findings: tuple[Findin
     step = "at a step that it does not say" if where is None else f"at step {where}"
     said = f"{source.hub.origin.format} -> {target.saves.format}, {step}; {len(files.files)} files, {size:,} bytes"
     screen.print(f"Checkpoint: {said}", markup=False, soft_wrap=True)
-    for finding in (*source.hub.findings, *files.findings):
+    for finding in (*target.saves.findings, *target.hub.findings, *files.findings):
         screen.print(f"  {finding.effect}: {finding.path}: {finding.message}", markup=False, soft_wrap=True)
     if target.result:
         report.text(target.result, screen)
     else:
         screen.print(f"Config: {target.written.file}, as it was", markup=False)
+    if target.edits:
+        screen.print(f"For the checkpoint: {_set(target.edits)}", markup=False, soft_wrap=True)
     screen.print(f"To start: sh {options.output.name}/{LAUNCH}", markup=False, soft_wrap=True)
     return out.getvalue()
+
+
+def _set(edits: Mapping[str, Any]) -> str:
+    """What the config says otherwise than the table."""
+    said = [f"{path} {value}" for path, value in edits.items() if value is not None]
+    gone = [path for path, value in edits.items() if value is None]
+    return ", ".join((*said, *([f"without {', '.join(gone)}"] if gone else [])))
 
 
 def _json(
@@ -412,6 +449,8 @@ def _engine(config: Config, format: str) -> Backend:
     if format not in config.dialect.loads or backend is None:
         known = ", ".join((NATIVE, *config.dialect.loads))
         raise BridgeError(f"--prove: {config.dialect.title} goes on from {known}, the checkpoint is {format}; drop --prove")
+    if not backend.resumes:
+        raise BridgeError(f"--prove: {backend.title} starts here and does not go on from a checkpoint yet; drop --prove")
     if backend.release is None:
         raise BridgeError(f"--prove: {backend.title} is not installed here; install it, or drop --prove")
     return backend

@@ -150,7 +150,7 @@ def _show(found: Fields) -> None:
         out.print(line, markup=False)
 
 
-VERDICTS = {"same": "Same run", "differs": "Not the same run", "in part": "Same in part", "not run": "Nothing proved"}
+VERDICTS = {"same": "Same run", "differs": "Not the same run", "in part": "Proved in part", "not run": "Nothing proved"}
 
 
 def _verdict(found: Fields) -> str:

@@ -66,6 +66,7 @@ class DeepSpeedDialect(PackagedDialect):
     rewrites: ClassVar[tuple[str, ...]] = ("hjson", "script")
     config_type: ClassVar[type[Config]] = DeepSpeedFile
     loads: ClassVar[Mapping[str, Mapping[str, Any]]] = {"deepspeed": {}, "universal": {"checkpoint.load_universal": True}}
+    by_place = True
 
     def read(
         self,

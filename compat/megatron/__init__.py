@@ -7,17 +7,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from bridge.checks import Check, Seen
 from bridge.config import Section, Values, shown
-from bridge.dialect import Config, PackagedDialect, Program, Reading, Written
+from bridge.dialect import Config, PackagedDialect, Program, Reading, Saves, Written
 from bridge.errors import ConfigError
 from bridge.files import Original, Script
 from bridge.findings import Finding
 from bridge.launching import torchrun
 from bridge.moves import Move
-from bridge.rules import Effect
+from bridge.rules import Effect, How
+
+if TYPE_CHECKING:
+    from bridge.state.hub import Hub
 
 UNKNOWN_VALUE = "; this value is left out"
 """How a remark on an argument ends whose value only a run would tell."""
@@ -26,6 +29,28 @@ SECTIONED = ("yaml_cfg", "container")
 
 
 SCRIPT = ".sh"
+HALVES = {"bf16": "BF16", "fp16": "F16"}
+"""Number formats of weights in checkpoints, by argument."""
+
+
+LOADS: Mapping[str, Any] = {
+    "load": "checkpoint",
+    "ckpt_format": "torch_dist",
+    "exit_on_missing_checkpoint": True,
+    "no_load_rng": True,
+    "override_opt_param_scheduler": True,
+}
+"""What goes on from a checkpoint that is made: it has no random states, and of the schedule the samples seen alone."""
+
+
+FSDP = ("use_megatron_fsdp", "use_custom_fsdp", "use_torch_fsdp2")
+BESIDE_FSDP = ("data_parallel_sharding_strategy", "ckpt_format")
+"""What is written beside it for it alone."""
+
+
+def _replaced(name: str) -> Finding:
+    message = "no checkpoint is written that it loads; the distributed optimizer takes its place, with the same numbers"
+    return Finding(name, message, Effect.COST, how=How.DROPPED, before=True)
 
 
 class MegatronConfig(Config):
@@ -91,6 +116,8 @@ class MegatronDialect(PackagedDialect):
     rewrites = ("flags", "yaml", "script")
     default_entry = "flags"
     config_type = MegatronConfig
+    loads: ClassVar[Mapping[str, Mapping[str, Any]]] = {"megatron": LOADS}
+    native_parameters = "neutral"
 
     @property
     def schema(self) -> type[Section]:
@@ -119,6 +146,19 @@ class MegatronDialect(PackagedDialect):
         if version is None and live.class_of(source):
             version = live.installed_version()
         return super().read(source, version, world_size, lenient)
+
+    def saves(self, config: Config, hub: Hub) -> Saves:
+        """torch_dist, whatever the ranks. FSDP loads formats of its own alone: the distributed optimizer takes its place."""
+        values = config.effective
+        dtype = next((code for name, code in HALVES.items() if values.get(name)), "F32")
+        fsdp = [name for name in FSDP if values.get(name) and config.given.get(name) is not None]
+        level = int(bool(fsdp or values.get("use_distributed_optimizer")))
+        instead = {**dict.fromkeys((*fsdp, *BESIDE_FSDP)), "use_distributed_optimizer": True} if fsdp else {}
+        return Saves("megatron", level, dtype=dtype, samples=True, instead=instead, findings=tuple(map(_replaced, fsdp)))
+
+    def parameters(self, config: Config) -> str:
+        """Transformer Engine's layers have their norms inside."""
+        return "megatron-local" if config.effective.get("transformer_impl") == "local" else "megatron"
 
     def effective(self, config: Config) -> Values:
         """What the parser, its checks and the config classes leave; raises `ConfigError` with what they refuse."""

@@ -133,8 +133,8 @@ ZERO = convert(
     sees=("optimizer.name", *TORCH_NEEDS),
     carries={"ckpt_format": (), "gradient_accumulation_fusion": ()},
     note="a kernel or checkpoint format of Megatron's, which its sharding may ask for",
-    lossy="Megatron shards gradients and weights only with its FSDP (0.12 and later, since 0.14 without pipelines), and nothing"
-    " under sgd",
+    lossy="Megatron shards gradients and weights only with its FSDP (0.12 and later, since 0.14 without pipelines and fp16), and"
+    " nothing under sgd",
     source="reference: distributed optimizer is level 1; data_parallel_sharding_strategy counts only with Megatron-FSDP;"
     " optimizer/distrib_optimizer.py: DistributedOptimizer takes Adam only",
 )
@@ -144,6 +144,12 @@ def _shardable(values: Group, context: Context) -> bool:
     """Whether Megatron shards this optimizer's state: never that of sgd and muon, from 0.18 on only Adam's."""
     name = values.get("optimizer.name")
     return name in (None, "adam", "adamw") or (name not in ("sgd", "muon") and not context.since("0.18.0"))
+
+
+def _stops_fsdp(values: Group, context: Context) -> bool:
+    """Whether Megatron-FSDP stops: its mesh has no pipeline ranks, and a loss scale meets gradients that are not there."""
+    piped = context.since("0.14.0") and (values.get("parallel.pipeline") or 1) > 1
+    return piped or (context.since("0.13.0") and values.get("precision.compute") == "fp16")
 
 
 def _torch_only(values: Group, context: Context) -> bool:
@@ -160,7 +166,7 @@ def _write_zero(values: Group, context: Context) -> Group:
         return {"use_torch_fsdp2": True, "ckpt_format": "torch_dist", "gradient_accumulation_fusion": False}
     if stage == 0 or not _shardable(values, context):
         return {}
-    if stage == 1 or not context.since("0.12.0") or (context.since("0.14.0") and (values.get("parallel.pipeline") or 1) > 1):
+    if stage == 1 or not context.since("0.12.0") or _stops_fsdp(values, context):
         return {"use_distributed_optimizer": True}
     sharded = {"use_distributed_optimizer": True, "data_parallel_sharding_strategy": STRATEGIES[stage]}
     if not context.since("0.14.0"):

@@ -142,6 +142,15 @@ TRAPS = Checks(
         "distributed/fsdp/mcore_fsdp_adapter.py: _get_dp_tp_mesh arranges all ranks of the world",
         since="0.14.0",
     ),
+    Check(
+        "use_megatron_fsdp",
+        lambda args: not _no_fsdp(args) and bool(args["fp16"]) and (args["data_parallel_size"] or 1) > 1,
+        "found with fp16: training stops in the first step, where a rank holds no part of a parameter; use bf16, or the"
+        " distributed optimizer",
+        Effect.STOPS,
+        "optimizer/distrib_optimizer.py: _collect_main_grad_data_for_unscaling; param_and_grad_buffer.py: update_main_grads",
+        since="0.13.0",
+    ),
     _given(
         "microbatch_group_size_per_vp_stage",
         lambda args: args["virtual_pipeline_model_parallel_size"] is None,

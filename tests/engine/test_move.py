@@ -81,6 +81,27 @@ def test_a_run_moves_to_fully_shard(begun: Path, run: Run, tmp_path: Path) -> No
     assert run(2, checkpoints.fsdp, middle)[0] == pytest.approx(unbroken[5:], abs=1e-6)
 
 
+def test_a_run_moves_to_megatron_and_back(begun: Path, tmp_path: Path) -> None:
+    """Flags that load the checkpoint, under Megatron's names, with the samples seen; back by names, every bit of it."""
+    model = ("--model", str(begun / "model"))
+    code, said = moved(begun / "ds_config.json", begun / "run", "megatron", tmp_path / "megatron", *model)
+    assert code == 2 and "use_megatron_fsdp: no checkpoint is written that it loads" in said
+    flags = (tmp_path / "megatron" / "launch.args").read_text()
+    wanted = ("--load checkpoint", "--exit-on-missing-checkpoint", "--no-load-rng", "--use-distributed-optimizer", "--swiglu")
+    assert all(flag in flags for flag in (*wanted, "--position-embedding-type rope")) and "fsdp" not in flags
+    held = formats.read(tmp_path / "megatron" / "checkpoint")
+    assert held.origin.format == "megatron" and held.where.samples == 5 * TASK.batch
+    assert "decoder.layers.0.self_attention.linear_qkv.weight" in held.parameters
+    there = tmp_path / "megatron"
+    proof = (*model, "--prove", "1")
+    assert "does not go on" in moved(there / "launch.args", there / "checkpoint", "native", tmp_path / "n", *proof)[1]
+    moved(there / "launch.args", there / "checkpoint", "deepspeed", tmp_path / "back", *model)
+    with redirect_stdout(StringIO()) as out:
+        command(["checkpoint", "diff", str(begun / "run"), str(tmp_path / "back" / "checkpoint")])
+    assert "63 tensors: 63 equal" in out.getvalue()
+    assert formats.read(tmp_path / "back" / "checkpoint").origin.format == "universal"
+
+
 def test_weights_alone_go_by_names(begun: Path, tmp_path: Path) -> None:
     """Where nothing says the groups of the optimizer, DeepSpeed gets a universal checkpoint, and its config says so."""
     checkpoints.model_of("llama").save_pretrained(tmp_path / "weights")  # type: ignore[operator]
@@ -116,7 +137,7 @@ def test_the_page_of_moves_is_run_from_top_to_end(begun: Path, tmp_path: Path, m
         with redirect_stdout(StringIO()) as out, redirect_stderr(out):
             ends.append(command(words[1:]))
         assert ends[-1] in (0, 2), (words, out.getvalue())
-    assert ends == [0, 0, 0, 0, 0, 2]
+    assert ends == [0, 0, 0, 0, 0, 2, 2, 2, 0]
     proof = json.loads((tmp_path / "native" / "proof.json").read_text())
     assert (proof["verdict"], proof["ranks"], proof["lacking"]) == ("same", 2, []) and proof["distance"]["loss"] < 1e-6
     assert [row["first"] for row in proof["runs"]] == [5, 5]

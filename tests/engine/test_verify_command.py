@@ -55,7 +55,7 @@ def ranks_that_say(*lines: dict[str, Any]) -> Any:
 
 CASES = {
     "same": (0, "Same run."),
-    "in part": (3, "Same in part: taken out: model.experts 8 -> None; no real engine ran."),
+    "in part": (3, "Proved in part: taken out: model.experts 8 -> None; no real engine ran."),
     "differs": (2, "Not the same run."),
     "not run": (3, "Nothing proved: no real engine ran."),
 }

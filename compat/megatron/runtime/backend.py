@@ -37,6 +37,7 @@ class MegatronBackend(Backend):
 
     name = "megatron"
     title = "Megatron-Core"
+    resumes = False
 
     @property
     def release(self) -> str | None:
@@ -107,6 +108,7 @@ FSDP: Mapping[str, tuple[tuple[Any, ...], str]] = {
     ),
     "tensor_model_parallel_size": ((None, 1), "with tensor ranks Megatron-FSDP needs Transformer Engine's layers; use 1"),
     "pipeline_model_parallel_size": ((None, 1), "Megatron-FSDP stops with a pipeline when it wraps the model; use 1"),
+    "fp16": ((None, False), "Megatron-FSDP stops under fp16 where a rank holds no part of a parameter; use bf16"),
     "num_distributed_optimizer_instances": ((None, 1), "Megatron-FSDP is driven here on one group of data ranks; use 1"),
 }
 """Values of arguments under which Megatron-FSDP runs here, and why others do not."""

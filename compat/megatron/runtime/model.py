@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -43,6 +44,9 @@ KERNELS: Mapping[str, Any] = {
 """
 
 
+STATES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
+"""Number formats of an optimizer that knows several."""
+
 EXPERTS: Mapping[str, Any] = {"moe_grouped_gemm": False, "moe_token_dispatcher_type": "allgather", "moe_permute_fusion": False}
 """How experts run without the kernels of a GPU: one after the other, on tokens that are gathered."""
 
@@ -67,8 +71,14 @@ def ddp_config(config: MegatronConfig) -> Any:
 
 
 def optimizer_config(config: MegatronConfig) -> Any:
-    """The real OptimizerConfig."""
-    return built(OPTIMIZER, config.optimizer)
+    """The real OptimizerConfig. Where all of its states are fp32, the optimizer that knows other formats, which only Transformer
+    Engine has, does what torch's does.
+    """
+    settings = config.optimizer.flat()
+    formats = {str(settings[name]) for name in STATES if name in settings}
+    if find_spec("transformer_engine") is None and formats <= {"torch.float32"}:
+        settings = {**settings, "use_precision_aware_optimizer": False}
+    return built(OPTIMIZER, settings)
 
 
 def _sizes(shape: Architecture) -> dict[str, Any]:
