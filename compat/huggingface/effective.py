@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bridge.errors import BridgeError, ConfigError, nearest
-from bridge.families import FAMILIES, family_of, meaning
+from bridge.families import FAMILIES, Family, family_of, meaning
 from bridge.findings import Finding, Origin
 from bridge.plan import Plan
 from bridge.rules import Effect, How
@@ -32,7 +32,7 @@ def effective(given: Given) -> dict[str, Any]:
     model = meaning(keys_of(given), family)
     if filled.get(KV) != model.get("model.kv_heads"):
         filled.pop(KV, None)
-    ConfigError.raise_if(_sizes(model))
+    ConfigError.raise_if((*_sizes(model), *_width(model, family)))
     try:
         Plan.of(model)
     except BridgeError as error:
@@ -59,6 +59,16 @@ def _sizes(model: Mapping[str, Any]) -> Iterator[str]:
     for path in ("attention.windowed", "rotary.layers", "moe.layers"):
         if (blocks := model.get(f"model.{path}")) is not None and layers and len(blocks) != layers:
             yield f"model_type: a list names {len(blocks)} blocks, and there are {layers}"
+
+
+DIVIDING = frozenset({"gpt_neox", "gpt2", "gptj", "opt", "bloom", "falcon", "gpt_bigcode", "olmoe", "phi"})
+"""Families whose code divides the hidden size by the heads and stops where that leaves a rest; others round it down."""
+
+
+def _width(model: Mapping[str, Any], family: Family) -> Iterator[str]:
+    heads, hidden = model.get("model.heads"), model.get("model.hidden")
+    if family.name in DIVIDING and heads and hidden and hidden % heads:
+        yield f"num_attention_heads: found {heads}; {family.name} divides the hidden size ({hidden}) by them"
 
 
 def foreign(given: Given, origins: Mapping[str, Origin]) -> Iterator[Finding]:

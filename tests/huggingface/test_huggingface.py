@@ -234,6 +234,7 @@ ROPE = {"type", "beta_fast", "beta_slow", "truncate", "mscale", "mscale_all_dim"
         ({"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 8}, "at most the experts"),
         ({"model_type": "llama", "hidden_size": "wide"}, "hidden_size"),
         ({"model_type": "gpt_oss", "layer_types": ["linear_attention"]}, "layer_types"),
+        ({"model_type": "gpt2", "n_embd": 64, "n_head": 6}, "found 6; gpt2 divides the hidden size \\(64\\) by them"),
     ],
 )
 def test_what_no_plan_can_say_is_refused(hf: Mapping[str, Any], said: str) -> None:
