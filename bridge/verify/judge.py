@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from math import isfinite
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from bridge.errors import BridgeError
 from bridge.plan import Plan
 from bridge.verify.cause import Bench, Suspect, known_misdeeds, plan_causes, plan_loss, stack_cures
 from bridge.verify.measure import Distance, Measured, OtherModelError, Run, distance
-from bridge.verify.pair import Pair, Side
+from bridge.verify.pair import Pair, Side, in_small
 from bridge.verify.size import TWO, is_taken, made, steps_for
 
 Verdict = Literal["reference", "same", "differs", "not run"]
@@ -141,6 +141,13 @@ def _exact(plan: Plan) -> Plan:
     return made(plan, formats)
 
 
+FP32 = {
+    "precision.compute": "fp32",
+    "precision.reduce": "fp32",
+    "precision.communicate": None,
+    "precision.master": "fp32",
+}
+"""Formats that round little, and that every engine has."""
 EXACT = Distance(0.0, 0.0, 0.0, 1.0, "", 0.0, floor=0.1)
 """What rounding does there."""
 
@@ -171,7 +178,33 @@ class Court:
             return Row(side, config.dialect.title, True, "not run", "there is no engine of this stack to run it on")
         title = f"{backend.title} {backend.release or ''}".strip()
         run = partial(self.bench.measure, Run(backend, config), self.pair.plans[side])
-        return self._judged(Row(side, title, True, "same"), run, partial(self._blame, side, backend, meant))
+        row = self._judged(Row(side, title, True, "same"), run, partial(self._blame, side, backend, meant))
+        if row.verdict != "same" or self.finer is None:
+            return row
+        finer = self.finer._written(side, meant)
+        if finer.verdict != "differs":
+            return row
+        return replace(row, verdict="differs", cause=f"in fp32 {finer.cause}", measured=finer.measured, distance=finer.distance)
+
+    @cached_property
+    def finer(self) -> Court | None:
+        """The same in fp32, where a format rounds so much that a flag which is read and written wrong alike would not be seen:
+        both plans mean the same then, and the stack alone runs what the flag says. None where that is no other run.
+        """
+        if (self.pair.plans["source"].precision.compute or "fp32") in ("fp32", "fp64"):
+            return None
+        plans: dict[Side, Plan] = {side: made(plan, FP32) for side, plan in self.pair.plans.items()}
+        try:
+            configs = {side: in_small(self.pair.config(side), FP32, self.pair.size, self.backends) for side in plans}
+        except BridgeError:
+            return None
+        reference = self.bench.expected(plans["source"])
+        rounding = distance(self.bench.expected(_wider(plans["source"])), reference).at_least(DIGITS["fp32"])
+        pair = replace(self.pair, source=configs["source"], target=configs["target"], plans=plans)
+        return replace(self, pair=pair, reference=reference, rounding=replace(rounding, scale=""), note=self._note_in_fp32)
+
+    def _note_in_fp32(self, line: str) -> None:
+        self.note(f"{line}, in fp32")
 
     def _blame(self, side: Side, backend: Backend, meant: Row | None) -> str:
         """Why a stack gives other numbers: the config means others, or the stack does not do what it means."""

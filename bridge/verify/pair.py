@@ -53,10 +53,10 @@ def fitted(source: Config, result: Result, backends: Mapping[str, Backend], limi
     first, second = meant(source, backends), meant(target, backends)
     size = Size.of(first, limit)
     wanted = changes(first, size)
-    smaller = _small(source, wanted, size, backends)
+    smaller = in_small(source, wanted, size, backends)
     became = meant(smaller, backends).values()  # a stack may have no way to make a number smaller alone
     theirs = changes_like(second, size.like(first, second), first, {**wanted, **{path: became.get(path) for path in wanted}})
-    small = smaller, _small(target, theirs, size, backends)
+    small = smaller, in_small(target, theirs, size, backends)
     told = {path: (first.values().get(path), value) for path, value in wanted.items() if _is_told(path, first)}
     plans: dict[Side, Plan] = {"source": meant(small[0], backends), "target": meant(small[1], backends)}
     if None in (first.model.hidden, second.model.hidden):  # the training script brings the model along, from one to the other
@@ -76,8 +76,8 @@ def _model_of(source: Plan, target: Plan) -> dict[str, Any]:
     return {**unsaid, **{path: value for path, value in source.values().items() if path.startswith("model.")}}
 
 
-def _small(config: Config, changed: Mapping[str, Any], size: Size, backends: Mapping[str, Backend]) -> Config:
-    """`config` with those plan fields changed; its stack's backend knows best how."""
+def in_small(config: Config, changed: Mapping[str, Any], size: Size, backends: Mapping[str, Backend]) -> Config:
+    """`config` with those fields of a plan changed; its stack's backend knows best how."""
     backend = backends.get(config.dialect.name)
     return backend.edited(config, changed, size.world) if backend else edited(config, changed, size.world)
 
