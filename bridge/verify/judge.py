@@ -154,7 +154,7 @@ EXACT = Distance(0.0, 0.0, 0.0, 1.0, "", 0.0, floor=0.1)
 
 @dataclass(frozen=True)
 class Court:
-    """What every row is judged with."""
+    """What every row is judged with; the loss scale only where it is `scaled`."""
 
     pair: Pair
     backends: Mapping[str, Backend]
@@ -162,6 +162,7 @@ class Court:
     reference: Measured
     rounding: Distance
     note: Note
+    scaled: bool = True
 
     def rows(self) -> Iterator[Row]:
         """Everything but the reference."""
@@ -201,7 +202,8 @@ class Court:
         reference = self.bench.expected(plans["source"])
         rounding = distance(self.bench.expected(_wider(plans["source"])), reference).at_least(DIGITS["fp32"])
         pair = replace(self.pair, source=configs["source"], target=configs["target"], plans=plans)
-        return replace(self, pair=pair, reference=reference, rounding=replace(rounding, scale=""), note=self._note_in_fp32)
+        court = replace(self, pair=pair, reference=reference, rounding=replace(rounding, scale=""), scaled=False)
+        return replace(court, note=self._note_in_fp32)
 
     def _note_in_fp32(self, line: str) -> None:
         self.note(f"{line}, in fp32")
@@ -270,6 +272,7 @@ class Court:
             return Row(row.side, row.engine, row.written, "not run", "; ".join(dict.fromkeys(error.problems)))
         try:
             gap = distance(measured, self.reference)
+            gap = gap if self.scaled else replace(gap, scale="")
         except OtherModelError as error:
             return Row(row.side, row.engine, row.written, "differs", f"{error.problems[0]}: {cause()}", measured)
         further = gap.beyond(self.rounding)
