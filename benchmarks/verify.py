@@ -125,8 +125,8 @@ for one command, on two cores that others use as well.
 Made by `python benchmarks/verify.py`. Verdicts: {verdicts}.
 Of {clean} clean pairs, which ask for nothing that one of the two stacks lacks, {same} are *same*. Most recipes of NVIDIA have
 dropout, which each stack draws in its own way: they are *in part*, and three stand for all of these. Rows in bf16 and fp16
-stand for a run of each stack in fp32 too, in which rounding hides less. All rows were made on one state of the code, those in fp16
-on the next.
+stand for a run of each stack in fp32 too, in which rounding hides less. All rows were made on one state of the code, those
+in fp16 on the next.
 """
 
 
