@@ -43,9 +43,8 @@ LOADS: Mapping[str, Any] = {
 """What goes on from a checkpoint that is made: it has no random states, and of the schedule the samples seen alone."""
 
 
-FSDP = ("use_megatron_fsdp", "use_custom_fsdp", "use_torch_fsdp2")
 BESIDE_FSDP = ("data_parallel_sharding_strategy", "ckpt_format")
-"""What is written beside it for it alone."""
+"""What is written beside FSDP for it alone."""
 
 
 def _replaced(name: str) -> Finding:
@@ -149,6 +148,8 @@ class MegatronDialect(PackagedDialect):
 
     def saves(self, config: Config, hub: Hub) -> Saves:
         """torch_dist, whatever the ranks. FSDP loads formats of its own alone: the distributed optimizer takes its place."""
+        from compat.megatron.shards import FSDP
+
         values = config.effective
         dtype = next((code for name, code in HALVES.items() if values.get(name)), "F32")
         fsdp = [name for name in FSDP if values.get(name) and config.given.get(name) is not None]

@@ -5,14 +5,9 @@ from __future__ import annotations
 from bridge.rules import Group
 
 STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
-SHARDED = (
-    "use_distributed_optimizer",
-    "data_parallel_sharding_strategy",
-    "use_megatron_fsdp",
-    "use_custom_fsdp",
-    "use_torch_fsdp2",
-    "torch_fsdp2_reshard_after_forward",
-)
+FSDP = ("use_megatron_fsdp", "use_custom_fsdp", "use_torch_fsdp2")
+"""What shards gradients or weights."""
+SHARDED = ("use_distributed_optimizer", "data_parallel_sharding_strategy", *FSDP, "torch_fsdp2_reshard_after_forward")
 
 
 def megatron_fsdp(values: Group) -> bool:

@@ -136,6 +136,8 @@ def _undriven(args: Mapping[str, Any], workload: Workload) -> Iterator[str]:
         yield "megatron: found a config object, which says nothing of batches and the optimizer; expected flags, or a recipe"
     elif args["lr"] is None:
         yield "lr: not given; Megatron stops when it builds the optimizer: give one"
+    if args.get("use_custom_fsdp") and not args.get("use_megatron_fsdp"):
+        yield "use_custom_fsdp: found True; Megatron-FSDP is driven here since 0.14; use the distributed optimizer"
     if args.get("use_megatron_fsdp"):
         shown = ((name, args.get(name), runs, reason) for name, (runs, reason) in FSDP.items())
         yield from (f"{name}: found {found!r}; {reason}" for name, found, runs, reason in shown if found not in runs)

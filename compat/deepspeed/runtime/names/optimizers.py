@@ -1,4 +1,4 @@
-"""DeepSpeed's Adam and Lion by name: settings that the engine reads, and torch's own steps where a script runs them by itself."""
+"""DeepSpeed's Adam by name: settings that the engine reads, and torch's own steps where a script runs them by itself."""
 
 from __future__ import annotations
 
