@@ -37,7 +37,8 @@ class Workload:
     is the one that a plan describes so (`bridge.engine.models.dense.Dense`), of that same shape.
 
     `micro` counts where the config leaves the microbatch open. With a `folder` it is the model of Hugging Face that the
-    config.json there describes, and `architecture` says no more than the words and tokens of its samples.
+    config.json there describes, and `architecture` says no more than the words and tokens of its samples; `model` is then what a
+    plan says of it, for stacks that bring a model of their own.
     """
 
     architecture: Architecture
@@ -119,8 +120,6 @@ class Backend(ABC):
     """What `open` imports."""
     least: ClassVar[int] = 1
     """Ranks that it needs."""
-    resumes: ClassVar[bool] = True
-    """Whether a run goes on from a checkpoint here."""
     inside: Backend | None = None
     """The native engine behind the stack's own interface, for the scripts of its users."""
 
@@ -152,6 +151,10 @@ class Backend(ABC):
     def taken(self, hub: Hub) -> Hub:
         """A checkpoint as a run of this engine on this machine keeps it, where that is otherwise; else `hub` itself."""
         return hub
+
+    def following(self, config: Config) -> Backend:
+        """This engine for runs that go on from checkpoints of `config`, which may be made small before it is opened."""
+        return self
 
     def edited(self, config: Config, changes: Mapping[str, Any], world: int) -> Config:
         """A config of the stack's own with those plan fields changed, all else as it was written; see `bridge.edits`."""

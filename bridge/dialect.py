@@ -85,8 +85,9 @@ class Written:
 @dataclass(frozen=True)
 class Saves:
     """How a run of a config keeps its checkpoints: their format, and where it has them, level of sharding, data ranks and the
-    number format of its weights; whether its schedule counts samples. `instead` is what the config has to say for
-    it otherwise (None: nothing), and `findings` what that does.
+    number format of its weights; whether its schedule counts samples. `schedule` is the state of a scheduler that the run's
+    script makes as a plan means it, `instead` what the config has to say otherwise (None: nothing), and `findings` what
+    that does.
     """
 
     format: str
@@ -94,6 +95,7 @@ class Saves:
     ranks: int | None = None
     dtype: str | None = None
     samples: bool = False
+    schedule: Mapping[str, Any] | None = None
     instead: Mapping[str, Any] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
 
@@ -174,6 +176,8 @@ class Dialect(ABC):
     """Formats of checkpoints that its engine goes on from, each with the settings that this takes."""
     native_parameters: ClassVar[str | None] = None
     """Names that they have where the native engine trains the model that its config describes."""
+    scheduled: ClassVar[tuple[str, ...]] = ()
+    """Settings of an optimizer that its scheduler sets in each step by the config, whatever a checkpoint has."""
     by_place: ClassVar[bool] = False
     """Whether its own checkpoints find parameters by their place in the optimizer's groups, of which another stack has others."""
 

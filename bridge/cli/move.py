@@ -37,12 +37,14 @@ if TYPE_CHECKING:
     from bridge.backend import Backend
     from bridge.state.formats import Format
     from bridge.state.formats import Written as Files
-    from bridge.state.hub import Hub
+    from bridge.state.hub import Hub, Model
 
 NATIVE = "native"
 CHECKPOINT, LAUNCH, REPORT, PROOF = "checkpoint", "launch.sh", "report.txt", "proof.json"
 """What lies in the folder beside the config."""
 RANK = "bridge.cli.move"
+RUNNING = "transformers"
+"""Names of the model of a folder while it runs."""
 LARGE = 2**26
 """Elements of weights beyond which a proof takes the first layers alone."""
 SEQUENCE = 32
@@ -167,12 +169,11 @@ def _target(job: Job, options: Options, source: Source) -> Target:
     if options.to == NATIVE:
         return _kept(job, source, options)
     dialect = stacks.load(options.to)
-    result = _translated(job, options)
-    if options.model is not None and not result.source.dialect.model and dialect.model:
-        result = replace(result, config=_modelled(result.config, options.model))
-    brought = "transformers" if options.model else "huggingface"
+    result = _becoming(job, options)
+    brought = RUNNING if options.model else "huggingface"
     hub = _fitted(source, result.config, dialect.parameters(result.config) or brought)
     saves = dialect.saves(result.config, hub)
+    hub = _steered(hub, result.config, saves.schedule)
     wanted = {**saves.instead, **dialect.loads[saves.format]}
     edits = {path: value for path, value in wanted.items() if result.config.effective.get(path) != value}
     result = replace(result, config=without(result.config, edits)) if edits else result
@@ -190,11 +191,39 @@ def _fitted(source: Source, target: Config, usual: str | None) -> Hub:
     """The checkpoint under the names that the target's runs have; its own where these are no other stack's."""
     from bridge.state import names
 
-    model = names.model_of(source.hub)
-    if model.kv_heads is None:
-        model = names.described(target if target.dialect.model else source.config)
-    hub = names.fitting(source.hub, None, usual, model)
-    return replace(hub, groups=()) if hub is not source.hub and target.dialect.by_place else hub
+    hub = names.fitting(source.hub, None, usual, _facts(source, target))
+    return _placeless(hub) if hub is not source.hub and target.dialect.by_place else hub
+
+
+def _placeless(hub: Hub) -> Hub:
+    """Without groups, in which the target has other parameters; with the learning rate, if all have the same."""
+    rates = {group.settings.get("lr") for group in hub.groups}
+    return replace(hub, groups=(), settings={"lr": rates.pop()} if len(rates) == 1 and None not in rates else {})
+
+
+def _steered(hub: Hub, config: Config, schedule: Mapping[str, Any] | None) -> Hub:
+    """With the state of the run's scheduler, and the rate of the next step, which an optimizer has from its file: where nothing
+    changes it, that of the config.
+    """
+    from bridge.engine.learning_rate import learning_rate
+    from bridge.translation import lift
+
+    optimizer = lift(config).optimizer
+    if schedule is None or optimizer.lr is None:
+        return hub
+    if not schedule:
+        return replace(hub, settings={}, schedule=schedule)
+    rate = {"lr": learning_rate(optimizer.lr, optimizer.schedule, hub.where.steps or 0)}
+    groups = tuple(replace(group, settings={**group.settings, **rate}) for group in hub.groups)
+    return replace(hub, groups=groups, settings={} if groups else rate, schedule=schedule)
+
+
+def _facts(source: Source, target: Config) -> Model:
+    """What the checkpoint says of its model, else the config that does."""
+    from bridge.state import names
+
+    found = names.model_of(source.hub)
+    return names.described(target if target.dialect.model else source.config) if found.kv_heads is None else found
 
 
 def _counted(hub: Hub, source: Source, target: Target) -> Hub:
@@ -205,6 +234,14 @@ def _counted(hub: Hub, source: Source, target: Target) -> Hub:
     if not target.saves.samples or where.samples is not None or where.steps is None or each is None:
         return hub
     return replace(hub, where=replace(where, samples=each * (where.steps + (where.skipped or 0))))
+
+
+def _becoming(job: Job, options: Options) -> Result:
+    """The translation, with the model of a folder where the source had a place for none."""
+    result = _translated(job, options)
+    if options.model is None or result.source.dialect.model or not result.config.dialect.model:
+        return result
+    return replace(result, config=_modelled(result.config, options.model))
 
 
 @bounded()
@@ -224,7 +261,7 @@ def _model_config(folder: Path) -> Config:
 
 
 def _modelled(config: Config, folder: Path) -> Config:
-    """A config that states its model, with that of a folder: its source had a place for none."""
+    """A config that states its model, with that of a folder."""
     from bridge.edits import edited
     from bridge.translation import lift
 
@@ -253,7 +290,7 @@ def _kept(job: Job, source: Source, options: Options) -> Target:
         written = replace(written, text=read_text(job.file))
     written = dialect.natively(written, config.world_size or 1, CHECKPOINT)
     texts = {path.name: text for path, text in dialect.files(written, Path(name)).items()}
-    hub = _fitted(source, config, "transformers" if options.model else dialect.native_parameters)
+    hub = _fitted(source, config, RUNNING if options.model else dialect.native_parameters)
     return Target(hub, config, written, texts, Saves(NATIVE), None)
 
 
@@ -264,7 +301,7 @@ def _otherwise(source: Source) -> Iterator[Finding]:
     optimizer = lift(source.config).optimizer
     steered = optimizer.schedule.name not in (None, "constant") or optimizer.schedule.warmup_steps
     names = ("betas", "eps", "weight_decay", *(() if steered else ("lr",)))
-    for name in names:
+    for name in (name for name in names if name not in source.config.dialect.scheduled):
         said = getattr(optimizer, name)
         wanted = list(said) if isinstance(said, tuple) else said
         held = [group.settings[name] for group in source.hub.groups if name in group.settings]
@@ -342,6 +379,8 @@ def _report(source: Source, target: Target, files: Files, findings: tuple[Findin
         report.text(target.result, screen)
     else:
         screen.print(f"Config: {target.written.file}, as it was", markup=False)
+        for finding in report.all_of(target.config):
+            screen.print(f"  {finding.effect}: {finding.path}: {finding.message}", markup=False, soft_wrap=True)
     if target.edits:
         screen.print(f"For the checkpoint: {_set(target.edits)}", markup=False, soft_wrap=True)
     screen.print(f"To start: sh {options.output.name}/{LAUNCH}", markup=False, soft_wrap=True)
@@ -406,7 +445,9 @@ def _proof_lines(found: Mapping[str, Any]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Proof:
-    """What a proof needs, beside both configs: engines, ranks, layers (None: all), and what had to be changed."""
+    """What a proof needs, beside both configs: engines, ranks, layers (None: all), what had to be changed, and the target's
+    settings for its checkpoint.
+    """
 
     source: Backend
     target: Backend
@@ -414,11 +455,12 @@ class Proof:
     layers: int | None
     model: Mapping[str, Any]
     lacking: tuple[str, ...]
+    edits: Mapping[str, Any]
 
 
 def _parties(job: Job, options: Options, source: Source, target: Target) -> Proof:
     """Who runs, on how many ranks, and which model. Raises `BridgeError` before anything is written."""
-    from bridge.state import cutting
+    from bridge.state import cutting, names
     from bridge.verify.proof import WEIGHTLESS
 
     if source.format.name in WEIGHTLESS:
@@ -430,12 +472,13 @@ def _parties(job: Job, options: Options, source: Source, target: Target) -> Proo
     given = json.loads(read_text(options.model / "config.json"))
     layers = _layers(source.hub, options.most)
     model, dropped = cutting.undropped(cutting.fewer(given, layers) if layers else given)
-    _alike(cutting.cut(source.hub, layers) if layers else source.hub, model)
+    hub = names.fitting(source.hub, None, RUNNING, _facts(source, target.config))
+    _alike(cutting.cut(hub, layers) if layers else hub, model)
     saved = max(source.hub.origin.layout.get("ranks", 1), source.config.world_size or 1)
     world = max(one.least, other.least, min(options.ranks, saved))
     cut = [f"the first {layers} layers alone"] if layers else []
     lacking = (*cut, *(f"taken out: {name}" for name in dropped))
-    return Proof(one, other, world, layers, model, lacking)
+    return Proof(one, other, world, layers, model, lacking, target.edits)
 
 
 def _engine(config: Config, format: str) -> Backend:
@@ -449,8 +492,6 @@ def _engine(config: Config, format: str) -> Backend:
     if format not in config.dialect.loads or backend is None:
         known = ", ".join((NATIVE, *config.dialect.loads))
         raise BridgeError(f"--prove: {config.dialect.title} goes on from {known}, the checkpoint is {format}; drop --prove")
-    if not backend.resumes:
-        raise BridgeError(f"--prove: {backend.title} starts here and does not go on from a checkpoint yet; drop --prove")
     if backend.release is None:
         raise BridgeError(f"--prove: {backend.title} is not installed here; install it, or drop --prove")
     return backend
@@ -496,6 +537,7 @@ def _proved(job: Job, options: Options, source: Source, proof: Proof) -> dict[st
             "options": {**asdict(options), **{name: str(getattr(options, name)) for name in ("checkpoint", "output", "model")}},
             "world": proof.world,
             "formats": {"source": source.format.name, "target": starts.pop("format")},
+            "edits": dict(proof.edits),
             "starts": {name: str(path) for name, path in starts.items()},
             "model": str(top / "model"),
         }
@@ -580,31 +622,36 @@ def _on_rank(spec: Mapping[str, Any], note: Any) -> dict[str, Any]:
     from bridge.backend import Workload
     from bridge.engine.environment import detect
     from bridge.layout.architecture import Architecture
+    from bridge.state import names
+    from bridge.translation import lift
     from bridge.verify.proof import Party, prove, small
     from bridge.verify.size import NO_NUMBERS
 
     here, job = detect(), Job(**spec["job"])
     comm.connect(here.rank, here.world, here.address, "nccl" if is_available() else "gloo")
-    options = Options(**{**spec["options"], **{name: Path(spec["options"][name]) for name in ("checkpoint", "output")}})
+    options = Options(**{**spec["options"], **{name: Path(spec["options"][name]) for name in ("checkpoint", "output", "model")}})
     try:
         with convert.within(job):
             source = convert.read(job)
-            target = source if options.to == NATIVE else _translated(job, options).config
+            target = source if options.to == NATIVE else without(_becoming(job, options).config, spec["edits"])
+        folder = Path(spec["model"])
+        described = _model_config(folder)
+        model = lift(described).model
         found, changed = {}, dict[str, Any]()
         for side, config in {"source": source, "target": target}.items():
             format = spec["formats"][side]
-            backend = _engine(config, format)
-            smaller, differs = small(config, backend, spec["world"])
+            backend = _engine(config, format).following(config)
+            smaller, differs = small(config, backend, spec["world"], model.layers)
             smaller = without(smaller, dict(config.dialect.loads.get(format, {})))
             changed |= differs
             found[side] = Party(side, smaller, backend, Path(spec["starts"][side]))
         wider = _wider(found["source"], spec)
-        folder = Path(spec["model"])
         shape = json.loads((folder / "config.json").read_text())
         most = next((shape[name] for name in POSITIONS if isinstance(shape.get(name), int)), SEQUENCE)
-        workload = Workload(Architecture(vocab=shape["vocab_size"], sequence=min(SEQUENCE, most)), folder=folder)
-        proved = prove(found["source"], found["target"], wider, workload, options.prove or 1, note)
-        told = {path: pair for path, pair in changed.items() if not path.startswith((*NO_NUMBERS, "parallel.data"))}
+        workload = Workload(Architecture(vocab=shape["vocab_size"], sequence=min(SEQUENCE, most)), model=model, folder=folder)
+        facts = names.described(described)
+        proved = prove(found["source"], found["target"], wider, workload, facts, options.prove or 1, note)
+        told = {path: pair for path, pair in changed.items() if not path.startswith((*NO_NUMBERS, "parallel.data", "model."))}
         words = [f"{path} {before} -> {after}" for path, (before, after) in told.items()]
         return {**proved, "changed": [f"in small: {', '.join(words)}"] if words else []}
     except BridgeError as error:

@@ -83,10 +83,11 @@ class LossScaler:
         return self.window is not None and (self.tolerated > 0 or self.scale > self.minimum)
 
     def state(self) -> dict[str, float | int | None]:
-        """What a checkpoint keeps."""
-        return {name: value for name, value in asdict(self).items() if name in STATE}
+        """What a checkpoint keeps. Good steps are counted as where the scale doubles late, whatever it does here."""
+        found = {name: value for name, value in asdict(self).items() if name in STATE}
+        return {**found, "good": self.good + 1 - self.lead if self.window is not None else 0}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from another scaler's `state`; a constant scale stays what the plan says."""
         if self.window is not None and state["window"] is not None:
-            self.scale, self.good, self.tolerated = state["scale"], state["good"], state["tolerated"]
+            self.scale, self.good, self.tolerated = state["scale"], state["good"] - 1 + self.lead, state["tolerated"]

@@ -102,7 +102,8 @@ class Model:
 
 @dataclass(frozen=True)
 class Hub:
-    """A checkpoint. `ordered` says whether parameters stand in the model's own order; `ties` has other names of parameters.
+    """A checkpoint. `ordered` says whether parameters stand in the model's own order; `ties` has other names of parameters;
+    `settings` what the optimizer does with all of them, where `groups` are not said.
 
     `findings` tell what of the source is not in here, with its effect on a run that goes on from here.
     """
@@ -113,6 +114,7 @@ class Hub:
     ties: Mapping[str, str] = field(default_factory=dict)
     ordered: bool = False
     groups: tuple[Group, ...] = ()
+    settings: Mapping[str, Plain] = field(default_factory=dict)
     where: Where = field(default_factory=Where)
     schedule: Mapping[str, Plain] | None = None
     scale: Scale | None = None

@@ -13,8 +13,11 @@ from bridge.batch import solve
 from bridge.dialect import Config
 from bridge.errors import BridgeError
 from bridge.plan import Plan
+from bridge.state import names
+from bridge.state.hub import Hub, Model, Origin, Parameter
+from bridge.state.lazy import Held
 from bridge.verify.judge import DIGITS, in_numbers
-from bridge.verify.measure import Distance, Measured, OtherModelError, Run, distance, measure
+from bridge.verify.measure import Distance, Measured, OtherModelError, Run, Weights, distance, measure
 from bridge.verify.size import TWO, here
 
 NOTHING = Distance(0.0, 0.0, 0.0, 1.0, "", 0.0)
@@ -37,8 +40,9 @@ class Party:
         return f"{self.side} on {self.backend.title} {self.backend.release or ''}".strip()
 
 
-def changes(plan: Plan, world: int) -> dict[str, Any]:
-    """What has to change in `plan` for it to run on `world` ranks of this machine, by path: ranks, batch, and what watches it.
+def changes(plan: Plan, world: int, layers: int | None) -> dict[str, Any]:
+    """What has to change in `plan` for it to run on `world` ranks of this machine, by path: ranks, batch, layers of a model that
+    it states, and what watches it.
 
     Optimizer, schedule and loss scale stay as they are: the run goes on with them.
     """
@@ -47,26 +51,39 @@ def changes(plan: Plan, world: int) -> dict[str, Any]:
     micro, accumulation = min(solved.micro or TWO, TWO), min(solved.accumulation or 1, TWO)
     sizes = {"batch.micro": micro, "batch.accumulation": accumulation, "batch.global_": micro * accumulation * world}
     axes = dict.fromkeys(("parallel.tensor", "parallel.pipeline", "parallel.context", "parallel.expert"), 1)
-    wanted = {"parallel.data": world, **axes, **sizes, **dict(here())}
+    wanted = {"parallel.data": world, **axes, **sizes, **dict(here()), **({"model.layers": layers} if layers else {})}
     values = plan.values()
     return {path: value for path, value in wanted.items() if path in values and values[path] != value}
 
 
-def small(config: Config, backend: Backend, world: int) -> tuple[Config, dict[str, Any]]:
+def small(config: Config, backend: Backend, world: int, layers: int | None = None) -> tuple[Config, dict[str, Any]]:
     """`config` on `world` ranks, and what was changed for that by plan path: before and after."""
     plan = backend.meaning(config)
-    wanted = changes(plan, world)
+    wanted = changes(plan, world, layers)
     if not wanted and config.world_size == world:
         return config, {}
     told = {path: (plan.values().get(path), value) for path, value in wanted.items() if not path.startswith("debug.")}
-    return backend.edited(config, wanted, world), told
+    found = backend.edited(config, wanted, world)
+    schedule, after = (dict(it.values()) for it in (plan, backend.meaning(found)))
+    moved = {path: schedule[path] for path in LENGTHS if path in schedule and schedule[path] != after.get(path)}
+    return (backend.edited(found, moved, world) if moved else found), told
+
+
+LENGTHS = tuple(f"optimizer.schedule.{name}" for name in ("warmup_steps", "total_steps", "decay_steps"))
+"""What a config may count in samples, of which a step has fewer in small."""
 
 
 def prove(
-    source: Party, target: Party, wider: Party | None, workload: Workload, steps: int, note: Callable[[str], object] = print
+    source: Party,
+    target: Party,
+    wider: Party | None,
+    workload: Workload,
+    facts: Model,
+    steps: int,
+    note: Callable[[str], object] = print,
 ) -> dict[str, Any]:
     """Run both, each `steps` further, on the ranks of this process group, and say whether they are one run; all ranks get the
-    same. `wider` is the source in fp32: how far it is off is what rounding does.
+    same. `wider` is the source in fp32: how far it is off is what rounding does. `facts` tell what names need to be translated.
     """
     runs: dict[str, Measured] = {}
     problems: dict[str, str] = {}
@@ -76,6 +93,7 @@ def prove(
             runs[key] = measure(Run(party.backend, party.config, party.start), workload, steps)
         except BridgeError as error:
             problems[key] = "; ".join(dict.fromkeys(error.problems))
+    runs = _under_one_name(runs, facts)
     report = partial(_fields, source, target, runs, problems, steps)
     if {"source", "target"} & problems.keys():
         return report("not run", None, None, "")
@@ -89,6 +107,20 @@ def prove(
     apart = _apart(runs["source"], runs["target"])
     words = "; ".join(filter(None, (in_numbers(further, gap) if further else "", apart)))
     return report("differs" if words else "same", gap, rounding, words)
+
+
+def _under_one_name(runs: Mapping[str, Measured], facts: Model) -> dict[str, Measured]:
+    """Runs with the weights of each by the native engine's names, where sides have those of several stacks."""
+    if len({frozenset(run.weights[0]) for run in runs.values()}) < 2:
+        return dict(runs)
+    return {key: replace(run, weights=tuple(_neutral(weights, facts) for weights in run.weights)) for key, run in runs.items()}
+
+
+def _neutral(weights: Weights, facts: Model) -> Weights:
+    if not weights:
+        return weights
+    hub = Hub(Origin("a run"), {name: Parameter(Held(weight)) for name, weight in weights.items()})
+    return {name: held.weight.whole() for name, held in names.renamed(hub, names.Neutral(), facts).parameters.items()}
 
 
 def _rounding(runs: Mapping[str, Measured], compute: str) -> Distance:

@@ -53,6 +53,18 @@ def _open_batch(config: Config) -> Iterator[Finding]:
         yield Finding(BATCH, "open in the source; DeepSpeed refuses the file until it is given", Effect.NUMBERS)
 
 
+def _scheduled(config: Config, hub: Hub) -> Mapping[str, Any] | None:
+    """How far the scheduler of a script that follows a plan is (torch's LambdaLR), empty where there is none; None: what the
+    source says holds, and DeepSpeed's own are set by the updates made.
+    """
+    from compat.deepspeed.schedule import steers
+
+    steps = hub.where.steps
+    if steers(config.given):
+        return None if steps is None else {"last_epoch": steps, "_step_count": steps + 1, "lr_lambdas": []}
+    return {} if hub.schedule is None and config.given.get("scheduler.type") is None else None
+
+
 class DeepSpeedDialect(PackagedDialect):
     """DeepSpeed, 0.15.0 to 0.19.8."""
 
@@ -151,9 +163,10 @@ class DeepSpeedDialect(PackagedDialect):
                 "zero_optimization.stage: found 0; no checkpoint is written for it: set it to 1, which gives the same numbers"
             )
         dtype = next((code for name, code in HALVES.items() if values.get(f"{name}.enabled")), "F32")
+        schedule = _scheduled(config, hub)
         if values.get("checkpoint.load_universal") or not hub.groups:
-            return Saves("universal", dtype=dtype)
-        return Saves("deepspeed", int(level), config.world_size, dtype)
+            return Saves("universal", dtype=dtype, schedule=schedule)
+        return Saves("deepspeed", int(level), config.world_size, dtype, schedule=schedule)
 
     def resuming(self, written: Written, folder: str) -> Written:
         """The script that is written takes a folder; any other has a call."""

@@ -201,7 +201,7 @@ def main():
     samples = Samples(read(arguments.data, arguments.dtype), arguments.sequence)
     rank, ranks = {place}
     step = 0
-    if arguments.save and Path(arguments.save, "latest").is_file():
+    if arguments.save and {latest}:
         _, state = engine.load_checkpoint(arguments.save)
         step = state["step"]
     while step < arguments.steps:
@@ -339,23 +339,29 @@ def _pipeline(values: Flat) -> dict[str, Any]:
 
 
 RECOMPUTED = '    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})\n'
-SPLIT = """    settings = json.loads(Path(arguments.deepspeed_config).read_text())
-    settings["tensor_parallel"] = {{"autotp_size": {size}}}  # DeepSpeed shares the layers among ranks itself,
+SETTINGS = "    settings = json.loads(Path(arguments.deepspeed_config).read_text())\n"
+SPLIT = """    settings["tensor_parallel"] = {{"autotp_size": {size}}}  # DeepSpeed shares the layers among ranks itself,
     settings.pop("train_batch_size", None)  # and counts all of these as data ranks: their product is another one
+"""
+
+
+UNIVERSAL = """    settings["checkpoint"]["load_universal"] = not Path(arguments.save or "", "latest").is_file()  # not its own
 """
 
 
 def _main(values: Flat) -> dict[str, str]:
     piped, tensor = code.size(values, "pipeline_stages") > 1, code.size(values, "tensor_parallel")
     recomputed = RECOMPUTED if values.get("code.checkpointing") and not piped else ""
-    split = SPLIT.format(size=tensor) if tensor > 1 else ""
+    universal = bool(values.get("checkpoint.load_universal"))
+    split = (SPLIT.format(size=tensor) if tensor > 1 else "") + (UNIVERSAL if universal else "")
     grouped = "".join(f"    {line}\n" for line in code.groups(values))
     steered = "        lr_scheduler=lambda optimizer: LambdaLR(optimizer, lr_factor),\n" if schedule.steers(values) else ""
     whole = "ranks_of._get_data_parallel_rank(), ranks_of._get_data_parallel_world_size()"
     return {
-        "groups": recomputed + split + grouped,
+        "groups": recomputed + (SETTINGS if split else "") + split + grouped,
         "parameters": "groups" if grouped else "[p for p in model.parameters() if p.requires_grad]",
         "schedule": steered,
+        "latest": 'any(Path(arguments.save).glob("latest*"))' if universal else 'Path(arguments.save, "latest").is_file()',
         "settings": "settings" if split else "arguments.deepspeed_config",
         "place": "engine.grid.data_parallel_id, engine.grid.data_parallel_size" if piped else whole,
     }

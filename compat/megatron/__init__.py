@@ -117,6 +117,7 @@ class MegatronDialect(PackagedDialect):
     config_type = MegatronConfig
     loads: ClassVar[Mapping[str, Mapping[str, Any]]] = {"megatron": LOADS}
     native_parameters = "neutral"
+    scheduled = ("lr", "weight_decay")
 
     @property
     def schema(self) -> type[Section]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import nan
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from oracles import real_deepspeed
 from torch import Tensor, nn
@@ -137,8 +139,12 @@ def rate_of(task: Task, step: int) -> float:
     return float(least + (most - least) * min(1.0, max(0, step - 1) / task.warmup["warmup_num_steps"]))
 
 
-def deepspeed(rank: int, world: int, task: Task) -> list[float]:
-    """Train with DeepSpeed from step `first` to `last`; losses, each a mean over all ranks."""
+Figures = np.ndarray[Any, np.dtype[np.float64]]
+"""A row for each step: its loss, a mean over all ranks, and the norm of all gradients before clipping."""
+
+
+def deepspeed(rank: int, world: int, task: Task) -> Figures:
+    """Train with DeepSpeed from step `first` to `last`."""
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     ds = real_deepspeed()
@@ -151,8 +157,8 @@ def deepspeed(rank: int, world: int, task: Task) -> list[float]:
     return found
 
 
-def continued(engine: Any, rank: int, world: int, task: Task) -> list[float]:
-    """Losses of the steps, from the checkpoint that is named and into another."""
+def continued(engine: Any, rank: int, world: int, task: Task) -> Figures:
+    """The steps, from the checkpoint that is named and into another."""
     if task.load:
         path, client = engine.load_checkpoint(str(task.load))
         assert path is not None and client.get("epoch", 3) == 3 and engine.global_steps == task.first
@@ -162,16 +168,16 @@ def continued(engine: Any, rank: int, world: int, task: Task) -> list[float]:
     return found
 
 
-def trained(engine: Any, rank: int, world: int, task: Task) -> list[float]:
-    """Losses of the steps."""
+def trained(engine: Any, rank: int, world: int, task: Task) -> Figures:
+    """The steps."""
     found = []
     for step in range(task.first, task.last):
         tokens = tokens_of(task, step, rank, world)
         loss = loss_of(scores(engine, tokens), tokens)
         engine.backward(loss)
         engine.step()
-        found.append(_mean(loss.detach(), world))
-    return found
+        found.append((_mean(loss.detach(), world), float(nan if (norm := engine.get_global_grad_norm()) is None else norm)))
+    return np.array(found)
 
 
 def _mean(loss: Tensor, world: int) -> float:
@@ -181,7 +187,7 @@ def _mean(loss: Tensor, world: int) -> float:
     return float(total / world)
 
 
-def native(rank: int, world: int, task: Task) -> list[float]:
+def native(rank: int, world: int, task: Task) -> Figures:
     """Train with the native engine behind DeepSpeed's interface, with its schedulers."""
     import compat.deepspeed as ds
 
@@ -190,7 +196,7 @@ def native(rank: int, world: int, task: Task) -> list[float]:
     return continued(engine, rank, world, task)
 
 
-def fsdp(rank: int, world: int, task: Task) -> list[float]:
+def fsdp(rank: int, world: int, task: Task) -> Figures:
     """Train with torch's fully_shard and AdamW; saves and loads as torch.distributed.checkpoint does."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -217,11 +223,11 @@ def fsdp(rank: int, world: int, task: Task) -> list[float]:
             group["lr"] = rate_of(task, step)
         loss = loss_of(scores(net, tokens), tokens)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(weights, 0.5)
+        norm: Any = torch.nn.utils.clip_grad_norm_(weights, 0.5)
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(_mean(loss.detach(), world))
+        losses.append((_mean(loss.detach(), world), float(norm.full_tensor())))
     if task.save:
         found, held = get_state_dict(net, optimizer)
         dcp.save({"model": found, "optimizer": held, "step": task.last, "epoch": 3}, checkpoint_id=str(task.save))
-    return losses
+    return np.array(losses)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import queue
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
@@ -13,8 +12,9 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
-from checkpoints import ADAM, LENGTH, VOCABULARY, config_for, tokens_of
+from checkpoints import ADAM, LENGTH, VOCABULARY, Figures, config_for, tokens_of
 from torch import Tensor
 
 import compat
@@ -23,10 +23,16 @@ from bridge.engine.models.gpt import IGNORED
 from bridge.layout.architecture import Architecture
 from bridge.plan import Plan
 from bridge.translation import lift
+from compat.megatron.runtime import backend
 from compat.megatron.runtime.backend import BACKEND
+from compat.megatron.state.dist import iteration
 
 RISING = {"lr_warmup_init": 1e-3, "lr_warmup_steps": 9}
 """Learning rates of DeepSpeed's WarmupLR from 0.2 to 1 over 8 steps, which begins a step later."""
+
+
+SCALE = {f"precision.loss_scale.{name}": value for name, value in {"initial": 2.0**17, "window": 3, "hysteresis": 1}.items()}
+"""A loss scale that overflows in the first steps, and doubles within the next ones."""
 
 
 @dataclass(frozen=True)
@@ -48,22 +54,13 @@ class Launch:
 
 @contextmanager
 def on_cpu() -> Iterator[None]:
-    """What Megatron asks of CUDA, the processes that it starts, and the steps that torch's Adam counts by parameter, unlike
-    Transformer Engine's, stood in for.
-    """
+    """What Megatron asks of CUDA, and the processes that it starts, stood in for."""
     from megatron.core.dist_checkpointing.strategies import filesystem_async
-    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
-    writer, put = filesystem_async.FileSystemWriterAsync, DistributedOptimizer._set_main_param_and_optimizer_states
-
-    def with_step(self: Any, weight: Any, tensors: Mapping[str, Any]) -> None:
-        kept = self._get_main_param_and_optimizer_states(weight)
-        put(self, weight, {**{key: value for key, value in kept.items() if key == "step"}, **tensors})
-
+    writer = filesystem_async.FileSystemWriterAsync
     waiting: queue.Queue[Any] = queue.Queue()
     with ExitStack() as stack:
         stack.enter_context(patch.object(writer, "write_preloaded_data_multiproc", staticmethod(partial(_written, writer))))
-        stack.enter_context(patch.object(DistributedOptimizer, "_set_main_param_and_optimizer_states", with_step))
         stack.enter_context(patch.object(filesystem_async, "_get_write_results_queue", lambda: waiting))
         stack.enter_context(patch.object(torch.cuda, "synchronize", lambda device=None: None))
         yield
@@ -93,25 +90,25 @@ def plan_of(launch: Launch) -> tuple[Plan, Workload]:
         "optimizer.decay_scope": "matrices",
         "optimizer.clip": 0.5,
         "zero.stage": launch.zero,
+        **(SCALE if launch.precision == "fp16" else {}),
         **{f"parallel.{name}": size for name, size in launch.parallel.items()},
     }
     return Plan.of(values), Workload(replace(Architecture.of(described), sequence=LENGTH), 7, model=described)
 
 
-def megatron(rank: int, world: int, launch: Launch) -> list[float]:
-    """Train with Megatron-Core from step `first` to `last`; losses, each a mean over all ranks."""
+def megatron(rank: int, world: int, launch: Launch) -> Figures:
+    """Train with Megatron-Core from step `first` to `last`."""
     plan, workload = plan_of(launch)
     trainer = BACKEND.open(plan, workload)
     try:
         _warm(trainer, launch)
         if launch.load:
-            with trainer.running():
-                load(trainer, launch)
-        found = [trainer.train_batch(fed(launch, trainer, step)).loss for step in range(launch.first, launch.last)]
+            assert trainer.resume(iteration(launch.load)) == launch.first
+        found = [trainer.train_batch(fed(launch, trainer, step)) for step in range(launch.first, launch.last)]
         if launch.save:
             with trainer.running():
                 (save if launch.form == "torch_dist" else save_parts)(trainer, launch)
-        return found
+        return np.array([(step.loss, step.grad_norm) for step in found])
     finally:
         trainer.close()
 
@@ -149,6 +146,11 @@ class Counting:
         """So many steps more."""
         self.scheduler.step(increment * self.batch)
 
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """A state that counts steps."""
+        counts = {key: value * self.batch for key, value in state.items() if key.endswith("_steps")}
+        self.scheduler.load_state_dict({**state, **counts})
+
 
 def fed(launch: Launch, trainer: Any, step: int) -> list[tuple[Tensor, Tensor]]:
     """This rank's microbatches of a step, the same over all ranks on any layout."""
@@ -167,8 +169,8 @@ def metadata_of(launch: Launch) -> dict[str, Any]:
     return {**sharding, "singleton_local_shards": False, "chained_optim_avoid_prefix": True, "dp_cp_group": group}
 
 
-def state_of(trainer: Any, launch: Launch, loading: bool, random_states: bool = True) -> dict[str, Any]:
-    """What Megatron-LM saves and asks for (checkpointing.py: generate_state_dict)."""
+def state_of(trainer: Any, launch: Launch) -> dict[str, Any]:
+    """What Megatron-LM saves (checkpointing.py: generate_state_dict)."""
     from megatron.core import parallel_state, tensor_parallel
     from megatron.core.dist_checkpointing import ShardedObject
 
@@ -179,10 +181,8 @@ def state_of(trainer: Any, launch: Launch, loading: bool, random_states: bool = 
     state["num_floating_point_operations_so_far"] = 17
     for number, chunk in enumerate(trainer.chunks):
         state["model" if len(trainer.chunks) == 1 else f"model{number}"] = bare(chunk).sharded_state_dict(metadata=metadata)
-    state["optimizer"] = trainer.optimizer.sharded_state_dict(state, is_loading=loading, metadata=metadata)
+    state["optimizer"] = trainer.optimizer.sharded_state_dict(state, metadata=metadata)
     state["opt_param_scheduler"] = trainer.scheduler.scheduler.state_dict()
-    if not random_states:
-        return state
     random = {
         "torch_rng_state": torch.get_rng_state(),
         "rng_tracker_states": tensor_parallel.get_cuda_rng_tracker().get_states(),
@@ -192,6 +192,13 @@ def state_of(trainer: Any, launch: Launch, loading: bool, random_states: bool = 
     replica = parallel_state.get_data_parallel_rank(with_context_parallel=True)
     state["rng_state"] = ShardedObject("rng_state", [random], stages, place, replica_id=replica)
     return state
+
+
+def flags_of(launch: Launch, ranks: int) -> str:
+    """The flags of the run, as a file has them."""
+    plan, workload = plan_of(launch)
+    with patch.object(backend, "_world", lambda: ranks):
+        return BACKEND.config(plan, workload).text("flags")
 
 
 def args_of(launch: Launch) -> Namespace:
@@ -216,7 +223,7 @@ def save(trainer: Any, launch: Launch) -> None:
     with on_cpu():
         content = {key: value for key, value in metadata_of(launch).items() if key != "dp_cp_group"}
         ordinary = partial(_without, ("args",))
-        state = state_of(trainer, launch, False)
+        state = state_of(trainer, launch)
         dist_checkpointing.save(state, str(place), preprocess_common_before_consistancy_check=ordinary, content_metadata=content)
     (launch.save / "latest_checkpointed_iteration.txt").write_text(str(launch.last))
     torch.distributed.barrier()
@@ -246,36 +253,3 @@ def save_parts(trainer: Any, launch: Launch) -> None:
 
 def _without(keys: tuple[str, ...], state: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in state.items() if key not in keys}
-
-
-def _same_place(said: Namespace, launch: Launch) -> bool:
-    """Whether random states are those of these ranks (checkpointing.py: load_checkpoint)."""
-    sizes = {"tensor": said.tensor_model_parallel_size, "pipeline": said.pipeline_model_parallel_size}
-    return all(launch.parallel.get(name, 1) == size for name, size in sizes.items())
-
-
-def load(trainer: Any, launch: Launch) -> None:
-    """Go on from a checkpoint, as Megatron-LM's load_checkpoint does."""
-    from megatron.core import dist_checkpointing
-
-    from compat.megatron.runtime.model import bare
-
-    assert launch.load is not None
-    iteration = int((launch.load / "latest_checkpointed_iteration.txt").read_text())
-    place = launch.load / f"iter_{iteration:07d}"
-    assert json.loads((place / "metadata.json").read_text())["sharded_backend"] == "torch_dist"
-    for part in trainer.optimizer.chained_optimizers if launch.zero else ():
-        part.optimizer.state.clear()
-        part._init_optimizer_states_with_dummy_values()  # as Megatron does itself where Transformer Engine is there
-    with on_cpu():
-        said = dist_checkpointing.load_common_state_dict(str(place)).get("args")
-        random = said is not None and _same_place(said, launch) and not getattr(said, "no_save_rng", False)
-        state = dist_checkpointing.load(state_of(trainer, launch, True, random), str(place))
-        for number, chunk in enumerate(trainer.chunks):
-            bare(chunk).load_state_dict(state["model" if len(trainer.chunks) == 1 else f"model{number}"])
-        trainer.optimizer.load_state_dict(state["optimizer"])
-    for part in trainer.optimizer.chained_optimizers:
-        for kept in part.optimizer.state.values():
-            kept["step"] = kept["step"].clone()  # which is one tensor for all, that each parameter would count on
-    trainer.scheduler.scheduler.load_state_dict(state["opt_param_scheduler"])
-    assert state["iteration"] == launch.first == iteration

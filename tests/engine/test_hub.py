@@ -248,7 +248,8 @@ def test_the_loss_scale_goes_on(run: Run, tmp_path: Path) -> None:
     converted(tmp_path / "one", "native", tmp_path / "two")
     converted(tmp_path / "two", "deepspeed", tmp_path / "three", "--level", "3", "--ranks", "2")
     rest = replace(task, level=3, first=5, last=8, load=tmp_path / "three", save=tmp_path / "four")
-    assert run(2, checkpoints.deepspeed, rest)[0] == unbroken[5:]
+    found = run(2, checkpoints.deepspeed, rest)[0]
+    assert found[:, 0].tolist() == unbroken[5:, 0].tolist() and found == pytest.approx(unbroken[5:], rel=1e-3)
     scales = [formats.read(tmp_path / name).scale for name in ("all", "four")]
     assert scales[0] == scales[1] and scales[0] is not None and (scales[0].value, scales[0].good) == (512, 4)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import checkpoints
 import pytest
+import torch
 from checkpoints import Task
 from conftest import Run
 
@@ -93,13 +94,20 @@ def test_a_run_moves_to_megatron_and_back(begun: Path, tmp_path: Path) -> None:
     assert held.origin.format == "megatron" and held.where.samples == 5 * TASK.batch
     assert "decoder.layers.0.self_attention.linear_qkv.weight" in held.parameters
     there = tmp_path / "megatron"
-    proof = (*model, "--prove", "1")
-    assert "does not go on" in moved(there / "launch.args", there / "checkpoint", "native", tmp_path / "n", *proof)[1]
+    two = ("--world-size", "2")
+    code, said = moved(there / "launch.args", there / "checkpoint", "native", tmp_path / "n", *model, *two, "--prove", "2")
+    proof = json.loads((tmp_path / "n" / "proof.json").read_text())
+    assert code == 2 and "seq_length" in said and proof["verdict"] == "same" and proof["distance"]["norm"] < 1e-6, said
+    assert [row["lr"] for row in proof["runs"]] == [pytest.approx([0.00625, 0.0075])] * 2
     moved(there / "launch.args", there / "checkpoint", "deepspeed", tmp_path / "back", *model)
     with redirect_stdout(StringIO()) as out:
         command(["checkpoint", "diff", str(begun / "run"), str(tmp_path / "back" / "checkpoint")])
     assert "63 tensors: 63 equal" in out.getvalue()
     assert formats.read(tmp_path / "back" / "checkpoint").origin.format == "universal"
+    place = tmp_path / "back" / "checkpoint" / "global_step5_universal" / "zero" / "optimizer_state.pt"
+    rows = torch.load(place, weights_only=False)["param_groups"]
+    assert len(rows) > 2 and {row["lr"] for row in rows} == {0.005}  # so that DeepSpeed loads every group of its own
+    assert 'glob("latest*")' in (tmp_path / "back" / "ds_config.train.py").read_text()
 
 
 def test_weights_alone_go_by_names(begun: Path, tmp_path: Path) -> None:
@@ -137,7 +145,7 @@ def test_the_page_of_moves_is_run_from_top_to_end(begun: Path, tmp_path: Path, m
         with redirect_stdout(StringIO()) as out, redirect_stderr(out):
             ends.append(command(words[1:]))
         assert ends[-1] in (0, 2), (words, out.getvalue())
-    assert ends == [0, 0, 0, 0, 0, 2, 2, 2, 0]
+    assert ends == [0, 0, 0, 0, 0, 2, 2, 2, 0, 2]
     proof = json.loads((tmp_path / "native" / "proof.json").read_text())
     assert (proof["verdict"], proof["ranks"], proof["lacking"]) == ("same", 2, []) and proof["distance"]["loss"] < 1e-6
     assert [row["first"] for row in proof["runs"]] == [5, 5]

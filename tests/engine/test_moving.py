@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from contextlib import redirect_stdout
@@ -63,7 +64,7 @@ def test_a_run_moves_from_megatron_and_back(run: Run, tmp_path: Path, kind: str,
     config = str(config_of(kind, tmp_path / "model"))
     launch = Launch(kind, {"tensor": 2}, last=5, save=tmp_path / "one")
     unbroken = run(2, megatron_checkpoints.megatron, replace(launch, last=15, save=None))[0]
-    assert run(2, megatron_checkpoints.megatron, launch)[0] == unbroken[:5]
+    assert run(2, megatron_checkpoints.megatron, launch)[0].tolist() == unbroken[:5].tolist()
     ranks, trained, options, zero, parallel = SIDES[to]
     converted(tmp_path / "one", to, tmp_path / "two", "--names", "huggingface", *options)
     task = Task(kind, level=2, first=5, last=10, matrices=True, warmup=RISING, load=tmp_path / "two", save=tmp_path / "three")
@@ -72,6 +73,30 @@ def test_a_run_moves_from_megatron_and_back(run: Run, tmp_path: Path, kind: str,
     converted(tmp_path / "three", "megatron", tmp_path / "four", *again)
     last = replace(launch, parallel=parallel, zero=zero, first=10, last=15, load=tmp_path / "four", save=None)
     assert run(2, megatron_checkpoints.megatron, last)[0] == pytest.approx(unbroken[10:], abs=1e-6)
+
+
+PROVED = {
+    "native": Launch("gpt2", {"tensor": 2}, precision="fp16"),
+    "deepspeed": Launch("llama", precision="fp16"),
+    "megatron": Launch("llama", {"pipeline": 2}, precision="bf16"),
+}
+
+
+@pytest.mark.parametrize("to", list(PROVED) if ALL else ["native"])
+def test_a_run_that_megatron_saved_goes_on_elsewhere_with_its_loss_scale(run: Run, tmp_path: Path, to: str) -> None:
+    """Losses, norms, rates and scales of both sides, over steps in which the scale doubles and overflows."""
+    launch = replace(PROVED[to], last=5, save=tmp_path / "run")
+    run(2, megatron_checkpoints.megatron, launch)
+    config_of(launch.kind, tmp_path / "model")
+    (tmp_path / "launch.args").write_text(megatron_checkpoints.flags_of(launch, 2))
+    words = ["move", str(tmp_path / "launch.args"), "--checkpoint", str(tmp_path / "run"), "--to", to, "--world-size", "2"]
+    more = ["-o", str(tmp_path / "out"), "--model", str(tmp_path / "model"), "--prove", "4"]
+    with redirect_stdout(StringIO()) as out:
+        command(words + more)
+    proof = json.loads((tmp_path / "out" / "proof.json").read_text())
+    scales = [row["loss_scale"] for row in proof["runs"]]
+    assert proof["verdict"] == "same" and [row["first"] for row in proof["runs"]] == [5, 5], out.getvalue()
+    assert scales[0] == scales[1] and (len(set(scales[0])) > 1) == (launch.precision == "fp16")
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"] if ALL else ["gpt2"])

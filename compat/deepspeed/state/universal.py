@@ -29,6 +29,12 @@ MODELS = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.
 """Model states below level 3, and at level 3."""
 
 
+GROUPS = 64
+"""Rows of settings where the source has no groups. DeepSpeed loads groups of its optimizer as far as there are rows, and others
+keep the masters that they were made with (runtime/base_optimizer.py: load_hp_checkpoint_state_from_checkpoint_dir).
+"""
+
+
 class Universal(Format):
     """What DeepSpeed's ds_to_universal.py makes, which its engine loads on any layout."""
 
@@ -53,6 +59,7 @@ class Universal(Format):
         rows = optimizer.get("param_groups")
         if not isinstance(rows, list):
             raise SourceError(f"{place / ZERO / OPTIMIZER}: no param_groups in it; {DAMAGED}")
+        rows = [row for row in rows if row["params"]]
         groups = tuple(groups_of(rows, level if len(rows) != len(shapes) else 2, shapes))
         return hub_of(self.name, files, (level, held_of(files, level, shapes, flats), groups, []), optimizer)
 
@@ -67,7 +74,7 @@ class Universal(Format):
 
     def plan(self, hub: Hub, wanted: Wanted) -> Written:
         """Folders by name, and model states for every level; DeepSpeed takes settings of groups where the source says them."""
-        groups = hub.groups or (Group(tuple(hub.trained), {}),)
+        groups = hub.groups or (Group(tuple(hub.trained), hub.settings),)
         layout = writing.Layout(hub, 2, 1, wanted.dtype or hub.computed, groups, tuple(group.names for group in groups))
         tag = f"global_step{writing.steps_of(hub)}_universal"
         empty = writing.Layout(hub, 3, 1, layout.dtype, groups, layout.flats)
@@ -131,6 +138,7 @@ def _parameters(layout: writing.Layout, tag: str) -> Iterator[File]:
 def _common(layout: writing.Layout) -> dict[str, Any]:
     """What all parameters share; level 3 looks for step and settings in a dictionary of their own."""
     rows = [writing.row_of(group, [number]) for number, group in enumerate(layout.groups)]
+    rows += [{**layout.hub.settings, "params": []} for _ in range(0 if layout.hub.groups else GROUPS - len(rows))]
     first = layout.groups[0].names[:1] if layout.groups else ()
     clip = (layout.hub.config or {}).get("gradient_clipping")
     return {

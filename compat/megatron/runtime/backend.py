@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from bridge.backend import MICRO, Backend, Workload, unkept
 from bridge.dialect import Config
@@ -32,12 +32,13 @@ OPEN: Mapping[str, Any] = {
 """What the native engine takes where a plan leaves a field open, said aloud: Megatron's own defaults are others."""
 
 
+@dataclass(frozen=True)
 class MegatronBackend(Backend):
-    """Megatron-Core as an engine."""
+    """Megatron-Core as an engine. `samples`: see `MegatronTrainer`."""
 
-    name = "megatron"
-    title = "Megatron-Core"
-    resumes = False
+    name: ClassVar[str] = "megatron"
+    title: ClassVar[str] = "Megatron-Core"
+    samples: int | None = None
 
     @property
     def release(self) -> str | None:
@@ -66,7 +67,11 @@ class MegatronBackend(Backend):
         self.load()
         from compat.megatron.runtime.trainer import MegatronTrainer
 
-        return MegatronTrainer(self.config(run, workload), workload)
+        return MegatronTrainer(self.config(run, workload), workload, self.samples)
+
+    def following(self, config: Config) -> MegatronBackend:
+        """See `Backend`: checkpoints count samples where a schedule counts steps."""
+        return MegatronBackend(lift(config).batch.global_)
 
     def config(self, run: Config | Plan, workload: Workload) -> MegatronConfig:
         """The config that runs: a plan in Megatron's words with the sizes of the workload, or a config as it is written."""

@@ -26,12 +26,14 @@ from bridge.engine.environment import Environment, detect
 from bridge.engine.models.dense import native
 from bridge.engine.models.gpt import IGNORED
 from bridge.errors import BridgeError, ConfigError
+from bridge.layout.architecture import Architecture
 from bridge.layout.mesh import Mesh
 from bridge.plan import Plan
 from bridge.translation import lift
 from compat.megatron import MegatronConfig
 from compat.megatron.runtime import fsdp, model
 from compat.megatron.runtime.cpu import redirected
+from compat.megatron.runtime.resuming import loaded
 from compat.megatron.runtime.states import States
 from compat.megatron.runtime.weights import Piece, Share, pieces, wholes
 
@@ -45,12 +47,19 @@ DATA_LAST = "tp-cp-ep-pp-dp"
 
 
 class MegatronTrainer:
-    """Trains Megatron-Core's GPT as `config` says, with the weights that the native GPT of the workload starts from."""
+    """Trains Megatron-Core's GPT as `config` says, with the weights that the native GPT of the workload starts from; one that a
+    folder describes has them from the checkpoint that it resumes.
 
-    def __init__(self, config: MegatronConfig, workload: Workload) -> None:
+    `samples` are those of a step in the runs whose checkpoints it goes on from, where that is another number than its own.
+    """
+
+    def __init__(self, config: MegatronConfig, workload: Workload, samples: int | None = None) -> None:
         here = joined()
         place = Environment(*here) if here else detect()
-        self.config, self.plan, self.workload, self.shape = config, lift(config), workload, workload.architecture
+        self._samples = samples or config.args.get("global_batch_size") or 1
+        self.config, self.plan, self.workload = config, lift(config), workload
+        told = workload.model if workload.folder is not None else None
+        self.shape = workload.architecture if told is None else Architecture.of(told)
         mesh = Mesh.of(self.plan.parallel, place.world)
         self.micro = self.plan.batch.micro or workload.micro
         self.accumulation = _accumulation(self.plan, self.micro, mesh.sizes["data"])
@@ -72,7 +81,7 @@ class MegatronTrainer:
         places = model.positions(args) if described else {}
         parts = model.parts(self.settings, self.shape, places)
         self._weights = list(model.named(parts))
-        exact = self._load(native(self.workload))
+        exact = {} if self.workload.folder is not None else self._load(native(self.workload))
         wrapped = fsdp.wrapped if self._fully_sharded else model.wrapped
         self.chunks = wrapped(self.settings, model.ddp_config(self.config), parts)
         # Without overrides of its own Megatron spares biases and norms from weight decay, as its trainer does.
@@ -82,7 +91,7 @@ class MegatronTrainer:
         self.states = (fsdp.Shards if self._fully_sharded else States)(self.optimizer, self.chunks)
         for weight, values in exact.items():
             self.states.master(weight).copy_(values.view(-1)[self.states.owned(weight)])
-        self.scheduler = OptimizerParamScheduler(self.optimizer, **_learning_rate(args))
+        self.scheduler = OptimizerParamScheduler(self.optimizer, **_learning_rate(args), **_resumed(args))
         self.settings.grad_scale_func = self.optimizer.scale_loss
         self.settings.finalize_model_grads_func = finalize_model_grads
         for field, method in _overlaps(args):
@@ -189,8 +198,14 @@ class MegatronTrainer:
 
     @torch.no_grad()
     def resume(self, place: Path) -> int:
-        """See `Trainer`."""
-        raise BridgeError(f"{place}: Megatron-Core's checkpoints are not driven here yet")
+        """See `Trainer`. Megatron-LM's scheduler counts samples, this one steps."""
+        BridgeError.raise_if([f"{place}: Megatron-FSDP loads a format of its own alone"] if self._fully_sharded else [])
+        with self.running():
+            found = loaded(place, self.chunks, self.optimizer)
+            kept = found["opt_param_scheduler"]
+            counts = {name: value / self._samples for name, value in kept.items() if name.endswith("_steps")}
+            self.scheduler.load_state_dict({**kept, **counts})
+        return int(found["iteration"])
 
     def weights(self) -> Mapping[str, Tensor]:
         """See `Trainer`. Every rank gets all."""
@@ -299,6 +314,12 @@ def _learning_rate(args: Mapping[str, Any]) -> dict[str, Any]:
         "wsd_decay_steps": decay,
         "lr_wsd_decay_style": args["lr_wsd_decay_style"],
     }
+
+
+def _resumed(args: Mapping[str, Any]) -> dict[str, bool]:
+    """Whose schedule a run takes that goes on; where flags say neither, Megatron stops unless both are the same one."""
+    kept = bool(args.get("use_checkpoint_opt_param_scheduler"))
+    return {"use_checkpoint_opt_param_scheduler": kept, "override_opt_param_scheduler": not kept}
 
 
 ENDLESS = 1 << 40

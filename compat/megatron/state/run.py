@@ -218,10 +218,16 @@ def iteration_of(hub: Hub) -> int:
 
 
 def scheduler_of(hub: Hub) -> dict[str, Any]:
-    """The state of the scheduler: as it was, moved on to the samples seen, or with nothing but these."""
-    found = {**SCHEDULE, **(carried(hub).get("opt_param_scheduler") or {})}
-    if hub.where.samples is not None:
-        found["num_steps"] = hub.where.samples
+    """The state of the scheduler: as it was, moved on to the samples seen, or with nothing but these.
+
+    Those of skipped steps do not count (training.py: train_step).
+    """
+    held, where = carried(hub), hub.where
+    found = {**SCHEDULE, **(held.get("opt_param_scheduler") or {})}
+    there = held.get("opt_param_scheduler") and (held.get("args") or {}).get("consumed_train_samples") == where.samples
+    if where.samples is not None and not there:
+        updates, steps = where.steps or 0, iteration_of(hub)
+        found["num_steps"] = where.samples * updates // steps if steps else where.samples
     return found
 
 

@@ -1,0 +1,67 @@
+"""Going on from a checkpoint: Megatron-Core's own loading, asked for what Megatron-LM's training asks it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+from bridge.errors import SourceError
+from compat.megatron.runtime.model import bare
+from compat.megatron.state import run
+
+
+def loaded(place: Path, chunks: Sequence[Any], optimizer: Any) -> Mapping[str, Any]:
+    """Put weights and the optimizer's state from the `torch_dist` checkpoint `place` into a run, on whatever ranks it was saved.
+
+    What lies beside them: `iteration`, the scheduler's state, and the arguments, where there are any
+    (training/checkpointing.py: load_checkpoint). Raises `SourceError` where one of them is missing.
+    """
+    parts = list(map(bare, chunks))
+    names = ["model"] if len(parts) == 1 else [f"model{number}" for number in range(len(parts))]
+    metadata = {**(dist_checkpointing.load_content_metadata(str(place)) or {}), "dp_cp_group": _data_ranks()}
+    with _stepping(optimizer):
+        wanted = {name: part.sharded_state_dict(metadata=metadata) for name, part in zip(names, parts, strict=True)}
+        wanted["optimizer"] = optimizer.sharded_state_dict(wanted, is_loading=True, metadata=metadata)
+        found: dict[str, Any] = dist_checkpointing.load(wanted, str(place))
+        missing = [name for name in ("iteration", "opt_param_scheduler") if name not in found]
+        SourceError.raise_if(f"{place}: no {name} in it, which Megatron-LM goes on by; {run.DAMAGED}" for name in missing)
+        for name, part in zip(names, parts, strict=True):
+            part.load_state_dict(found[name])
+        optimizer.load_state_dict(found["optimizer"])
+    return found
+
+
+def _data_ranks() -> Any:
+    return parallel_state.get_data_parallel_group(with_context_parallel=True)
+
+
+@contextmanager
+def _stepping(optimizer: Any) -> Iterator[None]:
+    """Torch's Adam counts the steps of each parameter, Transformer Engine's those of all: where the latter is not there, what
+    Megatron does for it alone is done here, and steps are no state of elements.
+    """
+    if find_spec("transformer_engine") is not None:
+        yield
+        return
+    parts = [part for part in optimizer.chained_optimizers if isinstance(part, DistributedOptimizer)]
+    for part in parts:
+        part.optimizer.state.clear()
+        part._init_optimizer_states_with_dummy_values()
+    put = DistributedOptimizer._set_main_param_and_optimizer_states
+
+    def with_step(self: Any, weight: Any, tensors: Mapping[str, Any]) -> None:
+        kept = self._get_main_param_and_optimizer_states(weight)
+        put(self, weight, {**{key: value for key, value in kept.items() if key == "step"}, **tensors})
+
+    with patch.object(DistributedOptimizer, "_set_main_param_and_optimizer_states", with_step):
+        yield
+    for part in optimizer.chained_optimizers:
+        for kept in part.optimizer.state.values():
+            kept["step"] = kept["step"].clone()  # one tensor for all of them, on which each would count
