@@ -30,7 +30,7 @@ class Carry:
     fields is restored as it was if the target still means the same by it; what was edited in the target since then wins.
 
     `secrets` never get into a sidecar: marks stand there for them, and `source` is the file that has them. None: there is no such
-    file, and the sidecar is the only place that holds what was given.
+    file, and the sidecar is the only place that holds what was given. `files` are the digests of what else was written, by name.
     """
 
     dialect: str
@@ -43,14 +43,15 @@ class Carry:
     original: Original | None = field(default=None, compare=False)
     secrets: Secrets | None = field(default=None, compare=False, repr=False)
     source: str = field(default="", compare=False)
+    files: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(cls, source: Config, target: Config, meant: Mapping[str, Any]) -> Carry:
         """What `target` cannot say about `source`."""
         return cls(source.dialect.name, source.version, source.world_size, source.entry, dict(source.given), dict(meant))
 
-    def text(self, written: str) -> str:
-        """The sidecar of a file with content `written`."""
+    def text(self, written: str, files: Mapping[str, str] | None = None) -> str:
+        """The sidecar of a file with content `written`; `files` are the texts of what else is written with it, by name."""
         record = {
             "stagebridge": FORMAT,
             "digest": digest_of(written),
@@ -66,6 +67,8 @@ class Carry:
             record["original"] = asdict(replace(self.original, text=text, outside=self._without(dict(self.original.outside))))
         if left(record):
             record["source"] = self.source
+        if files:
+            record["files"] = {name: digest_of(text) for name, text in files.items()}
         return json.dumps(record, indent=1, default=str) + "\n"
 
     def _without(self, values: dict[str, Any]) -> Any:
@@ -132,6 +135,7 @@ class _Record(Section):
     meant: dict[str, Any]
     original: _Text | None = None
     source: str = ""
+    files: dict[str, str] = Field({})
 
 
 def parse(text: str, where: str) -> Carry:
@@ -154,6 +158,7 @@ def parse(text: str, where: str) -> Carry:
         record.digest,
         original,
         source=record.source,
+        files=record.files,
     )
 
 

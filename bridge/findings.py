@@ -33,7 +33,8 @@ class Finding:
     """One remark about one field.
 
     `given` tells whether the user set the field; `how` is None for a remark on reading, else what became of the value;
-    `before` and `after` are the stack's own values where a value changed. `rule` is the check that it comes from.
+    `before` and `after` are the stack's own values where a value changed; `change` tells that in words, where units or rounding
+    say more than the two. `rule` is the check that it comes from.
     """
 
     path: str
@@ -45,6 +46,7 @@ class Finding:
     after: Any = None
     origin: Origin | None = None
     rule: str = ""
+    change: str = ""
 
     @property
     def id(self) -> str:

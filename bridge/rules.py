@@ -125,7 +125,8 @@ class Rule:
     for people, `source` the place in the stack's source that the row stands on. `carries` says which of ours a path of theirs
     stands for, where that is not the whole group. `model` marks facts about the model itself. In a `mixed` group each of ours
     has an effect of its own, as `EFFECTS` says. `tells` says what reading loses, in words;
-    `reasons` why single fields of ours, or all that begin so, are lost, where `lossy` is not about them.
+    `reasons` why single fields of ours, or all that begin so, are lost, where `lossy` is not about them. `becomes` says of a
+    path of theirs what its value turns into, where units or rounding say more than the two values; else nothing.
     """
 
     theirs: tuple[str, ...]
@@ -143,6 +144,7 @@ class Rule:
     mixed: bool = False
     tells: Callable[[Group], str] | None = None
     reasons: Mapping[str, str] = field(default_factory=dict)
+    becomes: Callable[[str, Group], str] | None = None
 
     @property
     def about_model(self) -> bool:
@@ -272,11 +274,12 @@ def convert(
     mixed: bool = False,
     tells: Callable[[Group], str] | None = None,
     reasons: Mapping[str, str] | None = None,
+    becomes: Callable[[str, Group], str] | None = None,
 ) -> Rule:
     """Two groups and the functions between them; `lossy` says what does not survive."""
     carried = {path: _paths(stands_for) for path, stands_for in (carries or {}).items()}
     group = (_paths(theirs), _paths(ours), read, write)
-    return Rule(*group, effect, lossy, note, source, sees, blurs, carried, model, mixed, tells, reasons or {})
+    return Rule(*group, effect, lossy, note, source, sees, blurs, carried, model, mixed, tells, reasons or {}, becomes)
 
 
 def always(ours: str, value: Any, note: str, effect: Effect = Effect.NUMBERS) -> Rule:

@@ -238,7 +238,8 @@ def _lost(trip: _Trip, rule: Rule, changed: Sequence[str], lost: tuple[str, ...]
         reason = _reason_of(rule, how, mine, trip.target, seen, blurred, unheld)
         told.update(mine)
         named_.add(named)
-        whole = Finding(named, reason, weight, given, how, before, after, config.origins.get(named))
+        change = rule.becomes(named, rule.seen(rule.theirs, config.effective)) if rule.becomes and how is not How.DERIVED else ""
+        whole = Finding(named, reason, weight, given, how, before, after, config.origins.get(named), change=change)
         yield from _in_parts(trip, rule, lost, whole)
 
 

@@ -9,6 +9,8 @@ import typer
 
 from bridge.cli.job import Job
 from bridge.cli.options import (
+    DryRun,
+    Force,
     Json,
     JsonSteps,
     ModelSize,
@@ -23,6 +25,7 @@ from bridge.cli.options import (
 )
 from bridge.exits import table
 from bridge.limits import COUNT
+from bridge.view import View
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a checkpoint.", show_default=False)]
 FromFormat = Annotated[
@@ -327,31 +330,35 @@ def options(
 
 
 @app.command(help=CONVERT, short_help="Convert a config to another stack, and say what was lost.")
-@reads_file(counts=True)
+@reads_file(counts=True, reports=True)
 def convert(
     job: Job,
+    view: View,
     to: Annotated[str, typer.Option("--to", metavar="DIALECT", help="Stack to convert to.", show_default=False)],
     to_version: ToVersion = None,
     output: Output = None,
     strict: Annotated[bool, typer.Option("--strict", help="Any loss is an error, and nothing is written.")] = False,
     carry: Annotated[bool, typer.Option(help="Use and write what the other stack cannot say (OUT.carry.json).")] = True,
     script: Annotated[bool, typer.Option("--script", help="Write what starts the run as well (DeepSpeed, Megatron).")] = False,
+    force: Force = False,
+    dry_run: DryRun = False,
 ) -> int:
     """Convert one file."""
-    from bridge.cli.convert import convert
+    from bridge.cli.convert import Asked, convert
 
-    return convert(job, to, to_version, output, strict, carry, script)
+    return convert(job, Asked(to, to_version, output, strict, carry, script, force, dry_run, view))
 
 
 @app.command(help=CHECK, short_help="Say what is wrong or surprising in a config.")
-@reads_file(counts=True)
+@reads_file(counts=True, reports=True)
 def check(
     job: Job,
+    view: View,
 ) -> int:
     """Check one file."""
     from bridge.cli.convert import check
 
-    return check(job)
+    return check(job, view)
 
 
 @app.command(help=LAYOUT, short_help="Show stages, bytes and collectives of a config's plan.")
@@ -411,11 +418,12 @@ def drift(
     job: Job,
     to_version: ToVersion = None,
     output: Output = None,
+    force: Force = False,
 ) -> int:
     """Compare one file in two releases."""
     from bridge.cli.drift import drift
 
-    return drift(job, to_version, output)
+    return drift(job, to_version, output, force)
 
 
 @app.command(help=FUZZ, short_help="Try generated configs of a stack, and print the smallest that fails.")

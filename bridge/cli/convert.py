@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
+from typing import Any
 
 from bridge import carry as carry_over
-from bridge import limits, report, stacks
+from bridge import limits, printed, report, stacks
 from bridge.cli import sidecar
 from bridge.cli.budget import bounded
 from bridge.cli.job import Job
+from bridge.cli.placing import differences, refuse_edited
 from bridge.cli.scripted import scripted
 from bridge.cli.sidecar import Sidecar
-from bridge.cli.terminal import console, content, note, print_json
+from bridge.cli.terminal import console, content, note, print_json, say
 from bridge.dialect import Config, Dialect, Written
 from bridge.errors import BridgeError, SourceError, TranslationError, VersionError
 from bridge.exits import Exit
@@ -38,40 +40,64 @@ from bridge.findings import Finding
 from bridge.releases import unknown_release
 from bridge.secrets import HIDDEN, keep_hidden
 from bridge.translation import Result, translate
+from bridge.view import USUAL, View
 
 STDIN = STDOUT = "-"
 
 
-def convert(
-    job: Job, to: str, to_version: str | None, output: Path | None, strict: bool, with_carry: bool, script: bool = False
-) -> int:
+@dataclass(frozen=True)
+class Asked:
+    """What a conversion is to do: the stack and release, where to write, what beside it, and what of the report is shown."""
+
+    to: str
+    to_version: str | None = None
+    output: Path | None = None
+    strict: bool = False
+    with_carry: bool = True
+    script: bool = False
+    force: bool = False
+    dry_run: bool = False
+    view: View = USUAL
+
+
+def convert(job: Job, asked: Asked) -> int:
     """Convert one file; the exit code."""
-    output = file_of(output, "the sidecar (OUT.carry.json)" if with_carry else "")
+    output = file_of(asked.output, "the sidecar (OUT.carry.json)" if asked.with_carry else "")
+    if output is None and asked.dry_run:
+        raise BridgeError("--dry-run: needs -o OUT; without it nothing is written")
 
     @bounded()
     def work() -> int:
-        target = stacks.load(to)
+        target = stacks.load(asked.to)
         with together(job):
-            beside = sidecar_of(job, with_carry)
+            beside = sidecar_of(job, asked.with_carry)
             if said := beside.note(job.file, target):
                 note(said)
-            result = translated(job, target, to_version, beside)
+            result = translated(job, target, asked.to_version, beside)
             result = replace(result, carry=_kept(job, result, output))
-        if strict and not (result.exact and not beside.edited):
+        if asked.strict and not (result.exact and not beside.edited):
             _refuse(result, job, beside)
         result = replace(result, put=written_for(result, output, _before(result, beside)) if output else None)
-        result = scripted(result, output) if script else result
-        texts = files(result, output, with_carry) if output else {}
+        result = scripted(result, output) if asked.script else result
+        texts = files(result, output, asked.with_carry) if output else {}
         not_over_input(job, texts)
-        with as_private_as(*beside.sources):
-            write_all(texts, texts.keys() - {output})
-        _say(result, job, output)
+        if output and not asked.dry_run:
+            with as_private_as(*beside.sources):
+                placed(texts, output, asked.force)
+        _say(result, job, replace(asked, output=output), texts)
         return report.exit_of(report.remarks_of(result), job.threshold)
 
     return answered(job, work)
 
 
-def check(job: Job) -> int:
+def placed(texts: Mapping[Path, str], output: Path, force: bool) -> None:
+    """Write all files or none; one that was edited is written over only by `force`."""
+    if not force:
+        refuse_edited(texts, output)
+    write_all(texts, texts.keys() - {output})
+
+
+def check(job: Job, view: View = USUAL) -> int:
     """Check one file; the exit code."""
 
     @bounded()
@@ -80,7 +106,7 @@ def check(job: Job) -> int:
         if job.json:
             print_json(report.check_json(config, job.threshold))
         else:
-            report.check_text(config, console(sys.stdout))
+            printed.check_text(config, console(sys.stdout), view)
         return report.exit_of(report.all_of(config), job.threshold)
 
     return answered(job, work)
@@ -256,8 +282,10 @@ def written_for(result: Result, output: Path, before: Before | None = None) -> W
 def files(result: Result, output: Path, with_carry: bool) -> dict[Path, str]:
     """What is written: the target, and what lies beside it."""
     written = result.put or written_for(result, output)
-    carried = {carry_over.beside(output): result.carry.text(written.text)} if with_carry else {}
-    return {**result.config.dialect.files(written, output), **carried}
+    texts = result.config.dialect.files(written, output)
+    others = {path.name: text for path, text in texts.items() if path != output}
+    carried = {carry_over.beside(output): result.carry.text(written.text, others)} if with_carry else {}
+    return {**texts, **carried}
 
 
 def file_of(output: Path | None, beside: str) -> Path | None:
@@ -288,18 +316,27 @@ def not_over_input(job: Job, texts: Iterable[Path]) -> None:
 
 def _refuse(result: Result, job: Job, beside: Sidecar) -> None:
     if not job.json:
-        report.text(result, console(sys.stderr))
+        printed.text(result, console(sys.stderr))
     lost = [finding for finding in result.findings if finding.matters]
     odd = [finding for finding in beside.findings if beside.edited and finding not in lost]
     problems = (f"{finding.path}: {f'{finding.how}: ' if finding.how else ''}{finding.message}" for finding in (*odd, *lost))
     raise TranslationError(*problems, "strict: nothing was written; drop --strict to accept the loss")
 
 
-def _say(result: Result, job: Job, output: Path | None) -> None:
+def _say(result: Result, job: Job, asked: Asked, texts: Mapping[Path, str]) -> None:
+    changes = [*differences(texts, asked.output)] if asked.output and asked.dry_run else []
     if job.json:
-        print_json(report.as_json(result, job.threshold))
-    elif output:
-        report.text(result, console(sys.stdout))
+        print_json({**report.as_json(result, job.threshold), **_files(texts, changes if asked.dry_run else None)})
+    elif asked.output:
+        printed.text(result, console(sys.stdout), asked.view, () if asked.dry_run else tuple(texts))
+        for line in changes:
+            say(line)
     else:
         content(result.written.text)
-        report.text(result, console(sys.stderr))
+        printed.text(result, console(sys.stderr), asked.view)
+
+
+def _files(texts: Iterable[Path], changes: Sequence[str] | None) -> dict[str, Any]:
+    """What was written, or would be."""
+    files = {"files": list(map(str, texts))} if texts else {}
+    return files if changes is None else {**files, "dry_run": True, "changes": list(changes)}

@@ -7,18 +7,28 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from bridge import report
+from bridge import drifted, report
 from bridge.cli.budget import bounded
-from bridge.cli.convert import STDIN, answered, dialect_of, document_of, file_of, format_for, not_over_input, read_as, release_of
+from bridge.cli.convert import (
+    STDIN,
+    answered,
+    dialect_of,
+    document_of,
+    file_of,
+    format_for,
+    not_over_input,
+    placed,
+    read_as,
+    release_of,
+)
 from bridge.cli.job import Job
 from bridge.cli.terminal import console, content, print_json
 from bridge.drift import Drift
 from bridge.drift import drift as compare
 from bridge.errors import TranslationError
-from bridge.files import write_all
 
 
-def drift(job: Job, to_version: str | None, output: Path | None) -> int:
+def drift(job: Job, to_version: str | None, output: Path | None, force: bool = False) -> int:
     """Compare one file in two releases; the exit code."""
     output = file_of(output, "")
 
@@ -30,20 +40,20 @@ def drift(job: Job, to_version: str | None, output: Path | None) -> int:
         found = compare(partial(read_as, job, dialect, document), dialect.release(old), dialect.release(new))
         found = replace(found, remarks=(*said, *also, *found.remarks))
         if output:
-            _write(job, found, output)
+            _write(job, found, output, force)
         _say(job, found, output)
         return report.exit_of((*found.changes, *found.remarks), job.threshold)
 
     return answered(job, work)
 
 
-def _write(job: Job, found: Drift, output: Path) -> None:
+def _write(job: Job, found: Drift, output: Path, force: bool) -> None:
     if found.migrated is None:
         raise TranslationError(f"{output}: nothing to write; {found.version} accepts no part of {job.file}")
     dialect = found.before.dialect
     texts = dialect.files(dialect.render(found.migrated, format_for(dialect, output)), output)
     not_over_input(job, texts)
-    write_all(texts, texts.keys() - {output})
+    placed(texts, output, force)
 
 
 def _say(job: Job, found: Drift, output: Path | None) -> None:
@@ -51,7 +61,7 @@ def _say(job: Job, found: Drift, output: Path | None) -> None:
     if job.json:
         print_json(report.drift_json(found, format, job.threshold))
     elif output or found.migrated is None:
-        report.drift_text(found, console(sys.stdout))
+        drifted.drift_text(found, console(sys.stdout))
     else:
         content(found.migrated.text(format))
-        report.drift_text(found, console(sys.stderr))
+        drifted.drift_text(found, console(sys.stderr))

@@ -45,12 +45,12 @@ class Job:
         return Effect.NUMBERS if self.fail_on is None else effect_named(self.fail_on)
 
 
-def effect_named(words: str) -> Effect:
+def effect_named(words: str, option: str = "--fail-on") -> Effect:
     """The one effect that `words` name, in whole or in part: `different numbers`, `memory`, `stops`."""
     said = words.lower().replace("-", " ").replace("_", " ").strip()
     found = [effect for effect in Effect if said == effect] or [effect for effect in Effect if said and said in effect]
     if len(found) != 1:
-        raise BridgeError(f"--fail-on: found {words!r}, expected one of {', '.join(Effect)}{nearest(said, tuple(Effect))}")
+        raise BridgeError(f"{option}: found {words!r}, expected one of {', '.join(Effect)}{nearest(said, tuple(Effect))}")
     return found[0]
 
 

@@ -19,6 +19,7 @@ from bridge.cli.terminal import console, print_json
 from bridge.engine.fields import beyond
 from bridge.errors import BridgeError, ConfigError
 from bridge.findings import Finding
+from bridge.grid import Grid
 from bridge.layout.architecture import PRESETS, Architecture
 from bridge.layout.mesh import AXES, Mesh
 from bridge.layout.outline import Outline
@@ -30,7 +31,6 @@ from bridge.translation import lift
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
 FILE = "file"
 """The model that the config itself states."""
@@ -259,8 +259,8 @@ def _show(outline: Outline, findings: Sequence[Finding], out: Console) -> None:
     out.print("Activations, buffers of the allocator and of collectives come on top.")
 
 
-def _mesh(mesh: Mesh) -> Table:
-    table = report.table_of("Groups", "axis", "ranks", "apart", "groups")
+def _mesh(mesh: Mesh) -> Grid:
+    table = Grid("Groups", ("axis", "ranks", "apart", "groups"))
     for name, axis in mesh.axes.items():
         if axis.size > 1:
             table.add_row(name, str(axis.size), str(axis.stride), _groups(mesh.groups(name)))
@@ -297,18 +297,15 @@ def _weight(content: Mapping[str, Any]) -> tuple[int, int]:
     return content["bytes"]["total"], sum(call["bytes"] for call in content["collectives"])
 
 
-def _stages(outline: Outline, content: Mapping[str, Any], title: str) -> Table:
+def _stages(outline: Outline, content: Mapping[str, Any], title: str) -> Grid:
     columns = ("layers", "stages", "parameters", "weights", "gradients", "their slice", "master", "moments", "in all")
-    table = report.table_of(title, *columns)
-    _right(table)
+    table = Grid(title, columns, numbers=True)
     for row in _rows(outline, content["flats"]):
         table.add_row(*row)
     sizes = content["bytes"]
-    table.add_section()
     kept = [_size(sizes[kind]) for kind in KINDS]
     table.add_row("kept", "", f"{content['parameters']:,}", *kept[:2], "", *kept[2:], _size(sizes["total"]), style="bold")
     table.caption = "; ".join(_buffers(content["flats"], kind) for kind in ("weights", "gradients"))
-    table.caption_justify = "left"
     return table
 
 
@@ -343,19 +340,11 @@ def _buffers(flats: Iterable[Mapping[str, Any]], kind: str) -> str:
     return f"{kind}: {number} of {len(parts)} whole at once ({', '.join(formats)})"
 
 
-def _collectives(calls: Iterable[Mapping[str, Any]], title: str) -> Table:
-    table = report.table_of(title, "collective", "calls", "moved", "a call")
-    _right(table)
+def _collectives(calls: Iterable[Mapping[str, Any]], title: str) -> Grid:
+    table = Grid(title, ("collective", "calls", "moved", "a call"), numbers=True)
     for call in calls:
         table.add_row(call["name"], f"{call['count']:,}", _size(call["bytes"]), _size(call["bytes"] / call["count"]))
     return table
-
-
-def _right(table: Table) -> None:
-    """Numbers stand on the right, and names on one line."""
-    table.columns[0].no_wrap = True
-    for column in table.columns[1:]:
-        column.justify, column.no_wrap = "right", True
 
 
 def _size(number: float) -> str:

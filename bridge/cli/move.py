@@ -14,7 +14,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from bridge import launching, report, stacks
+from bridge import launching, printed, report, stacks
 from bridge.clean import clean
 from bridge.cli import convert
 from bridge.cli.budget import bounded
@@ -376,7 +376,7 @@ def _report(source: Source, target: Target, files: Files, findings: tuple[Findin
     for finding in (*target.saves.findings, *target.hub.findings, *files.findings):
         screen.print(f"  {finding.effect}: {finding.path}: {finding.message}", markup=False, soft_wrap=True)
     if target.result:
-        report.text(target.result, screen)
+        printed.text(target.result, screen)
     else:
         screen.print(f"Config: {target.written.file}, as it was", markup=False)
         for finding in report.all_of(target.config):

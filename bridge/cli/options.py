@@ -10,8 +10,9 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from bridge.cli.job import Job
+from bridge.cli.job import Job, effect_named
 from bridge.limits import COUNT, RANKS
+from bridge.view import View
 
 STDOUT = "-"
 
@@ -112,6 +113,16 @@ Timeout = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the report (docs/json.md).")]
 
+All = Annotated[bool, typer.Option("--all", help="Show what is without effect on the run, too.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="The verdict alone, in one line.")]
+Only = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option("--only", metavar="EFFECT", help="Show only this effect: stops, numbers, rounding, memory, same numbers."),
+]
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show where each written value comes from.")]
+Force = Annotated[bool, typer.Option("--force", help="Write over files that were edited, or that something else wrote.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would change in which file, and write nothing.")]
+
 JsonSteps = Annotated[bool, typer.Option("--json", help="Print one JSON object a step.")]
 Ranks = Annotated[
     Optional[int],  # noqa: UP045
@@ -135,25 +146,36 @@ READING: Mapping[str, tuple[str, Any, Any]] = {
 """How FILE is read: for each option its name in a `Job`, what it takes, and what it is where nobody gives it."""
 COUNTING: Mapping[str, tuple[str, Any, Any]] = {"fail_on": ("fail_on", FailOn, None)}
 """Which of its findings count."""
+VIEWING: Mapping[str, tuple[str, Any, Any]] = {
+    "everything": ("everything", All, False),
+    "quiet": ("quiet", Quiet, False),
+    "only": ("only", Only, None),
+    "origins": ("origins", Verbose, False),
+}
+"""What of its report is shown."""
 
 Command = Callable[..., int]
 
 
-def reads_file(*, counts: bool = False, **otherwise: Any) -> Callable[[Command], Command]:
+def reads_file(*, counts: bool = False, reports: bool = False, **otherwise: Any) -> Callable[[Command], Command]:
     """A command of a `Job` becomes one of FILE and the options of `READING`, some of them declared `otherwise`.
 
-    With `counts`, `--fail-on` says which of its findings decide the exit code.
+    With `counts`, `--fail-on` says which of its findings decide the exit code; with `reports` it takes a `view` of its report.
     """
     options = {**READING, **(COUNTING if counts else {})}
+    viewing = VIEWING if reports else {}
 
     def made(command: Command) -> Command:
         @wraps(command)
         def run(file: str, **given: Any) -> int:
             said = {field: given.pop(name) for name, (field, _, _) in options.items()}
+            if viewing:
+                given["view"] = _view({field: given.pop(name) for name, (field, _, _) in viewing.items()})
             return command(Job(file, **{field: value for field, value in said.items() if value is not None}), **given)
 
-        own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-        shared = [_parameter(name, otherwise.get(name, kind), default) for name, (_, kind, default) in options.items()]
+        own = [one for one in inspect.signature(command, eval_str=True).parameters.values() if one.name not in ("job", "view")]
+        every = {**viewing, **options}
+        shared = [_parameter(name, otherwise.get(name, kind), default) for name, (_, kind, default) in every.items()]
         named = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
         parameters = [_parameter("file", File), *named, *shared]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -161,6 +183,14 @@ def reads_file(*, counts: bool = False, **otherwise: Any) -> Callable[[Command],
         return run
 
     return made
+
+
+SHORT = {"numbers": "different numbers"}
+"""What `--only` takes for an effect beside a part of its name."""
+
+
+def _view(given: dict[str, Any]) -> View:
+    return View(**{**given, "only": tuple(effect_named(SHORT.get(words, words), "--only") for words in given["only"] or ())})
 
 
 def _parameter(name: str, kind: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:

@@ -16,12 +16,12 @@ from bridge.dialect import Dialect
 from bridge.errors import BridgeError, ConfigError
 from bridge.exits import Exit
 from bridge.findings import Disagreement
+from bridge.grid import Grid
 from bridge.reference import Arrival, Entry, Span
 from bridge.rules import Effect
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
 
 def show(name: str, field: str | None, as_json: bool) -> int:
@@ -79,15 +79,13 @@ def _field(entry: Entry, console: Console) -> None:
     console.print(_elsewhere(entry))
 
 
-def _facts(entry: Entry) -> Table:
-    from rich import box
+def _facts(entry: Entry) -> Grid:
     from rich.markup import escape
-    from rich.table import Table
 
-    table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
+    table = Grid("", ("", ""))
     for name, value in _rows(entry):
-        if value:
-            table.add_row(name, escape(value))
+        for place, line in enumerate(value.splitlines()):
+            table.add_row("" if place else name, escape(line))
     return table
 
 
@@ -132,7 +130,7 @@ def effect_of(entry: Entry) -> str:
     return str(entry.effect) if entry.effect else reference.DEPENDS
 
 
-def _elsewhere(entry: Entry) -> Table:
+def _elsewhere(entry: Entry) -> Grid:
     from rich.markup import escape
 
     table = _table("In the other stacks", "stack", "there", "how", "why")
@@ -147,15 +145,10 @@ def place_of(arrival: Arrival) -> str:
     return ", ".join((*arrival.paths, *always)) or "-"
 
 
-def _table(title: str, *columns: str) -> Table:
-    from rich import box
+def _table(title: str, *columns: str) -> Grid:
     from rich.markup import escape
-    from rich.table import Table
 
-    table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold", ratio=2 if column == "there" else None)
-    return table
+    return Grid(escape(title), columns)
 
 
 def _list(dialect: Dialect, sections: Sections, console: Console) -> None:

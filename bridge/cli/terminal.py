@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from bridge.clean import brief, clean, clean_block
 from bridge.secrets import HIDDEN, hide
@@ -14,7 +16,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 PIPE_WIDTH = 120
-"""Columns of a report that does not go to a terminal."""
+"""Columns of a report that does not go to a terminal, where COLUMNS does not say."""
+LEAST = 40
+"""Columns below which nothing gets narrower."""
 
 
 def say(line: str, stream: Any = None) -> None:
@@ -47,15 +51,42 @@ def content(text: str) -> None:
         note("note: secrets of the file are hidden here; -o OUT writes them")
 
 
+class Trimmed:
+    """A stream that is no terminal; no line of what is written to it ends in blanks."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        """Write without the blanks before line ends."""
+        self.stream.write(BLANK_ENDS.sub("", text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+BLANK_ENDS = re.compile(r" +(?=\n)")
+
+
 def console(stream: Any) -> Console:
     """A console on `stream`: colour and the terminal's width on a terminal, neither in a pipe."""
     from rich.console import Console
 
     class Clean(Console):
-        """Prints texts cleaned; cells of tables are cleaned by `bridge.report.table_of`."""
+        """Prints texts cleaned; cells of tables are cleaned by `bridge.grid`."""
 
         def print(self, *objects: Any, **options: Any) -> None:
             """As rich does, with texts cleaned."""
             super().print(*(hide(clean_block(item)) if isinstance(item, str) else item for item in objects), **options)
 
-    return Clean(file=stream, width=None if stream.isatty() else PIPE_WIDTH, highlight=False)
+    file = stream if stream.isatty() else cast("IO[str]", Trimmed(stream))
+    return Clean(file=file, width=_width(stream), highlight=False)
+
+
+def _width(stream: Any) -> int | None:
+    """Columns of a report: what COLUMNS says, else the terminal's own (None)."""
+    said = os.environ.get("COLUMNS", "")
+    if said.isdecimal() and int(said):
+        return max(LEAST, min(int(said), 1000))
+    return None if stream.isatty() else PIPE_WIDTH

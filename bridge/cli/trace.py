@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,10 +17,10 @@ from bridge.cli.terminal import console, print_json, say
 from bridge.errors import BridgeError, nearest
 from bridge.exits import Exit
 from bridge.files import write_all, write_text
+from bridge.grid import Grid
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from bridge.trace.comparison import Comparison, Line
     from bridge.trace.run import Entry, Run
@@ -194,15 +195,12 @@ def _row(line: Line, before: Line) -> tuple[str, ...]:
     return str(line.name), line.verdict, f"{line.distance:.2g}", f"{line.bound:.2g}", cause
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    from rich.table import Table
-    from rich.text import Text
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Grid:
+    from rich.markup import escape
 
-    table = Table(box=None, pad_edge=False)
-    for head in heads:
-        table.add_column(head, overflow="fold")
+    table = Grid("", heads)
     for row in rows:
-        table.add_row(*(Text(clean(cell)) for cell in row))
+        table.add_row(*map(escape, row))
     return table
 
 
@@ -241,7 +239,7 @@ def _statistics(summary: Summary) -> dict[str, float | None]:
 def _list(run: Run, entries: Sequence[Entry], microbatches: bool) -> None:
     out = console(sys.stdout)
     out.print(f"{run.folder}: {_layout(run)}", markup=False, soft_wrap=True)
-    if not sys.stdout.isatty():
+    if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
         out.width = WIDE
     rows = (row for entry in entries for row in _lines(entry, microbatches))
     heads = ("tensor", "shape", "type", "mean", "std", "min", "max", "norm", "samples")

@@ -13,7 +13,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge import report as reports
 from bridge import stacks
 from bridge.cli.convert import STDIN, answered, read, standard_input, within
 from bridge.cli.job import Job
@@ -23,6 +22,7 @@ from bridge.dialect import Config
 from bridge.errors import BridgeError
 from bridge.exits import Exit
 from bridge.files import as_private_as, write_text
+from bridge.grid import Grid
 from bridge.translation import Result, translate
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def _target(source: Config, options: Options) -> Result:
 def _show(found: Fields) -> None:
     out = console(sys.stdout)
     out.print(_verdict(found), markup=False, soft_wrap=True)
-    table = reports.table_of("", "run", "engine", "loss", "gradient norm", "furthest tensor", "verdict")
+    table = Grid("", ("run", "engine", "loss", "gradient norm", "furthest tensor", "verdict"))
     for run in found["runs"]:
         table.add_row(*_cells(run))
     out.print(table)

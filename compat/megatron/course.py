@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bridge.rules import EFFECTS, Context, Effect, Group, Rule, convert, counted, each_only_ours, rename, switched_off
-from compat.megatron.learning_rate import as_counted, steps
+from compat.megatron.learning_rate import as_counted, becomes, steps
 
 GATHERED = ("manual_gc", "manual_gc_interval")
 MINUTES = "distributed_timeout_minutes"
@@ -22,7 +22,8 @@ LENGTH = convert(
     lambda values, context: as_counted({"train_iters": values.get("run.steps")}, values, context),
     sees=("global_batch_size", "batch.global_"),
     blurs=_between,
-    lossy="a number of samples becomes whole optimizer steps",
+    lossy="counts of samples and fractions become whole optimizer steps",
+    becomes=becomes,
     source="training.py: update_train_iters",
 )
 

@@ -51,6 +51,26 @@ def steps(values: Group, name: str) -> int | None:
     return max(1, round(samples / batch)) if batch else None
 
 
+def becomes(path: str, values: Group) -> str:
+    """What a count of samples, or a fraction, turns into: whole optimizer steps, and from how many."""
+    value, batch = values.get(path), values.get("global_batch_size")
+    if not value:
+        return ""
+    if path.endswith("_samples") and batch:
+        return _rounded(f"{value} samples", value / batch, max(1, round(value / batch)))
+    total = steps(values, "lr_decay") or steps(values, "train")
+    if path == "lr_warmup_fraction" and total:
+        return _rounded(f"{value} of {total} steps", value * total, round(value * total))
+    return ""
+
+
+def _rounded(said: str, exact: float, whole: int) -> str:
+    if exact == whole:
+        return ""
+    near = f"{exact:.1f}" if round(exact, 1) != whole else repr(exact)
+    return f"{said} -> {whole} steps, rounded {'up' if whole > exact else 'down'} from {near}"
+
+
 def _warmup(values: Group, total: int | None) -> int | None:
     fraction = values.get("lr_warmup_fraction")
     if fraction is None:
@@ -138,5 +158,6 @@ RULE = convert(
         "lr_wsd_decay_style": "optimizer.schedule.decay_shape",
     },
     lossy="counts of samples and fractions become whole optimizer steps",
+    becomes=becomes,
     source="training.py: get_optimizer_param_scheduler; the decay ends with training unless told otherwise",
 )

@@ -116,9 +116,8 @@ class Seen:
     @property
     def announced(self) -> str:
         """Settings that the report says come to other numbers, or to no run, here or on some machines."""
-        lost = self.report.partition("Lost or changed")[2].partition("Written for")[0]
-        rows = re.split(r"\n (?=\S)", lost)
-        return ", ".join(row.split()[0] for row in rows if re.search(r"different\s+numbers:|the\s+run\s+stops", row))
+        blocks = re.findall(r"^(?:The run stops|Different numbers)\n((?: .*\n)+)", self.report, re.MULTILINE)
+        return ", ".join(re.findall(r"^ {2}(?:\d+ | {2,3})(?! )([^\s:]+)", "".join(blocks), re.MULTILINE))
 
     def __str__(self) -> str:
         seen = f"{self.losses[0]:.4f} -> {self.losses[-1]:.4f}" if self.trained else f"failed: {self.failure}"

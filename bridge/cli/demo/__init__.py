@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bridge import report, stacks
+from bridge import printed, report, stacks
 from bridge.cli import convert
 from bridge.cli.job import Job
 from bridge.cli.sidecar import Sidecar
@@ -49,7 +49,7 @@ def demo(folder: Path, train: bool = True, silence: float | None = None, timeout
     }
     write_all(texts)
     out = console(sys.stdout)
-    report.text(result, out)
+    printed.text(result, out, files=tuple(texts))
     there = _job(folder / TARGET)
     back = convert.translated(there, result.source.dialect, result.source.version, convert.sidecar_of(there))
     write_all(convert.files(back, folder / BACK, with_carry=False))

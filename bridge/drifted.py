@@ -1,0 +1,61 @@
+"""What a file means in two releases, as people read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from bridge.config import shown
+from bridge.drift import Change, Drift, Kind
+from bridge.grid import Grid
+from bridge.printed import EFFECT_STYLE, first, name, release_named, remarks
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def drift_text(drift: Drift, console: Console) -> None:
+    """Print what a file means in two releases: the differences first, then what the migrated file says otherwise."""
+    before, to = drift.before, release_named(drift.before.dialect, drift.version)
+    first(drift.remarks, console)
+    verdict = "means the same" if drift.same else "means something else" if drift.after else f"is refused by {drift.version}"
+    console.print(f"[bold]{name(before)}[/] -> [bold]{to}[/]: the file {verdict}")
+    if drift.changes:
+        console.print(_changes("What differs", drift.changes, before.version, drift.version))
+    if drift.remarks:
+        console.print(remarks(f"{drift.version} adds", drift.remarks))
+    for title, settings in ((f"only in {drift.version}", drift.new), (f"only in {before.version}", drift.lapsed)):
+        if settings:
+            console.print(f"{len(settings)} settings {title}, none of them in the file", markup=False)
+    _migrated(drift, console)
+
+
+def _changes(title: str, changes: Iterable[Change], old: str, new: str) -> Grid:
+    from rich.markup import escape
+
+    rows = Grid(title, ("setting", old, new, "why"))
+    for change in sorted(changes, key=lambda change: (change.effect.rank, list(Kind).index(change.kind))):
+        where = f"{change.path} (line {change.origin.line})" if change.origin and change.origin.line else change.path
+        plain = change.kind in (Kind.DEFAULT, Kind.DERIVED)
+        why = f"[{EFFECT_STYLE[change.effect]}]{change.effect}[/]: {change.kind}{'' if plain else '; ' + escape(change.message)}"
+        rows.add_row(escape(where), escape(_said(change.before)), escape(_said(change.after)), why)
+    return rows
+
+
+def _said(value: Any) -> str:
+    return "-" if value is None else shown(value, 24)
+
+
+def _migrated(drift: Drift, console: Console) -> None:
+    from rich.markup import escape
+
+    if drift.migrated is None:
+        console.print(f"{drift.version} accepts no part of the file: nothing to write")
+        return
+    if drift.edits:
+        rows = Grid(f"To mean the same in {drift.version}", ("setting", "in the file", "to write"))
+        for path, (old, new) in drift.edits.items():
+            rows.add_row(*map(escape, (path, _said(old), _said(new))))
+        console.print(rows)
+    if drift.left:
+        console.print(_changes("What no file says there", drift.left, drift.before.version, drift.version))

@@ -1,0 +1,283 @@
+"""Reports as people read them: a verdict in one line, then what matters, one row a cause, in the words of file and target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING
+
+from bridge import launching
+from bridge.clean import clean
+from bridge.config import shown
+from bridge.dialect import Config, Dialect
+from bridge.findings import UNKNOWN, Finding, Origin
+from bridge.grid import Grid, Hung, marked
+from bridge.report import all_of
+from bridge.rules import Effect, How
+from bridge.translation import FieldReport, Result
+from bridge.view import USUAL, View
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+EFFECT_STYLE = dict(zip(Effect, ("bold white on red", "bold red", "yellow", "cyan", "dim"), strict=True))
+SAME = {Effect.ROUNDING: "same up to rounding", Effect.COST: "same run", Effect.NONE: "same run"}
+AS_WRITTEN = {Effect.ROUNDING: "as written, up to rounding", Effect.COST: "as written", Effect.NONE: "as written"}
+FATES = {How.DERIVED: "in other words", How.APPROXIMATE: "in part"}
+"""What became of a value that was not dropped and that no single value of the target stands for."""
+NEAR = 3
+"""Settings of the target that are named for one of the source."""
+LONG = 40
+"""Characters of a value that are shown."""
+
+
+@dataclass
+class Cause:
+    """One reason, with all that fares alike for it."""
+
+    effect: Effect
+    message: str
+    findings: list[Finding] = field(default_factory=list)
+
+
+def causes(findings: Iterable[Finding]) -> list[Cause]:
+    """Findings by their reasons, from the worst effect on; the same remark is taken once."""
+    rows: dict[tuple[str, Effect], Cause] = {}
+    for finding in sorted(_once(findings), key=lambda one: (one.effect.rank, not one.given)):
+        row = rows.setdefault((finding.message, finding.effect), Cause(finding.effect, finding.message))
+        row.findings.append(finding)
+    return list(rows.values())
+
+
+def _once(findings: Iterable[Finding]) -> Iterator[Finding]:
+    told = set[tuple[str, str, Effect, bool]]()
+    for finding in findings:
+        key = (finding.path, finding.message, finding.effect, finding.how is How.MISSING)
+        if key not in told:
+            told.add(key)
+            yield finding
+
+
+# The verdict
+
+
+def verdict(findings: Iterable[Finding], same: Mapping[Effect, str] = SAME, other: str = "different numbers") -> str:
+    """One line: whether it is the same run, else how many things make it another one."""
+    found = list(_once(findings))
+    told = causes(finding for finding in found if finding.how is not How.MISSING)
+    open_ = [finding for finding in found if finding.how is How.MISSING and finding.effect.reaches(Effect.NUMBERS)]
+    lacks = f"{_number(len(open_), 'setting')} still to be added" if open_ else ""
+    for effect, words in ((Effect.STOPS, "will not start"), (Effect.NUMBERS, other)):
+        count = sum(cause.effect is effect for cause in told)
+        stopped = effect is Effect.STOPS and any(finding.effect is effect for finding in open_)
+        if count or stopped:
+            return f"{words}: {', '.join(filter(None, (_number(count, 'thing') if count else '', lacks)))}"
+    if lacks:
+        return f"not whole yet: {lacks}"
+    return _alike(told, same)
+
+
+def _alike(told: Sequence[Cause], same: Mapping[Effect, str]) -> str:
+    worst = min((cause.effect for cause in told), key=lambda effect: effect.rank, default=Effect.NONE)
+    cost = sum(cause.effect is Effect.COST for cause in told)
+    return same[worst] + (f"; {_number(cost, 'thing')} of memory or speed" if cost else "")
+
+
+def _number(count: int, word: str) -> str:
+    return f"{count} {word}{'' if count == 1 else 's'}"
+
+
+def _judged(said: str, findings: Iterable[Finding], console: Console) -> None:
+    """The first line, in the colour of the worst effect."""
+    worst = min((finding.effect for finding in findings), key=lambda effect: effect.rank, default=Effect.NONE)
+    style = "bold green" if not worst.reaches(Effect.NUMBERS) else EFFECT_STYLE[worst]
+    console.print(Hung(marked(f"[{style}]{said}[/]")))
+
+
+# What is shown
+
+
+def text(result: Result, console: Console, view: View = USUAL, files: Sequence[Path] = ()) -> None:
+    """Print a translation: the verdict, what matters, and what belongs beside the file; `files` are those that were written."""
+    source, target = result.source, result.config
+    told = (*all_of(source), *result.findings, *result.missing)
+    first(told, console)
+    _judged(verdict(told), told, console)
+    if view.quiet:
+        return
+    console.print(Hung(marked(f"{name(source)} -> {name(target)}, {target.world_size or '?'} ranks")))
+    _causes(told, console, view, result.fields)
+    _missing(told, console)
+    if view.origins:
+        console.print()
+        console.print(_origins(result))
+    _outside(result, console, None if view.origins else next((path for path in files if path.name.endswith(".code.py")), None))
+    _footer(told, console, view, result)
+    listed(files, console)
+
+
+def check_text(config: Config, console: Console, view: View = USUAL) -> None:
+    """Print what there is to say about one config."""
+    told, view = all_of(config), replace(view, everything=True)
+    first(told, console)
+    _judged(verdict(told, AS_WRITTEN, "different numbers than written"), told, console)
+    if view.quiet:
+        return
+    console.print(Hung(marked(f"{name(config)}, {_number(len(config.given), 'setting')} given")))
+    _causes(told, console, view)
+    _missing(told, console)
+    _footer(told, console, view)
+
+
+def first(findings: Iterable[Finding], console: Console) -> None:
+    """What puts the whole report in doubt."""
+    for message in dict.fromkeys(finding.message for finding in findings if finding.rule == UNKNOWN):
+        console.print(clean(message), markup=False, highlight=False, soft_wrap=True)
+
+
+def name(config: Config) -> str:
+    """A stack and its release."""
+    return release_named(config.dialect, config.version)
+
+
+def release_named(dialect: Dialect, version: str) -> str:
+    """A stack and a release; that it is the newest known one is said, as it is taken where none was named."""
+    return f"{dialect.title} {version}{' (newest known)' if version == dialect.newest else ''}"
+
+
+def _causes(findings: Iterable[Finding], console: Console, view: View, fields: Sequence[FieldReport] = ()) -> None:
+    """One block for each effect, in it one row for each cause."""
+    told = causes(finding for finding in findings if finding.how is not How.MISSING and finding.rule != UNKNOWN)
+    for effect in filter(view.shows, Effect):
+        rows = [cause for cause in told if cause.effect is effect]
+        if rows:
+            console.print()
+            console.print(Hung(marked(f"[{EFFECT_STYLE[effect]}]{effect.capitalize()}[/]")))
+        for number, cause in enumerate(rows, 1):
+            for line in _row(cause, f"{number}" if effect.reaches(Effect.NUMBERS) else "", console.width, fields):
+                console.print(line)
+
+
+def _row(cause: Cause, number: str, width: int, fields: Sequence[FieldReport]) -> Iterator[Hung]:
+    """A cause: its settings, each with what becomes of its value, and why."""
+    from rich.markup import escape
+
+    heads = [escape(_head(finding, fields)) for finding in cause.findings]
+    if not cause.effect.reaches(Effect.ROUNDING):
+        heads = [", ".join(heads)]
+    indent, why = len(number) + 1 if number else 0, escape(cause.message)
+    label = f"{number} " if number else ""
+    if len(heads) == 1 and len(heads[0]) + len(why) + indent + 4 <= width:
+        yield Hung(marked(f"{label}{heads[0]}: {why}"), 2, 4 + indent)
+        return
+    for place, head in enumerate(heads):
+        yield Hung(marked(f"{'' if place else label}{head}"), 2 + (indent if place else 0), 4 + indent)
+    yield Hung(marked(why), 4 + indent, 4 + indent)
+
+
+def _head(finding: Finding, fields: Sequence[FieldReport]) -> str:
+    """A setting, where it stands, and what becomes of its value."""
+    place, change = _place(finding), _change(finding, fields)
+    return f"{finding.path}{f' ({place})' if place else ''}{f' {change}' if change else ''}"
+
+
+def _change(finding: Finding, fields: Sequence[FieldReport]) -> str:
+    """A change from value to value, in the words of the target where one of its settings stands for it."""
+    if finding.change or finding.how is None:
+        return finding.change
+    if finding.how is How.DEFAULTED:
+        return f"nothing -> {shown(finding.after, LONG)}"
+    before = f"{shown(finding.before, LONG)} " if finding.before is not None else ""
+    targets = [field for field in fields if finding.path in field.sources]
+    near = [field for field in targets if field.how is How.APPROXIMATE] or targets
+    if finding.how is not How.DROPPED and 0 < len(near) <= NEAR and finding.effect is not Effect.NONE:
+        return f"{before}-> {', '.join(f'{field.path} {shown(field.value, LONG)}' for field in near)}"
+    if finding.how is How.DROPPED or finding.after is None:
+        return f"{before}-> {FATES.get(finding.how, 'nothing')}"
+    return f"{before}-> {shown(finding.after, LONG)}"
+
+
+def _place(finding: Finding) -> str:
+    """Where the setting was written; a spelling that says no more than its path is left out."""
+    return _at(finding.origin, finding.path)
+
+
+def _at(origin: Origin | None, path: str) -> str:
+    if origin is None:
+        return ""
+    alike = origin.spelling.lstrip("-").replace("-", "_") == path
+    return str(replace(origin, spelling="") if alike else origin)
+
+
+def _missing(findings: Iterable[Finding], console: Console) -> None:
+    """What is still to be added; never left out."""
+    lacking = [finding for finding in _once(findings) if finding.how is How.MISSING]
+    if lacking:
+        console.print()
+        console.print(remarks("You still have to add", lacking))
+
+
+def remarks(title: str, findings: Iterable[Finding]) -> Grid:
+    """Findings as a table: the setting and what there is to say."""
+    from rich.markup import escape
+
+    table = Grid(title, ("setting", "what"))
+    for finding in sorted(findings, key=lambda one: (one.effect.rank, not one.given)):
+        place = _place(finding)
+        where = f"{finding.path} ({place})" if place else finding.path
+        table.add_row(escape(where), f"[{EFFECT_STYLE[finding.effect]}]{finding.effect}[/]: {escape(finding.message)}")
+    return table
+
+
+def _origins(result: Result) -> Grid:
+    """Every written value, with what it comes from."""
+    from rich.markup import escape
+
+    origins = result.source.origins
+    table = Grid(f"Written for {result.config.dialect.title}", ("setting", "value", "from", "how"))
+    for field_ in result.fields:
+        lines = ((path, origins.get(path)) for path in field_.sources)
+        from_ = ", ".join(f"{path} (line {at.line})" if at and at.line else path for path, at in lines)
+        row = (field_.path, shown(field_.value), from_ or f"default of {field_.default_of}", str(field_.how))
+        table.add_row(*map(escape, row))
+    return table
+
+
+def _outside(result: Result, console: Console, code: Path | None) -> None:
+    """What the target keeps outside its file: code, or the file that it lies in, environment, launch command."""
+    written = result.written
+    if written.snippet and code:
+        console.print(f"\nIn the training script: what stands in {code.name}", markup=False)
+    elif written.snippet:
+        console.print("\n[bold]In the training script[/]")
+        console.print(written.snippet.rstrip(), markup=False, highlight=False, soft_wrap=True)
+    if written.environment:
+        console.print("\n[bold]Environment[/]")
+        lines = (f"export {name}={quote(clean(value))}" for name, value in written.environment.items())
+        console.print("\n".join(lines), markup=False, soft_wrap=True)
+    if written.command:
+        console.print("\n[bold]Launch[/]")
+        console.print(clean(launching.line(written.command)), markup=False, highlight=False, soft_wrap=True)
+
+
+def _footer(findings: Iterable[Finding], console: Console, view: View, result: Result | None = None) -> None:
+    """How much is not shown, and what shows it."""
+    harmless = [finding for finding in _once(findings) if finding.effect is Effect.NONE and finding.how is not How.MISSING]
+    parts = []
+    if harmless and not view.shows(Effect.NONE):
+        parts.append(f"{len(harmless)} without effect (--all shows them)")
+    if result and not view.origins:
+        parts.append(f"{_number(len(result.fields), 'setting')} written (-v says where each comes from)")
+    if parts:
+        console.print()
+        console.print(Hung(marked("; ".join(parts))))
+
+
+def listed(files: Sequence[Path], console: Console) -> None:
+    """The files that were written."""
+    if files:
+        from rich.markup import escape
+
+        console.print(Hung(marked(escape(f"wrote {', '.join(map(str, files))}")), 0, 6))

@@ -1,0 +1,216 @@
+"""The report of a conversion as a person meets it: verdict, rows, widths, and what happens to files that were edited."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.cli import run
+from bridge.cli.demo import launch
+from bridge.findings import Finding
+from bridge.printed import causes, verdict
+from bridge.rules import Effect, How
+
+MODEL = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128 --lr 1e-3 "
+SAMPLED = MODEL + (
+    "--micro-batch-size 1 --global-batch-size 128 --bf16 --train-samples 1953125000 --lr-decay-samples 1949218748 "
+    "--lr-warmup-samples 3906252 --calculate-per-token-loss --attention-backend fused --manual-gc --num-workers 1 "
+    "--save checkpoints --save-interval 10 --eval-iters 3 --use-distributed-optimizer "
+    "--overlap-grad-reduce --overlap-param-gather"
+)
+
+Said = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Said:
+    """Runs the command line in a folder with two launches: exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    (tmp_path / "sampled.args").write_text(SAMPLED)
+    (tmp_path / "demo.args").write_text(launch())
+
+    def call(*words: str) -> tuple[int, str, str]:
+        code = run(list(words))
+        return code, *capsys.readouterr()
+
+    return call
+
+
+CONVERT = ("convert", "sampled.args", "--to", "deepspeed", "--world-size", "8")
+
+
+def finding(effect: Effect, message: str = "why", path: str = "x", how: How | None = How.DROPPED, **more: Any) -> Finding:
+    return Finding(path, message, effect, how=how, **more)
+
+
+class TestVerdict:
+    @pytest.mark.parametrize(
+        ("findings", "said"),
+        [
+            ([], "same run"),
+            ([finding(Effect.NONE)], "same run"),
+            ([finding(Effect.COST)], "same run; 1 thing of memory or speed"),
+            ([finding(Effect.ROUNDING), finding(Effect.COST)], "same up to rounding; 1 thing of memory or speed"),
+            ([finding(Effect.NUMBERS, "one"), finding(Effect.NUMBERS, "two")], "different numbers: 2 things"),
+            ([finding(Effect.NUMBERS), finding(Effect.NUMBERS, path="y")], "different numbers: 1 thing"),
+            ([finding(Effect.STOPS), finding(Effect.NUMBERS)], "will not start: 1 thing"),
+            ([finding(Effect.STOPS, how=How.MISSING)], "will not start: 1 setting still to be added"),
+            ([finding(Effect.NUMBERS, how=How.MISSING)], "not whole yet: 1 setting still to be added"),
+            ([finding(Effect.NONE, how=How.MISSING)], "same run"),
+            (
+                [finding(Effect.NUMBERS), finding(Effect.NUMBERS, how=How.MISSING)],
+                "different numbers: 1 thing, 1 setting still to be added",
+            ),
+        ],
+    )
+    def test_one_line(self, findings: list[Finding], said: str) -> None:
+        assert verdict(findings) == said
+
+    def test_a_remark_is_told_once_and_a_cause_has_one_row(self) -> None:
+        twice = [finding(Effect.NUMBERS, before=[1]), finding(Effect.NUMBERS, before=[1]), finding(Effect.NUMBERS, path="y")]
+        (row,) = causes(twice)
+        assert [one.path for one in row.findings] == ["x", "y"]
+
+    @pytest.mark.parametrize("file", ["sampled.args", "demo.args"])
+    def test_it_is_the_first_line_and_fits_the_exit_code(self, said: Said, file: str) -> None:
+        code, _, report = said("convert", file, "--to", "deepspeed", "--world-size", "8")
+        same = report.splitlines()[0].startswith("same")
+        assert (code == 0) is same and code in (0, 2)
+
+
+class TestRows:
+    def test_a_count_of_samples_says_what_it_becomes_and_of_what_it_is_rounded(self, said: Said) -> None:
+        text = said(*CONVERT)[2]
+        assert "lr_warmup_samples (line 1) 3906252 samples -> 30518 steps, rounded up from 30517.6\n" in text
+        assert "train_samples (line 1) 1953125000 samples -> 15258789 steps, rounded down from 15258789.1\n" in text
+        assert text.count("counts of samples and fractions become whole optimizer steps") == 1
+
+    def test_a_value_is_told_in_the_words_of_file_and_target(self, said: Said, tmp_path: Path) -> None:
+        (tmp_path / "x.args").write_text(SAMPLED.replace("--lr-warmup-samples 3906252", "--lr-warmup-samples 1280"))
+        text = said("convert", "x.args", "--to", "deepspeed", "--world-size", "8")[2]
+        assert re.search(r"lr_warmup_samples \(line 1\) 1280 -> code.scheduler.warmup_steps 10\n", text)
+
+    def test_what_is_without_effect_is_counted_and_shown_on_demand(self, said: Said) -> None:
+        _, _, usual = said(*CONVERT)
+        _, _, everything = said(*CONVERT, "--all")
+        count = int(re.findall(r"(\d+) without effect \(--all shows them\)", usual)[0])
+        findings = json.loads(said(*CONVERT, "--json")[1])["findings"]
+        assert count == sum(one["effect"] == "same numbers" for one in findings)
+        assert "save_interval" not in usual and "save_interval" in everything and "Same numbers" in everything
+
+    def test_quiet_is_one_line(self, said: Said) -> None:
+        assert said(*CONVERT, "-q")[2] == said(*CONVERT)[2].splitlines()[0] + "\n"
+        assert len(said("check", "demo.args", "--world-size", "8", "-q")[1].splitlines()) == 1
+
+    def test_only_one_effect(self, said: Said) -> None:
+        text = said(*CONVERT, "--only", "numbers")[2]
+        assert "Different numbers" in text and "Memory or speed" not in text and "overlap_param_gather" not in text
+        assert "--only: found 'loud', expected one of" in said(*CONVERT, "--only", "loud")[2]
+
+    def test_verbose_tells_where_each_written_value_comes_from(self, said: Said) -> None:
+        text = said("convert", "demo.args", "--to", "deepspeed", "--world-size", "8", "-v")[2]
+        row = next(line for line in text.splitlines() if line.startswith(" optimizer.params.eps"))
+        line = launch().splitlines().index("--adam-eps 1.0e-8") + 1
+        assert row.split() == ["optimizer.params.eps", "1e-08", "adam_eps", "(line", f"{line})", "exact"]
+
+    def test_a_check_shows_what_is_harmless_too(self, said: Said, tmp_path: Path) -> None:
+        (tmp_path / "x.args").write_text(SAMPLED + " --lr 2e-3")
+        assert "lr" in said("check", "x.args", "--world-size", "8")[1].partition("Same numbers")[2]
+
+
+WIDTHS = (60, 72, 80, 100, 120, 200)
+BESIDE = ("In the training script", "Launch\n", "wrote ")
+
+
+class TestWidths:
+    @pytest.mark.parametrize("width", WIDTHS)
+    @pytest.mark.parametrize("file", ["sampled.args", "demo.args"])
+    def test_no_character_is_lost_and_no_line_is_wider_or_ends_in_blanks(
+        self, said: Said, monkeypatch: pytest.MonkeyPatch, width: int, file: str
+    ) -> None:
+        words = ("convert", file, "--to", "deepspeed", "--world-size", "8", "--all", "-v")
+        findings = json.loads(said(*words, "--json")[1])["findings"]
+        monkeypatch.setenv("COLUMNS", str(width))
+        text = said(*words)[2]
+        body = text.partition("In the training script")[0]
+        assert max(map(len, body.splitlines())) <= width
+        assert not re.search(r"[ \t]$", text, re.MULTILINE)
+        packed = re.sub(r"\s+", "", text)
+        for one in findings:
+            assert re.sub(r"\s+", "", one["message"]) in packed and one["path"] in packed
+
+    @pytest.mark.parametrize("words", [("layout", "demo.args", "--vocab", "32000"), ("show", "deepspeed", "gradient_clipping")])
+    def test_tables_of_other_commands_keep_to_the_width(
+        self, said: Said, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+    ) -> None:
+        shown = {}
+        for width in (200, 60):
+            monkeypatch.setenv("COLUMNS", str(width))
+            shown[width] = said(*words)[1]
+            assert max(map(len, shown[width].splitlines())) <= width
+            assert not re.search(r" $", shown[width], re.MULTILINE)
+        packed, heads = re.sub(r"\s+", "", shown[60]), {"layers", "collective", "stack"}
+        assert [word for word in re.findall(r"[\w.]+", shown[200]) if word not in packed and word not in heads] == []
+
+    def test_nonsense_in_columns_is_ignored(self, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+        usual = said(*CONVERT)[2]
+        monkeypatch.setenv("COLUMNS", "wide")
+        assert said(*CONVERT)[2] == usual
+
+
+class TestFiles:
+    def test_those_written_are_listed(self, said: Said, tmp_path: Path) -> None:
+        before = {path.name for path in tmp_path.iterdir()}
+        text = said(*CONVERT, "-o", "ds.json")[1]
+        listed = text.splitlines()[-1].removeprefix("wrote ").split(", ")
+        assert set(listed) == {path.name for path in tmp_path.iterdir()} - before
+        assert json.loads(said(*CONVERT, "-o", "ds.json", "--json")[1])["files"] == listed
+
+    def test_the_same_again_is_no_overwriting(self, said: Said) -> None:
+        assert said(*CONVERT, "-o", "ds.json")[0] == said(*CONVERT, "-o", "ds.json")[0] == 2
+
+    def test_what_a_conversion_wrote_is_written_anew(self, said: Said, tmp_path: Path) -> None:
+        said(*CONVERT, "-o", "ds.json")
+        (tmp_path / "sampled.args").write_text(SAMPLED.replace("--lr 1e-3", "--lr 2e-3"))
+        assert said(*CONVERT, "-o", "ds.json")[0] == 2
+        assert '"lr": 0.002' in (tmp_path / "ds.json").read_text()
+
+    @pytest.mark.parametrize("name", ["ds.json", "ds.code.py", "ds.code.json", "ds.json.carry.json"])
+    def test_an_edited_one_is_kept_unless_forced(self, said: Said, tmp_path: Path, name: str) -> None:
+        said(*CONVERT, "-o", "ds.json")
+        edited = "# mine\n" if name.endswith(".carry.json") else (tmp_path / name).read_text() + "\n# mine\n"
+        (tmp_path / name).write_text(edited)
+        now = {path: path.read_text() for path in tmp_path.iterdir()}
+        code, out, err = said(*CONVERT, "-o", "ds.json")
+        assert (code, out) == (1, "") and f"{name}: was edited since it was written" in err and "--force" in err
+        assert {path: path.read_text() for path in tmp_path.iterdir()} == now
+        assert said(*CONVERT, "-o", "ds.json", "--force")[0] == 2
+        assert (tmp_path / name).read_text() != edited
+
+    def test_a_file_of_somebody_else_is_kept(self, said: Said, tmp_path: Path) -> None:
+        (tmp_path / "new.args").write_text("--lr 1\n")
+        for words in (("convert", "demo.args", "--to", "megatron"), ("drift", "demo.args", "--to-version", "0.18.0")):
+            code, _, err = said(*words, "--world-size", "8", "-o", "new.args")
+            assert code == 1 and "new.args: was edited" in err and (tmp_path / "new.args").read_text() == "--lr 1\n"
+
+    def test_a_dry_run_shows_a_diff_and_writes_nothing(self, said: Said, tmp_path: Path) -> None:
+        assert said(*CONVERT, "--dry-run")[0] == 1
+        text = said(*CONVERT, "-o", "ds.json", "--dry-run")[1]
+        assert re.search(r"^ds\.json: new, \d+ lines$", text, re.MULTILINE) and not (tmp_path / "ds.json").exists()
+        said(*CONVERT, "-o", "ds.json")
+        path = tmp_path / "ds.json"
+        path.write_text(path.read_text().replace('"lr": 0.001', '"lr": 0.5'))
+        edited = path.read_text()
+        text = said(*CONVERT, "-o", "ds.json", "--dry-run")[1]
+        assert "ds.json: edited since, needs --force" in text and "ds.code.py: as it is" in text
+        lines = text.splitlines()
+        assert [line.strip(" ,") for line in lines if re.match(r'[-+] +"lr"', line)] == ['-      "lr": 0.5', '+      "lr": 0.001']
+        assert path.read_text() == edited
+        told = json.loads(said(*CONVERT, "-o", "ds.json", "--dry-run", "--json")[1])
+        assert told["dry_run"] is True and '+      "lr": 0.001,' in told["changes"]
