@@ -12,8 +12,11 @@ from bridge import limits
 class BridgeError(Exception):
     """Root of everything raised on purpose.
 
-    `problems` holds one line each: where, what was found, what was expected, what to do.
+    `problems` holds one line each: where, what was found, what was expected, what to do. `words` are options that, added to the
+    command that was refused, say what lacks; what only its user knows stands there in capitals.
     """
+
+    words: tuple[str, ...] = ()
 
     def __init__(self, *problems: str) -> None:
         self.problems = tuple(problems)

@@ -61,13 +61,14 @@ def wrapped(text: Text, console: Console, width: int) -> list[Text]:
 class Grid:
     """A table: aligned columns where the width allows that, else the values of a row one under the other, each by its name.
 
-    With `numbers` all columns but the first stand on the right. Cells are markup.
+    With `numbers` all columns but the first stand on the right; heads are underlined if `ruled`. Cells are markup.
     """
 
     title: str
     columns: Sequence[str]
     numbers: bool = False
     caption: str = ""
+    ruled: bool = True
     rows: list[tuple[list[Text], str]] = field(default_factory=list)
 
     def add_row(self, *cells: str, style: str = "") -> None:
@@ -107,7 +108,8 @@ class Grid:
 
         if any(self.columns):
             yield self._line([Text(head, style="bold") for head in self.columns], widths)
-            yield Text(" " + "─" * (sum(widths) + GAP * (len(widths) - 1)))
+            if self.ruled:
+                yield Text(" " + "─" * (sum(widths) + GAP * (len(widths) - 1)))
         for cells, style in self.rows:
             parts = [wrapped(cell, console, width) for cell, width in zip(cells, widths, strict=False)]
             for number in range(max(map(len, parts), default=0)):

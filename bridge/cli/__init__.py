@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from typing import NoReturn
 
@@ -32,7 +33,7 @@ def run(arguments: list[str]) -> int:
     import typer
 
     from bridge.cli.app import app
-    from bridge.cli.terminal import complain
+    from bridge.cli.terminal import complain, note
     from bridge.secrets import HIDDEN
 
     HIDDEN.forget()
@@ -43,6 +44,8 @@ def run(arguments: list[str]) -> int:
         return int(app(arguments, prog_name="stagebridge", standalone_mode=False) or 0)
     except BridgeError as error:
         complain(error.problems)
+        if error.words:
+            note(f"with what lacks: {shlex.join(('stagebridge', *arguments, *error.words))}")
     except usage_error as error:
         error.message = brief(clean_block(error.message))  # type: ignore[attr-defined]
         error.show()  # type: ignore[attr-defined]

@@ -50,7 +50,8 @@ Examples:
   stagebridge convert launch.args --to deepspeed --world-size 8 --script -o run.json
   stagebridge convert pretrain_gpt.sh --to deepspeed --env DATA=/data/text -o ds_config.json
   stagebridge convert ds_config.json --to megatron --world-size 8 > launch.args
-  stagebridge convert zero3.json --to megatron --auto micro_batch=4 --auto mixed_precision=bf16
+  stagebridge convert zero3.json --to megatron --auto-from args.json --auto hidden_size=4096 --world-size 8
+  stagebridge convert zero3.json --to megatron --auto micro_batch=4 --auto 'betas=[0.9, 0.95]'
   stagebridge convert old.json --to deepspeed --from-version 0.16.0 --to-version 0.19.8 -o new.json
 
 FILE is JSON, HJSON, YAML (a recipe with MODEL_ARGS too), a launch script (.sh; read, never run), or plain command-line flags

@@ -15,7 +15,7 @@ from bridge import carry as carry_over
 from bridge import limits, printed, report, stacks
 from bridge.cli import sidecar
 from bridge.cli.budget import bounded
-from bridge.cli.job import Job
+from bridge.cli.job import OPTIONS, Job
 from bridge.cli.placing import differences, refuse_edited
 from bridge.cli.scripted import scripted
 from bridge.cli.sidecar import Sidecar
@@ -164,7 +164,8 @@ def dialect_of(job: Job, document: Document) -> Dialect:
 def read_as(job: Job, dialect: Dialect, document: Document, version: str | None) -> Config:
     """The document as `dialect` would read it at a release."""
     known = signature(dialect.read).parameters
-    BridgeError.raise_if(f"--{word}: {dialect.name} has nothing to say there; drop it" for word in job.said if word not in known)
+    strange = (OPTIONS.get(word, word) for word in job.said if word not in known)
+    BridgeError.raise_if(f"--{word}: {dialect.name} has nothing to say there; drop it" for word in strange)
     return dialect.read(document, version, job.world_size, job.lenient, **job.said)
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bridge.errors import BridgeError, nearest
 from bridge.rules import Effect
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,7 @@ class Job:
     nearest: bool = False
     json: bool = False
     auto: Sequence[str] = ()
+    auto_from: Sequence[str] = ()
     code: Sequence[str] = ()
     env: Sequence[str] = ()
     launch: int | None = None
@@ -31,7 +36,11 @@ class Job:
     @property
     def said(self) -> dict[str, dict[str, Any]]:
         """What was said beside the file, by keyword of a dialect's `read`."""
-        said = {"auto": _named(self.auto, "--auto"), "code": _nested(_named(self.code, "--code"))}
+        said = {
+            "auto": _named(self.auto, "--auto"),
+            "code": _nested(_named(self.code, "--code")),
+            "trainer": _arguments(self.auto_from),
+        }
         return {keyword: values for keyword, values in said.items() if values}
 
     @property
@@ -60,10 +69,44 @@ def _pair(pair: str, option: str) -> tuple[str, str]:
     return name, value
 
 
-def _named(pairs: Sequence[str], option: str) -> dict[str, Any]:
+OPTIONS = {"trainer": "auto-from"}
+"""What is said beside the file whose option has another name than the keyword."""
+
+
+def _arguments(said: Sequence[str]) -> dict[str, Any]:
+    """Arguments of a trainer: from files with a dump of them, and as NAME=VALUE."""
+    from pathlib import Path
+
+    found: dict[str, Any] = {}
+    for words in said:
+        named = "=" in words and not Path(words).is_file()
+        found |= _named([words], "--auto-from") if named else _dumped(Path(words))
+    return found
+
+
+def _dumped(path: Path) -> dict[str, Any]:
+    from bridge.files import parse, read_text
+
+    data = parse(read_text(path), str(path), ".json").data
+    if not isinstance(data, dict):
+        raise BridgeError(f"--auto-from {path}: expected a JSON object with TrainingArguments, or NAME=VALUE")
+    return data
+
+
+def _value(text: str, option: str) -> Any:
+    """A value of an option: a list as JSON, else as a YAML file would have it."""
     from bridge.files import scalar
 
-    return {name: scalar(value) for name, value in (_pair(pair, option) for pair in pairs)}
+    if not text.startswith(("[", "{")):
+        return scalar(text)
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise BridgeError(f"{option}: found {text}, expected a list as JSON has it, such as [0.9, 0.95]") from None
+
+
+def _named(pairs: Sequence[str], option: str) -> dict[str, Any]:
+    return {name: _value(value, f"{option} {name}") for name, value in (_pair(pair, option) for pair in pairs)}
 
 
 def _nested(said: Mapping[str, Any]) -> dict[str, Any]:

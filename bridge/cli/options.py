@@ -67,6 +67,14 @@ Auto = Annotated[
     Optional[list[str]],  # noqa: UP045
     typer.Option("--auto", metavar="NAME=VALUE", help='What an "auto" in FILE stands for, or a fact it follows from.'),
 ]
+AutoFrom = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option(
+        "--auto-from",
+        metavar="ARGS",
+        help='What Hugging Face\'s Trainer fills "auto" in from: a dump of its TrainingArguments (JSON), or NAME=VALUE.',
+    ),
+]
 Code = Annotated[
     Optional[list[str]],  # noqa: UP045
     typer.Option("--code", metavar="NAME=VALUE", help="What the training script says beside FILE; dots for its sections."),
@@ -135,6 +143,7 @@ READING: Mapping[str, tuple[str, Any, Any]] = {
     "from_version": ("version", FromVersion, None),
     "world_size": ("world_size", WorldSize, None),
     "auto": ("auto", Auto, None),
+    "auto_from": ("auto_from", AutoFrom, None),
     "code": ("code", Code, None),
     "env": ("env", Env, None),
     "launch": ("launch", Launch, None),

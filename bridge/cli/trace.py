@@ -198,7 +198,7 @@ def _row(line: Line, before: Line) -> tuple[str, ...]:
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Grid:
     from rich.markup import escape
 
-    table = Grid("", heads)
+    table = Grid("", heads, ruled=False)
     for row in rows:
         table.add_row(*map(escape, row))
     return table

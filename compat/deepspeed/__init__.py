@@ -89,16 +89,17 @@ class DeepSpeedDialect(PackagedDialect):
         *,
         auto: Mapping[str, Any] | None = None,
         code: Mapping[str, Any] | None = None,
+        trainer: Mapping[str, Any] | None = None,
     ) -> Config:
         """Read JSON, HJSON, a mapping, a base64 string or a live config, and check it as that release would.
 
         `auto` resolves "auto": values by key, and facts for the Hugging Face rules (`compat.deepspeed.auto.FACTS`); without it
-        every "auto" is an error.
+        every "auto" is an error. `trainer` are the TrainingArguments of Hugging Face's Trainer by name, or a dump of them, where
+        that starts the run: it fills them in, and refuses what contradicts them.
         `code` is what the training script says, such as `{"pipeline_stages": 2}`. Raises `BridgeError` with every problem.
         """
         release = self.release(version)
-        ranks = {"world_size": world_size} if world_size is not None else {}
-        reading = self._parsed(source, release, lenient, None if auto is None else {**ranks, **auto}, code)
+        reading = self._parsed(source, release, lenient, auto, code, self._arguments(trainer), world_size)
         config = self.build(reading, release, world_size)
         _ = config.effective
         return config
@@ -107,12 +108,26 @@ class DeepSpeedDialect(PackagedDialect):
         """Typed values, spellings and remarks from a source."""
         return self._parsed(source, version, lenient, None, None)
 
+    def _arguments(self, said: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        if said is None:
+            return None
+        from compat.deepspeed.trainer import arguments
+
+        return arguments(said, "output_dir" in said)
+
     def _parsed(
-        self, source: Any, version: str, lenient: bool, auto: Mapping[str, Any] | None, code: Mapping[str, Any] | None
+        self,
+        source: Any,
+        version: str,
+        lenient: bool,
+        auto: Mapping[str, Any] | None,
+        code: Mapping[str, Any] | None,
+        arguments: Mapping[str, Any] | None = None,
+        world: int | None = None,
     ) -> Reading:
         from compat.deepspeed import formats
 
-        return formats.read(source, self._at(version), lenient, auto, code)
+        return formats.read(source, self._at(version), lenient, auto, code, arguments, world)
 
     def _at(self, version: str) -> Release:
         from compat.deepspeed.releases import release

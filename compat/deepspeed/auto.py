@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bridge.config import fields
+from bridge.config import fields, shown
 from bridge.errors import ConfigError, nearest
 from compat.deepspeed.schema import DeepSpeed
 
@@ -70,6 +71,29 @@ RULES: Mapping[str, Rule] = {
 }
 """transformers/integrations/deepspeed.py and accelerate/accelerator.py, `_prepare_deepspeed`; hidden_size is the largest one."""
 
+SPELLED: Mapping[str, str] = {
+    "per_device_train_batch_size": "micro_batch",
+    "learning_rate": "lr",
+    "adam_epsilon": "eps",
+    "max_grad_norm": "clip",
+    "max_steps": "total_steps",
+}
+"""Names that Hugging Face's TrainingArguments have for a fact."""
+SAMPLES: Mapping[str, Any] = {
+    "micro_batch": 8,
+    "accumulation": 1,
+    "clip": 1.0,
+    "lr": 5e-5,
+    "betas": [0.9, 0.999],
+    "eps": 1e-8,
+    "weight_decay": 0.0,
+    "warmup_steps": 0,
+    "mixed_precision": "no",
+    "save_16bit": False,
+}
+"""What those take where nobody says it; the other facts have no default."""
+WHOLE = frozenset({"micro_batch", "accumulation", "data_parallel", "world_size", "hidden_size", "total_steps", "warmup_steps"})
+
 FACTS = frozenset({"world_size", *(fact for rule in RULES.values() for fact in rule.needs)})
 """What the rules may be told; sizes in samples, ranks and optimizer steps."""
 
@@ -87,28 +111,51 @@ def resolve(given: Mapping[str, Any], values: Mapping[str, Any] | None = None, *
 
     Raises `ConfigError` that lists every "auto" left over and what would resolve it.
     """
-    found, problems = resolved(given, {**(values or {}), **{name: fact for name, fact in facts.items() if fact is not None}})
-    ConfigError.raise_if(problems)
-    return {**given, **found}
+    said = resolved(given, {**(values or {}), **{name: fact for name, fact in facts.items() if fact is not None}})
+    ConfigError.raise_if(said.problems)
+    return {**given, **said.found}
 
 
-def resolved(given: Mapping[str, Any], values: Mapping[str, Any] | None) -> tuple[dict[str, Any], list[str]]:
-    """What each "auto" in `given` becomes by `values` (paths and facts), and a problem for each that stays.
+@dataclass(frozen=True)
+class Resolved:
+    """What each "auto" becomes, a problem for each that stays, and the words of a command line that would say what lacks."""
+
+    found: Mapping[str, Any]
+    problems: tuple[str, ...]
+    words: tuple[str, ...] = ()
+
+
+def resolved(
+    given: Mapping[str, Any],
+    values: Mapping[str, Any] | None,
+    where: Mapping[str, str] | None = None,
+    world: int | None = None,
+) -> Resolved:
+    """What each "auto" in `given` becomes by `values` (paths and facts) on `world` ranks; `where` names the place of a path.
 
     Without `values` no rule applies: nobody said that one of these integrations will run.
     """
     open_ = [path for path, value in given.items() if value == "auto" and path not in REAL]
-    if values is None:
-        return {}, [_left(path, {}) for path in open_]
-    facts = _facts(given, values)
+    said = _as_facts(values or {})
+    problems = _strange(said)
+    facts = _facts(given, {"world_size": world, **said} if world else said) if not problems else {}
     found: dict[str, Any] = {}
-    for path in open_:
-        value = values.get(path) if path in values else _by_rule(path, facts)
+    for path in open_ if values is not None else ():
+        value = said.get(path) if path in said else None if problems else _by_rule(path, facts)
         if value is not None:
             found[path] = value
             facts |= {fact: value for fact, known in _KNOWN_AS.items() if known == path}
-    left = [_left(path, facts) for path in open_ if path not in found]
-    return found, [*_strange(values), *left]
+    left = [path for path in open_ if path not in found]
+    return Resolved(found, (*problems, *_left(left, facts, where or {})), tuple(_asked(left, facts)))
+
+
+def _as_facts(values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` with what TrainingArguments call otherwise under the names of the facts."""
+    said = {SPELLED.get(name, name): value for name, value in values.items() if name not in ("adam_beta1", "adam_beta2")}
+    if "adam_beta1" in values or "adam_beta2" in values:
+        first, second = SAMPLES["betas"]
+        said["betas"] = (values.get("adam_beta1", first), values.get("adam_beta2", second))
+    return said
 
 
 def _facts(given: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,13 +182,40 @@ def _by_rule(path: str, facts: Mapping[str, Any]) -> Any:
     return rule.value(*(facts[fact] for fact in rule.needs))
 
 
-def _left(path: str, facts: Mapping[str, Any]) -> str:
-    rule = RULES.get(path)
-    missing = [fact for fact in rule.needs if fact not in facts] if rule else []
-    hint = f"; or say {' and '.join(missing)}" if missing else ""
-    return f'{path}: found "auto", which DeepSpeed does not resolve; give a value{hint}'
+def _left(paths: Sequence[str], facts: Mapping[str, Any], where: Mapping[str, str]) -> Iterator[str]:
+    """One problem for all that rules would fill in, and one for each that nobody does."""
+    ruled = [path for path in paths if path in RULES]
+    if ruled:
+        named = ", ".join(f"{path}{f' ({where[path]})' if where.get(path) else ''}" for path in ruled)
+        missing = dict.fromkeys(fact for path in ruled for fact in RULES[path].needs if fact not in facts)
+        count = f"{len(ruled)} value{'s' * (len(ruled) > 1)}"
+        who = "Hugging Face's Trainer or accelerate fills in, not DeepSpeed"
+        give = "give its TrainingArguments with --auto-from" + (f", or say {', '.join(missing)} with --auto" if missing else "")
+        yield f'found "auto" for {count}, which {who}: {named}; {give}'
+    for path in paths:
+        if path not in RULES:
+            place = f"{where[path]}: " if where.get(path) else ""
+            yield f'{place}{path}: found "auto", which DeepSpeed does not resolve; give a value'
+
+
+def _asked(paths: Sequence[str], facts: Mapping[str, Any]) -> Iterator[str]:
+    """Options that say the missing facts: what the Trainer takes by default, and names in capitals where it has no default."""
+    needs = dict.fromkeys(fact for path in paths if path in RULES for fact in RULES[path].needs if fact not in facts)
+    for fact in needs:
+        if fact == "data_parallel":
+            yield from ("--world-size", "WORLD_SIZE")
+        else:
+            value = SAMPLES.get(fact, fact.upper())
+            yield from ("--auto", f"{fact}={value if isinstance(value, str) else json.dumps(value)}")
 
 
 def _strange(values: Mapping[str, Any]) -> list[str]:
     known = {*fields(DeepSpeed), *FACTS}
-    return [f"auto: {name}: neither a key nor a fact{nearest(name, known)}" for name in values if name not in known]
+    names = [f"auto: {name}: neither a key nor a fact{nearest(name, {*known, *SPELLED})}" for name in values if name not in known]
+    whole = [(name, value) for name, value in values.items() if name in WHOLE]
+    flaws = [f"auto: {name}: found {shown(value)}, expected a whole number" for name, value in whole if not _is_whole(value)]
+    return [*names, *flaws]
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -115,4 +115,15 @@ def _uneven(values: Flat, data: int) -> list[str]:
     if total == micro * steps * data and micro * steps > 0:
         return []
     whole = f"{MICRO} ({micro}) x {STEPS} ({steps}) x data-parallel ranks ({data})"
-    return [f"{TOTAL}: found {total}, expected {whole} = {micro * steps * data}; give two of the three, or make them agree"]
+    found = f"{TOTAL}: found {total}, expected {whole} = {micro * steps * data}"
+    return [f"{found}; give two of the three, or make them agree{_apart(values, data)}"]
+
+
+def _apart(values: Flat, data: int) -> str:
+    """Where the sizes fit once ranks share a batch, which only the script or the code part beside a file says: that one lacks."""
+    total, size = values[TOTAL], values[MICRO] * values[STEPS] * data
+    shared = size // total if total and size % total == 0 else 1
+    if shared < 2 or data % shared or _coded(values) > 1:
+        return ""
+    says = f"--code pipeline_stages={shared} or --code tensor_parallel={shared} says it too"
+    return f"; they agree where {shared} ranks share a batch: is the .code.json missing that lay beside the file? {says}"

@@ -19,7 +19,7 @@ from bridge.errors import ConfigError, SourceError, nearest
 from bridge.files import Document, Script, check_nested, is_text, load, parse
 from bridge.findings import Finding, Origin
 from bridge.rules import Effect
-from compat.deepspeed import auto, inside, scripts
+from compat.deepspeed import auto, inside, scripts, trainer
 from compat.deepspeed.leaves import expected, typed
 from compat.deepspeed.releases import ALIASES, KEYS, PARTS, RELEASES, Release, Type
 from compat.deepspeed.schema import DeepSpeed
@@ -94,21 +94,29 @@ def read(
     lenient: bool = False,
     values: Mapping[str, Any] | None = None,
     code: Mapping[str, Any] | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    world: int | None = None,
 ) -> Reading:
-    """Read a path, text, mapping, `Written`, or live DeepSpeedConfig; raises every problem at once.
+    """Read a path, text, mapping, `Written`, or live DeepSpeedConfig, for `world` ranks; raises every problem at once.
 
     `values` resolve "auto" (an empty mapping: by rule alone); `code` is the code part, over what the source says of it.
+    `arguments` are those of Hugging Face's Trainer, by name, where that starts the run.
     """
     script = _script(source)
     if script is not None:
-        values = {**script.auto, **(values or {})} if script.auto else values
+        arguments = script.arguments if arguments is None else {**(script.arguments or {}), **arguments}
         code = {**script.code, **(code or {})}
+        world = world or script.ranks
     data, document, entry = _loaded(script.document if script else source)
-    reader = _Reader(release, lenient, document)
+    reader = _Reader(release, lenient, document, world=world)
     reader.section(data, "", _tree(release))
     reader.section(code or {}, "code", _tree(release)["code"])
-    reader.resolve(values)
-    ConfigError.raise_if(reader.problems)
+    words = reader.resolve(values) if arguments is None else reader.trained(arguments, values or {})
+    try:
+        ConfigError.raise_if(reader.problems)
+    except ConfigError as error:
+        error.words = words
+        raise
     reader.findings += script.findings if script else ()
     ranks = script.ranks if script else None
     return Reading(Values(reader.given), entry, reader.origins, tuple(reader.findings), reader.opaque, ranks)
@@ -168,6 +176,7 @@ class _Reader:
     release: Release
     lenient: bool
     document: Document | None
+    world: int | None = None
     given: dict[str, Any] = field(default_factory=dict)
     opaque: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, Origin] = field(default_factory=dict)
@@ -374,14 +383,38 @@ class _Reader:
 
     # "auto"
 
-    def resolve(self, values: Mapping[str, Any] | None) -> None:
-        """Replace "auto" by what the caller knows, and by rule; without `values` all of them are problems."""
-        resolved, problems = auto.resolved(self.given, values)
-        self.problems.extend(problems)
-        for path, value in resolved.items():
+    def resolve(self, values: Mapping[str, Any] | None, scheduled: bool = False) -> tuple[str, ...]:
+        """Replace "auto" by what the caller knows, and by rule; without `values` all of them are problems.
+
+        The options that would say what lacks. A file without a schedule has one of the Trainer's own, unless it is `scheduled`.
+        """
+        lines = {path: f"line {line}" for path in self.given if (line := self.line(path))}
+        said = auto.resolved(self.given, values, lines, self.world)
+        self.problems.extend(said.problems)
+        for path, value in said.found.items():
             self._value(path, path, value)
-        if resolved and not any(path.startswith(("scheduler.", "code.scheduler.")) for path in self.given):
+        if said.found and not scheduled and not self._scheduled():
             self.finding("scheduler.type", UNSCHEDULED, Effect.NUMBERS)
+        return said.words
+
+    def _scheduled(self) -> bool:
+        return any(path.startswith(("scheduler.", "code.scheduler.")) for path in self.given)
+
+    def trained(self, arguments: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[str, ...]:
+        """The same as Hugging Face's Trainer with these arguments does it, and what it refuses or brings itself."""
+        said = trainer.filling(arguments, self.world, values.get("total_steps"))
+        for path, problem in said.refusals(self.given):
+            self.problem(path, problem)
+        for path, value in said.sets.items():
+            if not (path.startswith("code.") and path in self.given):
+                self._value(path, path, value)
+        own = said.schedule if not self._scheduled() else {}
+        words = self.resolve({**said.facts, **said.values, **values}, bool(own))
+        for name, value in own.items():
+            self._value(f"code.scheduler.{name}", f"code.scheduler.{name}", value)
+        if not own and not self._scheduled() and "scheduler.type" not in {finding.path for finding in self.findings}:
+            self.finding("scheduler.type", UNSCHEDULED, Effect.NUMBERS)
+        return words
 
     # Collecting
 

@@ -10,33 +10,13 @@ from bridge.errors import ConfigError, SourceError
 from bridge.files import Document, Launch, Script, find, folder_of, load, parse, scalar
 from bridge.files.shell import Pieces, cut, known, line_of, spelled, unknowns
 from bridge.findings import Finding, assumed
+from compat.deepspeed.trainer import DEFAULTS, arguments
 
 WORKING_FOLDER = ("`pwd`", "$(pwd)", "$PWD", "${PWD}")
 OPTIONS = ("--deepspeed_config", "--deepspeed-config")
 TRAINER = "--deepspeed"
 """Names a file where the script uses Hugging Face's trainer; elsewhere it is a switch."""
 
-FACTS: Mapping[str, str] = {
-    "per_device_train_batch_size": "micro_batch",
-    "gradient_accumulation_steps": "accumulation",
-    "learning_rate": "lr",
-    "adam_epsilon": "eps",
-    "weight_decay": "weight_decay",
-    "max_grad_norm": "clip",
-    "warmup_steps": "warmup_steps",
-    "max_steps": "total_steps",
-}
-"""Arguments of Hugging Face's trainer, and the facts that they tell (transformers/training_args.py)."""
-DEFAULTS: Mapping[str, Any] = {
-    "micro_batch": 8,
-    "accumulation": 1,
-    "lr": 5e-5,
-    "betas": (0.9, 0.999),
-    "eps": 1e-8,
-    "weight_decay": 0.0,
-    "clip": 1.0,
-}
-"""What that trainer takes where its command line is silent."""
 CODE: Mapping[str, str] = {
     "tensor-model-parallel-size": "tensor_parallel",
     "pipeline-model-parallel-size": "pipeline_stages",
@@ -47,10 +27,10 @@ CODE: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Found:
-    """The config of a run: the document, what is known for its "auto", what the code says, the ranks, and what was assumed."""
+    """The config of a run: the document, the arguments of Hugging Face's Trainer, what the code says, ranks, what was assumed."""
 
     document: Document
-    auto: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] | None = None
     code: Mapping[str, Any] = field(default_factory=dict)
     ranks: int | None = None
     findings: tuple[Finding, ...] = ()
@@ -68,8 +48,7 @@ def read(script: Script) -> Found:
     content = launch.file(path)
     document = _beside(script, path, line) if content is None else _here(script, content)
     said = dict(_arguments(launch))
-    auto = _facts(said) if _trainer(launch) else {}
-    return Found(document, auto, _code(said), launch.ranks, tuple(assumed(script)))
+    return Found(document, _trained(said) if _trainer(launch) else None, _code(said), launch.ranks, tuple(assumed(script)))
 
 
 def _config(launch: Launch) -> tuple[Pieces, int] | None:
@@ -135,11 +114,8 @@ def _arguments(launch: Launch) -> Iterator[tuple[str, str]]:
             yield name, attached if tied else "true" if after is None or after.startswith("--") else after
 
 
-def _facts(said: Mapping[str, str]) -> dict[str, Any]:
-    told = {fact: scalar(said[name]) for name, fact in FACTS.items() if name in said}
-    betas = tuple(scalar(said.get(f"adam_beta{index}", str(beta))) for index, beta in enumerate(DEFAULTS["betas"], 1))
-    precision = next((name for name in ("bf16", "fp16") if said.get(name, "false").lower() == "true"), "no")
-    return {**DEFAULTS, **told, "betas": betas, "mixed_precision": precision}
+def _trained(said: Mapping[str, str]) -> dict[str, Any]:
+    return arguments({name: scalar(value) for name, value in said.items() if name in DEFAULTS}, whole=False)
 
 
 def _code(said: Mapping[str, str]) -> dict[str, Any]:

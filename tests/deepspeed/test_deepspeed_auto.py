@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -93,11 +94,40 @@ def test_model_parallel_ranks_do_not_count(deepspeed: Dialect) -> None:
 def test_leftovers_are_all_named(deepspeed: Dialect) -> None:
     with pytest.raises(ConfigError) as raised:
         _read(deepspeed, HF, world_size=8)
-    assert len(raised.value.problems) == len(EXPECTED)
+    (problem,) = raised.value.problems
+    assert "18 values" in problem and all(path in problem for path in EXPECTED)
     with pytest.raises(ConfigError) as raised:
         _read(deepspeed, HF, world_size=8, auto={name: fact for name, fact in SAID.items() if name != "hidden_size"})
-    assert len(raised.value.problems) == 3
-    assert all("hidden_size" in problem for problem in raised.value.problems)
+    (problem,) = raised.value.problems
+    assert "3 values" in problem and "or say hidden_size with" in problem
+    assert raised.value.words == ("--auto", "hidden_size=HIDDEN_SIZE")
+
+
+def test_the_words_of_an_error_say_every_fact_that_lacks(deepspeed: Dialect) -> None:
+    with pytest.raises(ConfigError) as raised:
+        _read(deepspeed, HF)
+    words = raised.value.words
+    said = dict(zip(words[::2], words[1::2], strict=True)) | {"--world-size": "8"}
+    facts = dict(word.split("=", 1) for word in words if "=" in word)
+    assert {name for name, value in facts.items() if value == name.upper()} == {"hidden_size", "total_steps"}
+    assert said["--world-size"] == "8" and words[-2:] == ("--world-size", "WORLD_SIZE")
+    auto = {name: json.loads(value) for name, value in facts.items() if value not in ("no", name.upper())}
+    given = _read(deepspeed, HF, world_size=8, auto=auto | {"mixed_precision": "no", "hidden_size": 64, "total_steps": 10})
+    assert "auto" not in given.values()
+
+
+def test_names_of_training_arguments_are_facts(deepspeed: Dialect) -> None:
+    names = {"micro_batch": "per_device_train_batch_size", "lr": "learning_rate", "eps": "adam_epsilon", "clip": "max_grad_norm"}
+    said = {names.get(name, name): value for name, value in SAID.items() if name != "betas"}
+    given = _read(deepspeed, HF, world_size=8, auto=said | {"adam_beta1": 0.9, "adam_beta2": 0.95})
+    assert {path: given[path] for path in EXPECTED} == EXPECTED
+
+
+@pytest.mark.parametrize("fact", ["hidden_size", "micro_batch", "accumulation", "total_steps", "warmup_steps"])
+def test_a_count_that_is_none_is_refused(deepspeed: Dialect, fact: str) -> None:
+    for wrong in ("HIDDEN_SIZE", 1.5, True):
+        with pytest.raises(ConfigError, match=f"auto: {fact}: found .*, expected a whole number"):
+            _read(deepspeed, HF, world_size=8, auto=SAID | {fact: wrong})
 
 
 def test_keys_without_a_rule_need_a_value(deepspeed: Dialect) -> None:

@@ -1,0 +1,160 @@
+"""Hugging Face's Trainer: what its TrainingArguments fill into a DeepSpeed file, and where the file contradicts them.
+
+It stands on transformers/integrations/deepspeed.py, HfTrainerDeepSpeedConfig: `trainer_config_process`, `trainer_config_finalize`
+and `fill_match`; on `TrainingArguments` and its `get_warmup_steps`; and on `Trainer.create_scheduler`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bridge.config import shown
+from bridge.errors import ConfigError, nearest
+
+DEFAULTS: Mapping[str, Any] = {
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 1,
+    "max_grad_norm": 1.0,
+    "learning_rate": 5e-5,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.999,
+    "adam_epsilon": 1e-8,
+    "weight_decay": 0.0,
+    "fp16": False,
+    "fp16_full_eval": False,
+    "bf16": False,
+    "bf16_full_eval": False,
+    "save_on_each_node": False,
+    "auto_find_batch_size": False,
+    "warmup_steps": 0.0,
+    "warmup_ratio": 0.0,
+    "max_steps": -1,
+    "lr_scheduler_type": "linear",
+    "lr_scheduler_kwargs": None,
+}
+"""The arguments that count here, each with what it is where nobody gives it."""
+
+SCHEDULES: Mapping[str, str] = {
+    "linear": "linear",
+    "cosine": "cosine",
+    "constant": "constant",
+    "constant_with_warmup": "constant",
+}
+"""Schedules of the Trainer that a plan knows (transformers/optimization.py); they begin at 0 and decay to 0."""
+WITHOUT_WARMUP = "constant"
+
+MICRO, STEPS, TOTAL = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"
+NODE_LOCAL = "checkpoint.use_node_local_storage"
+
+
+@dataclass(frozen=True)
+class Filling:
+    """What the Trainer makes of a file: `values` by key for what is "auto" there, and the `facts` behind further ones; `demands`,
+    which an explicit value has to equal, each with the arguments it comes from; `sets`, which it writes in any case; `schedule`,
+    the one of its own, by name in the code part."""
+
+    values: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    demands: Mapping[str, tuple[Any, str]]
+    sets: Mapping[str, Any] = field(default_factory=dict)
+    schedule: Mapping[str, Any] = field(default_factory=dict)
+
+    def refusals(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        """Keys whose explicit value is not that of the arguments, and why the Trainer refuses each."""
+        for path, (wanted, names) in self.demands.items():
+            found = given.get(path)
+            if found not in (None, "auto") and found != wanted:
+                said = f"found {shown(found)}, but {names} of TrainingArguments {'make' if '+' in names else 'makes'} it"
+                yield path, f'{said} {shown(wanted)}, which the Trainer refuses; make them alike, or write "auto"'
+
+
+def arguments(said: Mapping[str, Any], whole: bool) -> dict[str, Any]:
+    """TrainingArguments with those of `said`, checked. A `whole` dump has many that do not count here; other names are errors.
+
+    Raises `ConfigError` with every problem.
+    """
+    known = {name: value for name, value in said.items() if name in DEFAULTS and value is not None}
+    strange = [] if whole else [name for name in said if name not in DEFAULTS]
+    problems = [f"--auto-from: {name}: no argument that fills in a DeepSpeed file{nearest(name, DEFAULTS)}" for name in strange]
+    if whole and not known:
+        problems.append(f"--auto-from: found none of TrainingArguments, expected {', '.join(list(DEFAULTS)[:4])} or the like")
+    problems += [f"--auto-from: {name}: {flaw}" for name, value in known.items() if (flaw := _flaw(value, DEFAULTS[name]))]
+    ConfigError.raise_if(problems)
+    return {**DEFAULTS, **known}
+
+
+def _flaw(value: Any, usual: Any) -> str:
+    if usual is None:
+        return ""
+    if isinstance(usual, bool):
+        fits, wanted = isinstance(value, bool), "true or false"
+    elif isinstance(usual, str):
+        fits, wanted = isinstance(value, str), "a name"
+    else:
+        whole = isinstance(usual, int)
+        fits = isinstance(value, (int, float)) and not isinstance(value, bool) and (not whole or value == int(value))
+        wanted = "a whole number" if whole else "a number"
+    return "" if fits else f"found {shown(value)}, expected {wanted}"
+
+
+def filling(given: Mapping[str, Any], world: int | None, total: int | None) -> Filling:
+    """What the arguments `given` fill in, on `world` ranks, in a run of `total` optimizer steps; None: not known."""
+    args = {name: _typed(value, DEFAULTS[name]) for name, value in given.items()}
+    micro, steps = args["per_device_train_batch_size"], args["gradient_accumulation_steps"]
+    total = total or (args["max_steps"] if args["max_steps"] > 0 else None)
+    warmup, rate = _warmup(args, total), args["learning_rate"]
+    demands: dict[str, tuple[Any, str]] = {
+        MICRO: (micro, "per_device_train_batch_size"),
+        STEPS: (steps, "gradient_accumulation_steps"),
+        "gradient_clipping": (args["max_grad_norm"], "max_grad_norm"),
+        "optimizer.params.lr": (rate, "learning_rate"),
+        "optimizer.params.betas": ((args["adam_beta1"], args["adam_beta2"]), "adam_beta1+adam_beta2"),
+        "optimizer.params.eps": (args["adam_epsilon"], "adam_epsilon"),
+        "optimizer.params.weight_decay": (args["weight_decay"], "weight_decay"),
+        "scheduler.params.warmup_max_lr": (rate, "learning_rate"),
+        "fp16.enabled": (args["fp16"] or args["fp16_full_eval"], "fp16+fp16_full_eval"),
+        "bf16.enabled": (args["bf16"] or args["bf16_full_eval"], "bf16+bf16_full_eval"),
+    }
+    if world is not None:
+        demands[TOTAL] = (world * micro * steps, "world size+per_device_train_batch_size+gradient_accumulation_steps")
+    if warmup is not None:
+        demands["scheduler.params.warmup_num_steps"] = (max(1, warmup), "warmup_steps")
+    if total is not None:
+        demands["scheduler.params.total_num_steps"] = (total, "max_steps")
+    values = {path: value for path, (value, _) in demands.items()} | {"scheduler.params.warmup_min_lr": 0}
+    if args["auto_find_batch_size"]:
+        demands = {path: wanted for path, wanted in demands.items() if path not in (MICRO, TOTAL)}
+    facts = {"warmup_steps": warmup, "total_steps": total, "save_16bit": False}
+    sets: dict[str, Any] = {NODE_LOCAL: True} if args["save_on_each_node"] else {}
+    if args["max_steps"] > 0:
+        sets["code.steps"] = args["max_steps"]
+    known = {name: fact for name, fact in facts.items() if fact is not None}
+    schedule = {} if args["lr_scheduler_kwargs"] else _schedule(args["lr_scheduler_type"], warmup, total)
+    return Filling(values, known, demands, sets, schedule)
+
+
+def _typed(value: Any, usual: Any) -> Any:
+    return int(value) if isinstance(usual, int) and not isinstance(usual, bool) else value
+
+
+def _warmup(args: Mapping[str, Any], total: int | None) -> int | None:
+    """Steps of warmup: a number of them, else a share of all, which older releases have as an argument of its own."""
+    said = args["warmup_steps"] or args["warmup_ratio"]
+    if said >= 1:
+        return int(said)
+    if not said:
+        return 0
+    return math.ceil(total * said) if total is not None else None
+
+
+def _schedule(kind: str, warmup: int | None, total: int | None) -> dict[str, Any]:
+    """The Trainer's own schedule, in the words of the code part; nothing where no plan knows it, or its length is not known."""
+    name = SCHEDULES.get(kind.removeprefix("SchedulerType.").lower())
+    if name is None or warmup is None or (total is None and name != "constant"):
+        return {}
+    ends = {"total_steps": total, "minimum": 0.0} if name != "constant" else {}
+    warm = 0 if kind == WITHOUT_WARMUP else warmup
+    return {"name": name, "warmup_steps": warm, **({"warmup_from": 0.0} if warm else {}), **ends}

@@ -1,0 +1,270 @@
+"""What Hugging Face's Trainer makes of a file with "auto", and what it refuses: held against the code of transformers itself."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bridge.cli import run
+from bridge.dialect import Dialect
+from bridge.errors import ConfigError
+from bridge.translation import lift
+from compat.deepspeed import trainer
+from tests.deepspeed.test_deepspeed_auto import HF
+
+STAGE3 = (
+    "zero_optimization.stage3_prefetch_bucket_size",
+    "zero_optimization.stage3_param_persistence_threshold",
+)
+"""Left to accelerate, which fills them in by the same rule, where the level is not 3."""
+LATER = ("zero_optimization.stage3_gather_16bit_weights_on_model_save",)
+"""Left to accelerate always."""
+
+ARGUMENTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "per_device_train_batch_size": st.integers(1, 9),
+        "gradient_accumulation_steps": st.integers(1, 5),
+        "max_grad_norm": st.sampled_from([0.0, 0.5, 1.0]),
+        "learning_rate": st.sampled_from([1e-5, 3e-4, 5e-5]),
+        "adam_beta1": st.sampled_from([0.8, 0.9]),
+        "adam_beta2": st.sampled_from([0.95, 0.999]),
+        "adam_epsilon": st.sampled_from([1e-8, 1e-6]),
+        "weight_decay": st.sampled_from([0.0, 0.1]),
+        "fp16": st.booleans(),
+        "bf16": st.booleans(),
+        "fp16_full_eval": st.booleans(),
+        "bf16_full_eval": st.booleans(),
+        "warmup_steps": st.sampled_from([0, 0.03, 0.5, 1, 7, 2.5]),
+        "save_on_each_node": st.booleans(),
+        "auto_find_batch_size": st.booleans(),
+    },
+)
+FIXED: dict[str, st.SearchStrategy[Any]] = {
+    "train_micro_batch_size_per_gpu": st.integers(1, 9),
+    "gradient_accumulation_steps": st.integers(1, 5),
+    "train_batch_size": st.integers(1, 64),
+    "gradient_clipping": st.sampled_from([0.5, 1.0, 1]),
+    "optimizer.params.lr": st.sampled_from([1e-5, 5e-5]),
+    "optimizer.params.betas": st.sampled_from([[0.9, 0.999], [0.8, 0.95]]),
+    "optimizer.params.eps": st.sampled_from([1e-8, 1e-6]),
+    "optimizer.params.weight_decay": st.sampled_from([0, 0.1]),
+    "scheduler.params.warmup_max_lr": st.sampled_from([5e-5, 1e-5]),
+    "scheduler.params.warmup_num_steps": st.sampled_from([1, 7]),
+    "scheduler.params.total_num_steps": st.sampled_from([100, 50]),
+    "fp16.enabled": st.booleans(),
+    "bf16.enabled": st.booleans(),
+    "zero_optimization.stage": st.sampled_from([0, 1, 2]),
+    "zero_optimization.reduce_bucket_size": st.just(1000),
+}
+"""Keys that may stand there as a value of their own."""
+
+
+def changed(data: dict[str, Any], fixed: dict[str, Any]) -> dict[str, Any]:
+    found = copy.deepcopy(data)
+    for path, value in fixed.items():
+        *sections, key = path.split(".")
+        place = found
+        for section in sections:
+            place = place[section]
+        place[key] = value
+    return found
+
+
+def of_transformers(data: dict[str, Any], said: dict[str, Any], world: int, total: int, hidden: int) -> dict[str, Any] | None:
+    """What the Trainer of the installed transformers makes of `data`; None where it refuses it."""
+    from transformers import TrainingArguments
+    from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
+
+    args = SimpleNamespace(**{**trainer.DEFAULTS, **said}, world_size=world)
+    args.get_warmup_steps = lambda steps: TrainingArguments.get_warmup_steps(args, steps)
+    theirs = HfTrainerDeepSpeedConfig(copy.deepcopy(data))
+    theirs.trainer_config_process(args, auto_find_batch_size=args.auto_find_batch_size)
+    try:
+        theirs.trainer_config_finalize(args, SimpleNamespace(config=SimpleNamespace(hidden_size=hidden)), total)
+    except ValueError:
+        return None
+    return flat(theirs.config)
+
+
+def flat(section: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in section.items():
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return found
+
+
+def plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+@pytest.mark.once
+@settings(max_examples=150, deadline=None)
+@given(
+    ARGUMENTS,
+    st.sets(st.sampled_from(sorted(FIXED)), max_size=3).flatmap(lambda keys: st.fixed_dictionaries({k: FIXED[k] for k in keys})),
+    st.sampled_from([1, 2, 8]),
+    st.sampled_from([64, 1000]),
+)
+def test_it_is_what_transformers_does(said: dict[str, Any], fixed: dict[str, Any], world: int, hidden: int) -> None:
+    pytest.importorskip("deepspeed")
+    pytest.importorskip("transformers")
+    data, total = changed(HF, fixed), 100
+    expected = of_transformers(data, said, world, total, hidden)
+    filling = trainer.filling(trainer.arguments(said, whole=False), world, total)
+    refused = [path for path, _ in filling.refusals({path: _tuple(value) for path, value in flat(data).items()})]
+    assert bool(refused) is (expected is None)
+    if expected is None:
+        return
+    from compat.deepspeed import formats
+    from compat.deepspeed.releases import release
+
+    values = {"total_steps": total, "hidden_size": hidden}
+    found = formats.read(data, release("0.19.8"), False, values, None, trainer.arguments(said, whole=False), world).given
+    alone = LATER if data["zero_optimization"]["stage"] == 3 else (*LATER, *STAGE3)
+    wrong = {path: (plain(found.get(path)), value) for path, value in expected.items() if plain(found.get(path)) != value}
+    assert {path: pair for path, pair in wrong.items() if path not in alone} == {}
+    assert all(expected[path] == "auto" for path in wrong)
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+FILE: dict[str, Any] = {**HF, "zero_optimization": {"stage": 1}}
+
+
+def read(deepspeed: Dialect, data: dict[str, Any], **said: Any) -> Any:
+    reads: Any = deepspeed.read
+    return reads(data, world_size=8, trainer=said, auto={"total_steps": 100})
+
+
+def test_a_dump_has_what_does_not_count_here(deepspeed: Dialect) -> None:
+    assert read(deepspeed, FILE, output_dir="x", hub_token=None, learning_rate=1e-5).given["optimizer.params.lr"] == 1e-5
+    with pytest.raises(ConfigError, match="output_dire: no argument that fills in"):
+        read(deepspeed, FILE, output_dire="x")
+    with pytest.raises(ConfigError, match=r"learnin_rate: no argument .*; did you mean learning_rate\?"):
+        read(deepspeed, FILE, learnin_rate=1e-5)
+    with pytest.raises(ConfigError, match="found none of TrainingArguments"):
+        read(deepspeed, FILE, output_dir="x")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("learning_rate", "fast", "a number"),
+        ("per_device_train_batch_size", 1.5, "a whole number"),
+        ("bf16", "yes", "true or false"),
+        ("lr_scheduler_type", 3, "a name"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused(deepspeed: Dialect, name: str, value: Any, wanted: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}: found .*, expected {wanted}"):
+        read(deepspeed, FILE, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({}, ("linear", 0, 100, 0.0)),
+        ({"warmup_steps": 10}, ("linear", 10, 100, 0.0)),
+        ({"warmup_ratio": 0.03}, ("linear", 3, 100, 0.0)),
+        ({"lr_scheduler_type": "cosine", "max_steps": 50}, ("cosine", 0, 100, 0.0)),
+        ({"lr_scheduler_type": "SchedulerType.COSINE"}, ("cosine", 0, 100, 0.0)),
+        ({"lr_scheduler_type": "constant", "warmup_steps": 10}, ("constant", 0, None, None)),
+        ({"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 10}, ("constant", 10, None, None)),
+    ],
+)
+def test_a_file_without_a_schedule_has_the_trainers(deepspeed: Dialect, said: dict[str, Any], expected: tuple[Any, ...]) -> None:
+    data = {name: value for name, value in FILE.items() if name != "scheduler"}
+    config = read(deepspeed, data, **said)
+    schedule = lift(config).optimizer.schedule
+    assert (schedule.name, schedule.warmup_steps, schedule.total_steps, schedule.minimum) == expected
+    assert not [finding for finding in config.findings if finding.path == "scheduler.type"]
+    assert config.given.get("code.steps") == said.get("max_steps")
+
+
+@pytest.mark.parametrize("said", [{"lr_scheduler_type": "polynomial"}, {"lr_scheduler_kwargs": {"num_cycles": 2}}])
+def test_a_schedule_that_no_plan_knows_is_named(deepspeed: Dialect, said: dict[str, Any]) -> None:
+    data = {name: value for name, value in FILE.items() if name != "scheduler"}
+    findings = read(deepspeed, data, **said).findings
+    assert [finding.path for finding in findings if "Trainer" in finding.message] == ["scheduler.type"]
+
+
+Said = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Said:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "zero3.json").write_text(json.dumps(HF))
+
+    def call(*words: str) -> tuple[int, str, str]:
+        code = run(list(words))
+        return code, *capsys.readouterr()
+
+    return call
+
+
+TO = ("convert", "zero3.json", "--to", "megatron")
+
+
+def test_the_printed_command_converts_once_capitals_are_replaced(said: Said) -> None:
+    code, _, err = said(*TO)
+    errors, command = err.splitlines()
+    assert code == 1 and errors.startswith('error: found "auto" for 18 values')
+    words = shlex.split(command.partition("stagebridge ")[2])
+    assert said(*words)[0] == 1, "capitals are no numbers"
+    facts = {"HIDDEN_SIZE": "64", "TOTAL_STEPS": "100", "WORLD_SIZE": "8"}
+    told = [re.sub("HIDDEN_SIZE|TOTAL_STEPS|WORLD_SIZE", lambda found: facts[found[0]], word) for word in words]
+    assert said(*told)[0] == 2
+
+
+def test_auto_from_a_dump_and_from_names(said: Said, tmp_path: Path) -> None:
+    (tmp_path / "args.json").write_text(json.dumps({"output_dir": "x", "learning_rate": 2e-5, "bf16": True, "max_steps": 100}))
+    more = ("--auto", "hidden_size=64", "--world-size", "8", "--json")
+    _, whole, _ = said(*TO, "--auto-from", "args.json", *more)
+    names = ("learning_rate=2e-5", "bf16=true", "max_steps=100")
+    _, named, _ = said(*TO, *(word for name in names for word in ("--auto-from", name)), *more)
+    assert json.loads(whole) == json.loads(named)
+    target = json.loads(whole)["target"]["given"]
+    assert (target["lr"], target["bf16"], target["global_batch_size"], target["train_iters"]) == (2e-5, True, 64, 100)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--auto", "betas=[0.9"), "--auto betas: found [0.9, expected a list as JSON has it"),
+        (("--auto-from", "none.json"), "none.json: no such file"),
+        (("--auto-from", "list.json"), "list.json: expected a JSON object"),
+    ],
+)
+def test_wrong_options(said: Said, tmp_path: Path, words: tuple[str, ...], says: str) -> None:
+    (tmp_path / "list.json").write_text("[1]")
+    code, out, err = said(*TO, *words)
+    assert (code, out) == (1, "") and says in err
+
+
+def test_another_stack_has_no_trainer(said: Said, tmp_path: Path) -> None:
+    (tmp_path / "x.args").write_text("--micro-batch-size 1\n")
+    assert "--auto-from: megatron has nothing to say there" in said("check", "x.args", "--auto-from", "bf16=true")[2]
+
+
+def test_a_code_part_that_was_left_behind_is_named(said: Said, tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(
+        '{"train_batch_size": 128, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 32}'
+    )
+    assert "they agree where 4 ranks share a batch: is the .code.json missing" in said("check", "ds.json", "--world-size", "8")[2]
+    assert "missing that lay" not in said("check", "ds.json", "--world-size", "3")[2]
+    (tmp_path / "ds.code.json").write_text('{"pipeline_stages": 4}')
+    assert said("check", "ds.json", "--world-size", "8")[0] in (0, 2)
