@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from bridge.dialect import Config, Dialect
+from bridge.dialect import Config, Dialect, Written
 from bridge.edits import edited
 from bridge.errors import BridgeError
 from bridge.layout.architecture import Architecture
@@ -147,6 +147,10 @@ class Backend(ABC):
         plan runs as it is meant, by the config that the dialect writes for it; the native engine lifts configs of any stack.
         Raises `BridgeError` if that cannot be run.
         """
+
+    def start(self, written: Written, config: Config, workload: Workload) -> Trainer:
+        """Set up the run of a whole script, which `Dialect.program` wrote for `config`, as `open` sets up that of a config."""
+        raise BridgeError(f"{self.name}: runs no script of its own")
 
     def taken(self, hub: Hub) -> Hub:
         """A checkpoint as a run of this engine on this machine keeps it, where that is otherwise; else `hub` itself."""

@@ -217,6 +217,10 @@ class Dialect(ABC):
         """`written`, whose file has a name, with the script that starts it; `model` is its model's own config, if it is known."""
         raise BridgeError(f"--script: no script is written for {self.title}; drop it, and start what the report names")
 
+    def held(self, plan: Mapping[str, Any], model: Config | None) -> frozenset[str]:
+        """Fields of the plan's model that the script of `program` holds, where the model's own config has no key for them."""
+        return frozenset()
+
     def saves(self, config: Config, hub: Hub) -> Saves:
         """How a run of `config` keeps its checkpoints, where one is to be made of `hub`. Raises `BridgeError` if none can."""
         raise BridgeError(f"move: no checkpoint is written for {self.title} yet; use `stagebridge checkpoint convert`")

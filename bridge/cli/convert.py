@@ -17,7 +17,6 @@ from bridge.cli import sidecar
 from bridge.cli.budget import bounded
 from bridge.cli.job import OPTIONS, Job
 from bridge.cli.placing import differences, refuse_edited
-from bridge.cli.scripted import scripted
 from bridge.cli.sidecar import Sidecar
 from bridge.cli.terminal import console, content, note, print_json, say
 from bridge.dialect import Config, Dialect, Written
@@ -37,6 +36,7 @@ from bridge.files import (
 from bridge.files.lock import shared
 from bridge.files.read import LOADERS
 from bridge.findings import Finding
+from bridge.programs import scripted
 from bridge.releases import unknown_release
 from bridge.secrets import HIDDEN, keep_hidden
 from bridge.translation import Result, translate

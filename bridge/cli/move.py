@@ -275,6 +275,7 @@ def _programmed(written: Written, result: Result, folder: Path) -> tuple[Written
 
     model = _model_config(folder)
     plan = {**result.plan.values(), **lift(model).values()}
+    plan.pop("model.embedding.padded_vocab", None)  # the checkpoint has the rows of words alone
     program = result.config.dialect.program(written, result.config, plan, model)
     return program.written, replace(result, lacking=program.lacking)
 

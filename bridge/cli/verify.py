@@ -150,6 +150,7 @@ def _show(found: Fields) -> None:
         out.print(line, markup=False)
 
 
+SHOWN = 3
 VERDICTS = {"same": "Same run", "differs": "Not the same run", "in part": "Proved in part", "not run": "Nothing proved"}
 
 
@@ -177,6 +178,9 @@ def _words(found: Fields) -> Iterator[str]:
     yield f"\nIn small, on {found['ranks']} ranks{_changed(found['changes'])}."
     loss, update = (float(found["rounding"][name]) for name in ("loss", "update"))
     yield f"Rounding alone changes losses by {loss:.0e}, updates by {update:.0e}."
+    if left := found["left_out"]:
+        some = ", ".join(left[:SHOWN]) + (", ..." if len(left) > SHOWN else "")
+        yield f"It alone decides the updates of {len(left)} tensors, whose gradients are zero but for it; not compared: {some}."
 
 
 def _changed(changes: Mapping[str, Fields]) -> str:

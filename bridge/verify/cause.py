@@ -88,11 +88,43 @@ class Suspect:
 
 
 def stack_cures(suspect: Suspect, bench: Bench, rounding: Distance) -> Iterator[Cure]:
-    """The first form of each trial that is one."""
-    given = suspect.config.given
+    """The first form of each trial that is one; where none is, the fewest trials that are one together."""
+    given, healed = suspect.config.given, False
     for forms in _trials(suspect.config, suspect.backend, bench.world):
         cures = (Cure(_difference(given, form.given), form) for form in forms if _heals(suspect, form, bench, rounding))
-        yield from islice(cures, 1)
+        for cure in islice(cures, 1):
+            healed = True
+            yield cure
+    if not healed:
+        together = _together(suspect, bench, rounding)
+        yield from [Cure(_difference(given, together.given), together)] if together else []
+
+
+def _together(suspect: Suspect, bench: Bench, rounding: Distance) -> Config | None:
+    """All features in another form at once, then each back as it was, as long as that still heals: several causes are left."""
+    firsts = [forms[0] for forms in TRIALS] + list(suspect.backend.optional)
+    kept = [trial for trial in firsts if _tried(suspect, [trial], bench.world) is not None]
+    healed = _tried(suspect, kept, bench.world)
+    if healed is None or not _heals(suspect, healed, bench, rounding):
+        return None
+    for trial in kept:
+        fewer = [other for other in kept if other is not trial]
+        config = _tried(suspect, fewer, bench.world)
+        if config is not None and _heals(suspect, config, bench, rounding):
+            kept, healed = fewer, config
+    return healed
+
+
+def _tried(suspect: Suspect, trials: Iterable[Mapping[str, Any]], world: int) -> Config | None:
+    """The config with all of these changes; None where a stack refuses that, or nothing is changed."""
+    config = suspect.config
+    try:
+        for trial in trials:
+            optional = trial in suspect.backend.optional
+            config = without(config, trial) if optional else edited(config, _whole(trial, world), world)
+    except BridgeError:
+        return None
+    return config if config.given != suspect.config.given else None
 
 
 def plan_loss(suspect: Suspect, bench: Bench, rounding: Distance, wanted: Measured) -> list[str]:

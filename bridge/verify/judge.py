@@ -8,12 +8,13 @@ from functools import cached_property, partial
 from math import isfinite
 from typing import Any, Literal
 
-from bridge.backend import Backend
+from bridge.backend import Backend, Step
+from bridge.dialect import Written
 from bridge.engine.backend import BACKEND as NATIVE
 from bridge.errors import BridgeError
 from bridge.plan import Plan
 from bridge.verify.cause import Bench, Suspect, known_misdeeds, plan_causes, plan_loss, stack_cures
-from bridge.verify.measure import Distance, Measured, OtherModelError, Run, distance
+from bridge.verify.measure import LOSS, MARGIN, Distance, Measured, OtherModelError, Run, distance, parted
 from bridge.verify.pair import Pair, Side, in_small
 from bridge.verify.size import TWO, is_taken, made, steps_for
 
@@ -24,7 +25,9 @@ WIDER = {"bf16": "fp32", "fp16": "fp32", "fp32": "fp64"}
 
 @dataclass(frozen=True)
 class Row:
-    """One side on one engine: as its own stack runs the file (`written`), or as the file is meant; what came of it, and why."""
+    """One side on one engine: as its own stack runs the file (`written`), or as the file is meant; what came of it, and why;
+    and what did not run of that which was written.
+    """
 
     side: Side
     engine: str
@@ -33,6 +36,7 @@ class Row:
     cause: str = ""
     measured: Measured | None = None
     distance: Distance | None = None
+    lacks: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,8 +70,9 @@ class Report:
         engines = "no real engine ran" if len(silent) == TWO else "one real engine ran, of two"
         idle = [f"{engines}: {'; '.join(f'{row.engine}, the {row.side}: {row.cause}' for row in silent)}"] if silent else []
         taken = [f"{path} {before} -> {after}" for path, (before, after) in self.changes.items() if is_taken(path, before, after)]
+        beside = [row.lacks for row in self.rows if row.lacks]
         hidden = () if any(row.verdict == "differs" for row in self.rows) else self.hidden
-        return (*idle, *([f"taken out: {', '.join(taken)}"] if taken else ()), *hidden)
+        return (*idle, *beside, *([f"taken out: {', '.join(taken)}"] if taken else ()), *hidden)
 
     def fields(self) -> dict[str, Any]:
         """As plain values."""
@@ -79,6 +84,7 @@ class Report:
             "ranks": self.world,
             "changes": {path: {"before": before, "after": after} for path, (before, after) in self.changes.items()},
             "rounding": _plain(self.rounding),
+            "left_out": list(self.rounding.noise if self.rounding else ()),
             "runs": [_row(row) for row in self.rows],
         }
 
@@ -98,7 +104,7 @@ def _row(row: Row) -> dict[str, Any]:
 
 
 def _plain(distance: Distance | None) -> dict[str, Any] | None:
-    return {name: _finite(value) for name, value in asdict(distance).items()} if distance else None
+    return {name: _finite(value) for name, value in asdict(distance).items() if name != "noise"} if distance else None
 
 
 def _finite(value: Any) -> Any:
@@ -177,15 +183,23 @@ class Court:
         config, backend = self.pair.config(side), self.backends.get(self.pair.config(side).dialect.name)
         if backend is None:
             return Row(side, config.dialect.title, True, "not run", "there is no engine of this stack to run it on")
-        title = f"{backend.title} {backend.release or ''}".strip()
-        run = partial(self.bench.measure, Run(backend, config), self.pair.plans[side])
-        row = self._judged(Row(side, title, True, "same"), run, partial(self._blame, side, backend, meant))
+        row = self._ran(side, backend, meant, self.pair.script if side == "target" else None)
         if row.verdict != "same" or self.finer is None:
             return row
         finer = self.finer._written(side, meant)
         if finer.verdict != "differs":
             return row
         return replace(row, verdict="differs", cause=f"in fp32 {finer.cause}", measured=finer.measured, distance=finer.distance)
+
+    def _ran(self, side: Side, backend: Backend, meant: Row | None, script: Written | None) -> Row:
+        """A side on its own stack: by its script, or where there is none that runs, the file in a script of ours."""
+        title = f"{backend.title} {backend.release or ''}".strip() + (", its script and model" if script else "")
+        run = partial(self.bench.measure, Run(backend, self.pair.config(side), script=script), self.pair.plans[side])
+        row = self._judged(Row(side, title, True, "same"), run, partial(self._blame, side, backend, meant))
+        if script is None or row.verdict != "not run":
+            return row
+        alone = self._ran(side, backend, meant, None)
+        return replace(alone, lacks=f"the script and the model's config.json did not run: {row.cause}")
 
     @cached_property
     def finer(self) -> Court | None:
@@ -208,12 +222,17 @@ class Court:
     def _note_in_fp32(self, line: str) -> None:
         self.note(f"{line}, in fp32")
 
-    def _blame(self, side: Side, backend: Backend, meant: Row | None) -> str:
-        """Why a stack gives other numbers: the config means others, or the stack does not do what it means."""
+    def _blame(self, side: Side, backend: Backend, meant: Row | None, measured: Measured) -> str:
+        """Why a stack gives other numbers: the config means others, what lies beside it does, or the stack does not do what it
+        means.
+        """
         config = self.pair.config(side)
         if meant is not None and meant.verdict == "differs":
             return meant.cause.partition(": ")[2]
         self.note(f"{backend.title}: looking for the cause")
+        beside = self._beside(backend, measured) if side == "target" and self.pair.script else ""
+        if beside:
+            return f"the translation is at fault: {beside}"
         suspect = Suspect(config, backend, self.pair.plans[side])
         cures = list(stack_cures(suspect, self.bench, self.rounding))
         healed = (
@@ -227,6 +246,23 @@ class Court:
         fault = held if lost else f"it reads the file otherwise than {backend.title} runs it"
         return f"the translation is at fault: {fault}; {healed}"
 
+    def _beside(self, backend: Backend, measured: Measured) -> str:
+        """Which of the files beside the config is at fault, if that alone, in a script of ours, runs as it means."""
+        try:
+            alone = self.bench.measure(Run(backend, self.pair.target), self.pair.plans["target"])
+        except BridgeError:
+            return ""
+        if parted(alone, self.reference, self.rounding):
+            return ""
+        same = "the config alone, in another script, gives the numbers that it means"
+        first, expected = measured.steps[0], self.reference.steps[0]
+        if _far(first.loss, expected.loss, self.rounding.loss) or _far(first.grad_norm, expected.grad_norm, self.rounding.norm):
+            told = f"the first loss is {first.loss:.7g}, its gradient norm {_norm(first)}"
+            wanted = f"expected {expected.loss:.7g} and {_norm(expected)}"
+            return f"the model's config.json describes another model: {told}, {wanted}; {same}"
+        right = "loss and gradient norm of the first step are right, and what follows is not"
+        return f"the script, or the model's config.json, trains otherwise: {right}; {same}"
+
     def _elsewhere(self) -> Iterator[Row]:
         """What the source means, on engines of other stacks."""
         plan, own = self.pair.plans["source"], {self.pair.source.dialect.name, self.pair.target.dialect.name}
@@ -239,13 +275,12 @@ class Court:
                 yield Row(row.side, row.engine, False, "not run", "; ".join(refused))
             else:
                 run = partial(self.bench.measure, Run(backend, plan), plan)
-                yield self._judged(row, run, partial("{} computes otherwise".format, backend.title))
+                yield self._judged(row, run, partial(_otherwise, backend))
 
     def _target(self) -> Row:
         """What the translation means, on the native engine: in the formats that it says, and where that shows nothing in fp64."""
         mine, theirs = self.pair.plans["source"], self.pair.plans["target"]
-        cause = partial(self._translated, mine, theirs, self.reference, self.rounding)
-        row = self._judged(Row("target", NATIVE.title, False, "same"), partial(self.bench.expected, theirs), cause)
+        row = self._judged(Row("target", NATIVE.title, False, "same"), partial(self.bench.expected, theirs), self._changed)
         if row.verdict != "same":
             return row
         mine, theirs = _exact(mine), _exact(theirs)
@@ -257,6 +292,10 @@ class Court:
         words = f"in fp64 {in_numbers(further, gap)}: {self._translated(mine, theirs, wanted, EXACT)}"
         return replace(row, verdict="differs", cause=words, measured=found, distance=gap)
 
+    def _changed(self, measured: Measured) -> str:
+        """What the translation changed, in the formats that the plans name."""
+        return self._translated(self.pair.plans["source"], self.pair.plans["target"], self.reference, self.rounding)
+
     def _translated(self, source: Plan, target: Plan, wanted: Measured, rounding: Distance) -> str:
         """Which fields the translation changed so that numbers differ."""
         self.note("native engine: looking for the cause")
@@ -264,20 +303,35 @@ class Court:
         found = [f"{words} ({self.pair.said(paths)})" for paths, words in causes]
         return f"the translation is at fault, it means something else: {'; '.join(found) or 'several fields together'}"
 
-    def _judged(self, row: Row, run: Callable[[], Measured], cause: Callable[[], str]) -> Row:
+    def _judged(self, row: Row, run: Callable[[], Measured], cause: Callable[[Measured], str]) -> Row:
         self.note(f"{row.engine}: " + (f"the {row.side} as it is written" if row.written else f"what the {row.side} means"))
         try:
             measured = run()
         except BridgeError as error:
             return Row(row.side, row.engine, row.written, "not run", "; ".join(dict.fromkeys(error.problems)))
         try:
-            gap = distance(measured, self.reference)
+            gap = distance(measured, self.reference, self.rounding.noise)
             gap = gap if self.scaled else replace(gap, scale="")
         except OtherModelError as error:
-            return Row(row.side, row.engine, row.written, "differs", f"{error.problems[0]}: {cause()}", measured)
+            return Row(row.side, row.engine, row.written, "differs", f"{error.problems[0]}: {cause(measured)}", measured)
         further = gap.beyond(self.rounding)
-        words = f"{in_numbers(further, gap)}: {cause()}" if further else ""
+        words = f"{in_numbers(further, gap)}: {cause(measured)}" if further else ""
         return Row(row.side, row.engine, row.written, "differs" if further else "same", words, measured, gap)
+
+
+def _far(found: float | None, expected: float | None, rounding: float | None) -> bool:
+    """Whether a number is off by more than rounding; one that a stack does not tell is not."""
+    if found is None or expected is None:
+        return False
+    return abs(found - expected) > (LOSS + MARGIN * (rounding or 0.0)) * abs(expected)
+
+
+def _norm(step: Step) -> str:
+    return "not told" if step.grad_norm is None else f"{step.grad_norm:.7g}"
+
+
+def _otherwise(backend: Backend, measured: Measured) -> str:
+    return f"{backend.title} computes otherwise, as its steps show: {measured.losses[0]:.6g} -> {measured.losses[-1]:.6g}"
 
 
 def in_numbers(further: Iterable[str], gap: Distance) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bridge.backend import Backend, Step, Trainer, Workload
 from bridge.comm import everyones, joined, together
-from bridge.dialect import Config
+from bridge.dialect import Config, Written
 from bridge.engine.data import Drawn, Text
 from bridge.engine.models.gpt import IGNORED
 from bridge.errors import BridgeError
@@ -30,11 +30,20 @@ Weights = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Run:
-    """What is run: a config as it is written, or a plan as it is meant, on a backend; from its first weights, or a checkpoint."""
+    """What is run: a config as it is written, or a plan as it is meant, on a backend; from its first weights, or a checkpoint.
+    With a `script` a config runs by that.
+    """
 
     backend: Backend
     what: Config | Plan
     start: Path | None = None
+    script: Written | None = None
+
+    def opened(self, workload: Workload) -> Trainer:
+        """The run, before its first step."""
+        if self.script is not None and isinstance(self.what, Config):
+            return self.backend.start(self.script, self.what, workload)
+        return self.backend.open(self.what, workload)
 
 
 @dataclass(frozen=True)
@@ -74,7 +83,7 @@ def measure(run: Run, workload: Workload, steps: int = STEPS, padded: bool = Fal
 def _attempt(run: Run, workload: Workload, steps: int, padded: bool) -> tuple[Measured | None, str]:
     """What came of it, or why nothing did: a stack may fail in any way it likes."""
     try:
-        trainer = run.backend.open(run.what, workload)
+        trainer = run.opened(workload)
     except BridgeError as error:
         return None, "; ".join(error.problems)
     except Exception as error:
@@ -117,7 +126,9 @@ def batches(text: Text | Drawn, trainer: Trainer, step: int, padded: bool = Fals
 class Distance:
     """How far a run is from another: relative distances of losses and of gradient norms (the largest of a step), of all updates
     together, and the share of the other's updates that it makes; the tensor that is furthest off, by how much of its update;
-    and the first step with another loss scale, in words. As a measure of rounding, the part of `LOSS` and `UPDATE` that counts.
+    and the first step with another loss scale, in words. As a measure of rounding, the part of `LOSS` and `UPDATE` that counts,
+    and the tensors whose updates rounding alone decides: their gradients are zero but for it, as those of biases of keys, and
+    Adam makes whole steps of them.
     """
 
     loss: float
@@ -128,6 +139,7 @@ class Distance:
     worst: float
     scale: str = ""
     floor: float = 1.0
+    noise: tuple[str, ...] = ()
 
     def at_least(self, digits: float) -> Distance:
         """This distance as a measure of rounding in a format with so many digits (the spacing above 1), of which one run with
@@ -174,32 +186,37 @@ SHOWN = 3
 def parted(run: Measured, other: Measured, rounding: Distance) -> bool:
     """Whether `run` is another run than `other`: by more than rounding, or of another model."""
     try:
-        return bool(distance(run, other).beyond(rounding))
+        return bool(distance(run, other, rounding.noise).beyond(rounding))
     except OtherModelError:
         return True
 
 
-def distance(run: Measured, other: Measured) -> Distance:
-    """How far `run` is from `other`, on all ranks. Raises `OtherModelError` if they have other tensors."""
+def distance(run: Measured, other: Measured, noise: tuple[str, ...] = ()) -> Distance:
+    """How far `run` is from `other`, on all ranks, tensors of `noise` left out. Raises `OtherModelError` if they have others."""
     first = (joined() or (0, 1))[0] == 0
     unlike = _unlike(run, other) if first else ""
     problem = next(filter(None, everyones(unlike)), "")
     if problem:
         raise OtherModelError(problem)
-    found = everyones(_distance(run, other) if first else None)[0]
+    found = everyones(_distance(run, other, noise) if first else None)[0]
     assert found is not None, "the first rank has all weights"
     return found
 
 
-def _distance(run: Measured, other: Measured) -> Distance:
+def _distance(run: Measured, other: Measured, noise: tuple[str, ...]) -> Distance:
     loss = max(_relative(first, second) for first, second in zip(run.losses, other.losses, strict=True))
     told = [(one.grad_norm, two.grad_norm) for one, two in zip(run.steps, other.steps, strict=True)]
     norms = [_relative(one, two) for one, two in told if one is not None and two is not None]
-    ends = [_updates(run.weights, other.weights, end) for end in (1, -1)]
+    ends = [_updates(run.weights, other.weights, end, noise) for end in (1, -1)]
     whole = max((_apart(list(pairs.values())) for pairs in ends), key=lambda it: it[0])
     each = {name: _apart([pair])[0] for name, pair in ends[-1].items()}
     worst = max(each, key=lambda name: each[name])
-    return Distance(loss, max(norms, default=None), *whole, worst, each[worst], _scales(run, other))
+    random = tuple(name for name, off in each.items() if off > RANDOM) if whole[0] < RANDOM else ()
+    return Distance(loss, max(norms, default=None), *whole, worst, each[worst], _scales(run, other), noise=random)
+
+
+RANDOM = 0.9
+"""Part of its update by which a tensor is off where only rounding moves it: two such updates have nothing in common."""
 
 
 def _scales(run: Measured, other: Measured) -> str:
@@ -209,9 +226,12 @@ def _scales(run: Measured, other: Measured) -> str:
     return ""
 
 
-def _updates(run: tuple[Weights, ...], other: tuple[Weights, ...], end: int) -> dict[str, tuple[Tensor, Tensor]]:
+def _updates(
+    run: tuple[Weights, ...], other: tuple[Weights, ...], end: int, noise: tuple[str, ...]
+) -> dict[str, tuple[Tensor, Tensor]]:
     """What training added to each tensor, in both runs."""
-    return {name: (run[end][name].double() - run[0][name], other[end][name].double() - start) for name, start in other[0].items()}
+    firsts = {name: start for name, start in other[0].items() if name not in noise}
+    return {name: (run[end][name].double() - run[0][name], other[end][name].double() - first) for name, first in firsts.items()}
 
 
 def _apart(pairs: list[tuple[Tensor, Tensor]]) -> tuple[float, float]:

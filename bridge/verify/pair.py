@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from bridge.backend import Backend
-from bridge.dialect import Config
+from bridge.dialect import Config, Written
 from bridge.edits import edited
+from bridge.errors import BridgeError
 from bridge.plan import Plan
+from bridge.programs import about_models, described
 from bridge.rules import Effect
-from bridge.translation import Result, lift
-from bridge.verify.size import Size, changes, changes_like, made
+from bridge.translation import Result, lift, lower
+from bridge.verify.size import Size, changes, changes_like, made, small_model
 
 Side = Literal["source", "target"]
 
@@ -29,6 +32,20 @@ class Pair:
     changes: Mapping[str, tuple[Any, Any]]
     size: Size
     told: tuple[tuple[str, str], ...] = ()
+    modelled: bool = False
+
+    @cached_property
+    def script(self) -> Written | None:
+        """The script and the model's config as `convert --script` writes them for the target; None where it cannot."""
+        dialect, plan = self.target.dialect, self.plans["source"]
+        if not self.modelled:
+            return None
+        try:
+            model = lower(Plan(model=small_model(plan)), about_models())
+            course = {**self.plans["target"].values(), **Plan(model=small_model(plan)).values()}
+            return dialect.program(dialect.render(self.target), self.target, course, model).written
+        except BridgeError:
+            return None
 
     def said(self, paths: Iterable[str]) -> str:
         """What `convert` says of those fields: of a stack, or of the plan, by whatever name either stack has for them."""
@@ -61,8 +78,10 @@ def fitted(source: Config, result: Result, backends: Mapping[str, Backend], limi
     plans: dict[Side, Plan] = {"source": meant(small[0], backends), "target": meant(small[1], backends)}
     if None in (first.model.hidden, second.model.hidden):  # the training script brings the model along, from one to the other
         plans["target"] = made(plans["target"], _model_of(plans["source"], plans["target"]))
-    numbers = tuple((it.path, it.message) for it in result.findings if it.effect.reaches(Effect.NUMBERS))
-    return Pair(*small, plans, told, size, numbers)
+    model, findings = described(result) if first.model.hidden and not second.model.hidden else (None, result.findings)
+    differ = [finding for finding in findings if finding.effect.reaches(Effect.NUMBERS)]
+    whole = model is not None and all(finding in result.findings for finding in differ)  # else it is the nearest model there is
+    return Pair(*small, plans, told, size, tuple((finding.path, finding.message) for finding in differ), whole)
 
 
 def _is_told(path: str, plan: Plan) -> bool:

@@ -100,7 +100,7 @@ def prove(
     compute = source.backend.meaning(source.config).precision.compute or "fp32"
     try:
         rounding = _rounding(runs, compute)
-        gap = distance(runs["target"], runs["source"])
+        gap = distance(runs["target"], runs["source"], rounding.noise)
     except OtherModelError as error:
         return report("differs", None, None, error.problems[0])
     further = gap.beyond(rounding)

@@ -206,7 +206,8 @@ def _experts(model: Model) -> Iterator[tuple[str, Any]]:
     if model.experts:
         count = min(model.experts, EXPERTS)
         yield "model.experts", count
-        yield from (("model.moe.ffn", 32), ("model.moe.top_k", min(model.moe.top_k or 1, max(1, count - 1))))
+        yield "model.moe.ffn", SIZES["model.ffn"] if model.moe.ffn == model.ffn else 32  # some families have one width for both
+        yield "model.moe.top_k", min(model.moe.top_k or 1, max(1, count - 1))
     if model.moe.shared_ffn:
         yield "model.moe.shared_ffn", 32
 
@@ -246,7 +247,8 @@ def _schedule(plan: Plan) -> Iterator[tuple[str, Any]]:
     if (scale.initial or 0) > SCALE:
         yield "precision.loss_scale.initial", SCALE
     if (scale.window or 0) > WINDOW:
-        yield "precision.loss_scale.window", WINDOW
+        passes = plan.run.steps is None or (scale.window or 0) < plan.run.steps
+        yield "precision.loss_scale.window", WINDOW if passes else LENGTH
 
 
 OFF = (None, False, 0, 1, 1.0, "none", "fp32")

@@ -202,6 +202,12 @@ class DeepSpeedDialect(PackagedDialect):
 
         return beside(written, config, plan, model)
 
+    def held(self, plan: Mapping[str, Any], model: Config | None) -> frozenset[str]:
+        """The length of a sample, and how first weights of projections are drawn."""
+        from compat.deepspeed.program import held
+
+        return held(plan, model)
+
     def reworded(self, config: Config, original: Original, was: str) -> str:
         """HJSON, or a script with a here-document, with other values, all else byte for byte."""
         from compat.deepspeed.rewriting import reworded

@@ -85,8 +85,18 @@ WHOLE = """
 def build(path):
     config = AutoConfig.from_pretrained(path)
     config.use_cache = False
-    return AutoModelForCausalLM.from_config(config)
+{padded}    return {begun}
 """
+
+SCALED = '''
+def scaled(model, config):
+    """Projections into the residual start smaller, the more of them there are: no config.json of this family says so."""
+    spread = config.initializer_range / (2 * config.num_hidden_layers) ** 0.5
+    for name, weight in model.named_parameters():
+        if name.removesuffix(".weight").endswith({ends}):
+            nn.init.normal_(weight, std=spread)
+    return model
+'''
 
 PIPED = '''
 class First(nn.Module):
@@ -107,7 +117,7 @@ class Block(nn.Module):
     def __init__(self, whole, config, index):
         super().__init__()
         self.layer = type(whole.model.layers[index])(config, index)
-        self.layer.apply(whole._init_weights)
+        self.layer.apply(whole._init_weights){begun}
         self.angles = type(whole.model.rotary_emb)(config)
 
     def forward(self, hidden):
@@ -146,7 +156,7 @@ def loss_of(logits, targets):
 def build(path):
     config = AutoConfig.from_pretrained(path)
     config._attn_implementation = "sdpa"
-    with torch.device("meta"):
+{padded}    with torch.device("meta"):
         whole = AutoModelForCausalLM.from_config(config)
     first, last = LayerSpec(First, whole, config), LayerSpec(Last, whole, config)
     if config.tie_word_embeddings:
@@ -184,10 +194,8 @@ def one_step(engine, samples, step, rank, ranks):
     return engine.train_batch(micro_batches(samples, step, engine, rank, ranks)).item()
 """
 
-MAIN = """
-def main():
-    arguments = options()
-    deepspeed.init_distributed()
+MAIN = '''
+def prepare(arguments):
     torch.manual_seed(SEED)
     numpy.random.seed(SEED)
     model = build(arguments.model)
@@ -198,8 +206,20 @@ def main():
 {schedule}        config={settings},
     )
     restore(engine.module, buffers)
+    return engine
+
+
+def place(engine):
+    """This rank's number among the data ranks, and how many there are."""
+    return {place}
+
+
+def main():
+    arguments = options()
+    deepspeed.init_distributed()
+    engine = prepare(arguments)
     samples = Samples(read(arguments.data, arguments.dtype), arguments.sequence)
-    rank, ranks = {place}
+    rank, ranks = place(engine)
     step = 0
     if arguments.save and {latest}:
         _, state = engine.load_checkpoint(arguments.save)
@@ -218,7 +238,7 @@ def main():
 
 if __name__ == "__main__":
     main()
-"""
+'''
 
 PIPELINES = ("llama", "mistral", "qwen2", "qwen3")
 """Families whose layers the script puts into a pipeline: each layer takes hidden states and the angles of its positions."""
@@ -239,6 +259,38 @@ def refused(values: Flat, model: Mapping[str, Any]) -> Iterator[str]:
         yield "the file names no optimizer, as DeepSpeed has none of this kind"
     if schedule.said(values).get("name") == schedule.OTHER:
         yield "the schedule of the learning rate is one that no Plan knows"
+
+
+RESIDUAL: Mapping[tuple[str, str], tuple[str, ...]] = {
+    ("o_proj", "down_proj"): (
+        *("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3_text", "olmoe"),
+        *("olmo2", "phi3", "cohere", "cohere2", "smollm3", "granite", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "gpt_oss"),
+        *("deepseek_v2", "deepseek_v3", "ernie4_5", "ernie4_5_moe", "minimax_m2", "exaone_moe"),
+    ),
+    ("o_proj", "c_proj"): ("starcoder2",),
+    (".dense", "dense_4h_to_h"): ("gpt_neox", "bloom", "falcon"),
+    ("out_proj", "fc_out"): ("gptj",),
+    ("out_proj", "fc2"): ("opt",),
+    (".dense", "fc2"): ("phi",),
+}
+"""How the matrices are called that end an attention and a feed-forward layer, in the families whose own first weights are those
+of any other matrix there."""
+
+
+def _ends(model: Mapping[str, Any], plan: Flat) -> tuple[str, str] | None:
+    """The matrices that start smaller, where the plan asks for it and the family does not do so itself."""
+    if not plan.get("model.init.scaled"):
+        return None
+    return next((ends for ends, families in RESIDUAL.items() if model.get("model_type") in families), None)
+
+
+def held(plan: Flat, model: Config | None) -> frozenset[str]:
+    """Facts of the model that the script holds, where the model's config has no key for them."""
+    scaled = model is not None and _ends(model.given, plan)
+    return frozenset({"model.sequence", PADDED} | ({"model.init.scaled"} if scaled else set()))
+
+
+PADDED = "model.embedding.padded_vocab"
 
 
 SCRIPT, MODEL, DATA = ".train.py", ".model.json", "tokens.npy"
@@ -295,30 +347,32 @@ def program(values: Flat, model: Mapping[str, Any], course: Flat, name: str, bes
     """The script of a config that is called `name`, for the model in the file `beside`; `course` is what a plan says."""
     problems = [f"script: {problem}; drop --script: the code part names what to fill in" for problem in refused(values, model)]
     BridgeError.raise_if(problems)
-    piped = code.size(values, "pipeline_stages") > 1
+    piped, ends = code.size(values, "pipeline_stages") > 1, _ends(model, course)
     return "".join(
         (
             HEAD.format(model=beside, config=name, command=command),
-            "\n" + "\n".join(_imports(values)) + "\n\n",
+            "\n" + "\n".join(_imports(values, ends is not None)) + "\n\n",
             "\n".join(_constants(values, course)) + "\n",
             "\n" + "\n".join([*schedule.lines(values), ""]) if schedule.steers(values) else "",
             "\n" + OPTIONS.format(config=repr(name), model=repr(beside), every=course.get("run.save_interval") or 0),
-            "\n" + (PIPED.format(**_pipeline(values)) if piped else WHOLE),
+            "\n" + SCALED.format(ends=ends) if ends else "",
+            "\n" + (PIPED if piped else WHOLE).format(**_built(values, piped, ends is not None), padded=_padded(course)),
             "\n" + (PIPED_STEP if piped else STEP),
             "\n" + MAIN.format(**_main(values)),
         )
     )
 
 
-def _imports(values: Flat) -> Iterator[str]:
+def _imports(values: Flat, scaled: bool) -> Iterator[str]:
     piped, steered = code.size(values, "pipeline_stages") > 1, schedule.steers(values)
     yield from ("import argparse", "import json", *(["import math"] if steered else []), "from pathlib import Path", "")
     yield from ("import deepspeed", "import numpy", "import torch")
     if piped:
         yield "from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec"
-        yield "from torch import nn"
     else:
         yield "from deepspeed.utils import groups as ranks_of"
+    if piped or scaled:
+        yield "from torch import nn"
     if steered:
         yield "from torch.optim.lr_scheduler import LambdaLR"
     yield "from transformers import AutoConfig, AutoModelForCausalLM"
@@ -330,8 +384,19 @@ def _constants(values: Flat, course: Flat) -> Iterator[str]:
     yield f"SEED = {values.get('code.seed') or 0}"
 
 
-def _pipeline(values: Flat) -> dict[str, Any]:
+def _padded(course: Flat) -> str:
+    """Rows for no word that the vocabulary is filled up with: they are in every softmax, and no config.json tells them."""
+    rows, words = course.get(PADDED), course.get("model.vocab")
+    return f"    config.vocab_size = {rows}  # with rows that stand for no token\n" if rows and words and rows > words else ""
+
+
+def _built(values: Flat, piped: bool, scaled: bool) -> dict[str, Any]:
+    """What the model is built with: the stages, and how first weights are drawn."""
+    if not piped:
+        plain = "AutoModelForCausalLM.from_config(config)"
+        return {"begun": f"scaled({plain}, config)" if scaled else plain}
     return {
+        "begun": "\n        scaled(self.layer, config)" if scaled else "",
         "stages": code.size(values, "pipeline_stages"),
         "partition": values.get("code.partition_method") or "parameters",
         "interval": values.get("pipeline.activation_checkpoint_interval") or 0,

@@ -50,5 +50,17 @@ def verified(rank: int, world: int, source: tuple[str, Any, dict[str, Any]], to:
     return replace(report, rows=tuple(replace(row, measured=None) for row in report.rows))
 
 
+def planted(rank: int, world: int, text: str, ending: str, old: str, new: str) -> Report:
+    """The same for flags of Megatron, with a fault in one of the files that lie beside DeepSpeed's."""
+    config = compat.load("megatron").read(text, version="0.16.1", world_size=world)
+    backends = compat.backends("deepspeed")
+    pair = fitted(config, translate(config, compat.load("deepspeed"), _release(backends, "deepspeed"), world), backends, world)
+    assert pair.script is not None and pair.script.beside[ending].count(old) == 1, pair.script
+    texts = {**pair.script.beside, ending: pair.script.beside[ending].replace(old, new)}
+    vars(pair)["script"] = replace(pair.script, beside=texts)
+    report = verify(pair, backends, None, note=lambda line: None)
+    return replace(report, rows=tuple(replace(row, measured=None) for row in report.rows))
+
+
 def _release(backends: Mapping[str, Backend], name: str) -> str | None:
     return backends[name].release if name in backends else None

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import pytest
-from backends import verified
+from backends import planted, verified
 from test_planted import EXPERTS, MEGATRON
 
 from bridge.verify.judge import Report, Row
@@ -72,7 +72,30 @@ def test_experts_heads_gates_and_rotary_positions_are_kept_on_both_engines(run: 
     text = f"{MEGATRON} {EXPERTS} --moe-aux-loss-coeff 0 --use-distributed-optimizer"
     report = run(2, verified, ("megatron", text, {"version": "0.16.1", "world_size": 2}), "deepspeed", None)[0]
     assert report.verdict == "same" and not report.lacking, report
+    assert report.rows[-1].engine.endswith("its script and model"), report
     assert not {"model.experts", "model.kv_heads", "model.moe.top_k", "model.rotary.base"} & report.changes.keys()
+
+
+OTHERWISE = "script, or the model's config.json, trains otherwise"
+WRITTEN = {
+    "rotary base": (".model.json", '"rope_theta": 500000', '"rope_theta": 10000', OTHERWISE),
+    "norm eps": (".model.json", '"rms_norm_eps": 1e-05', '"rms_norm_eps": 1e-2', "model's config.json describes another model"),
+    "decay of norms": (".train.py", '"weight_decay": 0.0', '"weight_decay": 9.0', OTHERWISE),
+    "warmup": (".train.py", "start, warmup, total = 0.0, 2, 8", "start, warmup, total = 0.0, 3, 8", OTHERWISE),
+    "order of samples": (".train.py", "range(first, first + rows)", "range(first + 1, first + 1 + rows)", "KeyError"),
+}
+"""Faults in the files that `convert --script` writes, and what is said of them."""
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_fault_in_the_script_or_the_models_config_is_found(run: Any, name: str) -> None:
+    *fault, said = WRITTEN[name]
+    (report,) = run(1, planted, MEGATRON.replace("--bf16", ""), *fault)
+    row = report.rows[-1]
+    if row.lacks:  # the script does not run at all, and no verdict is whole then
+        assert said in row.lacks and report.lacking, row
+    else:
+        assert report.verdict == row.verdict == "differs" and f"the translation is at fault: the {said}" in row.cause, row
 
 
 def test_gradients_lost_by_manual_accumulation_are_found(run: Any) -> None:

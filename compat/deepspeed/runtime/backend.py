@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from bridge import __version__
 from bridge.backend import Backend, Trainer, Workload, unkept
-from bridge.dialect import Config
+from bridge.dialect import Config, Written
 from bridge.edits import edited, without
 from bridge.errors import VersionError
 from bridge.plan import Plan
@@ -103,6 +103,13 @@ class DeepSpeedBackend(Backend):
         world = trainers.join()
         config = run if isinstance(run, Config) else self.written(run, world)
         return trainers.opened(config, workload)  # type: ignore[arg-type]
+
+    def start(self, written: Written, config: Config, workload: Workload) -> Trainer:
+        """See `Backend`."""
+        from compat.deepspeed.runtime import script, trainers
+
+        trainers.join()
+        return script.opened(written, config, workload)  # type: ignore[arg-type]
 
     def written(self, plan: Plan, world: int) -> DeepSpeedFile:
         """The config that stands for `plan` on so many ranks."""

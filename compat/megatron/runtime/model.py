@@ -40,8 +40,7 @@ KERNELS: Mapping[str, Any] = {
     "cross_entropy_loss_fusion": False,
     "tp_comm_overlap": False,
 }
-"""Kernels that only Apex, Transformer Engine or a GPU have: off. With them sums are rounded otherwise, and gelu is approximate.
-"""
+"""Kernels that only Apex, Transformer Engine or a GPU have: off. With them sums are rounded otherwise."""
 
 
 STATES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
@@ -55,7 +54,12 @@ def described_config(config: MegatronConfig) -> Any:
     """The real TransformerConfig of a launch that describes its model: as it is, but for dropout and kernels."""
     args = {**config.args.flat(), "hidden_dropout": 0.0, "attention_dropout": 0.0}
     whole = objects.transformer(args, config.version)
-    return built(TRANSFORMER, {**{name: whole[name] for name in defaults(config.version, TRANSFORMER)}, **KERNELS, **EXPERTS})
+    kernels = {**KERNELS, FUSED: whole[FUSED] and whole["activation_func"] == "gelu"}
+    return built(TRANSFORMER, {**{name: whole[name] for name in defaults(config.version, TRANSFORMER)}, **kernels, **EXPERTS})
+
+
+FUSED = "bias_activation_fusion"
+"""A kernel that runs anywhere, and whose gelu is the approximate one: with it the model is another."""
 
 
 def transformer_config(config: MegatronConfig, shape: Architecture) -> Any:

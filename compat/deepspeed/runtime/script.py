@@ -1,0 +1,166 @@
+"""Runs of the script that `convert --script` writes: its model, groups, schedule and steps, around the real DeepSpeed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from bridge.engine.models.dense import native
+from bridge.errors import BridgeError
+from bridge.state import names
+from bridge.state.hub import Model
+from compat.deepspeed.program import MODEL, SCRIPT
+from compat.deepspeed.runtime.trainers import DeepSpeedTrainer
+
+if TYPE_CHECKING:
+    from bridge.backend import Batch, Workload
+    from bridge.dialect import Written
+    from bridge.state.names import Theirs
+    from compat.deepspeed import DeepSpeedFile
+
+
+def opened(written: Written, config: DeepSpeedFile, workload: Workload) -> ScriptTrainer:
+    """The run of a script; what DeepSpeed or the model's family refuses is a `BridgeError`."""
+    try:
+        return ScriptTrainer(written, config, workload)
+    except BridgeError:
+        raise
+    except Exception as error:
+        raise BridgeError(f"deepspeed: the script failed before training: {type(error).__name__}: {error}") from error
+
+
+class ScriptTrainer(DeepSpeedTrainer):
+    """A script and its model's config as they are written, with the first weights of the native model and its samples.
+
+    The file is the one that is written too, but for what DeepSpeed needs on a CPU (`trainers.settings`).
+    """
+
+    def __init__(self, written: Written, config: DeepSpeedFile, workload: Workload) -> None:
+        self.place = TemporaryDirectory()
+        self.script: Any = _module(written.beside[SCRIPT], Path(self.place.name))
+        self.described = Path(self.place.name, "config.json")
+        self.described.write_text(written.beside[MODEL])
+        self.step = 0
+        super().__init__(config, workload)
+
+    @property
+    def data(self) -> tuple[int, int]:
+        """See `Trainer`."""
+        rank, ranks = self.script.place(self.engine)
+        return int(rank), int(ranks)
+
+    def model(self, workload: Workload) -> nn.Module:
+        """See `DeepSpeedTrainer`."""
+        module: nn.Module = self.script.build(str(self.described))
+        self.stages, self.layers = getattr(module, "num_stages", 1), workload.architecture.layers
+        own = {self._whole_name(name): tuple(weight.shape) for name, weight in module.named_parameters()}
+        self.shapes = {name: shape for part in self._everyones(own) for name, shape in part.items()}
+        first, shape = dict(native(workload).named_parameters()), workload.architecture
+        facts = Model(shape.kv_heads, shape.vocab)
+        self.made = [it for it in _made_of(self.shapes, facts) if all(block.name in first for block in it.blocks)]
+        made = {it.name: it for it in self.made}
+        with torch.no_grad():
+            for name, weight in module.named_parameters():
+                if theirs := made.get(self._whole_name(name)):  # else it belongs to a part of no width
+                    weight.copy_(_filled(theirs, first))
+        return module
+
+    def _whole_name(self, name: str) -> str:
+        """What a parameter is called in a model that is not in stages."""
+        return _unstaged(name, self.layers) if self.stages > 1 else name
+
+    def _initialize(self, model: nn.Module, data: dict[str, Any]) -> Any:
+        path = Path(self.place.name, "run.json")
+        path.write_text(json.dumps(data))
+        self.script.build = lambda place: model
+        return self.script.prepare(SimpleNamespace(model=str(self.described), deepspeed_config=str(path)))
+
+    def named(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """See `DeepSpeedTrainer`."""
+        yield from ((self._whole_name(name), weight) for name, weight in self.engine.module.named_parameters())
+
+    def run(self, batches: list[Batch]) -> float:
+        """See `DeepSpeedTrainer`. Samples come to the script by their numbers; where some are padded, as they are."""
+        rank, ranks = self.data
+        rows: dict[int, Tensor] = {}
+        for part, (tokens, targets) in enumerate(batches):
+            first = ((self.step * self.accumulation + part) * ranks + rank) * self.micro
+            rows |= {first + at: torch.cat((row, last[-1:])) for at, (row, last) in enumerate(zip(tokens, targets, strict=True))}
+        if any((targets[:, :-1] != tokens[:, 1:]).any() for tokens, targets in batches):
+            self.script.micro_batches = lambda *_: iter(batches)
+        loss = float(self.script.one_step(self.engine, rows, self.step, rank, ranks))
+        self.step += 1
+        return loss
+
+    def joined(self, parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        """See `DeepSpeedTrainer`; under the native names."""
+        held = {name: [part[name] for part in parts if name in part] for name in self.shapes}
+        return _parted(self.made, {name: _put_together(held[name], shape) for name, shape in self.shapes.items()})
+
+    def close(self) -> None:
+        """See `Trainer`."""
+        super().close()
+        self.place.cleanup()
+
+
+def _module(text: str, folder: Path) -> ModuleType:
+    """The script as a module; what stands under its last `if` does not run."""
+    module, path = ModuleType("written"), folder / "train.py"
+    path.write_text(text)
+    module.__file__ = str(path)
+    exec(compile(text, str(path), "exec"), vars(module))
+    return module
+
+
+def _unstaged(name: str, layers: int) -> str:
+    """`3.layer.mlp.up_proj.weight` of a pipeline's fourth layer, the first of which holds the words, in the whole model."""
+    at, _, rest = name.removeprefix("tied_modules.").partition(".")
+    ends = {"tokens": "model.embed_tokens", "norm": "model.norm", "output": "lm_head"}
+    part, _, inner = rest.partition(".")
+    return f"model.layers.{int(at) - 1}.{inner}" if part == "layer" else f"{ends[part]}.{inner}"
+
+
+def _made_of(shapes: Mapping[str, tuple[int, ...]], facts: Model) -> list[Theirs]:
+    """What each parameter of a model of transformers is made of, in native names."""
+    for naming in names.known().values():
+        table = naming.family(shapes) if naming.stack == "huggingface" else None
+        if table is not None:
+            return names.read(naming, table, shapes, facts)
+    raise BridgeError("deepspeed: no map is known of the names that the model of the script has")
+
+
+def _filled(theirs: Theirs, ours: Mapping[str, Tensor]) -> Tensor:
+    """A parameter of theirs, of native ones."""
+    rows = torch.cat([ours[block.name][block.first : block.last] for block in theirs.blocks])
+    return rows.T if theirs.turned else rows.reshape(theirs.shape)
+
+
+def _parted(made: list[Theirs], whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The native parameters in theirs; `_filled` the other way round."""
+    found: dict[str, list[Tensor]] = {}
+    for theirs in made:
+        tensor = whole[theirs.name].T if theirs.turned else whole[theirs.name]
+        flat = tensor.flatten(0, 1) if tensor.ndim == STACKED else tensor
+        sizes = [block.last - block.first for block in theirs.blocks]
+        for block, rows in zip(theirs.blocks, torch.split(flat[: sum(sizes)], sizes), strict=True):
+            found.setdefault(block.name, []).append(rows)
+    return {name: torch.cat(rows) for name, rows in found.items()}
+
+
+STACKED = 3
+"""Dimensions of a tensor of all experts."""
+
+
+def _put_together(parts: list[Tensor], shape: tuple[int, ...]) -> Tensor:
+    """A parameter of which ranks hold all, or each a part along one dimension."""
+    split = next((at for at, size in enumerate(shape) if parts[0].shape[at] != size), None)
+    if split is None:
+        return parts[0]
+    return torch.cat(parts[: shape[split] // parts[0].shape[split]], split)
