@@ -93,14 +93,13 @@ LIMITS: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "precision.fp8": ((), "8-bit products need Transformer Engine; leave it unset"),
     "zero.weight_buffers": ((), "Megatron has no counted buffers; leave it unset"),
     "zero.grad_buffers": ((), "Megatron has no counted buffers; leave it unset"),
-    "zero.offload.optimizer": (("none",), "offloading is not driven here; use none"),
+    "zero.offload.optimizer": (("none", "cpu"), "Megatron offloads to the host's memory alone; use cpu"),
 }
 """The values of a field that run, beyond what its config can say, and why others do not."""
 
 
 UNDRIVEN: Mapping[str, str] = {
     "use_torch_fsdp2": "torch's FSDP is not driven here; use the distributed optimizer",
-    "optimizer_cpu_offload": "offloading is not driven here; drop it",
     "fp8": "8-bit products need Transformer Engine; drop it",
 }
 """Arguments under which a run would not be the one that is opened here."""

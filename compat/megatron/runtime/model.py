@@ -76,12 +76,14 @@ def ddp_config(config: MegatronConfig) -> Any:
 
 def optimizer_config(config: MegatronConfig) -> Any:
     """The real OptimizerConfig. Where all of its states are fp32, the optimizer that knows other formats, which only Transformer
-    Engine has, does what torch's does.
+    Engine has, does what torch's does. Without a GPU states lie in the host's memory, offloaded or not.
     """
     settings = config.optimizer.flat()
     formats = {str(settings[name]) for name in STATES if name in settings}
     if find_spec("transformer_engine") is None and formats <= {"torch.float32"}:
         settings = {**settings, "use_precision_aware_optimizer": False}
+    if not torch.cuda.is_available() and "optimizer_cpu_offload" in settings:
+        settings = {**settings, "optimizer_cpu_offload": False}
     return built(OPTIMIZER, settings)
 
 
