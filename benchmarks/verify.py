@@ -117,7 +117,8 @@ HEAD = """# Verified configs
 `stagebridge verify` on {cases} configs: {written} written for this page in the manner of public ones, six of NVIDIA's recipes for
 Megatron-Core 0.16.1, ten DeepSpeed configs of public repositories, and an example of each of three more stacks. Each config runs
 as it is written on its own stack, its translation on the other one, and what both mean on the native engine: the same small model
-with the heads, experts, gates and positions that the config asks for, the same weights and data, two ranks. The numbers are
+with the heads, experts, gates and positions that the config asks for, the same weights and data, two ranks. Where Megatron's flags
+tell the model, DeepSpeed runs the training script and the model's config.json that `convert --script` writes. The numbers are
 relative distances of all updates from what the source means; what rounding alone does is told apart by a run in the next wider
 format. A verdict is *same* only where both stacks ran and nothing was taken out. Seconds are those of the clock and of processors
 for one command, on two cores that others use as well.
@@ -125,8 +126,7 @@ for one command, on two cores that others use as well.
 Made by `python benchmarks/verify.py`. Verdicts: {verdicts}.
 Of {clean} clean pairs, which ask for nothing that one of the two stacks lacks, {same} are *same*. Most recipes of NVIDIA have
 dropout, which each stack draws in its own way: they are *in part*, and three stand for all of these. Rows in bf16 and fp16
-stand for a run of each stack in fp32 too, in which rounding hides less. All rows were made on one state of the code, those
-in fp16 on the next.
+stand for a run of each stack in fp32 too, in which rounding hides less. All rows were made on one state of the code.
 """
 
 
