@@ -117,8 +117,8 @@ HEAD = """# Verified configs
 `stagebridge verify` on {cases} configs: {written} written for this page in the manner of public ones, six of NVIDIA's recipes for
 Megatron-Core 0.16.1, ten DeepSpeed configs of public repositories, and an example of each of three more stacks. Each config runs
 as it is written on its own stack, its translation on the other one, and what both mean on the native engine: the same small model
-with the heads, experts, gates and positions that the config asks for, the same weights and data, two ranks. Where Megatron's flags
-tell the model, DeepSpeed runs the training script and the model's config.json that `convert --script` writes. The numbers are
+with the heads, experts, gates and positions that the config asks for, the same weights and data, two ranks. Where Megatron's
+flags tell the model, DeepSpeed runs the training script and the config.json that `convert --script` writes. The numbers are
 relative distances of all updates from what the source means; what rounding alone does is told apart by a run in the next wider
 format. A verdict is *same* only where both stacks ran and nothing was taken out. Seconds are those of the clock and of processors
 for one command, on two cores that others use as well.
