@@ -156,7 +156,7 @@ def _source(job: Job, options: Options) -> tuple[Source, Job]:
         formats.verified(format, place)
     hub = formats.read_at(format, place)
     config = convert.read(job)
-    saved = hub.origin.layout.get("ranks")
+    saved = hub.origin.world
     if config.world_size is None and saved:
         note(f"note: on {saved} ranks, as the checkpoint says; --world-size says how many they are now")
         job = replace(job, world_size=saved)
@@ -475,7 +475,7 @@ def _parties(job: Job, options: Options, source: Source, target: Target) -> Proo
     model, dropped = cutting.undropped(cutting.fewer(given, layers) if layers else given)
     hub = names.fitting(source.hub, None, RUNNING, _facts(source, target.config))
     _alike(cutting.cut(hub, layers) if layers else hub, model)
-    saved = max(source.hub.origin.layout.get("ranks", 1), source.config.world_size or 1)
+    saved = max(source.hub.origin.world or 1, source.config.world_size or 1)
     world = max(one.least, other.least, min(options.ranks, saved))
     cut = [f"the first {layers} layers alone"] if layers else []
     lacking = (*cut, *(f"taken out: {name}" for name in dropped))
@@ -571,7 +571,8 @@ def _starts(top: Path, options: Options, source: Source, proof: Proof) -> dict[s
     found: dict[str, Any] = {"format": format.name}
     for side, (hub, form, where, backend) in sides.items():
         held = backend.taken(cutting.cut(hub, proof.layers) if proof.layers else hub)
-        fits = not form.fixed or hub.origin.layout.get("ranks") == proof.world
+        layout = hub.origin.layout
+        fits = not form.fixed or layout.get("ranks") == hub.origin.world == proof.world
         found[side] = where if held is hub and fits else _written(top / side, held, form, proof.world)
     if source.hub.computed in ("BF16", "F16"):
         held = proof.source.taken(cutting.cut(source.hub, proof.layers) if proof.layers else source.hub)

@@ -86,6 +86,12 @@ class Origin:
     layout: Mapping[str, int] = field(default_factory=dict)
     files: tuple[Path, ...] = ()
 
+    @property
+    def world(self) -> int | None:
+        """Ranks that saved it, those that share a model among them; None: not said."""
+        shared = self.layout.get("tensor", 1) * self.layout.get("pipeline", 1)
+        return self.layout["ranks"] * shared if "ranks" in self.layout else None
+
 
 @dataclass(frozen=True)
 class Model:

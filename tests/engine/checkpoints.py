@@ -231,3 +231,36 @@ def fsdp(rank: int, world: int, task: Task) -> Figures:
         found, held = get_state_dict(net, optimizer)
         dcp.save({"model": found, "optimizer": held, "step": task.last, "epoch": 3}, checkpoint_id=str(task.save))
     return np.array(losses)
+
+
+PARTS: Mapping[str, Mapping[str, Any]] = {
+    "stages that share words": {"parallel.pipeline": 2, "zero.stage": 1, "precision.compute": "bf16"},
+    "stages": {"parallel.pipeline": 2, "zero.stage": 1},
+    "tensor ranks": {"parallel.tensor": 2, "zero.stage": 2, "precision.compute": "bf16"},
+    "tensor ranks without sharding": {"parallel.tensor": 2, "zero.stage": 0},
+    "tensor ranks at level 3": {"parallel.tensor": 2, "zero.stage": 3},
+}
+"""Plans under which DeepSpeed's ranks share a model."""
+
+
+def in_parts(rank: int, world: int, name: str, save: Path) -> Mapping[str, Tensor]:
+    """Two steps of DeepSpeed's pipeline engine or AutoTP with the native GPT, saved; all masters by the GPT's own names."""
+    real_deepspeed()
+    from bridge.backend import Workload
+    from bridge.layout.architecture import Architecture
+    from bridge.plan import Plan
+    from compat.deepspeed.runtime.backend import BACKEND
+
+    rows = {f"optimizer.{key}": tuple(value) if key == "betas" else value for key, value in ADAM.items()}
+    sizes = {"layers": 3, "hidden": 16, "heads": 4, "kv_heads": 4, "ffn": 32, "vocab": 32, "sequence": LENGTH}
+    shape = Architecture(**sizes, tied="words" in name)
+    plan = Plan.of({"optimizer.name": "adamw", **rows, "batch.micro": 2, "batch.accumulation": 2, **PARTS[name]})
+    trainer: Any = BACKEND.open(plan, Workload(shape, 7))
+    try:
+        for step in range(2):
+            tokens = torch.randint(0, 32, (4, LENGTH + 1), generator=torch.Generator().manual_seed(step))
+            trainer.train_batch([(part[:, :-1].contiguous(), part[:, 1:].contiguous()) for part in tokens.split(2)])
+        trainer.engine.save_checkpoint(str(save), client_state={"epoch": 3})
+        return {name: weight.clone() for name, weight in trainer.weights().items()}
+    finally:
+        trainer.close()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import pickle
 import shutil
 import struct
 import sys
@@ -19,6 +20,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from enum import Enum
 from functools import cache
 from io import BytesIO
 from pathlib import Path
@@ -53,10 +55,11 @@ END = b"PK\x05\x06"
 
 
 def places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every collection within a value, and a key of it."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    """Every collection within a value, and a key of it; an object is the collection of its attributes."""
+    held = value if isinstance(value, dict | list | torch.Tensor | Enum) else getattr(value, "__dict__", None)
+    items = held.items() if isinstance(held, dict) else enumerate(held) if isinstance(held, list) else ()
     for key, inner in list(items):
-        yield value, key
+        yield held, key
         yield from places(inner)
 
 
@@ -149,6 +152,11 @@ def valued(path: Path, random: Random) -> bool:
         if changed(found, random, JUNK):
             torch.save(found, path)
             return True
+    if path.name == ".metadata":
+        described = pickle.loads(path.read_bytes())
+        if changed(described, random, JUNK):
+            path.write_bytes(pickle.dumps(described))
+            return True
     if path.suffix == ".json":
         found = json.loads(path.read_text())
         if changed(found, random, (*(value for value in JUNK[:6] if value != JUNK[4]), "../x", "/etc/passwd", [], {}, [[1]])):
@@ -235,7 +243,7 @@ def tried(folder: Path, number: int, scratch: Path) -> str:
 
 def plan(hub: Hub) -> None:
     """Plan it in every format; one that cannot hold it says so."""
-    for name in ("native", "safetensors", "universal", "deepspeed", "dcp"):
+    for name in ("native", "safetensors", "universal", "deepspeed", "dcp", "megatron"):
         with suppress(BridgeError):
             formats.planned(formats.named(name), hub, formats.Wanted())
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,17 @@ from bridge.findings import Finding
 from bridge.rules import Effect
 from bridge.state import archive
 from bridge.state.hub import Scale, Where, lost, plain
+from bridge.state.lazy import Lazy
 from bridge.state.pickled import Record, recorded
+from compat.deepspeed.state import stages
+from compat.deepspeed.state.stages import DAMAGED as DAMAGED
 
 LATEST = "latest"
 MODEL = re.compile(r"(?:zero_pp_rank_(?P<data>\d+)_)?mp_rank_(?P<model>\d+)_model_states\.pt")
 OPTIMIZER = re.compile(r"(?P<kind>bf16_|fp16_)?zero_pp_rank_(?P<data>\d+)_mp_rank_(?P<model>\d+)_?optim_states\.pt")
+LAYER = re.compile(r"layer_(?P<layer>\d+)-model_states\.pt")
 OTHERS = {
-    re.compile(r"layer_\d+-model_\d+-model_states\.pt"): "layers of a pipeline",
+    re.compile(r"layer_\d+-.+-model_states\.pt"): "layers of a pipeline whose stages have tensor ranks",
     re.compile(r"(?:layer_\d+_)?expert_\d+_mp_rank_\d+_model_states\.pt"): "experts",
     re.compile(r"expp_rank_\d+_mp_rank_\d+_optim_states\.pt"): "experts",
 }
@@ -43,33 +47,44 @@ OWN = (
     *("mp_world_size", "checkpoint_parallel_dimensions", "ds_config", "ds_version", "universal_checkpoint_info", "num_experts"),
 )
 """What DeepSpeed puts into a file of model states (runtime/engine.py: _common_checkpoint_state); the rest is the client's."""
-DAMAGED = "the checkpoint is damaged"
 
 
 @dataclass(frozen=True)
 class Files:
-    """The files of a checkpoint by data rank; those of model states have one rank below ZeRO 3."""
+    """The files of a model rank's part of a checkpoint by data rank; those of model states have one rank below ZeRO 3.
+
+    Stages of a pipeline have their weights in files of `layers`, which stand here by the names of the stage's parameters.
+    """
 
     folder: Path
     models: Mapping[int, Path]
     optimizers: Mapping[int, Path]
+    layers: Mapping[str, Lazy] = field(default_factory=dict)
+    beside: tuple[Path, ...] = ()
 
     @classmethod
-    def of(cls, folder: Path) -> Files:
-        """Those in `folder`. Raises `SourceError` for a model in parts, and for ranks that are missing."""
+    def of(cls, folder: Path) -> tuple[Files, ...]:
+        """Those in `folder`, by model rank. Raises `SourceError` for ranks that are missing, and for parts that are not read."""
         models, optimizers = _matching(folder, MODEL), _matching(folder, OPTIMIZER)
         _whole(folder)
         for found, what in ((models, "model states"), (optimizers, "optimizer states")):
-            missing = sorted(set(range(max(found, default=-1) + 1)) - set(found))
-            if missing:
-                near = found[max(found)].name
-                raise SourceError(f"{folder}: no {what} of rank {missing[0]}, though {near} is there; {DAMAGED}")
-        return cls(folder, models, optimizers)
+            _complete(folder, {part: ranks[max(ranks)] for part, ranks in found.items()}, f"{what} of model rank")
+            for ranks in found.values():
+                _complete(folder, ranks, f"{what} of rank")
+        if optimizers and len(optimizers) != len(models):
+            raise SourceError(f"{folder}: model states of {len(models)} parts, optimizer states of {len(optimizers)}; {DAMAGED}")
+        parts = tuple(cls(folder, models[part], optimizers.get(part, {})) for part in range(len(models)))
+        numbered = {int(match["layer"]): path for path in sorted(folder.iterdir()) if (match := LAYER.fullmatch(path.name))}
+        if not numbered:
+            return parts
+        _complete(folder, numbered, "layer")
+        return _staged(folder, parts, numbered)
 
     @cached_property
     def model(self) -> Mapping[str, Any]:
         """What the first file of model states says."""
-        return loaded(self.models[0], self.folder, "module")
+        found = loaded(self.models[0], self.folder, "module")
+        return {**found, "module": self.layers} if self.layers else found
 
     @cached_property
     def states(self) -> tuple[Mapping[str, Any], ...]:
@@ -86,7 +101,7 @@ class Files:
     @property
     def all(self) -> tuple[Path, ...]:
         """Every file."""
-        return (*self.models.values(), *self.optimizers.values())
+        return (*self.models.values(), *self.optimizers.values(), *self.beside)
 
 
 def _dictionary(found: Any, path: Path) -> Mapping[str, Any]:
@@ -95,19 +110,38 @@ def _dictionary(found: Any, path: Path) -> Mapping[str, Any]:
     return found
 
 
-def _matching(folder: Path, pattern: re.Pattern[str]) -> dict[int, Path]:
-    found: dict[int, Path] = {}
+def _complete(folder: Path, found: Mapping[int, Path], what: str) -> None:
+    missing = sorted(set(range(max(found, default=-1) + 1)) - set(found))
+    if missing:
+        raise SourceError(f"{folder}: no {what} {missing[0]}, though {found[max(found)].name} is there; {DAMAGED}")
+
+
+def _staged(folder: Path, parts: Sequence[Files], numbered: Mapping[int, Path]) -> tuple[Files, ...]:
+    """Stages with the weights of their layers."""
+    entries: dict[str, Lazy] = {}
+    for number, path in sorted(numbered.items()):
+        entries |= stages.layer(number, loaded(path, folder))
+    shapes = [dict(stages.shapes(files.model, files.models[0])) for files in parts]
+    held = stages.modules(entries, shapes, str(folder))
+    paths = tuple(numbered[number] for number in sorted(numbered))
+    return tuple(
+        replace(files, layers=own, beside=() if number else paths)
+        for number, (files, own) in enumerate(zip(parts, held, strict=True))
+    )
+
+
+def _matching(folder: Path, pattern: re.Pattern[str]) -> dict[int, dict[int, Path]]:
+    """Files by model rank and data rank."""
+    found: dict[int, dict[int, Path]] = {}
     for path in sorted(folder.iterdir()):
         match = pattern.fullmatch(path.name)
         if match is None:
             continue
-        if int(match["model"]):
-            raise SourceError(f"{path}: a part of a model that tensor ranks share; merge it with DeepSpeed's ds_to_universal.py")
-        rank = int(match["data"] or 0)
-        if rank in found:
-            raise SourceError(f"{path}: {found[rank].name} is of the same rank; remove what is of another run")
-        found[rank] = path
-    return dict(sorted(found.items()))
+        ranks, rank = found.setdefault(int(match["model"]), {}), int(match["data"] or 0)
+        if rank in ranks:
+            raise SourceError(f"{path}: {ranks[rank].name} is of the same rank; remove what is of another run")
+        ranks[rank] = path
+    return {part: dict(sorted(ranks.items())) for part, ranks in sorted(found.items())}
 
 
 def _whole(folder: Path) -> None:
@@ -117,13 +151,13 @@ def _whole(folder: Path) -> None:
                 raise SourceError(f"{path}: {what} in a file of their own; these are not read yet")
 
 
-def loaded(path: Path, root: Path, needed: str) -> Mapping[str, Any]:
+def loaded(path: Path, root: Path, needed: str = "") -> Mapping[str, Any]:
     """What a file says, which has the key `needed`, and which no other name was given to. Raises `SourceError`."""
     found = archive.read(path, root, KNOWN)
-    if not isinstance(found, dict) or needed not in found:
-        raise SourceError(f"{path}: no {needed!r} in it, which DeepSpeed writes; {DAMAGED}")
+    if not isinstance(found, dict) or (needed and needed not in found):
+        raise SourceError(f"{path}: no {needed or 'tensors'!r} in it, which DeepSpeed writes; {DAMAGED}")
     was = archive.title(path, root)
-    if was not in (path.stem, "archive") and (MODEL.fullmatch(f"{was}.pt") or OPTIMIZER.fullmatch(f"{was}.pt")):
+    if was not in (path.stem, "archive") and any(pattern.fullmatch(f"{was}.pt") for pattern in (MODEL, OPTIMIZER, LAYER)):
         raise SourceError(f"{path}: it was written as {was}.pt; give each file its own name again")
     return found
 

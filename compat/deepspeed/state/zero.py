@@ -17,7 +17,7 @@ from bridge.state.formats import Format, Used, Wanted, Written, pointed
 from bridge.state.hub import Group, Hub, Origin, Parameter, lost, plain
 from bridge.state.lazy import Cast, Joined, Lazy, Run, cast, raw
 from bridge.state.pickled import Record
-from compat.deepspeed.state import zero_writing
+from compat.deepspeed.state import parts, zero_writing
 from compat.deepspeed.state.files import DAMAGED, LATEST, Files, beside, client, loaded, scale_of, where
 
 Named = Mapping[str, tuple[int, ...]]
@@ -38,25 +38,30 @@ class Zero(Format):
     def verify(self, place: Path, used: Used | None = None) -> None:
         """Each archive has checksums of its own too; and below level 3 the weights are the masters, rounded."""
         super().verify(place, used)
-        files = Files.of(place)
-        for path in files.all:
-            archive.verify(path, place, used=used)
-        for rank in files.models:
-            _model(files, rank)
-        if files.states and _stage(files.states[0]) < 3:
-            _of_one_run(files)
+        for files in Files.of(place):
+            for path in files.all:
+                archive.verify(path, place, used=used)
+            for rank in files.models:
+                _model(files, rank)
+            if files.states and _stage(files.states[0]) < 3:
+                _of_one_run(files)
 
     def read(self, place: Path) -> Hub:
         """All of it: the first file of model states for what ranks hold alike, the others for the parts of flat groups."""
-        files = Files.of(place)
-        if not files.models:
+        found = Files.of(place)
+        if not found:
             raise SourceError(f"{place}: no model states of rank 0; {DAMAGED}")
-        held = files.states[0] if files.states else files.model.get("optimizer") or {}
-        return hub_of(self.name, files, _parameters(files), held)
+        hubs = [hub_of(self.name, files, _parameters(files), _optimizer(files)) for files in found]
+        return parts.joined(found, hubs) if len(found) > 1 else hubs[0]
 
     def plan(self, hub: Hub, wanted: Wanted) -> Written:
         """The files of a level, for so many data ranks."""
         return zero_writing.plan(hub, wanted)
+
+
+def _optimizer(files: Files) -> Mapping[str, Any]:
+    """What the first rank's optimizer says beside tensors."""
+    return files.states[0] if files.states else files.model.get("optimizer") or {}
 
 
 SAMPLE = 1024

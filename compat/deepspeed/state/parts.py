@@ -1,0 +1,177 @@
+"""Models that DeepSpeed's ranks share: stages of a PipelineModule one behind the other, tensor ranks of AutoTP side by side."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+from bridge.config import shown
+from bridge.errors import SourceError
+from bridge.layout.shard import Box
+from bridge.state.hub import Group, Hub, Parameter
+from bridge.state.lazy import Boxed, Lazy, Placed, Shape, Strided
+from compat.deepspeed.state.files import DAMAGED, Files
+
+MAP = "universal_checkpoint_info"
+"""Under which key AutoTP says where parts of parameters belong, since DeepSpeed 0.19 (its `affine_map`)."""
+ADVICE = "merge it with DeepSpeed's ds_to_universal.py"
+
+
+def joined(parts: Sequence[Files], hubs: Sequence[Hub]) -> Hub:
+    """The whole model, of the checkpoint that each model rank holds. Raises `SourceError` for parts that do not fit together."""
+    _of_one_run(parts, hubs)
+    stages, ranks = _sizes(parts)
+    found = _stacked(parts, hubs) if stages > 1 else _side_by_side(parts, hubs)
+    layout = {**hubs[0].origin.layout, "pipeline": stages, "tensor": ranks}
+    paths = tuple(dict.fromkeys(path for hub in hubs for path in hub.origin.files))
+    return replace(found, origin=replace(found.origin, layout=layout, files=paths))
+
+
+def _sizes(parts: Sequence[Files]) -> tuple[int, int]:
+    """Stages and tensor ranks."""
+    said = parts[0].model.get("checkpoint_parallel_dimensions") or {}
+    stages, ranks = said.get("pp_degree", len(parts) if parts[0].layers else 1), said.get("tp_degree", 1)
+    if stages > 1 and ranks > 1:
+        raise SourceError(f"{parts[0].folder}: {stages} stages of {ranks} tensor ranks each; these are not read yet, {ADVICE}")
+    ranks = ranks if stages > 1 or said.get("tp_degree") else len(parts)
+    if stages * ranks != len(parts):
+        raise SourceError(f"{parts[0].folder}: {len(parts)} parts of a model, expected {stages * ranks}; {DAMAGED}")
+    return stages, ranks
+
+
+def _of_one_run(parts: Sequence[Files], hubs: Sequence[Hub]) -> None:
+    for files, hub in zip(parts, hubs, strict=True):
+        for key in ("where", "schedule", "scale", "config", "client"):
+            if getattr(hub, key) != getattr(hubs[0], key):
+                said = f"{key} is not that of {parts[0].models[0].name}"
+                raise SourceError(f"{files.models[0]}: its {said}; it is of another run, or of another step")
+        if len(hub.groups) != len(hubs[0].groups) or hub.origin.layout != hubs[0].origin.layout:
+            said = f"{len(hub.groups)} groups, {dict(hub.origin.layout)}"
+            there = f"{len(hubs[0].groups)} groups, {dict(hubs[0].origin.layout)}"
+            raise SourceError(f"{files.models[0]}: found {said}, expected {there} as in {parts[0].models[0].name}; {DAMAGED}")
+
+
+# Stages
+
+
+def _stacked(parts: Sequence[Files], hubs: Sequence[Hub]) -> Hub:
+    """Layers of all stages; what several of them hold is one parameter that they share."""
+    parameters: dict[str, Parameter] = {}
+    for files, hub in zip(parts, hubs, strict=True):
+        for name, held in hub.parameters.items():
+            known = parameters.setdefault(name, held)
+            if known.weight.shape != held.weight.shape:
+                raise SourceError(f"{files.models[0]}: {shown(name)} has another shape than on an earlier stage; {DAMAGED}")
+    groups = []
+    for rows in zip(*(hub.groups for hub in hubs), strict=True):
+        if any(row.settings != rows[0].settings for row in rows):
+            raise SourceError(f"{parts[0].folder}: stages say other settings of one group of the optimizer; {DAMAGED}")
+        groups.append(Group(tuple(dict.fromkeys(name for row in rows for name in row.names)), rows[0].settings))
+    buffers = {name: held for hub in hubs for name, held in hub.buffers.items()}
+    ties = {alias: name for hub in hubs for alias, name in hub.ties.items()}
+    return replace(hubs[0], parameters=parameters, groups=tuple(groups), buffers=buffers, ties=ties)
+
+
+# Tensor ranks
+
+
+def _side_by_side(parts: Sequence[Files], hubs: Sequence[Hub]) -> Hub:
+    """Each parameter of the parts that ranks hold; AutoTP counts its ranks as data ranks, so that samples are too many."""
+    map = _map(parts[0])
+    for files, hub in zip(parts, hubs, strict=True):
+        if list(hub.parameters) != list(hubs[0].parameters):
+            raise SourceError(f"{files.models[0]}: its parameters are not those of {parts[0].models[0].name}; {DAMAGED}")
+    parameters = {name: _whole(name, map, hubs, parts[0]) for name in hubs[0].parameters}
+    where = hubs[0].where
+    seen = where.samples if where.samples is None else where.samples // len(parts)
+    return replace(hubs[0], parameters=parameters, where=replace(where, samples=seen))
+
+
+def _map(files: Files) -> Mapping[str, Any]:
+    """Where parts of parameters belong, by name: the file has the name as a pattern."""
+    info = files.model.get(MAP) or {}
+    found = (info.get("affine_map") or {}).get("params")
+    if not found or info.get("autotp_unsupported_parameter_patterns"):
+        said = "parts that tensor ranks hold, and no map that says where they belong, which AutoTP writes since DeepSpeed 0.19"
+        raise SourceError(f"{files.models[0]}: {said}; {ADVICE}")
+    return {re.sub(r"\\(.)", r"\1", key.removeprefix("^").removesuffix("$")): row for key, row in found.items()}
+
+
+def _whole(name: str, map: Mapping[str, Any], hubs: Sequence[Hub], files: Files) -> Parameter:
+    if name not in map:
+        raise SourceError(f"{files.models[0]}: no map of {shown(name)} among its tensor ranks; {ADVICE}")
+    row, held = map[name], [hub.parameters[name] for hub in hubs]
+    first = held[0]
+    kinds = (set(first.moments), first.step, first.master is None)
+    if any((set(other.moments), other.step, other.master is None) != kinds for other in held):
+        raise SourceError(f"{files.folder}: {shown(name)} stands at other steps on other tensor ranks; {DAMAGED}")
+
+    def put(tensors: Sequence[Lazy]) -> Lazy:
+        return _placed(name, row, tensors, files)
+
+    return replace(
+        first,
+        weight=put([other.weight for other in held]),
+        master=first.master and put([other.best for other in held]),
+        moments={kind: put([other.moments[kind] for other in held]) for kind in first.moments},
+    )
+
+
+def _placed(name: str, row: Mapping[str, Any], tensors: Sequence[Lazy], files: Files) -> Lazy:
+    """A tensor of its pieces, each taken from the first rank that has it."""
+    shape = tuple(row["logical_shape"])
+    found: list[Placed] = []
+    for rank, held in enumerate(tensors):
+        part = row["ranks"][rank]
+        if tuple(part["shard_shape"]) != held.shape:
+            said = f"{held.shape} on tensor rank {rank}, its map says {tuple(part['shard_shape'])}"
+            raise SourceError(f"{files.folder}: {shown(name)} has shape {said}; {DAMAGED}")
+        pieces = (piece for piece in part["pieces"] if rank == min(piece["locations"]))
+        found += [Placed(_box(piece, shape, name, files), _own(piece, held)) for piece in pieces]
+    if not _fills(shape, [part.place for part in found]):
+        raise SourceError(f"{files.folder}: the parts of {shown(name)} do not make up its shape {shape}; {DAMAGED}")
+    return found[0].source if len(found) == 1 else Boxed(tuple(found), shape, tensors[0].dtype)
+
+
+def _box(piece: Mapping[str, Any], shape: Shape, name: str, files: Files) -> Box:
+    """Where a piece lies in the whole."""
+    offset, strides = piece["source"]
+    if tuple(strides) != steps(shape) or offset < 0:
+        raise SourceError(f"{files.models[0]}: a part of {shown(name)} is no box of it; {ADVICE}")
+    offsets = tuple(offset // step % size for step, size in zip(steps(shape), shape, strict=True))
+    return Box(offsets, tuple(piece["shape"]))
+
+
+def _own(piece: Mapping[str, Any], held: Lazy) -> Lazy:
+    """The elements of a rank's own tensor that are a piece. Raises `ValueError` if they are no box of it."""
+    (offset, strides), sizes = piece["dest"], tuple(piece["shape"])
+    offsets = tuple(offset // step % size for step, size in zip(steps(held.shape), held.shape, strict=True))
+    ends = zip(offsets, sizes, held.shape, strict=True)
+    if tuple(strides) != steps(held.shape) or offset < 0 or any(start + size > whole or size < 1 for start, size, whole in ends):
+        raise ValueError(f"{piece}: no box of {held.shape}")
+    return held if sizes == held.shape else Strided(held, offset, sizes, steps(held.shape))
+
+
+def steps(shape: Shape) -> Shape:
+    """Elements between neighbours along each dimension of a tensor in row-major order."""
+    return tuple(prod(shape[dim + 1 :]) for dim in range(len(shape)))
+
+
+def _fills(shape: Shape, places: Sequence[Box]) -> bool:
+    """Whether boxes lie within a shape, have all of its elements together, and none of them twice."""
+    inside = all(
+        offset >= 0 and size > 0 and offset + size <= whole
+        for place in places
+        for offset, size, whole in zip(place.offsets, place.sizes, shape, strict=True)
+    )
+    apart = all(_apart(one, other) for number, one in enumerate(places) for other in places[:number])
+    return inside and apart and sum(prod(place.sizes) for place in places) == prod(shape)
+
+
+def _apart(one: Box, other: Box) -> bool:
+    return any(
+        a + m <= b or b + n <= a for a, m, b, n in zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True)
+    )
