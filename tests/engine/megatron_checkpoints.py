@@ -241,7 +241,9 @@ def save_parts(trainer: Any, launch: Launch) -> None:
     name = f"mp_rank_{tensor:02d}" + (f"_{stage:03d}" if stages > 1 else "")
     place = launch.save / f"iter_{launch.last:07d}" / name
     place.mkdir(parents=True, exist_ok=True)
-    state = {"args": args_of(launch), "checkpoint_version": 3.0, "iteration": launch.last}
+    args = args_of(launch)
+    args.rank = torch.distributed.get_rank()
+    state = {"args": args, "checkpoint_version": 3.0, "iteration": launch.last}
     state["model"] = bare(trainer.chunks[0]).state_dict_for_save_checkpoint()
     state["optimizer"] = trainer.optimizer.state_dict()
     state["opt_param_scheduler"] = trainer.scheduler.scheduler.state_dict()

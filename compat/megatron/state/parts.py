@@ -13,7 +13,7 @@ from bridge.errors import SourceError
 from bridge.state import archive
 from bridge.state.formats import Format, Used
 from bridge.state.hub import Hub, Origin, Parameter
-from bridge.state.lazy import Boxed, Lazy, Placed
+from bridge.state.lazy import Boxed, Lazy, Placed, raw
 from bridge.state.names import Shape
 from compat.megatron.state import run
 from compat.megatron.state.dist import iteration
@@ -50,6 +50,7 @@ class Parts(Format):
         common = held[0, 0]
         args = run.arguments(common)
         parallel = _parallel(place, args, held)
+        _in_place(files, held, parallel)
         optimizer = common.get("optimizer") or {}
         ranks = {key: Rank.of(files[key], state, *key, parallel) for key, state in held.items()}
         shapes = _shapes(ranks, parallel)
@@ -110,6 +111,45 @@ def _parallel(place: Path, args: Mapping[str, Any], held: Mapping[tuple[int, int
             f"{place}: {len(held)} files, expected {found.tensor} tensor ranks on {found.pipeline} stages; {DAMAGED}"
         )
     return found
+
+
+ENDS = {"embedding.": 0, "decoder.final_layernorm.": -1}
+"""What only the first stage has, and only the last."""
+
+
+def _in_place(
+    files: Mapping[tuple[int, int], Path], held: Mapping[tuple[int, int], Mapping[str, Any]], parallel: Parallel
+) -> None:
+    """Raises `SourceError` for a file of another rank or of another step: each says who wrote it, as far as Megatron-LM's own
+    arguments are in it, and the ends of the model are known by name.
+    """
+    order = sorted(files, key=lambda key: (key[1], key[0]))
+    said = [run.arguments(held[key]).get("rank") for key in order]
+    seen: dict[bytes, Path] = {}
+    for number, key in enumerate(order):
+        path, state, own, before = files[key], held[key], said[number], said[number - 1] if number else None
+        for end, stage in ENDS.items():
+            having = {other[1] for other in order if any(name.startswith(end) for name in held[other]["model"])}
+            if having and (key[1] in having) != (key[1] == stage % parallel.pipeline):
+                raise SourceError(f"{path}: {end}* is what stage {stage % parallel.pipeline} has; files of stages are exchanged")
+        if isinstance(own, int) and isinstance(before, int) and own <= before:
+            raise SourceError(f"{path}: rank {own} wrote it, expected a later one than {before}; give it its own name")
+        other = seen.setdefault(_mark(state), path)
+        if len(files) > 1 and other != path:
+            raise SourceError(f"{path}: the same model as in {other}; one of them is another rank's")
+        for what in ("iteration", "opt_param_scheduler"):
+            if state.get(what) != held[order[0]].get(what):
+                raise SourceError(f"{path}: its {what} is not that of {files[order[0]]}; it is of another step")
+
+
+SAMPLE = 256
+"""Elements at the beginning of each parameter that tell the model of one rank from that of another."""
+
+
+def _mark(state: Mapping[str, Any]) -> bytes:
+    """What no two ranks hold alike: the beginning of each matrix."""
+    matrices = (part for _, part in sorted(state["model"].items()) if isinstance(part, Lazy) and len(part.shape) > 1)
+    return b"".join(bytes(raw(part.flat(0, min(part.count, SAMPLE)))) for part in matrices)
 
 
 def _layers(model: Mapping[str, Any]) -> set[int]:
