@@ -17,6 +17,8 @@ from bridge.testing.shares import Share, shares
 from bridge.testing.strategies import part_of
 from bridge.testing.strategies import values as typed_values
 
+pytestmark = pytest.mark.once
+
 DIALECTS = tuple(compat.load(name) for name in compat.names())
 QUIET = settings(max_examples=20, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 each = pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)

@@ -82,6 +82,7 @@ def test_what_a_script_leaves_running_is_ended(bash: Bash, tmp_path: Path) -> No
     os.close(reading)
 
 
+@pytest.mark.once
 @needs_bash
 def test_families_of_constructs_are_read_as_bash_runs_them(bash: Bash) -> None:
     scripts_ = FAMILIES.read_text("utf-8").split("\n%%\n")
@@ -92,6 +93,7 @@ def test_families_of_constructs_are_read_as_bash_runs_them(bash: Bash) -> None:
     assert len(refused) <= MOST_REFUSED * len(found)
 
 
+@pytest.mark.once
 @needs_bash
 @settings(derandomize=True, database=None, deadline=None, max_examples=COUNT, suppress_health_check=list(HealthCheck))
 @given(drawn=scripts())

@@ -175,6 +175,9 @@ def _words(found: Fields) -> Iterator[str]:
     for run in found["runs"]:
         if run["cause"]:
             yield f"{run['side']} on {run['engine']}: {run['verdict']}: {run['cause']}"
+    if found["no_script"]:
+        why = "; ".join(found["no_script"])
+        yield f"Judged in a script that has the model; that of `convert --script` would have the nearest one: {why}"
     yield f"\nIn small, on {found['ranks']} ranks{_changed(found['changes'])}."
     loss, update = (float(found["rounding"][name]) for name in ("loss", "update"))
     yield f"Rounding alone changes losses by {loss:.0e}, updates by {update:.0e}."

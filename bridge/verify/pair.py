@@ -23,7 +23,7 @@ Side = Literal["source", "target"]
 @dataclass(frozen=True)
 class Pair:
     """A config and its translation, made small: as configs, and as what they mean; where `convert` says that numbers differ,
-    and why, by field.
+    and why, by field. A script of `modelled` pairs trains the source's model; `nearest`: why it would train only a similar one.
     """
 
     source: Config
@@ -33,6 +33,7 @@ class Pair:
     size: Size
     told: tuple[tuple[str, str], ...] = ()
     modelled: bool = False
+    nearest: tuple[str, ...] = ()
 
     @cached_property
     def script(self) -> Written | None:
@@ -79,9 +80,10 @@ def fitted(source: Config, result: Result, backends: Mapping[str, Backend], limi
     if None in (first.model.hidden, second.model.hidden):  # the training script brings the model along, from one to the other
         plans["target"] = made(plans["target"], _model_of(plans["source"], plans["target"]))
     model, findings = described(result) if first.model.hidden and not second.model.hidden else (None, result.findings)
-    differ = [finding for finding in findings if finding.effect.reaches(Effect.NUMBERS)]
-    whole = model is not None and all(finding in result.findings for finding in differ)  # else it is the nearest model there is
-    return Pair(*small, plans, told, size, tuple((finding.path, finding.message) for finding in differ), whole)
+    numbers = [finding for finding in findings if finding.effect.reaches(Effect.NUMBERS)]
+    nearest = tuple(f"{it.path}: {it.message}" for it in numbers if it not in result.findings)
+    differ = tuple((it.path, it.message) for it in numbers if it in result.findings)
+    return Pair(*small, plans, told, size, differ, model is not None and not nearest, nearest)
 
 
 def _is_told(path: str, plan: Plan) -> bool:
