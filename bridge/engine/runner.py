@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -74,6 +74,13 @@ class Turn:
 
     def _reach(self, gradient: Tensor) -> None:
         self.reached = True
+
+
+class Passes(NamedTuple):
+    """What the passes of a step gave: losses by microbatch, and gradients by global name."""
+
+    losses: list[Tensor]
+    gradients: dict[str, Tensor]
 
 
 @dataclass
@@ -272,13 +279,47 @@ class Engine:
         the targets of a mapping are the whole of it.
         """
         self.train()
+        self._pass(batches)
+        self.step()
+        return self.progress.loss
+
+    def gradients_of(self, batches: Iterable[Any]) -> Passes:
+        """The passes of one step over `batches`, as in `train_batch`, for those who update weights themselves: the losses of this
+        rank's microbatches, where it has the last stage, and the gradients of the mean loss over all ranks, by global name, of
+        the parameters that it holds. Modules stay in the mode that they are in. Raises `BridgeError` where weights are sharded,
+        or cast from others.
+        """
+        if any(flat.sharded or not flat.master_is_weight for flat in self.gradients.flats.values()):
+            raise BridgeError(
+                "gradients_of: weights are shards or casts; use zero.stage 0 and one format for all, or train_batch"
+            )
+        self._pass(batches)
+        self._refuse_moved()
+        self.gradients.finish()
+        self._tell("reduced")
+        squares, loss, weight, ended = self._agree()
+        if ended:
+            self._drop(ended)
+        self._note(squares, loss, weight, True)
+        losses, gradients = [value for _, (value, _) in sorted(self._losses.items())], dict(self._named_gradients())
+        self._tell("ended")
+        self._begin(True)
+        return Passes(losses, gradients)
+
+    def _named_gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """Copies of the gradients of the mean loss, where no rank has a slice only."""
+        for flat, whole in self.gradients.parts():
+            for slot in flat.slots:
+                found = whole[slot.start : slot.stop].view(slot.parameter.shape)
+                yield slot.parameter.name, found * self.gradient_unit
+
+    def _pass(self, batches: Iterable[Any]) -> None:
+        """Run what is left of a step's microbatches forward and backward."""
         self._source, self._given = iter(fitting(batches, self.accumulation - self._micro)), None
         self._fed += [NOTHING] * (self._micro - len(self._fed))
         self.executor.run(self._feed)
         self._microbatch(self.accumulation - 1)
         self._micro = self.accumulation
-        self.step()
-        return self.progress.loss
 
     @torch.no_grad()
     def eval_batch(self, batch: Any) -> Any:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bridge.config import Values, fields
 from bridge.dialect import Config, PackagedDialect, Reading, Saves, Written
+from bridge.errors import BridgeError
 from bridge.findings import Finding
 from bridge.launching import torchrun
 
@@ -166,3 +169,16 @@ def _has(data: Any, path: str) -> bool:
 
 
 DIALECT = AutoModelDialect()
+
+ENTRIES = {"AutoPipeline": "pipelines", "PipelineConfig": "pipelines", "PipelineInfo": "pipelines"}
+"""AutoModel's own names, with the native engine behind them: `from compat.automodel import AutoPipeline` is the migration."""
+
+
+def __getattr__(name: str) -> Any:
+    """Load the engine when a script first asks for it, so that reading recipes needs no torch."""
+    if name not in ENTRIES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; of AutoModel's own it has {', '.join(ENTRIES)}")
+    for library in ("torch", "transformers"):
+        if find_spec(library) is None:
+            raise BridgeError(f"{name}: {library} is not installed; pip install 'stagebridge[engine,huggingface]'")
+    return getattr(import_module(f"compat.automodel.runtime.{ENTRIES[name]}"), name)

@@ -1,0 +1,86 @@
+"""Parts: the modules of a pipeline stage under the model's own names, and module names as the stages of a chain of layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+from torch import nn
+
+from bridge.engine.layers import Chain, Layer
+from bridge.errors import BridgeError, ConfigError
+from compat.automodel.virtual_stages import stages
+
+
+class Part(nn.Module):
+    """The modules of one stage, each under its name in the model, with the model's own parameters. The engine runs them."""
+
+    def __init__(self, model: nn.Module, layers: Iterable[Layer]) -> None:
+        super().__init__()
+        self.config = getattr(model, "config", None)
+        for layer in layers:
+            for name in layer.parts or (layer.name,):
+                _graft(self, name.split("."), model.get_submodule(name))
+
+    def forward(self, *given: Any, **named: Any) -> Any:
+        """Raises `BridgeError`: a stage runs within its schedule."""
+        raise BridgeError(
+            "AutoPipeline: a part does not run by itself; call info.schedule.step(...), or step(...) of AutoPipeline"
+        )
+
+
+def _graft(owner: nn.Module, words: Sequence[str], module: nn.Module) -> None:
+    for word in words[:-1]:
+        if word not in owner._modules:
+            owner.add_module(word, nn.Module())
+        owner = owner.get_submodule(word)
+    owner.add_module(words[-1], module)
+
+
+def even(chain: Chain, **asked: Any) -> list[list[str]]:
+    """Layers of each virtual stage, spread as AutoModel spreads them; `asked` as in `virtual_stages.stages`."""
+    names = [layer.name for layer in chain.layers]
+    first, last = chain.leading, len(names) - chain.trailing
+    ends = [first]
+    for count in stages(num_layers=last - first, **asked).layers:
+        ends.append(ends[-1] + count)
+    ends[0], ends[-1] = 0, len(names)
+    return [names[start:stop] for start, stop in pairwise(ends)]
+
+
+def named(model: nn.Module, chain: Chain, parts: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Layers of each stage by the modules that it names; modules without weights, such as rotary embeddings, are everywhere.
+
+    Raises `ConfigError` for names that the model does not have, and for modules that run together but are in several stages.
+    """
+    known = dict(model.named_modules())
+    ConfigError.raise_if(
+        f"module_fqns_per_model_part: part {stage}: the model has no module {name!r}"
+        for stage, names in enumerate(parts)
+        for name in names
+        if name not in known
+    )
+    ConfigError.raise_if(_apart(chain, parts))
+    found = [[layer.name for layer in chain.layers if any(_holds(names, name) for name in _modules(layer))] for names in parts]
+    empty = [str(stage) for stage, names in enumerate(found) if not names]
+    ConfigError.raise_if(f"module_fqns_per_model_part: part {stage} names no layer; give it one" for stage in empty)
+    return found
+
+
+def _apart(chain: Chain, parts: Sequence[Sequence[str]]) -> Iterator[str]:
+    for layer in chain.layers:
+        homes = {name: [stage for stage, names in enumerate(parts) if _holds(names, name)] for name in _modules(layer)}
+        for name, where in homes.items():
+            if len(where) != 1:
+                yield f"module_fqns_per_model_part: {name} is in {len(where)} parts, expected one; name it in one"
+        if len({stage for where in homes.values() for stage in where}) > 1:
+            yield f"module_fqns_per_model_part: {', '.join(homes)} run together; name them in one part"
+
+
+def _modules(layer: Layer) -> tuple[str, ...]:
+    return layer.parts or (layer.name,)
+
+
+def _holds(names: Sequence[str], module: str) -> bool:
+    return any(module == name or module.startswith(f"{name}.") for name in names)
