@@ -36,6 +36,10 @@ class SourceError(BridgeError):
     """The source cannot be read: missing, binary, too large, malformed."""
 
 
+class UnrecognisedError(SourceError):
+    """No stack recognises a source."""
+
+
 class ConfigError(BridgeError):
     """A config is not valid for its stack and release."""
 

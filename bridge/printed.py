@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 EFFECT_STYLE = dict(zip(Effect, ("bold white on red", "bold red", "yellow", "cyan", "dim"), strict=True))
 SAME = {Effect.ROUNDING: "same up to rounding", Effect.COST: "same run", Effect.NONE: "same run"}
 AS_WRITTEN = {Effect.ROUNDING: "as written, up to rounding", Effect.COST: "as written", Effect.NONE: "as written"}
+WRITTEN = "different numbers than written"
 FATES = {How.DERIVED: "in other words", How.APPROXIMATE: "in part"}
 """What became of a value that was not dropped and that no single value of the target stands for."""
 NEAR = 3
@@ -99,10 +100,19 @@ def _judged(said: str, findings: Iterable[Finding], console: Console) -> None:
 # What is shown
 
 
-def text(result: Result, console: Console, view: View = USUAL, files: Sequence[Path] = ()) -> None:
-    """Print a translation: the verdict, what matters, and what belongs beside the file; `files` are those that were written."""
+def text(
+    result: Result,
+    console: Console,
+    view: View = USUAL,
+    files: Sequence[Path] = (),
+    findings: Sequence[Finding] | None = None,
+) -> None:
+    """Print a translation: the verdict, what matters, and what belongs beside the file; `files` are those that were written.
+
+    `findings` are those that count; None: all.
+    """
     source, target = result.source, result.config
-    told = (*all_of(source), *result.findings, *result.missing)
+    told = (*all_of(source), *result.findings, *result.missing) if findings is None else findings
     first(told, console)
     _judged(verdict(told), told, console)
     if view.quiet:
@@ -118,17 +128,42 @@ def text(result: Result, console: Console, view: View = USUAL, files: Sequence[P
     listed(files, console)
 
 
-def check_text(config: Config, console: Console, view: View = USUAL) -> None:
-    """Print what there is to say about one config."""
-    told, view = all_of(config), replace(view, everything=True)
+def check_text(config: Config, console: Console, view: View = USUAL, findings: Sequence[Finding] | None = None) -> None:
+    """Print what there is to say about one config; `findings` are those that count, None: all."""
+    told, view = all_of(config) if findings is None else findings, replace(view, everything=True)
     first(told, console)
-    _judged(verdict(told, AS_WRITTEN, "different numbers than written"), told, console)
+    _judged(verdict(told, AS_WRITTEN, WRITTEN), told, console)
     if view.quiet:
         return
     console.print(Hung(marked(f"{name(config)}, {_number(len(config.given), 'setting')} given")))
     _causes(told, console, view)
     _missing(told, console)
     _footer(told, console, view)
+
+
+def one_of_many(file: str, told: Sequence[Finding], console: Console, view: View) -> None:
+    """Print what there is to say about one of several configs: its verdict behind its name, then what is said of one alone."""
+    from rich.markup import escape
+
+    first(told, console)
+    _judged(f"{escape(file)}: {verdict(told, AS_WRITTEN, WRITTEN)}", told, console)
+    if not view.quiet:
+        _causes(told, console, replace(view, everything=True), gap=False)
+        lacking = [finding.path for finding in _once(told) if finding.how is How.MISSING]
+        if lacking:
+            console.print(Hung(marked(escape(f"still to be added: {', '.join(lacking)}")), 2, 4))
+
+
+def compared(names: tuple[str, str], sides: tuple[Config, Config], told: Sequence[Finding], console: Console, view: View) -> None:
+    """Print what two configs mean otherwise."""
+    from rich.markup import escape
+
+    _judged(verdict(told), told, console)
+    if not view.quiet:
+        said = (f"{escape(file)} ({name(config)})" for file, config in zip(names, sides, strict=True))
+        console.print(Hung(marked(" -> ".join(said))))
+        _causes(told, console, view)
+        _footer(told, console, view)
 
 
 def first(findings: Iterable[Finding], console: Console) -> None:
@@ -147,14 +182,17 @@ def release_named(dialect: Dialect, version: str) -> str:
     return f"{dialect.title} {version}{' (newest known)' if version == dialect.newest else ''}"
 
 
-def _causes(findings: Iterable[Finding], console: Console, view: View, fields: Sequence[FieldReport] = ()) -> None:
+def _causes(
+    findings: Iterable[Finding], console: Console, view: View, fields: Sequence[FieldReport] = (), gap: bool = True
+) -> None:
     """One block for each effect, in it one row for each cause."""
     told = causes(finding for finding in findings if finding.how is not How.MISSING and finding.rule != UNKNOWN)
     for effect in filter(view.shows, Effect):
         rows = [cause for cause in told if cause.effect is effect]
-        if rows:
+        if rows and gap:
             console.print()
-            console.print(Hung(marked(f"[{EFFECT_STYLE[effect]}]{effect.capitalize()}[/]")))
+        if rows:
+            console.print(Hung(marked(f"[{EFFECT_STYLE[effect]}]{effect.capitalize()}[/]"), 0 if gap else 2))
         for number, cause in enumerate(rows, 1):
             for line in _row(cause, f"{number}" if effect.reaches(Effect.NUMBERS) else "", console.width, fields):
                 console.print(line)
@@ -167,14 +205,22 @@ def _row(cause: Cause, number: str, width: int, fields: Sequence[FieldReport]) -
     heads = [escape(_head(finding, fields)) for finding in cause.findings]
     if not cause.effect.reaches(Effect.ROUNDING):
         heads = [", ".join(heads)]
-    indent, why = len(number) + 1 if number else 0, escape(cause.message)
-    label = f"{number} " if number else ""
+    label, why = f"{number} " if number else "", escape(cause.message)
+    indent = len(label)
+    if not why:
+        yield from _heads(heads, label)
+        return
     if len(heads) == 1 and len(heads[0]) + len(why) + indent + 4 <= width:
         yield Hung(marked(f"{label}{heads[0]}: {why}"), 2, 4 + indent)
         return
-    for place, head in enumerate(heads):
-        yield Hung(marked(f"{'' if place else label}{head}"), 2 + (indent if place else 0), 4 + indent)
+    yield from _heads(heads, label)
     yield Hung(marked(why), 4 + indent, 4 + indent)
+
+
+def _heads(heads: Iterable[str], label: str) -> Iterator[Hung]:
+    """Settings one below the other, the first behind its label."""
+    for place, head in enumerate(heads):
+        yield Hung(marked(f"{'' if place else label}{head}"), 2 + (len(label) if place else 0), 4 + len(label))
 
 
 def _head(finding: Finding, fields: Sequence[FieldReport]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bridge.config import Values
@@ -32,9 +32,11 @@ def all_of(config: Config) -> tuple[Finding, ...]:
     return (*config.findings, *(finding for finding in config.missing if finding.effect is not Effect.STOPS))
 
 
-def as_json(result: Result, threshold: Effect = Effect.NUMBERS) -> dict[str, Any]:
-    """A translation as one JSON object; the form is stable and described in docs/json.md."""
-    written = result.written
+def as_json(
+    result: Result, threshold: Effect = Effect.NUMBERS, findings: Sequence[Finding] | None = None
+) -> dict[str, Any]:
+    """A translation as one JSON object; the form is stable and described in docs/json.md. `findings` count; None: all do."""
+    written, told = result.written, remarks_of(result) if findings is None else findings
     return {
         "source": _side(result.source),
         "target": {**_side(result.config), "text": written.text, "code": _plain(written.code), "snippet": written.snippet},
@@ -53,19 +55,28 @@ def as_json(result: Result, threshold: Effect = Effect.NUMBERS) -> dict[str, Any
             }
             for field in result.fields
         ],
-        "findings": [*map(finding_json, remarks_of(result))],
-        "exit_code": exit_of(remarks_of(result), threshold),
+        "findings": [*map(finding_json, told)],
+        "exit_code": exit_of(told, threshold),
     }
 
 
-def check_json(config: Config, threshold: Effect = Effect.NUMBERS) -> dict[str, Any]:
-    """A check as one JSON object."""
+def check_json(
+    config: Config, threshold: Effect = Effect.NUMBERS, findings: Sequence[Finding] | None = None
+) -> dict[str, Any]:
+    """A check as one JSON object; `findings` are those that count, None: all."""
+    told = all_of(config) if findings is None else findings
     return {
         "source": _side(config),
         "effective": _plain(config.effective),
-        "findings": [finding_json(finding) for finding in all_of(config)],
-        "exit_code": exit_of(all_of(config), threshold),
+        "findings": [finding_json(finding) for finding in told],
+        "exit_code": exit_of(told, threshold),
     }
+
+
+def difference_json(names: tuple[str, str], sides: tuple[Config, Config], told: Iterable[Finding], code: int) -> dict[str, Any]:
+    """What two configs mean otherwise as one JSON object."""
+    first, second = ({"file": name, **_side(config)} for name, config in zip(names, sides, strict=True))
+    return {"first": first, "second": second, "findings": [*map(finding_json, told)], "exit_code": code}
 
 
 def drift_json(drift: Drift, format: str | None = None, threshold: Effect = Effect.NUMBERS) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from itertools import pairwise
 from typing import NoReturn
 
 from bridge.clean import brief, clean_block
@@ -33,7 +34,7 @@ def run(arguments: list[str]) -> int:
     import typer
 
     from bridge.cli.app import app
-    from bridge.cli.terminal import complain, note
+    from bridge.cli.terminal import complain, note, print_json
     from bridge.secrets import HIDDEN
 
     HIDDEN.forget()
@@ -47,8 +48,15 @@ def run(arguments: list[str]) -> int:
         if error.words:
             note(f"with what lacks: {shlex.join(('stagebridge', *arguments, *error.words))}")
     except usage_error as error:
-        error.message = brief(clean_block(error.message))  # type: ignore[attr-defined]
+        message = error.message = brief(clean_block(error.message))  # type: ignore[attr-defined]
+        if _asks_json(arguments):
+            print_json({"problems": [message], "exit_code": Exit.ERROR})
         error.show()  # type: ignore[attr-defined]
     except typer.Abort:
         return INTERRUPTED
     return Exit.ERROR
+
+
+def _asks_json(arguments: list[str]) -> bool:
+    """Whether a wrong command line asks for JSON all the same."""
+    return "--json" in arguments or "--format=json" in arguments or ("--format", "json") in pairwise(arguments)

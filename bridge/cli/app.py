@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, Any, Optional
 
 import typer
 
@@ -15,6 +15,7 @@ from bridge.cli.options import (
     JsonSteps,
     ModelSize,
     Output,
+    Outputs,
     Ranks,
     Silence,
     Timeout,
@@ -66,8 +67,25 @@ CHECK = """Read a config as its stack would, and say what is wrong, ignored or s
 Examples:
   stagebridge check ds_config.json
   stagebridge check launch.args --world-size 8 --from-version 0.16.1
+  stagebridge check configs 'more/**/*.json' --format sarif > stagebridge.sarif
+  stagebridge check configs --ignore disable_allgather --baseline known.json
+
+What holds for a whole project stands in [tool.stagebridge] of its pyproject.toml: select, ignore, fail-on, baseline, format,
+exclude.
 
 """ + table(error="wrong usage, not valid, or the run stops")
+
+DIFFERENCE = """Say what two configs mean otherwise: any two, of one stack or of two, each difference with its effect on the run.
+
+A config of a commit is git:REV:PATH, and what lay beside it there is read with it. Options on reading hold for both.
+
+\b
+Examples:
+  stagebridge diff launch.args ds_config.json --world-size 8
+  stagebridge diff git:HEAD~1:configs/ds.json configs/ds.json
+  stagebridge diff git:main:launch.sh launch.sh --fail-on memory --format github
+
+""" + table(clean="they mean the same, up to the threshold", findings="they do not: different numbers, or what --fail-on names")
 
 DRIFT = """Say what the same file means in two releases of its own stack, and write the file that keeps its meaning.
 
@@ -300,7 +318,6 @@ Examples:
 )
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -321,7 +338,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+        bool, typer.Option("-V", "--version", callback=_version, is_eager=True, help="Print the version and stop.")
     ] = False,
     local_rank: Annotated[
         int, typer.Option("--local_rank", "--local-rank", hidden=True, help="Set by launchers, which also say it elsewhere.")
@@ -330,14 +347,29 @@ def options(
     """Options of the command itself."""
 
 
+@app.command("help", short_help="Show the help of the command, or of one of its parts.")
+def help_of(
+    context: typer.Context,
+    words: Annotated[Optional[list[str]], typer.Argument(metavar="[COMMAND]...", show_default=False)] = None,  # noqa: UP045
+) -> None:
+    """Show the help of stagebridge, or of one command: stagebridge help convert."""
+    from bridge.cli import run
+
+    code = run([*(words or ()), "--help"])
+    if code:
+        raise typer.Exit(code)
+
+
 @app.command(help=CONVERT, short_help="Convert a config to another stack, and say what was lost.")
-@reads_file(counts=True, reports=True)
+@reads_file(counts=True, reports=True, gates=True, many=True)
 def convert(
     job: Job,
     view: View,
+    gate: Any,
+    names: tuple[str, ...],
     to: Annotated[str, typer.Option("--to", metavar="DIALECT", help="Stack to convert to.", show_default=False)],
     to_version: ToVersion = None,
-    output: Output = None,
+    output: Outputs = None,
     strict: Annotated[bool, typer.Option("--strict", help="Any loss is an error, and nothing is written.")] = False,
     carry: Annotated[bool, typer.Option(help="Use and write what the other stack cannot say (OUT.carry.json).")] = True,
     script: Annotated[bool, typer.Option("--script", help="Write what starts the run as well (DeepSpeed, Megatron).")] = False,
@@ -347,19 +379,35 @@ def convert(
     """Convert one file."""
     from bridge.cli.convert import Asked, convert
 
-    return convert(job, Asked(to, to_version, output, strict, carry, script, force, dry_run, view))
+    return convert(job, Asked(to, to_version, output, strict, carry, script, force, dry_run, view), gate, names)
 
 
 @app.command(help=CHECK, short_help="Say what is wrong or surprising in a config.")
-@reads_file(counts=True, reports=True)
+@reads_file(counts=True, reports=True, gates=True, many=True)
 def check(
     job: Job,
     view: View,
+    gate: Any,
+    names: tuple[str, ...],
 ) -> int:
-    """Check one file."""
+    """Check one file, or several."""
     from bridge.cli.convert import check
 
-    return check(job, view)
+    return check(job, view, gate, names)
+
+
+@app.command(help=DIFFERENCE, short_help="Say what two configs mean otherwise, of one stack or of two.")
+@reads_file(counts=True, reports=True, gates=True)
+def diff(
+    job: Job,
+    other: Annotated[str, typer.Argument(metavar="OTHER", help="The config it is held against.", show_default=False)],
+    view: View,
+    gate: Any,
+) -> int:
+    """Compare two files."""
+    from bridge.cli.convert import diff
+
+    return diff(job, other, view, gate)
 
 
 @app.command(help=LAYOUT, short_help="Show stages, bytes and collectives of a config's plan.")

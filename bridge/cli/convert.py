@@ -15,34 +15,39 @@ from bridge import carry as carry_over
 from bridge import limits, printed, report, stacks
 from bridge.cli import sidecar
 from bridge.cli.budget import bounded
+from bridge.cli.gated import OPEN, Gate, Looked, files_of, look, told, worst
+from bridge.cli.gathering import STDIN, at_hand, several, within
 from bridge.cli.job import OPTIONS, Job
 from bridge.cli.placing import differences, refuse_edited
 from bridge.cli.sidecar import Sidecar
-from bridge.cli.terminal import console, content, note, print_json, say
+from bridge.cli.terminal import complain, console, content, note, print_json, say
 from bridge.dialect import Config, Dialect, Written
-from bridge.errors import BridgeError, SourceError, TranslationError, VersionError
+from bridge.difference import compare
+from bridge.errors import BridgeError, SourceError, TranslationError, UnrecognisedError, VersionError
 from bridge.exits import Exit
 from bridge.files import (
     Document,
     Original,
     Script,
     as_private_as,
+    obstacles,
     parse,
-    reaching,
     read_stream,
     read_text,
     write_all,
+    write_text,
 )
 from bridge.files.lock import shared
 from bridge.files.read import LOADERS
 from bridge.findings import Finding
+from bridge.gate import FORMATS, baseline, record
 from bridge.programs import scripted
 from bridge.releases import unknown_release
 from bridge.secrets import HIDDEN, keep_hidden
 from bridge.translation import Result, translate
 from bridge.view import USUAL, View
 
-STDIN = STDOUT = "-"
+STDOUT = "-"
 
 
 @dataclass(frozen=True)
@@ -60,8 +65,48 @@ class Asked:
     view: View = USUAL
 
 
-def convert(job: Job, asked: Asked) -> int:
-    """Convert one file; the exit code."""
+SUFFIXES = (".json", ".args", ".yaml")
+"""What a file of a folder is called, the first that its stack is written as by default."""
+
+
+def convert(job: Job, asked: Asked, gate: Gate = OPEN, names: Sequence[str] = ()) -> int:
+    """Convert one file, or several into a folder; the exit code."""
+    job = gate.job(job)
+    BridgeError.raise_if([f"--format {gate.format}: only check and diff have it; use --json"] if gate.listed else [])
+    if not several(names):
+        SourceError.raise_if(obstacles(asked.output) if asked.output and str(asked.output) != STDOUT else ())
+        return _convert(job, asked, gate)
+    return answered(job, lambda: _convert_all(job, asked, gate, names))
+
+
+def _convert_all(job: Job, asked: Asked, gate: Gate, names: Sequence[str]) -> int:
+    """Each file under its own name in a folder; files of no stack are left out, and said to be."""
+    folder = asked.output
+    if folder is None or not folder.is_dir():
+        raise BridgeError("convert: several files need -o FOLDER, a folder that is there")
+    dialect = stacks.load(asked.to)
+    suffix = next(suffix for suffix in SUFFIXES if dialect.format_of(f"x{suffix}") == dialect.formats[0])
+    files = files_of(names, gate)
+    outputs = [folder / (Path(file).stem + suffix) for file, _ in files]
+    twice = {str(path) for path in outputs if outputs.count(path) > 1}
+    BridgeError.raise_if(f"{path}: two of the files would be written there; convert them apart" for path in sorted(twice))
+    codes = []
+    for (file, named), output in zip(files, outputs, strict=True):
+        try:
+            dialect_of(job, document_of(replace(job, file=file)))
+            if not job.json:
+                say(f"{file} -> {output}")
+            codes.append(_convert(replace(job, file=file), replace(asked, output=output), gate))
+        except UnrecognisedError as error:
+            codes.append(Exit.ERROR if named else Exit.CLEAN)
+            complain(error.problems) if named else note(f"note: {file}: of no stack; left out")
+        except BridgeError as error:
+            codes.append(Exit.ERROR)
+            complain(error.problems)
+    return worst(codes)
+
+
+def _convert(job: Job, asked: Asked, gate: Gate) -> int:
     output = file_of(asked.output, "the sidecar (OUT.carry.json)" if asked.with_carry else "")
     if output is None and asked.dry_run:
         raise BridgeError("--dry-run: needs -o OUT; without it nothing is written")
@@ -84,8 +129,9 @@ def convert(job: Job, asked: Asked) -> int:
         if output and not asked.dry_run:
             with as_private_as(*beside.sources):
                 placed(texts, output, asked.force)
-        _say(result, job, replace(asked, output=output), texts)
-        return report.exit_of(report.remarks_of(result), job.threshold)
+        findings = gate.choice.of(report.remarks_of(result), job.file)
+        _say(result, job, replace(asked, output=output), texts, findings)
+        return report.exit_of(findings, job.threshold)
 
     return answered(job, work)
 
@@ -97,19 +143,73 @@ def placed(texts: Mapping[Path, str], output: Path, force: bool) -> None:
     write_all(texts, texts.keys() - {output})
 
 
-def check(job: Job, view: View = USUAL) -> int:
-    """Check one file; the exit code."""
+def check(job: Job, view: View = USUAL, gate: Gate = OPEN, names: Sequence[str] = ()) -> int:
+    """Check one file, or several; the exit code."""
+    job = gate.job(job)
+    if gate.listed or gate.write_baseline or several(names):
+        return answered(job, lambda: _check_all(job, view, gate, names or (job.file,)))
 
     @bounded()
     def work() -> int:
-        config = read(job)
+        with at_hand(job.file) as place:
+            config = read(replace(job, file=place))
+        findings = gate.choice.of(report.all_of(config), job.file)
         if job.json:
-            print_json(report.check_json(config, job.threshold))
+            print_json(report.check_json(config, job.threshold, findings))
         else:
-            printed.check_text(config, console(sys.stdout), view)
-        return report.exit_of(report.all_of(config), job.threshold)
+            printed.check_text(config, console(sys.stdout), view, findings)
+        return report.exit_of(findings, job.threshold)
 
     return answered(job, work)
+
+
+def _check_all(job: Job, view: View, gate: Gate, names: Sequence[str]) -> int:
+    def reads(one: Job) -> tuple[Config, Sequence[Finding]]:
+        with bounded():
+            config = read(one)
+            return config, report.all_of(config)
+
+    def each(one: Looked) -> Mapping[str, Any]:
+        if one.config is None:
+            return {"problems": list(one.problems), "exit_code": Exit.ERROR}
+        return report.check_json(one.config, job.threshold, one.findings)
+
+    found = [look(replace(job, file=file), gate, named, reads) for file, named in files_of(names, gate)]
+    return told(found, job, gate, view, each)
+
+
+def diff(job: Job, other: str, view: View = USUAL, gate: Gate = OPEN) -> int:
+    """Compare what two files mean; the exit code."""
+    job, names = gate.job(job), (job.file, other)
+
+    @bounded()
+    def work() -> int:
+        one, two = (_side(replace(job, file=name)) for name in names)
+        findings = gate.choice.of(compare(one, two), other)
+        code = report.exit_of(findings, job.threshold)
+        records = [record(finding, other, two.dialect.name) for finding in findings]
+        if gate.write_baseline:
+            write_text(gate.write_baseline, baseline(records))
+            note(f"wrote {gate.write_baseline}: {len(records)} findings known")
+            return Exit.CLEAN
+        if gate.listed:
+            print(FORMATS[gate.format](records, code))
+        elif job.json:
+            print_json(report.difference_json(names, (one, two), findings, code))
+        else:
+            printed.compared(names, (one, two), findings, console(sys.stdout), view)
+        return code
+
+    return answered(job, work)
+
+
+def _side(job: Job) -> Config:
+    with at_hand(job.file) as place:
+        here = replace(job, file=place)
+        with within(here):
+            config = read(here)
+            _ = config.effective
+    return config
 
 
 def answered(job: Job, work: Callable[[], int]) -> int:
@@ -125,13 +225,6 @@ def answered(job: Job, work: Callable[[], int]) -> int:
             print_json({"problems": list(error.problems), "exit_code": Exit.ERROR})
         raise
 
-
-@contextmanager
-def within(job: Job) -> Iterator[None]:
-    """What the job's file names is opened only in its folder or where --allow-path says, and nothing is written wider than it."""
-    standard = job.file == STDIN
-    with reaching(Path() if standard else Path(job.file).parent, job.allow), as_private_as(None if standard else job.file):
-        yield
 
 
 # Reading
@@ -209,7 +302,7 @@ def recognised(document: Document) -> Dialect:
         seen = f" (the runs that it starts: {script.seen})" if script else ""
         lost = script.lost if script else ()
         named = " or ".join(stacks.names())
-        raise SourceError(f"{document.name}: no stack recognises it{seen}; name it with --from {named}", *lost)
+        raise UnrecognisedError(f"{document.name}: no stack recognises it{seen}; name it with --from {named}", *lost)
     if len(found) > 1:
         raise SourceError(f"{document.name}: could be for {' or '.join(found)}; name it with --from")
     return stacks.load(found[0])
@@ -324,17 +417,17 @@ def _refuse(result: Result, job: Job, beside: Sidecar) -> None:
     raise TranslationError(*problems, "strict: nothing was written; drop --strict to accept the loss")
 
 
-def _say(result: Result, job: Job, asked: Asked, texts: Mapping[Path, str]) -> None:
+def _say(result: Result, job: Job, asked: Asked, texts: Mapping[Path, str], findings: Sequence[Finding]) -> None:
     changes = [*differences(texts, asked.output)] if asked.output and asked.dry_run else []
     if job.json:
-        print_json({**report.as_json(result, job.threshold), **_files(texts, changes if asked.dry_run else None)})
+        print_json({**report.as_json(result, job.threshold, findings), **_files(texts, changes if asked.dry_run else None)})
     elif asked.output:
-        printed.text(result, console(sys.stdout), asked.view, () if asked.dry_run else tuple(texts))
+        printed.text(result, console(sys.stdout), asked.view, () if asked.dry_run else tuple(texts), findings)
         for line in changes:
             say(line)
     else:
         content(result.written.text)
-        printed.text(result, console(sys.stderr), asked.view)
+        printed.text(result, console(sys.stderr), asked.view, findings=findings)
 
 
 def _files(texts: Iterable[Path], changes: Sequence[str] | None) -> dict[str, Any]:

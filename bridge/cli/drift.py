@@ -9,18 +9,8 @@ from pathlib import Path
 
 from bridge import drifted, report
 from bridge.cli.budget import bounded
-from bridge.cli.convert import (
-    STDIN,
-    answered,
-    dialect_of,
-    document_of,
-    file_of,
-    format_for,
-    not_over_input,
-    placed,
-    read_as,
-    release_of,
-)
+from bridge.cli.convert import answered, dialect_of, document_of, file_of, format_for, not_over_input, placed, read_as, release_of
+from bridge.cli.gathering import STDIN
 from bridge.cli.job import Job
 from bridge.cli.terminal import console, content, print_json
 from bridge.drift import Drift

@@ -19,6 +19,7 @@ from bridge.clean import clean
 from bridge.cli import convert
 from bridge.cli.budget import bounded
 from bridge.cli.checkpoint import Progress
+from bridge.cli.gathering import STDIN, within
 from bridge.cli.job import Job
 from bridge.cli.local import ranks
 from bridge.cli.terminal import console, content, note, print_json
@@ -285,9 +286,9 @@ def _kept(job: Job, source: Source, options: Options) -> Target:
     config, dialect = source.config, source.config.dialect
     rendered = dialect.render(config)
     script = isinstance(convert.document_of(job).data, Script)
-    name = Path(rendered.file if script or job.file == convert.STDIN else job.file).name
+    name = Path(rendered.file if script or job.file == STDIN else job.file).name
     written = rendered.named(name)
-    if not script and job.file != convert.STDIN:
+    if not script and job.file != STDIN:
         written = replace(written, text=read_text(job.file))
     written = dialect.natively(written, config.world_size or 1, CHECKPOINT)
     texts = {path.name: text for path, text in dialect.files(written, Path(name)).items()}
@@ -347,7 +348,7 @@ def _write(whole: Files, job: Job, options: Options, source: Source) -> None:
     from bridge.state.writing import write
 
     progress = Progress(sum(file.size for file in whole.files))
-    private: list[str | Path] = [options.checkpoint, *([] if job.file == convert.STDIN else [job.file])]
+    private: list[str | Path] = [options.checkpoint, *([] if job.file == STDIN else [job.file])]
     with as_private_as(*private):
         write(whole, options.output, source.hub.origin.files, progress.moved, options.processes)
 
@@ -633,7 +634,7 @@ def _on_rank(spec: Mapping[str, Any], note: Any) -> dict[str, Any]:
     comm.connect(here.rank, here.world, here.address, "nccl" if is_available() else "gloo")
     options = Options(**{**spec["options"], **{name: Path(spec["options"][name]) for name in ("checkpoint", "output", "model")}})
     try:
-        with convert.within(job):
+        with within(job):
             source = convert.read(job)
             target = source if options.to == NATIVE else without(_becoming(job, options).config, spec["edits"])
         folder = Path(spec["model"])

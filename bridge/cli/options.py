@@ -27,6 +27,11 @@ def output_file(path: Path | None) -> Path | None:
     return path
 
 
+def output_or_folder(path: Path | None) -> Path | None:
+    """The same, or a folder that is there, which several files go to."""
+    return path if path is not None and path.is_dir() else output_file(path)
+
+
 def own_place(path: Path | None) -> Path | None:
     """A file or folder of its own: not standard output."""
     if path is not None and str(path) == STDOUT:
@@ -57,6 +62,16 @@ Output = Annotated[
     Optional[Path],  # noqa: UP045
     typer.Option(
         "-o", "--output", metavar="OUT", callback=output_file, help="File to write, whose suffix picks the format; - is stdout."
+    ),
+]
+Outputs = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option(
+        "-o",
+        "--output",
+        metavar="OUT",
+        callback=output_or_folder,
+        help="File to write, whose suffix picks the format; - is stdout; for several files a folder.",
     ),
 ]
 WorldSize = Annotated[
@@ -131,6 +146,35 @@ Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show where each 
 Force = Annotated[bool, typer.Option("--force", help="Write over files that were edited, or that something else wrote.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would change in which file, and write nothing.")]
 
+Files = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="FILE",
+        help="Configs: files, folders, patterns, git:REV:PATH; - reads standard input.",
+        show_default=False,
+    ),
+]
+Select = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option("--select", metavar="RULE", help="Only findings of this rule, or of those that it begins or matches with *."),
+]
+Ignore = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option("--ignore", metavar="RULE", help="No findings of this rule, or of those that it begins or matches with *."),
+]
+Baseline = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option("--baseline", metavar="FILE", help="Findings that are known already, and do not count."),
+]
+WriteBaseline = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option("--write-baseline", metavar="FILE", callback=own_file, help="Write today's findings there as known."),
+]
+Format = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--format", metavar="FORMAT", help="text, json, github (workflow commands) or sarif."),
+]
+
 JsonSteps = Annotated[bool, typer.Option("--json", help="Print one JSON object a step.")]
 Ranks = Annotated[
     Optional[int],  # noqa: UP045
@@ -163,35 +207,59 @@ VIEWING: Mapping[str, tuple[str, Any, Any]] = {
 }
 """What of its report is shown."""
 
+GATING: Mapping[str, tuple[str, Any, Any]] = {
+    "select": ("select", Select, None),
+    "ignore": ("ignore", Ignore, None),
+    "baseline": ("known", Baseline, None),
+    "write_baseline": ("write_baseline", WriteBaseline, None),
+    "format": ("format", Format, None),
+}
+"""Which findings there are to say anything about, and how that is said."""
+OWN = ("job", "view", "gate", "names")
+"""What a command is given that is no option of its own."""
+
 Command = Callable[..., int]
 
 
-def reads_file(*, counts: bool = False, reports: bool = False, **otherwise: Any) -> Callable[[Command], Command]:
+def reads_file(
+    *, counts: bool = False, reports: bool = False, gates: bool = False, many: bool = False, **otherwise: Any
+) -> Callable[[Command], Command]:
     """A command of a `Job` becomes one of FILE and the options of `READING`, some of them declared `otherwise`.
 
-    With `counts`, `--fail-on` says which of its findings decide the exit code; with `reports` it takes a `view` of its report.
+    With `counts`, `--fail-on` says which of its findings decide the exit code; with `reports` it takes a `view` of its report,
+    with `gates` a `gate`, and with `many` all `names` that it was given.
     """
     options = {**READING, **(COUNTING if counts else {})}
-    viewing = VIEWING if reports else {}
+    viewing, gating = VIEWING if reports else {}, GATING if gates else {}
 
     def made(command: Command) -> Command:
         @wraps(command)
-        def run(file: str, **given: Any) -> int:
+        def run(file: str | list[str], **given: Any) -> int:
             said = {field: given.pop(name) for name, (field, _, _) in options.items()}
+            if gating:
+                given["gate"] = _gate({field: given.pop(name) for name, (field, _, _) in gating.items()})
+            if not isinstance(file, str):
+                given["names"], file = tuple(file), file[0]
             if viewing:
                 given["view"] = _view({field: given.pop(name) for name, (field, _, _) in viewing.items()})
             return command(Job(file, **{field: value for field, value in said.items() if value is not None}), **given)
 
-        own = [one for one in inspect.signature(command, eval_str=True).parameters.values() if one.name not in ("job", "view")]
-        every = {**viewing, **options}
+        own = [one for one in inspect.signature(command, eval_str=True).parameters.values() if one.name not in OWN]
+        every = {**viewing, **gating, **options}
         shared = [_parameter(name, otherwise.get(name, kind), default) for name, (_, kind, default) in every.items()]
         named = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
-        parameters = [_parameter("file", File), *named, *shared]
+        parameters = [_parameter("file", Files if many else File), *named, *shared]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return run
 
     return made
+
+
+def _gate(given: dict[str, Any]) -> Any:
+    from bridge.cli.gated import gate_of
+
+    return gate_of(**given)
 
 
 SHORT = {"numbers": "different numbers"}

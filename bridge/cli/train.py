@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 from bridge import stacks
 from bridge.backend import MICRO, Workload
 from bridge.choice import choose
-from bridge.cli.convert import read, within
+from bridge.cli.convert import read
 from bridge.cli.folder import is_folder, model_in
+from bridge.cli.gathering import within
 from bridge.cli.job import Job
 from bridge.cli.terminal import note, say
 from bridge.dialect import Config

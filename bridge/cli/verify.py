@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge import stacks
-from bridge.cli.convert import STDIN, answered, read, standard_input, within
+from bridge.cli.convert import answered, read, standard_input
+from bridge.cli.gathering import STDIN, within
 from bridge.cli.job import Job
 from bridge.cli.local import ranks
 from bridge.cli.terminal import console, note, print_json

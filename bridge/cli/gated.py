@@ -1,0 +1,174 @@
+"""What `check`, `convert` and `diff` share as a gate: which findings count, how they are told, over how many files."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bridge.cli.gathering import at_hand, expanded, within
+from bridge.cli.job import Job
+from bridge.cli.terminal import complain, console, print_json, say
+from bridge.dialect import Config
+from bridge.errors import BridgeError, SourceError, UnrecognisedError, nearest
+from bridge.exits import Exit
+from bridge.files import read_text, write_text
+from bridge.findings import Finding
+from bridge.gate import FORMATS, REFUSED, Choice, Record, Settings, baseline, known_of, record, refusals, settings_of
+from bridge.view import View
+
+TEXT, JSON = "text", "json"
+PROJECT = "pyproject.toml"
+
+
+EVERY = Choice()
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Which findings count, in which format they are told, and where those of today are kept as known."""
+
+    choice: Choice = EVERY
+    format: str = TEXT
+    write_baseline: Path | None = None
+    fail_on: str | None = None
+    exclude: tuple[str, ...] = ()
+
+    def job(self, job: Job) -> Job:
+        """The job as the gate has it done: its threshold, and JSON."""
+        return replace(job, fail_on=job.fail_on or self.fail_on, json=job.json or self.format == JSON)
+
+    @property
+    def listed(self) -> bool:
+        """Whether findings are told as a list of records of all files."""
+        return self.format not in (TEXT, JSON)
+
+
+OPEN = Gate()
+"""No gate: all that is found counts."""
+
+
+def gate_of(
+    select: Sequence[str] | None,
+    ignore: Sequence[str] | None,
+    known: Path | None,
+    write_baseline: Path | None,
+    format: str | None,
+) -> Gate:
+    """The gate that options say, over what the project's own file says."""
+    settings = _settings()
+    place = known or (Path(settings.baseline) if settings.baseline and not write_baseline else None)
+    chosen = format or settings.format or TEXT
+    if chosen not in (TEXT, *FORMATS):
+        raise BridgeError(f"--format: found {chosen}, expected {', '.join((TEXT, *FORMATS))}{nearest(chosen, FORMATS)}")
+    rows = known_of(read_text(place), str(place)) if place else frozenset()
+    choice = Choice((*settings.select, *(select or ())), (*settings.ignore, *(ignore or ())), rows)
+    return Gate(choice, chosen, write_baseline, settings.fail_on, settings.exclude)
+
+
+def _settings() -> Settings:
+    """Those of the pyproject.toml here, or of the nearest folder above that has one."""
+    here = Path.cwd()
+    place = next((folder / PROJECT for folder in (here, *here.parents) if (folder / PROJECT).is_file()), None)
+    return settings_of(read_text(place), str(place)) if place else Settings()
+
+
+# Many files
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What one file came to: its findings that count and its config, or the problems for which it is refused."""
+
+    file: str
+    config: Config | None = None
+    findings: tuple[Finding, ...] = ()
+    problems: tuple[str, ...] = ()
+    stranger: bool = False
+
+    def exit(self, job: Job) -> Exit:
+        """Its part in the exit code."""
+        from bridge.report import exit_of
+
+        return Exit.ERROR if self.problems else exit_of(self.findings, job.threshold)
+
+    @property
+    def records(self) -> list[Record]:
+        """What there is to say of it."""
+        if self.config is None:
+            return list(refusals(self.problems, self.file))
+        return [record(finding, self.file, self.config.dialect.name) for finding in self.findings]
+
+
+def look(job: Job, gate: Gate, named: bool, read: Callable[[Job], tuple[Config, Iterable[Finding]]]) -> Looked:
+    """One file as `read` finds it; one that nobody named and no stack recognises is a stranger."""
+    try:
+        with at_hand(job.file) as place:
+            here = replace(job, file=place)
+            with within(here):
+                config, findings = read(here)
+    except UnrecognisedError as error:
+        return Looked(job.file, problems=error.problems) if named else Looked(job.file, stranger=True)
+    except BridgeError as error:
+        return Looked(job.file, problems=error.problems)
+    return Looked(job.file, config, gate.choice.of(findings, job.file))
+
+
+def worst(codes: Iterable[int]) -> int:
+    """The exit code of several: an error before findings."""
+    found = set(codes)
+    return next((code for code in (Exit.ERROR, Exit.FINDINGS, Exit.UNPROVED) if code in found), Exit.CLEAN)
+
+
+def told(found: Sequence[Looked], job: Job, gate: Gate, view: View, each: Callable[[Looked], Mapping[str, Any]]) -> int:
+    """Tell what several files came to, in the gate's format; the exit code."""
+    code = worst(one.exit(job) for one in found)
+    records = [row for one in found for row in one.records]
+    if gate.write_baseline:
+        write_text(gate.write_baseline, baseline(records))
+        say(f"wrote {gate.write_baseline}: {sum(row.rule != REFUSED for row in records)} findings known", sys.stderr)
+        code = Exit.ERROR if code == Exit.ERROR and any(one.problems for one in found) else Exit.CLEAN
+    if gate.listed:
+        print(FORMATS[gate.format](records, code))
+    elif job.json:
+        print_json({"files": [{"file": one.file, **each(one)} for one in found if not one.stranger], "exit_code": code})
+    else:
+        _text(found, view)
+    return code
+
+
+def _text(found: Sequence[Looked], view: View) -> None:
+    from bridge import printed
+
+    out = console(sys.stdout)
+    for one in found:
+        if one.stranger:
+            continue
+        if one.config is None:
+            say(f"{one.file}: refused")
+            complain(problem if problem.startswith(one.file) else f"{one.file}: {problem}" for problem in one.problems)
+        else:
+            printed.one_of_many(one.file, one.findings, out, view)
+    say(_summed(found))
+
+
+def _summed(found: Sequence[Looked]) -> str:
+    seen = [one for one in found if not one.stranger]
+    counts = {
+        "refused": sum(one.config is None for one in seen),
+        "with findings": sum(bool(one.findings) for one in seen),
+        "clean": sum(one.config is not None and not one.findings for one in seen),
+        "of no stack": len(found) - len(seen),
+    }
+    said = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    return f"{len(seen)} file{'' if len(seen) == 1 else 's'}: {said or 'nothing to look at'}"
+
+
+def files_of(names: Sequence[str], gate: Gate) -> list[tuple[str, bool]]:
+    """Files with whether each was named itself. Raises `SourceError` where there are none."""
+    found = list(expanded(names, gate.exclude))
+    if not found:
+        raise SourceError(f"{', '.join(names)}: no file that may be a config; name one")
+    return found

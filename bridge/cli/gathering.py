@@ -1,0 +1,126 @@
+"""Files that a command is given: by name, by pattern, by folder, or from a commit."""
+
+from __future__ import annotations
+
+import glob
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+
+from bridge import limits
+from bridge.cli.job import Job
+from bridge.errors import BridgeError, SourceError
+from bridge.files import as_private_as, reaching
+
+SUFFIXES = (".json", ".hjson", ".yaml", ".yml", ".sh", ".args")
+"""Files of a folder that may be configs."""
+BESIDE = (".carry.json", ".code.json", ".model.json")
+"""Files that lie beside a config and are read with it."""
+GIT = "git:"
+STDIN = "-"
+MANY = 200
+"""Files of one folder of a commit that are looked at, beside the one that is named."""
+
+
+def expanded(names: Sequence[str], exclude: Sequence[str] = ()) -> Iterator[tuple[str, bool]]:
+    """Files with whether each was named itself; one that a folder or pattern brings may be of no stack.
+
+    Raises `SourceError` for a pattern that fits nothing.
+    """
+    seen = set[str]()
+    for name in names:
+        found = [(name, True)] if _single(name) else [(path, False) for path in _inside(name)]
+        if not found and glob.has_magic(name):
+            raise SourceError(f"{name}: no file fits the pattern; check it")
+        for path, named in found:
+            if path not in seen and (named or not any(fnmatch(path, pattern) for pattern in exclude)):
+                seen.add(path)
+                yield path, named
+
+
+def several(names: Sequence[str]) -> bool:
+    """Whether names stand for more than the one file that they name."""
+    return len(names) > 1 or any(not _single(name) for name in names)
+
+
+def _single(name: str) -> bool:
+    return not os.path.isdir(name) and (os.path.exists(name) or not glob.has_magic(name))
+
+
+def _inside(name: str) -> Iterator[str]:
+    """Files of a folder, or those that a pattern fits, in order; nothing hidden."""
+    if not os.path.isdir(name):
+        yield from (path for path in sorted(glob.glob(name, recursive=True)) if os.path.isfile(path))
+        return
+    for folder, folders, files in os.walk(name):
+        folders[:] = sorted(inner for inner in folders if not inner.startswith("."))
+        for file in sorted(files):
+            if file.endswith(SUFFIXES) and not file.endswith(BESIDE) and not file.startswith("."):
+                yield os.path.normpath(os.path.join(folder, file))
+
+
+@contextmanager
+def at_hand(name: str) -> Iterator[str]:
+    """The path of a file; one of a commit (`git:REV:PATH`) lies in a folder of its own, with what lay beside it."""
+    if not name.startswith(GIT):
+        yield name
+        return
+    revision, colon, path = name.removeprefix(GIT).partition(":")
+    if not (revision and colon and path) or revision.startswith("-"):
+        raise SourceError(f"{name}: expected git:REV:PATH, such as git:HEAD~1:configs/ds.json")
+    with TemporaryDirectory(prefix="stagebridge-") as folder:
+        place = Path(folder) / PurePosixPath(path).name
+        for file in _listed(revision, path, name):
+            content = _git(["cat-file", "blob", f"{revision}:{_at(path, file)}"], name)
+            (Path(folder) / file).write_bytes(content)
+        if not place.exists():
+            raise SourceError(f"{name}: no such file in that commit; check the path")
+        try:
+            yield str(place)
+        except BridgeError as error:
+            problems = (problem.replace(str(place), name).replace(folder, name.rpartition("/")[0]) for problem in error.problems)
+            raise type(error)(*problems) from None
+
+
+def _at(path: str, file: str) -> str:
+    return str(PurePosixPath(path).with_name(file))
+
+
+def _listed(revision: str, path: str, name: str) -> Iterator[str]:
+    """Names of the files of a commit that lie where `path` does, `path` first among them; none is larger than a config."""
+    folder = str(PurePosixPath(path).parent)
+    within = [] if folder == "." else ["--", f"{folder}/"]
+    rows = _git(["ls-tree", "--full-tree", "-l", "-z", revision, *within], name).decode(errors="replace").split("\0")
+    own = PurePosixPath(path).name
+    sizes = {}
+    for row in filter(None, rows):
+        about, _, file = row.partition("\t")
+        mode, kind, _, size = about.split()
+        if kind == "blob" and mode != "120000" and int(size) <= limits.TEXT:
+            sizes[PurePosixPath(file).name] = int(size)
+    yield from (file for file in [own, *[file for file in sizes if file != own][:MANY]] if file in sizes)
+
+
+def _git(words: Sequence[str], name: str) -> bytes:
+    """What git prints; nothing of the repository is run for it."""
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
+    try:
+        done = subprocess.run(["git", "-c", "core.fsmonitor=false", *words], capture_output=True, env=environment, check=False)
+    except FileNotFoundError:
+        raise SourceError(f"{name}: git is not installed; name a file") from None
+    if done.returncode:
+        reason = done.stderr.decode(errors="replace").strip().splitlines()
+        raise SourceError(f"{name}: {reason[-1].removeprefix('fatal: ') if reason else 'git failed'}; check revision and path")
+    return done.stdout
+
+
+@contextmanager
+def within(job: Job) -> Iterator[None]:
+    """What the job's file names is opened only in its folder or where --allow-path says, and nothing is written wider than it."""
+    standard = job.file == STDIN
+    with reaching(Path() if standard else Path(job.file).parent, job.allow), as_private_as(None if standard else job.file):
+        yield

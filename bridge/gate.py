@@ -1,0 +1,230 @@
+"""A gate: findings of many files as records, of which some are chosen, some known already, in the formats that others read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from bridge import __version__
+from bridge.clean import clean
+from bridge.errors import BridgeError
+from bridge.findings import Finding
+from bridge.rules import Effect
+from bridge.secrets import hide
+
+REFUSED = "refused"
+"""The rule of a record that a file cannot be read, or that its stack refuses it."""
+LEVELS: Mapping[Effect, str] = {
+    Effect.STOPS: "error",
+    Effect.NUMBERS: "warning",
+    Effect.ROUNDING: "note",
+    Effect.COST: "note",
+    Effect.NONE: "note",
+}
+"""How grave an effect is, in the words of SARIF."""
+SARIF = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+GITHUB: Mapping[str, str] = {"error": "error", "warning": "warning", "note": "notice"}
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One finding or error of one file: which rule, on which setting and line (from 1), with which effect; `help` is a command
+    that tells more, or empty."""
+
+    rule: str
+    path: str
+    file: str
+    line: int | None
+    effect: Effect
+    message: str
+    help: str = ""
+
+
+def record(finding: Finding, file: str, dialect: str) -> Record:
+    """A finding on a file of a stack."""
+    line = finding.origin.line if finding.origin else None
+    change = f"{finding.change}; " if finding.change and finding.message else finding.change
+    told = f"stagebridge show {dialect} {finding.path}"
+    return Record(finding.id, finding.path, file, line, finding.effect, hide(clean(change + finding.message)), told)
+
+
+def refusals(problems: Iterable[str], file: str) -> Iterator[Record]:
+    """A record for each problem of a file that is refused."""
+    for problem in problems:
+        told = clean(hide(problem)).removeprefix(f"{file}: ")
+        head, _, rest = told.partition(": ")
+        line = int(head.removeprefix("line ")) if head.startswith("line ") and head[5:].isdecimal() else None
+        path, colon, message = (rest if line else told).partition(": ")
+        named = bool(colon) and " " not in path
+        yield Record(REFUSED, path if named else "", file, line, Effect.STOPS, message if named else rest if line else told)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which findings count: those whose rule fits one of `select` (none: all) and none of `ignore`, and that are not `known`.
+
+    A rule fits a pattern that it equals, begins with up to a slash, or that matches it with `*`.
+    """
+
+    select: Sequence[str] = ()
+    ignore: Sequence[str] = ()
+    known: frozenset[tuple[str, str, str]] = frozenset()
+
+    def takes(self, finding: Finding, file: str) -> bool:
+        """Whether a finding counts."""
+        chosen = not self.select or any(fits(finding.id, pattern) for pattern in self.select)
+        left = any(fits(finding.id, pattern) for pattern in self.ignore)
+        return chosen and not left and (_place(file), finding.id, finding.path) not in self.known
+
+    def of(self, findings: Iterable[Finding], file: str) -> tuple[Finding, ...]:
+        """Those of some findings on a file that count."""
+        return tuple(finding for finding in findings if self.takes(finding, file))
+
+
+def fits(rule: str, pattern: str) -> bool:
+    """Whether a rule's id is meant by a pattern."""
+    return rule == pattern or rule.startswith(pattern.rstrip("/") + "/") or fnmatchcase(rule, pattern)
+
+
+def _place(file: str) -> str:
+    return Path(file).as_posix()
+
+
+# Baseline
+
+
+def baseline(records: Iterable[Record]) -> str:
+    """The text of a file with what is known already; errors are never known."""
+    rows = sorted({(_place(one.file), one.rule, one.path) for one in records if one.rule != REFUSED})
+    known = [{"file": file, "rule": rule, "path": path} for file, rule, path in rows]
+    return json.dumps({"stagebridge": 1, "known": known}, indent=1) + "\n"
+
+
+def known_of(text: str, where: str) -> frozenset[tuple[str, str, str]]:
+    """What such a file says is known. Raises `BridgeError` if it is none."""
+    try:
+        data = json.loads(text)
+        rows = data["known"] if data["stagebridge"] == 1 else None
+        return frozenset((row["file"], row["rule"], row["path"]) for row in rows or ())
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise BridgeError(f"{where}: not a baseline file ({type(error).__name__}); write it with --write-baseline") from None
+
+
+# Formats
+
+
+def as_json(records: Sequence[Record], code: int) -> str:
+    """One object with all records."""
+    return json.dumps({"findings": [_fields(one) for one in records], "exit_code": code}, indent=2)
+
+
+def _fields(one: Record) -> dict[str, Any]:
+    return {**asdict(one), "effect": str(one.effect), "level": LEVELS[one.effect]}
+
+
+def as_github(records: Sequence[Record], code: int) -> str:
+    """Workflow commands, which GitHub shows beside the lines of a change."""
+    return "\n".join(map(_command, records))
+
+
+def _command(one: Record) -> str:
+    place = f"file={_escaped(one.file)}" + (f",line={one.line}" if one.line else "")
+    words = _data(": ".join(filter(None, (one.path, str(one.effect), one.message))))
+    return f"::{GITHUB[LEVELS[one.effect]]} {place},title={_escaped(one.rule)}::{words}"
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _escaped(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def as_sarif(records: Sequence[Record], code: int) -> str:
+    """SARIF 2.1.0, for code scanning."""
+    rules = list(dict.fromkeys(one.rule for one in records))
+    first = {one.rule: one for one in reversed(records)}
+    driver = {
+        "name": "stagebridge",
+        "version": __version__,
+        "rules": [_rule(first[rule]) for rule in rules],
+    }
+    run = {
+        "tool": {"driver": driver},
+        "columnKind": "unicodeCodePoints",
+        "invocations": [{"executionSuccessful": True, "exitCode": code}],
+        "results": [_result(one, rules.index(one.rule)) for one in records],
+    }
+    return json.dumps({"$schema": SARIF, "version": "2.1.0", "runs": [run]}, indent=2)
+
+
+def _rule(one: Record) -> dict[str, Any]:
+    rule = {
+        "id": one.rule,
+        "shortDescription": {"text": one.message or one.rule},
+        "defaultConfiguration": {"level": LEVELS[one.effect]},
+    }
+    return {**rule, "help": {"text": one.help}} if one.help else rule
+
+
+def _result(one: Record, index: int) -> dict[str, Any]:
+    from urllib.parse import quote
+
+    place: dict[str, Any] = {"artifactLocation": {"uri": quote(_place(one.file))}}
+    if one.line:
+        place["region"] = {"startLine": one.line}
+    return {
+        "ruleId": one.rule,
+        "ruleIndex": index,
+        "level": LEVELS[one.effect],
+        "message": {"text": ": ".join(filter(None, (one.path, one.message or str(one.effect))))},
+        "locations": [{"physicalLocation": place}],
+        "properties": {"effect": str(one.effect), "path": one.path},
+    }
+
+
+FORMATS: Mapping[str, Callable[[Sequence[Record], int], str]] = {"json": as_json, "github": as_github, "sarif": as_sarif}
+"""Formats of many findings beside the text for people."""
+
+
+# Settings of a project
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `[tool.stagebridge]` of a pyproject.toml says; what a command line says comes first, lists are put together."""
+
+    select: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    fail_on: str | None = None
+    baseline: str | None = None
+    format: str | None = None
+    exclude: tuple[str, ...] = ()
+
+
+def settings_of(text: str, where: str) -> Settings:
+    """The section of a pyproject.toml; raises `BridgeError` with every problem."""
+    import tomllib
+
+    try:
+        section = tomllib.loads(text).get("tool", {}).get("stagebridge", {})
+    except (tomllib.TOMLDecodeError, AttributeError) as error:
+        raise BridgeError(f"{where}: not TOML ({error})") from None
+    usual, found, problems = asdict(Settings()), dict[str, Any](), []
+    for name, value in (section.items() if isinstance(section, dict) else ()):
+        field = name.replace("-", "_")
+        many = field in usual and isinstance(usual[field], tuple)
+        fits_ = isinstance(value, list) and all(isinstance(one, str) for one in value) if many else isinstance(value, str)
+        if field not in usual:
+            problems.append(f"{where}: tool.stagebridge.{name}: unknown; known are {', '.join(usual).replace('_', '-')}")
+        elif not fits_:
+            problems.append(f"{where}: tool.stagebridge.{name}: expected {'a list of texts' if many else 'a text'}")
+        else:
+            found[field] = tuple(value) if many else value
+    BridgeError.raise_if(problems)
+    return Settings(**found)

@@ -1,0 +1,317 @@
+"""The gate: two configs compared, many files at once, what counts, and the formats that others read."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+import bridge
+from bridge.cli import run
+from bridge.cli.demo import launch
+from bridge.gate import Choice, fits, known_of, settings_of
+
+HOME = Path(__file__).resolve().parents[1]
+GOOD: dict[str, Any] = {"train_micro_batch_size_per_gpu": 2, "gradient_clipping": 1.0, "bf16": {"enabled": True}}
+GOOD["zero_optimization"] = {"stage": 1}
+ODD = {**GOOD, "disable_allgather": True}
+WRONG = {**GOOD, "zero_optimisation": {"stage": 2}}
+
+Said = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Said:
+    """Runs the command line in a folder with a few configs: exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    (tmp_path / "configs" / "deep").mkdir(parents=True)
+    for name, data in {"good.json": GOOD, "deep/odd.json": ODD}.items():
+        (tmp_path / "configs" / name).write_text(json.dumps(data, indent=1))
+    (tmp_path / "configs" / "package.json").write_text('{"name": "x", "scripts": {}}')
+    (tmp_path / "launch.args").write_text(launch())
+
+    def call(*words: str) -> tuple[int, str, str]:
+        code = run(list(words))
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def written(folder: Path, name: str, data: dict[str, Any]) -> None:
+    (folder / name).write_text(json.dumps(data, indent=1))
+
+
+class TestDiff:
+    def changed(self, tmp_path: Path, *changes: tuple[str, str]) -> None:
+        text = launch()
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        (tmp_path / "other.args").write_text(text)
+
+    def rows(self, said: Said, *words: str) -> tuple[int, dict[str, dict[str, Any]]]:
+        code, out, _ = said("diff", *words, "--world-size", "8", "--json")
+        found = json.loads(out)
+        assert found["exit_code"] == code
+        return code, {row["path"]: row for row in found["findings"]}
+
+    def test_the_same_file_is_the_same_run(self, said: Said) -> None:
+        assert self.rows(said, "launch.args", "launch.args") == (0, {})
+        assert said("diff", "launch.args", "launch.args", "--world-size", "8")[1].splitlines()[0] == "same run"
+
+    @pytest.mark.parametrize(
+        ("change", "path", "effect", "code"),
+        [
+            (("--lr 3.0e-4", "--lr 1.0e-4"), "lr", "different numbers", 2),
+            (("--clip-grad 1.0\n", ""), None, None, 0),
+            (("--clip-grad 1.0\n", "--clip-grad 2\n"), "clip_grad", "different numbers", 2),
+            (("--save-interval 1000", "--save-interval 10"), "save_interval", "same numbers", 0),
+            (("--sequence-parallel\n", ""), "sequence_parallel", "memory or speed", 0),
+            (("--micro-batch-size 2", "--micro-batch-size 4"), "micro_batch_size", "same up to rounding", 0),
+        ],
+    )
+    def test_a_change_has_its_effect(
+        self, said: Said, tmp_path: Path, change: tuple[str, str], path: str | None, effect: str | None, code: int
+    ) -> None:
+        self.changed(tmp_path, change)
+        done, rows = self.rows(said, "launch.args", "other.args")
+        if path is None:
+            assert (done, rows) == (code, {})
+        elif effect == "same up to rounding":
+            assert path in rows  # what the batch is made of weighs as the table says
+        else:
+            assert (done, rows[path]["effect"]) == (code, effect)
+            assert rows[path]["rule"] == f"difference/{path}"
+
+    def test_two_stacks(self, said: Said) -> None:
+        said("convert", "launch.args", "--to", "deepspeed", "--world-size", "8", "-o", "ds.json")
+        code, rows = self.rows(said, "launch.args", "ds.json")
+        assert code == 0 and rows["sequence_parallel"]["effect"] == "memory or speed"
+        data = json.loads(Path("ds.json").read_text())
+        written(Path(), "ds.json", {**data, "gradient_clipping": 0.5})
+        code, rows = self.rows(said, "launch.args", "ds.json")
+        assert code == 2 and rows["clip_grad"]["change"] == "1.0 -> gradient_clipping 0.5"
+
+    def test_the_threshold_is_that_of_every_command(self, said: Said, tmp_path: Path) -> None:
+        self.changed(tmp_path, ("--sequence-parallel\n", ""))
+        words = ("diff", "launch.args", "other.args", "--world-size", "8")
+        assert (said(*words)[0], said(*words, "--fail-on", "memory")[0]) == (0, 2)
+        assert said(*words, "--fail-on", "memory", "--ignore", "difference/sequence_parallel")[0] == 0
+
+    def test_a_commit(self, said: Said, tmp_path: Path) -> None:
+        def git(*words: str) -> None:
+            who = ("-c", "user.name=x", "-c", "user.email=x@x")
+            subprocess.run(["git", *who, *words], check=True, capture_output=True, cwd=tmp_path)
+
+        said("convert", "launch.args", "--to", "deepspeed", "--world-size", "8", "-o", "configs/ds.json")
+        git("init", "-q")
+        git("add", ".")
+        git("commit", "-qm", "one")
+        data = json.loads(Path("configs/ds.json").read_text())
+        written(Path("configs"), "ds.json", {**data, "gradient_clipping": 0.5})
+        code, rows = self.rows(said, "git:HEAD:configs/ds.json", "configs/ds.json")
+        assert (code, list(rows)) == (2, ["gradient_clipping"]), "what lay beside it in the commit is read with it"
+        assert said("check", "git:HEAD:configs/good.json")[0] == said("check", "configs/good.json")[0]
+        for name, says in {
+            "git:HEAD:none.json": "no such file in that commit",
+            "git:nope:configs/ds.json": "nope",
+            "git:--help:x": "expected git:REV:PATH",
+            "git:HEAD": "expected git:REV:PATH",
+        }.items():
+            code, _, err = said("diff", name, "configs/ds.json")
+            assert code == 1 and err.startswith("error: ") and says in err and "/tmp" not in err
+
+
+class TestManyFiles:
+    def test_a_folder(self, said: Said) -> None:
+        code, out, err = said("check", "configs")
+        assert (code, err) == (0, "")
+        assert "configs/good.json: as written" in out and "configs/deep/odd.json: " in out and "disable_allgather" in out
+        assert "package.json" not in out and out.splitlines()[-1] == "2 files: 2 with findings, 1 of no stack"
+
+    def test_a_pattern_and_a_name(self, said: Said) -> None:
+        out = json.loads(said("check", "configs/**/*.json", "launch.args", "--world-size", "8", "--json")[1])
+        assert [one["file"] for one in out["files"]] == ["configs/deep/odd.json", "configs/good.json", "launch.args"]
+        assert "no file fits the pattern" in said("check", "*.toml")[2]
+        code, out, err = said("check", "configs/package.json", "configs/good.json")
+        assert code == 1 and "no stack recognises it" in err, "one that was named is an error"
+
+    def test_errors_of_one_file_do_not_hide_another(self, said: Said, tmp_path: Path) -> None:
+        written(tmp_path / "configs", "wrong.json", WRONG)
+        code, out, err = said("check", "configs")
+        assert all(line.startswith("error: configs/wrong.json: ") for line in err.splitlines())
+        assert code == 1 and "did you mean zero_optimization" in err and "odd.json" in out and "1 refused" in out
+
+    def test_convert_into_a_folder(self, said: Said, tmp_path: Path) -> None:
+        (tmp_path / "out").mkdir()
+        assert "several files need -o FOLDER" in said("convert", "configs", "--to", "megatron")[2]
+        code, out, err = said("convert", "configs", "--to", "megatron", "--world-size", "2", "-o", "out", "-q")
+        assert code == 2 and "package.json: of no stack" in err
+        assert {path.name for path in (tmp_path / "out").iterdir() if path.suffix == ".args"} == {"good.args", "odd.args"}
+        assert [line for line in out.splitlines() if "->" in line] == [
+            "configs/good.json -> out/good.args",
+            "configs/deep/odd.json -> out/odd.args",
+        ]
+
+    def test_two_of_one_name_are_refused(self, said: Said, tmp_path: Path) -> None:
+        written(tmp_path, "good.json", GOOD)
+        (tmp_path / "out").mkdir()
+        code, _, err = said("convert", "configs", "good.json", "--to", "megatron", "-o", "out")
+        assert code == 1 and "out/good.args: two of the files" in err and not list((tmp_path / "out").iterdir())
+
+    def test_thirty_files_take_little_time(self, said: Said, tmp_path: Path) -> None:
+        folder = tmp_path / "thirty"
+        folder.mkdir()
+        for number in range(30):
+            written(folder, f"ds{number}.json", ODD if number % 3 == 0 else GOOD)
+        begun = time.process_time()
+        code, out, _ = said("check", "thirty")
+        assert code == 0 and out.splitlines()[-1].startswith("30 files: ")
+        assert time.process_time() - begun < 30
+
+
+class TestChoice:
+    def test_patterns(self) -> None:
+        rule = "deepspeed/disable_allgather/no-effect-drop-it"
+        patterns = {rule: True, "deepspeed": True, "deepspeed/disable_allgather/": True, "*/no-effect-*": True, "deep": False}
+        assert {pattern: fits(rule, pattern) for pattern in patterns} == patterns
+
+    def rules(self, said: Said, *words: str) -> set[str]:
+        found = json.loads(said("check", "configs/deep/odd.json", "--json", *words)[1])["findings"]
+        return {one["rule"] for one in found}
+
+    def test_select_and_ignore(self, said: Said) -> None:
+        rule = "disable_allgather/no-effect-drop-it"
+        everything = self.rules(said)
+        assert rule in everything and len(everything) > 1
+        assert self.rules(said, "--select", "disable_allgather") == {rule}
+        assert self.rules(said, "--ignore", rule) == everything - {rule}
+
+    def test_they_decide_the_exit_code(self, said: Said) -> None:
+        words = ("check", "configs/deep/odd.json", "--fail-on", "same numbers")
+        assert (said(*words)[0], said(*words, "--select", "nothing/*")[0]) == (2, 0)
+
+    def test_the_stars_of_a_refusal_are_no_finding(self, said: Said, tmp_path: Path) -> None:
+        written(tmp_path, "wrong.json", WRONG)
+        assert said("check", "wrong.json", "--ignore", "*")[0] == 1, "what is refused cannot be ignored"
+
+    def test_a_baseline(self, said: Said, tmp_path: Path) -> None:
+        words = ("check", "configs", "--fail-on", "same numbers")
+        assert said(*words)[0] == 2
+        assert said(*words, "--write-baseline", "known.json")[0] == 0
+        assert said(*words, "--baseline", "known.json")[0] == 0
+        written(tmp_path / "configs", "new.json", ODD)
+        code, out, _ = said(*words, "--baseline", "known.json", "--format", "json")
+        assert code == 2 and [one["file"] for one in json.loads(out)["files"] if one["findings"]] == ["configs/new.json"]
+        (tmp_path / "known.json").write_text("[]")
+        assert "known.json: not a baseline file" in said(*words, "--baseline", "known.json")[2]
+
+    def test_a_project(self, said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "pyproject.toml").write_text('[tool.stagebridge]\nfail-on = "same numbers"\nexclude = ["*/deep/*"]\n')
+        assert said("check", "configs")[0] == 2 and "odd.json" not in said("check", "configs")[1]
+        monkeypatch.chdir(tmp_path / "configs")
+        assert said("check", "good.json")[0] == 2 and said("check", "good.json", "--fail-on", "stops")[0] == 0
+        (tmp_path / "pyproject.toml").write_text('[tool.stagebridge]\nselct = ["x"]\nignore = "x"\n')
+        code, _, err = said("check", "good.json")
+        assert code == 1 and "tool.stagebridge.selct: unknown; known are select" in err and "expected a list of texts" in err
+
+    def test_what_is_not_ours_in_a_project_file_is_left_alone(self) -> None:
+        assert settings_of('[tool.other]\nx = 1\n[project]\nname = "y"\n', "x").ignore == ()
+        assert known_of('{"stagebridge": 1, "known": []}', "x") == Choice().known
+
+
+class TestFormats:
+    def test_github(self, said: Said, tmp_path: Path) -> None:
+        written(tmp_path / "configs", "wrong.json", WRONG)
+        code, out, _ = said("check", "configs", "--format", "github")
+        lines = out.splitlines()
+        command = r"::(error|warning|notice) file=[^:]+(,line=\d+)?,title=[^:]+::"
+        assert code == 1 and all(re.match(command, line) for line in lines)
+        (error,) = (line for line in lines if line.startswith("::error"))
+        assert error.startswith("::error file=configs/wrong.json,line=10,title=refused::zero_optimisation: the run stops: ")
+
+    def test_sarif(self, said: Said, tmp_path: Path) -> None:
+        written(tmp_path / "configs", "wrong file.json", WRONG)
+        code, out, _ = said("check", "configs", "--format", "sarif")
+        log = json.loads(out)
+        (one,) = log["runs"]
+        rules = [rule["id"] for rule in one["tool"]["driver"]["rules"]]
+        assert (code, log["version"], one["invocations"][0]["exitCode"]) == (1, "2.1.0", 1)
+        assert len(rules) == len(set(rules)) > 1
+        for row in one["results"]:
+            assert rules[row["ruleIndex"]] == row["ruleId"] and row["level"] in ("error", "warning", "note")
+            assert row["message"]["text"] and row["locations"][0]["physicalLocation"]["artifactLocation"]["uri"]
+        places = {row["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] for row in one["results"]}
+        assert "configs/wrong%20file.json" in places
+
+    def test_records_of_a_difference(self, said: Said, tmp_path: Path) -> None:
+        (tmp_path / "other.args").write_text(launch().replace("--lr 3.0e-4", "--lr 1.0e-4"))
+        out = said("diff", "launch.args", "other.args", "--world-size", "8", "--format", "github")[1]
+        line = launch().splitlines().index("--lr 3.0e-4") + 1
+        assert out == (
+            f"::warning file=other.args,line={line},title=difference/lr::lr: different numbers: 0.0003 -> 0.0001\n"
+        )
+
+    def test_json_for_wrong_usage_too(self, said: Said) -> None:
+        for words in (("check", "--nope", "--json"), ("diff", "x", "--format", "json"), ("check", "--format=json")):
+            code, out, _ = said(*words)
+            assert code == json.loads(out)["exit_code"] == 1 and json.loads(out)["problems"]
+        assert "--format: found xml, expected text, json, github, sarif" in said("check", "x", "--format", "xml")[2]
+
+
+def test_the_hook_and_the_action_call_what_there_is(said: Said) -> None:
+    yaml = YAML(typ="safe")
+    (hook,) = yaml.load((HOME / ".pre-commit-hooks.yaml").read_text())
+    assert hook["entry"] == "stagebridge check"
+    wanted, left = re.compile(hook["files"]), re.compile(hook["exclude"])
+    assert wanted.search("a/ds_config_zero3.json") and not wanted.search("package.json") and left.search("ds_config.carry.json")
+    action = yaml.load((HOME / "action.yml").read_text())
+    steps = action["runs"]["steps"]
+    script = steps[-1]["run"].partition("GITHUB_ACTION_PATH/")[2].rstrip('"')
+    assert (HOME / script).is_file() and set(action["inputs"]) == {"paths", "options", "sarif"}
+    assert set(steps[-1]["env"]) == set(re.findall(r"STAGEBRIDGE_[A-Z]+", (HOME / script).read_text()))
+    assert yaml.load((HOME / "examples" / "gate" / "workflow.yml").read_text())["jobs"]
+
+
+def test_the_script_of_the_action(said: Said, tmp_path: Path) -> None:
+    """As the action runs it, with a `stagebridge` of this source on its path."""
+    tool = tmp_path / "bin" / "stagebridge"
+    tool.parent.mkdir()
+    tool.write_text(f'#!/bin/sh\nexec {sys.executable} -P -c "from bridge.cli import main; main()" "$@"\n')
+    tool.chmod(0o755)
+    variables = {
+        **os.environ,
+        "PATH": f"{tool.parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(Path(bridge.__file__).parents[1]),
+        "STAGEBRIDGE_PATHS": "configs/**/*.json launch.args",
+        "STAGEBRIDGE_OPTIONS": "--world-size 8 --fail-on same-numbers",
+        "STAGEBRIDGE_SARIF": "found.sarif",
+    }
+    done = subprocess.run(["bash", HOME / "examples/gate/check.sh"], capture_output=True, text=True, env=variables, check=False)
+    assert done.returncode == 2 and done.stdout.startswith("::notice file=configs/deep/odd.json"), done.stderr
+    assert json.loads((tmp_path / "found.sarif").read_text())["runs"][0]["results"]
+
+
+class TestCommandLine:
+    def test_version_and_help(self, said: Said) -> None:
+        assert said("-V")[1] == f"stagebridge {bridge.__version__}\n"
+        assert said("help", "diff")[1] == said("diff", "--help")[1]
+        assert said("help")[1] == said("--help")[1]
+        assert said("help", "nope")[0] == 1
+
+    def test_completion(self, monkeypatch: pytest.MonkeyPatch, said: Said) -> None:
+        monkeypatch.setenv("_STAGEBRIDGE_COMPLETE", "complete_bash")
+        monkeypatch.setenv("COMP_WORDS", "stagebridge che")
+        monkeypatch.setenv("COMP_CWORD", "1")
+        with pytest.raises(SystemExit):
+            said()
