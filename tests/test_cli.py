@@ -426,6 +426,8 @@ class TestDemo:
             "ds_config.code.py",
             "back.args",
             "report.json",
+            "zero3.json",
+            "args.json",
         }
         again = compat.load("megatron").read(folder / "back.args", world_size=8)
         assert again.given == compat.load("megatron").read(folder / "megatron.args", world_size=8).given
@@ -441,7 +443,7 @@ class TestDemo:
         monkeypatch.setattr("bridge.cli.demo.training.find_spec", lambda name: None)
         done = cli("demo")
         assert (done.code, done.err) == (0, "")
-        assert done.out.splitlines()[-1] == "To train it here as well: pip install '.[engine]' and run the demo again."
+        assert done.out.splitlines()[-1] == "To train it here as well: install the extra engine, and run the demo again."
 
     def test_no_folder(self, cli: Cli, tmp_path: Path) -> None:
         (tmp_path / "x").write_text("")
@@ -461,7 +463,7 @@ class TestUsage:
             assert "Exit codes:" in done.out
 
     @pytest.mark.parametrize(
-        "arguments", [[], ["convrt"], ["convert"], ["convert", "x"], ["check"], ["check", "a", "b"], ["--no"]]
+        "arguments", [[], ["convrt"], ["convert"], ["convert", "x"], ["check"], ["diff", "a"], ["--no"]]
     )
     def test_wrong_usage_is_1_not_2(self, cli: Cli, arguments: list[str]) -> None:
         done = cli(*arguments)
@@ -529,7 +531,8 @@ class TestBadInput:
 
     def test_missing_and_directory(self, cli: Cli) -> None:
         assert "no such file" in cli("check", "missing.json").err
-        assert "found a directory" in cli("check", ".").err
+        assert "no file that may be a config" in cli("check", ".").err
+        assert "found a directory" in cli("layout", ".").err
 
     def test_through_the_real_command(self, tmp_path: Path) -> None:
         process = start("check", "missing.json", cwd=tmp_path)

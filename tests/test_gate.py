@@ -152,6 +152,12 @@ class TestManyFiles:
         assert all(line.startswith("error: configs/wrong.json: ") for line in err.splitlines())
         assert code == 1 and "did you mean zero_optimization" in err and "odd.json" in out and "1 refused" in out
 
+    def test_what_is_said_for_one_stack_does_not_stop_another(self, said: Said) -> None:
+        words = ("--auto-from", "max_grad_norm=1.0", "--auto-from", "bf16=true", "--auto-from", "per_device_train_batch_size=2")
+        code, out, err = said("check", "configs/good.json", "launch.args", "--world-size", "8", *words)
+        assert code in (0, 2) and err == "", out
+        assert "has nothing to say there" in said("check", "launch.args", "--world-size", "8", *words)[2]
+
     def test_convert_into_a_folder(self, said: Said, tmp_path: Path) -> None:
         (tmp_path / "out").mkdir()
         assert "several files need -o FOLDER" in said("convert", "configs", "--to", "megatron")[2]

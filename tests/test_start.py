@@ -24,6 +24,8 @@ WORDS = {
     "demo": ("--no-train", "-o", "out"),
     "drift": (FILE, "--from-version", "0.16.3"),
     "move": (FILE, "--checkpoint", "weights", "--to", "native", "--world-size", "1", "-o", "out"),
+    "diff": (FILE, FILE),
+    "help": ("check",),
     "fuzz": ("merak", "--examples", "2"),
     "layout": (FILE, "--ranks", "2", "--model", "gpt2"),
     "schedule": ("launch.args", "--world-size", "2", "--microbatches", "4"),

@@ -82,7 +82,7 @@ def convert(job: Job, asked: Asked, gate: Gate = OPEN, names: Sequence[str] = ()
 def _convert_all(job: Job, asked: Asked, gate: Gate, names: Sequence[str]) -> int:
     """Each file under its own name in a folder; files of no stack are left out, and said to be."""
     folder = asked.output
-    if folder is None or not folder.is_dir():
+    if folder is None or not os.path.isdir(folder):
         raise BridgeError("convert: several files need -o FOLDER, a folder that is there")
     dialect = stacks.load(asked.to)
     suffix = next(suffix for suffix in SUFFIXES if dialect.format_of(f"x{suffix}") == dialect.formats[0])
@@ -96,7 +96,7 @@ def _convert_all(job: Job, asked: Asked, gate: Gate, names: Sequence[str]) -> in
             dialect_of(job, document_of(replace(job, file=file)))
             if not job.json:
                 say(f"{file} -> {output}")
-            codes.append(_convert(replace(job, file=file), replace(asked, output=output), gate))
+            codes.append(_convert(replace(job, file=file, loose=True), replace(asked, output=output), gate))
         except UnrecognisedError as error:
             codes.append(Exit.ERROR if named else Exit.CLEAN)
             complain(error.problems) if named else note(f"note: {file}: of no stack; left out")
@@ -174,7 +174,7 @@ def _check_all(job: Job, view: View, gate: Gate, names: Sequence[str]) -> int:
             return {"problems": list(one.problems), "exit_code": Exit.ERROR}
         return report.check_json(one.config, job.threshold, one.findings)
 
-    found = [look(replace(job, file=file), gate, named, reads) for file, named in files_of(names, gate)]
+    found = [look(replace(job, file=file, loose=True), gate, named, reads) for file, named in files_of(names, gate)]
     return told(found, job, gate, view, each)
 
 
@@ -257,9 +257,10 @@ def dialect_of(job: Job, document: Document) -> Dialect:
 def read_as(job: Job, dialect: Dialect, document: Document, version: str | None) -> Config:
     """The document as `dialect` would read it at a release."""
     known = signature(dialect.read).parameters
-    strange = (OPTIONS.get(word, word) for word in job.said if word not in known)
+    said = {word: value for word, value in job.said.items() if word in known or not job.loose}
+    strange = (OPTIONS.get(word, word) for word in said if word not in known)
     BridgeError.raise_if(f"--{word}: {dialect.name} has nothing to say there; drop it" for word in strange)
-    return dialect.read(document, version, job.world_size, job.lenient, **job.said)
+    return dialect.read(document, version, job.world_size, job.lenient, **said)
 
 
 def _started(document: Document, job: Job) -> Document:

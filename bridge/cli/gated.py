@@ -38,7 +38,7 @@ class Gate:
 
     def job(self, job: Job) -> Job:
         """The job as the gate has it done: its threshold, and JSON."""
-        return replace(job, fail_on=job.fail_on or self.fail_on, json=job.json or self.format == JSON)
+        return replace(job, fail_on=self.fail_on if job.fail_on is None else job.fail_on, json=job.json or self.format == JSON)
 
     @property
     def listed(self) -> bool:

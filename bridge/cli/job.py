@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be read, and how."""
+    """What is to be read, and how; a `loose` one leaves out what is said beside it and its stack has nothing for."""
 
     file: str
     dialect: str | None = None
@@ -32,6 +32,7 @@ class Job:
     launch: int | None = None
     fail_on: str | None = None
     allow: Sequence[str] = ()
+    loose: bool = False
 
     @property
     def said(self) -> dict[str, dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
@@ -29,7 +30,7 @@ def output_file(path: Path | None) -> Path | None:
 
 def output_or_folder(path: Path | None) -> Path | None:
     """The same, or a folder that is there, which several files go to."""
-    return path if path is not None and path.is_dir() else output_file(path)
+    return path if path is not None and os.path.isdir(path) else output_file(path)
 
 
 def own_place(path: Path | None) -> Path | None:

@@ -32,6 +32,8 @@ CONTENTS = {
     f"{TARGET}.carry.json": "what DeepSpeed cannot say; the way back reads it",
     BACK: "the launch again, converted back",
     "report.json": "the report, for programs",
+    "zero3.json": "a file of Hugging Face's Trainer, to try --auto-from on",
+    "args.json": "TrainingArguments for it",
 }
 
 
@@ -41,7 +43,7 @@ def demo(folder: Path, train: bool = True, silence: float | None = None, timeout
     A rank that is silent is named after `silence` seconds, and given up after `timeout`; None: the usual ones.
     """
     _make(folder)
-    write_all({folder / LAUNCH: launch()})
+    write_all({folder / LAUNCH: launch(), **{folder / name: bundled(name) for name in ("zero3.json", "args.json")}})
     result = convert.translated(_job(folder / LAUNCH), stacks.load("deepspeed"), None, Sidecar())
     texts = {
         **convert.files(result, folder / TARGET, with_carry=True),
@@ -63,7 +65,12 @@ def demo(folder: Path, train: bool = True, silence: float | None = None, timeout
 
 def launch() -> str:
     """Text of the bundled launch."""
-    return files("bridge.cli.demo").joinpath(LAUNCH).read_text(encoding="utf-8")
+    return bundled(LAUNCH)
+
+
+def bundled(name: str) -> str:
+    """Text of a bundled file."""
+    return files("bridge.cli.demo").joinpath(name).read_text(encoding="utf-8")
 
 
 def _job(file: Path) -> Job:

@@ -37,7 +37,7 @@ def train(plan: Plan, folder: Path, out: Console, silence: float | None = None, 
     `silence` and `timeout` are the limits of `bridge.comm.patient`, in seconds.
     """
     if find_spec("torch") is None:
-        out.print("\nTo train it here as well: pip install '.[engine]' and run the demo again.", markup=False)
+        out.print("\nTo train it here as well: install the extra engine, and run the demo again.", markup=False)
         return
     small, changes = _small(plan)
     parallel = f"data {small.parallel.data} x tensor {small.parallel.tensor}"
