@@ -154,7 +154,7 @@ def valued(path: Path, random: Random) -> bool:
             return True
     if path.name == ".metadata":
         described = pickle.loads(path.read_bytes())
-        with suppress(AttributeError):  # some of its objects are not saved with something missing
+        with suppress(AttributeError, RuntimeError):  # some of its objects are not saved with something missing
             if changed(described, random, JUNK):
                 path.write_bytes(pickle.dumps(described))
                 return True

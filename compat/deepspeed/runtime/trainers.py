@@ -144,6 +144,7 @@ class DeepSpeedTrainer:
 
     def __init__(self, config: DeepSpeedFile, workload: Workload) -> None:
         self.config, self.workload, self.ds = config, workload, loaded()
+        self._linear = F.linear  # which level 3 replaces by its own for the whole process (zero/partition_parameters.py: Init)
         model, data = self.model(workload), settings(config, workload)
         self.adapt(data)
         self.engine = self._initialize(model, data)
@@ -241,6 +242,7 @@ class DeepSpeedTrainer:
 
     def close(self) -> None:
         """See `Trainer`."""
+        F.linear = self._linear
         self.engine.destroy()
         self.ds.utils.groups._release_process_group_references()
 
