@@ -87,7 +87,7 @@ class Saves:
     """How a run of a config keeps its checkpoints: their format, and where it has them, level of sharding, data ranks and the
     number format of its weights; whether its schedule counts samples. `schedule` is the state of a scheduler that the run's
     script makes as a plan means it, `instead` what the config has to say otherwise (None: nothing), and `findings` what
-    that does.
+    that does; `client` is what its own script would have saved beside, where the checkpoint has none.
     """
 
     format: str
@@ -96,6 +96,7 @@ class Saves:
     dtype: str | None = None
     samples: bool = False
     schedule: Mapping[str, Any] | None = None
+    client: Mapping[str, Any] = field(default_factory=dict)
     instead: Mapping[str, Any] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
 

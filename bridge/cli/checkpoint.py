@@ -20,6 +20,7 @@ from bridge.files import as_private_as
 from bridge.findings import Finding
 
 if TYPE_CHECKING:
+    from bridge.dialect import Config
     from bridge.state.formats import Format, Written
     from bridge.state.hub import Hub
     from bridge.state.lazy import Lazy
@@ -193,14 +194,14 @@ def _named(hub: Hub, target: Format, place: Path, options: Options) -> Hub:
     """The checkpoint under the names that were asked for, or that the format's readers know."""
     from bridge.state import names
 
-    config = options.config or next((path for path in (place / CONFIG, place.parent / CONFIG) if path.is_file()), None)
-    model = names.model_of(hub)
-    if options.config is not None or (model.kv_heads is None and config is not None):
+    def config() -> Config | None:
         from bridge.cli.convert import read
         from bridge.cli.job import Job
 
-        model = names.described(read(Job(str(config), lenient=True)))
-    return names.fitting(replace(hub, model=model), options.names, target.names, model)
+        path = options.config or next((path for path in (place / CONFIG, place.parent / CONFIG) if path.is_file()), None)
+        return None if path is None else read(Job(str(path), lenient=True))
+
+    return names.under(hub, options.names, target.names, config, options.config is not None)
 
 
 CONFIG = "config.json"

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from bridge.backend import Backend
     from bridge.state.formats import Format
     from bridge.state.formats import Written as Files
-    from bridge.state.hub import Hub, Model
+    from bridge.state.hub import Hub
 
 NATIVE = "native"
 CHECKPOINT, LAUNCH, REPORT, PROOF = "checkpoint", "launch.sh", "report.txt", "proof.json"
@@ -174,7 +174,7 @@ def _target(job: Job, options: Options, source: Source) -> Target:
     brought = RUNNING if options.model else "huggingface"
     hub = _fitted(source, result.config, dialect.parameters(result.config) or brought)
     saves = dialect.saves(result.config, hub)
-    hub = _steered(hub, result.config, saves.schedule)
+    hub = _steered(replace(hub, client={**saves.client, **hub.client}), result.config, saves.schedule)
     wanted = {**saves.instead, **dialect.loads[saves.format]}
     edits = {path: value for path, value in wanted.items() if result.config.effective.get(path) != value}
     result = replace(result, config=without(result.config, edits)) if edits else result
@@ -192,8 +192,8 @@ def _fitted(source: Source, target: Config, usual: str | None) -> Hub:
     """The checkpoint under the names that the target's runs have; its own where these are no other stack's."""
     from bridge.state import names
 
-    hub = names.fitting(source.hub, None, usual, _facts(source, target))
-    return _placeless(hub) if hub is not source.hub and target.dialect.by_place else hub
+    hub = names.under(source.hub, None, usual, lambda: target if target.dialect.model else source.config)
+    return _placeless(hub) if hub.parameters is not source.hub.parameters and target.dialect.by_place else hub
 
 
 def _placeless(hub: Hub) -> Hub:
@@ -217,14 +217,6 @@ def _steered(hub: Hub, config: Config, schedule: Mapping[str, Any] | None) -> Hu
     rate = {"lr": learning_rate(optimizer.lr, optimizer.schedule, hub.where.steps or 0)}
     groups = tuple(replace(group, settings={**group.settings, **rate}) for group in hub.groups)
     return replace(hub, groups=groups, settings={} if groups else rate, schedule=schedule)
-
-
-def _facts(source: Source, target: Config) -> Model:
-    """What the checkpoint says of its model, else the config that does."""
-    from bridge.state import names
-
-    found = names.model_of(source.hub)
-    return names.described(target if target.dialect.model else source.config) if found.kv_heads is None else found
 
 
 def _counted(hub: Hub, source: Source, target: Target) -> Hub:
@@ -474,7 +466,7 @@ def _parties(job: Job, options: Options, source: Source, target: Target) -> Proo
     given = json.loads(read_text(options.model / "config.json"))
     layers = _layers(source.hub, options.most)
     model, dropped = cutting.undropped(cutting.fewer(given, layers) if layers else given)
-    hub = names.fitting(source.hub, None, RUNNING, _facts(source, target.config))
+    hub = names.under(source.hub, None, RUNNING, lambda: _model_config(options.model) if options.model else None)
     _alike(cutting.cut(hub, layers) if layers else hub, model)
     saved = max(source.hub.origin.world or 1, source.config.world_size or 1)
     world = max(one.least, other.least, min(options.ranks, saved))

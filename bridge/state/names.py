@@ -416,6 +416,16 @@ def fitting(hub: Hub, wanted: str | None, usual: str | None, model: Model) -> Hu
     return renamed(hub, target, model)
 
 
+def under(hub: Hub, wanted: str | None, usual: str | None, config: Callable[[], Config | None], told: bool = False) -> Hub:
+    """`fitting`, by what the checkpoint says of its model; else, and always where it was `told`, by a config that does. The
+    checkpoint says it from then on.
+    """
+    found = model_of(hub)
+    said = config() if told or found.kv_heads is None else None
+    facts = found if said is None else described(said)
+    return fitting(replace(hub, model=None if facts == Model() else facts), wanted, usual, facts)
+
+
 def _shapes(hub: Hub) -> dict[str, Shape]:
     ties = {alias: hub.parameters[name].weight.shape for alias, name in hub.ties.items()}
     return {**{name: held.weight.shape for name, held in hub.parameters.items()}, **ties}

@@ -47,6 +47,29 @@ BESIDE_FSDP = ("data_parallel_sharding_strategy", "ckpt_format")
 """What is written beside FSDP for it alone."""
 
 
+def _arguments(config: Config) -> dict[str, Any]:
+    """What Megatron-LM finds in a checkpoint of this launch: it holds the model against them, and goes on with the data.
+
+    Source: training/checkpointing.py: check_checkpoint_args, load_checkpoint.
+    """
+    return {name: config.effective.get(name) for name in KEPT if config.effective.get(name) is not None}
+
+
+KEPT = (
+    *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "group_query_attention"),
+    *("kv_channels", "max_position_embeddings", "position_embedding_type", "add_position_embedding", "swiglu", "normalization"),
+    *("vocab_size", "padded_vocab_size", "make_vocab_size_divisible_by", "tokenizer_type", "num_experts"),
+    *("tensor_model_parallel_size", "pipeline_model_parallel_size", "global_batch_size", "seed"),
+)
+"""Arguments that say the model and the layout."""
+TOKENIZER = Finding(
+    "tokenizer_type",
+    "not known; where --vocab-file is given Megatron-LM compares it and stops: give --tokenizer-model instead",
+    Effect.NONE,
+    how=How.MISSING,
+)
+
+
 def _replaced(name: str) -> Finding:
     message = "no checkpoint is written that it loads; the distributed optimizer takes its place, with the same numbers"
     return Finding(name, message, Effect.COST, how=How.DROPPED, before=True)
@@ -156,7 +179,10 @@ class MegatronDialect(PackagedDialect):
         fsdp = [name for name in FSDP if values.get(name) and config.given.get(name) is not None]
         level = int(bool(fsdp or values.get("use_distributed_optimizer")))
         instead = {**dict.fromkeys((*fsdp, *BESIDE_FSDP)), "use_distributed_optimizer": True} if fsdp else {}
-        return Saves("megatron", level, dtype=dtype, samples=True, instead=instead, findings=tuple(map(_replaced, fsdp)))
+        told = {"megatron": {"args": _arguments(config)}}
+        tokens = [TOKENIZER] if values.get("tokenizer_type") is None and not hub.client.get("megatron") else []
+        findings = (*map(_replaced, fsdp), *tokens)
+        return Saves("megatron", level, dtype=dtype, samples=True, client=told, instead=instead, findings=findings)
 
     def parameters(self, config: Config) -> str:
         """Transformer Engine's layers have their norms inside."""

@@ -92,6 +92,7 @@ def test_a_run_moves_to_megatron_and_back(begun: Path, tmp_path: Path) -> None:
     assert all(flag in flags for flag in (*wanted, "--position-embedding-type rope")) and "fsdp" not in flags
     held = formats.read(tmp_path / "megatron" / "checkpoint")
     assert held.origin.format == "megatron" and held.where.samples == 5 * TASK.batch
+    assert "args" not in said.partition("\n")[0] and held.client["megatron"]["args"]["consumed_train_samples"] == 20
     assert "decoder.layers.0.self_attention.linear_qkv.weight" in held.parameters
     there = tmp_path / "megatron"
     two = ("--world-size", "2")
