@@ -98,7 +98,7 @@ def scaled(model, config):
     return model
 '''
 
-PIPED = '''
+TOKENS = '''
 class First(nn.Module):
     """Tokens to hidden states."""
 
@@ -110,7 +110,9 @@ class First(nn.Module):
     def forward(self, tokens):
         return self.tokens(tokens)
 
+'''
 
+ROTARY = '''
 class Block(nn.Module):
     """One layer, with the angles of its positions."""
 
@@ -136,7 +138,48 @@ class Norm(nn.Module):
     def forward(self, hidden):
         return self.norm(hidden)
 
+'''
 
+LEARNED = '''
+class Places(nn.Module):
+    """Adds what stands for the place of each token."""
+
+    def __init__(self, whole, config):
+        super().__init__()
+        self.places = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        whole._init_weights(self.places)
+        self.dropout = nn.Dropout(config.embd_pdrop)
+
+    def forward(self, hidden):
+        return self.dropout(hidden + self.places(torch.arange(hidden.shape[1], device=hidden.device)))
+
+
+class Block(nn.Module):
+    """One layer."""
+
+    def __init__(self, whole, config, index):
+        super().__init__()
+        self.layer = type(whole.transformer.h[index])(config, index)
+        self.layer.apply(whole._init_weights){begun}
+
+    def forward(self, hidden):
+        out = self.layer(hidden)
+        return out[0] if isinstance(out, tuple) else out
+
+
+class Norm(nn.Module):
+    """The norm behind the last layer."""
+
+    def __init__(self, whole, config):
+        super().__init__()
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
+
+    def forward(self, hidden):
+        return self.norm(hidden)
+
+'''
+
+STAGED = '''
 class Last(nn.Module):
     """Hidden states to logits."""
 
@@ -162,7 +205,7 @@ def build(path):
     if config.tie_word_embeddings:
         first = TiedLayerSpec("tokens", First, whole, config, tied_weight_attr="tokens.weight")
         last = TiedLayerSpec("tokens", First, whole, config, tied_weight_attr="tokens.weight", forward_fn=logits_of)
-    blocks = [LayerSpec(Block, whole, config, index) for index in range(config.num_hidden_layers)]
+    blocks = [{places}*(LayerSpec(Block, whole, config, index) for index in range(config.num_hidden_layers))]
     layers = [first, *blocks, LayerSpec(Norm, whole, config), last]
     return PipelineModule(
         layers=layers,
@@ -240,8 +283,8 @@ if __name__ == "__main__":
     main()
 '''
 
-PIPELINES = ("llama", "mistral", "qwen2", "qwen3")
-"""Families whose layers the script puts into a pipeline: each layer takes hidden states and the angles of its positions."""
+PIPELINES = {**dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), ROTARY), "gpt2": LEARNED}
+"""Families whose layers the script puts into a pipeline: each layer takes hidden states, and angles where positions are those."""
 
 
 def refused(values: Flat, model: Mapping[str, Any]) -> Iterator[str]:
@@ -356,7 +399,7 @@ def program(values: Flat, model: Mapping[str, Any], course: Flat, name: str, bes
             "\n" + "\n".join([*schedule.lines(values), ""]) if schedule.steers(values) else "",
             "\n" + OPTIONS.format(config=repr(name), model=repr(beside), every=course.get("run.save_interval") or 0),
             "\n" + SCALED.format(ends=ends) if ends else "",
-            "\n" + (PIPED if piped else WHOLE).format(**_built(values, piped, ends is not None), padded=_padded(course)),
+            "\n" + _staged(model, piped).format(**_built(values, model, ends is not None), padded=_padded(course)),
             "\n" + (PIPED_STEP if piped else STEP),
             "\n" + MAIN.format(**_main(values)),
         )
@@ -390,13 +433,19 @@ def _padded(course: Flat) -> str:
     return f"    config.vocab_size = {rows}  # with rows that stand for no token\n" if rows and words and rows > words else ""
 
 
-def _built(values: Flat, piped: bool, scaled: bool) -> dict[str, Any]:
+def _staged(model: Mapping[str, Any], piped: bool) -> str:
+    """How the model is built: whole, or as the layers of a pipeline."""
+    return f"{TOKENS}{PIPELINES.get(model.get('model_type') or '', ROTARY)}{STAGED}" if piped else WHOLE
+
+
+def _built(values: Flat, model: Mapping[str, Any], scaled: bool) -> dict[str, Any]:
     """What the model is built with: the stages, and how first weights are drawn."""
-    if not piped:
+    if code.size(values, "pipeline_stages") <= 1:
         plain = "AutoModelForCausalLM.from_config(config)"
         return {"begun": f"scaled({plain}, config)" if scaled else plain}
     return {
         "begun": "\n        scaled(self.layer, config)" if scaled else "",
+        "places": "LayerSpec(Places, whole, config), " if model.get("model_type") == "gpt2" else "",
         "stages": code.size(values, "pipeline_stages"),
         "partition": values.get("code.partition_method") or "parameters",
         "interval": values.get("pipeline.activation_checkpoint_interval") or 0,

@@ -76,6 +76,20 @@ def test_experts_heads_gates_and_rotary_positions_are_kept_on_both_engines(run: 
     assert not {"model.experts", "model.kv_heads", "model.moe.top_k", "model.rotary.base"} & report.changes.keys()
 
 
+GPT = """
+--num-layers 12 --hidden-size 512 --num-attention-heads 8 --seq-length 512 --max-position-embeddings 512 --vocab-size 1000
+--attention-dropout 0 --hidden-dropout 0 --micro-batch-size 2 --global-batch-size 4 --train-iters 2000 --lr 1e-3 --clip-grad 1.0
+--pipeline-model-parallel-size 2
+"""
+
+
+@pytest.mark.skipif(find_spec("megatron") is None, reason="Megatron-Core is not installed")
+def test_a_gpt_in_stages_is_the_same_run_where_rounding_alone_moves_the_biases_of_keys(run: Any) -> None:
+    report = run(2, verified, ("megatron", GPT, {"version": "0.16.1", "world_size": 2}), "deepspeed", 3)[0]
+    assert report.verdict == "same" and report.rows[-1].engine.endswith("its script and model"), report
+    assert report.rounding is not None and {name.partition(".")[2] for name in report.rounding.noise} == {"attention.key.bias"}
+
+
 OTHERWISE = "script, or the model's config.json, trains otherwise"
 WRITTEN = {
     "rotary base": (".model.json", '"rope_theta": 500000', '"rope_theta": 10000', OTHERWISE),

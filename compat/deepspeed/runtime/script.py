@@ -47,6 +47,7 @@ class ScriptTrainer(DeepSpeedTrainer):
         self.script: Any = _module(written.beside[SCRIPT], Path(self.place.name))
         self.described = Path(self.place.name, "config.json")
         self.described.write_text(written.beside[MODEL])
+        self.family = str(json.loads(written.beside[MODEL]).get("model_type"))
         self.step = 0
         super().__init__(config, workload)
 
@@ -59,7 +60,7 @@ class ScriptTrainer(DeepSpeedTrainer):
     def model(self, workload: Workload) -> nn.Module:
         """See `DeepSpeedTrainer`."""
         module: nn.Module = self.script.build(str(self.described))
-        self.stages, self.layers = getattr(module, "num_stages", 1), workload.architecture.layers
+        self.stages = getattr(module, "num_stages", 1)
         own = {self._whole_name(name): tuple(weight.shape) for name, weight in module.named_parameters()}
         self.shapes = {name: shape for part in self._everyones(own) for name, shape in part.items()}
         first, shape = dict(native(workload).named_parameters()), workload.architecture
@@ -74,7 +75,7 @@ class ScriptTrainer(DeepSpeedTrainer):
 
     def _whole_name(self, name: str) -> str:
         """What a parameter is called in a model that is not in stages."""
-        return _unstaged(name, self.layers) if self.stages > 1 else name
+        return _unstaged(name, self.family) if self.stages > 1 else name
 
     def _initialize(self, model: nn.Module, data: dict[str, Any]) -> Any:
         path = Path(self.place.name, "run.json")
@@ -119,12 +120,23 @@ def _module(text: str, folder: Path) -> ModuleType:
     return module
 
 
-def _unstaged(name: str, layers: int) -> str:
-    """`3.layer.mlp.up_proj.weight` of a pipeline's fourth layer, the first of which holds the words, in the whole model."""
+def _unstaged(name: str, family: str) -> str:
+    """`3.layer.mlp.up_proj.weight` of a layer in a pipeline, by its name in the whole model."""
     at, _, rest = name.removeprefix("tied_modules.").partition(".")
-    ends = {"tokens": "model.embed_tokens", "norm": "model.norm", "output": "lm_head"}
     part, _, inner = rest.partition(".")
-    return f"model.layers.{int(at) - 1}.{inner}" if part == "layer" else f"{ends[part]}.{inner}"
+    before, layer, ends = STAGED.get(family, ROTARY)
+    return f"{layer}.{int(at) - before}.{inner}" if part == "layer" else f"{ends[part]}.{inner}"
+
+
+ROTARY = (1, "model.layers", {"tokens": "model.embed_tokens", "norm": "model.norm", "output": "lm_head"})
+STAGED = {
+    "gpt2": (
+        2,
+        "transformer.h",
+        {"tokens": "transformer.wte", "places": "transformer.wpe", "norm": "transformer.ln_f", "output": "lm_head"},
+    )
+}
+"""How many layers of a pipeline come before the first block, and what all of them are called in the whole model."""
 
 
 def _made_of(shapes: Mapping[str, tuple[int, ...]], facts: Model) -> list[Theirs]:
