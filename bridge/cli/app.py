@@ -225,9 +225,10 @@ A run is the folder that `train --trace DIR` (or `bridge.trace.attach`) wrote; i
 
 DIFF = """Compare two traced runs of any layouts or stacks, down to the first tensor that differs.
 
-Tensors are matched by name and sample order, in order of execution. A distance within what rounding can do, for their
-formats and the depth of the model, is rounding; the first one beyond it is where the runs part, and what it looks like (a
-missing sum, another scale, swapped microbatches) is said. NaNs never pass.
+The runs' settings are compared first. Then tensors are matched by name and sample order, in order of execution, every rank's
+copy among them. A distance within what rounding can do, for their formats and the depth of the model, is rounding; the first
+one beyond it is where the runs part. A cause is named with the evidence for it in the logs, or none is, and what to log next is
+said. NaNs never pass. A tensor that one run could not log (a compiler hides its layer) or was not asked to is counted "unseen".
 
 \b
 Examples:
@@ -241,6 +242,24 @@ Examples:
     findings="they differ",
     error="wrong usage: no run there, or no step that both have",
     unproved="nothing was proved: no tensor was logged with values",
+)
+
+WATCHED = """Run a training as it is, and watch it: what every training keeps to is held in every step, and ranks are compared.
+
+The first model that runs forward in training mode and that an optimizer holds is attached on every rank: plain torch, DDP, FSDP,
+accelerate, the Trainer of transformers, DeepSpeed. Megatron-Core takes two lines (docs/trace.md).
+
+\b
+Examples:
+  stagebridge trace run -- torchrun --nproc-per-node 2 train.py
+  stagebridge trace run --level 5 --run a -- python train.py --steps 10
+  stagebridge trace run --on-finding './page.sh' -- accelerate launch train.py
+
+""" + table(
+    clean="the training ended well, and nothing was found wrong",
+    findings="it ended well, and invariants or ranks are broken; what was found is in DIR/findings.jsonl",
+    error="wrong usage; a training that fails keeps its own exit code",
+    unproved="no model was watched",
 )
 
 LINES = """Show the tensors that a run logged, put together over its ranks: shape, type, statistics, samples.
@@ -735,12 +754,32 @@ def trace_diff(
         Optional[Path],  # noqa: UP045
         typer.Option("--html", metavar="OUT", callback=own_file, help="Write a heat map: layer x step."),
     ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Compare the steps after the first that differs too.")] = False,
     as_json: Json = False,
 ) -> int:
     """Compare two runs."""
     from bridge.cli.trace import diff
 
-    return diff(first, second, html, as_json)
+    return diff(first, second, html, every, as_json)
+
+
+@trace.command("run", help=WATCHED, short_help="Run a training of any stack that nobody edits, and watch it.")
+def trace_run(
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="What to run.", show_default=False)],
+    run: Annotated[Path, typer.Option("--run", metavar="DIR", callback=own_place, help="Folder of the trace.")] = Path("trace"),
+    level: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--level", metavar="N", min=1, help="Log every layer, gradient and weight at that level too."),
+    ] = None,
+    on_finding: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--on-finding", metavar="CMD", help="Run it with each finding as STAGEBRIDGE_FINDING (JSON)."),
+    ] = None,
+) -> int:
+    """Watch a training."""
+    from bridge.cli.trace import start
+
+    return start(command, run, level, on_finding)
 
 
 @trace.command("show", help=LINES, short_help="Show what a run logged.")

@@ -22,6 +22,7 @@ from bridge.grid import Grid
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from bridge.trace.causes import Diagnosis, Setting
     from bridge.trace.comparison import Comparison, Line
     from bridge.trace.run import Entry, Run
     from bridge.trace.summary import Summary
@@ -44,14 +45,14 @@ class Selection:
     microbatches: bool = False
 
 
-def diff(first: Path, second: Path, html: Path | None, as_json: bool) -> int:
+def diff(first: Path, second: Path, html: Path | None, every: bool, as_json: bool) -> int:
     """Compare two runs; the exit code."""
 
     def work() -> int:
         from bridge.trace.comparison import compare
         from bridge.trace.heat_map import page
 
-        found = compare(_run(first), _run(second))
+        found = compare(_run(first), _run(second), every=every or html is not None)
         code = _exit(found)
         if html:
             write_text(html, page(found))
@@ -59,6 +60,49 @@ def diff(first: Path, second: Path, html: Path | None, as_json: bool) -> int:
         return code
 
     return _answered(as_json, work)
+
+
+def start(command: Sequence[str], folder: Path, level: int | None, on_finding: str | None) -> int:
+    """Run a command whose trainings are watched; its own exit code, or that of findings."""
+    import json
+    import os
+    import subprocess
+
+    from bridge.trace.findings import FILE
+    from bridge.trace.injected import ATTACHED, SETTINGS
+
+    if find_spec("torch") is None:
+        raise BridgeError("trace: torch is not installed; pip install 'stagebridge[engine]'")
+    if not command:
+        raise BridgeError("trace run: found no command, expected one after --: stagebridge trace run -- torchrun train.py")
+    for name in (ATTACHED, FILE):
+        (folder / name).unlink(missing_ok=True)
+    logs = ("layer_outputs", "layer_gradients", "param_init", "all_param_gradients", "param_update")
+    debug = {**dict.fromkeys(logs if level else (), level), "tensor_parallel": True}
+    settings = {"run": str(folder.absolute()), "debug": debug, "on_finding": on_finding}
+    import bridge.trace
+
+    own = [Path(bridge.trace.__file__).parent / "injection", Path(bridge.trace.__file__).parents[2]]
+    paths = [*map(str, own), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, SETTINGS: json.dumps(settings), "PYTHONPATH": os.pathsep.join(paths)}
+    try:
+        code = subprocess.run(list(command), env=environment, check=False).returncode
+    except OSError as error:
+        raise BridgeError(f"trace run: {command[0]}: {error.strerror}; name a command that runs in this shell") from None
+    if not (folder / ATTACHED).exists():
+        say(
+            "trace run: nothing was watched: no module ran forward in training mode that an optimizer or an engine holds;"
+            " processes that start with -I or -E see nothing of this"
+        )
+        return code or Exit.UNPROVED
+    found = [json.loads(line) for line in _lines_of(folder / FILE)]
+    faults = sum(one["severity"] == "fault" for one in found)
+    say(f"trace run: {faults} faults and {len(found) - faults} remarks; {folder}")
+    return code or (Exit.FINDINGS if faults else Exit.CLEAN)
+
+
+def _lines_of(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
 
 
 def show(folder: Path, selection: Selection, plot: Path | None, statistic: str, as_json: bool) -> int:
@@ -124,7 +168,10 @@ def _comparison(found: Comparison) -> dict[str, Any]:
         "first": _head(found.first),
         "second": _head(found.second),
         "verdicts": dict(Counter(line.verdict for line in found.lines)),
+        "settings": [_setting(setting) for setting in found.settings],
         "divergence": _line(found.divergence) if found.divergence else None,
+        "diagnosis": _diagnosis(found.diagnosis) if found.diagnosis else None,
+        "steps_left": list(found.left),
         "faults": [_line(line) for line in found.faults],
         "worst": _line(found.worst) if found.worst else None,
         "heat": {layer: {str(step): _number(share) for step, share in row.items()} for layer, row in found.heat().items()},
@@ -137,7 +184,16 @@ def _head(run: Run) -> dict[str, Any]:
 
 def _line(line: Line) -> dict[str, Any]:
     numbers = {"distance": _number(line.distance), "bound": _number(line.bound)}
-    return {"name": str(line.name), **line.name._asdict(), "verdict": line.verdict, **numbers, "cause": line.cause}
+    told = {"verdict": line.verdict, **numbers, "cause": line.cause, "ranks": list(line.ranks)}
+    return {"name": str(line.name), **line.name._asdict(), **told}
+
+
+def _setting(setting: Setting) -> dict[str, Any]:
+    return {"path": setting.path, "first": setting.first, "second": setting.second, "layout": setting.layout}
+
+
+def _diagnosis(found: Diagnosis) -> dict[str, Any]:
+    return {"where": str(found.where), "claim": found.claim, "evidence": list(found.evidence), "next": found.next}
 
 
 def _number(value: float) -> float | None:
@@ -149,6 +205,7 @@ def _tell(found: Comparison, html: Path | None) -> None:
     out = console(sys.stdout)
     for label, run in (("A", found.first), ("B", found.second)):
         out.print(f"{label}: {run.folder}: {_layout(run)}", markup=False, soft_wrap=True)
+    _tell_settings(found, out)
     verdicts = Counter(line.verdict for line in found.lines)
     counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common())
     steps = len({line.name.step for line in found.lines})
@@ -162,9 +219,18 @@ def _tell(found: Comparison, html: Path | None) -> None:
 
 def _layout(run: Run) -> str:
     axes = [f"{axis} {size}" for axis, size in run.about.get("mesh", {}).items() if size > 1]
-    count = run.about.get("accumulation", 1)
-    plural = "es" * (count != 1)
-    return f"{run.about.get('engine')}, {', '.join(axes) or 'one rank'}, {count} microbatch{plural} of a rank in a step"
+    count = run.about.get("accumulation")
+    passes = "microbatches as they came" if count is None else f"{count} microbatch{'es' * (count != 1)} of a rank in a step"
+    return f"{run.about.get('engine')}, {', '.join(axes) or 'one rank'}, {passes}"
+
+
+def _tell_settings(found: Comparison, out: Console) -> None:
+    """What the runs were told differently, before what came of it."""
+    for layout, words in ((False, "settings differ"), (True, "layouts differ")):
+        told = [str(setting) for setting in found.settings if setting.layout is layout]
+        if told:
+            more = f"; and {len(told) - SHOWN} more" * (len(told) > SHOWN)
+            out.print(f"{words}: {'; '.join(told[:SHOWN])}{more}", markup=False, soft_wrap=True)
 
 
 def _tell_faults(found: Comparison, out: Console) -> None:
@@ -175,24 +241,47 @@ def _tell_faults(found: Comparison, out: Console) -> None:
         return
     out.print(f"\nthey part at {first.name}: {first.verdict}", style="red", markup=False, soft_wrap=True)
     out.print(f"  {_measured(first)}", markup=False)
+    if first.ranks:
+        out.print(f"  only in what {_ranks(first.ranks)} logged", markup=False)
     if first.cause:
-        out.print(f"  likely cause: {first.cause}", markup=False, soft_wrap=True)
-    rest = found.faults[1 : SHOWN + 1]
-    if rest:
-        out.print(f"\nthen, in order of execution ({len(rest)} of {len(found.faults) - 1} more):")
-        rows = (_row(line, before) for before, line in zip((first, *rest), rest, strict=False))
-        out.print(_table(("tensor", "verdict", "distance", "bound", "looks like"), rows))
+        out.print(f"  looks like: {first.cause}", markup=False, soft_wrap=True)
+    why = found.diagnosis
+    if why and why.claim:
+        out.print(f"  cause: {why.claim}", markup=False, soft_wrap=True)
+    for line in why.evidence if why else ():
+        out.print(f"    evidence: {line}" if why and why.claim else f"  before it: {line}", markup=False, soft_wrap=True)
+    if why and why.next:
+        out.print(f"  no cause is shown by these logs; next: {why.next}", markup=False, soft_wrap=True)
+    _tell_rest(found, out)
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
+def _tell_rest(found: Comparison, out: Console) -> None:
+    """What follows the first, by phase and kind in order of execution."""
+    groups: dict[tuple[int, str, str], list[Line]] = {}
+    for line in found.lines:
+        groups.setdefault((line.name.step, line.name.phase, line.name.kind), []).append(line)
+    faults = {key: [line for line in lines if line.is_fault and line != found.divergence] for key, lines in groups.items()}
+    shown = [(key, lines) for key, lines in faults.items() if lines][:SHOWN]
+    if shown:
+        out.print("\nthen, in order of execution:")
+        rows = ((f"{key[0]}/{key[1]}", key[2], f"{len(lines)} of {len(groups[key])}", *_first(lines)) for key, lines in shown)
+        out.print(_table(("step", "kind", "differ", "first", "distance", "looks like"), rows))
+    if found.left:
+        out.print(f"steps after {found.lines[-1].name.step} were left out ({len(found.left)}); --all compares them")
+
+
+def _first(lines: Sequence[Line]) -> tuple[str, str, str]:
+    return str(lines[0].name), f"{lines[0].distance:.2g}", lines[0].cause
 
 
 def _measured(line: Line) -> str:
     if not math.isfinite(line.distance):
         return "no distance can be measured"
     return f"distance {line.distance:.2g} (share of the values, root mean square); rounding reaches {line.bound:.2g}"
-
-
-def _row(line: Line, before: Line) -> tuple[str, ...]:
-    cause = "the same" if line.cause == before.cause else line.cause
-    return str(line.name), line.verdict, f"{line.distance:.2g}", f"{line.bound:.2g}", cause
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Grid:

@@ -83,13 +83,13 @@ def initialize(
     said = (*findings, *whole)
     engine = Engine(module, plan, ranks, place, loss_fn, seed, said, tensor_plan, groups, pipeline, variable_shapes, cut)
     if any(plan.debug.model_dump(exclude_none=True).values()):
-        _watch(engine, plan, trace or "trace", full, policy)
+        _watch(engine, plan, trace, full, policy)
     return engine
 
 
-def _watch(engine: Engine, plan: Plan, folder: str | Path, full: bool, policy: Policy | None) -> None:
+def _watch(engine: Engine, plan: Plan, folder: str | Path | None, full: bool, policy: Policy | None) -> None:
     from bridge.engine.tracing import EngineSource
     from bridge.trace import attach
     from bridge.trace.desync import Policy
 
-    attach(EngineSource(engine), plan.debug, folder, full=full, policy=policy or Policy(action="log"))
+    engine.tracer = attach(EngineSource(engine), plan.debug, folder, full=full, policy=policy or Policy(action="log"))

@@ -41,6 +41,7 @@ from bridge.layout.tensor import Site, TensorPlan
 from bridge.layout.traffic import AGREE, Traffic, within
 from bridge.plan import Plan
 from bridge.trace.source import Moment
+from bridge.trace.tracer import Tracer
 
 Loss = Callable[[Any, Any], Tensor | tuple[Tensor, Tensor | int]]
 """Takes the model's output and targets; returns a microbatch's mean loss, or its sum and the count to divide
@@ -156,6 +157,8 @@ class Engine:
         self._micro = self._rows = self._number = 0
         self.unit = 1.0
         self._given: Any = None
+        self.tracer: Tracer | None = None
+        """What watches this engine, once something does."""
         self.watchers: dict[Moment, list[Callable[[], None]]] = {"reduced": [], "updated": [], "ended": []}
         self._totals = torch.zeros(2, dtype=torch.float64, device=device)
 

@@ -41,6 +41,9 @@ class EngineSource:
         first = min(pipeline.local(self.engine.line.index))
         return list(self.layers)[pipeline.layers[first][0]]
 
+    at_hand = True
+    """Whether weights and gradients can be looked at without moving anything between ranks."""
+
     @property
     def recomputes(self) -> bool:
         """See `Source`."""
@@ -104,6 +107,8 @@ class EngineSource:
 
     def tensors(self, kind: Kind) -> Iterator[Held]:
         """See `Source`."""
+        if kind == "buffer":
+            return
         if kind == "state":
             yield self._counters()
         elif kind == "generator":

@@ -1,16 +1,15 @@
-"""Trace: what happens inside a run, layer by layer, and whether ranks that should agree do."""
+"""Trace: what happens inside a run, layer by layer, whether ranks that should agree do, and whether a step did what it should."""
 
 from __future__ import annotations
 
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bridge.plan import Debug
 
 if TYPE_CHECKING:
-    from torch import nn
-    from torch.optim import Optimizer
-
     from bridge.trace.desync import Policy
     from bridge.trace.layer_log import Filter
     from bridge.trace.source import Source
@@ -24,48 +23,93 @@ LOGS = (
 
 
 def attach(
-    target: Source | nn.Module,
-    debug: Debug,
-    run: str | Path = "trace",
+    target: Any,
+    debug: Debug | None = None,
+    run: str | Path | None = None,
     *,
-    optimizer: Optimizer | None = None,
-    accumulation: int = 1,
+    optimizer: Any = None,
+    accumulation: int | None = None,
     filter: Filter | None = None,
     full: bool = False,
     policy: Policy | None = None,
     strict: bool = False,
+    invariants: bool = True,
+    on_finding: str | None = None,
 ) -> Tracer:
-    """Log what `debug` asks for of `target` into the folder `run`, and check that ranks agree if it asks for that.
+    """Log what `debug` asks for of `target` into the folder `run` (default: trace), and check that ranks agree if it asks for it.
 
-    `target` is a `Source` (`bridge.engine.tracing.EngineSource`, and `tracing` of a stack in `compat`), or a module, also in
-    DistributedDataParallel, that is trained by `optimizer` with `accumulation` backward passes in a step.
+    `target` is a module under whatever wraps it, one stage or schedule of torch's pipelining, the engine of a stack in `compat`,
+    or a `Source`. A module is trained by `optimizer` (torch's, one that wraps it, or several that step together), each step
+    after `accumulation` backward passes; untold, the passes of a step are counted as they come. Without `debug`, ranks are
+    compared and nothing is logged, and what differs is said while the training goes on.
 
     `filter` narrows the logs, `full` keeps whole tensors instead of samples, `policy` says how often ranks are compared and
-    what a mismatch leads to. Nothing is installed where `debug` asks for nothing.
+    what a mismatch leads to. Invariants (`bridge.trace.invariants`) are held wherever anything is watched; the result's
+    `findings.found` has what they found, which is also logged, and written into `run`. `on_finding` is a command that is run
+    with each as STAGEBRIDGE_FINDING. Nothing is installed where a given `debug` asks for nothing.
+    Raises `BridgeError` for what cannot be attached, with the reason.
     """
     from bridge.trace.desync import Desync, DesyncCheck, Policy
+    from bridge.trace.findings import Findings
+    from bridge.trace.invariants import Invariants
+    from bridge.trace.invariants.masters import Masters
     from bridge.trace.layer_log import Filter, LayerLog
     from bridge.trace.log import Log
+    from bridge.trace.module import ModuleSource
     from bridge.trace.tracer import Tracer
 
-    source = _source(target, optimizer, accumulation)
+    source = source_of(target, optimizer, accumulation)
+    policy = policy or Policy(action="raise" if debug else "log")
+    debug = Debug(tensor_parallel=True) if debug is None else debug
     observers: list[Observer] = []
-    if any(getattr(debug, name) for name in LOGS):
+    logged = any(getattr(debug, name) for name in LOGS)
+    folder = Path(run or "trace") if logged or run is not None else None
+    if logged and folder is not None:
         about = {**source.about(), "ranks": source.comm.mesh.world, "layers": list(source.layers)}
-        observers.append(LayerLog(source, debug, Log(Path(run), source.comm.rank, about, full, strict), filter or Filter()))
+        observers.append(LayerLog(source, debug, Log(folder, source.comm.rank, about, full, strict), filter or Filter()))
+    findings = Findings(folder if source.comm.rank == 0 else None, on_finding, source.comm.rank == 0)
     if debug.tensor_parallel:
-        observers.append(DesyncCheck(source, Desync(source.comm, policy or Policy(), source.holders)))
-    return Tracer(source, observers).install()
+        observers.append(DesyncCheck(source, Desync(source.comm, policy, source.holders), findings))
+    if invariants and isinstance(source, ModuleSource) and observers:
+        observers.append(Invariants(source, findings))
+    elif invariants and observers and getattr(source, "at_hand", False):
+        observers.append(Masters(source, findings))
+    return Tracer(source, observers, findings).install()
 
 
-def _source(target: Source | nn.Module, optimizer: Optimizer | None, accumulation: int) -> Source:
+def source_of(target: Any, optimizer: Any = None, accumulation: int | None = None) -> Source:
+    """What tells traces of `target`. Raises `BridgeError` for what cannot be attached."""
     from torch import nn
 
     from bridge.errors import BridgeError
     from bridge.trace.module import ModuleSource
+    from bridge.trace.pipelining import PipelineSource, stages_of
 
-    if not isinstance(target, nn.Module):
-        return target
+    if all(hasattr(target, name) for name in ("layers", "comm", "now", "tensors")):
+        return target  # type: ignore[no-any-return]
+    stacks = _stack_of(target)
+    if stacks is not None:
+        return stacks.source_of(target, optimizer, accumulation)  # type: ignore[no-any-return]
+    stages = stages_of(target)
+    if not (stages or isinstance(target, nn.Module)):
+        raise BridgeError(
+            f"attach: found {type(target).__name__}, expected a module, a schedule or stage of torch's pipelining, an engine"
+            " of a stack, or a Source; pass what is called in the training loop"
+        )
     if optimizer is None:
         raise BridgeError("attach: a module needs its optimizer, whose step ends a step; pass it, or the engine's own Source")
-    return ModuleSource(target, optimizer, accumulation)
+    return PipelineSource(target, stages, optimizer) if stages else ModuleSource(target, optimizer, accumulation)
+
+
+def _stack_of(target: Any) -> Any:
+    """The module `runtime.tracing` of the stack that `target` (or the first of several) is an object of: the one whose folder
+    has the name of the package that its class comes from.
+    """
+    first = target[0] if isinstance(target, list | tuple) and target else target
+    for kind in type(first).__mro__:
+        name = f"compat.{kind.__module__.partition('.')[0]}"
+        if find_spec("compat") and find_spec(name) and find_spec(f"{name}.runtime") and find_spec(f"{name}.runtime.tracing"):
+            found = import_module(f"{name}.runtime.tracing")
+            if found.takes(first):
+                return found
+    return None

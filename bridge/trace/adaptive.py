@@ -65,7 +65,10 @@ class Updates:
         """From a run's settings: a plan's, or the first group of a torch optimizer."""
 
         def setting(name: str, default: Any) -> Any:
-            found = settings.get(f"optimizer.{name}", settings.get(f"group 0.{name}"))
+            found = next((settings[key] for key in (f"optimizer.{name}", f"group 0.{name}") if key in settings), None)
+            if found is None and name == "betas" and "optimizer.adam_beta1" in settings:
+                found = tuple(float(settings[f"optimizer.adam_beta{number}"]) for number in (1, 2))
+            found = settings.get(f"optimizer.adam_{name}") if found is None else found
             found = literal_eval(found) if isinstance(found, str) else found
             return default if found is None else found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
@@ -15,10 +15,13 @@ from torch import Tensor
 
 from bridge.errors import BridgeError
 from bridge.trace.adaptive import Updates
+from bridge.trace.causes import Diagnosis, Setting, diagnosed, differences
+from bridge.trace.patterns import cause
 from bridge.trace.record import MEMORY, SHARD, Name
-from bridge.trace.run import Entry, Run, named
+from bridge.trace.run import Entry, Run
+from bridge.trace.summary import Summary
 
-Verdict = Literal["equal", "rounding", "fault", "nan", "only in A", "only in B", "other shape", "too coarse"]
+Verdict = Literal["equal", "rounding", "fault", "nan", "only in A", "only in B", "other shape", "too coarse", "unseen"]
 
 FAULTS: tuple[Verdict, ...] = ("fault", "nan", "only in A", "only in B", "other shape")
 """Verdicts that rounding does not explain."""
@@ -36,7 +39,8 @@ UNKNOWN = 100.0
 @dataclass(frozen=True, slots=True)
 class Line:
     """What became of one tensor: root mean square of the difference over that of the values (`distance`), and how large
-    rounding may make it (`bound`); `cause` is what a fault looks like. Of weights, the distance is what adaptive updates do not
+    rounding may make it (`bound`); `cause` is what a fault looks like, `ranks` who logged what differs, where not all did. A
+    tensor that one of the runs logs nothing of that kind of is "unseen". Of weights, the distance is what adaptive updates do not
     explain by the distance of their gradients.
     """
 
@@ -45,6 +49,7 @@ class Line:
     distance: float = 0.0
     bound: float = 0.0
     cause: str = ""
+    ranks: tuple[int, ...] = ()
 
     @property
     def is_fault(self) -> bool:
@@ -59,6 +64,18 @@ class Comparison:
     first: Run
     second: Run
     lines: tuple[Line, ...]
+    left: tuple[int, ...] = ()
+    """Steps that were left out, after the first that differs."""
+
+    @cached_property
+    def settings(self) -> tuple[Setting, ...]:
+        """The settings that the runs do not have alike."""
+        return differences(self.first.about, self.second.about)
+
+    @cached_property
+    def diagnosis(self) -> Diagnosis | None:
+        """Why they part, as far as their logs show it; None where they do not."""
+        return diagnosed(self) if self.divergence else None
 
     @cached_property
     def faults(self) -> tuple[Line, ...]:
@@ -91,8 +108,10 @@ def share(line: Line) -> float:
     return math.inf if line.is_fault else 0.0
 
 
-def compare(first: Run, second: Run, steps: Iterable[int] | None = None) -> Comparison:
-    """Compare the steps that both have whole (or `steps` of them). Raises `BridgeError` if there are none."""
+def compare(first: Run, second: Run, steps: Iterable[int] | None = None, every: bool = True) -> Comparison:
+    """Compare the steps that both have whole (or `steps` of them), in order; without `every`, up to the first that differs.
+    Raises `BridgeError` if there are none.
+    """
     wanted = set(first.steps) & set(second.steps)
     wanted &= wanted if steps is None else set(steps)
     if not wanted:
@@ -102,7 +121,14 @@ def compare(first: Run, second: Run, steps: Iterable[int] | None = None) -> Comp
     settings = {**second.about.get("settings", {}), **first.about.get("settings", {})}
     updates = Updates.of(settings) if any(map(_adaptive, (first, second))) else None
     before: Before = {}
-    lines = [line for step in sorted(wanted) for line in _step(first, second, step, updates, before)]
+    seen: Seen = (set(), set())
+    lines: list[Line] = []
+    ordered = sorted(wanted)
+    for at, step in enumerate(ordered):
+        found = sorted(_step(first, second, step, updates, before, seen), key=lambda line: first.order(line.name))
+        lines += found
+        if not every and any(line.is_fault for line in found):
+            return Comparison(first, second, tuple(lines), tuple(ordered[at + 1 :]))
     return Comparison(first, second, tuple(lines))
 
 
@@ -114,27 +140,116 @@ Before = dict[tuple[str, str], Tensor]
 """By layer and parameter, the samples (2, samples) of the weights as both runs logged them last."""
 
 
-def _step(first: Run, second: Run, step: int, updates: Updates | None, before: Before) -> Iterator[Line]:
-    ours, theirs = _shared(first, step), _shared(second, step)
-    others, scales, ratios = named(theirs), _scales(theirs), _ratios(first, second)
+Seen = tuple[set[tuple[str, str]], set[tuple[str, str]]]
+"""Phases and kinds that each of two runs has logged so far."""
+
+
+def _step(first: Run, second: Run, step: int, updates: Updates | None, before: Before, seen: Seen) -> Iterator[Line]:
+    ours, theirs = _alike(_shared(first, step), _shared(second, step))
+    others, scales, ratios = {_key(entry.name): entry for entry in theirs}, _scales(theirs), _ratios(first, second)
+    for sections, entries in zip(seen, (ours, theirs), strict=True):
+        sections.update(_section(entry.name) for entry in entries)
+    unseen = _unseen(first, second, seen)
     for entry in ours:
-        other = others.pop(entry.name, None)
+        other = others.pop(_key(entry.name), None)
         if other is None:
-            yield Line(entry.name, "only in A")
+            verdict: Verdict = "unseen" if unseen(entry.name) else "only in A"
+            some = {part.rank for part in (*entry.parts, *entry.replicas)}
+            yield Line(entry.name, verdict, ranks=tuple(sorted(some)) if len(some) < first.about["ranks"] else ())
         else:
             bound, scale = _bound(first, entry, other, updates), scales[_section(entry.name)]
             line = _line(entry, other, bound, scale, ratios, _explained(updates, entry, other, scale))
+            line = _of_copies(line, entry, other, scale, ratios)
             key, pair = _parameter(entry.name), _pair(entry, other)
-            if updates is not None and entry.name.phase == "reduce":
+            if updates is not None and entry.name.phase == "reduce" and entry.name.kind == "gradient":
                 noise = max(line.distance, _unit(entry, other, first.about.get("formats", ())))
                 updates.gradient(key, pair, noise, scale)
             if entry.name.kind == "weight" and pair is not None:
                 line = _of_change(line, pair - before.get(key, pair), ratios)
                 before[key] = pair
             yield line
-    yield from (Line(name, "only in B") for name in others)
+    yield from (Line(entry.name, "unseen" if unseen(entry.name) else "only in B") for entry in others.values())
     if updates is not None:
         updates.end()
+
+
+OWNED = ("weight", "gradient", "moment", "replica", "buffer")
+"""Kinds that belong to a parameter or buffer, whatever layer a log counts that to."""
+
+
+def _key(name: Name) -> Name:
+    """By which both runs know a tensor: parameters by their whole name."""
+    return name._replace(layer="", tensor=f"{name.layer}.{name.tensor}".strip(".")) if name.kind in OWNED else name
+
+
+def _unseen(first: Run, second: Run, seen: Seen) -> Callable[[Name], bool]:
+    """Whether a tensor is one that only one of the runs could log, or was asked to: of a layer that a compiler hides, or of a
+    kind of which the other has logged nothing so far.
+    """
+    hidden = {layer for run in (first, second) for layer in run.about.get("hidden", ())}
+    both = seen[0] & seen[1]
+
+    def told(name: Name) -> bool:
+        return _section(name) not in both or name.kind == "input" or (name.phase in RUNNING and name.layer in hidden)
+
+    return told
+
+
+RUNNING = ("forward", "backward")
+"""Phases in which layers are seen as they run."""
+
+
+def _alike(ours: Sequence[Entry], theirs: Sequence[Entry]) -> tuple[list[Entry], list[Entry]]:
+    """Both steps' tensors; those that the runs divide among other microbatches are one tensor in both, without samples."""
+    numbers: list[dict[Name, set[int | None]]] = []
+    for entries in (ours, theirs):
+        found: dict[Name, set[int | None]] = defaultdict(set)
+        for entry in entries:
+            found[entry.name._replace(microbatch=None)].add(entry.name.microbatch)
+        numbers.append(found)
+    apart = {name for name in numbers[0].keys() & numbers[1].keys() if numbers[0][name] != numbers[1][name]}
+    return _joined(ours, apart), _joined(theirs, apart)
+
+
+def _joined(entries: Sequence[Entry], names: Collection[Name]) -> list[Entry]:
+    found: dict[Name, list[Entry]] = {}
+    for entry in entries:
+        whole = entry.name._replace(microbatch=None)
+        found.setdefault(whole if whole in names else entry.name, []).append(entry)
+    return [
+        Entry(name, tuple(part for entry in parts for part in entry.parts), joined=True) if name in names else parts[0]
+        for name, parts in found.items()
+    ]
+
+
+def _of_copies(line: Line, one: Entry, other: Entry, scale: float, ratios: Mapping[str, float]) -> Line:
+    """What becomes of a tensor if one of A's ranks logged another copy of it than the first did, and which ranks those are."""
+    if line.is_fault:
+        return replace(line, ranks=tuple(sorted(set(apart_on(one, other)))))
+    for part, entry in one.copies():
+        found = _line(entry, other, line.bound, scale, ratios, None)
+        if found.is_fault and _line(entry, one, line.bound, scale, ratios, None).is_fault:
+            return replace(found, ranks=(part.rank,))
+    return line
+
+
+def apart_on(one: Entry, other: Entry) -> Iterator[int]:
+    """The ranks of A whose part differs from the same part in B, where some do and some do not."""
+    theirs = {part.record.placement: part.record for part in other.parts}
+    pairs = [(part.rank, part.record, theirs.get(part.record.placement)) for part in one.parts]
+    if len(pairs) > 1 and all(match is not None for *_, match in pairs):
+        odd = [rank for rank, record, match in pairs if match and not _close(record.summary, match.summary)]
+        yield from odd if len(odd) < len(pairs) else ()
+
+
+def _close(one: Summary | None, other: Summary | None) -> bool:
+    return one == other or (
+        one is not None
+        and other is not None
+        and math.isclose(one.squares, other.squares, rel_tol=1e-6)
+        and math.isclose(one.low, other.low, rel_tol=1e-5, abs_tol=1e-12)
+        and math.isclose(one.high, other.high, rel_tol=1e-5, abs_tol=1e-12)
+    )
 
 
 def _of_change(line: Line, change: Tensor, ratios: Mapping[str, float]) -> Line:
@@ -214,7 +329,7 @@ def _unit(one: Entry, other: Entry, formats: Iterable[str]) -> float:
 
 def _line(one: Entry, other: Entry, bound: float, scale: float, ratios: Mapping[str, float], explained: Tensor | None) -> Line:
     name = one.name
-    if one.shape != other.shape:
+    if one.joined != other.joined or (one.shape != other.shape and not one.joined):
         return Line(name, "other shape", cause=f"{list(one.shape)} against {list(other.shape)}")
     if one.missing or other.missing:
         return Line(name, "fault", math.inf, bound, f"{one.missing or other.missing} elements were logged by no rank")
@@ -262,40 +377,3 @@ def _ratios(first: Run, second: Run) -> dict[str, float]:
         counts[f"microbatches of {label}"] = run.about.get("accumulation") or 1
         found.update({what: float(count) for what, count in counts.items() if count > 1})
     return found
-
-
-CLOSE = 1e-2
-"""How near a scaled copy has to come, as a share, to be called one."""
-
-
-def cause(values: Tensor, others: Tensor, ratios: Mapping[str, float], phase: str = "") -> str:
-    """What the difference looks like, in words: A's `values` against B's, in that phase of a step."""
-    norm = float(others.norm())
-    if not norm or not float(values.norm()):
-        return "A is all zeros" if norm else "B is all zeros"
-    factor = float(values @ others) / norm**2
-    rest = float((values - factor * others).norm()) / float(values.norm())
-    if rest <= CLOSE and abs(factor - 1) > rest:
-        return _scaled(factor, ratios)
-    if torch.allclose(values.sort().values, others.sort().values, rtol=1e-6, atol=0):
-        return "the same values in another order: swapped microbatches or samples"
-    alike = float(values @ others) / (norm * float(values.norm()))
-    if phase in HINTS:
-        return f"cosine {alike:.4g}: {HINTS[phase]}"
-    if alike > 0.5:
-        return f"the same direction up to a cosine of {alike:.4g}: a part of a sum is missing, or stale"
-    return f"unrelated values (cosine {alike:.4g}): other inputs, or other random numbers"
-
-
-HINTS = {
-    "reduce": "where activations agree, a part of a sum is missing, or came twice",
-    "update": "where gradients agree, the optimizers' states, settings or clipping differ",
-}
-
-
-def _scaled(factor: float, ratios: Mapping[str, float]) -> str:
-    for what, size in ratios.items():
-        for wanted, words in ((size, f"the number of {what}"), (1 / size, f"one over the number of {what}")):
-            if abs(factor - wanted) <= CLOSE * wanted:
-                return f"A is {factor:.6g} times B: {words}; a sum or mean over them is missing or done twice"
-    return f"A is {factor:.6g} times B"

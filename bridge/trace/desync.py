@@ -24,6 +24,8 @@ from torch import Tensor
 from bridge.comm import Comm, Group
 from bridge.errors import BridgeError
 from bridge.trace.digest import bits, digest
+from bridge.trace.findings import Finding, Findings
+from bridge.trace.gathering import gathered
 from bridge.trace.placement import Placement
 from bridge.trace.record import PHASES, Name
 from bridge.trace.source import Kind, Moment, Source
@@ -104,6 +106,7 @@ class DesyncCheck:
 
     source: Source
     desync: Desync
+    findings: Findings = field(default_factory=Findings)
     _microbatch: int | None = None
     _seeded: bool = True
     """Whether generators agreed at first. Where a script never seeded them, they need not."""
@@ -130,11 +133,20 @@ class DesyncCheck:
             self._seeded = not self.desync.differing(step - 1)
             self._add_config(step - 1)
             self._add_held(step - 1, "init", ("weight", "replica", "state"))
-            self.desync.compare(step - 1)
+            self._compare(step - 1)
         elif moment == "reduced" and self.desync.due(step):
             self._add_held(step, "reduce", ("gradient", "weight", "replica", "moment", "state"))
             self._add_held(step, "reduce", ("generator",) if self._seeded else ())
-            self.desync.compare(step)
+            self._compare(step)
+        elif moment == "updated" and self.desync.due(step):
+            self._add_held(step, "update", ("weight", "replica"))
+            self._compare(step)
+
+    def _compare(self, step: int) -> None:
+        for mismatch in self.desync.compare(step):
+            id = "recompute-differs" if len(mismatch.ranks) == 1 else "replicas-differ"
+            where = str(mismatch.name).partition("/")[2]
+            self.findings.add([Finding(id, step, where, mismatch.detail, mismatch.culprits or mismatch.ranks)], False)
 
     def _add_config(self, step: int) -> None:
         """Settings, which all ranks must have alike."""
@@ -264,9 +276,7 @@ class Desync:
                 yield Mismatch(name, (self.comm.rank,), (), "computing it again in backward gave other bits")
 
     def _any(self, here: bool) -> bool:
-        flag = torch.tensor([int(here)])
-        self.comm.all_reduce(VERDICT, flag, self.comm.world, "max")()
-        return bool(flag)
+        return bool(self._gathered(VERDICT, torch.tensor([int(here)]), self.comm.world).any())
 
     def _compared(self, group: Group, queue: list[Queued], step: int, headers: Tensor) -> Iterator[Mismatch]:
         """Digests of whole runs of tensors first, and only of those that differ of each tensor."""
@@ -292,11 +302,7 @@ class Desync:
 
     def _gathered(self, name: str, tensor: Tensor, group: Group) -> Tensor:
         """(ranks, ...): that tensor of every rank in the group."""
-        if group.size == 1:
-            return tensor[None]
-        whole = tensor.new_empty(group.size, *tensor.shape)
-        self.comm.all_gather(name, whole.view(-1), tensor.reshape(-1).contiguous(), group)()
-        return whole
+        return gathered(self.comm, name, tensor, group)
 
     def _lists(self, group: Group, queue: list[Queued], step: int, headers: Tensor) -> Mismatch:
         """Ranks came with different lists: which is the first thing that only some have."""

@@ -13,7 +13,10 @@ from bridge.trace.placement import Placement
 from bridge.trace.record import MEMORY, SHARD, Name, Unit
 from bridge.trace.source import Kind, Moment, Source
 from bridge.trace.summary import SAMPLES
-from bridge.trace.tracer import GRADIENT, OUTPUT, Sight
+from bridge.trace.tracer import GRADIENT, INPUT, OUTPUT, Sight
+
+RATE = "learning rate"
+"""What sources call it among their state."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,9 @@ class LayerLog:
     debug: Debug
     log: Log
     filter: Filter = field(default_factory=Filter)
+    _several: bool = False
+    _settings: dict[str, list[float]] = field(default_factory=dict)
+    """Whether the step that runs has more than one microbatch, where nobody said how many it has."""
 
     def wants(self, kind: str) -> bool:
         """See `Observer`."""
@@ -48,6 +54,7 @@ class LayerLog:
 
     def saw(self, sight: Sight) -> None:
         """See `Observer`."""
+        self._several |= bool(sight.name.microbatch)
         if not sight.again and self.filter.takes(sight.name):
             kind = sight.name.kind
             unit: Unit = "activation" if kind == GRADIENT else "own"
@@ -69,17 +76,39 @@ class LayerLog:
         step = self.source.now().step
         if moment is None:
             self._held("init", step - 1, "weight", self.debug.param_init)
+            self._held("init", step - 1, "buffer", self.debug.param_init)
             self.log.write(step - 1)
         elif moment == "reduced":
             self._held("reduce", step, "gradient", self.debug.all_param_gradients)
             self._held("reduce", step, "shard", self.debug.param_gradients)
+            self._rate(step)
         elif moment == "updated":
             self._held("update", step, "weight", self.debug.param_update)
+            self._held("update", step, "buffer", self.debug.param_update)
         else:
-            self.log.write(step, self.source.factors())
+            alone = self.source.now().part is not None and not self._several
+            self.log.write(step, self.source.factors(), alone)
+            self._several = False
+
+    def _rate(self, step: int) -> None:
+        """The learning rates of the step, beside what they are applied to, and other settings whenever they change."""
+        level = self.debug.all_param_gradients or self.debug.param_update
+        for held in self.source.tensors("state") if level else ():
+            name = Name(step, "reduce", held.layer, None, held.kind, held.tensor)
+            if held.tensor != RATE and not held.tensor.startswith("group "):
+                continue
+            values = held.local.tolist()
+            changed = self._settings.setdefault(held.tensor, values) != values
+            self._settings[held.tensor] = values
+            if (changed or held.tensor == RATE) and self.filter.takes(name):
+                self._add(name, held.local, held.placement, max(level or 0, SAMPLES + 3))
 
     def _level(self, kind: str) -> int:
-        return {OUTPUT: self.debug.layer_outputs, GRADIENT: self.debug.layer_gradients}.get(kind) or 0
+        return {
+            INPUT: self.debug.layer_outputs,
+            OUTPUT: self.debug.layer_outputs,
+            GRADIENT: self.debug.layer_gradients,
+        }.get(kind) or 0
 
     def _held(self, phase: str, step: int, kind: Kind, level: int | None) -> None:
         for held in self.source.tensors(kind) if level else ():

@@ -91,9 +91,13 @@ class Log:
         numbers, values = take(tensor, placement, level)
         return {"numbers": numbers, "samples": values} if len(numbers) else {}
 
-    def write(self, step: int, factors: Mapping[Unit, float] | None = None) -> None:
-        """End `step`: bring what was noted to the disk. Times `factors`, gradients are those of the step's mean loss."""
+    def write(self, step: int, factors: Mapping[Unit, float] | None = None, alone: bool = False) -> None:
+        """End `step`: bring what was noted to the disk. Times `factors`, gradients are those of the step's mean loss. Where its
+        microbatch turned out to be `alone`, names do not tell of it.
+        """
         seen, self._seen = self._seen, []
+        if alone:
+            seen = [replace(part, record=replace(part.record, name=part.record.name._replace(microbatch=None))) for part in seen]
         if not self._open:
             return
         tensors: dict[str, Tensor] = {}

@@ -1,51 +1,94 @@
-"""Any module as a source of traces: one rank, or replicas that DistributedDataParallel keeps alike."""
+"""Any module as a source of traces: one rank, replicas, or what torch itself distributes, under whatever wraps it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
-from bridge.comm import Comm, joined
-from bridge.layout.mesh import Mesh
-from bridge.plan import Parallel
+from bridge.comm import Comm, Group, joined
+from bridge.errors import BridgeError
+from bridge.trace import naming
 from bridge.trace.placement import Placement
 from bridge.trace.record import Unit
+from bridge.trace.sharding import Piece, flat_pieces, mesh_of, whole
 from bridge.trace.source import Held, Kind, Moment, Now
 from bridge.trace.tracer import recomputing
 
+INSIDE = ("tensor", "pipeline")
+"""Axes whose ranks work on the same samples."""
+Pass = Callable[[tuple[Any, ...], Mapping[str, Any]], None]
+"""What is called with the inputs of a forward pass."""
+
 
 class ModuleSource:
-    """Tells traces of `module`, whose steps are those of `optimizer`, each after `accumulation` backward passes.
+    """Tells traces of `module`, whose steps are those of `optimizer` (several: once all have stepped).
 
-    Each pass's loss is expected to be a mean, divided by `accumulation`; gradients are averaged over ranks by then.
+    The module may be wrapped by DistributedDataParallel, FullyShardedDataParallel, `fully_shard`, `parallelize_module`,
+    torch.compile or accelerate. With `accumulation` told, each pass's loss is expected to be a mean, divided by it; without,
+    the passes of a step are logged each under its number. Gradients are averaged over ranks by the time of a step.
     """
 
-    def __init__(self, module: nn.Module, optimizer: Optimizer, accumulation: int = 1, comm: Comm | None = None) -> None:
-        self.module, self.optimizer, self.accumulation, self.comm = module, optimizer, accumulation, comm or data_ranks()
+    def __init__(self, module: nn.Module, optimizer: Any, accumulation: int | None = None, comm: Comm | None = None) -> None:
+        self.module, self.accumulation, self.comm = module, accumulation, comm or ranks_of(module)
+        self.optimizers = tuple(map(bare_optimizer, optimizer if isinstance(optimizer, list | tuple) else [optimizer]))
         self._step, self._passes = 1, 0
+        self._stepped: set[int] = set()
+        self.quiet, self.evaluating = False, 0
+        """Whether a forward pass runs that is not for training."""
         self._calls: dict[Moment, list[Callable[[], None]]] = {"reduced": [], "updated": [], "ended": []}
-        self.layers[self.entrance].register_forward_pre_hook(self._count)
+        self.passing: list[Pass] = []
+        self.resumed = any(optimizer.state for optimizer in self.optimizers)
+        self._given: tuple[Tensor, ...] = ()
+        self._enter()
         self.watch()
+
+    @property
+    def optimizer(self) -> Any:
+        """The first optimizer."""
+        return self.optimizers[0]
+
+    def _enter(self) -> None:
+        """Have `begin` called with what each forward pass is given."""
+        compiled = getattr(self.module, "_compiled_call_impl", None)
+        if compiled is None:
+            hook: Any = lambda _, given, named: self.begin(given, named)  # noqa: E731
+            self.module.register_forward_pre_hook(hook, prepend=True, with_kwargs=True)
+            return
+
+        def entered(*given: Any, **named: Any) -> Any:
+            self.begin(given, named)
+            return compiled(*given, **named)
+
+        self.module._compiled_call_impl = entered
 
     def watch(self) -> None:
         """Have `before` and `after` called around each step."""
-        self.optimizer.register_step_pre_hook(lambda *_: self.before())
-        self.optimizer.register_step_post_hook(lambda *_: self.after())
+        for number, optimizer in enumerate(self.optimizers):
+            optimizer.register_step_pre_hook(lambda *_: self.before())
+            optimizer.register_step_post_hook(lambda *_, number=number: self._after(number))
 
     def before(self) -> None:
         """Gradients are whole."""
-        self._tell("reduced")
+        if not self._stepped:
+            self._tell("reduced")
+
+    def _after(self, number: int) -> None:
+        self._stepped.add(number)
+        if len(self._stepped) == len(self.optimizers):
+            self.after()
 
     def after(self) -> None:
         """The step is over."""
         self._tell("updated")
         self._tell("ended")
         self._step += 1
-        self._passes = 0
+        self._passes = self.evaluating = 0
+        self._stepped.clear()
 
     def _tell(self, moment: Moment) -> None:
         for call in self._calls[moment]:
@@ -53,20 +96,46 @@ class ModuleSource:
 
     @property
     def model(self) -> nn.Module:
-        """The module without a wrapper."""
-        inner = getattr(self.module, "module", self.module)
-        assert isinstance(inner, nn.Module), "wrappers hold their module under that name"
-        return inner
+        """The module without wrappers."""
+        return naming.unwrapped(self.module)
 
-    @property
+    @cached_property
     def layers(self) -> Mapping[str, nn.Module]:
-        """See `Source`: the children, and those of lists among them."""
-        return dict(_layers(self.model))
+        """See `Source`: blocks of lists, and the largest modules beside them."""
+        return naming.layers(self.module)
+
+    @cached_property
+    def hidden(self) -> frozenset[str]:
+        """Layers of which nothing is seen as they run, because torch.compile does not call them one by one."""
+        if _compiled(self.module):
+            return frozenset(self.layers)
+        compiled = [module for module in self.model.modules() if _compiled(module)]
+        inner = {id(part) for module in compiled for part in module.modules() if part is not module}
+        in_place = {id(module) for module in self.model.modules() if getattr(module, "_compiled_call_impl", None) is not None}
+        return frozenset(name for name, module in self.layers.items() if id(module) in inner | in_place)
 
     @property
     def entrance(self) -> str:
         """See `Source`."""
-        return next(iter(self.layers))
+        return next((name for name in self.layers if name not in self.hidden), next(iter(self.layers)))
+
+    @property
+    def roots(self) -> Sequence[nn.Module]:
+        """What is called for a forward pass, where hooks on it are no part of what a compiler makes of it."""
+        return () if getattr(self.module, "_compiled_call_impl", None) is not None else (self.module,)
+
+    strict = False
+    """Whether a step never has more passes than `accumulation`; else losses of several forward passes may make one."""
+
+    @property
+    def trains(self) -> bool:
+        """Whether the model is in training mode, whatever its wrappers are in."""
+        return self.model.training
+
+    @property
+    def plain(self) -> bool:
+        """Whether parameters hold their own gradients, as torch leaves them."""
+        return True
 
     @property
     def recomputes(self) -> bool:
@@ -78,34 +147,82 @@ class ModuleSource:
         """See `Source`."""
         return ()
 
+    @cached_property
+    def axes(self) -> tuple[str, ...]:
+        """The axes along which ranks take different samples."""
+        return tuple(axis for axis in self.comm.mesh.sizes if axis not in INSIDE)
+
+    @cached_property
+    def data(self) -> Group:
+        """This rank's group along them."""
+        return self.comm.along(self.axes)
+
+    @property
+    def passes(self) -> int:
+        """Forward passes of the step so far."""
+        return self._passes
+
     def now(self) -> Now:
         """See `Source`."""
-        ranks = self.comm.group("data")
-        place = max(self._passes - 1, 0) % self.accumulation
-        return Now(self._step, place * ranks.size + ranks.index, self.accumulation * ranks.size)
+        last = max(self._passes - 1, 0)
+        if self.accumulation is None:
+            return Now(self._step, last, None, part=(self.data.index, self.data.size))
+        place = last % self.accumulation
+        return Now(self._step, place * self.data.size + self.data.index, self.accumulation * self.data.size)
 
     def factors(self) -> Mapping[Unit, float]:
         """See `Source`."""
-        return {"parameter": 1.0, "activation": 1 / self.comm.group("data").size}
+        return {"parameter": 1.0, "activation": 1 / self.data.size}
 
     def activation(self, layer: str, tensor: Tensor, output: bool) -> Placement:
-        """See `Source`."""
-        return Placement.full(tuple(tensor.shape))
+        """See `Source`. Of ranks that share samples, those see a part whose tensor is shorter than the tokens that went in."""
+        local, placement = whole(tensor, self.comm, ())
+        group, shape = self.comm.mesh.sizes.get("tensor", 1), tuple(local.shape)
+        tokens = next((given.shape[1] for given in self._given if given.dim() > 1), 0)
+        if placement.sizes != placement.whole or group == 1 or len(shape) < 2 or shape[1] * group != tokens:
+            return placement
+        return placement.split(1, self.comm.group("tensor").index, group)
+
+    def batched(self, tensor: Tensor) -> bool:
+        """Whether the first dimension of an activation is that of the samples, or of their tokens, that went in."""
+        first = next((given for given in self._given if given.dim()), None)
+        if first is None or not tensor.dim():
+            return True
+        shape = tuple(first.shape)
+        return tensor.shape[0] in (shape[0], shape[0] * shape[1] if len(shape) > 1 else shape[0])
 
     def tensors(self, kind: Kind) -> Iterator[Held]:
         """See `Source`."""
         if kind == "state":
             yield self._counters()
+            yield from self._settings_held()
+        elif kind == "buffer":
+            yield from (self.held(name, kind, "", buffer.detach()) for name, buffer in naming.buffers(self.module).items())
         elif kind in ("weight", "gradient", "moment"):
-            for name, parameter in self.model.named_parameters():
+            flat = flat_pieces(self.module)
+            for name, parameter in naming.parameters(self.module).items():
                 for part, tensor in self.of(kind, parameter).items():
-                    yield self.held(name, kind, part, tensor)
+                    pieces = flat.get(id(parameter))
+                    held = [self.held(name, kind, part, tensor)] if pieces is None else self._flat(pieces, kind, part, tensor)
+                    yield from held
 
-    def held(self, name: str, kind: str, part: str, tensor: Tensor, replicas: tuple[str, ...] = ("data",)) -> Held:
-        """A whole tensor of that parameter, which data ranks hold alike."""
-        layer = next((layer for layer in self.layers if name.startswith(f"{layer}.")), "")
-        label = ".".join(word for word in (name.removeprefix(f"{layer}."), part) if word)
-        return Held(layer, kind, label, tensor, Placement.full(tuple(tensor.shape), replicas))
+    def held(self, name: str, kind: str, part: str, tensor: Tensor) -> Held:
+        """A tensor of that parameter: whole, as ranks hold it alike, or the part that lies here."""
+        local, placement = whole(tensor, self.comm, tuple(axis for axis in self.comm.mesh.sizes if axis != "pipeline"))
+        return Held(*self._named(name, part, kind), local, placement)
+
+    def _flat(self, pieces: Sequence[Piece], kind: str, part: str, tensor: Tensor) -> Iterator[Held]:
+        for piece in pieces:
+            local = tensor.detach().reshape(-1)[piece.offset : piece.offset + piece.stop - piece.start]
+            yield Held(*self._named(piece.name, part, kind), local, Placement.full(piece.shape).run(piece.start, piece.stop))
+
+    def named(self, name: str) -> str:
+        """The global name of a parameter or buffer of that name in the module."""
+        return name
+
+    def _named(self, name: str, part: str, kind: str) -> tuple[str, str, str]:
+        layer, rest = naming.layer_of(self.named(name), self.layers)
+        return layer, kind, ".".join(word for word in (rest, part) if word)
 
     def of(self, kind: Kind, parameter: nn.Parameter) -> Mapping[str, Tensor]:
         """What there is of that kind of a parameter, by what it adds to its name."""
@@ -113,57 +230,96 @@ class ModuleSource:
             return {"": parameter.detach()}
         if kind == "gradient":
             gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            return {"": gradient} if parameter.requires_grad else {}
-        state = self.optimizer.state.get(parameter, {})
-        return {name: value for name, value in state.items() if isinstance(value, Tensor) and value.shape == parameter.shape}
+            return {"": gradient.detach()} if parameter.requires_grad else {}
+        states = (optimizer.state.get(parameter, {}) for optimizer in self.optimizers)
+        found = {name: value for state in states for name, value in state.items()}
+        return {name: value for name, value in found.items() if isinstance(value, Tensor) and value.shape == parameter.shape}
 
     def batch(self) -> Iterator[Held]:
-        """See `Source`. Data ranks take different samples, so there is nothing to compare."""
-        yield from ()
+        """See `Source`. Tensor ranks take the same samples; data ranks others."""
+        for index, tensor in enumerate(self._given):
+            yield Held("", "input", str(index), tensor, Placement.full(tuple(tensor.shape), ("tensor",)))
 
     def on(self, moment: Moment, call: Callable[[], None]) -> None:
         """See `Source`."""
         self._calls[moment].append(call)
 
+    @property
+    def groups(self) -> list[Mapping[str, Any]]:
+        """The groups of parameters of all optimizers."""
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
     def settings(self) -> Mapping[str, object]:
         """See `Source`."""
-        groups = self.optimizer.param_groups
-        named = ((f"group {at}.{name}", value) for at, group in enumerate(groups) for name, value in group.items())
-        values = {name: value for name, value in named if not name.endswith(".params")}
-        return {"optimizer": type(self.optimizer).__name__, "accumulation": self.accumulation, **values}
+        named = ((f"group {at}.{name}", value) for at, group in enumerate(self.groups) for name, value in group.items())
+        values = {name: value for name, value in named if not name.endswith((".params", ".param_names"))}
+        kinds = " + ".join(type(optimizer).__name__ for optimizer in self.optimizers)
+        return {"optimizer": kinds, "accumulation": self.accumulation, **values}
 
     def about(self) -> Mapping[str, object]:
         """See `Source`."""
         formats = {str(parameter.dtype).removeprefix("torch.") for parameter in self.model.parameters()}
+        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+            formats.add(str(torch.get_autocast_dtype("cpu")).removeprefix("torch."))
         return {
             "engine": type(self.module).__name__,
-            "mesh": dict(self.comm.mesh.sizes),
+            "mesh": {axis: size for axis, size in self.comm.mesh.sizes.items() if size > 1} or {"data": 1},
             "accumulation": self.accumulation,
             "formats": sorted(formats),
+            "hidden": sorted(self.hidden),
             "settings": {name: str(value) for name, value in self.settings().items()},
         }
 
     def _counters(self) -> Held:
-        numbers = torch.tensor([self._step, *(float(group["lr"]) for group in self.optimizer.param_groups)], dtype=torch.float64)
-        return Held("", "state", "counters", numbers, Placement.full(tuple(numbers.shape), ("data",)))
+        return self._numbers("counters", [self._step])
 
-    def _count(self, module: nn.Module, inputs: Any) -> None:
-        if module.training and torch.is_grad_enabled() and not recomputing():
-            self._passes += 1
+    def _numbers(self, name: str, values: Sequence[Any]) -> Held:
+        numbers = torch.tensor([float(value) for value in values], dtype=torch.float64)
+        return Held("", "state", name, numbers, Placement.full(tuple(numbers.shape), tuple(self.comm.mesh.sizes)))
+
+    def _settings_held(self) -> Iterator[Held]:
+        """The numbers in the optimizers' settings as they are now, each setting apart."""
+        yield self._numbers("learning rate", [group["lr"] for group in self.groups])
+        for at, group in enumerate(self.groups):
+            for name, value in group.items():
+                values = value if isinstance(value, list | tuple) else [value]
+                if name not in ("params", "lr") and all(isinstance(part, int | float) for part in values):
+                    yield self._numbers(f"group {at}.{name}", values)
+
+    def begin(self, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        """A forward pass begins; one that is for training counts."""
+        if recomputing():
+            return
+        self.quiet = not (self.trains and torch.is_grad_enabled())
+        if self.quiet:
+            self.evaluating += torch.is_grad_enabled()
+            return
+        if self._stepped:
+            self.after()
+        self._passes += 1
+        self._given = tuple(leaf for leaf in tree_leaves((given, dict(named))) if isinstance(leaf, Tensor))
+        for call in self.passing:
+            call(given, named)
 
 
-def data_ranks() -> Comm:
-    """All ranks of the process group that this process is in as data ranks; one without."""
+def ranks_of(module: nn.Module) -> Comm:
+    """All ranks of the process group that this process is in, as torch distributes `module` over them; one without."""
     rank, world = joined() or (0, 1)
-    return Comm(Mesh.of(Parallel(data=world), world), rank)
+    return Comm(mesh_of(module, world), rank)
 
 
-def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    children = tuple(model.named_children())
-    if not children:
-        yield "", model
-    for name, child in children:
-        if isinstance(child, nn.ModuleList):
-            yield from ((f"{name}.{part}", layer) for part, layer in child.named_children())
-        else:
-            yield name, child
+def bare_optimizer(optimizer: Any) -> Any:
+    """What steps in the end, below what accelerate and others wrap around it. Raises `BridgeError` for what cannot be watched."""
+    inner = getattr(optimizer, "optimizer", None)
+    if inner is not None and hasattr(inner, "param_groups"):
+        return bare_optimizer(inner)
+    if not hasattr(optimizer, "param_groups"):
+        raise BridgeError(
+            f"attach: found an optimizer of type {type(optimizer).__name__}, expected one of torch's, or one that wraps it;"
+            " pass what has param_groups and step()"
+        )
+    return optimizer
+
+
+def _compiled(module: nn.Module) -> bool:
+    return "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None

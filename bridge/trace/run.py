@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
@@ -35,6 +35,11 @@ class Part:
     record: Record
     folder: Path
     digest: str | None = None
+
+    @property
+    def rank(self) -> int:
+        """The rank that logged it."""
+        return int(self.folder.name.rpartition("-")[2])
 
     def tensor(self, key: str | None, count: int | None = None) -> Tensor | None:
         """What was kept under that key, in fp64: `count` numbers. Raises `SourceError` if it is not there."""
@@ -70,6 +75,18 @@ class Entry:
 
     name: Name
     parts: tuple[Part, ...]
+    replicas: tuple[Part, ...] = ()
+    """The other copies of parts, which other ranks logged."""
+    joined: bool = False
+    """Whether the parts are of several microbatches, of which only statistics make sense together."""
+
+    def copies(self) -> Iterator[tuple[Part, Entry]]:
+        """Each copy that is not what the first rank logged, and the tensor with it in the place of that."""
+        first = {_place(part.record.placement): part for part in self.parts}
+        for copy in self.replicas:
+            part = first[_place(copy.record.placement)]
+            if (copy.record.summary, copy.record.factor) != (part.record.summary, part.record.factor):
+                yield copy, Entry(self.name, tuple(copy if other is part else other for other in self.parts))
 
     @property
     def first(self) -> Record:
@@ -84,7 +101,7 @@ class Entry:
     @property
     def missing(self) -> int:
         """Elements of which no rank logged anything."""
-        return prod(self.shape) - sum(part.record.placement.count for part in self.parts)
+        return 0 if self.joined else prod(self.shape) - sum(part.record.placement.count for part in self.parts)
 
     @cached_property
     def summary(self) -> Summary | None:
@@ -95,6 +112,8 @@ class Entry:
     @cached_property
     def samples(self) -> Tensor | None:
         """fp64 samples of the whole, NaN where a rank's are missing; None below level 3."""
+        if self.joined:
+            return None
         if self.whole is not None:
             return self.whole.reshape(-1)[sampled(self.shape, self.first.level)]
         found = [part for part in self.parts if part.record.samples]
@@ -162,15 +181,16 @@ class Run:
 
     def entries(self, step: int) -> tuple[Entry, ...]:
         """The tensors of a step, in the order in which a run on one rank would come across them."""
-        found: dict[Name, dict[Any, Part]] = defaultdict(dict)
+        found: dict[Name, dict[Any, list[Part]]] = defaultdict(lambda: defaultdict(list))
         for part in self._parts(step):
-            found[part.record.name].setdefault(_place(part.record.placement), part)
-        return tuple(Entry(name, tuple(found[name].values())) for name in sorted(found, key=self._order))
+            found[part.record.name][_place(part.record.placement)].append(part)
+        entries = (entry for name, places in found.items() for entry in _wholes(name, list(places.values())))
+        return tuple(sorted(entries, key=lambda entry: self.order(entry.name)))
 
-    def _order(self, name: Name) -> Any:
+    def order(self, name: Name) -> Any:
         """Phase, microbatch, layer (in backward from the last to the first), and then by name."""
         place = self._layers.get(name.layer, len(self._layers))
-        order = -place if name.phase == "backward" else place
+        order = -1 if name.kind == "input" else -place if name.phase == "backward" else place
         return PHASES.index(name.phase), name.microbatch or 0, order, name.kind, name.tensor
 
     @cached_property
@@ -181,6 +201,20 @@ class Run:
         for folder, steps in self.lines.items():
             line, where = steps[step], f"{folder / STEPS}: step {step}"
             yield from (Part(record(fields, step, where), folder, line.tensors) for fields in line.records)
+
+
+def _wholes(name: Name, copies: Sequence[Sequence[Part]]) -> Iterator[Entry]:
+    """The tensor of that name, or as many as there are where ranks' parts do not make up one: microbatches of unequal length."""
+    wholes: dict[Any, list[Sequence[Part]]] = defaultdict(list)
+    for parts in copies:
+        wholes[parts[0].record.placement.whole].append(parts)
+    for number, found in enumerate(wholes.values()):
+        own = name if len(wholes) == 1 else name._replace(tensor=f"{name.tensor} {APART} {number}".strip())
+        yield Entry(own, tuple(parts[0] for parts in found), tuple(part for parts in found for part in parts[1:]))
+
+
+APART = "part"
+"""What is added to a tensor's name, with a number, where ranks logged parts of different wholes."""
 
 
 def _place(placement: Placement) -> Any:

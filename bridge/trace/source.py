@@ -12,9 +12,9 @@ from bridge.comm import Comm
 from bridge.trace.placement import Placement
 from bridge.trace.record import Unit
 
-Kind = Literal["weight", "gradient", "shard", "moment", "replica", "state", "generator"]
+Kind = Literal["weight", "gradient", "shard", "moment", "replica", "buffer", "state", "generator"]
 """Owned parts of weights, gradients (also as the flat pieces that were reduced: shards) and optimizer state; whole parameters
-that data ranks hold alike; counters; generators.
+that data ranks hold alike; buffers; counters; generators.
 """
 Moment = Literal["reduced", "updated", "ended"]
 """Points of a step that every rank reaches, also on a step that is skipped: gradients are whole and nothing was updated yet;
@@ -40,13 +40,15 @@ class Held:
 @dataclass(frozen=True, slots=True)
 class Now:
     """Where a run is: its step, the microbatch that runs, how many the step has over all data ranks (None: unknown), and
-    whether a forward runs once more, outside of any backward.
+    whether a forward runs once more, outside of any backward. Where the number is unknown, `part` may tell which of how many
+    equal parts of that microbatch this rank has.
     """
 
     step: int
     microbatch: int
     microbatches: int | None
     again: bool = False
+    part: tuple[int, int] | None = None
 
 
 class Source(Protocol):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from bridge.trace.findings import Findings
 from bridge.trace.placement import Placement
 from bridge.trace.record import Name
 from bridge.trace.source import Moment, Now, Source
@@ -53,11 +54,16 @@ class Tracer:
 
     source: Source
     observers: Sequence[Observer]
+    findings: Findings = field(default_factory=Findings)
     _handles: list[Any] = field(default_factory=list)
+    _counts: dict[tuple[str, str, bool], tuple[tuple[int, int], int]] = field(default_factory=dict)
+    _without: dict[str, list[Now]] = field(default_factory=dict)
+    """By layer, where the run was when it ran without a graph: with one it runs again in backward."""
 
     def install(self) -> Tracer:
         """Put in the hooks that some observer wants."""
-        layers = self.source.layers
+        hidden: Collection[str] = getattr(self.source, "hidden", ())
+        layers = {name: module for name, module in self.source.layers.items() if name not in hidden}
         if layers and self._wanted(INPUT):
             self._handles.append(layers[self.source.entrance].register_forward_pre_hook(self._batch_hook))
         for layer, module in layers.items():
@@ -77,6 +83,10 @@ class Tracer:
             handle.remove()
         self._handles.clear()
 
+    @property
+    def _quiet(self) -> bool:
+        return bool(getattr(self.source, "quiet", False))
+
     def _wanted(self, kind: str) -> bool:
         return any(observer.wants(kind) for observer in self.observers)
 
@@ -92,30 +102,50 @@ class Tracer:
 
     def _output_hook(self, layer: str) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            if module.training:
+            if module.training and not self._quiet:
                 now = self.source.now()
+                again = now.again or recomputing()
+                call = self._call(now, layer, OUTPUT, again)
                 for index, tensor in _tensors(output):
                     placement = self.source.activation(layer, tensor, True)
-                    self._saw(now, "forward", layer, OUTPUT, index, tensor, placement, now.again or recomputing())
+                    self._saw(now, "forward", layer, OUTPUT, (call + index).strip(), _plain(tensor), placement, again)
 
         return hook
 
     def _input_hook(self, layer: str) -> Callable[[nn.Module, Any], None]:
         def hook(module: nn.Module, inputs: Any) -> None:
-            if module.training and torch.is_grad_enabled() and not recomputing():
-                for index, tensor in _tensors(inputs):
-                    if tensor.requires_grad:
-                        self._await(tensor, layer, index, self.source.now())
+            if not module.training or self._quiet:
+                return
+            if not torch.is_grad_enabled():
+                self._without.setdefault(layer, []).append(self.source.now())
+            elif not recomputing():
+                self._without.pop(layer, None)
+                self._await(inputs, layer, self.source.now())
+            elif self._without.get(layer):
+                self._await(inputs, layer, self._without[layer].pop())
 
         return hook
 
-    def _await(self, tensor: Tensor, layer: str, index: str, now: Now) -> None:
-        """See the gradient of an activation, once: halves of a backward pass come by twice."""
+    def _call(self, now: Now, layer: str, kind: str, again: bool = False) -> str:
+        """What tells a layer's second call in a microbatch, and those after it, from the first."""
+        key, at = (layer, kind, again), (now.step, now.microbatch)
+        last, count = self._counts.get(key, (at, -1))
+        count = count + 1 if last == at else 0
+        self._counts[key] = at, count
+        return f"call {count + 1} " if count else ""
 
+    def _await(self, inputs: Any, layer: str, now: Now) -> None:
+        """See the gradients of activations, each once: halves of a backward pass come by twice."""
+        wanted = [(index, tensor) for index, tensor in _tensors(inputs) if tensor.requires_grad]
+        call = self._call(now, layer, GRADIENT) if wanted else ""
+        for index, tensor in wanted:
+            self._await_one(tensor, layer, (call + index).strip(), now)
+
+    def _await_one(self, tensor: Tensor, layer: str, index: str, now: Now) -> None:
         def hook(gradient: Tensor) -> None:
             handle.remove()
             placement = self.source.activation(layer, gradient, False)
-            self._saw(now, "backward", layer, GRADIENT, index, gradient, placement)
+            self._saw(now, "backward", layer, GRADIENT, index, _plain(gradient), placement)
 
         handle = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
 
@@ -131,6 +161,11 @@ class Tracer:
         again: bool = False,
     ) -> None:
         name = Name(now.step, phase, layer, None if now.microbatches else now.microbatch, kind, tensor)
+        batched: Callable[[Tensor], bool] = getattr(self.source, "batched", lambda tensor: True)
+        if not batched(local):
+            if kind == GRADIENT:
+                return  # of what all samples share: a part of a sum, on each rank
+            now = replace(now, microbatches=None, part=None)
         sight = Sight(name, local, _among(placement, now), now.microbatch, again)
         for observer in self.observers:
             if observer.wants(kind):
@@ -142,6 +177,12 @@ def recomputing() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
+def _plain(tensor: Tensor) -> Tensor:
+    """What lies here of a tensor that torch distributes."""
+    local = getattr(tensor, "_local_tensor", None)
+    return local if isinstance(local, Tensor) else tensor
+
+
 def _tensors(values: Any) -> Iterator[tuple[str, Tensor]]:
     """The tensors in `values`, with a number for all but the first."""
     found = [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
@@ -150,6 +191,6 @@ def _tensors(values: Any) -> Iterator[tuple[str, Tensor]]:
 
 def _among(placement: Placement, now: Now) -> Placement:
     """As a part of the whole step's tensor, whose microbatches lie one after the other."""
-    if not now.microbatches or not placement.sizes:
+    if not placement.sizes or not (now.microbatches or now.part):
         return placement
-    return placement.split(0, now.microbatch, now.microbatches)
+    return placement.split(0, *(now.part or (now.microbatch, now.microbatches or 1)))

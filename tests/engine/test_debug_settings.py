@@ -57,9 +57,11 @@ def expected_at(values: torch.Tensor, entry: Entry) -> None:
 
 
 def test_layer_outputs(run: Ranks, tmp_path: Path) -> None:
-    """Every layer's output, of every microbatch."""
+    """Every layer's output, of every microbatch, and what goes into the first."""
     run(2, logged, Case({**TOKENS, **settings(tmp_path, layer_outputs=5)}), tmp_path / "run")
-    found = entries(tmp_path / "run")
+    inputs = [entry.name.tensor for entry in entries(tmp_path / "run") if entry.name.kind == "input"]
+    assert inputs == ["0", "1"] * 2, "tokens and targets, in two steps"
+    found = [entry for entry in entries(tmp_path / "run") if entry.name.kind != "input"]
     assert [(entry.name.step, entry.name.layer) for entry in found] == list(product((1, 2), LAYERS))
     assert {(entry.name.phase, entry.name.kind) for entry in found} == {("forward", "output")}
     assert {entry.missing for entry in found} == {0}

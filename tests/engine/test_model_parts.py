@@ -50,9 +50,7 @@ def universal(source: Path, target: Path) -> None:
 
     options = {"num_extract_workers": 1, "num_merge_workers": 1, "keep_temp_folder": False, "strict": True}
     with redirect_stdout(StringIO()):
-        ds_to_universal.main(
-            Namespace(input_folder=str(source), output_folder=str(target), inject_missing_state=True, **options)
-        )
+        ds_to_universal.main(Namespace(input_folder=str(source), output_folder=str(target), inject_missing_state=True, **options))
 
 
 @pytest.mark.parametrize("name", TRIED)

@@ -58,8 +58,10 @@ def test_where_runs_part(capsys: pytest.CaptureFixture[str], runs: Path) -> None
     code, out, _ = said(capsys, "diff", runs / "bad", runs / "good")
     assert code == 2
     assert "they part at 2/forward/block1/output: fault\n" in out
-    assert "likely cause: A is 1.00001 times B" in out
-    assert "2/forward/block2/output" in out
+    assert "looks like: A is 1.00001 times B" in out
+    assert "cause: block1 itself computes something else: its code" in out
+    assert "evidence: what runs before it agrees to 0" in out
+    assert "2/forward/block2/output" in out and "steps after 2 were left out (1); --all" in out
 
 
 def test_json(capsys: pytest.CaptureFixture[str], runs: Path) -> None:
@@ -95,11 +97,11 @@ def test_heat_map(capsys: pytest.CaptureFixture[str], runs: Path, tmp_path: Path
     cells = Cells((tmp_path / "map.html").read_text())
     assert cells.links == []
     body = [row for row in cells.rows if row][:-1]
-    assert [len(row) for row in body] == [4] * 5, "five layers, steps 0 to 3"
+    assert [len(row) for row in body] == [4] * 6, "the run and five layers, steps 0 to 3"
     (framed,) = [cell for row in body for cell in row if cell.get("class") == "first"]
-    assert framed is body[2][2]
+    assert framed is body[3][2]
     assert (framed["title"] or "").startswith("2/")
-    assert {cell["style"] for cell in body[0][:2]} == {"background:#d9f0d3"}
+    assert {cell["style"] for cell in body[1][:2]} == {"background:#d9f0d3"}
 
 
 def test_show(capsys: pytest.CaptureFixture[str], runs: Path) -> None:

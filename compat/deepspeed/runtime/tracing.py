@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,6 +13,16 @@ from bridge.trace.record import Unit
 from bridge.trace.source import Held, Kind
 
 
+def takes(target: Any) -> bool:
+    """Whether `target` is what `deepspeed.initialize` returns."""
+    return hasattr(target, "is_gradient_accumulation_boundary")
+
+
+def source_of(engine: Any, optimizer: Any, accumulation: int | None) -> DeepSpeedSource:
+    """See `bridge.trace.attach`. The engine knows its optimizer and how many microbatches a step has."""
+    return DeepSpeedSource(engine)
+
+
 class DeepSpeedSource(ModuleSource):
     """Tells traces of a `deepspeed.DeepSpeedEngine`.
 
@@ -19,9 +30,16 @@ class DeepSpeedSource(ModuleSource):
     `deepspeed.utils.safe_get_full_*`, in which all ranks take part.
     """
 
+    strict = True
+
     def __init__(self, engine: Any) -> None:
         self.engine = engine
         super().__init__(engine, engine.optimizer, engine.gradient_accumulation_steps())
+
+    @property
+    def plain(self) -> bool:
+        """See `ModuleSource`. DeepSpeed moves gradients into buffers of its own."""
+        return False
 
     def watch(self) -> None:
         """Under ZeRO, gradients are whole where `engine.step` begins, and nowhere else."""
@@ -51,10 +69,11 @@ class DeepSpeedSource(ModuleSource):
         else:
             yield from super().tensors(kind)
 
-    def held(self, name: str, kind: str, part: str, tensor: Tensor, replicas: tuple[str, ...] = ("data",)) -> Held:
+    def held(self, name: str, kind: str, part: str, tensor: Tensor) -> Held:
         """What was just put together of parts is no replica that could differ."""
-        apart = self.engine.zero_optimization() and kind != "replica"
-        return super().held(name, kind, part, tensor, () if apart else replicas)
+        found = super().held(name, kind, part, tensor)
+        apart = self.engine.zero_optimization() and kind not in ("replica", "buffer")
+        return replace(found, placement=replace(found.placement, replicas=())) if apart else found
 
     def of(self, kind: Kind, parameter: nn.Parameter) -> Mapping[str, Tensor]:
         """See `ModuleSource`."""

@@ -172,6 +172,4 @@ def _fills(shape: Shape, places: Sequence[Box]) -> bool:
 
 
 def _apart(one: Box, other: Box) -> bool:
-    return any(
-        a + m <= b or b + n <= a for a, m, b, n in zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True)
-    )
+    return any(a + m <= b or b + n <= a for a, m, b, n in zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True))

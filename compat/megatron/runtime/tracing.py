@@ -27,8 +27,22 @@ from compat.megatron.runtime.states import States
 from compat.megatron.runtime.weights import Share, pieces
 
 GATHER = "whole tensors of the trace"
+TIED = "embedding.tokens.weight"
+"""The parameter of which the last pipeline rank holds a copy too, where embeddings are tied."""
 TOKENS = 1
 """The dimension of native activations (batch, sequence, width) that sequence parallelism splits."""
+
+
+def takes(target: Any) -> bool:
+    """Whether `target` is a chunk of a model as Megatron's training wraps it."""
+    return hasattr(target, "ddp_config")
+
+
+def source_of(chunks: Any, optimizer: Any, accumulation: int | None) -> MegatronSource:
+    """See `bridge.trace.attach`: one chunk, or a list with one for each virtual stage."""
+    if optimizer is None or accumulation is None:
+        raise BridgeError("attach: chunks of Megatron-Core need optimizer= and accumulation=, the microbatches of a step")
+    return MegatronSource(chunks if isinstance(chunks, list | tuple) else [chunks], optimizer, accumulation)
 
 
 class Window(nn.Module):
@@ -157,14 +171,25 @@ class MegatronSource:
         return next(self._windows())[0]
 
     @property
+    def at_hand(self) -> bool:
+        """Whether weights and gradients can be looked at without moving anything between ranks."""
+        return not self.states.sharded
+
+    @property
     def recomputes(self) -> bool:
         """See `Source`."""
         return bool(self.models[0].config.recompute_granularity == "full")
 
     @property
     def holders(self) -> Sequence[tuple[int, ...]]:
-        """See `Source`: tied copies are told of once."""
-        return ()
+        """See `Source`: the first and the last pipeline rank, if the embeddings are tied."""
+        return [self._tied] if self._tied else ()
+
+    @cached_property
+    def _tied(self) -> tuple[int, ...]:
+        """The pipeline ranks that hold copies of the tied embeddings, where there are several."""
+        ranks = self.comm.mesh.sizes["pipeline"]
+        return (0, ranks - 1) if self.shape.tied and ranks > 1 else ()
 
     @property
     def share(self) -> Share:
@@ -206,7 +231,7 @@ class MegatronSource:
             yield self._counters()
         elif kind in ("weight", "gradient", "moment") or (kind == "replica" and self._gathered):
             for name, weight in model.named(self.chunks):
-                if not getattr(weight, "shared", False):
+                if self._tied or not getattr(weight, "shared", False):
                     yield from self._held(name, weight, kind)
 
     @property
@@ -222,7 +247,9 @@ class MegatronSource:
                 local = piece.of(tensor)
                 layer, _, rest = piece.name.partition(".")
                 label = ".".join(word for word in (rest, part) if word)
-                yield Held(layer, kind, label, local, piece.placement(tuple(local.shape), replicas))
+                tied = self._tied if piece.name == TIED else ()
+                axes = (*replicas, *(("pipeline",) if tied else ()))
+                yield Held(layer, kind, label, local, piece.placement(tuple(local.shape), axes), tied)
 
     def _of(self, weight: nn.Parameter, kind: Kind) -> Iterator[tuple[str, Tensor]]:
         """What there is of that kind of a parameter, in its shape, by what it adds to its name."""

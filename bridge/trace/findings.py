@@ -1,0 +1,136 @@
+"""Findings: what invariants found wrong in a run that nothing else is held against, each with its meaning."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+Severity = Literal["fault", "remark"]
+"""A fault breaks what every training relies on; a remark is right in some trainings and should be meant."""
+
+FILE = "findings.jsonl"
+logger = logging.getLogger("bridge.trace")
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What a finding says of a run, and what to look at."""
+
+    text: str
+    severity: Severity = "fault"
+
+
+MEANINGS: Mapping[str, Meaning] = {
+    "replicas-differ": Meaning("ranks that must hold the same hold different things, and drift apart from here on"),
+    "models-differ": Meaning("data ranks do not have the same parameters; nothing else can be compared between them"),
+    "gradient-stale": Meaning("gradients of the step before are still there as backward begins: zero_grad is missing"),
+    "gradient-lost": Meaning(
+        "backward left gradients that are gone as the step begins: zero_grad comes too early, or they are unset"
+    ),
+    "gradient-missing": Meaning("a parameter that should train got no gradient, though its layer ran", "remark"),
+    "gradient-not-reduced": Meaning("a rank steps with its own gradient instead of the mean over data ranks"),
+    "gradient-summed": Meaning(
+        "gradients are summed over data ranks, not averaged; right only where the loss is divided by the ranks already"
+    ),
+    "gradient-averaged-twice": Meaning("gradients are divided by the data ranks once more than they are summed over"),
+    "gradient-changed": Meaning("what the optimizer gets is not what backward left: elements were changed or dropped in between"),
+    "step-without-backward": Meaning("the optimizer stepped again without a backward pass since its last step"),
+    "not-training": Meaning("the model is in evaluation mode in a training step: nothing is dropped, and norms do not learn"),
+    "not-in-optimizer": Meaning("a parameter gets gradients and is in no group of the optimizer: it never trains"),
+    "in-two-groups": Meaning("a parameter is in more than one group: it is updated more than once a step"),
+    "not-of-the-model": Meaning("the optimizer holds parameters that the model does not have: it was built for another copy"),
+    "not-updated": Meaning("a parameter has a gradient and a learning rate, and the step left it as it was"),
+    "update-too-large": Meaning("updates are larger than this optimizer makes them at its learning rate"),
+    "updates-lost": Meaning("most updates vanish in rounding: 16-bit weights are updated without fp32 masters"),
+    "moments-missing": Meaning("parameters of one group have taken different numbers of steps: moments were not resumed for all"),
+    "clip-norms-differ": Meaning("ranks clip by different norms: the norm is not summed over all of them"),
+    "decay-on-norms": Meaning("weight decay applies to biases or norms", "remark"),
+    "same-data": Meaning("data ranks are fed the same samples: the batch is smaller than it seems"),
+    "dropout-repeated": Meaning("random numbers start from the same state in several passes: dropout drops the same each time"),
+    "dropout-alike": Meaning("data ranks draw the same random numbers: dropout drops the same on each", "remark"),
+    "positions-moved": Meaning("positions start elsewhere than in every pass before"),
+    "future-seen": Meaning("outputs depend on tokens after their own, which the loss asks for: the causal mask is missing"),
+    "buffers-differ": Meaning("buffers that no forward pass changes are not alike on data ranks"),
+    "untied": Meaning("two weights start with the same values and are not one parameter: a tie was lost"),
+    "layers-differ": Meaning("data ranks did not call the same layers as often"),
+    "recompute-differs": Meaning("computing a layer again for backward gave other values: its random numbers were not kept"),
+    "accumulation-differs": Meaning(
+        "a step had another number of passes than the run was told: gradients are scaled by the wrong one"
+    ),
+}
+"""By id; an id never changes its meaning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was found in a step: its id, the layer or parameter, the ranks that it concerns (none: all), and the numbers."""
+
+    id: str
+    step: int
+    where: str
+    evidence: str
+    ranks: tuple[int, ...] = ()
+
+    @property
+    def severity(self) -> Severity:
+        """Whether it is wrong for certain."""
+        return MEANINGS[self.id].severity
+
+    @property
+    def meaning(self) -> str:
+        """What it says of a run."""
+        return MEANINGS[self.id].text
+
+    def __str__(self) -> str:
+        ranks = f" on rank {', '.join(map(str, self.ranks))}" if self.ranks else ""
+        return f"{self.id}: step {self.step}: {self.where or 'the run'}{ranks}: {self.evidence}; {self.meaning}"
+
+
+@dataclass
+class Findings:
+    """Those of a run, each said once for each place, and written to `folder` (None: nowhere); `command` is run with each as
+    STAGEBRIDGE_FINDING, a JSON object.
+    """
+
+    folder: Path | None = None
+    command: str | None = None
+    said: bool = True
+    found: list[Finding] = field(default_factory=list)
+    _known: set[tuple[str, str]] = field(default_factory=set)
+
+    def add(self, findings: Iterable[Finding], aloud: bool = True) -> None:
+        """Take note of those that are new, and log them unless somebody has."""
+        for finding in findings:
+            if (finding.id, finding.where) not in self._known:
+                self._known.add((finding.id, finding.where))
+                self.found.append(finding)
+                self._tell(finding, aloud)
+
+    def _tell(self, finding: Finding, aloud: bool) -> None:
+        if not self.said:
+            return
+        if aloud:
+            logger.log(logging.ERROR if finding.severity == "fault" else logging.WARNING, "%s", finding)
+        text = json.dumps({**asdict(finding), "severity": finding.severity, "meaning": finding.meaning})
+        if self.folder is not None:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                with (self.folder / FILE).open("a") as file:
+                    file.write(text + "\n")
+            except OSError as error:
+                logger.warning("%s: findings cannot be written: %s", self.folder, error.strerror)
+                self.folder = None
+        if self.command is not None:
+            self._run(self.command, text)
+
+    def _run(self, command: str, text: str) -> None:
+        import os
+
+        done = subprocess.run(command, shell=True, env={**os.environ, "STAGEBRIDGE_FINDING": text}, check=False)
+        if done.returncode:
+            logger.warning("--on-finding: %r ended with exit code %d", command, done.returncode)

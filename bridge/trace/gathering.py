@@ -1,0 +1,33 @@
+"""Gathering: small tensors of all ranks in a group, wherever these keep theirs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bridge.comm import Comm, Group
+
+
+def gathered(comm: Comm, name: str, tensor: Tensor, group: Group) -> Tensor:
+    """(ranks, ...): that tensor of every rank in the group, on the device where this rank has its own."""
+    if group.size == 1:
+        return tensor[None]
+    own = tensor.reshape(-1).contiguous()
+    own = own.cuda() if dist.get_backend(group.handle) == "nccl" else own
+    whole = own.new_empty(group.size, *tensor.shape)
+    comm.all_gather(name, whole.view(-1), own, group)()
+    return whole.to(tensor.device)
+
+
+def texts(comm: Comm, name: str, value: Any, group: Group) -> list[Any]:
+    """What every rank in the group says, as JSON has it."""
+    raw = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    sizes = gathered(comm, name, torch.tensor([len(raw)]), group).view(-1).tolist()
+    padded = torch.zeros(max(sizes), dtype=torch.uint8)
+    padded[: len(raw)] = raw
+    rows = gathered(comm, name, padded, group)
+    return [json.loads(bytes(row[:size].tolist())) for row, size in zip(rows, sizes, strict=True)]

@@ -1,0 +1,25 @@
+"""Runs as each Python process starts below `stagebridge trace run`, then what another `sitecustomize` would have done."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def others() -> None:
+    """Run the `sitecustomize` that this one hides."""
+    rest = [place for place in sys.path if os.path.abspath(place or ".") != HERE]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", rest)
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+others()
+if "STAGEBRIDGE_TRACE" in os.environ:
+    from bridge.trace.injected import install
+
+    install()

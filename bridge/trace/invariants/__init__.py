@@ -1,0 +1,143 @@
+"""Invariants: what every training keeps to, held in every step, so that much that is wrong is found in one run alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from bridge.trace import naming
+from bridge.trace.findings import Finding, Findings
+from bridge.trace.gathering import gathered, texts
+from bridge.trace.invariants.causality import Causal
+from bridge.trace.invariants.check import Check
+from bridge.trace.invariants.copies import Buffers, Calls, Ties
+from bridge.trace.invariants.gradients import Cleared, Reduced
+from bridge.trace.invariants.inputs import Positions, Randomness, Samples
+from bridge.trace.invariants.optimizers import Clipped, Groups, Resumed, Updated
+from bridge.trace.invariants.recompute import Recomputed
+from bridge.trace.module import ModuleSource
+from bridge.trace.sharding import flat_pieces
+from bridge.trace.source import Moment
+from bridge.trace.tracer import OUTPUT, Sight
+
+CHECKS: Sequence[type[Check]] = (
+    *(Cleared, Reduced, Groups, Updated, Resumed, Clipped, Samples, Randomness, Positions, Buffers, Calls, Ties),
+    *(Recomputed, Causal),
+)
+ROWS, SAID = "invariants", "findings"
+
+
+class Passes(Check):
+    """A step has as many forward passes as the run was told: by that number it divides its loss."""
+
+    def local(self, step: int) -> Iterator[Finding]:
+        """See `Check`."""
+        told, passes = self.source.accumulation, self.source.passes
+        if told and (passes % told or (passes > told and self.source.strict)):
+            yield Finding("accumulation-differs", step, "", f"told {told} passes a step, found {passes}")
+
+
+@dataclass
+class Invariants:
+    """The observer that asks every check, tells data ranks each other's rows, and all ranks each other's findings."""
+
+    source: ModuleSource
+    findings: Findings
+    checks: list[Check] = field(default_factory=list)
+    _handles: list[Any] = field(default_factory=list)
+    _alike: bool = True
+
+    def __post_init__(self) -> None:
+        self.checks = [kind(self.source) for kind in (*CHECKS, Passes)]
+        self.source.passing.append(self._passing)
+        self._handles += [root.register_forward_hook(self._passed) for root in self.source.roots]
+
+    def wants(self, kind: str) -> bool:
+        """See `Observer`."""
+        return kind == OUTPUT
+
+    def saw(self, sight: Sight) -> None:
+        """See `Observer`."""
+        for check in self.checks:
+            check.saw(sight)
+
+    def _passing(self, given: Sequence[Any], named: Any) -> None:
+        for check in self.checks:
+            check.passing(given, named)
+
+    def _passed(self, module: Any, given: Any, output: Any) -> None:
+        if self.source.quiet:
+            return
+        for check in self.checks:
+            check.passed()
+        fired: list[bool] = []
+
+        def begins(gradient: Tensor) -> None:
+            if not fired:
+                fired.append(True)
+                for check in self.checks:
+                    check.backward()
+
+        for leaf in tree_leaves(output):
+            if isinstance(leaf, Tensor) and leaf.requires_grad:
+                leaf.register_hook(begins)  # type: ignore[no-untyped-call]
+
+    def reached(self, moment: Moment | None) -> None:
+        """See `Observer`."""
+        step = self.source.now().step
+        if moment is None:
+            self._start()
+        elif moment == "reduced":
+            self._gather(step, False)
+        elif moment == "updated":
+            self._gather(step, True)
+            self._tell(finding for check in self.checks for finding in check.local(step))
+        else:
+            for check in self.checks:
+                check.ended()
+
+    def _start(self) -> None:
+        flat = flat_pieces(self.source.module)  # whose parts have a shape of their own on each rank
+        named = naming.parameters(self.source.module).items()
+        own = sorted(name if flat else f"{name} {list(weight.shape)}" for name, weight in named)
+        known = texts(self.source.comm, SAID, own, self.source.data)
+        self._alike = all(other == known[0] for other in known)
+        if not self._alike:
+            odd = next(name for other in known for name in sorted(set(other) ^ set(known[0])))
+            self.findings.add([Finding("models-differ", 0, odd.partition(" ")[0], "only some data ranks have it")])
+        self._tell(finding for check in self.checks for finding in check.start())
+
+    def _gather(self, step: int, updated: bool) -> None:
+        """Rows of all checks in one call."""
+        if not self._alike:
+            return
+        own = [check.later(step) if updated else check.row(step) for check in self.checks]
+        if not sum(map(len, own)):
+            return
+        rows = gathered(self.source.comm, ROWS, torch.cat(own), self.source.data)
+        parts = torch.split(rows, [len(part) for part in own], 1)
+        for check, part in zip(self.checks, parts, strict=True):
+            self.findings.add(check.judged_later(step, part) if updated else check.judged(step, part))
+
+    def _tell(self, found: Iterator[Finding]) -> None:
+        """What single ranks know, to all; nothing is sent but whether there is anything, mostly."""
+        own, world = list(found), self.source.comm.world
+        if not bool(gathered(self.source.comm, SAID, torch.tensor([len(own)]), world).any()):
+            return
+        said: dict[tuple[str, str], tuple[dict[str, Any], list[int]]] = {}
+        for rank, every in zip(world.ranks, texts(self.source.comm, SAID, [asdict(one) for one in own], world), strict=True):
+            for one in every:
+                said.setdefault((one["id"], one["where"]), (one, []))[1].append(rank)
+        for one, ranks in said.values():
+            told = tuple(ranks) if len(ranks) < world.size else ()
+            self.findings.add([Finding(**{**one, "ranks": told})])
+
+    def close(self) -> None:
+        """Take all hooks out."""
+        for handle in (*self._handles, *(handle for check in self.checks for handle in check.handles)):
+            handle.remove()

@@ -1,0 +1,149 @@
+"""Invariant of models that learn the next token: no output depends on tokens that come after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from bridge.trace.findings import Finding
+from bridge.trace.invariants.check import Check
+from bridge.trace.module import ModuleSource
+
+SHARE = 0.9
+"""Of the targets, how many have to be the token after their place for a training to be one of next tokens."""
+
+
+class Causal(Check):
+    """In the first step, targets of `cross_entropy` are held against the tokens that went in. Where they are those shifted by
+    one, the model is run twice more after the step, without gradients, once with another last token: outputs before it must stay.
+    """
+
+    def __init__(self, source: ModuleSource) -> None:
+        super().__init__(source)
+        self.given: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+        self.tokens: Tensor | None = None
+        self.next = False
+        self.done = not source.plain or bool(source.hidden) or source.comm.mesh.world != source.data.size or not _whole(source)
+        if not self.done:
+            self.handles.append(_Targets(self))
+
+    def passing(self, given: Sequence[Any], named: Mapping[str, Any]) -> None:
+        """See `Check`."""
+        if self.done or self.given is not None:
+            return
+        leaves = [leaf for leaf in tree_leaves((list(given), dict(named))) if isinstance(leaf, Tensor)]
+        tokens = [leaf for leaf in leaves if not leaf.is_floating_point() and leaf.dim() == 2 and leaf.shape[1] > 3]
+        if tokens and "attention_mask" not in named:
+            self.given, self.tokens = (tuple(given), {**named}), tokens[0]
+        elif tokens:
+            named = {name: value for name, value in named.items() if name != "attention_mask"}
+            self.given, self.tokens = (tuple(given), named), tokens[0]
+
+    def told(self, targets: Tensor) -> None:
+        """A loss was computed of these targets."""
+        if self.done or self.tokens is None or targets.is_floating_point():
+            return
+        batch, length = self.tokens.shape
+        for width in (length, length - 1):
+            if targets.numel() != batch * width:
+                continue
+            rows = targets.reshape(batch, width)[:, : length - 1]
+            known = rows >= 0
+            if int(known.sum()) >= 8:
+                same = (rows == self.tokens[:, 1 : rows.shape[1] + 1]) & known
+                self.next |= float(same.sum()) >= SHARE * float(known.sum())
+
+    def local(self, step: int) -> Iterator[Finding]:
+        """See `Check`."""
+        if self.done:
+            return
+        self.done = True
+        if self.next and self.given is not None and self.tokens is not None:
+            layer = self._leak()
+            if layer is not None:
+                told = (
+                    "with another last token, what it gives for tokens before that one changes, and the loss asks for next tokens"
+                )
+                yield Finding("future-seen", step, layer, told)
+        self.given = self.tokens = None
+
+    def _leak(self) -> str | None:
+        """The first layer whose output before the last token depends on the last token."""
+        assert self.tokens is not None and self.given is not None
+        changed = self.tokens.clone()
+        changed[:, -1] = torch.where(changed[:, -1] == changed[:, 0], changed[:, 1], changed[:, 0])
+        if torch.equal(changed, self.tokens):
+            return None
+        runs = [self._run(self.tokens), self._run(changed)]
+        for layer, output in runs[0].items():
+            other = runs[1].get(layer)
+            if other is None or other.shape != output.shape or output.dim() < 3 or output.shape[1] != self.tokens.shape[1]:
+                continue
+            before, after = output[:, :-1].float(), other[:, :-1].float()
+            if float((before - after).abs().max()) > 1e-3 * max(float(before.abs().max()), 1e-30):
+                return layer
+        return None
+
+    def _run(self, tokens: Tensor) -> dict[str, Tensor]:
+        """The output of each layer, in evaluation mode; the model and torch's generators are left as they were."""
+        assert self.given is not None
+        source, model, found = self.source, self.source.model, dict[str, Tensor]()
+        given = tree_map(lambda leaf: tokens if leaf is self.tokens else leaf, self.given)
+        modes = [(module, module.training) for module in model.modules()]
+        hooks = [layer.register_forward_hook(_kept(found, name)) for name, layer in source.layers.items()]
+        quiet, source.quiet = source.quiet, True
+        try:
+            model.eval()
+            with torch.no_grad(), torch.random.fork_rng([]):
+                model(*given[0], **given[1])
+        finally:
+            source.quiet = quiet
+            for module, mode in modes:
+                module.training = mode
+            for hook in hooks:
+                hook.remove()
+        return found
+
+    def ended(self) -> None:
+        """See `Check`."""
+        for handle in self.handles:
+            handle.remove()
+        self.handles.clear()
+
+
+def _kept(found: dict[str, Tensor], name: str) -> Any:
+    def hook(module: nn.Module, given: Any, output: Any) -> None:
+        first = next((leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()), None)
+        if first is not None:
+            found[name] = first.detach()
+
+    return hook
+
+
+def _whole(source: ModuleSource) -> bool:
+    """Whether a rank can run the model by itself."""
+    from bridge.trace.sharding import flat_pieces
+
+    plain = all(type(weight) is nn.Parameter for weight in source.model.parameters())
+    return plain and not flat_pieces(source.module)
+
+
+class _Targets:
+    """Has a check told of the targets of every cross entropy, until it is removed."""
+
+    def __init__(self, check: Causal) -> None:
+        self.plain = plain = nn.functional.cross_entropy
+
+        def watched(input: Tensor, target: Tensor, *given: Any, **named: Any) -> Tensor:
+            check.told(target)
+            return plain(input, target, *given, **named)
+
+        nn.functional.cross_entropy = watched
+
+    def remove(self) -> None:
+        """Put torch's own back."""
+        nn.functional.cross_entropy = self.plain

@@ -1,0 +1,231 @@
+"""Invariants of gradients: cleared before backward, there before a step, and the mean of what backward left on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from bridge.trace import naming
+from bridge.trace.findings import Finding
+from bridge.trace.invariants.check import NOTHING, Check, Watched, few, floats, unfloats
+from bridge.trace.invariants.sketch import COUNT, sample, sketch
+from bridge.trace.module import ModuleSource
+
+SLACK = 64.0
+"""How many units in the last place gradients may be off that several roundings made."""
+
+
+class Cleared(Check):
+    """As the first backward pass of a step begins, no gradient is left of the step before; as it ends, there are some."""
+
+    def __init__(self, source: ModuleSource) -> None:
+        super().__init__(source)
+        self.backwards, self.stepped, self.known, self.trained = 0, False, False, False
+        self.stale: list[str] = []
+        self.lost: list[str] = []
+        self.parameters = 0
+        self.ever: set[str] = set()
+
+    def backward(self) -> None:
+        """See `Check`."""
+        if not self.backwards and self.stepped:
+            held = {id(weight) for group in self.source.groups for weight in group["params"]}
+            left = ((name, weight) for name, weight in _trained(self.source) if id(weight) in held)
+            self.stale = [name for name, weight in left if _any(weight.grad)]
+        self.backwards += 1
+
+    def row(self, step: int) -> Tensor:
+        """See `Check`."""
+        trained = list(_trained(self.source))
+        self.parameters = len(trained)
+        got = {name for name, weight in trained if weight.grad is not None}
+        self.lost = [name for name, _ in trained if name not in got] if self.backwards and self.source.plain else []
+        self.ever |= got
+        return torch.tensor([self.backwards, len(self.stale), len(self.lost), len(trained), self.source.evaluating])
+
+    def judged(self, step: int, rows: Tensor) -> Iterator[Finding]:
+        """See `Check`."""
+        backwards, stale, lost, trained, quiet = rows.T
+        if stale.any():
+            ranks = tuple(self.at(place) for place in stale.nonzero().view(-1).tolist())
+            where = self.stale[0] if self.stale else ""
+            told = f"{int(stale.max())} of {int(trained[0])} gradients are not zero as backward begins: {few(self.stale)}"
+            yield Finding("gradient-stale", step, where, told, ranks if len(ranks) < len(rows) else ())
+        gone = (lost == trained) & (backwards > 0) & (trained > 0)
+        if gone.any():
+            ranks = tuple(self.at(place) for place in gone.nonzero().view(-1).tolist())
+            told = f"{int(backwards.max())} backward passes ran, and no parameter of {int(trained[0])} has a gradient"
+            yield Finding("gradient-lost", step, "", told, ranks if len(ranks) < len(rows) else ())
+        if (quiet > 0).all() and self.trained and (self.source.passes == 0):
+            told = f"{int(quiet.max())} forward passes in evaluation mode, and none in training mode as in the steps before"
+            yield Finding("not-training", step, "", told)
+        elif self.known and not backwards.any() and not gone.any():
+            yield Finding("step-without-backward", step, "", "no backward pass ran since the last step")
+
+    def local(self, step: int) -> Iterator[Finding]:
+        """See `Check`."""
+        missing = [name for name in self.lost if name not in self.ever] if step <= 2 else []
+        if missing and len(missing) < self.parameters:
+            yield Finding("gradient-missing", step, missing[0], f"{len(missing)} of {self.parameters} have none: {few(missing)}")
+
+    def ended(self) -> None:
+        """See `Check`."""
+        self.known |= self.backwards > 0
+        self.trained |= self.source.passes > 0
+        self.backwards, self.stepped, self.stale, self.lost = 0, True, [], []
+
+
+class Reduced(Check):
+    """What the optimizer gets is the mean over data ranks of what backward left: held by sketches, which add up as gradients do.
+
+    A small second reduction proves the large one. Gradients may be scaled by one number for all parameters (clipping, a loss
+    scale). Parameters that torch shards are left out: nobody sees their gradients before they are reduced.
+    """
+
+    def __init__(self, source: ModuleSource) -> None:
+        super().__init__(source)
+        held = {id(weight) for group in source.groups for weight in group["params"]}
+        known = [(name, weight) for name, weight in _trained(source) if _plain(weight) and id(weight) in held]
+        self.named = known if _probed(source) else []
+        self.sums = torch.zeros(len(self.named), COUNT, dtype=torch.float64)
+        self.fired = [0] * len(self.named)
+        self.before: Tensor | None = None
+        self.clipped = self.bounded = False
+        self.handles.append(Watched("clip_grad_norm_", lambda _: setattr(self, "clipped", True)))
+        self.handles.append(Watched("clip_grad_value_", lambda _: setattr(self, "bounded", True)))
+        for at, (_, weight) in enumerate(self.named):
+            hook = weight.register_hook(lambda gradient, at=at: self._left(at, gradient))  # type: ignore[no-untyped-call]
+            self.handles.append(hook)
+
+    def _left(self, at: int, gradient: Tensor) -> None:
+        """Backward left a gradient on this rank, before anything is reduced."""
+        weight = self.named[at][1]
+        if weight.grad is None or (not self.fired[at] and not _any(weight.grad)):
+            self.sums[at] = 0
+        self.fired[at] += 1
+        self.sums[at] += sketch(gradient).cpu()
+
+    def row(self, step: int) -> Tensor:
+        """See `Check`. Of each parameter: sketch of its own gradients, sketch of what the optimizer gets, its norm, and whether
+        backward reached it.
+        """
+        if not self.named:
+            return NOTHING
+        own = [_row(weight.grad) for _, weight in self.named]
+        fired = torch.tensor(self.fired, dtype=torch.float64)[:, None]
+        return floats(torch.cat([self.sums, torch.stack(own), fired], 1))
+
+    def judged(self, step: int, rows: Tensor) -> Iterator[Finding]:
+        """See `Check`."""
+        if not rows.shape[1]:
+            return
+        every = unfloats(rows).view(len(rows), len(self.named), 2 * COUNT + 2)
+        own, got, norm, fired = torch.split(every, [COUNT, COUNT, 1, 1], 2)
+        there = (fired > 0).any(0).view(-1) & (norm > 0).all(0).view(-1) & torch.isfinite(norm).all(0).view(-1)
+        mean, first = own.mean(0), got[0]
+        size = norm.amax(0)
+        factor = _factor(first[there], mean[there], size[there])
+        yield from self._judged(step, own, got, mean, size, there, factor)
+        yield from self._dropped(step, own, norm, fired)
+        self.before = first
+
+    def _judged(
+        self, step: int, own: Tensor, got: Tensor, mean: Tensor, size: Tensor, there: Tensor, factor: float | None
+    ) -> Iterator[Finding]:
+        ranks = len(own)
+        if factor is None or self.bounded:
+            return
+        for wanted, name in ((float(ranks), "gradient-summed"), (1 / ranks, "gradient-averaged-twice")):
+            if ranks > 1 and abs(factor - wanted) < 1e-3 * wanted and not (name != "gradient-summed" and self.clipped):
+                told = f"every gradient is {factor:.6g} times the mean of what backward left on {ranks} data ranks"
+                yield Finding(name, step, "", told)
+        apart = (got - factor * mean).norm(dim=2).amax(0) / (size.view(-1) * COUNT**0.5).clamp(min=1e-300)
+        odd = [at for at in (apart > self._tolerance()).nonzero().view(-1).tolist() if there[at]]
+        kinds: dict[str, list[int]] = {}
+        for at in odd:
+            kinds.setdefault(self._kind(at, own, got, mean, size, factor), []).append(at)
+        for kind, found in kinds.items():
+            names = [self.named[at][0] for at in found]
+            worst = max(float(apart[at]) for at in found)
+            alone = self._alone(found[0], own, got, factor) if kind == "gradient-not-reduced" else ()
+            told = f"{few(names)}: {worst:.2g} of its norm away from the mean of what backward left, others agree"
+            yield Finding(kind, step, names[0], told, alone)
+
+    def _kind(self, at: int, own: Tensor, got: Tensor, mean: Tensor, size: Tensor, factor: float) -> str:
+        if self._alone(at, own, got, factor):
+            return "gradient-not-reduced"
+        if self.before is not None:
+            rest = (got[0, at] - factor * mean[at] - self.before[at]).norm() / (size[at] * COUNT**0.5)
+            if float(rest) < self._tolerance():
+                return "gradient-stale"
+        return "gradient-changed"
+
+    def _alone(self, at: int, own: Tensor, got: Tensor, factor: float) -> tuple[int, ...]:
+        """The ranks that step with what they computed themselves."""
+        if len(own) == 1:
+            return ()
+        rest = (got[:, at] - factor * own[:, at]).norm(dim=1) / own[:, at].norm(dim=1).clamp(min=1e-300)
+        return tuple(self.at(place) for place in (rest < 1e-4).nonzero().view(-1).tolist())
+
+    def _dropped(self, step: int, own: Tensor, norm: Tensor, fired: Tensor) -> Iterator[Finding]:
+        """Gradients that backward left and that are all zeros by now, of some parameters."""
+        left = (own.norm(dim=2) > 0).any(0) & (fired > 0).any(0).view(-1)
+        zero = left & (norm == 0).all(0).view(-1)
+        if zero.any() and not zero[left].all():
+            names = [self.named[at][0] for at in zero.nonzero().view(-1).tolist()]
+            yield Finding("gradient-changed", step, names[0], f"{few(names)}: backward left a gradient, and now it is all zeros")
+
+    def _tolerance(self) -> float:
+        formats = {weight.dtype for _, weight in self.named}
+        coarse = max(torch.finfo(dtype).eps for dtype in formats)
+        return min(0.2, max(1e-2, SLACK * coarse))
+
+    def ended(self) -> None:
+        """See `Check`."""
+        self.fired = [0] * len(self.named)
+        self.clipped = self.bounded = False
+        self.sums.zero_()
+
+
+def _factor(got: Tensor, mean: Tensor, size: Tensor) -> float | None:
+    """The one number that most gradients were multiplied with; None if there is nothing to tell it from."""
+    weights = mean.norm(dim=1) / size.view(-1)
+    known = weights > 0.1
+    if not known.any():
+        return None
+    found = (got[known] * mean[known]).sum(1) / mean[known].square().sum(1)
+    return float(found.median()) if bool(torch.isfinite(found).all()) else None
+
+
+def _row(gradient: Tensor | None) -> Tensor:
+    if gradient is None:
+        return torch.zeros(COUNT + 1, dtype=torch.float64)
+    norm = torch.linalg.vector_norm(gradient.detach(), dtype=torch.promote_types(gradient.dtype, torch.float32))
+    return torch.cat([sketch(gradient), norm.double().view(1)]).cpu()
+
+
+def _trained(source: ModuleSource) -> Iterator[tuple[str, nn.Parameter]]:
+    yield from ((name, weight) for name, weight in naming.parameters(source.module).items() if weight.requires_grad)
+
+
+def _plain(weight: Any) -> bool:
+    return not isinstance(weight, DTensor) and type(weight).__name__ != "FlatParameter"
+
+
+def _probed(source: ModuleSource) -> bool:
+    """Whether parameters see their gradients before these are reduced: not what torch shards or compiles."""
+    from bridge.trace.sharding import flat_pieces
+
+    sharded = any(isinstance(weight, DTensor) for weight in naming.parameters(source.module).values())
+    return source.plain and not source.hidden and not sharded and not flat_pieces(source.module)
+
+
+def _any(gradient: Tensor | None) -> bool:
+    if gradient is None:
+        return False
+    local = gradient._local_tensor if isinstance(gradient, DTensor) else gradient
+    return bool(sample(local, 256).any())

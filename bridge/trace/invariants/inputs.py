@@ -1,0 +1,138 @@
+"""Invariants of what goes in: samples, random numbers and positions."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from bridge.trace.digest import digest
+from bridge.trace.findings import Finding
+from bridge.trace.invariants.check import Check
+from bridge.trace.module import ModuleSource
+
+KEPT = 64
+"""How many passes back random states are remembered."""
+
+
+class Samples(Check):
+    """Data ranks are fed different samples."""
+
+    def __init__(self, source: ModuleSource) -> None:
+        super().__init__(source)
+        self.seen = 0
+
+    def passing(self, given: Sequence[Any], named: Mapping[str, Any]) -> None:
+        """See `Check`."""
+        tensors = [leaf for leaf in tree_leaves((list(given), dict(named))) if isinstance(leaf, Tensor) and leaf.numel() > 1]
+        for tensor in tensors:
+            self.seen = (self.seen * 1_000_003 + int(digest(tensor)[0])) % (1 << 62)
+
+    def row(self, step: int) -> Tensor:
+        """See `Check`."""
+        return torch.tensor([self.seen, self.source.passes])
+
+    def judged(self, step: int, rows: Tensor) -> Iterator[Finding]:
+        """See `Check`."""
+        places: dict[int, list[int]] = {}
+        for place, seen in enumerate(rows[:, 0].tolist()):
+            places.setdefault(seen, []).append(place)
+        for seen, found in places.items():
+            if seen and len(found) > 1:
+                ranks = tuple(self.at(place) for place in found)
+                told = f"ranks {', '.join(map(str, ranks))} got the same tensors in all {int(rows[0, 1])} passes of the step"
+                yield Finding("same-data", step, "", told, ranks if len(ranks) < len(rows) else ())
+
+    def ended(self) -> None:
+        """See `Check`."""
+        self.seen = 0
+
+
+class Randomness(Check):
+    """Random numbers go on from pass to pass, and are others on other data ranks."""
+
+    def __init__(self, source: ModuleSource) -> None:
+        super().__init__(source)
+        self.drops = any(isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0 for part in source.model.modules())
+        self.states: deque[int] = deque(maxlen=KEPT)
+        self.begun = self.first = 0
+        self.used = False
+        self.repeated = 0
+
+    def _state(self) -> int:
+        weight = next(iter(self.source.model.parameters()), None)
+        if weight is not None and weight.is_cuda:
+            return int(digest(torch.cuda.default_generators[weight.get_device()].get_state())[0])
+        return int(digest(torch.get_rng_state())[0])
+
+    def passing(self, given: Sequence[Any], named: Mapping[str, Any]) -> None:
+        """See `Check`."""
+        if self.drops:
+            self.begun = self._state()
+            self.first = self.first or self.begun
+
+    def passed(self) -> None:
+        """See `Check`."""
+        if self.drops and self._state() != self.begun:
+            self.used = True
+            self.repeated += self.begun in self.states
+            self.states.append(self.begun)
+
+    def row(self, step: int) -> Tensor:
+        """See `Check`."""
+        return torch.tensor([self.first if self.used else 0, self.repeated])
+
+    def judged(self, step: int, rows: Tensor) -> Iterator[Finding]:
+        """See `Check`."""
+        states, repeated = rows.T
+        if repeated.any():
+            ranks = tuple(self.at(place) for place in repeated.nonzero().view(-1).tolist())
+            told = f"{int(repeated.max())} passes of the step began with the random state of a pass before"
+            yield Finding("dropout-repeated", step, "", told, ranks if len(ranks) < len(rows) else ())
+        if len(rows) > 1 and states.all() and len(set(states.tolist())) < len(rows):
+            yield Finding("dropout-alike", step, "", f"{len(rows)} data ranks have {len(set(states.tolist()))} random states")
+
+    def ended(self) -> None:
+        """See `Check`."""
+        self.first = self.repeated = 0
+        self.used = False
+
+
+class Positions(Check):
+    """Where an embedding is given consecutive numbers, they begin with the same in every pass."""
+
+    def __init__(self, source: ModuleSource) -> None:
+        super().__init__(source)
+        self.starts: dict[str, int | None] = {}
+        """By embedding; None once it was given anything else."""
+        self.times: dict[str, int] = {}
+        self.moved: dict[str, str] = {}
+        for name, module in source.model.named_modules():
+            if isinstance(module, nn.Embedding) and not source.hidden:
+                hook: Any = lambda module, given, name=name: self._given(name, module, given)  # noqa: E731
+                self.handles.append(module.register_forward_pre_hook(hook))
+
+    def _given(self, name: str, module: nn.Module, given: Any) -> None:
+        if not (module.training and given and isinstance(given[0], Tensor)) or self.source.quiet or name in self.moved:
+            return
+        numbers = given[0].detach()
+        if numbers.dim() < 1 or numbers.shape[-1] < 3:
+            return
+        row = numbers.reshape(-1, numbers.shape[-1])[0]
+        start = int(row[0]) if bool((row[1:] - row[:-1] == 1).all()) else None
+        known = self.starts.setdefault(name, start)
+        self.times[name] = self.times.get(name, 0) + 1
+        if known is not None and start is None:
+            self.starts[name] = None
+        elif known is not None and start != known:
+            self.moved[name] = f"positions begin with {start}, with {known} in the {self.times[name] - 1} passes before"
+
+    def local(self, step: int) -> Iterator[Finding]:
+        """See `Check`."""
+        for name, told in self.moved.items():
+            if self.starts.get(name) is not None:
+                yield Finding("positions-moved", step, name, told)

@@ -1,0 +1,75 @@
+"""Invariants of engines that keep weights of their own: updates are not lost in the format that these are kept in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from bridge.trace.findings import Finding, Findings
+from bridge.trace.gathering import gathered
+from bridge.trace.invariants.sketch import sample
+from bridge.trace.source import Held, Moment, Source
+from bridge.trace.tracer import Sight
+
+FORMATS = (torch.bfloat16, torch.float16)
+
+
+@dataclass
+class Masters:
+    """The observer of what an optimizer updates, where looking at it moves nothing between ranks."""
+
+    source: Source
+    findings: Findings
+    _old: dict[tuple[str, str, int], tuple[Tensor, Tensor | None]] = field(default_factory=dict)
+
+    def wants(self, kind: str) -> bool:
+        """See `Observer`."""
+        return False
+
+    def saw(self, sight: Sight) -> None:
+        """See `Observer`."""
+
+    def reached(self, moment: Moment | None) -> None:
+        """See `Observer`."""
+        if moment == "reduced":
+            gradients = {_key(held): sample(held.local) for held in self.source.tensors("gradient")}
+            weights = ((_key(held), sample(held.local)) for held in self.source.tensors("weight"))
+            self._old = {key: (weight, gradients.get(key)) for key, weight in weights}
+        elif moment == "updated":
+            found = list(self._held(self.source.now().step))
+            comm = self.source.comm
+            there = gathered(comm, "findings", torch.tensor([len(found)]), comm.world).view(-1)
+            ranks = tuple(rank for rank, number in zip(comm.world.ranks, there.tolist(), strict=True) if number)
+            if ranks and not found:
+                found = [Finding("updates-lost", self.source.now().step, "", "other ranks say so")]
+            self.findings.add(found)
+
+    def _held(self, step: int) -> Iterator[Finding]:
+        lost = seen = coarse = moved = 0
+        for held in self.source.tensors("weight"):
+            old, gradient = self._old.get(_key(held), (None, None))
+            now = sample(held.local)
+            if old is None or old.shape != now.shape or not now.is_floating_point():
+                continue
+            changed = now != old
+            if now.dtype in FORMATS and gradient is not None and gradient.shape == now.shape:
+                wanted = gradient != 0
+                seen, lost = seen + int(wanted.sum()), lost + int((wanted & ~changed).sum())
+            elif now.dtype == torch.float32 and changed.any():
+                values = now[changed]
+                moved += len(values)
+                coarse += int(torch.stack([values == values.to(kind).float() for kind in FORMATS]).any(0).sum())
+        if seen >= 64 and 2 * lost > seen:
+            yield Finding(
+                "updates-lost", step, "", f"{lost} of {seen} sampled weights of 16 bits with a gradient stay as they were"
+            )
+        if moved >= 64 and coarse > 0.98 * moved:
+            told = f"{coarse} of {moved} sampled fp32 weights that were updated have no more digits than 16 bits hold"
+            yield Finding("updates-lost", step, "", told)
+
+
+def _key(held: Held) -> tuple[str, str, int]:
+    return held.layer, held.tensor, held.placement.start

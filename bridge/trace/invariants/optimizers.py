@@ -1,0 +1,192 @@
+"""Invariants of optimizers: which parameters they hold, that a step updates these, and as much as it should."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from bridge.trace import naming
+from bridge.trace.findings import Finding
+from bridge.trace.invariants.check import Check, Watched, few, floats, unfloats
+from bridge.trace.invariants.sketch import sample
+from bridge.trace.module import ModuleSource
+
+
+class Groups(Check):
+    """Every parameter that trains is in one group of the optimizers, and these hold nothing else."""
+
+    def __init__(self, source: ModuleSource) -> None:
+        super().__init__(source)
+        self.without: list[tuple[str, nn.Parameter]] = []
+
+    def start(self) -> Iterator[Finding]:
+        """See `Check`."""
+        if not self.source.plain:
+            return
+        named = naming.parameters(self.source.module)
+        held = Counter(id(weight) for group in self.source.groups for weight in group["params"])
+        self.without = [(name, weight) for name, weight in named.items() if weight.requires_grad and id(weight) not in held]
+        twice = [name for name, weight in named.items() if held[id(weight)] > 1]
+        if twice:
+            yield Finding("in-two-groups", 0, twice[0], few(twice))
+        known = {id(weight) for weight in self.source.module.parameters()} | {id(weight) for weight in named.values()}
+        strangers = sum(1 for weight in held if weight not in known)
+        if strangers and strangers == len(held):
+            yield Finding("not-of-the-model", 0, "", f"none of the {strangers} parameters of the optimizer is one of the model")
+        yield from self._decayed(named)
+
+    def _decayed(self, named: dict[str, nn.Parameter]) -> Iterator[Finding]:
+        decayed = {id(weight) for group in self.source.groups if group.get("weight_decay") for weight in group["params"]}
+        flat = [name for name, weight in named.items() if id(weight) in decayed and weight.dim() < 2 and weight.requires_grad]
+        if flat:
+            yield Finding("decay-on-norms", 0, flat[0], f"{len(flat)} of less than two dimensions: {few(flat)}")
+
+    def local(self, step: int) -> Iterator[Finding]:
+        """See `Check`. A step shows which parameters without a group train all the same."""
+        held = {id(weight) for group in self.source.groups for weight in group["params"]}
+        named = naming.parameters(self.source.module)
+        missing = [name for name, _ in self.without if name in named and id(named[name]) not in held]
+        idle = [name for name in missing if named[name].grad is not None and bool(sample(_local(named[name].grad)).any())]
+        if idle:
+            layer = naming.layer_of(self.source.named(idle[0]), self.source.layers)[0]
+            told = f"{len(idle)} of {len(named)} get gradients and are in no group: {few(idle)}"
+            yield Finding("not-in-optimizer", step, layer or idle[0], told)
+
+
+class Updated(Check):
+    """A step moves every weight that has a gradient, by no more than its optimizer does at its rate, and not below rounding."""
+
+    def __init__(self, source: ModuleSource) -> None:
+        super().__init__(source)
+        self.old: dict[str, tuple[Tensor, Tensor]] = {}
+        self.found: list[Finding] = []
+        self.steps = 0
+
+    def row(self, step: int) -> Tensor:
+        """See `Check`."""
+        self.old = {}
+        if self.source.plain:
+            for name, weight in naming.parameters(self.source.module).items():
+                if weight.grad is not None and weight.requires_grad:
+                    self.old[name] = (sample(_local(weight)), sample(_local(weight.grad)))
+        return torch.empty(0, dtype=torch.int64)
+
+    def later(self, step: int) -> Tensor:
+        """See `Check`."""
+        self.steps += 1
+        self.found = list(self._held(step)) if self.old else []
+        return torch.empty(0, dtype=torch.int64)
+
+    def _held(self, step: int) -> Iterator[Finding]:
+        named, groups = naming.parameters(self.source.module), self._groups()
+        still, lost, seen = [], 0, 0
+        for name, (old, gradient) in self.old.items():
+            group = groups.get(id(named[name])) if name in named else None
+            if group is None or not float(group["lr"]):
+                continue
+            moved = sample(_local(named[name])) != old
+            wanted = gradient.isfinite() & (gradient != 0)
+            if not wanted.any():
+                continue
+            if old.dtype in (torch.bfloat16, torch.float16) and old.numel() > 1:
+                lost, seen = lost + int((wanted & ~moved).sum()), seen + int(wanted.sum())
+            elif not moved.any() and self._shows(group, old, gradient):
+                still.append(name)
+        if still:
+            everything = len(still) == len(self.old)
+            told = "nothing moved" if everything else f"{few(still)}: {len(still)} of {len(self.old)} did not move"
+            yield Finding("not-updated", step, "" if everything else still[0], told)
+        if seen >= 64 and lost > 0.5 * seen:
+            told = f"{lost} of {seen} sampled weights of 16 bits with a gradient stay as they were"
+            yield Finding("updates-lost", step, "", told)
+        yield from self._large(step, named, groups)
+
+    def _large(self, step: int, named: dict[str, nn.Parameter], groups: dict[int, Any]) -> Iterator[Finding]:
+        """Adam's first updates are about as large as its rate; later ones up to (1 - beta1) / sqrt(1 - beta2) times that."""
+        for name, (old, _) in self.old.items():
+            group = groups.get(id(named[name])) if name in named else None
+            if group is None or "betas" not in group or self.steps > 3 or old.dtype in (torch.bfloat16, torch.float16):
+                continue
+            change = (sample(_local(named[name])) - old).abs()
+            rate, decay = float(group["lr"]), float(group.get("weight_decay") or 0.0)
+            first, second = map(float, group["betas"])
+            ratio = max(1.0, (1 - first) / max(1 - second, 1e-9) ** 0.5) if self.source.resumed else 1.0
+            size = float(old.abs().max())
+            most = 1.2 * rate * (ratio + decay * size) + 4 * torch.finfo(old.dtype).eps * size
+            if type(self.source.optimizer).__name__ in BOUNDED and rate and bool((change > most).any()):
+                told = f"{name} moves by {float(change.max()):.2g} at a learning rate of {rate:.2g}"
+                yield Finding("update-too-large", step, name, told)
+                return
+
+    def _groups(self) -> dict[int, Any]:
+        return {id(weight): group for group in self.source.groups for weight in group["params"]}
+
+    @staticmethod
+    def _shows(group: Any, old: Tensor, gradient: Tensor) -> bool:
+        """Whether an update would show in weights of that size: those of SGD grow with gradients."""
+        size = float(old.abs().max()) * torch.finfo(old.dtype).eps
+        step = float(group["lr"]) * (1.0 if "betas" in group else float(gradient.abs().max()))
+        return step > 4 * size
+
+    def local(self, step: int) -> Iterator[Finding]:
+        """See `Check`."""
+        yield from self.found
+
+
+BOUNDED = ("Adam", "AdamW")
+"""Optimizers whose updates their learning rate bounds."""
+
+
+class Resumed(Check):
+    """Parameters of one group have taken as many steps, as far as their optimizer counts them."""
+
+    def local(self, step: int) -> Iterator[Finding]:
+        """See `Check`."""
+        if step > 2 or not self.source.plain:
+            return
+        for group in self.source.groups:
+            counts: dict[int, list[nn.Parameter]] = defaultdict(list)
+            for optimizer in self.source.optimizers:
+                for weight in group["params"]:
+                    count = optimizer.state.get(weight, {}).get("step")
+                    if count is not None and weight.grad is not None:
+                        counts[int(count)].append(weight)
+            if len(counts) > 1 and min(counts) < max(counts) - step:
+                names = {id(weight): name for name, weight in naming.parameters(self.source.module).items()}
+                few_of = [names.get(id(weight), "?") for weight in counts[min(counts)]]
+                yield Finding("moments-missing", step, few_of[0], f"{few(few_of)}: step {min(counts)}, others {max(counts)}")
+
+
+class Clipped(Check):
+    """Norms by which `clip_grad_norm_` clips are alike on all ranks."""
+
+    def __init__(self, source: ModuleSource) -> None:
+        super().__init__(source)
+        self.norm = -1.0
+        self.handles.append(Watched("clip_grad_norm_", self._clipped))
+
+    def _clipped(self, norm: Any) -> None:
+        self.norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+    def row(self, step: int) -> Tensor:
+        """See `Check`."""
+        return floats([self.norm])
+
+    def judged(self, step: int, rows: Tensor) -> Iterator[Finding]:
+        """See `Check`."""
+        norms = unfloats(rows).view(-1)
+        if bool((norms >= 0).all()) and bool(norms.isfinite().all()) and float(norms.max()) > float(norms.min()) * (1 + 1e-3):
+            yield Finding("clip-norms-differ", step, "", f"norms {', '.join(f'{norm:.6g}' for norm in norms.tolist())}")
+
+    def ended(self) -> None:
+        """See `Check`."""
+        self.norm = -1.0
+
+
+def _local(tensor: Any) -> Tensor:
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,90 @@
+"""Invariant of recomputation: what backward computes again, it computes to the same values, inside layers too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import set_checkpoint_early_stop
+
+from bridge.trace import naming
+from bridge.trace.findings import Finding
+from bridge.trace.invariants.check import Check, few
+from bridge.trace.invariants.sketch import sample
+from bridge.trace.module import ModuleSource
+from bridge.trace.tracer import recomputing
+
+PROBED = 2
+"""Steps from the first on in which every module is watched. Later ones watch one step in `EVERY`, if anything is recomputed."""
+EVERY = 50
+TOLERANCE = 1e-3
+"""As a share of the values, how far apart two computations of the same thing may be on devices that sum in any order."""
+
+
+class Recomputed(Check):
+    """Samples of every module's output, in the forward pass and when it is computed again.
+
+    Non-reentrant checkpoints end as soon as all that backward needs is there, before the hooks of the last modules run; in the
+    steps that are watched they go on to the end.
+    """
+
+    def __init__(self, source: ModuleSource) -> None:
+        super().__init__(source)
+        self.seen: dict[str, list[Tensor]] = {}
+        self.odd: dict[str, float] = {}
+        self.any = False
+        self.step = 1
+        self.whole = ExitStack()
+        self._watch()
+
+    def _watch(self) -> None:
+        if self.source.hidden:
+            return
+        self.whole.enter_context(set_checkpoint_early_stop(False))
+        for name, module in naming.modules(self.source.module):
+            if name:
+                hook: Any = lambda module, given, output, name=name: self._ran(name, module, output)  # noqa: E731
+                self.handles.append(module.register_forward_hook(hook))
+
+    def _ran(self, name: str, module: nn.Module, output: Any) -> None:
+        if not module.training or self.source.quiet:
+            return
+        first = next((leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()), None)
+        if first is None:
+            return
+        with torch.no_grad():
+            found = sample(getattr(first, "_local_tensor", first), 32)
+        if not recomputing():
+            self.seen.setdefault(name, []).append(found)
+            return
+        self.any = True
+        before = [other for other in self.seen.get(name, ()) if other.shape == found.shape]
+        if before and name not in self.odd:
+            apart = min(float((found - other).float().norm()) for other in before)
+            size = max(float(found.float().norm()), 1e-30)
+            if apart > TOLERANCE * size:
+                self.odd[name] = apart / size
+
+    def local(self, step: int) -> Iterator[Finding]:
+        """See `Check`."""
+        if self.odd:
+            names = list(self.odd)
+            layer = naming.layer_of(names[0], self.source.layers)[0]
+            told = f"{few(names)}: up to {max(self.odd.values()):.2g} of the values apart from the forward pass"
+            yield Finding("recompute-differs", step, layer or names[0], told)
+
+    def ended(self) -> None:
+        """See `Check`."""
+        self.seen.clear()
+        self.odd.clear()
+        self.step += 1
+        for handle in self.handles:
+            handle.remove()
+        self.handles.clear()
+        self.whole.close()
+        if self.step <= PROBED or (self.any and self.step % EVERY == 0):
+            self._watch()

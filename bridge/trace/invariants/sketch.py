@@ -1,0 +1,42 @@
+"""Sketches: a few numbers of a tensor that add up as the tensor itself does, so that sums over ranks can be proved by them."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+COUNT = 4
+"""Numbers of a sketch."""
+COLUMNS = 512
+
+
+@torch.no_grad()
+def sketch(tensor: Tensor) -> Tensor:
+    """(COUNT,) fp64: sums of all elements with random signs, each about as large as the norm, and linear in `tensor`."""
+    flat = tensor.detach().reshape(-1)
+    wide = flat.float() if flat.dtype in (torch.float16, torch.bfloat16) else flat
+    rows = wide.numel() // COLUMNS
+    columns, weights = _signs(COLUMNS, wide.dtype, wide.device, 1), _signs(rows + 1, wide.dtype, wide.device, 2)
+    found = wide.new_zeros(COUNT)
+    if rows:
+        found = found + ((wide[: rows * COLUMNS].view(rows, COLUMNS) @ columns) * weights[:rows]).sum(0)
+    rest = wide[rows * COLUMNS :]
+    if rest.numel():
+        found = found + (rest @ columns[: rest.numel()]) * weights[rows]
+    return found.double()
+
+
+@lru_cache(maxsize=256)
+def _signs(count: int, dtype: torch.dtype, device: torch.device, salt: int) -> Tensor:
+    generator = torch.Generator().manual_seed(salt)
+    size = 1 << max(9, (count - 1).bit_length())
+    signs = torch.randint(0, 2, (size, COUNT), generator=generator)[:count] * 2 - 1
+    return signs.to(device=device, dtype=dtype)
+
+
+def sample(tensor: Tensor, most: int = 64) -> Tensor:
+    """Up to `most` elements, spread over the tensor, as they are now."""
+    flat = tensor.detach().reshape(-1)
+    return flat[:: max(1, flat.numel() // most)][:most].clone()

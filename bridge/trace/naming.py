@@ -1,0 +1,104 @@
+"""Naming: the layers and parameters of any module, under names that no wrapper changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from torch import Tensor, nn
+
+INNER = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+"""Under which names torch.compile, FullyShardedDataParallel and its checkpoint wrapper hold what they wrap."""
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """What `module` wraps, through all wrappers; `module` itself where it is none.
+
+    A wrapper holds its module under one of `INNER`, or as its only child, called `module`, and has no parameters of its own
+    (DistributedDataParallel, and those built like it).
+    """
+    inner = _inner(module)
+    return module if inner is None else unwrapped(inner)
+
+
+def _inner(module: nn.Module) -> nn.Module | None:
+    children = dict(module.named_children())
+    found = next((children[name] for name in INNER if name in children), None)
+    if found is None and list(children) == ["module"] and not any(value is not None for value in module._parameters.values()):
+        found = children["module"]
+    return found
+
+
+def modules(root: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Every module by its path without wrappers, parents first; a wrapper is not among them."""
+    inner = unwrapped(root)
+    yield path, inner
+    for name, child in inner.named_children():
+        yield from modules(child, _joined(path, name))
+
+
+def parameters(root: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters by name without wrappers, each once."""
+    return dict(_once(root, "_parameters"))  # type: ignore[arg-type]
+
+
+def buffers(root: nn.Module) -> dict[str, Tensor]:
+    """Buffers by name without wrappers, each once, those included that no checkpoint holds."""
+    return dict(_once(root, "_buffers"))
+
+
+def _once(root: nn.Module, held: str) -> Iterator[tuple[str, Tensor]]:
+    seen: set[int] = set()
+    for path, module in modules(root):
+        for name, tensor in getattr(module, held).items():
+            if tensor is not None and id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield _joined(path, name), tensor
+
+
+def layers(root: nn.Module) -> dict[str, nn.Module]:
+    """The layers by name, in order, as they are called: blocks of lists, however deep these lie, and the largest modules that
+    hold no list beside them. A module that has two names is a layer once.
+    """
+    model, found, seen = unwrapped(root), {}, set[int]()
+    for name, module in _layers(model, "") if any(True for _ in model.children()) else [("", root)]:
+        if id(unwrapped(module)) not in seen:
+            seen.add(id(unwrapped(module)))
+            found[name] = module
+    return found
+
+
+def _layers(model: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
+    for name, child in model.named_children():
+        inner, where = unwrapped(child), _joined(path, name)
+        if is_list(inner):
+            yield from ((f"{where}.{part}", layer) for part, layer in inner.named_children())
+        elif any(is_list(part) for _, part in modules(inner)):
+            yield from _layers(inner, where)
+        else:
+            yield where, child
+
+
+def is_list(module: nn.Module) -> bool:
+    """Whether `module` is a list of blocks: torch's own, or several modules of one kind with weights, one after the other."""
+    if isinstance(module, nn.ModuleList | nn.ModuleDict):
+        return len(module) > 0
+    parts = [unwrapped(part) for part in module.children()] if isinstance(module, nn.Sequential) else []
+    if not isinstance(module, nn.Sequential):  # what torch.export leaves of a list has numbers alone in it
+        names = [name for name, _ in module.named_children()]
+        return bool(names) and not module._parameters and all(name.isdigit() for name in names)
+    alike = len({type(part) for part in parts}) == 1 and len(parts) > 1
+    return alike and any(True for _ in module.parameters()) and any(True for _ in parts[0].children())
+
+
+def layer_of(name: str, found: Mapping[str, object]) -> tuple[str, str]:
+    """The layer that a parameter or module of that name belongs to (empty: none), and its name in there."""
+    words = name.split(".")
+    for length in range(len(words), 0, -1):
+        layer = ".".join(words[:length])
+        if layer in found:
+            return layer, ".".join(words[length:])
+    return "", name
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

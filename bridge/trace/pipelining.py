@@ -1,0 +1,152 @@
+"""Stages of torch.distributed.pipelining as a source of traces: parts of one model on several ranks, under its global names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from bridge.comm import Comm, everyones, joined
+from bridge.errors import BridgeError
+from bridge.layout.mesh import Mesh
+from bridge.trace import naming
+from bridge.trace.module import ModuleSource
+from bridge.trace.record import Unit
+from bridge.trace.source import Now
+
+
+def stages_of(target: Any) -> tuple[Any, ...]:
+    """The stages that this rank runs of a schedule; a stage itself; nothing for anything else."""
+    if hasattr(target, "submod") and hasattr(target, "stage_index"):
+        return (target,)
+    found = getattr(target, "_stages", None) or [getattr(target, "_stage", None)]
+    return tuple(stage for stage in found if hasattr(stage, "submod") and hasattr(stage, "stage_index"))
+
+
+class Stages(nn.Module):
+    """The stages of a rank as one module. What two stages name alike (`0.weight`) gets the stage's number ahead."""
+
+    def __init__(self, stages: Sequence[Any], apart: bool) -> None:
+        super().__init__()
+        self.paths = [f"stage{stage.stage_index}" for stage in stages]
+        for path, stage in zip(self.paths, stages, strict=True):
+            self.add_module(path, stage.submod)
+        self.apart = apart
+
+
+class PipelineSource(ModuleSource):
+    """Tells traces of the `stages` that this rank runs, whose microbatches are those of `schedule`.
+
+    Layers have the names that they have in their stage's module, as `torch.distributed.pipelining.pipeline` and most loops that
+    cut a model themselves leave them; where two stages have the same names, `stage1.` and so on goes ahead.
+    """
+
+    def __init__(self, schedule: Any, stages: Sequence[Any], optimizer: Any) -> None:
+        self.stages = tuple(stages)
+        own = [(stage.stage_index, list(naming.layers(stage.submod))) for stage in self.stages]
+        self._everywhere = sorted(pair for pairs in everyones(own) for pair in pairs)
+        names = {number: set(found) for number, found in self._everywhere}
+        self._apart = sum(map(len, names.values())) != len(set().union(*names.values()))
+        self._running, self._trial = 0, False
+        self._counts = [0] * len(self.stages)
+        self.number = int(getattr(schedule, "_n_microbatches", 0)) or None
+        self.scaled = bool(getattr(schedule, "scale_grads", False))
+        super().__init__(Stages(self.stages, self._apart), optimizer, self.number, mesh_of(self.stages[0]))
+
+    def _enter(self) -> None:
+        for index, stage in enumerate(self.stages):
+
+            def entered(module: nn.Module, given: Any, named: Any, index: int = index) -> None:
+                self._running = index
+                self.begin(given, named)
+
+            stage.submod.register_forward_pre_hook(entered, prepend=True, with_kwargs=True)
+            self._ignore(stage)
+
+    def _ignore(self, stage: Any) -> None:
+        """A stage that runs once on made-up tensors, to learn their shapes, as it may before its first step, does no pass."""
+        plain = getattr(stage, "_forward_metadata_inference", None)
+        if plain is None:
+            return
+
+        def trial(*given: Any, **named: Any) -> Any:
+            self._trial = True
+            try:
+                return plain(*given, **named)
+            finally:
+                self._trial = False
+
+        stage._forward_metadata_inference = trial
+
+    @property
+    def trains(self) -> bool:
+        """See `ModuleSource`."""
+        return any(stage.submod.training for stage in self.stages)
+
+    @property
+    def roots(self) -> Sequence[nn.Module]:
+        """See `ModuleSource`."""
+        return tuple(stage.submod for stage in self.stages)
+
+    def begin(self, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        """See `ModuleSource`: each stage counts for itself."""
+        if self._trial:
+            self.quiet = True
+            return
+        before = self._passes
+        super().begin(given, named)
+        if self._passes != before:
+            if not before:
+                self._counts = [0] * len(self.stages)
+            self._counts[self._running] += 1
+
+    def now(self) -> Now:
+        """See `Source`."""
+        place = max(self._counts[self._running] - 1, 0)
+        if self.number is None:
+            return Now(self._step, place, None, part=(self.data.index, self.data.size))
+        return Now(self._step, place % self.number * self.data.size + self.data.index, self.number * self.data.size)
+
+    def _name(self, stage: int, name: str) -> str:
+        return f"stage{stage}.{name}".removesuffix(".") if self._apart else name
+
+    @cached_property
+    def layers(self) -> Mapping[str, nn.Module]:
+        """See `Source`: those of other ranks too, as modules that are never called."""
+        here = {
+            self._name(stage.stage_index, name): module
+            for stage in self.stages
+            for name, module in naming.layers(stage.submod).items()
+        }
+        order = [self._name(number, name) for number, found in self._everywhere for name in found]
+        return {name: here.get(name) or nn.Identity() for name in order}
+
+    def factors(self) -> Mapping[Unit, float]:
+        """See `Source`. A schedule that scales gradients does so at the end of a step."""
+        return {"parameter": 1.0, "activation": 1 / self.data.size / (self.number or 1 if self.scaled else 1)}
+
+    @property
+    def entrance(self) -> str:
+        """See `Source`."""
+        stage = self.stages[0]
+        return self._name(stage.stage_index, next(iter(naming.layers(stage.submod))))
+
+    def named(self, name: str) -> str:
+        """See `ModuleSource`."""
+        path, _, rest = name.partition(".")
+        return self._name(int(path.removeprefix("stage")), rest)
+
+
+def mesh_of(stage: Any) -> Comm:
+    """Pipeline ranks as that stage's group has them, all else data ranks. Raises `BridgeError` where these make no grid."""
+    rank, world = joined() or (0, 1)
+    size = stage.group_size
+    ranks = tuple(dist.get_process_group_ranks(stage.group or dist.group.WORLD))
+    grids = (Mesh({"data": world // size, "pipeline": size}), Mesh({"pipeline": size, "data": world // size}))
+    found = next((mesh for mesh in grids if mesh.group(rank, "pipeline") == ranks), None)
+    if found is None:
+        raise BridgeError(f"attach: pipeline ranks {ranks} of {world} are no row of a grid of pipeline and data ranks")
+    return Comm(found, rank)

@@ -1,0 +1,133 @@
+"""Sharding: which part of a whole tensor a rank holds where torch distributes it, as a DTensor or a flat parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor.placement_types import Shard
+
+from bridge.comm import Comm
+from bridge.layout.mesh import Mesh
+from bridge.trace.naming import parameters
+from bridge.trace.placement import Placement
+
+TENSOR_AXES = ("tp", "tensor", "tensor_parallel", "model")
+"""What a dimension of a device mesh is called along which single weights are split."""
+
+
+def mesh_of(model: nn.Module, world: int) -> Mesh:
+    """The axes along which torch distributes the weights of `model`: those of its largest device mesh, else data ranks alone.
+
+    Of two or more dimensions over which batches are split, the last one shards and the first ones replicate.
+    """
+    found = [weight.device_mesh for weight in parameters(model).values() if isinstance(weight, DTensor)]
+    if not found or world == 1:
+        return Mesh({"tensor": 1, "data": world})
+    device_mesh = max(found, key=lambda mesh: (mesh.size(), mesh.ndim))
+    axes = dict(zip(_axes(device_mesh, _fully_sharded(model)), reversed(device_mesh.mesh.shape), strict=True))
+    rest = world // device_mesh.size()
+    if rest > 1:
+        axes["replica" if "data" in axes else "data"] = axes.get("replica", 1) * rest
+    return Mesh({"tensor": 1, "data": 1, **axes} if _in_order(device_mesh) else {"tensor": 1, "data": world})
+
+
+def _axes(device_mesh: Any, fully_sharded: bool) -> list[str]:
+    """Names of the axes of a mesh, the fastest first."""
+    names = device_mesh.mesh_dim_names or ("",) * device_mesh.ndim
+    found: list[str] = []
+    for name in reversed(names):
+        tensor = name in TENSOR_AXES or (device_mesh.ndim == 1 and not fully_sharded and name not in ("dp", "data", "fsdp"))
+        wanted = "tensor" if tensor and "tensor" not in found else "data" if "data" not in found else "replica"
+        found.append(wanted if wanted not in found else f"replica {len(found)}")
+    return found
+
+
+def _fully_sharded(model: nn.Module) -> bool:
+    from torch.distributed.fsdp import FSDPModule
+
+    return any(isinstance(module, FSDPModule) for module in model.modules())
+
+
+def _in_order(device_mesh: Any) -> bool:
+    ranks = device_mesh.mesh.flatten().tolist()
+    return bool(ranks == list(range(ranks[0], ranks[0] + len(ranks))))
+
+
+def whole(tensor: Tensor, comm: Comm, others: Sequence[str]) -> tuple[Tensor, Placement]:
+    """This rank's part of `tensor`, and where it lies. A plain tensor is whole, alike along the axes `others`."""
+    if not isinstance(tensor, DTensor):
+        return tensor, Placement.full(tuple(tensor.shape), tuple(others))
+    if not all(type(placement) in (Shard, Replicate) for placement in tensor.placements):
+        gathered: Tensor = tensor.full_tensor()
+        return gathered, Placement.full(tuple(gathered.shape))
+    sizes, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    split = {_axis(tensor.device_mesh, at, comm) for at, place in enumerate(tensor.placements) if not place.is_replicate()}
+    alike = tuple(axis for axis in others if axis not in split) if None not in split else ()
+    sizes = sizes if tensor._local_tensor.numel() else tuple(tensor._local_tensor.shape)
+    return tensor._local_tensor, Placement.box(tuple(tensor.shape), tuple(offsets), tuple(sizes), alike)
+
+
+def _axis(device_mesh: Any, dim: int, comm: Comm) -> str | None:
+    """The axis of ours along which that dimension of a device mesh runs."""
+    ranks = tuple(dist.get_process_group_ranks(device_mesh.get_group(dim)))
+    return next((axis for axis in comm.mesh.sizes if comm.group(axis).ranks == ranks), None)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Of a parameter's elements in row-major order those from `start` to `stop`, which lie at `offset` of a flat shard."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+    offset: int
+
+
+def flat_pieces(model: nn.Module) -> Mapping[int, list[Piece]]:
+    """By the id of a flat parameter of FullyShardedDataParallel, or of one of the original parameters that are views of it:
+    what this rank holds.
+    """
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    if not any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
+        return {}
+    found: dict[int, list[Piece]] = {}
+    for root in FullyShardedDataParallel.fsdp_modules(model):
+        flat = root._handle.flat_param if root._handle else None
+        if flat is not None:
+            pieces = list(_pieces(flat, _prefix(model, root)))
+            found[id(flat)] = [piece for piece, _ in pieces]
+            found |= {id(own): [_alone(piece)] for piece, own in pieces if own is not None}
+    return found
+
+
+def _alone(piece: Piece) -> Piece:
+    return Piece(piece.name, piece.shape, piece.start, piece.stop, 0)
+
+
+def _prefix(model: nn.Module, wrapper: nn.Module) -> str:
+    from bridge.trace.naming import modules, unwrapped
+
+    inner = unwrapped(wrapper)
+    return next(path for path, module in modules(model) if module is inner)
+
+
+def _pieces(flat: Any, prefix: str) -> Iterator[tuple[Piece, nn.Parameter | None]]:
+    own = flat._params if flat._params is not None else [None] * len(flat._fqns)
+    for fqn, shape, part, parameter in zip(flat._fqns, flat._shapes, flat._shard_param_infos, own, strict=True):
+        name = ".".join(word for word in (*prefix.split("."), *fqn.split(".")) if word and word not in _HIDDEN)
+        if part.in_shard:
+            start = part.intra_param_start_idx
+            yield Piece(name, tuple(shape), start, start + part.numel_in_shard, part.offset_in_shard), parameter
+        else:
+            yield Piece(name, tuple(shape), 0, 0, 0), parameter
+
+
+_HIDDEN = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")

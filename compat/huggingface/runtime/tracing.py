@@ -1,0 +1,42 @@
+"""The Trainer of transformers as a source of traces: a callback that attaches once everything is prepared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from bridge.errors import BridgeError
+from bridge.plan import Debug
+from bridge.trace import attach
+from bridge.trace.findings import Finding
+from bridge.trace.tracer import Tracer
+
+
+class TraceCallback(TrainerCallback):
+    """`Trainer(..., callbacks=[TraceCallback()])`: logs what `debug` asks for into the folder `run` (default: one of the
+    Trainer's output folder), and holds the run to what every training keeps to. What it found is in `found` at the end.
+
+    `options` are those of `bridge.trace.attach`. Raises `BridgeError` under DeepSpeed, whose engine the Trainer does not tell.
+    """
+
+    def __init__(self, debug: Debug | None = None, run: str | Path | None = None, **options: Any) -> None:
+        self.debug, self.run, self.options = debug, run, options
+        self.tracer: Tracer | None = None
+        self.found: list[Finding] = []
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        """Attach."""
+        if getattr(args, "deepspeed", None):
+            raise BridgeError("attach: the Trainer hides DeepSpeed's engine; call bridge.trace.attach(trainer.deepspeed, ...)")
+        run = self.run or Path(args.output_dir) / "trace"
+        given: Mapping[str, Any] = {"optimizer": more["optimizer"], "accumulation": args.gradient_accumulation_steps}
+        self.tracer = attach(more["model"], self.debug, run, **{**given, **self.options})
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        """Take the hooks out."""
+        if self.tracer is not None:
+            self.found = self.tracer.findings.found
+            self.tracer.remove()

@@ -1,0 +1,99 @@
+"""Trace attaches to what most people train with, logs the same tensors under the same names, and raises no false alarm."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attaching import WAYS, attached
+from planting import FAULTS, tried
+
+from bridge.trace.comparison import compare
+from bridge.trace.naming import layers, parameters, unwrapped
+from bridge.trace.run import Run
+
+pytestmark = pytest.mark.usefixtures("foreign")
+Ranks = Callable[..., list[Any]]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The training on one rank, in one pass a step."""
+    folder = tmp_path_factory.mktemp("alone")
+    assert attached(0, 1, "plain", folder) == []
+    return Run.read(folder)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_attached_logs_what_one_rank_logs(way: str, run: Ranks, alone: Run, tmp_path: Path) -> None:
+    if way == "accelerate" and find_spec("accelerate") is None:
+        pytest.skip("accelerate is not installed")
+    assert run(WAYS[way][0], attached, way, tmp_path) == [[]] * WAYS[way][0], "no false alarm"
+    found = compare(Run.read(tmp_path), alone)
+    assert [(str(line.name), line.verdict, line.cause) for line in found.faults] == []
+    weights = {line.name for line in found.lines if line.name.phase in ("reduce", "update") and line.verdict != "unseen"}
+    assert len({name for name in weights if name.kind == "gradient"}) == 2 * len(parameters(model()))
+    hidden = {line.name.layer for line in found.lines if line.verdict == "unseen" and line.name.kind == "output"}
+    assert hidden == (set(layers(model())) if way == "torch.compile" else set())
+
+
+def model() -> Any:
+    from attaching import small
+
+    return small()
+
+
+def test_names_are_the_same_under_every_wrapper() -> None:
+    import torch
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    plain, wrapped = model(), model()
+    for at, block in enumerate(wrapped.blocks):
+        wrapped.blocks[at] = torch.compile(checkpoint_wrapper(block), backend="eager")
+    assert list(layers(wrapped)) == list(layers(plain)) == ["tok", "pos", "blocks.0", "blocks.1", "blocks.2", "norm", "head"]
+    assert list(parameters(wrapped)) == list(parameters(plain))
+    assert unwrapped(wrapped.blocks[0]).__class__ is plain.blocks[0].__class__
+
+
+@pytest.mark.parametrize("name", ["A1", "A3", "A12", "A17", "A22", "A23", "A24", "A25", "A26", "A28", "B7", "F5"])
+def test_planted_faults_are_found_with_and_without_a_twin(name: str, run: Ranks, tmp_path: Path) -> None:
+    """A sample of the catalogue, which `python tests/engine/planting.py` plants whole."""
+    found = tried(run, name, tmp_path)
+    assert found.located, found.named
+    assert found.right is not False, found.claim
+    assert bool(found.right) == bool(FAULTS[name].cause), found.claim
+    assert found.caught, found.alone
+    assert [finding for finding in found.alarms if finding[3] == "fault"] == []
+
+
+SCRIPT = """
+import torch
+from torch import nn
+model = nn.Sequential(nn.Embedding(20, 8), nn.Linear(8, 20))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0)
+for step in range(3):
+    tokens = torch.randint(20, (4, 6))
+    if step != 1:
+        optimizer.zero_grad()
+    nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+    optimizer.step()
+"""
+
+
+def test_a_script_is_watched_without_an_edit(tmp_path: Path) -> None:
+    script, folder = tmp_path / "train.py", tmp_path / "run"
+    script.write_text(SCRIPT)
+    command = [sys.executable, "-P", "-m", "stagebridge", "trace", "run", "--run", str(folder), "--level", "5", "--"]
+    done = subprocess.run([*command, sys.executable, str(script)], capture_output=True, text=True, check=False, env=os.environ)
+    assert done.returncode == 2, done.stderr
+    assert "trace run: 2 faults and 0 remarks" in done.stdout
+    first = json.loads((folder / "findings.jsonl").read_text().splitlines()[0])
+    assert (first["id"], first["step"], first["where"]) == ("gradient-stale", 2, "0.weight")
+    assert Run.read(folder).steps == (0, 1, 2, 3)
