@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from bridge.config import shown
@@ -47,20 +48,22 @@ class Part:
             return None
         path = self.folder / f"{self.record.name.step:08d}.safetensors"
         try:
-            found: Tensor = _opened(path, path.stat().st_mtime_ns, self.digest).get_tensor(key)
+            found = _opened(path, path.stat().st_mtime_ns, self.digest).get(key)
         except (SafetensorError, OSError, UnicodeEncodeError) as error:
             raise SourceError(f"{path}: {error}; it is damaged") from None
+        if found is None:
+            raise SourceError(f"{path}: it has no tensor {shown(key)}; it is damaged")
         if found.dim() != 1 or (count is not None and len(found) != count):
             raise SourceError(f"{path}: {shown(key)} has shape {tuple(found.shape)}, expected ({count},); it is damaged")
         return found.double()
 
 
 @lru_cache(maxsize=128)
-def _opened(path: Path, written: int, digest: str | None) -> Any:
-    """A file whose list of tensors is read once; `written`, its time, tells it from a later one of that name."""
+def _opened(path: Path, written: int, digest: str | None) -> Mapping[str, Tensor]:
+    """A file's tensors, read once; `written`, its time, tells it from a later one of that name."""
     if digest is not None and digest_of(regular(path, path.parent.parent)) != digest:
         raise SourceError(f"{path}: it is not what was written, {STEPS} has another digest; it is damaged")
-    return safe_open(regular(path, path.parent.parent), "pt")
+    return load_file(regular(path, path.parent.parent))
 
 
 def _room(elements: int, present: int, name: object) -> None:

@@ -87,7 +87,7 @@ class Updated(Check):
         still, lost, seen = [], 0, 0
         for name, (old, gradient) in self.old.items():
             group = groups.get(id(named[name])) if name in named else None
-            if group is None or not float(group["lr"]):
+            if group is None or not float(group["lr"]) or not old.numel():
                 continue
             moved = sample(_local(named[name])) != old
             wanted = gradient.isfinite() & (gradient != 0)
@@ -110,7 +110,13 @@ class Updated(Check):
         """Adam's first updates are about as large as its rate; later ones up to (1 - beta1) / sqrt(1 - beta2) times that."""
         for name, (old, _) in self.old.items():
             group = groups.get(id(named[name])) if name in named else None
-            if group is None or "betas" not in group or self.steps > 3 or old.dtype in (torch.bfloat16, torch.float16):
+            if (
+                group is None
+                or not old.numel()
+                or "betas" not in group
+                or self.steps > 3
+                or old.dtype in (torch.bfloat16, torch.float16)
+            ):
                 continue
             change = (sample(_local(named[name])) - old).abs()
             rate, decay = float(group["lr"]), float(group.get("weight_decay") or 0.0)
