@@ -299,13 +299,13 @@ def _on(case: Case) -> str:
 
 def _passes(case: Case) -> Found | None:
     """A rank logged one microbatch several times over."""
-    for label, entries in zip("AB", case.entries, strict=True):
-        for name, entry in entries.items():
+    for label, run in (("A", case.comparison.first), ("B", case.comparison.second)):
+        for entry in run.entries(case.first.name.step):
+            name = entry.name
             here = {(part.rank, part.record.microbatch) for part in entry.parts}
             again = [part.rank for part in entry.replicas if (part.rank, part.record.microbatch) in here]
             if name.phase == "forward" and name.kind == "output" and again:
-                run = case.comparison.first if label == "A" else case.comparison.second
-                told = f"rank {again[0]} logged {name.tensor} more than once under the number of one microbatch"
+                told = f"rank {again[0]} logged {name} more than once under the number of one microbatch"
                 return f"{label} runs more passes in a step than the {run.about.get('accumulation')} that it was told", [told]
     return None
 

@@ -122,6 +122,9 @@ class Entry:
         found = [part for part in self.parts if part.record.samples]
         if not found:
             return None
+        if len(found) == 1 and found[0].record.placement.complete:  # as most are: all samples, in order
+            only = found[0].tensor(found[0].record.samples, len(sampled(self.shape, self.first.level)))
+            return None if only is None else only * found[0].record.factor
         values = [part.tensor(part.record.samples) for part in found]
         _room(min(prod(self.shape), 2**self.first.level), sum(len(part) for part in values if part is not None), self.name)
         samples = torch.full((len(sampled(self.shape, self.first.level)),), math.nan, dtype=torch.float64)

@@ -15,6 +15,7 @@ from bridge.cli import run
 from bridge.engine import initialize
 from bridge.engine.models.gpt import mean_cross_entropy
 from bridge.plan import Plan
+from bridge.trace.plugin import same_run
 
 LOGS = ("layer_outputs", "layer_gradients", "param_init", "all_param_gradients", "param_update")
 PLAN = {
@@ -62,6 +63,12 @@ def test_where_runs_part(capsys: pytest.CaptureFixture[str], runs: Path) -> None
     assert "cause: block1 itself computes something else: its code" in out
     assert "evidence: what runs before it agrees to 0" in out
     assert "2/forward/block2/output" in out and "steps after 2 were left out (1); --all" in out
+
+
+def test_a_test_holds_two_runs_together(runs: Path) -> None:
+    same_run(runs / "again", runs / "good")
+    with pytest.raises(AssertionError, match=r"they part at 2/forward/block1/output: fault; A is 1.00001 times B\ncause: block1"):
+        same_run(runs / "bad", runs / "good")
 
 
 def test_json(capsys: pytest.CaptureFixture[str], runs: Path) -> None:

@@ -1,0 +1,35 @@
+"""A plugin of pytest, so that a project's own tests hold two of its layouts together: the fixture `assert_same_run`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Folder = str | Path
+
+
+@pytest.fixture
+def assert_same_run() -> Callable[[Folder, Folder], None]:
+    """`assert_same_run(a, b)`: two traced runs are equal up to rounding. What fails says where they part and, if their logs show
+    it, why. Runs without a tensor whose values both logged fail too: nothing was proved.
+    """
+    return same_run
+
+
+def same_run(first: Folder, second: Folder) -> None:
+    """See `assert_same_run`. Raises `AssertionError`, or `BridgeError` where a folder holds no run."""
+    from bridge.trace.comparison import compare
+    from bridge.trace.run import Run
+
+    found = compare(Run.read(first), Run.read(second), every=False)
+    parted, why = found.divergence, found.diagnosis
+    if parted is not None:
+        settings = [f"settings differ: {setting}" for setting in found.settings if not setting.layout]
+        told = [f"they part at {parted.name}: {parted.verdict}; {parted.cause}", *settings]
+        if why is not None:
+            told += [f"cause: {why.claim}"] * bool(why.claim) + [f"evidence: {line}" for line in why.evidence]
+        raise AssertionError(f"{first} and {second} are not the same run\n" + "\n".join(told))
+    if not any(line.verdict in ("equal", "rounding") for line in found.lines):
+        raise AssertionError(f"{first} and {second}: no tensor was logged with values in both: nothing is proved")
