@@ -317,7 +317,7 @@ def _evaluated(case: Case) -> Found | None:
     if len(verdicts) != 1 or not verdicts <= {"only in A", "only in B"}:
         return None
     label = "A" if verdicts == {"only in B"} else "B"
-    return f"{label} runs no layer in training mode in step {case.first.name.step}", [
+    return f"{label} runs no layer in training mode in step {case.first.name.step}: evaluation, or a step too many", [
         f"all {len(lines)} outputs of layers are {case.first.verdict}, and both runs logged them in the step before"
     ]
 

@@ -827,7 +827,7 @@ FAULTS |= {
         SEQ,
     ),
     "B1": Planted(whole_loss, r"1/backward/", "2 times B's", ()),
-    "B2": Planted(sets(step=twice), r"[23]/", "", ("step-without-backward",)),
+    "B2": Planted(sets(step=twice), r"[23]/", "a step too many", ("step-without-backward",)),
     "B3": Planted(plants("begins", rates(1.5), rank=1), r"2/reduce/state|2/update", "learning rate|lr", ("replicas-differ",)),
     "B5": Planted(
         plants("stepped", nudges("blocks.1.up.weight"), rank=1), r"[23]/", r"blocks\.1 itself .* on rank 1", ("replicas-differ",)
