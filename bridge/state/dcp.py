@@ -77,37 +77,7 @@ class Dcp(Format):
 
     def read(self, place: Path) -> Hub:
         """Weights under `model`, or at the top; the optimizer by the names of parameters; the rest is the client's."""
-        found = entries(place)
-        model, optimizer, rest = _sorted(found, place)
-        if not model:
-            raise SourceError(f"{place / METADATA}: no tensors of a model in it; {DAMAGED}")
-        groups, states = tuple(_groups(optimizer)), _states(optimizer)
-        known = {name for group in groups for name in group.names} | set(states)
-        ties = dict(_ties(model, known))
-        kinds = {name: _is_buffer(name, model, known) for name in model}
-        parameters = {
-            name: _parameter(held, states.get(name, {}), not known or name in known)
-            for name, held in model.items()
-            if name not in ties and not kinds[name]
-        }
-        steps = {held.step for held in parameters.values() if held.step is not None}
-        said, left = plain(rest, "client")
-        held = said.pop(BESIDE, None)
-        steps_said = said.pop("step", None)
-        made = int(max(steps)) if steps else steps_said if isinstance(steps_said, int) else None
-        files = (place / METADATA, *sorted(place.glob("*.distcp")))
-        hub = Hub(
-            Origin(self.name, layout={"ranks": len(files) - 1}, files=files),
-            parameters,
-            {name: held for name, held in model.items() if kinds[name]},
-            ties,
-            ordered=False,
-            groups=groups,
-            where=Where(made, lr=groups[0].settings.get("lr") if groups else None),
-            client={key: value for key, value in said.items() if value is not None},
-            findings=(*left, *_guessed(parameters, known)),
-        )
-        return with_beside(hub, held)
+        return hub_of(self.name, place, entries(place), (place / METADATA, *sorted(place.glob("*.distcp"))))
 
     def plan(self, hub: Hub, wanted: Wanted) -> Written:
         """One rank's files under `model` and `optimizer`, as get_state_dict of torch has them; masters are the weights."""
@@ -117,6 +87,43 @@ class Dcp(Format):
 
 
 # Reading
+
+
+def hub_of(format: str, place: Path, found: Mapping[str, Entry], files: tuple[Path, ...]) -> Hub:
+    """What the entries of a checkpoint say together. Raises `SourceError` where there is no model among them."""
+    model, optimizer, rest = _sorted(found, place)
+    if not model:
+        raise SourceError(f"{place / METADATA}: no tensors of a model in it; {DAMAGED}")
+    groups, states = tuple(_groups(optimizer)), _states(optimizer)
+    strange = sorted(name for name in states if name not in model)
+    if strange:
+        more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
+        raise SourceError(f"{place}: the optimizer has states of {shown(strange[0])}{more}, which the model has not; {DAMAGED}")
+    known = {name for group in groups for name in group.names} | set(states)
+    ties = dict(_ties(model, known))
+    kinds = {name: _is_buffer(name, model, known) for name in model}
+    parameters = {
+        name: _parameter(held, states.get(name, {}), not known or name in known)
+        for name, held in model.items()
+        if name not in ties and not kinds[name]
+    }
+    steps = {held.step for held in parameters.values() if held.step is not None}
+    said, left = plain(rest, "client")
+    held = said.pop(BESIDE, None)
+    steps_said = said.pop("step", None)
+    made = int(max(steps)) if steps else steps_said if isinstance(steps_said, int) else None
+    hub = Hub(
+        Origin(format, layout={"ranks": len(list(files[-1].parent.glob("*.distcp")))}, files=files),
+        parameters,
+        {name: held for name, held in model.items() if kinds[name]},
+        ties,
+        ordered=False,
+        groups=groups,
+        where=Where(made, lr=groups[0].settings.get("lr") if groups else None),
+        client={key: value for key, value in said.items() if value is not None},
+        findings=(*left, *_guessed(parameters, known)),
+    )
+    return with_beside(hub, held)
 
 
 def verified(place: Path, known: Known, used: Used | None = None) -> None:

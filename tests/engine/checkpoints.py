@@ -264,3 +264,28 @@ def in_parts(rank: int, world: int, name: str, save: Path) -> Mapping[str, Tenso
         return {name: weight.clone() for name, weight in trainer.weights().items()}
     finally:
         trainer.close()
+
+
+def automodel(rank: int, world: int, save: Path) -> None:
+    """What AutoModel's checkpointer writes of a step of fully_shard (its state dicts are torch's, the optimizer's one flat)."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    net = model_of("llama")
+    fully_shard(net, mesh=init_device_mesh("cpu", (world,)))
+    optimizer = torch.optim.AdamW(trained_of(net, Task(matrices=True)), **{**ADAM, "betas": tuple(ADAM["betas"])})
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    tokens = tokens_of(Task(), 0, rank, world)
+    loss_of(scores(net, tokens), tokens).backward()
+    optimizer.step()
+    schedule.step()
+    flat = get_optimizer_state_dict(net, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True))
+    dcp.save(get_model_state_dict(net), checkpoint_id=str(save / "model"))
+    dcp.save({"optim": flat, "sched": schedule.state_dict()}, checkpoint_id=str(save / "optim"))
+    whole = {name: weight.full_tensor() for name, weight in net.named_parameters()}  # type: ignore[operator]
+    moments = {name: optimizer.state[weight]["exp_avg"].full_tensor() for name, weight in net.named_parameters()}
+    if rank == 0:
+        torch.save((whole, moments), save.with_suffix(".pt"))
+        (save / "rng.pt").touch()

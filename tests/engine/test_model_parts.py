@@ -103,3 +103,21 @@ def test_parts_that_do_not_belong_together_are_named(saved: Mapping[str, Any], t
         format, place = formats.found(tmp_path / "copy")
         formats.verified(format, place)
         formats.read_at(format, place)
+
+
+def test_folders_of_automodel_are_read(run: Run, tmp_path: Path) -> None:
+    """Model and optimizer in folders of their own, the latest of them by a link."""
+    place = tmp_path / "run" / "epoch_0_step_1"
+    place.mkdir(parents=True)
+    run(2, checkpoints.automodel, place)
+    (tmp_path / "run" / "LATEST").symlink_to(place.name)
+    hub = formats.read(tmp_path / "run")
+    whole, moments = torch.load(place.with_suffix(".pt"))
+    assert hub.parameters.keys() == whole.keys() and hub.origin.format == "automodel"
+    for name, held in hub.parameters.items():
+        assert torch.equal(held.weight.whole(), whole[name]) and torch.equal(held.moments["exp_avg"].whole(), moments[name])
+    assert sorted(group.settings["weight_decay"] for group in hub.groups) == [0.0, 0.1] and hub.where.steps == 1
+    assert (hub.schedule or {})["last_epoch"] == 1 and [finding.path for finding in hub.findings] == ["rng"]
+    (place / "model" / ".metadata").unlink()
+    with pytest.raises(SourceError, match=r"consolidate.sh"):
+        formats.read(tmp_path / "run")

@@ -17,11 +17,11 @@ from bridge.state.digests import SUMS
 from bridge.state.files import File
 from bridge.state.formats import Format, Used, Wanted, Written, pointed
 from bridge.state.hub import Group, Hub, lost
-from bridge.state.lazy import Joined, Lazy, Run, cast
+from bridge.state.lazy import Joined, Lazy, Run, cast, raw
 from bridge.state.packing import saved
 from compat.deepspeed.state import zero_writing as writing
 from compat.deepspeed.state.files import DAMAGED, KNOWN, Files, loaded
-from compat.deepspeed.state.zero import Flats, Named, groups_of, held_of, hub_of, shapes_of
+from compat.deepspeed.state.zero import SAMPLE, Flats, Named, groups_of, held_of, hub_of, shapes_of
 
 LATEST = "latest_universal"
 ZERO, OPTIMIZER, FP32, STEP = "zero", "optimizer_state.pt", "fp32", "step"
@@ -70,7 +70,7 @@ class Universal(Format):
             archive.verify(path, place, used=used)
         for name in MODELS:
             if (place / name).is_file():
-                loaded(place / name, place, "module")
+                _of_one_run(place, loaded(place / name, place, "module"))
 
     def plan(self, hub: Hub, wanted: Wanted) -> Written:
         """Folders by name, and model states for every level; DeepSpeed takes settings of groups where the source says them."""
@@ -84,6 +84,20 @@ class Universal(Format):
         return Written(files, f"{tag}/{SUMS}", (*writing.unsaid(layout), *_left(hub)))
 
 
+def _of_one_run(place: Path, model: Mapping[str, Any]) -> None:
+    """Raises `SourceError` for a master that is not the model's weight before rounding: below level 3 the model has it too."""
+    for name, weight in (model["module"] or {}).items():
+        path = place / ZERO / name / f"{FP32}.pt"
+        if "/" in name or not path.is_file() or not isinstance(weight, Lazy) or not weight.count:
+            continue
+        value = archive.read(path, place, KNOWN)
+        held, count = value.get("param") if isinstance(value, dict) else value, min(weight.count, SAMPLE)
+        if not isinstance(held, Lazy) or held.count != weight.count:
+            continue  # which reading names, or a part of the weight that tensor ranks share
+        if bytes(raw(cast(held, weight.dtype).flat(0, count))) != bytes(raw(weight.flat(0, count))):
+            raise SourceError(f"{path}: not the model's weight before rounding; it is another parameter's, or of another run")
+
+
 def _flats(place: Path, shapes: Sequence[Named], optimizer: Mapping[str, Any]) -> Flats:
     """Master, moments and step of each parameter; level 3 keeps one step for all."""
     common = ((optimizer.get("optimizer_state_dict") or {}).get("state") or {}).get(0, {}).get(STEP)
@@ -95,6 +109,12 @@ def _flats(place: Path, shapes: Sequence[Named], optimizer: Mapping[str, Any]) -
             raise SourceError(f"{place / ZERO}: parameters of one group stand at several steps ({shown(found)}); {DAMAGED}")
         steps.append(found.pop() if found else None)
         tensors |= {name: dict(_kinds(place, name, tuple(shape))) for name, shape in named.items()}
+    every = {kind for kinds in tensors.values() for kind in kinds}
+    SourceError.raise_if(
+        f"{place / ZERO / name / kind}.pt: not there, though other parameters have one; {DAMAGED}"
+        for name, kinds in tensors.items()
+        for kind in sorted(every - set(kinds))
+    )
     return Flats(tensors, steps)
 
 

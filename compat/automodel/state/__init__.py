@@ -1,0 +1,73 @@
+"""Checkpoints that NeMo AutoModel writes, read without it: `model/` and `optim/` in a folder of each step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from bridge.errors import SourceError
+from bridge.files.contained import inside
+from bridge.findings import Finding
+from bridge.rules import Effect
+from bridge.state import dcp, safe
+from bridge.state.dcp import Entry
+from bridge.state.formats import Format, Used
+from bridge.state.hub import Hub, lost
+
+LATEST, MODEL, OPTIMIZER, SCHEDULE = "LATEST", "model", "optim", "sched"
+CONSOLIDATED = "consolidated"
+UNREAD = {
+    "rng*": "random states are not carried; dropout draws others",
+    "dataloader*": "the place in the data is not carried; it begins anew",
+}
+"""Files beside them that only its own program reads (recipes/base_recipe.py: save_checkpoint), and what is lost with them."""
+
+
+class Folder(Format):
+    """A checkpoint of AutoModel's recipes (components/checkpoint/checkpointing.py: Checkpointer)."""
+
+    name = "automodel"
+    title = "NeMo AutoModel"
+
+    def find(self, folder: Path) -> Path | None:
+        """The folder itself, or the step that the link LATEST leads to."""
+        place = inside(folder / LATEST, folder) if (folder / LATEST).is_dir() else folder
+        return place if (place / OPTIMIZER / dcp.METADATA).is_file() and (place / MODEL).is_dir() else None
+
+    def verify(self, place: Path, used: Used | None = None) -> None:
+        """Each archive within the files has checksums of its own; safetensors have none."""
+        super().verify(place, used)
+        for part in (MODEL, OPTIMIZER):
+            if (place / part / dcp.METADATA).is_file():
+                dcp.verified(place / part, dcp.KNOWN, used)
+
+    def read(self, place: Path) -> Hub:
+        """Weights, and the optimizer by their names; the schedule is torch's own."""
+        weights, files = _weights(place / MODEL)
+        found = dcp.entries(place / OPTIMIZER)
+        schedule = {".".join(map(str, entry.path[1:])): entry.value for entry in found.values() if entry.path[0] == SCHEDULE}
+        rest = {key: entry for key, entry in found.items() if entry.path[0] != SCHEDULE}
+        parts = (place / OPTIMIZER / dcp.METADATA, *sorted((place / OPTIMIZER).glob("*.distcp")))
+        hub = dcp.hub_of(self.name, place, {**weights, **rest}, (*files, *parts))
+        return replace(hub, schedule=schedule or None, findings=(*hub.findings, *_unread(place)))
+
+
+def _weights(place: Path) -> tuple[Mapping[str, Entry], tuple[Path, ...]]:
+    """Tensors of the model, and their files: torch's own, or whole ones of safetensors. Raises `SourceError` for shards."""
+    if (place / dcp.METADATA).is_file():
+        return dcp.entries(place), (place / dcp.METADATA, *sorted(place.glob("*.distcp")))
+    whole = safe.Safe().find(place / CONSOLIDATED) or safe.Safe().find(place)
+    if whole is None:
+        raise SourceError(f"{place}: shards of safetensors that are not whole; run its consolidate.sh")
+    hub = safe.Safe().read(whole)
+    return {name: Entry((name,), held.weight) for name, held in hub.parameters.items()}, hub.origin.files
+
+
+def _unread(place: Path) -> Iterator[Finding]:
+    for pattern, message in UNREAD.items():
+        if any(place.glob(pattern)):
+            yield lost(pattern.rstrip("*"), message, Effect.NUMBERS)
+
+
+FORMATS: tuple[Format, ...] = (Folder(),)
