@@ -14,6 +14,7 @@ from typing import Any
 import checkpoints
 import pytest
 import torch
+from conftest import Run
 
 from bridge.cli import run as command
 from bridge.errors import SourceError
