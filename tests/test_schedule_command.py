@@ -57,6 +57,43 @@ def test_picture_and_table(capsys: pytest.CaptureFixture[str], launch: str, tmp_
     assert csv.read_text().splitlines()[3].startswith("3F0,3B0,3F1")
 
 
+PICTURES = {".svg": b"<?xml", ".pdf": b"%PDF", ".html": b"<!doctype html>", ".PNG": b"\x89PNG"}
+
+
+@pytest.mark.parametrize(("ending", "begins"), PICTURES.items())
+def test_a_picture_is_what_its_ending_says(
+    capsys: pytest.CaptureFixture[str], launch: str, tmp_path: Path, ending: str, begins: bytes
+) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / f"out{ending}"
+    assert said(capsys, launch, "--world-size", "4", "--plot", str(path))[0] == 0
+    assert path.read_bytes().startswith(begins)
+    if ending != ".PNG":
+        return
+    wide = int.from_bytes(path.read_bytes()[16:20], "big")
+    said(capsys, launch, "--world-size", "4", "--microbatches", "512", "--plot", str(path))
+    assert wide == int.from_bytes(path.read_bytes()[16:20], "big") <= 1400, "a page wide at any length"
+
+
+def test_another_ending_is_refused(capsys: pytest.CaptureFixture[str], launch: str, tmp_path: Path) -> None:
+    for name in ("out.jpg", "out"):
+        code, _, error = said(capsys, launch, "--world-size", "4", "--plot", str(tmp_path / name))
+        assert code == 1 and "expected a picture .png, .svg, .pdf, .html" in error and not (tmp_path / name).exists()
+
+
+def test_every_unit_of_time_is_in_a_picture_once() -> None:
+    """Or stands for as many as are said."""
+    from bridge.cli.drawing import UNITS, lines
+
+    for shape in (Shape(4, 4, 8), Shape(4, 8, 16), Shape(4, 8, 512)):
+        found = timeline(generate("interleaved_1f1b" if shape.stages > 4 else "1f1b", shape))
+        shown = lines(found)
+        assert max(line.stop - line.start for line in shown) <= UNITS and len(shown) < 10
+        times = [int(line.said.split()[0]) if line.said else 1 for line in shown]
+        if all(line.stop - line.start < UNITS for line in shown if line.said):
+            assert sum(many * (line.stop - line.start) for many, line in zip(times, shown, strict=True)) == round(found.length)
+
+
 def test_what_does_not_fit_is_refused(capsys: pytest.CaptureFixture[str], launch: str) -> None:
     code, _, error = said(capsys, launch, "--world-size", "4", "--microbatches", "1000000000")
     assert code == 1

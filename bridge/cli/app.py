@@ -213,7 +213,7 @@ through each stage. Times are in units of one forward pass of a stage; backward 
 \b
 Examples:
   stagebridge schedule launch.args --world-size 8
-  stagebridge schedule recipe.yaml --microbatches 8 --png schedule.png
+  stagebridge schedule recipe.yaml --microbatches 8 --plot schedule.svg
   stagebridge schedule launch.args --csv schedule.csv     (torch.distributed.pipelining reads it)
 
 """ + table(clean="shown, and proved", findings=DONE, error="wrong usage, refused, or a schedule that does not hold")
@@ -650,7 +650,9 @@ def schedule(
     ] = None,
     png: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--png", metavar="OUT", callback=own_file, help="Draw it: a row for each rank."),
+        typer.Option(
+            "--plot", "--png", metavar="OUT", callback=own_file, help="Draw it, as OUT ends: svg, pdf, html or png."
+        ),
     ] = None,
     csv: Annotated[
         Optional[Path],  # noqa: UP045

@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +13,7 @@ from bridge.cli.budget import bounded
 from bridge.cli.convert import answered, not_over_input, read
 from bridge.cli.job import Job
 from bridge.cli.terminal import console, print_json, say
-from bridge.errors import BridgeError, ConfigError
+from bridge.errors import ConfigError
 from bridge.exits import Exit
 from bridge.files import write_all
 from bridge.layout.partition import Layers, partition
@@ -27,8 +25,6 @@ from bridge.plan import Plan
 from bridge.translation import lift
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
     from rich.console import Console
     from rich.text import Text
 
@@ -58,6 +54,8 @@ def schedule(job: Job, options: Options) -> int:
         if options.csv:
             write_all({options.csv: written(found.schedule)})
         if options.png:
+            from bridge.cli.drawing import draw
+
             draw(found, options.png)
         print_json({**as_json(found), "notes": list(notes)}) if job.json else _print(found, notes)
         for path in (options.csv, options.png):
@@ -70,19 +68,19 @@ def schedule(job: Job, options: Options) -> int:
 
 def timed(plan: Plan, microbatches: int | None) -> tuple[Timeline, tuple[str, ...]]:
     """The schedule in time, and why it is not the plan's own where that cannot be written down."""
-    number, stages = _microbatches(plan, microbatches), _stages(plan)
-    shown, notes = described(plan, number)
-    found = schedule_of(shown, number, stages, text_of(plan), short=True)
+    count, stages = _microbatches(plan, microbatches), _stages(plan)
+    shown, notes = described(plan, count)
+    found = schedule_of(shown, count, stages, text_of(plan), short=True)
     ConfigError.raise_if(f"schedule: {problem}" for problem in prove(found))
     return timeline(found, Costs(again=float(_recomputes(plan, found)))), notes
 
 
 def _microbatches(plan: Plan, given: int | None) -> int:
     batch = plan.batch
-    number = given or solve(batch.micro, batch.accumulation, batch.global_, plan.parallel.data).accumulation
-    if number is None:
+    count = given or solve(batch.micro, batch.accumulation, batch.global_, plan.parallel.data).accumulation
+    if count is None:
         raise ConfigError("batch.accumulation: the file leaves open how many microbatches a step has; say --microbatches N")
-    return number
+    return count
 
 
 def _stages(plan: Plan) -> int | None:
@@ -123,12 +121,13 @@ def title(found: Timeline) -> str:
     """Name, shape, bubble and peak in one line."""
     it, peaks = found.schedule, [in_flight(row) for row in found.schedule.rows]
     return (
-        f"{it.name}: {_number(it.ranks, 'rank')}, {_number(it.stages, 'stage')}, {_number(it.microbatches, 'microbatch', 'es')};"
-        f" bubble {found.bubble:.1%} of the time, at most {_number(max(peaks), 'activation')} in flight"
+        f"{it.name}: {number(it.ranks, 'rank')}, {number(it.stages, 'stage')}, {number(it.microbatches, 'microbatch', 'es')};"
+        f" bubble {found.bubble:.1%} of the time, at most {number(max(peaks), 'activation')} in flight"
     )
 
 
-def _number(count: int, word: str, plural: str = "s") -> str:
+def number(count: int, word: str, plural: str = "s") -> str:
+    """So many of something, in words."""
     return f"{count} {word}{plural if count != 1 else ''}"
 
 
@@ -137,8 +136,8 @@ def _print(found: Timeline, notes: tuple[str, ...] = ()) -> None:
     out.print(title(found), markup=False)
     for note in notes:
         out.print(f"note: {note}", markup=False)
-    legend = ", ".join(f"{letter} {NAMES[letter]}" for letter in NAMES if letter in _letters(found))
-    stage = "stage, " if _several(found) else ""
+    legend = ", ".join(f"{letter} {NAMES[letter]}" for letter in NAMES if letter in letters(found))
+    stage = "stage, " if several(found) else ""
     out.print(f"cells: {stage}action ({legend}), microbatch; a dot is an idle unit of time\n", markup=False)
     _print_rows(found, out)
     for rank in range(found.schedule.ranks):
@@ -155,7 +154,7 @@ def _print_rows(found: Timeline, out: Console) -> None:
     parts = repeated(found) if length > block else [Part(0, length)]
     for part in parts:
         if part.times > 1:
-            again = f"{part.times} times, each with the next {_number(part.further, 'microbatch', 'es')}:"
+            again = f"{part.times} times, each with the next {number(part.further, 'microbatch', 'es')}:"
             out.print(again, markup=False, highlight=False)
         for start in range(part.start, part.stop, block):
             for rank, row in enumerate(cells):
@@ -238,11 +237,13 @@ def _summary(found: Timeline, rank: int) -> str:
     return f"rank {rank}: stages {stages}; idle {idle:.1%}; {in_flight(found.schedule.rows[rank])} in flight"
 
 
-def _letters(found: Timeline) -> set[str]:
+def letters(found: Timeline) -> set[str]:
+    """The kinds of actions in a schedule."""
     return {action.kind for row in found.schedule.rows for action in row}
 
 
-def _several(found: Timeline) -> bool:
+def several(found: Timeline) -> bool:
+    """Whether a rank has more than one stage."""
     return found.schedule.stages > found.schedule.ranks
 
 
@@ -250,7 +251,7 @@ def _cells(found: Timeline, rank: int) -> list[tuple[str, str]]:
     """What a rank does in each unit of time, with its letter; an action that goes on shows as dashes."""
     cells = [(".", "")] * round(found.length)
     for action, start, end in ((span.action, round(span.start), round(span.end)) for span in found.rows[rank]):
-        stage = str(action.stage) if _several(found) else ""
+        stage = str(action.stage) if several(found) else ""
         text = f"{stage}{action.kind}{action.microbatch}"
         for place in range(start, end):
             cells[place] = (text if place == start else "-" * len(text), str(action.kind))
@@ -264,51 +265,3 @@ def _line(label: str, cells: list[tuple[str, str]], width: int) -> Text:
     for text, letter in cells:
         line.append(text.ljust(width), COLOURS.get(letter))
     return line
-
-
-def draw(found: Timeline, path: Path) -> None:
-    """A picture with a row for each rank; white is idle. Raises `BridgeError` if matplotlib is missing."""
-    if find_spec("matplotlib") is None:
-        raise BridgeError("--png: matplotlib is not installed; pip install 'stagebridge[plot]'")
-    import io
-
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    ranks = found.schedule.ranks
-    figure = Figure(figsize=(min(40.0, max(8.0, found.length * 0.25)), 1.6 + 0.55 * ranks), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    _bars(axes, found)
-    axes.set_title(title(found), fontsize=10)
-    axes.set_yticks(range(ranks), [f"rank {rank}" for rank in range(ranks)])
-    axes.set_ylim(ranks - 0.5, -0.5)
-    axes.set_xlim(0, found.length)
-    axes.set_xlabel("time (one forward of a stage = 1)")
-    _legend(figure, found)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=130)
-    write_all({path: picture.getvalue()})
-
-
-def _bars(axes: Axes, found: Timeline) -> None:
-    several = _several(found)
-    for rank, row in enumerate(found.rows):
-        local = found.schedule.local(rank)
-        for letter, spans in groupby(sorted(row, key=lambda span: span.action.kind), lambda span: span.action.kind):
-            for span in spans:
-                shade = 1.0 - 0.5 * local.index(span.action.stage) / len(local)
-                length = span.end - span.start
-                axes.barh(rank, length, 0.9, span.start, color=COLOURS[letter], alpha=shade, edgecolor="white", linewidth=0.6)
-                label = f"{span.action.microbatch}"
-                if several and length > 1:
-                    label = f"{span.action.stage}·{label}"
-                axes.text(span.start + length / 2, rank, label, ha="center", va="center", fontsize=6, color="black")
-
-
-def _legend(figure: Figure, found: Timeline) -> None:
-    from matplotlib.patches import Patch
-
-    patches = [Patch(color=COLOURS[letter], label=NAMES[letter]) for letter in NAMES if letter in _letters(found)]
-    patches.append(Patch(facecolor="white", edgecolor="black", label="idle"))
-    figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), fontsize=8, frameon=False)

@@ -1,0 +1,140 @@
+"""Pipeline schedules as pictures: a page wide, in lines of time, what comes again and again once, idle time hatched."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bridge.cli.schedule import COLOURS, NAMES, Part, letters, number, repeated, several, title
+from bridge.errors import BridgeError
+from bridge.files import write_all
+from bridge.layout.schedule import Timeline
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FORMATS = {".png": "png", ".svg": "svg", ".pdf": "pdf", ".html": "svg"}
+"""What a picture is written as, by the ending of its file; a page of HTML holds an SVG."""
+WIDE, UNITS = 10.0, 72
+"""Inches of a page, and units of time in a line of it."""
+LINES = 40
+"""Lines of a picture at most; what comes behind them is said to be left out."""
+ROW, GAP = 0.24, 0.5
+"""Inches of a rank in a line, and of what stands around the ranks."""
+IDLE = "#e6e6e6"
+PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>{title}</title>
+<style>body {{ margin: 1rem auto; max-width: 64rem; font-family: sans-serif }} svg {{ width: 100%; height: auto }}</style>
+{svg}
+</html>
+"""
+
+
+@dataclass(frozen=True)
+class Line:
+    """Units of time in one line of the picture, and what is said above it."""
+
+    start: int
+    stop: int
+    said: str = ""
+
+
+def lines(found: Timeline) -> list[Line]:
+    """The lines of a picture: all of a schedule that fits, else what repeats once, with its count."""
+    whole = Part(0, round(found.length))
+    parts = [whole] if whole.stop <= 4 * UNITS else repeated(found)
+    return [line for part in parts for line in _of(part)]
+
+
+def _of(part: Part) -> Iterator[Line]:
+    again = f"{part.times} times, each with the next {number(part.further, 'microbatch', 'es')}" if part.times > 1 else ""
+    for start in range(part.start, part.stop, UNITS):
+        yield Line(start, min(start + UNITS, part.stop), again if start == part.start else "")
+
+
+def draw(found: Timeline, path: Path) -> None:
+    """Write a picture in the format that the ending of `path` stands for. Raises `BridgeError` if matplotlib is missing."""
+    format = format_of(path)
+    if find_spec("matplotlib") is None:
+        raise BridgeError(f"{path}: matplotlib is not installed; pip install 'stagebridge[plot]'")
+    picture = io.BytesIO()
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(format, {})
+    _figure(found).savefig(picture, format=format, dpi=130, metadata=metadata)
+    content = picture.getvalue()
+    if path.suffix.lower() == ".html":
+        svg = content.decode()
+        content = PAGE.format(title=title(found), svg=svg[svg.index("<svg") :]).encode()
+    write_all({path: content})
+
+
+def format_of(path: Path) -> str:
+    """The format of a picture; `BridgeError` for an ending that stands for none."""
+    format = FORMATS.get(path.suffix.lower())
+    if format is None:
+        raise BridgeError(f"{path}: found {path.suffix or 'no ending'}, expected a picture {', '.join(FORMATS)}")
+    return format
+
+
+def _figure(found: Timeline) -> Figure:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    every = lines(found)
+    shown = every[:LINES]
+    height = (ROW * found.schedule.ranks + GAP) * len(shown) + 1.0
+    figure = Figure(figsize=(WIDE, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    left = f"\nthe first {LINES} of {len(every)} lines" if len(every) > LINES else ""
+    figure.suptitle(title(found).replace("; ", "\n", 1) + left, fontsize=10)
+    panels: Sequence[Axes] = list(figure.subplots(len(shown), 1, squeeze=False)[:, 0])
+    units = max(line.stop - line.start for line in shown)
+    for axes, line in zip(panels, shown, strict=True):
+        _line(axes, found, line, units)
+    panels[-1].set_xlabel("time (one forward of a stage = 1)", fontsize=8)
+    _legend(figure, found)
+    return figure
+
+
+def _line(axes: Axes, found: Timeline, line: Line, units: int) -> None:
+    """One line, on the scale of all of them: `units` of time are as wide as the page."""
+    ranks, length = found.schedule.ranks, line.stop - line.start
+    axes.barh(range(ranks), length, 0.9, line.start, color=IDLE, hatch="////", edgecolor="#bdbdbd", linewidth=0)
+    _bars(axes, found, line)
+    axes.set_yticks(range(ranks), [f"rank {rank}" for rank in range(ranks)], fontsize=7)
+    axes.set_ylim(ranks - 0.5, -0.5)
+    axes.set_xlim(line.start, line.start + units)
+    axes.set_xticks([tick for tick in axes.get_xticks() if line.start <= tick <= line.stop and tick == round(tick)])
+    axes.tick_params(axis="x", labelsize=7)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    if line.said:
+        axes.set_title(line.said, fontsize=8, loc="left")
+
+
+def _bars(axes: Axes, found: Timeline, line: Line) -> None:
+    apart = several(found)
+    for rank, row in enumerate(found.rows):
+        local = found.schedule.local(rank)
+        for span in row:
+            start, end = max(span.start, line.start), min(span.end, line.stop)
+            if end <= start:
+                continue
+            letter = str(span.action.kind)
+            shade = 1.0 - 0.5 * local.index(span.action.stage) / len(local)
+            axes.barh(rank, end - start, 0.9, start, color="white", linewidth=0)
+            axes.barh(rank, end - start, 0.9, start, color=COLOURS[letter], alpha=shade, edgecolor="white", linewidth=0.4)
+            label = f"{span.action.stage}·{span.action.microbatch}" if apart and end - start > 1 else f"{span.action.microbatch}"
+            axes.text((start + end) / 2, rank, label, ha="center", va="center", fontsize=5.5, color="black")
+
+
+def _legend(figure: Figure, found: Timeline) -> None:
+    from matplotlib.patches import Patch
+
+    patches = [Patch(color=COLOURS[letter], label=f"{NAMES[letter]} ({letter})") for letter in NAMES if letter in letters(found)]
+    patches.append(Patch(facecolor=IDLE, edgecolor="#bdbdbd", hatch="////", label="idle"))
+    figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), fontsize=8, frameon=False)
