@@ -157,6 +157,9 @@ class TestManyFiles:
         code, out, err = said("check", "configs/good.json", "launch.args", "--world-size", "8", *words)
         assert code in (0, 2) and err == "", out
         assert "has nothing to say there" in said("check", "launch.args", "--world-size", "8", *words)[2]
+        sizes = " ".join(launch().splitlines()[3:5])
+        Path("run.sh").write_text(f"torchrun --nproc-per-node 8 pretrain_gpt.py --lr $LR {sizes}\n")
+        assert said("check", "run.sh", "configs/good.json", "--env", "LR=1e-4")[2] == ""
 
     def test_convert_into_a_folder(self, said: Said, tmp_path: Path) -> None:
         (tmp_path / "out").mkdir()

@@ -214,3 +214,10 @@ class TestFiles:
         assert path.read_text() == edited
         told = json.loads(said(*CONVERT, "-o", "ds.json", "--dry-run", "--json")[1])
         assert told["dry_run"] is True and '+      "lr": 0.001,' in told["changes"]
+
+    def test_a_dry_run_shows_no_secret_of_what_is_there(self, said: Said, tmp_path: Path) -> None:
+        said(*CONVERT, "-o", "ds.json")
+        path, secret = tmp_path / "ds.json", "hf_" + "kQ8vZr3TnXw5LpB2" * 2
+        path.write_text(path.read_text().replace("{", f'{{\n  "api_key": "{secret}",', 1))
+        code, out, err = said(*CONVERT, "-o", "ds.json", "--dry-run")
+        assert code == 2 and "api_key" in out and secret not in out + err

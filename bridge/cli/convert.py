@@ -267,7 +267,7 @@ def _started(document: Document, job: Job) -> Document:
     """A script as the user starts it; nothing else has an environment."""
     if isinstance(document.data, Script):
         return replace(document, data=document.data.told(job.outside, job.launch))
-    if job.env or job.launch:
+    if (job.env or job.launch) and not job.loose:
         raise BridgeError(f"{document.name}: --env and --launch are for shell scripts; drop them")
     return document
 

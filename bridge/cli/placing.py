@@ -8,9 +8,10 @@ from hashlib import sha256
 from pathlib import Path
 
 from bridge import carry as carry_over
+from bridge import limits
 from bridge.clean import clean
 from bridge.errors import BridgeError, SourceError
-from bridge.secrets import HIDDEN
+from bridge.secrets import HIDDEN, keep_hidden
 
 Texts = Mapping[Path, str]
 
@@ -69,9 +70,11 @@ def differences(texts: Texts, output: Path) -> Iterator[str]:
 
 def _lines(path: Path) -> list[str] | None:
     try:
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+        text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
+    keep_hidden(text[: limits.TEXT])
+    return text[: limits.TEXT].splitlines()
 
 
 def _diff(before: Iterable[str], after: Iterable[str], name: str) -> Iterator[str]:
