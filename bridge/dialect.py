@@ -289,6 +289,10 @@ class Dialect(ABC):
         """How the stack names the parameters of models."""
         return ()
 
+    def editor_schema(self) -> dict[str, Any]:
+        """What a file of the stack may be, as JSON Schema, for editors and other programs."""
+        return self.schema.model_json_schema()
+
     def inspect(self, config: Config) -> tuple[Finding, ...]:
         """What the stack accepts and then ignores or gets wrong."""
         return ()

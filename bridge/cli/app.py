@@ -202,6 +202,7 @@ Examples:
   stagebridge show megatron --json params_dtype
   stagebridge show automodel distributed.pipeline
   stagebridge show fast_llm
+  stagebridge show deepspeed --schema > deepspeed.schema.json
 
 """ + table(clean="shown", findings=DONE, error="wrong usage: no such stack or field")
 
@@ -472,12 +473,13 @@ def show(
         Optional[str],  # noqa: UP045
         typer.Argument(metavar="[FIELD]", help="Path, flag or section; all fields by default.", show_default=False),
     ] = None,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of its files, for editors.")] = False,
     as_json: Json = False,
 ) -> int:
     """Show one field, a section, or a list of all."""
     from bridge.cli.show import show
 
-    return show(dialect, field, as_json)
+    return show(dialect, field, as_json, schema)
 
 
 @app.command(help=DRIFT, short_help="Say what a config means in another release, and migrate it.")

@@ -24,8 +24,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def show(name: str, field: str | None, as_json: bool) -> int:
-    """Show one field, a section, or all fields of a dialect; the exit code."""
+SCHEMA = "https://json-schema.org/draft/2020-12/schema"
+
+
+def show(name: str, field: str | None, as_json: bool, schema: bool = False) -> int:
+    """Show one field, a section, all fields of a dialect, or the JSON Schema of its files; the exit code."""
+    if schema:
+        _print({"$schema": SCHEMA, **stacks.load(name).editor_schema()})
+        return Exit.CLEAN
     try:
         content = _content(stacks.load(name), field)
     except BridgeError as error:

@@ -140,6 +140,12 @@ class DeepSpeedDialect(PackagedDialect):
 
         return Values(effective(config.given, config.version, config.world_size, partial=config.entry == PARTIAL))
 
+    def editor_schema(self) -> dict[str, Any]:
+        """The same with "auto" where Hugging Face's integrations fill it in, and without what no file holds."""
+        from compat.deepspeed.editors import schema
+
+        return schema()
+
     def inspect(self, config: Config) -> tuple[Finding, ...]:
         """What DeepSpeed accepts and then ignores or gets wrong."""
         from compat.deepspeed.traps import inspect
