@@ -312,6 +312,10 @@ class Dialect(ABC):
         """Whether `config` is meant as all that the stack is started with, rather than as a part of it."""
         return False
 
+    def names_run(self, config: Config) -> bool:
+        """Whether it names the model and the data that it trains, so that `stacks.opener` has what runs it."""
+        return False
+
     def to_object(self, config: Config) -> Any:
         """The stack's own config object; dialects without one say so."""
         raise VersionError(f"{self.name}: has no config object; write it as {' or '.join(self.formats)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -98,6 +98,12 @@ def backends(*named: str | None) -> Mapping[str, Backend]:
     """The engines of our own dialects, and of those `named`, that have a module `runtime.backend`, by dialect."""
     wanted = [name for name in names() if name in OWN or name in named]
     return {name: _imported(name, ".runtime.backend", "BACKEND") for name in wanted if _runs(name)}
+
+
+def opener(name: str) -> Callable[..., Any]:
+    """What builds the model and the data that a config of the dialect `name` names: `opened(config, world, ...)`."""
+    found: Callable[..., Any] = _imported(name, ".runtime.recipe", "opened")
+    return found
 
 
 def _runs(name: str) -> bool:

@@ -537,10 +537,16 @@ def demo(
 @reads_file(as_json=JsonSteps)
 def train(
     job: Job,
-    steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Steps in all, those before a resume counted.")] = 20,
+    steps: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--steps", metavar="N", min=1, help="Steps in all, those before a resume counted: 20, or as a recipe says."),
+    ] = None,
     model: Annotated[
-        str, typer.Option("--model", metavar="NAME", help="tiny, file (what FILE states), or a model's folder.")
-    ] = "tiny",
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--model", metavar="NAME", help="tiny, file (what FILE states), or a model's folder; a recipe names its own."
+        ),
+    ] = None,
     data: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option("--data", metavar="TEXT", help="File to train on, byte by byte; a bundled text by default."),
@@ -580,7 +586,7 @@ def train(
     from bridge.cli import folder
     from bridge.cli.train import Options, Watch, checked, train
 
-    known = folder.checked("--model", model, ("tiny", "file"))
+    known = model and folder.checked("--model", model, ("tiny", "file"))
     if desync is not None:
         checked("--desync", desync, ("log", "raise", "dump"))
     watch = Watch(trace, trace_full, desync, desync_every)

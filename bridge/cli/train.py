@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bridge import stacks
 from bridge.backend import MICRO, Workload
@@ -71,16 +71,18 @@ LEVELS = ("layer_outputs", "layer_gradients", "param_init", "all_param_gradients
 """What is logged where FILE does not say, and the level: statistics and 64 samples."""
 LEVEL = 9
 NATIVE = "native"
+STEPS = 20
+"""Where neither the options nor FILE say how many."""
 
 
 @dataclass(frozen=True)
 class Options:
     """What to train, for how long, and where to keep it. `model` file: the architecture that the config states; a folder: the
-    model of Hugging Face in it.
+    model of Hugging Face in it; None: what the config names, else the tiny one. `steps` None: as a config that names data says.
     """
 
-    steps: int
-    model: str = "tiny"
+    steps: int | None = None
+    model: str | None = None
     data: Path | None = None
     fit: bool = False
     save: Path | None = None
@@ -92,10 +94,15 @@ class Options:
     timeout: float | None = None
 
     @property
+    def number(self) -> int:
+        """Steps, where nothing but the options says how many."""
+        return self.steps or STEPS
+
+    @property
     def native(self) -> Iterator[str]:
         """The options given that only the native engine has."""
         given = {"--save": self.save, "--resume": self.resume, "--trace": self.watch.folder, "--desync": self.watch.desync}
-        folder = {f"--model {self.model}": is_folder(self.model)}
+        folder = {f"--model {self.model}": bool(self.model) and is_folder(self.model or "")}
         limits = {"--silence": self.silence is not None, "--timeout": self.timeout is not None}
         yield from (name for name, value in {**given, **folder, "--deterministic": self.deterministic, **limits}.items() if value)
 
@@ -118,6 +125,12 @@ def train(job: Job, options: Options) -> int:
     here = detect()
     with within(job):
         config = _read(job, here.world, options.fit)
+        if options.model is None and config.dialect.names_run(config):
+            with _lost_ranks_named(options):
+                _named(config, options, here, job)
+            end(here.world)
+            return Exit.CLEAN
+        options = replace(options, model=options.model or "tiny")
         plan = lift(config)
         architecture = _architecture(plan, options.model)
         backend = _backend(plan, options, here, architecture, job.file)
@@ -135,7 +148,34 @@ def _native(config: Config, plan: Plan, architecture: Architecture, options: Opt
     training = _training(plan, architecture, options)
     if here.rank == 0:
         _say((*_unheard(config), *changes, *training.engine.findings))
-    _run(training, options, here.rank == 0, job.json)
+    _run(training, options.number, options, here.rank == 0, job.json)
+
+
+def _named(config: Config, options: Options, here: Environment, job: Job) -> None:
+    """Train what the config names: its model, on its data."""
+    others = {"--fit": options.fit, "--data": options.data, f"--engine {options.engine}": options.engine != NATIVE}
+    ConfigError.raise_if(
+        f"{option}: FILE names its model and its data, and is trained as it is; drop the option, or use --model tiny"
+        for option, value in others.items()
+        if value
+    )
+    watch = options.watch
+    training = stacks.opener(config.dialect.name)(
+        config,
+        here.world,
+        planned=watch.planned,
+        timeout=options.timeout,
+        deterministic=options.deterministic,
+        trace=watch.folder,
+        full=watch.full,
+        policy=watch.policy(),
+        alike={"--steps": options.steps, "--resume": bool(options.resume), "--save": bool(options.save)},
+    )
+    if options.resume:
+        training.engine.load_checkpoint(options.resume)
+    if here.rank == 0:
+        _say(training.findings)
+    _run(training, options.steps or training.length, options, here.rank == 0, job.json)
 
 
 def _backend(plan: Plan, options: Options, here: Environment, architecture: Architecture, file: str) -> Backend | None:
@@ -180,7 +220,7 @@ def _reports(trainer: Trainer, architecture: Architecture, options: Options) -> 
 
     text, skipped = Text.of(options.data, architecture.sequence), 0
     tokens = trainer.micro * trainer.accumulation * trainer.data[1] * architecture.sequence
-    for number in range(options.steps):
+    for number in range(options.number):
         start = time.perf_counter()
         step = trainer.train_batch(batches(text, trainer, number))
         speed, skipped = tokens / (time.perf_counter() - start), skipped + (not step.updated)
@@ -216,14 +256,14 @@ def _unheard(config: Config) -> Iterator[Finding]:
     return (finding for finding in unheld(config) if finding.effect.reaches(Effect.ROUNDING))
 
 
-def _architecture(plan: Plan, model: str) -> Architecture:
+def _architecture(plan: Plan, model: str | None) -> Architecture:
     from bridge.engine.data import BYTES
     from bridge.engine.models.gpt import Architecture
     from bridge.engine.training import TINY
 
-    if model == "tiny":
+    if model in (None, "tiny"):
         return TINY
-    if is_folder(model):
+    if model is not None and is_folder(model):
         return _of_folder(model, plan.model.sequence or TINY.sequence)
     missing = [name for name in ("layers", "hidden", "heads") if getattr(plan.model, name) is None]
     ConfigError.raise_if(f"model.{name}: the file does not state it; use --model tiny" for name in missing)
@@ -290,8 +330,8 @@ def _training(plan: Plan, architecture: Architecture, options: Options) -> Train
         trace=watch.folder,
         full=watch.full,
         policy=watch.policy(),
-        folder=Path(options.model) if is_folder(options.model) else None,
-        alike={"--steps": options.steps, "--resume": bool(options.resume), "--save": bool(options.save)},
+        folder=Path(options.model) if options.model and is_folder(options.model) else None,
+        alike={"--steps": options.number, "--resume": bool(options.resume), "--save": bool(options.save)},
     )
     if options.resume:
         training.engine.load_checkpoint(options.resume)
@@ -303,10 +343,11 @@ def _say(findings: Iterable[Finding]) -> None:
         note(f"note: {finding.path}: {finding.message} ({finding.effect.value})")
 
 
-def _run(training: Training, options: Options, first: bool, as_json: bool) -> None:
+def _run(training: Any, number: int, options: Options, first: bool, as_json: bool) -> None:
+    """Run `training`, which has an `engine` and `steps(number)` that yields lines, until `number` steps are done."""
     bar = first and not as_json and sys.stdout.isatty()
-    show = _Bar(options.steps) if bar else _line if not as_json else _object
-    for report in training.steps(options.steps):
+    show = _Bar(number) if bar else _line if not as_json else _object
+    for report in training.steps(number):
         if first:
             show(report)
     if options.save:

@@ -132,7 +132,8 @@ class Engine:
         named, homes = dict(model.named_parameters()), self.pipeline.schedule.homes
         self.parameters = parameter_facts(named, layers, self.pipeline.layers, marks)
         self.layout, local = self._layout(self.line.index), self.pipeline.local(self.line.index)
-        parameters = _kept(named, on_rank(self.parameters, homes, self.line.index))
+        compute = TORCH[plan.precision.compute] if plan.precision.compute else None
+        parameters = _kept(named, on_rank(self.parameters, homes, self.line.index), compute)
         self._trained = [(name, weight, weight.requires_grad) for name, weight in parameters.items()]
         self.weights = Weights(self.layout, parameters, comm, device)
         self.gradients = Gradients(self.layout, parameters, comm, device, _holders(comm, self.parameters, homes))
@@ -701,12 +702,15 @@ def _executor(engine: Engine, stages: Mapping[int, Stage], variable: bool) -> Ex
     return Executor(schedule, rows[engine.line.index], stages, engine.layout, engine.weights, engine.gradients, messages)
 
 
-def _kept(named: Mapping[str, nn.Parameter], own: Iterable[Parameter]) -> dict[str, nn.Parameter]:
-    """The parameters that this pipeline rank holds; the others are let go of."""
+def _kept(named: Mapping[str, nn.Parameter], own: Iterable[Parameter], compute: torch.dtype | None) -> dict[str, nn.Parameter]:
+    """The parameters that this pipeline rank holds; the others are let go of, but for their format in compute, which tells a
+    model in which one to make masks and positions.
+    """
     names = {parameter.name for parameter in own}
     for name, weight in named.items():
         if name not in names:
-            weight.data = weight.data.new_empty(0)
+            dtype = compute if compute and weight.is_floating_point() else weight.dtype
+            weight.data = weight.data.new_empty(0, dtype=dtype)
     return {name: weight for name, weight in named.items() if name in names}
 
 

@@ -83,6 +83,21 @@ def placed(name: str) -> str | Path:
     return name if _REACH.get() is None else find(name) or name
 
 
+def reached(name: str) -> Path | None:
+    """The file `name` for the input that is read, or, where none is, for the caller; None if there is none."""
+    return own(name) if _REACH.get() is None else find(name)
+
+
+def writable(name: str) -> Path:
+    """The folder `name` that an input has written, from where the command runs. Raises `OutsideError` if it is neither below that
+    nor in the input's folder, and was not allowed.
+    """
+    reach, place = _REACH.get(), Path(name)
+    if reach is not None and not (reach.holds(place) or Reach().holds(place)):
+        raise OutsideError(_outside(name, place, reach).replace("opened", "written"))
+    return place
+
+
 def _outside(name: str, place: Path, reach: Reach) -> str:
     folder = os.path.realpath(reach.folder)
     return f"{name}: leads out of {folder}, so it was not opened; give --allow-path {os.path.realpath(place)} if you trust it"

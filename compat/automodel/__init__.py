@@ -100,6 +100,11 @@ class AutoModelDialect(PackagedDialect):
         if config.entry == RECIPE:
             yield from missing(config.given, NEEDS, self.whole(config))
 
+    def names_run(self, config: Config) -> bool:
+        """Whether it names the model and the data that it trains."""
+        data = config.given.get("dataset.*") or {}
+        return config.entry == RECIPE and bool(config.given.get("model._target_") and data.get("_target_"))
+
     def whole(self, config: Config) -> bool:
         """Whether it names the recipe, the model or the data."""
         from compat.automodel.requirements import whole

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -97,3 +99,83 @@ def evaluated(rank: int, world: int) -> dict[str, Any]:
         pipeline.step(data["input_ids"], target=data["labels"])
         found.setdefault("twice", float(weight.grad.norm()))
     return found
+
+
+SENTENCES = {"num_sentences": 12, "mean_len": 9, "std_len": 3, "vocab_size": VOCAB, "max_sentence_len": 16, "seed": 5}
+FP64 = {"param_dtype": "float64", "reduce_dtype": "float64", "output_dtype": "float64", "cast_forward_inputs": True}
+
+
+def recipe(folder: Path, **distributed: Any) -> dict[str, Any]:
+    """A recipe for a small Llama in `folder`, in fp64, whose epochs end with a smaller step."""
+    return {
+        "seed": 7,
+        "step_scheduler": {"global_batch_size": 8, "local_batch_size": 4, "num_epochs": 3},
+        "model": {
+            "_target_": "nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained",
+            "pretrained_model_name_or_path": str(folder),
+            "torch_dtype": "float64",
+        },
+        "distributed": {"strategy": "fsdp2", "mp_policy": FP64, **distributed},
+        "loss_fn": {"_target_": "nemo_automodel.components.loss.masked_ce.MaskedCrossEntropy"},
+        "dataset": {"_target_": "nemo_automodel.components.datasets.llm.mock.build_unpacked_dataset", **SENTENCES},
+        "dataloader": {"_target_": "torchdata.stateful_dataloader.StatefulDataLoader", "shuffle": True},
+        "optimizer": {"_target_": "torch.optim.Adam", "lr": RATE, "betas": [0.9, 0.99], "eps": 1e-8, "weight_decay": 0.1},
+        "lr_scheduler": {"lr_decay_style": "linear", "lr_warmup_steps": 0, "min_lr": 0.0},
+        "clip_grad_norm": {"max_norm": 0.5},
+    }
+
+
+def recipes(rank: int, world: int, data: Mapping[str, Any], steps: int | None = None) -> list[tuple[float, float, float]]:
+    """Losses, norms and rates of a recipe."""
+    from bridge.engine.training import Report
+    from compat.automodel import DIALECT
+    from compat.automodel.runtime.recipe import opened
+
+    run = opened(DIALECT.read(data, None, world), world)
+    return [(line.loss, line.grad_norm, line.lr) for line in run.steps(steps) if isinstance(line, Report)]
+
+
+def recipe_by_hand(folder: Path) -> list[tuple[float, float, float]]:
+    """The same recipe with nothing but torch and transformers: six steps, of which every second has one batch of four."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=RATE, betas=(0.9, 0.99), weight_decay=0.1)
+    drawn, rows, found = random.Random(SENTENCES["seed"]), [], []
+    for _ in range(SENTENCES["num_sentences"]):
+        length = max(1, min(16, int(drawn.gauss(9, 3))))
+        rows.append([*drawn.choices(range(2, VOCAB), k=length), 1])
+    for step in range(6):
+        order = torch.randperm(12, generator=torch.Generator().manual_seed(7 + step // 2)).tolist()
+        batches = (order[:4], order[4:8]) if step % 2 == 0 else (order[8:],)
+        total = sum(len(rows[index]) for batch in batches for index in batch)
+        rate, loss = RATE * (1 - step / 6), 0.0
+        for batch in batches:
+            longest = max(len(rows[index]) for index in batch)
+            filled = [rows[index] + [0] * (longest - len(rows[index])) for index in batch]
+            mask = torch.tensor([[1] * len(rows[index]) + [0] * (longest - len(rows[index])) for index in batch])
+            tokens = torch.tensor(filled)
+            labels = tokens.where(mask.bool(), -100)
+            logits = model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
+            part = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+            part.backward()
+            loss += float(part.detach()) / total
+        for weight in model.parameters():  # divided once, since norms and positions in fp32 round what they are given
+            weight.grad /= total
+        norm = float(nn.utils.clip_grad_norm_(model.parameters(), 0.5))
+        optimizer.param_groups[0]["lr"] = rate
+        found.append((loss, norm, rate))
+        optimizer.step()
+        optimizer.zero_grad()
+    return found
+
+
+def words(folder: Path) -> None:
+    """A tokenizer with a word for each byte."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = {letter: place + 2 for place, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    inner = Tokenizer(models.BPE(vocab={"<pad>": 0, "<eos>": 1, **letters}, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>").save_pretrained(folder)

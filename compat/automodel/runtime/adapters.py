@@ -1,0 +1,70 @@
+"""Adapters: the low-rank ones that a recipe asks for, by the library peft. Source: components/_peft/lora.py, PeftConfig."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from fnmatch import translate
+from importlib.util import find_spec
+from typing import Any
+
+from torch import nn
+
+from bridge.errors import BridgeError, ConfigError
+from bridge.findings import Finding
+from bridge.rules import Effect
+from compat.automodel.runtime.sections import Section, only, target
+
+KNOWN = ("dim", "alpha", "dropout", "dropout_position", "target_modules", "exclude_modules", "match_all_linear", "use_triton")
+
+
+def adapted(model: nn.Module, section: Section) -> tuple[nn.Module, tuple[Finding, ...]]:
+    """`model` with the adapters that the section asks for, of which alone they train; `model` itself where there is none.
+
+    Raises `BridgeError` if peft is not installed, or does not have what is asked for.
+    """
+    if not section:
+        return model, ()
+    target(section, "peft", ("PeftConfig",))
+    only(section, "peft", KNOWN)
+    if find_spec("peft") is None:
+        raise BridgeError("peft: the library peft, which has the adapters, is not installed; pip install peft")
+    if section.get("dropout") and section.get("dropout_position", "post") != "pre":
+        raise ConfigError("peft.dropout: peft's is that of an adapter's input; set dropout_position to pre, or dropout to 0")
+    import peft  # type: ignore[import-not-found, unused-ignore]
+
+    config = peft.LoraConfig(
+        r=section.get("dim", 8),
+        lora_alpha=section.get("alpha", 32),
+        lora_dropout=section.get("dropout") or 0.0,
+        target_modules=list(_modules(model, section)),
+        task_type="CAUSAL_LM",
+    )
+    found: nn.Module = peft.get_peft_model(model, config)
+    return found, tuple(_findings(section))
+
+
+def _modules(model: nn.Module, section: Section) -> Iterator[str]:
+    """Linear layers by the patterns of a section: whole names, or their last words."""
+    wanted, spared = (_patterns(section.get(name)) for name in ("target_modules", "exclude_modules"))
+    everything = bool(section.get("match_all_linear"))
+    if not (wanted or everything or spared):
+        raise ConfigError("peft.target_modules: is missing; name modules, or set match_all_linear")
+    head: Any = getattr(model, "get_output_embeddings", lambda: None)()
+    for name, module in model.named_modules():
+        linear = isinstance(module, nn.Linear) and module is not head and not _matches(name, spared)
+        if linear and (everything or not wanted or _matches(name, wanted)):
+            yield name
+
+
+def _patterns(said: Any) -> list[re.Pattern[str]]:
+    return [re.compile(translate(each)) for each in ([said] if isinstance(said, str) else said or [])]
+
+
+def _matches(name: str, patterns: list[re.Pattern[str]]) -> bool:
+    return any(pattern.fullmatch(name) or pattern.fullmatch(name.rpartition(".")[2]) for pattern in patterns)
+
+
+def _findings(section: Section) -> Iterator[Finding]:
+    if section.get("use_triton"):
+        yield Finding("peft.use_triton", "adapters run on torch's kernels", Effect.ROUNDING, True, before=True)

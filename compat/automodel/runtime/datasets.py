@@ -1,0 +1,171 @@
+"""Data sets by the classes that recipes name: mock data, columns of JSON lines, SQuAD and HellaSwag from this machine."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from bridge.engine.randomness import seed_of
+from bridge.errors import ConfigError, SourceError
+from compat.automodel.runtime.formatting import IGNORED, Sample, completion, pairs
+from compat.automodel.runtime.rows import column, rows
+from compat.automodel.runtime.sections import Section, only, target
+
+END = 1
+"""The token that ends a sentence of mock data; 0 is padding, and words begin behind it."""
+
+
+class Samples(torch.utils.data.Dataset[Sample]):
+    """`number` samples, made when they are asked for."""
+
+    def __init__(self, number: int, make: Callable[[int], Sample]) -> None:
+        self.number, self.make = number, make
+
+    def __len__(self) -> int:
+        return self.number
+
+    def __getitem__(self, index: int) -> Sample:
+        return self.make(index)
+
+
+def dataset(section: Section, path: str, tokenizer: Callable[[], Any], seed: int) -> Samples:
+    """The data set that a section names. `tokenizer()` is asked for only where texts are. Raises `BridgeError`."""
+    name = target(section, path, tuple(KNOWN))
+    settings, make = KNOWN[name]
+    only(section, path, (*settings, "tokenizer"))
+    given = {key: section[key] for key in settings if section.get(key) is not None}
+    found = make(given, path, tokenizer, seed)
+    if not len(found):
+        raise SourceError(f"{path}: has no samples; give data with at least one")
+    return found
+
+
+def _sentences(given: Section, path: str, tokenizer: Callable[[], Any], seed: int) -> Samples:
+    """Sentences of random words. Source: components/datasets/llm/mock.py."""
+    values = {
+        "num_sentences": 10,
+        "mean_len": 20.0,
+        "std_len": 6.0,
+        "vocab_size": 100,
+        "max_sentence_len": 64,
+        "seed": 0,
+        **given,
+    }
+    drawn, words, found = random.Random(values["seed"]), range(2, values["vocab_size"]), []
+    for _ in range(values["num_sentences"]):
+        length = max(1, min(values["max_sentence_len"], int(drawn.gauss(values["mean_len"], values["std_len"]))))
+        tokens = [*drawn.choices(words, k=length), END]
+        places = list(range(len(tokens)))
+        found.append({"input_ids": tokens, "attention_mask": [1] * len(tokens), "labels": [*tokens], "position_ids": places})
+    return Samples(len(found), lambda index: found[index])
+
+
+def _random(given: Section, path: str, tokenizer: Callable[[], Any], seed: int) -> Samples:
+    """Rows of random tokens without end, as many as said. Source: components/datasets/llm/mock_iterable_dataset.py."""
+    words, length = given.get("vocab_size", 1024), given.get("seq_len", 1024)
+
+    def sample(index: int) -> Sample:
+        generator = torch.Generator().manual_seed(seed_of(seed, "mock", index))
+        tokens = torch.randint(0, words, (length,), generator=generator).tolist()
+        return {"input_ids": tokens, "labels": [*tokens[1:], IGNORED], "position_ids": list(range(length))}
+
+    return Samples(given.get("num_samples", 1_000_000) * given.get("batch_size", 1), sample)
+
+
+def _columns(given: Section, path: str, tokenizer: Callable[[], Any], seed: int) -> Samples:
+    """Columns of rows as prompt and answer. Source: components/datasets/llm/column_mapped_text_instruction_dataset.py."""
+    mapping = given.get("column_mapping") or {}
+    if (
+        "answer" not in mapping
+        or not {"context", "question"} & mapping.keys()
+        or mapping.keys() - {"context", "question", "answer"}
+    ):
+        raise ConfigError(f"{path}.column_mapping: found {mapping}, expected answer, and context or question or both")
+    if given.get("use_hf_chat_template"):
+        raise ConfigError(f"{path}.use_hf_chat_template: chat templates are not there on the native engine; leave it out")
+    source = f"{path}.path_or_dataset_id"
+    found = rows(_said(given, path, "path_or_dataset_id"), given.get("split"), source)[: given.get("limit_dataset_samples")]
+    words = tokenizer()
+    form: Callable[[str, str], Sample] = partial(completion, words, **_lengths(given, ("answer_only_loss_mask",)))
+
+    def sample(index: int) -> Sample:
+        for place in range(index, index + len(found)):
+            row = found[place % len(found)]
+            texts = [column(row, mapping[role], source) for role in ("context", "question") if role in mapping]
+            made = form(" ".join([*texts, ""]), column(row, mapping["answer"], source))
+            if any(label != IGNORED for label in made["labels"]):
+                return made
+        raise SourceError(f"{source}: no row leaves a label that counts; see seq_length, and the columns")
+
+    return Samples(len(found), sample)
+
+
+def _squad(given: Section, path: str, tokenizer: Callable[[], Any], seed: int) -> Samples:
+    """Questions on a text. Source: components/datasets/llm/squad.py."""
+    source = f"{path}.dataset_name"
+    found = rows(given.get("dataset_name", "squad"), _part(given, "limit_dataset_samples"), source)
+    form: Callable[[str, str], Sample] = partial(
+        completion, tokenizer(), **_lengths({"padding": False, "truncation": False, **given}, ())
+    )
+
+    def sample(index: int) -> Sample:
+        row = found[index]
+        prompt = f"Context: {column(row, 'context', source)} Question: {column(row, 'question', source)} Answer: "
+        texts = column(row, "answers", source)["text"]
+        return form(prompt, texts[0].strip() if texts else "")
+
+    return Samples(len(found), sample)
+
+
+def _hellaswag(given: Section, path: str, tokenizer: Callable[[], Any], seed: int) -> Samples:
+    """Stories and their ends. Source: components/datasets/llm/hellaswag.py."""
+    source = f"{path}.path_or_dataset"
+    found = rows(_said(given, path, "path_or_dataset"), _part(given, "num_samples_limit"), source)
+    contexts = [column(row, "ctx", source) for row in found]
+    targets = [column(row, "endings", source)[int(column(row, "label", source))] for row in found]
+    samples = pairs(tokenizer(), contexts, targets, given.get("pad_to_max_length", True))
+    return Samples(len(samples), lambda index: samples[index])
+
+
+def _part(given: Section, limit: str) -> str:
+    split, most = given.get("split", "train"), given.get(limit)
+    return split if most is None or "[" in split else f"{split}[:{most}]"
+
+
+def _lengths(given: Section, more: tuple[str, ...]) -> dict[str, Any]:
+    return {name: given[name] for name in ("seq_length", "padding", "truncation", *more) if name in given}
+
+
+def _said(given: Section, path: str, name: str) -> Any:
+    if name not in given:
+        raise ConfigError(f"{path}.{name}: is missing; say where the data lies")
+    return given[name]
+
+
+LENGTHS = ("seq_length", "padding", "truncation")
+KNOWN: Mapping[str, tuple[tuple[str, ...], Callable[[Section, str, Callable[[], Any], int], Samples]]] = {
+    "build_unpacked_dataset": (
+        ("num_sentences", "mean_len", "std_len", "vocab_size", "max_sentence_len", "seed"),
+        _sentences,
+    ),
+    "MockIterableDataset": (("vocab_size", "seq_len", "num_samples", "batch_size"), _random),
+    "ColumnMappedTextInstructionDataset": (
+        (
+            "path_or_dataset_id",
+            "column_mapping",
+            "split",
+            "answer_only_loss_mask",
+            "limit_dataset_samples",
+            "use_hf_chat_template",
+            *LENGTHS,
+        ),
+        _columns,
+    ),
+    "make_squad_dataset": (("dataset_name", "split", "limit_dataset_samples", *LENGTHS), _squad),
+    "HellaSwag": (("path_or_dataset", "split", "num_samples_limit", "pad_to_max_length"), _hellaswag),
+}
+"""Classes and functions by the last word of their names: the settings that are known here, and what makes the samples."""

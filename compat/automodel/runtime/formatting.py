@@ -1,0 +1,91 @@
+"""Formatting: prompts and answers as tokens, labels and masks. Source: components/datasets/llm/formatting_utils.py, utils.py."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from bridge.errors import ConfigError
+
+IGNORED = -100
+"""The label of a token that does not count."""
+PADS = "pads"
+"""What a sample says of the tokens that fill it up, by field."""
+USUAL = {"labels": IGNORED, "attention_mask": 0, "loss_mask": 0, "input_ids": 0}
+BATCH = 1000
+"""Samples that are tokenized together; the first of them decides for all whether special tokens are cut off."""
+Sample = dict[str, Any]
+
+
+def completion(
+    tokenizer: Any,
+    prompt: str,
+    answer: str,
+    seq_length: int | None = None,
+    padding: str | bool = "do_not_pad",
+    truncation: str | bool = "do_not_truncate",
+    answer_only_loss_mask: bool = True,
+) -> Sample:
+    """A prompt and its answer as one sequence, moved by a token against its labels; those of the prompt do not count."""
+    if getattr(tokenizer, "chat_template", None) is not None:
+        raise ConfigError("tokenizer: has a chat template, which is not there on the native engine; use a tokenizer without one")
+    start = 0
+    if answer_only_loss_mask:
+        start = len(tokenizer(prompt, add_special_tokens=False)["input_ids"]) + bool(getattr(tokenizer, "add_bos_token", False))
+    tokenizer.padding_side = "right"
+    found = tokenizer(prompt + answer, padding=padding, truncation=truncation, max_length=seq_length)
+    tokens, mask = list(found["input_ids"]), found.get("attention_mask")
+    counted = [place >= start and (mask is None or bool(mask[place])) for place in range(len(tokens))]
+    return _shifted(tokenizer, tokens, counted, seq_length if padding == "max_length" else None)
+
+
+def _shifted(tokenizer: Any, tokens: list[int], counted: Sequence[bool], length: int | None) -> Sample:
+    pad = tokenizer.pad_token_id or tokenizer.eos_token_id or 0
+    real = max(0, min(_content(tokens, pad, tokenizer.eos_token_id) - 1, len(tokens) - 1))
+    labels = [token if count else IGNORED for token, count in zip(tokens, counted, strict=True)][1:]
+    inputs = tokens[:-1]
+    more = max(0, (length or 0) - len(inputs))
+    return {
+        "input_ids": inputs + [pad] * more,
+        "labels": labels + [IGNORED] * more,
+        "attention_mask": [1] * real + [0] * (len(inputs) - real + more),
+        PADS: {"input_ids": pad, "labels": IGNORED, "attention_mask": 0},
+    }
+
+
+def _content(tokens: Sequence[int], pad: int, eos: int | None) -> int:
+    """Tokens before the padding; where that is the end of a sequence, its first one belongs to it."""
+    end = len(tokens)
+    while end > 0 and tokens[end - 1] == pad:
+        end -= 1
+    return min(end + 1, len(tokens)) if pad == eos else end
+
+
+def pairs(tokenizer: Any, contexts: Sequence[str], targets: Sequence[str], pad_to_max_length: bool) -> list[Sample]:
+    """Contexts and their continuations, tokenized apart, filled up to the longest of all (a multiple of 8)."""
+    found: list[Sample] = []
+    for start in range(0, len(contexts), BATCH):
+        found += _tokenized(tokenizer, contexts[start : start + BATCH], targets[start : start + BATCH])
+    length = math.ceil(max(len(sample["input_ids"]) for sample in found) / 8) * 8 if pad_to_max_length and found else 0
+    usual = USUAL | {"input_ids": tokenizer.pad_token_id or 0}
+    for sample in found:
+        for name, values in sample.items():
+            values += [usual[name]] * max(0, length - len(values))
+    return found
+
+
+def _tokenized(tokenizer: Any, contexts: Sequence[str], targets: Sequence[str]) -> list[Sample]:
+    first, second = (tokenizer(list(texts))["input_ids"] for texts in (contexts, targets))
+    special = set(tokenizer.all_special_ids)
+    if first[0] and first[0][-1] in special:
+        first = [tokens[:-1] for tokens in first]
+    if second[0] and second[0][0] in special:
+        second = [tokens[1:] for tokens in second]
+    found = []
+    for context, target in zip(first, second, strict=True):
+        labels = [IGNORED] * (len(context) - 1) + target + [IGNORED]
+        mask = [int(label != IGNORED) for label in labels]
+        tokens = context + target
+        found.append({"input_ids": tokens, "attention_mask": [1] * len(tokens), "labels": labels, "loss_mask": mask})
+    return found

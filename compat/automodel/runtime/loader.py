@@ -1,0 +1,128 @@
+"""Loading: the batches of a data rank, epoch after epoch, as microbatches of the engine. Source: components/datasets/loader.py,
+utils.py, components/training/step_scheduler.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bridge.engine.layers import Arguments
+from bridge.errors import ConfigError
+from compat.automodel.runtime.datasets import Samples
+from compat.automodel.runtime.formatting import IGNORED, PADS, USUAL, Sample
+from compat.automodel.runtime.sections import TARGET, Section, only, target
+
+SETTINGS = (
+    "collate_fn",
+    "shuffle",
+    "num_workers",
+    "drop_last",
+    "batch_size",
+    "pin_memory",
+    "persistent_workers",
+    "prefetch_factor",
+)
+LOADERS = ("StatefulDataLoader", "ParallelAwareDataloader", "DataLoader")
+COLLATERS = ("default_collater", "default")
+INPUTS = ("input_ids", "attention_mask", "position_ids")
+"""What a model is called with, of what a batch has."""
+
+
+@dataclass(frozen=True)
+class Loader:
+    """Batches of `rows` samples for place `rank` of `ranks`. `whole`: a last batch with fewer is left out."""
+
+    samples: Samples
+    rows: int
+    rank: int
+    ranks: int
+    seed: int
+    shuffle: bool
+    whole: bool
+    multiple: int | None = None
+    workers: int = 0
+
+    @classmethod
+    def of(
+        cls, samples: Samples, section: Section, path: str, rows: int, place: tuple[int, int], seed: int, piped: bool
+    ) -> Loader:
+        """A loader by the settings of a section. Raises `ConfigError` for those that are not known here."""
+        if section.get(TARGET):
+            target(section, path, LOADERS)
+        only(section, path, SETTINGS)
+        shuffle, workers = section.get("shuffle"), section.get("num_workers") or 0
+        whole, multiple = piped or bool(section.get("drop_last")), _collater(section.get("collate_fn"), f"{path}.collate_fn")
+        return cls(samples, rows, *place, seed, shuffle is None or bool(shuffle), whole, multiple, workers)
+
+    @property
+    def batches(self) -> int:
+        """Batches of an epoch on each rank."""
+        own = math.ceil(len(self.samples) / self.ranks)
+        return own // self.rows if self.whole else math.ceil(own / self.rows)
+
+    def epoch(self, number: int, first: int = 0) -> Iterator[dict[str, Tensor]]:
+        """The batches of an epoch from number `first` on."""
+        self._sampler.set_epoch(number)
+        order = list(self._sampler)
+        lists = [order[start : start + self.rows] for start in range(0, len(order), self.rows)][first : self.batches]
+        collate = partial(collated, multiple=self.multiple)
+        loader: Any = torch.utils.data.DataLoader(self.samples, batch_sampler=lists, collate_fn=collate, num_workers=self.workers)
+        yield from loader
+
+    @cached_property
+    def _sampler(self) -> Any:
+        return torch.utils.data.DistributedSampler(
+            self.samples, num_replicas=self.ranks, rank=self.rank, shuffle=self.shuffle, seed=self.seed
+        )
+
+
+def _collater(said: Any, path: str) -> int | None:
+    """The multiple that sequences are filled up to, if one is said."""
+    settings = said if isinstance(said, dict) else {TARGET: said}
+    name = str(settings.get(TARGET) or COLLATERS[0]).rpartition(".")[2]
+    if name not in COLLATERS:
+        raise ConfigError(f"{path}: found {settings[TARGET]}, expected {COLLATERS[0]}; leave it out")
+    only(settings, path, ("pad_seq_len_divisible",))
+    return settings.get("pad_seq_len_divisible")
+
+
+def collated(samples: Sequence[Sample], multiple: int | None = None) -> dict[str, Tensor]:
+    """Samples as rows of the same length: that of the longest, or the next `multiple`."""
+    pads = USUAL | (samples[0].get(PADS) or {})
+    found = {}
+    for name in samples[0]:
+        if name == PADS:
+            continue
+        values = [sample[name] for sample in samples]
+        length = max(map(len, values))
+        length = math.ceil(length / multiple) * multiple if multiple else length
+        fill = pads.get(name, values[0][-1])
+        found[name] = torch.tensor([[*value, *[fill] * (length - len(value))] for value in values])
+    return found
+
+
+def microbatches(batches: Sequence[dict[str, Tensor]], rows: int, number: int) -> list[Arguments]:
+    """Microbatches of `rows` samples. A step at the end of an epoch may have fewer than `number`: the others count nothing."""
+    found = [
+        Arguments(
+            (batch["labels"][start : start + rows],),
+            {name: batch[name][start : start + rows] for name in INPUTS if name in batch},
+        )
+        for batch in batches
+        for start in range(0, len(batch["labels"]), rows)
+    ]
+    last = found[-1]
+    silent = Arguments((torch.full_like(last.given[0], IGNORED),), last.named)
+    return found + [silent] * (number - len(found))
+
+
+def counted(labels: Tensor) -> int:
+    """Labels that count."""
+    return int((labels != IGNORED).sum())

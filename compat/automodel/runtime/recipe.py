@@ -1,0 +1,384 @@
+"""Recipes: the model, optimizer, schedule and data that one names, on the native engine. Source: recipes/llm/train_ft.py."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import bridge.engine
+from bridge import comm
+from bridge.dialect import Config
+from bridge.engine.environment import detect
+from bridge.engine.fields import accumulation_of, check
+from bridge.engine.layers import logits_in
+from bridge.engine.runner import Engine
+from bridge.engine.training import Report, memory
+from bridge.errors import ConfigError
+from bridge.files import writable
+from bridge.findings import Finding
+from bridge.layout.mesh import Mesh
+from bridge.plan import Plan
+from bridge.rules import Effect
+from bridge.translation import lift, unheld
+from compat.automodel import DIALECT
+from compat.automodel.rules import ENTROPIES
+from compat.automodel.runtime import built
+from compat.automodel.runtime.adapters import adapted
+from compat.automodel.runtime.datasets import dataset
+from compat.automodel.runtime.formatting import IGNORED
+from compat.automodel.runtime.loader import Loader, counted, microbatches
+from compat.automodel.runtime.sections import TARGET, Section, only, recipe, section, target
+
+CLASSES = ("TrainFinetuneRecipeForNextTokenPrediction",)
+SEED, EPOCHS = 42, 10
+"""What AutoModel takes where a recipe does not say."""
+HEARD = (
+    "recipe",
+    "model",
+    "dataset",
+    "dataloader",
+    "validation_dataset",
+    "validation_dataloader",
+    "loss_fn",
+    "peft",
+    "rng",
+    "seed",
+)
+STEPS = ("step_scheduler", "checkpoint", "packed_sequence", "compile", "ci", "wandb", "dist_env")
+"""Sections that are read here, and say for themselves what is not known of them."""
+CONSOLIDATED: Mapping[Any, str] = {True: "every", False: "false", None: "final"}
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The mean loss of a validation by label, over all ranks."""
+
+    step: int
+    val_loss: float
+
+    def __str__(self) -> str:
+        return f"step {self.step}  val loss {self.val_loss:.4f}"
+
+    def fields(self) -> dict[str, float | int]:
+        """As plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint that was written."""
+
+    step: int
+    saved: str
+
+    def __str__(self) -> str:
+        return f"step {self.step}  saved {self.saved}"
+
+    def fields(self) -> dict[str, Any]:
+        """As plain values."""
+        return asdict(self)
+
+
+Line = Report | Evaluation | Saved
+
+
+@dataclass
+class Recipe:
+    """An engine with the data of a recipe. `length`: steps of the whole run."""
+
+    engine: Engine
+    loader: Loader
+    validation: Loader | None
+    settings: Section
+    length: int
+    findings: tuple[Finding, ...]
+    tokenizer: Any = None
+
+    @classmethod
+    def of(
+        cls,
+        config: Config,
+        world: int,
+        planned: Callable[[Plan], Plan] = lambda plan: plan,
+        timeout: float | None = None,
+        **watch: Any,
+    ) -> Recipe:
+        """Build what `config` names (`planned`: the plan with what was asked for beside it; `timeout`: seconds that win over the
+        recipe's; `watch`: as `initialize` takes it). Raises `BridgeError` if something is not there, or the
+        engine cannot run it.
+        """
+        settings = recipe(config)
+        _checked(settings)
+        plan = lift(config)
+        mesh = Mesh.of(plan.parallel, world)
+        seed = plan.run.seed if plan.run.seed is not None else SEED
+        model, dtype, remarks = built.model(section(settings, "model"), seed)
+        rank = (comm.joined() or (detect().rank, 0))[0]
+        place, piped = (mesh.coordinate(rank, "data"), mesh.sizes["data"]), mesh.sizes["pipeline"] > 1
+        words = _Words(section(settings, "model"))
+        loader = _loader(settings, "dataset", "dataloader", place, seed, piped, words)
+        validation = _loader(settings, "validation_dataset", "validation_dataloader", place, seed, piped, words)
+        assert loader is not None
+        length = _length(settings, loader)
+        plan = planned(_whole(config, dtype, length))
+        model, adapters = adapted(model, section(settings, "peft"))
+        compiled = section(settings, "compile")
+        findings = (*_unheard(config, settings), *remarks, *adapters)
+        ConfigError.raise_if(
+            f"{it.path}: found {it.before!r}; {it.message}; leave it out, or use --model tiny"
+            for it in findings
+            if it.effect is Effect.NUMBERS
+        )
+        check(plan, world)
+        if compiled.get("enabled"):
+            findings = (*findings, Finding("compile", "blocks run as they are", Effect.COST, True))
+        minutes = section(settings, "dist_env").get("timeout_minutes")
+        if minutes and timeout is None and comm.joined() is None:
+            comm.patient(None, minutes * 60)
+        engine = bridge.engine.initialize(model, plan, loss, seed=seed, variable_shapes=True, **watch)
+        return cls(engine, loader, validation, settings, length, (*findings, *engine.findings), words.found)
+
+    def steps(self, number: int | None = None) -> Iterator[Line]:
+        """Train until `number` steps are done in all (default: as the recipe says), those before a resume counted; validate and
+        save where the recipe says.
+        """
+        number = self.length if number is None else number
+        while self.done < number:
+            before = self.done
+            yield from self._epoch(self.done // self.epoch_steps, number)
+            if self.done == before:
+                raise ConfigError("step_scheduler: an epoch has no batch; use fewer local_batch_size, or more data")
+
+    @property
+    def done(self) -> int:
+        """Steps taken, skipped ones too."""
+        return self.engine.progress.steps + self.engine.progress.skipped
+
+    @property
+    def epoch_steps(self) -> int:
+        """Steps of an epoch; the last may have fewer batches."""
+        return _epoch_steps(self.settings, self.loader)
+
+    def _epoch(self, epoch: int, number: int) -> Iterator[Line]:
+        passes = _passes(self.settings, self.loader)
+        first = self.done % self.epoch_steps
+        batches = self.loader.epoch(epoch, first * passes)
+        for _ in range(first, self.epoch_steps):
+            found = list(islice(batches, passes))
+            yield self._step(found)
+            yield from self._after(epoch, number)
+            if self.done >= number:
+                return
+
+    def _step(self, batches: list[dict[str, Tensor]]) -> Report:
+        engine, start = self.engine, time.perf_counter()
+        rows = engine.plan.batch.micro or 1
+        engine.train_batch(iter(microbatches(batches, rows, engine.accumulation)))
+        seconds, progress = time.perf_counter() - start, engine.progress
+        tokens = sum(batch["input_ids"].numel() for batch in batches) * engine.data.size
+        every = section(self.settings, "step_scheduler").get("gc_every_steps")
+        if every and self.done % every == 0:
+            gc.collect()
+        return Report(
+            step=self.done,
+            loss=progress.loss,
+            grad_norm=progress.grad_norm,
+            lr=progress.lr,
+            loss_scale=engine.scaler.scale,
+            tokens_per_second=tokens / seconds,
+            memory=memory(engine.device),
+            skipped=progress.skipped,
+        )
+
+    def _after(self, epoch: int, number: int) -> Iterator[Line]:
+        """Validate and save, where this step is one of those."""
+        scheduler, step = section(self.settings, "step_scheduler"), self.done
+        last, whole = step >= number, step % self.epoch_steps == 0
+        each = scheduler.get("ckpt_every_steps")
+        saves = last or bool(each and step % each == 0) or (whole and scheduler.get("save_checkpoint_every_epoch", True))
+        every = scheduler.get("val_every_steps")
+        if self.validation is not None and (saves or (every and step % every == 0)):
+            yield Evaluation(step, self.validated(self.validation))
+        if saves and section(self.settings, "checkpoint").get("enabled"):
+            yield Saved(step, str(self.save(epoch, last)))
+
+    def validated(self, loader: Loader) -> float:
+        """The mean loss by label over all batches of `loader` and all ranks."""
+        engine, rows = self.engine, self.engine.plan.batch.micro or 1
+        totals = torch.zeros(2, dtype=torch.float64, device=engine.device)
+        for batch in loader.epoch(0):
+            for each in microbatches([batch], rows, 0):
+                count = counted(each.given[0])
+                totals += torch.tensor([float(engine.eval_batch(each)) * count, count], device=engine.device)
+        engine.comm.all_reduce("validation", totals, engine.data)()
+        return float(totals[0] / totals[1])
+
+    def save(self, epoch: int, last: bool) -> Path:
+        """Write a checkpoint of the native engine into the recipe's folder; where it says so, the model for Hugging Face too."""
+        checkpoint = section(self.settings, "checkpoint")
+        place = writable(str(checkpoint.get("checkpoint_dir", "checkpoints/")))
+        tag = f"epoch_{epoch}_step_{self.done - 1}"
+        path = self.engine.save_checkpoint(place, tag)
+        mode = checkpoint.get("save_consolidated")
+        mode = CONSOLIDATED.get(mode, mode)
+        if checkpoint.get("model_save_format", "safetensors") == "safetensors" and (
+            mode == "every" or (mode == "final" and last)
+        ):
+            self._consolidate(place / f"{tag}_consolidated")
+        return path
+
+    def _consolidate(self, place: Path) -> None:
+        """Write the whole model and its tokenizer, on the first rank."""
+        model: Any = self.engine.model
+        first, state = self.engine.comm.rank == 0, {}
+        for name, weight in self.engine.state_dict():
+            if first:
+                state[name] = weight.detach().to("cpu", copy=True)
+        if first:
+            model.save_pretrained(place, state_dict=state)
+            if self.tokenizer is not None:
+                self.tokenizer.save_pretrained(place)
+
+
+def opened(config: Config, world: int, **watch: Any) -> Recipe:
+    """What `train` runs: the recipe that `config` is."""
+    return Recipe.of(config, world, **watch)
+
+
+def loss(output: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of the cross entropy over the labels that count, and their number."""
+    logits: Tensor = logits_in(output)
+    logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+    total = nn.functional.cross_entropy(
+        logits.reshape(-1, logits.size(-1)), labels.reshape(-1), ignore_index=IGNORED, reduction="sum"
+    )
+    return total, (labels != IGNORED).sum()
+
+
+class _Words:
+    """The tokenizer of a recipe's data, loaded once it is asked for."""
+
+    def __init__(self, model: Section) -> None:
+        self.model, self.found = model, None
+
+    def of(self, data: Section, path: str) -> Any:
+        """That of a data set, or of the model."""
+        found = built.tokenizer(self.model, data, path)
+        self.found = self.found or found
+        return found
+
+
+def _loader(
+    settings: Section, data: str, loading: str, place: tuple[int, int], seed: int, piped: bool, words: _Words
+) -> Loader | None:
+    said = section(settings, data)
+    if not said:
+        return None
+    samples = dataset(said, data, lambda: words.of(said, data), seed)
+    how = section(settings, loading)
+    rows = section(settings, "step_scheduler").get("local_batch_size") or 1
+    if loading != "dataloader":
+        rows = how.get("batch_size") or rows
+    return Loader.of(samples, how, loading, rows, place, seed, piped)
+
+
+def _checked(settings: Section) -> None:
+    """Raise `ConfigError` for what is not there at all."""
+    if "recipe" in settings:
+        said = settings["recipe"]
+        target({TARGET: said if isinstance(said, str) else said.get(TARGET)}, "recipe", CLASSES)
+    entropy = section(settings, "loss_fn")
+    target(entropy, "loss_fn", ENTROPIES)
+    only(entropy, "loss_fn", ("fp32_upcast", "reduction"))
+    packed = section(settings, "packed_sequence").get("packed_sequence_size")
+    if packed:
+        raise ConfigError(f"packed_sequence.packed_sequence_size: found {packed}; samples are not packed here; set it to 0")
+
+
+def _passes(settings: Section, loader: Loader) -> int:
+    """Batches that one rank takes in a step."""
+    scheduler = section(settings, "step_scheduler")
+    local = scheduler.get("local_batch_size") or 1
+    return max(1, (scheduler.get("global_batch_size") or local * loader.ranks) // (local * loader.ranks))
+
+
+def _epoch_steps(settings: Section, loader: Loader) -> int:
+    return -(-loader.batches // _passes(settings, loader))
+
+
+def _length(settings: Section, loader: Loader) -> int:
+    """Steps of the run: its epochs, or fewer if it says so."""
+    scheduler, epoch = section(settings, "step_scheduler"), _epoch_steps(settings, loader)
+    most, epochs = scheduler.get("max_steps"), scheduler.get("num_epochs")
+    if not epoch:
+        raise ConfigError(
+            f"dataset: found {len(loader.samples)} samples, fewer than a batch of every rank ({loader.rows} x {loader.ranks});"
+            " use more data, or a smaller step_scheduler.local_batch_size"
+        )
+    epochs = epochs or (-(-most // epoch) if most else EPOCHS)
+    found = epochs * epoch
+    return int(min(found, most) if most else found)
+
+
+def _whole(config: Config, dtype: str, length: int) -> Plan:
+    """The plan with what the data and the model say: length, number format and batch sizes."""
+    known = DIALECT.config({**config.given, "step_scheduler.max_steps": length}, config.version, config.world_size, config.entry)
+    found = {path: value for path, value in lift(known).values().items() if not path.startswith(("model.", "adapters."))}
+    formats = {"precision.master": dtype, "precision.compute": found.get("precision.compute") or dtype}
+    plan = Plan.of({**found, **{path: found.get(path, value) for path, value in formats.items()}})
+    local = config.given.get("step_scheduler.local_batch_size") or 1
+    micro = plan.batch.micro or local
+    data = plan.parallel.data or config.world_size or 1
+    passes = max(1, (plan.batch.global_ or local * data) // (local * data))
+    sizes = {"batch.micro": micro, "batch.accumulation": passes * -(-local // micro)}
+    plan = Plan.of({**{path: value for path, value in plan.values().items() if path != "batch.global_"}, **sizes})
+    accumulation_of(plan, data)
+    return plan
+
+
+def _unheard(config: Config, settings: Section) -> Iterator[Finding]:
+    """What the recipe says that neither the plan nor this module hears."""
+    for finding in unheld(config):
+        head = finding.path.partition(".")[0]
+        if head not in (*HEARD, *STEPS):
+            yield finding
+    yield from _left(settings, "rng", ("seed", "ranked"), "random numbers are the engine's own")
+    if section(settings, "rng").get("ranked") is False:
+        yield Finding("rng.ranked", "each microbatch draws its own random numbers", Effect.ROUNDING, True, before=False)
+    yield from _left(settings, "checkpoint", ("enabled", "checkpoint_dir", "model_save_format", "save_consolidated"), _FORMS)
+    if section(settings, "checkpoint").get("model_save_format", "safetensors") != "safetensors":
+        yield Finding("checkpoint.model_save_format", _FORMS, Effect.NONE, True, before="torch_save")
+    yield from _left(settings, "step_scheduler", _SCHEDULER, "the engine does not do that")
+    for name in ("ci", "wandb"):
+        if section(settings, name):
+            yield Finding(name, "nothing here reads it", Effect.NONE, True)
+    backend = section(settings, "dist_env").get("backend")
+    if backend == "nccl" and not torch.cuda.is_available():
+        yield Finding("dist_env.backend", "there is no accelerator here, so it is gloo", Effect.COST, True, before=backend)
+
+
+_FORMS = "checkpoints are those of the native engine"
+_SCHEDULER = (
+    "global_batch_size",
+    "local_batch_size",
+    "num_epochs",
+    "max_steps",
+    "ckpt_every_steps",
+    "save_checkpoint_every_epoch",
+    "val_every_steps",
+    "gc_every_steps",
+)
+
+
+def _left(settings: Section, name: str, known: Iterable[str], message: str) -> Iterator[Finding]:
+    for key, value in section(settings, name).items():
+        if key not in known and key != TARGET:
+            yield Finding(f"{name}.{key}", message, Effect.NONE, True, before=value)

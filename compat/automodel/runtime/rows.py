@@ -1,0 +1,84 @@
+"""Rows of data: JSON and JSON lines, and data sets of Hugging Face that lie on this machine. Nothing is downloaded."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from bridge.errors import ConfigError, SourceError
+from bridge.files import reached
+
+SUFFIXES = (".jsonl", ".json", ".parquet")
+SAVED = "state.json"
+"""What `save_to_disk` leaves in the folder of a split."""
+SPLIT = re.compile(r"(\w+)(?:\[(-?\d*):(-?\d*)\])?")
+Rows = Sequence[dict[str, Any]]
+
+
+def rows(names: str | Sequence[str], split: str | None, where: str) -> Rows:
+    """The rows of a split (`train`, `train[:64]`) of a folder, or of one or more files. `where` begins an error.
+
+    A folder has `SPLIT.jsonl`, `SPLIT.json` or `SPLIT.parquet`, or is what `save_to_disk` wrote. A file is its own split.
+    """
+    match = SPLIT.fullmatch(split or "train")
+    if match is None:
+        raise ConfigError(f"{where}: found the split {split!r}, expected a name such as train, or a part of one, train[:64]")
+    name, first, last = match.groups()
+    found: list[dict[str, Any]] = []
+    for each in [names] if isinstance(names, str) else names:
+        found += _read(each, name, where)
+    return found[slice(int(first) if first else None, int(last) if last else None)] if first is not None else found
+
+
+def _read(name: str, split: str, where: str) -> Rows:
+    place = next((path for path in _places(name, split) if path is not None), None)
+    if place is None:
+        raise SourceError(
+            f"{where}: {name} is not on this machine, and nothing is downloaded; give a file of JSON lines, or a folder with"
+            f" {split}.jsonl or {split}.parquet"
+        )
+    if place.suffix in (".jsonl", ".json") and place.name != SAVED:
+        return _lines(place)
+    if find_spec("datasets") is None:
+        raise SourceError(f"{place}: datasets is not installed; pip install datasets, or give JSON lines")
+    import datasets  # type: ignore[import-not-found, unused-ignore]
+
+    saved = place.name == SAVED
+    table: Any = datasets.load_from_disk(str(place.parent)) if saved else datasets.Dataset.from_parquet(str(place))
+    return list(table)
+
+
+def _places(name: str, split: str) -> Sequence[Path | None]:
+    if name.endswith(SUFFIXES):
+        return [reached(name)]
+    files = [reached(f"{name}/{split}{suffix}") for suffix in SUFFIXES]
+    return [*files, reached(f"{name}/{split}/{SAVED}"), reached(f"{name}/{SAVED}")]
+
+
+def _lines(path: Path) -> Rows:
+    """JSON lines, or a JSON list."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = (
+            json.loads(text)
+            if text.lstrip().startswith("[")
+            else [json.loads(line) for line in text.splitlines() if line.strip()]
+        )
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise SourceError(f"{path}: no JSON lines ({error}); write one object in each line") from None
+    wrong = next((number for number, row in enumerate(data, 1) if not isinstance(row, dict)), None)
+    if wrong is not None:
+        raise SourceError(f"{path}: row {wrong} is no object; write one object in each line")
+    found: Rows = data
+    return found
+
+
+def column(row: dict[str, Any], name: str, where: str) -> Any:
+    """A column of a row. Raises `SourceError` with those that there are."""
+    if name not in row:
+        raise SourceError(f"{where}: a row has {', '.join(row)}, expected {name} among them")
+    return row[name]

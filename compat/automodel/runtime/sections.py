@@ -1,0 +1,56 @@
+"""Sections of a recipe: the settings of a class as a mapping, what of them is known here, and classes by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from bridge.dialect import Config
+from bridge.errors import ConfigError, nearest
+from bridge.families import NULL
+from compat.automodel.formats import nested
+from compat.automodel.releases import release
+
+TARGET = "_target_"
+Section = Mapping[str, Any]
+
+
+def recipe(config: Config) -> dict[str, Any]:
+    """A recipe as nested mappings, with plain values."""
+    found: dict[str, Any] = _plain(nested(config.given, release(config.version)))
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _plain(inner) for name, inner in value.items()}
+    return None if value == NULL else value
+
+
+def section(whole: Section, name: str) -> dict[str, Any]:
+    """The settings of a section; of one that is a text, its class; empty if there is none."""
+    found = whole.get(name)
+    return dict(found) if isinstance(found, Mapping) else {} if found is None else {TARGET: found}
+
+
+def target(section: Section, path: str, known: Collection[str]) -> str:
+    """The last word of the class that a section names. Raises `ConfigError` unless it is among `known`."""
+    said = section.get(TARGET)
+    name = str(said or "").rpartition(".")[2]
+    if name not in known:
+        raise ConfigError(
+            f"{path}.{TARGET}: found {said!r}, which is not there on the native engine; expected {' or '.join(known)}"
+            f"{nearest(name, known)}; or train the file's plan on a small model with --model tiny"
+        )
+    return name
+
+
+def only(section: Section, path: str, known: Collection[str]) -> None:
+    """Raise `ConfigError` for settings of a section beyond those `known` and its class."""
+    ConfigError.raise_if(_beyond(section, path, known))
+
+
+def _beyond(section: Section, path: str, known: Collection[str]) -> Iterator[str]:
+    for name, value in section.items():
+        if name not in known and name != TARGET and value not in (None, "none", "None"):
+            yield f"{path}.{name}: found {value!r}; the native engine does not know it{nearest(name, known)}; leave it out"
