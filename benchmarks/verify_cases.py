@@ -83,7 +83,6 @@ LAUNCHES: Mapping[str, tuple[str, str]] = {
         "rotary, all heads with keys of their own",
         f"{LLAMA} {SHARDED} --num-query-groups 8 --rotary-base 10000",
     ),
-    "squared relu": ("squared ReLU without a gate", f"{LLAMA.replace('--swiglu', '--squared-relu')} {SHARDED}"),
     "normed queries": ("norms of queries and keys", f"{LLAMA} {SHARDED} --qk-layernorm"),
     "wide heads": ("heads wider than hidden over heads", f"{LLAMA} {SHARDED} --kv-channels 128"),
     "biases of queries": ("biases of queries, keys and values alone", f"{LLAMA} {SHARDED} --add-qkv-bias"),
@@ -104,8 +103,9 @@ DIFFERING: Mapping[str, tuple[str, str]] = {
     "fp16, dynamic scale": ("fp16 with a dynamic scale", f"{LLAMA} --fp16 --loss-scale-window 500"),
     "decay ramp": ("weight decay that grows", f"{LLAMA} {SHARDED} {RAMP}"),
     "loss per token": ("loss per token", f"{LLAMA} {SHARDED} --calculate-per-token-loss"),
+    "squared relu": ("squared ReLU without a gate", f"{LLAMA.replace('--swiglu', '--squared-relu')} {SHARDED}"),
 }
-"""Launches that ask for what DeepSpeed has not."""
+"""Launches that ask for what DeepSpeed has not, or for a model that no family of transformers is."""
 
 ADAMW = {"type": "AdamW", "params": {"lr": 1e-3, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}}
 FILE: Mapping[str, Any] = {

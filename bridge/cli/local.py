@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO
 
@@ -56,9 +57,16 @@ def _ends(said: IO[str]) -> Ends:
 def _judge(ends: Ends, words: Sequence[IO[str]]) -> None:
     """Raise `BridgeError` for the rank that died first, or does not end."""
     for rank in (rank for rank, code in ends.codes.items() if code and rank not in ends.killed):
-        raise BridgeError(f"rank {rank} ended with code {ends.codes[rank]}: {_last(words[rank])}")
+        raise BridgeError(f"rank {rank} {_ended(ends.codes[rank])}: {_last(words[rank]) or 'it said nothing before'}")
     for rank in ends.killed:
         raise BridgeError(f"rank {rank} does not end; it said last: {_last(words[rank])}")
+
+
+def _ended(code: int) -> str:
+    """How a process ended: a negative code is the signal that did it."""
+    with suppress(ValueError):
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"ended with code {code}"
 
 
 def _builds(stack: ExitStack) -> str:

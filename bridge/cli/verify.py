@@ -176,6 +176,8 @@ def _words(found: Fields) -> Iterator[str]:
     for run in found["runs"]:
         if run["cause"]:
             yield f"{run['side']} on {run['engine']}: {run['verdict']}: {run['cause']}"
+    if found["judged_release"]:
+        yield found["judged_release"]
     if found["no_script"]:
         why = "; ".join(found["no_script"])
         yield f"Judged in a script that has the model; that of `convert --script` would have the nearest one: {why}"
@@ -239,9 +241,19 @@ def _found(job: Job, options: Options, note: Any) -> Fields:
     try:
         with within(job):
             pair = _pair(job, options)
-            return verify(pair, stacks.backends(options.to, job.dialect), options.steps, options.padded, note).fields()
+            found = verify(pair, stacks.backends(options.to, job.dialect), options.steps, options.padded, note).fields()
+            return {**found, "judged_release": _otherwise(pair.target)}
     except BridgeError as error:
         return {"verdict": "not run", "problems": list(error.problems)}
+
+
+def _otherwise(target: Config) -> str:
+    """For which release the translation is, where that is not the one that `convert` takes by itself."""
+    title, newest = target.dialect.title, target.dialect.newest
+    if target.version == newest:
+        return ""
+    asked = f"`convert` writes for {newest} unless told --to-version {target.version}"
+    return f"The translation is for {title} {target.version}, which runs here; {asked}."
 
 
 if __name__ == "__main__":

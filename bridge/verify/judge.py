@@ -128,8 +128,9 @@ def verify(pair: Pair, backends: Mapping[str, Backend], steps: int | None, padde
     rounding = distance(bench.expected(_wider(plan)), reference).at_least(DIGITS.get(plan.precision.compute or "fp32", 0.0))
     rows = [Row("source", NATIVE.title, False, "reference", "", reference)]
     court = Court(pair, backends, bench, reference, replace(rounding, scale=""), note)
-    hidden = tuple(f"not shown in {steps} steps: {path}: {message}" for path, message in pair.told)
-    return Report((*rows, *court.rows()), pair.changes, pair.size.world, rounding, steps, hidden, pair.nearest)
+    told = (*(f"{path}: {message}" for path, message in pair.told), *(pair.nearest if pair.script else ()))
+    hidden, unwritten = tuple(f"not shown in {steps} steps: {line}" for line in told), () if pair.script else pair.nearest
+    return Report((*rows, *court.rows()), pair.changes, pair.size.world, rounding, steps, hidden, unwritten)
 
 
 Note = Callable[[str], object]
@@ -257,11 +258,13 @@ class Court:
         if parted(alone, self.reference, self.rounding):
             return ""
         same = "the config alone, in another script, gives the numbers that it means"
+        if self.pair.nearest:
+            same = f"`convert --script` says so: {'; '.join(self.pair.nearest)}; {same}"
         first, expected = measured.steps[0], self.reference.steps[0]
         if _far(first.loss, expected.loss, self.rounding.loss) or _far(first.grad_norm, expected.grad_norm, self.rounding.norm):
             told = f"the first loss is {first.loss:.7g}, its gradient norm {_norm(first)}"
             wanted = f"expected {expected.loss:.7g} and {_norm(expected)}"
-            return f"the model's config.json describes another model: {told}, {wanted}; {same}"
+            return f"the model's config.json, or what the script makes of it, is another model: {told}, {wanted}; {same}"
         right = "loss and gradient norm of the first step are right, and what follows is not"
         return f"the script, or the model's config.json, trains otherwise: {right}; {same}"
 

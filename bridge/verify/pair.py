@@ -23,7 +23,7 @@ Side = Literal["source", "target"]
 @dataclass(frozen=True)
 class Pair:
     """A config and its translation, made small: as configs, and as what they mean; where `convert` says that numbers differ,
-    and why, by field. A script of `modelled` pairs trains the source's model; `nearest`: why it would train only a similar one.
+    and why, by field. A script of `modelled` pairs brings the source's model; `nearest`: why that is only a similar one.
     """
 
     source: Config
@@ -83,7 +83,7 @@ def fitted(source: Config, result: Result, backends: Mapping[str, Backend], limi
     numbers = [finding for finding in findings if finding.effect.reaches(Effect.NUMBERS)]
     nearest = tuple(f"{it.path}: {it.message}" for it in numbers if it not in result.findings)
     differ = tuple((it.path, it.message) for it in numbers if it in result.findings)
-    return Pair(*small, plans, told, size, differ, model is not None and not nearest, nearest)
+    return Pair(*small, plans, told, size, differ, model is not None, nearest)
 
 
 def _is_told(path: str, plan: Plan) -> bool:

@@ -185,7 +185,7 @@ def _model(plan: Plan) -> Iterator[tuple[str, Any]]:
     yield from SIZES.items()
     groups = model.kv_heads or model.heads or 1
     yield "model.kv_heads", TWO if groups < (model.heads or 1) else SIZES["model.heads"]
-    yield from (("model.embedding.max_positions", SEQUENCE), ("model.embedding.padded_vocab", SIZES["model.vocab"]))
+    yield from (("model.embedding.max_positions", SEQUENCE), ("model.embedding.padded_vocab", _padded(model)))
     square = (model.attention.head_size or 0) * (model.heads or 0) == model.hidden
     yield "model.attention.head_size", HEAD if square else TWO * HEAD
     yield "model.attention.window", min(model.attention.window or SEQUENCE, HEAD)
@@ -194,6 +194,16 @@ def _model(plan: Plan) -> Iterator[tuple[str, Any]]:
             yield path, tuple(pattern[index * len(pattern) // LAYERS] for index in range(LAYERS))
     yield from _experts(model)
     yield from _absent(plan)
+
+
+def _padded(model: Model) -> int:
+    """Rows of the small vocabulary: more than it has words where the large one is filled up."""
+    filled = (model.embedding.padded_vocab or 0) > (model.vocab or 0) > 0
+    return SIZES["model.vocab"] + (FILLED if filled else 0)
+
+
+FILLED = 16
+"""Rows for no word; a multiple of what tensor ranks take."""
 
 
 def _absent(plan: Plan) -> Iterator[tuple[str, Any]]:
@@ -238,8 +248,8 @@ def _schedule(plan: Plan) -> Iterator[tuple[str, Any]]:
     schedule, scale = plan.optimizer.schedule, plan.precision.loss_scale
     if (schedule.warmup_steps or 0) > WARMUP:
         yield "optimizer.schedule.warmup_steps", WARMUP
-    if (schedule.total_steps or 0) > LENGTH:
-        yield "optimizer.schedule.total_steps", LENGTH
+    if (schedule.total_steps or 0) > LENGTH or _outlived(plan):
+        yield "optimizer.schedule.total_steps", SHORT if _outlived(plan) else LENGTH
     if (schedule.decay_steps or 0) > LENGTH // TWO:
         yield "optimizer.schedule.decay_steps", LENGTH // TWO
     if (plan.optimizer.decay_ramp.steps or 0) > LENGTH:
@@ -249,6 +259,16 @@ def _schedule(plan: Plan) -> Iterator[tuple[str, Any]]:
     if (scale.window or 0) > WINDOW:
         passes = plan.run.steps is None or (scale.window or 0) < plan.run.steps
         yield "precision.loss_scale.window", WINDOW if passes else LENGTH
+
+
+def _outlived(plan: Plan) -> bool:
+    """Whether training goes on behind the end of its schedule, which a few steps are to see then."""
+    length, end = plan.run.steps, plan.optimizer.schedule.total_steps
+    return length is not None and end is not None and length > end
+
+
+SHORT = 4
+"""Steps of a schedule that ends before training does: fewer than `ENOUGH`."""
 
 
 OFF = (None, False, 0, 1, 1.0, "none", "fp32")

@@ -45,6 +45,12 @@ def lines(values: Mapping[str, Any]) -> Iterator[str]:
     found = said(values)
     name, warmup, total = found.get("name") or "constant", found.get("warmup_steps") or 0, found.get("total_steps")
     yield f"peak, minimum = {values.get('optimizer.params.lr', 'LR')}, {found.get('minimum') or 0.0}"
+    if not values.get("optimizer.params.lr", 1.0):
+        yield ""
+        yield ""
+        yield "def lr_factor(step):"
+        yield "    return 1.0  # of a rate that is 0"
+        return
     yield f"start, warmup, total = {found.get('warmup_from') or 0.0}, {warmup}, {total or 'STEPS'}"
     if name == "wsd":
         yield f"decay = {found.get('decay_steps', 'max(1, total // 10)')}"
@@ -57,7 +63,7 @@ def lines(values: Mapping[str, Any]) -> Iterator[str]:
     if name == "wsd":
         yield "    done = min(1.0, max(0, step - (total - decay)) / max(1, decay))"
     elif "done" in DECAYS[name]:
-        yield "    done = min(1.0, (step - warmup) / (total - warmup))"
+        yield "    done = min(1.0, (step - warmup) / max(1, total - warmup))"
     yield f"    return ({_rate(name, found)}) / peak"
 
 

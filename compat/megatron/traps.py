@@ -28,6 +28,21 @@ def _uneven(args: Seen) -> bool:
     return bool(fixed and whole and micro and ranks and whole % (micro * ranks))
 
 
+def _horizon(args: Seen) -> tuple[float, float] | None:
+    """Warmup and decay as training counts them, both in steps or both in samples; None where nothing says how long it is."""
+    unit = "iters" if args["train_iters"] else "samples"
+    decay = args[f"lr_decay_{unit}"] or args[f"train_{unit}"]
+    if not decay:
+        return None
+    share = args["lr_warmup_fraction"]
+    return (args[f"lr_warmup_{unit}"] or 0) if share is None else share * decay, decay
+
+
+def _warms_up_for_ever(args: Seen) -> bool:
+    found = _horizon(args)
+    return found is not None and found[0] >= found[1]
+
+
 SECOND: Mapping[str, object] = {
     "tensor_model_parallel_size": 1,
     "pipeline_model_parallel_size": 1,
@@ -120,6 +135,35 @@ TRAPS = Checks(
         "is not handed to the model by Megatron-LM's own builder of GPT, which stretches by 8",
         "gpt_builders.py: gpt_builder; before, pretrain_gpt.py: model_provider",
         Effect.NUMBERS,
+    ),
+    _given(
+        "rotary_seq_len_interpolation_factor",
+        lambda args: bool(args["use_rope_scaling"]),
+        "stretches positions a second time beside --use-rope-scaling, which no plan and no other stack does; drop one of them",
+        "rotary_pos_embedding.py: RotaryEmbedding scales the frequencies, and forward divides the positions",
+        Effect.NUMBERS,
+    ),
+    Check(
+        "lr_warmup_iters",
+        _warms_up_for_ever,
+        "the learning rate's warmup is as long as its decay, or longer: training stops at the start; shorten the warmup, or"
+        " give a longer --lr-decay-iters or --lr-decay-samples",
+        Effect.STOPS,
+        "optimizer_param_scheduler.py: OptimizerParamScheduler.__init__",
+    ),
+    Check(
+        "lr_warmup_init",
+        lambda args: args["lr"] is not None and (args["lr_warmup_init"] or 0) > args["lr"],
+        "found {lr_warmup_init}, above lr {lr}: training stops at the start; expected at most lr",
+        Effect.STOPS,
+        "optimizer_param_scheduler.py: OptimizerParamScheduler.__init__",
+    ),
+    Check(
+        "end_weight_decay",
+        lambda args: (args["end_weight_decay"] or 0) < (args["start_weight_decay"] or 0),
+        "found {end_weight_decay}, below start_weight_decay {start_weight_decay}: training stops at the start; expected no less",
+        Effect.STOPS,
+        "optimizer_param_scheduler.py: OptimizerParamScheduler.__init__",
     ),
     Check(
         "global_batch_size",

@@ -91,11 +91,14 @@ def test_a_gpt_in_stages_is_the_same_run_where_rounding_alone_moves_the_biases_o
 
 
 OTHERWISE = "script, or the model's config.json, trains otherwise"
+ANOTHER = "model's config.json, or what the script makes of it, is another model"
 WRITTEN = {
     "rotary base": (".model.json", '"rope_theta": 500000', '"rope_theta": 10000', OTHERWISE),
-    "norm eps": (".model.json", '"rms_norm_eps": 1e-05', '"rms_norm_eps": 1e-2', "model's config.json describes another model"),
+    "norm eps": (".model.json", '"rms_norm_eps": 1e-05', '"rms_norm_eps": 1e-2', ANOTHER),
     "decay of norms": (".train.py", '"weight_decay": 0.0', '"weight_decay": 9.0', OTHERWISE),
-    "warmup": (".train.py", "start, warmup, total = 0.0, 2, 8", "start, warmup, total = 0.0, 3, 8", OTHERWISE),
+    "warmup": (".train.py", "start, warmup, total = 0.0, 2, 4", "start, warmup, total = 0.0, 3, 4", OTHERWISE),
+    "end of the schedule": (".train.py", "done = min(1.0,", "done = min(9.0,", OTHERWISE),
+    "padded words": (".train.py", "config.vocab_size = 272", "config.vocab_size = 256", ANOTHER),
     "order of samples": (".train.py", "range(first, first + rows)", "range(first + 1, first + 1 + rows)", "KeyError"),
 }
 """Faults in the files that `convert --script` writes, and what is said of them."""

@@ -65,7 +65,7 @@ LACKING = {"in part": ["taken out: model.experts 8 -> None", "no real engine ran
 @pytest.mark.parametrize("verdict", CASES)
 def test_the_first_line_the_table_and_the_exit_code(verdict: str, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
     other = run_of(side="target", engine="Stack 1.0", as_written=True, verdict=verdict, cause="its clipping", distance=ROUNDING)
-    empty = {"changes": {}, "left_out": [], "no_script": []}
+    empty = {"changes": {}, "left_out": [], "no_script": [], "judged_release": ""}
     found = {"verdict": verdict, "ranks": 2, **empty, "rounding": ROUNDING, "runs": [run_of(), other]}
     found["lacking"] = LACKING.get(verdict, [])
     monkeypatch.setattr(command, "ranks", ranks_that_say({"note": "native engine: runs"}, {"found": found}))
