@@ -86,3 +86,9 @@ def whole(shared: Path | None) -> Path:
     if shared is None:
         pytest.skip(f"needs the folder of facts; name it with {VARIABLE}")
     return shared
+
+
+@pytest.fixture(autouse=True)
+def as_wide_as_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports are as wide as a pipe's, whatever terminal the tests run in."""
+    monkeypatch.delenv("COLUMNS", raising=False)
