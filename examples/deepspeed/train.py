@@ -31,7 +31,7 @@ start, warmup, total = 0.0, 2, 20
 def lr_factor(step):
     if step <= warmup:
         return (start + (peak - start) * step / warmup) / peak
-    done = min(1.0, (step - warmup) / (total - warmup))
+    done = min(1.0, (step - warmup) / max(1, total - warmup))
     return (minimum + (peak - minimum) * (1 + math.cos(math.pi * done)) / 2) / peak
 
 
