@@ -240,12 +240,7 @@ class Engine:
         """
         if not self.is_gradient_accumulation_boundary():
             return False
-        self._refuse_moved()
-        self.gradients.finish()
-        self._tell("reduced")
-        squares, loss, weight, ended = self._agree()
-        if ended:
-            self._drop(ended)
+        squares, loss, weight = self._reduced()
         updated = math.isfinite(squares)
         self._note(squares, loss, weight, updated)
         if updated:
@@ -298,12 +293,7 @@ class Engine:
                 "gradients_of: weights are shards or casts; use zero.stage 0 and one format for all, or train_batch"
             )
         self._pass(batches)
-        self._refuse_moved()
-        self.gradients.finish()
-        self._tell("reduced")
-        squares, loss, weight, ended = self._agree()
-        if ended:
-            self._drop(ended)
+        squares, loss, weight = self._reduced()
         self._note(squares, loss, weight, True)
         losses, gradients = [value for _, (value, _) in sorted(self._losses.items())], dict(self._named_gradients())
         self._tell("ended")
@@ -593,6 +583,16 @@ class Engine:
         for loss, weight in self._losses.values():
             self._totals[0] += loss.double() * weight
             self._totals[1] += weight
+
+    def _reduced(self) -> tuple[float, float, float]:
+        """Gradients are whole on the ranks that keep them: squared norm, loss and what losses count, over all ranks."""
+        self._refuse_moved()
+        self.gradients.finish()
+        self._tell("reduced")
+        squares, loss, weight, ended = self._agree()
+        if ended:
+            self._drop(ended)
+        return squares, loss, weight
 
     def _agree(self) -> tuple[float, float, float, float]:
         """Sum over all ranks of squared gradients, losses, what losses count and whose data ended, in one collective."""

@@ -101,18 +101,9 @@ class Training:
             yield self._report(time.perf_counter() - start)
 
     def _report(self, seconds: float) -> Report:
-        engine, progress = self.engine, self.engine.progress
+        engine = self.engine
         tokens = self.rows * self.text.sequence * engine.accumulation * engine.data.size
-        return Report(
-            step=progress.steps + progress.skipped,
-            loss=progress.loss,
-            grad_norm=progress.grad_norm,
-            lr=progress.lr,
-            loss_scale=engine.scaler.scale,
-            tokens_per_second=tokens / seconds,
-            memory=memory(engine.device),
-            skipped=progress.skipped,
-        )
+        return reported(engine, engine.progress.steps + engine.progress.skipped, tokens / seconds)
 
 
 def place() -> torch.device:
@@ -126,3 +117,18 @@ def memory(device: torch.device) -> float:
         return torch.cuda.max_memory_allocated(device) / 2**20
     unit = 2**20 if sys.platform == "darwin" else 2**10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+
+
+def reported(engine: Engine, step: int, tokens_per_second: float) -> Report:
+    """What the last step of an engine came to, as the step of that number."""
+    progress = engine.progress
+    return Report(
+        step=step,
+        loss=progress.loss,
+        grad_norm=progress.grad_norm,
+        lr=progress.lr,
+        loss_scale=engine.scaler.scale,
+        tokens_per_second=tokens_per_second,
+        memory=memory(engine.device),
+        skipped=progress.skipped,
+    )

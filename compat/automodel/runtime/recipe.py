@@ -20,7 +20,7 @@ from bridge.engine.environment import detect
 from bridge.engine.fields import accumulation_of, check
 from bridge.engine.layers import logits_in
 from bridge.engine.runner import Engine
-from bridge.engine.training import Report, memory
+from bridge.engine.training import Report, reported
 from bridge.errors import ConfigError
 from bridge.files import writable
 from bridge.findings import Finding
@@ -182,21 +182,12 @@ class Recipe:
         engine, start = self.engine, time.perf_counter()
         rows = engine.plan.batch.micro or 1
         engine.train_batch(iter(microbatches(batches, rows, engine.accumulation)))
-        seconds, progress = time.perf_counter() - start, engine.progress
+        seconds = time.perf_counter() - start
         tokens = sum(batch["input_ids"].numel() for batch in batches) * engine.data.size
         every = section(self.settings, "step_scheduler").get("gc_every_steps")
         if every and self.done % every == 0:
             gc.collect()
-        return Report(
-            step=self.done,
-            loss=progress.loss,
-            grad_norm=progress.grad_norm,
-            lr=progress.lr,
-            loss_scale=engine.scaler.scale,
-            tokens_per_second=tokens / seconds,
-            memory=memory(engine.device),
-            skipped=progress.skipped,
-        )
+        return reported(engine, self.done, tokens / seconds)
 
     def _after(self, epoch: int, number: int) -> Iterator[Line]:
         """Validate and save, where this step is one of those."""
