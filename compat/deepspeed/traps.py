@@ -116,7 +116,7 @@ TRAPS = Checks(
         "optimizer.type",
         lambda seen: _fused(seen) and seen["code.accelerator"] is None,
         f"DeepSpeed has this kernel for {', '.join(FUSED_ON)} alone; on another accelerator, and on CPU, the run stops",
-        Effect.NONE,
+        Effect.COST,
         "ops/lion/fused_lion.py, ops/lamb/fused_lamb.py, ops/op_builder",
     ),
     Check(

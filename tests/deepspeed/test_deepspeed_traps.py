@@ -98,7 +98,7 @@ CASES: list[tuple[str, Effect, dict[str, Any], dict[str, Any]]] = [
     (Z + "stage", N, {"fp16.enabled": True, "optimizer.type": "adam"}, {"optimizer.type": "AdamW"}),
     ("gradient_clipping", N, {"code.pipeline_stages": 2}, {"code.pipeline_stages": 2, "gradient_clipping": 0.0}),
     ("gradient_clipping", N, {"code.pipeline_stages": 2}, {"code.pipeline_stages": 2, Z + "stage": 1}),
-    ("optimizer.type", Effect.NONE, {"optimizer.type": "Lion"}, {"optimizer.type": "Lion", "code.accelerator": "cuda"}),
+    ("optimizer.type", C, {"optimizer.type": "Lion"}, {"optimizer.type": "Lion", "code.accelerator": "cuda"}),
     (
         "optimizer.type",
         X,
