@@ -271,8 +271,6 @@ class Court:
     def _elsewhere(self) -> Iterator[Row]:
         """What the source means, on engines of other stacks."""
         plan, own = self.pair.plans["source"], {self.pair.source.dialect.name, self.pair.target.dialect.name}
-        if not self.bench.padded and plan.loss:  # all microbatches have as many tokens: every order of averages gives the same
-            plan = made(plan, {"loss": "per_token"})
         for name, backend in self.backends.items():
             if name in own or backend.release is None:
                 continue
