@@ -68,12 +68,14 @@ def inspect(folder: Path, name: str | None, tensors: bool, check: bool, as_json:
 
     def work() -> int:
         from bridge import report
-        from bridge.state import formats
+        from bridge.state import formats, moments
 
         format, place = formats.found(folder, name)
         if check:
             formats.verified(format, place)
         hub = formats.read_at(format, place)
+        if check:
+            hub = moments.checked(hub)
         code = report.exit_of(hub.findings)
         if as_json:
             print_json({**_about(hub, place), **({"tensors": list(_rows(hub))} if tensors else {}), "exit_code": code})
@@ -161,14 +163,16 @@ def convert(folder: Path, options: Options) -> int:
 
     def work() -> int:
         from bridge import report
-        from bridge.state import formats
+        from bridge.state import formats, moments
 
         source, place = formats.found(folder, options.from_)
         target = formats.named(options.to)
         wanted = formats.Wanted(**{**options.wanted, "dtype": _dtype(options.wanted["dtype"])})
-        hub = _named(_told(formats.read_at(source, place), options), target, place, options)
+        verified = options.verify and not options.dry_run
+        read = formats.read_at(source, place)
+        hub = _named(_told(moments.checked(read) if verified else read, options), target, place, options)
         written = formats.planned(target, hub, wanted)
-        if options.verify and not options.dry_run:
+        if verified:
             formats.verified(source, place, written.files)
         if not options.dry_run:
             _write(written, folder, hub, options)

@@ -116,7 +116,7 @@ def _convert(job: Job, asked: Asked, gate: Gate) -> int:
         target = stacks.load(asked.to)
         with together(job):
             beside = sidecar_of(job, asked.with_carry)
-            if said := beside.note(job.file, target):
+            if said := beside.note(job.file, target, "--no-carry"):
                 note(said)
             result = translated(job, target, asked.to_version, beside)
             result = replace(result, carry=_kept(job, result, output))

@@ -52,15 +52,15 @@ class Sidecar:
         effect = Effect.NUMBERS if self.carry.dialect == dialect.name else Effect.NONE
         return (Finding(carry_over.beside(file).name, f"{why}; it was not used", effect, given=True),)
 
-    def note(self, file: str, dialect: Dialect) -> str:
-        """What is said before anything else; empty if there is no sidecar."""
+    def note(self, file: str, dialect: Dialect, way: str = "") -> str:
+        """What is said before anything else, and the option that reads without it; empty if there is no sidecar."""
         if self.carry is None:
             return ""
         place = carry_over.beside(Path(file))
         if why := self.unfit(dialect):
             return f"note: {place} {why}; it was not used"
         edits = f"; {file} was edited since, or another run wrote it, and what it says wins" if self.edited else ""
-        return f"note: reads {place} as well{edits}; --no-carry leaves it out"
+        return f"note: reads {place} as well{edits}{way and f'; {way} leaves it out'}"
 
 
 def beside(file: Path) -> Sidecar:

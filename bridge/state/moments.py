@@ -1,0 +1,68 @@
+"""Moments that no run of Adam can have: where a format has no checksums, this tells a file that lies in another's place.
+
+Adam's first moment is m = (1 - b1) * sum(b1^k * g_k), its second v = (1 - b2) * sum(b2^k * g_k^2), over the same gradients.
+By the inequality of Cauchy and Schwarz m^2 <= K * v in every element, with K = (1 - b1)^2 / (1 - b2) * sum((b1^2 / b2)^k).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from bridge.findings import Finding
+from bridge.rules import Effect
+from bridge.state.hub import Hub, Parameter, lost
+
+FIRST, SECOND, LARGEST = "exp_avg", "exp_avg_sq", "max_exp_avg_sq"
+SAMPLE = 2**16
+"""Elements of a parameter that are looked at, from its beginning."""
+ROUNDING, TINY = 1.05, 1e-30
+"""What rounding in fp32 may add to m^2, and below what m^2 is not looked at: there v has left the range of fp32."""
+
+
+def checked(hub: Hub) -> Hub:
+    """The checkpoint, with a finding for each parameter whose moments do not fit one another. Raises `SourceError`."""
+    return replace(hub, findings=(*hub.findings, *impossible(hub)))
+
+
+def impossible(hub: Hub) -> Iterator[Finding]:
+    """A finding for each parameter whose moments are not of one run of Adam with the betas that the checkpoint says."""
+    known = {name: group.settings for group in hub.groups for name in group.names}
+    for name, held in hub.trained.items():
+        bound = _bound(held, known.get(name, hub.settings), hub.where.steps)
+        if bound is not None and (times := _beyond(held, bound)) > 1:
+            yield lost(
+                f"moments.{name}",
+                f"{FIRST} is up to {times**0.5:.3g} times as large as Adam can make it beside this {SECOND}: one of them is of "
+                "another parameter or run, or the betas changed; a run that goes on from here may jump",
+                Effect.NUMBERS,
+            )
+
+
+def _bound(held: Parameter, settings: Mapping[str, Any], steps: int | None) -> float | None:
+    """K after the updates that the moments stand for; None if they are not Adam's in fp32, or nothing says its betas."""
+    kinds, betas = set(held.moments), settings.get("betas")
+    if kinds - {LARGEST} != {FIRST, SECOND} or any(held.moments[kind].dtype != "F32" for kind in kinds):
+        return None
+    step = steps if held.step is None else held.step
+    if not isinstance(betas, list | tuple) or len(betas) != 2 or step is None or step < 1:
+        return None
+    first, second = betas
+    if not all(isinstance(beta, int | float) and 0 <= beta < 1 for beta in betas) or second == 0:
+        return None
+    ratio = first**2 / second
+    if ratio >= 1:
+        return None  # the sum has no end: every pair of moments is possible
+    return float((1 - first) ** 2 / (1 - second) * (1 - ratio**step) / (1 - ratio))
+
+
+def _beyond(held: Parameter, bound: float) -> float:
+    """The largest m^2 / (K * v) of the sample, past rounding; infinite where v is 0 and m is not."""
+    import torch
+
+    count = min(SAMPLE, held.weight.count)
+    first, second = (held.moments[kind].flat(0, count).double() for kind in (FIRST, SECOND))
+    square = first.square()
+    ratio = torch.where(square > TINY, square / (ROUNDING * bound * second.clamp(min=0)), 0.0)
+    return float(ratio.max()) if ratio.numel() else 0.0
