@@ -58,6 +58,33 @@ def partition(stages: Stages, layers: Layers, parts: int | None = None) -> tuple
     return tuple(range(first, last) for first, last in pairwise(boundaries))
 
 
+FEW, SMALL = 32, 2**20
+"""Layers up to which each keeps a stage of its own, and elements from which on a stage is worth a collective of its own: below,
+what a collective costs however short it is outweighs what it moves.
+"""
+
+
+def together(layers: Layers, within: Sequence[range]) -> tuple[range, ...]:
+    """The layers of each range, one by one; of many layers small neighbours share a stage until it has `SMALL` elements.
+
+    The last stage of a range takes what is left over.
+    """
+    if layers.count <= FEW or len(layers.parameters) != layers.count:
+        return tuple(range(layer, layer + 1) for part in within for layer in part)
+    return tuple(stage for part in within for stage in _filled(part, layers.parameters))
+
+
+def _filled(part: range, sizes: Sequence[int]) -> Iterator[range]:
+    first, held = part.start, 0
+    for layer in part:
+        held += sizes[layer]
+        if held >= SMALL and sum(sizes[layer + 1 : part.stop]) >= SMALL:
+            yield range(first, layer + 1)
+            first, held = layer + 1, 0
+    if first < part.stop:
+        yield range(first, part.stop)
+
+
 def carry(count: int, size: Fraction) -> Boundaries:
     """`size` layers a stage; fractions carry over, so that 1.5 gives stages of 1, 2, 1, 2."""
     cuts = (floor(size * index) for index in range(1, ceil(count / size) + 1))

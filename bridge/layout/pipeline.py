@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bridge.errors import ConfigError
-from bridge.layout.partition import Layers, partition
+from bridge.layout.partition import Layers, partition, together
 from bridge.layout.schedule import SCHEDULES, Schedule, Shape, check_size, generate, partly_kept, problems, prove
 from bridge.layout.schedule.table import read
 from bridge.plan import Plan
@@ -36,14 +36,15 @@ class Pipeline:
         `short` ones have fewer microbatches than ranks.
 
         A stage that the plan cuts for a pipeline rank is cut further, layer by layer, so that its weights and gradients need
-        not be whole at once; `stages.layers_per_stage` keeps its layers together. Raises `ConfigError` if anything does not
-        fit, or the ranks would not end well.
+        not be whole at once; `stages.layers_per_stage` keeps its layers together. Of very many small layers neighbours share a
+        stage (`partition.together`). Raises `ConfigError` if anything does not fit, or the ranks would not end well.
         """
         check_size(layers.count, microbatches)
         outer, schedule = _outline(plan, layers, microbatches, table, parts, short)
         apart = parts is None and plan.stages.layers_per_stage is None and ranks_of(plan) > 1
-        inner = tuple(range(layer, layer + 1) for layer in range(layers.count)) if apart else outer
-        found = cls(schedule.expanded([len(part) for part in outer]) if apart else schedule, inner)
+        inner = _inner(plan, layers, outer) if apart else outer
+        numbers = [sum(part.start <= stage.start < part.stop for stage in inner) for part in outer]
+        found = cls(schedule.expanded(numbers) if apart else schedule, inner)
         # A stage in parts runs them one after the other, so that what holds of the stages holds of their parts.
         ConfigError.raise_if(f"schedule: {problem}" for problem in prove(schedule))
         return found
@@ -165,12 +166,23 @@ def _outline(
     ranks = ranks_of(plan)
     if ranks == 1:
         outer = parts or partition(plan.stages, layers)
+        if parts is None and len(outer) == layers.count and plan.stages.layers_per_stage is None:
+            outer = _inner(plan, layers, [range(layers.count)])
         return outer, schedule_of(plan, microbatches, len(outer))
     wanted = read(table, plan.schedule.csv or "schedule.csv").stages if table is not None else ranks * _virtual(plan)
     outer = parts or partition(plan.stages, layers, wanted)
     if plan.schedule.virtual is not None and len(outer) != wanted:
         raise ConfigError(f"stages: {len(outer)} where the schedule has {wanted}; change stages, or schedule.virtual")
     return outer, schedule_of(plan, microbatches, len(outer), table, short)
+
+
+def _inner(plan: Plan, layers: Layers, outer: Sequence[range]) -> Ranges:
+    """The stages that those of the plan are cut into. What is computed again goes by stages, so that none are joined there."""
+    recompute, alone = plan.recompute, (plan.parallel.tensor or 1) == 1
+    again = recompute.granularity not in (None, "none", "selective") or recompute.ratio is not None
+    if again or not alone:
+        return tuple(range(layer, layer + 1) for layer in range(layers.count))
+    return together(layers, outer)
 
 
 def _virtual(plan: Plan) -> int:

@@ -12,8 +12,11 @@ from runs import SHAPE, Case, determined, distance, events, fed, live_bytes, mod
 from torch import nn
 
 import bridge.engine
+from bridge.engine.layers import chain_of, facts
 from bridge.engine.models.gpt import GPT, Architecture, mean_cross_entropy, summed_cross_entropy
 from bridge.errors import BridgeError, ConfigError
+from bridge.layout import partition
+from bridge.layout.pipeline import Pipeline
 from bridge.plan import Model, Plan
 
 SGD = {"precision.compute": "fp64", "optimizer.name": "sgd", "optimizer.lr": 0.3}
@@ -54,6 +57,31 @@ def test_fp32_is_exact_to_rounding(run: Any, values: dict[str, Any]) -> None:
     for outcome in run(2, trained, case):
         assert outcome.losses == pytest.approx(plain(case).losses, abs=1e-5)
         assert outcome.norms[0] == pytest.approx(plain(case).norms[0], rel=1e-5)
+
+
+MANY = replace(SHAPE, layers=partition.FEW)
+
+
+def of_many(rank: int, world: int, case: Case, small: int) -> tuple[Any, int]:
+    """A training whose stages have at least so many elements, and how many stages there are."""
+    usual, partition.SMALL = partition.SMALL, small
+    try:
+        stages = Pipeline.of(Plan.of(case.plan), facts(chain_of(model_of(case))), case.batch).schedule.stages
+        return trained(rank, world, case), stages
+    finally:
+        partition.SMALL = usual
+
+
+@pytest.mark.parametrize(
+    "values", [*({"zero.stage": level} for level in range(4)), {"parallel.pipeline": 2, "zero.stage": 3}], ids=str
+)
+def test_many_small_layers_share_stages_and_change_no_number(run: Any, values: dict[str, Any]) -> None:
+    case = Case({**SGD, **values, "batch.accumulation": 2}, MANY, steps=2)
+    for outcome, stages in run(2, of_many, case, 12_000):
+        assert 2 < stages < MANY.layers // 2
+        assert outcome.losses == pytest.approx(plain(case).losses, rel=1e-9)
+        assert distance(outcome.change, plain(case).change) < 1e-9
+        assert outcome.bytes == outcome.predicted_bytes and outcome.traffic == outcome.predicted
 
 
 def test_dropout_does_not_depend_on_layout_recompute_or_accumulation_order(run: Any) -> None:

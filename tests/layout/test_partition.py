@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.errors import ConfigError
-from bridge.layout.partition import Layers, balanced, carry, even, floor_last, partition
+from bridge.layout.partition import FEW, SMALL, Layers, balanced, carry, even, floor_last, partition, together
 from bridge.plan import Stages
 
 SAMPLE = Path(__file__).parents[1] / "automodel" / "stages.jsonl"
@@ -154,3 +154,27 @@ def test_what_cannot_be_cut_is_refused(stages: Stages, layers: Layers, parts: in
     with pytest.raises(ConfigError) as caught:
         partition(stages, layers, parts)
     assert str(caught.value).startswith(message)
+
+
+def test_few_layers_keep_a_stage_each() -> None:
+    assert together(Layers(FEW, parameters=(1,) * FEW), [range(FEW)]) == tuple(range(at, at + 1) for at in range(FEW))
+
+
+def test_large_layers_keep_a_stage_each() -> None:
+    many = 3 * FEW
+    assert together(Layers(many, parameters=(SMALL,) * many), [range(many)]) == tuple(range(at, at + 1) for at in range(many))
+
+
+@given(st.lists(st.integers(0, 2 * SMALL), min_size=FEW + 1, max_size=200), st.data())
+def test_small_neighbours_share_a_stage(sizes: list[int], data: st.DataObject) -> None:
+    """Every layer is in one stage, within one part; none is small but where a part has no more, and none has room to spare."""
+    cut = data.draw(st.integers(1, len(sizes) - 1))
+    parts = [range(cut), range(cut, len(sizes))]
+    found = together(Layers(len(sizes), parameters=tuple(sizes)), parts)
+    assert [layer for stage in found for layer in stage] == list(range(len(sizes)))
+    for part in parts:
+        inside = [stage for stage in found if stage.start in part]
+        assert inside[-1].stop == part.stop
+        held = [sum(sizes[layer] for layer in stage) for stage in inside]
+        assert len(held) == 1 or min(held) >= SMALL
+        assert all(sum(sizes[layer] for layer in stage[:-1]) < SMALL for stage in inside[:-1])
