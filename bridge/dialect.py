@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
@@ -22,6 +22,7 @@ from bridge.findings import UNKNOWN, Disagreement, Finding, Origin
 from bridge.kinds import kind
 from bridge.launching import fed, torchrun
 from bridge.moves import Move
+from bridge.refusing import every
 from bridge.releases import Releases
 from bridge.rules import Context, Effect, Rule
 
@@ -48,6 +49,15 @@ class Reading:
     opaque: Mapping[str, Any] = field(default_factory=dict)
     world_size: int | None = None
     gaps: tuple[str, ...] = ()
+
+    def unless(self, problems: Iterable[str], words: tuple[str, ...] = ()) -> Reading:
+        """The reading itself; where there are `problems`, one error with all of them that holds what could be read."""
+        try:
+            ConfigError.raise_if(problems)
+        except ConfigError as error:
+            error.part, error.words = self, words
+            raise
+        return self
 
 
 @dataclass(frozen=True)
@@ -248,6 +258,10 @@ class Dialect(ABC):
         """How sure the dialect is that parsed `data` (mapping or list) is its own: 0 no, then rising."""
         return 0
 
+    def mistaken(self, data: Any) -> str:
+        """What parsed `data` is where people take it for a config of the stack, and what to name instead; else empty."""
+        return ""
+
     def knows(self, path: str, value: Any, version: str, entry: str) -> bool:
         """Whether a source of kind `entry` can tell that release to set `path` to `value`."""
         return True
@@ -340,13 +354,34 @@ class Dialect(ABC):
     def read(self, source: Any, version: str | None = None, world_size: int | None = None, lenient: bool = False) -> Config:
         """Read a source of this stack and check it as that release would; raises `BridgeError` with every problem."""
         release = self.release(version)
-        reading = self.parse(source, release, lenient)
-        config = self.build(reading, release, world_size)
+        return self.settled(lambda: self.parse(source, release, lenient), release, world_size)
+
+    def settled(self, parse: Callable[[], Reading], version: str, world_size: int | None) -> Config:
+        """The config of what `parse` reads, checked. One `ConfigError` has the problems of reading and of checking together."""
+        reading = None
         try:
-            _ = config.effective
+            reading = parse()
+            return self._checked(reading, version, world_size)
         except ConfigError as error:
-            raise ConfigError(*(located(problem, config.origins) for problem in error.problems), *reading.gaps) from None
+            if (part := reading or error.part) is None:
+                raise
+            raise self._refusal(error, part, version, world_size) from None
+
+    def _checked(self, reading: Reading, version: str, world_size: int | None) -> Config:
+        config = self.build(reading, version, world_size)
+        _ = config.effective
         return config
+
+    def _refusal(self, first: ConfigError, part: Reading, version: str, world_size: int | None) -> ConfigError:
+        """`first` with what is wrong beside it in the `part` that could be read."""
+
+        def judge(given: Values, world: int | None) -> None:
+            self._checked(replace(part, given=given, world_size=world), version, world)
+
+        found = every(first.problems, part.given, world_size or part.world_size, judge)
+        error = ConfigError(*(located(problem, part.origins) for problem in found), *part.gaps)
+        error.words = first.words
+        return error
 
     def build(self, reading: Reading, version: str, world_size: int | None) -> Config:
         """A config from a reading, without checking it; no number in it is beyond 64 bits, infinite, or none."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 from itertools import islice
+from typing import Any
 
 from bridge import limits
 
@@ -13,10 +14,12 @@ class BridgeError(Exception):
     """Root of everything raised on purpose.
 
     `problems` holds one line each: where, what was found, what was expected, what to do. `words` are options that, added to the
-    command that was refused, say what lacks; what only its user knows stands there in capitals.
+    command that was refused, say what lacks; what only its user knows stands there in capitals. `part` is what could be read of
+    a source all the same, where that is known.
     """
 
     words: tuple[str, ...] = ()
+    part: Any = None
 
     def __init__(self, *problems: str) -> None:
         self.problems = tuple(problems)

@@ -216,7 +216,7 @@ def settings_of(text: str, where: str) -> Settings:
     except (tomllib.TOMLDecodeError, AttributeError) as error:
         raise BridgeError(f"{where}: not TOML ({error})") from None
     usual, found, problems = asdict(Settings()), dict[str, Any](), []
-    for name, value in (section.items() if isinstance(section, dict) else ()):
+    for name, value in section.items() if isinstance(section, dict) else ():
         field = name.replace("-", "_")
         many = field in usual and isinstance(usual[field], tuple)
         fits_ = isinstance(value, list) and all(isinstance(one, str) for one in value) if many else isinstance(value, str)

@@ -267,9 +267,7 @@ class TestFormats:
         (tmp_path / "other.args").write_text(launch().replace("--lr 3.0e-4", "--lr 1.0e-4"))
         out = said("diff", "launch.args", "other.args", "--world-size", "8", "--format", "github")[1]
         line = launch().splitlines().index("--lr 3.0e-4") + 1
-        assert out == (
-            f"::warning file=other.args,line={line},title=difference/lr::lr: different numbers: 0.0003 -> 0.0001\n"
-        )
+        assert out == (f"::warning file=other.args,line={line},title=difference/lr::lr: different numbers: 0.0003 -> 0.0001\n")
 
     def test_json_for_wrong_usage_too(self, said: Said) -> None:
         for words in (("check", "--nope", "--json"), ("diff", "x", "--format", "json"), ("check", "--format=json")):

@@ -89,8 +89,8 @@ def read(source: Any, release: Release, lenient: bool = False) -> Reading:
     reader.findings += twice(document)
     reader.recipe(data)
     reader.schedule_file(folder_of(document or source))
-    ConfigError.raise_if(reader.problems)
-    return Reading(Values(reader.given), entry, reader.origins, tuple(reader.findings), reader.opaque)
+    found = Reading(Values(reader.given), entry, reader.origins, tuple(reader.findings), reader.opaque)
+    return found.unless(reader.problems)
 
 
 def _loaded(source: Any) -> tuple[Mapping[str, Any], Document | None, str]:

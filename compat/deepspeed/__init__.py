@@ -99,10 +99,10 @@ class DeepSpeedDialect(PackagedDialect):
         `code` is what the training script says, such as `{"pipeline_stages": 2}`. Raises `BridgeError` with every problem.
         """
         release = self.release(version)
-        reading = self._parsed(source, release, lenient, auto, code, self._arguments(trainer), world_size)
-        config = self.build(reading, release, world_size)
-        _ = config.effective
-        return config
+        arguments = self._arguments(trainer)
+        return self.settled(
+            lambda: self._parsed(source, release, lenient, auto, code, arguments, world_size), release, world_size
+        )
 
     def parse(self, source: Any, version: str, lenient: bool) -> Reading:
         """Typed values, spellings and remarks from a source."""
@@ -231,6 +231,12 @@ class DeepSpeedDialect(PackagedDialect):
             return 0
         own = {key.partition(".")[0] for key in KEYS}
         return sum(isinstance(key, str) and key in own for key in data)
+
+    def mistaken(self, data: Any) -> str:
+        """Of accelerate, or of Hugging Face's Trainer."""
+        from compat.deepspeed.mistaken import mistaken
+
+        return mistaken(data)
 
     def knows(self, path: str, value: Any, version: str, entry: str) -> bool:
         """Whether that release reads `path`; the code part belongs to none."""

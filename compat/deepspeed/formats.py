@@ -15,7 +15,7 @@ from typing import Any
 
 from bridge.config import Values, fields, nest, shown
 from bridge.dialect import Reading, Written, code_beside
-from bridge.errors import ConfigError, SourceError, nearest
+from bridge.errors import SourceError, nearest
 from bridge.files import Document, Script, check_nested, is_text, load, parse
 from bridge.findings import Finding, Origin
 from bridge.rules import Effect
@@ -112,14 +112,10 @@ def read(
     reader.section(data, "", _tree(release))
     reader.section(code or {}, "code", _tree(release)["code"])
     words = reader.resolve(values) if arguments is None else reader.trained(arguments, values or {})
-    try:
-        ConfigError.raise_if(reader.problems)
-    except ConfigError as error:
-        error.words = words
-        raise
     reader.findings += script.findings if script else ()
     ranks = script.ranks if script else None
-    return Reading(Values(reader.given), entry, reader.origins, tuple(reader.findings), reader.opaque, ranks)
+    found = Reading(Values(reader.given), entry, reader.origins, tuple(reader.findings), reader.opaque, ranks)
+    return found.unless(reader.problems, words)
 
 
 def _script(source: Any) -> scripts.Found | None:

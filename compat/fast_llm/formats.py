@@ -80,8 +80,7 @@ def read(source: Any, release: Release, lenient: bool = False) -> Reading:
     reader.findings += twice(found.document)
     reader.section(found.data, "", _tree(release))
     reader.dump()
-    ConfigError.raise_if(reader.problems)
-    return Reading(Values(reader.given), ENTRY, reader.origins, tuple(reader.findings))
+    return Reading(Values(reader.given), ENTRY, reader.origins, tuple(reader.findings)).unless(reader.problems)
 
 
 def _loaded(source: Any) -> _Source:

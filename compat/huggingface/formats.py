@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from bridge.config import Values, fields, shown
 from bridge.dialect import Reading, Written
-from bridge.errors import ConfigError, SourceError, nearest
+from bridge.errors import SourceError, nearest
 from bridge.families import FAMILIES, NULL
 from bridge.families.schema import spelled
 from bridge.files import Document, check_nested, load
@@ -51,9 +51,8 @@ def read(source: Any, lenient: bool = False) -> Reading:
         del given["model_type"]
     elif flaw:
         problems.append(flaw)
-    ConfigError.raise_if(problems)
     findings += (*_unread(data, given.get("model_type"), document), *_unread_rope(data, document))
-    return Reading(Values({**given, **({REST: others} if others else {})}), "file", origins, tuple(findings))
+    return Reading(Values({**given, **({REST: others} if others else {})}), "file", origins, tuple(findings)).unless(problems)
 
 
 EVERYWHERE = (

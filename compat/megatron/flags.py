@@ -82,12 +82,17 @@ def parse(
     if not lenient:
         reader.problems += islice(_leftovers(reader), limits.PROBLEMS + 1)
     reader.problems.sort()
-    ConfigError.raise_if(message for _, message in reader.problems)
     alone = [(reader.words[index], index) for index in reader.extras if index in opaque]
     known = [index for index in reader.extras if index not in opaque]
     unknown = [reader.words[index] for index in known]
     left_out = [*reader.left_out, *alone]
-    return Parsed(reader.given, reader.spots, reader.repeated, unknown, reader.misread, left_out, known, reader.foreign)
+    found = Parsed(reader.given, reader.spots, reader.repeated, unknown, reader.misread, left_out, known, reader.foreign)
+    try:
+        ConfigError.raise_if(message for _, message in reader.problems)
+    except ConfigError as error:
+        error.part = found
+        raise
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ class Words:
     opaque: Mapping[int, str] = field(default_factory=dict)
     ranks: int | None = None
     loose: frozenset[int] = frozenset()
+    problems: tuple[str, ...] = ()
 
 
 def read(source: Any, version: str, lenient: bool) -> Reading:
@@ -66,7 +67,11 @@ def unwrapped(given: Mapping[str, Any]) -> dict[str, Any]:
 def reading_of(words: Words, version: str, lenient: bool) -> Reading:
     """Words through the parser of that release."""
     needed, fixed = _needed() if words.opaque else (), _fixed() if lenient else None
-    parsed = flags.parse(words.words, version, lenient, words.lines, words.opaque, needed, words.loose, fixed)
+    problems = words.problems
+    try:
+        parsed = flags.parse(words.words, version, lenient, words.lines, words.opaque, needed, words.loose, fixed)
+    except ConfigError as error:
+        parsed, problems = error.part, (*problems, *error.problems)
     older = _older(parsed, words) if lenient else Older()
     given = {
         dest: value for dest, value in parsed.given.items() if dest not in forks.ENDED or not older.covers(parsed.flags[dest])
@@ -76,7 +81,7 @@ def reading_of(words: Words, version: str, lenient: bool) -> Reading:
     origins = {dest: _origin(spot, words) for dest, spot in parsed.flags.items() if dest in given}
     origins |= {dest: older.origins[dest] for dest in values if dest not in given}
     remarks, gaps = tuple(_remarks(parsed, words, older, given)), tuple(_gaps(parsed, words))
-    return Reading(Values(values), FLAGS, origins, remarks, world_size=words.ranks, gaps=gaps)
+    return Reading(Values(values), FLAGS, origins, remarks, world_size=words.ranks, gaps=gaps).unless(problems)
 
 
 def _gaps(parsed: flags.Parsed, words: Words) -> Iterator[str]:
@@ -288,8 +293,7 @@ def _recipe(document: Document, args: Mapping[str, Any], at: tuple[str, ...], ve
             continue
         words += found
         lines += [line] * len(found)
-    ConfigError.raise_if(problems)
-    return Words(words, lines, tuple(_oddities(document, at)))
+    return Words(words, lines, tuple(_oddities(document, at)), problems=tuple(problems))
 
 
 def _words(option: str, value: Any, flag: releases.Flag | None, spelling: str | None) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Any
 from bridge.checks import excludes
 from bridge.config import Values, shown
 from bridge.dialect import Reading
-from bridge.errors import ConfigError, nearest
+from bridge.errors import nearest
 from bridge.files import Document
 from bridge.findings import Finding, Origin
 from bridge.rules import Effect
@@ -50,9 +50,9 @@ def read(document: Document, version: str, lenient: bool) -> Reading:
         reader.complete()
     else:
         reader.precision(document.data.get("mixed_precision"))
-    ConfigError.raise_if([] if lenient else reader.problems)
     unknown = (Finding("file", problem, Effect.NUMBERS, True) for problem in reader.problems)
-    return Reading(Values(reader.given), entry, reader.origins, (*reader.findings, *unknown))
+    found = Reading(Values(reader.given), entry, reader.origins, (*reader.findings, *unknown))
+    return found if lenient else found.unless(reader.problems)
 
 
 class _Reader:

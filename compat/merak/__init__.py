@@ -59,9 +59,7 @@ class MerakDialect(PackagedDialect):
         from compat.merak.formats import read
 
         release = self.release(version)
-        config = self.build(read(source, release, lenient, code), release, world_size)
-        _ = config.effective
-        return config
+        return self.settled(lambda: read(source, release, lenient, code), release, world_size)
 
     def parse(self, source: Any, version: str, lenient: bool) -> Reading:
         """Typed values, spellings and remarks from a source."""

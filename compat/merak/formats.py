@@ -55,11 +55,21 @@ def read(source: Any, version: str, lenient: bool, code: Mapping[str, Any] | Non
         content = Document(launch.texts, lines, "flags", name=content.name)
     reader.take(content)
     reader.script(code or {})
-    ConfigError.raise_if(reader.problems)
-    typed = flatten(validate(Merak, nest(reader.raw)))
-    given = {path: typed[path] for path in reader.raw}
+    typed, wrong = _typed(reader.raw)
+    given = {path: typed[path] for path in reader.raw if path in typed}
     ranks = launch.ranks if launch else None
-    return Reading(Values(given), ENTRY, reader.origins, tuple(reader.findings), world_size=ranks)
+    found = Reading(Values(given), ENTRY, reader.origins, tuple(reader.findings), world_size=ranks)
+    return found.unless((*reader.problems, *wrong))
+
+
+def _typed(raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], Sequence[str]]:
+    """Values as the schema has them, and what is wrong with the others."""
+    try:
+        return flatten(validate(Merak, nest(raw))), ()
+    except ConfigError as error:
+        names = {problem.partition(":")[0] for problem in error.problems}
+        left = {path: value for path, value in raw.items() if not any(f"{name}.".startswith(f"{path}.") for name in names)}
+        return (_typed(left)[0] if len(left) < len(raw) else {}), error.problems
 
 
 def _content(source: Any) -> Document:

@@ -1,0 +1,157 @@
+"""All problems of a file at once: several independent mistakes are named in the first report, and nothing else is.
+
+By hand, with more of them: python tests/test_several_mistakes.py [STACK ...] --examples N
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+import compat
+from bridge.config import fields
+from bridge.dialect import Config, Dialect
+from bridge.errors import BridgeError
+from bridge.testing import Mistake, Mutation, configs
+from bridge.testing.mutations import REST, Edit, edited, edits
+from bridge.testing.strategies import entries, part_of
+
+pytestmark = pytest.mark.once
+
+MISTAKES = 3
+EXAMPLES = 25
+TRIES = 12
+"""Edits that are tried for each one that is planted."""
+
+
+@dataclass
+class Planted:
+    """Several edits of one config, each of which is refused by itself, and what is said of all of them together."""
+
+    config: Config
+    edits: Sequence[Mutation]
+    alone: frozenset[str]
+    together: BridgeError
+
+    @property
+    def unnamed(self) -> list[Mutation]:
+        """Mistakes that the first report leaves for a later one."""
+        return [edit for edit in self.edits if not edit.named_in(self.together)]
+
+    @property
+    def untrue(self) -> list[str]:
+        """What is said of the whole, and speaks of none of the mistakes."""
+        said = [problem for problem in self.together.problems if problem not in self.alone]
+        return [problem for problem in said if not any(edit.named_in(BridgeError(problem)) for edit in self.edits)]
+
+
+@dataclass
+class Tally:
+    """What a stack's samples came to."""
+
+    planted: int = 0
+    kinds: Counter[Mistake] = field(default_factory=Counter)
+    unnamed: list[str] = field(default_factory=list)
+    untrue: list[str] = field(default_factory=list)
+
+    def add(self, one: Planted) -> None:
+        self.planted += 1
+        self.kinds.update(edit.mistake for edit in one.edits)
+        said = f"\n  of {[(edit.key, edit.value) for edit in one.edits]}\n  " + "\n  ".join(one.together.problems)
+        self.unnamed += [f"{edit.mistake}: {edit.key}: {edit.value!r}{said}" for edit in one.unnamed]
+        self.untrue += [f"{problem}{said}" for problem in one.untrue]
+
+
+def planted(config: Config, seed: int, count: int = MISTAKES) -> Planted | None:
+    """`count` edits of different keys of a config, each refused by name on its own; None where it has no room for them."""
+    random, chosen, alone = Random(seed), list[tuple[Edit, Mutation]](), set[str]()
+    found = edits(config)
+    for _ in range(TRIES * count):
+        edit = random.choice(found[random.choice(sorted(found))])
+        if len(chosen) == count or any(_touch(edit, other) for other, _ in chosen):
+            continue
+        mutation = _mutation(config, edit, edited(part_of(config.dialect).source(config), edit))
+        problems = _refused(mutation)
+        if problems is not None and mutation.named_in(problems) and len(problems.problems) == 1:
+            chosen.append((edit, mutation))
+            alone.update(problems.problems)
+    if len(chosen) < count:
+        return None
+    source: Any = part_of(config.dialect).source(config)
+    for edit, _ in chosen:
+        source = edited(source, edit)
+    together = _refused(_mutation(config, chosen[0][0], source))
+    return Planted(config, [mutation for _, mutation in chosen], frozenset(alone), together) if together else None
+
+
+def _mutation(config: Config, edit: Edit, source: Any) -> Mutation:
+    return Mutation(config, edit.mistake, ".".join(edit.at), edit.value, source, ours=edit.ours)
+
+
+def _touch(one: Edit, other: Edit) -> bool:
+    """Whether two edits are about the same part of a file, or both about how ranks and batch come out."""
+    places = [path for edit in (one, other) for path in (edit.at, edit.leaves or edit.at)]
+    mine, theirs = places[:2], places[2:]
+    shared = any(a[: len(b)] == b or b[: len(a)] == a for a in mine for b in theirs)
+    return shared or one.mistake is other.mistake is Mistake.RELATION
+
+
+def _refused(mutation: Mutation) -> BridgeError | None:
+    try:
+        mutation.read()
+    except BridgeError as error:
+        return error
+    return None
+
+
+def sampled(dialect: Dialect, examples: int) -> Tally:
+    """So many configs of a stack with mistakes in them."""
+    tally = Tally()
+
+    @settings(
+        max_examples=examples,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(configs(dialect, None, None, entries(dialect)[0]), st.integers(0, 2**32))
+    def law(config: Config, seed: int) -> None:
+        if (one := planted(config, seed)) is not None:
+            tally.add(one)
+
+    law()
+    return tally
+
+
+def judged() -> Iterator[Dialect]:
+    """Stacks that refuse: one that keeps any key only names those that it does not know."""
+    return (dialect for dialect in map(compat.load, compat.names()) if REST not in fields(dialect.schema))
+
+
+@pytest.mark.parametrize("dialect", judged(), ids=lambda dialect: dialect.name)
+def test_every_mistake_is_named_in_the_first_report(dialect: Dialect) -> None:
+    tally = sampled(dialect, EXAMPLES)
+    assert tally.planted > EXAMPLES // 3 and len(tally.kinds) >= 4
+    assert not tally.unnamed, "\n\n".join(tally.unnamed)
+    assert not tally.untrue, "\n\n".join(tally.untrue)
+
+
+if __name__ == "__main__":
+    options = argparse.ArgumentParser()
+    options.add_argument("stacks", nargs="*", default=compat.names())
+    options.add_argument("--examples", type=int, default=300)
+    asked = options.parse_args()
+    for stack in asked.stacks:
+        tally = sampled(compat.load(stack), asked.examples)
+        print(f"{stack}: {tally.planted} files of {MISTAKES} mistakes; unnamed {len(tally.unnamed)}, untrue {len(tally.untrue)}")
+        print("\n".join((*tally.unnamed[:6], *tally.untrue[:6])))
