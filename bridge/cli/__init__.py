@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 from itertools import pairwise
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from bridge.clean import brief, clean_block
 from bridge.errors import BridgeError
@@ -34,7 +34,6 @@ def run(arguments: list[str]) -> int:
     import typer
 
     from bridge.cli.app import app
-    from bridge.cli.terminal import complain, note, print_json
     from bridge.secrets import HIDDEN
 
     HIDDEN.forget()
@@ -44,17 +43,44 @@ def run(arguments: list[str]) -> int:
     try:
         return int(app(arguments, prog_name="stagebridge", standalone_mode=False) or 0)
     except BridgeError as error:
-        complain(error.problems)
-        if error.words:
-            note(f"with what lacks: {shlex.join(('stagebridge', *arguments, *error.words))}")
+        return _refuse(arguments, error)
     except usage_error as error:
-        message = error.message = brief(clean_block(error.message))  # type: ignore[attr-defined]
-        if _asks_json(arguments):
-            print_json({"problems": [message], "exit_code": Exit.ERROR})
-        error.show()  # type: ignore[attr-defined]
+        return _misused(arguments, error)
     except typer.Abort:
         return INTERRUPTED
-    return Exit.ERROR
+
+
+def _refuse(arguments: list[str], error: BridgeError) -> Exit:
+    """Say why a command was refused; ranks that have the same to say, once."""
+    from bridge import stacks
+    from bridge.cli import launched, mistakes
+    from bridge.cli.terminal import complain, note
+
+    problems = mistakes.instead(arguments, error, stacks.names())
+    with launched.once(problems) as mine:
+        if mine:
+            complain(problems)
+        if mine and error.words:
+            note(f"with what lacks: {shlex.join(('stagebridge', *arguments, *error.words))}")
+    return launched.code(mine)
+
+
+def _misused(arguments: list[str], error: Any) -> Exit:
+    """Say what is wrong with a command line, which `error` of the parser says, and what was meant where that is known."""
+    from bridge import stacks
+    from bridge.cli import launched, mistakes
+    from bridge.cli.terminal import complain, print_json
+
+    meant = mistakes.meant(arguments, stacks.names())
+    message = error.message = brief(clean_block(meant or error.message))
+    with launched.once([message]) as mine:
+        if mine and _asks_json(arguments):
+            print_json({"problems": [message], "exit_code": Exit.ERROR})
+        if mine and meant:
+            complain([meant])
+        elif mine:
+            error.show()
+    return launched.code(mine)
 
 
 def _asks_json(arguments: list[str]) -> bool:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from bridge.clean import brief, clean, clean_block
@@ -33,11 +33,16 @@ def note(line: str) -> None:
 
 def complain(problems: Iterable[str]) -> None:
     """Print errors on stderr, one a line."""
-    for problem in problems:
-        print(brief(hide(clean(f"error: {problem}"))), file=sys.stderr, flush=True)
+    for line in complaints(problems):
+        print(line, file=sys.stderr, flush=True)
 
 
-def print_json(content: dict[str, Any]) -> None:
+def complaints(problems: Iterable[str]) -> list[str]:
+    """Errors as they are printed."""
+    return [brief(hide(clean(f"error: {problem}"))) for problem in problems]
+
+
+def print_json(content: Mapping[str, object]) -> None:
     """Print one JSON object."""
     print(json.dumps(HIDDEN.within(content), indent=2, allow_nan=False))
 

@@ -118,13 +118,14 @@ def train(job: Job, options: Options) -> int:
     """Train; the exit code."""
     if find_spec("torch") is None:
         raise BridgeError("train: torch is not installed; pip install 'stagebridge[engine]'")
-    from bridge import comm
     from bridge.engine.environment import detect
 
-    comm.patient(options.silence, options.timeout)
     here = detect()
     with within(job):
         config = _read(job, here.world, options.fit)
+        from bridge import comm  # what a file is refused for is said before torch is loaded
+
+        comm.patient(options.silence, options.timeout)
         if options.model is None and config.dialect.names_run(config):
             with _lost_ranks_named(options):
                 _named(config, options, here, job)

@@ -154,3 +154,33 @@ def _rank(workers: list[int], rank: str) -> int:
 def _alive(worker: int) -> bool:
     status = Path(f"/proc/{worker}/stat")
     return status.exists() and status.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+WRONG = {**CONFIG, "zero_optimization": {"stage": 9}, "gradient_clippin": 1.0}
+REFUSED = [
+    ("torchrun", ["bad.json"], ["zero_optimization.stage: found 9", "gradient_clippin: unknown key"]),
+    ("torchrun", ["pipeline.json", "--code", "pipeline_stages=3"], ["pipeline (3) does not divide world size (2)"]),
+    ("deepspeed", ["bad.json"], ["zero_optimization.stage: found 9", "gradient_clippin: unknown key"]),
+]
+
+
+@pytest.mark.parametrize(("launcher", "words", "lines"), REFUSED)
+def test_an_error_of_all_ranks_is_said_once(config: Path, launcher: str, words: list[str], lines: list[str]) -> None:
+    if launcher == "deepspeed" and find_spec("deepspeed") is None:
+        pytest.skip("needs the deepspeed launcher")
+    (config.parent / "bad.json").write_text(json.dumps(WRONG))
+    (config.parent / "pipeline.json").write_text(json.dumps({**CONFIG, "zero_optimization": {"stage": 0}}))
+    module = ["stagebridge"] if launcher == "deepspeed" else ["-m", "stagebridge"]
+    done = subprocess.run(
+        [*LAUNCHERS[launcher], *module, "train", *words],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        cwd=config.parent,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 1
+    ours, trace, summary = done.stderr.partition("Traceback (most recent call last):")
+    for line in lines:
+        assert ours.count(line) == 1, done.stderr
+        assert (line in summary) == bool(trace), done.stderr  # torchrun's summary says it too, in the end

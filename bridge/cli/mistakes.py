@@ -1,0 +1,138 @@
+"""Command lines of people who come from another command: what they mean, and what to type for it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import PurePath
+
+from bridge.errors import BridgeError
+
+READING = ("convert", "check", "diff", "layout", "drift", "train", "verify", "move", "schedule")
+"""Commands that read a FILE."""
+SHELLS = ("bash", "sh", "zsh", "source", ".")
+LAUNCHERS = ("torchrun", "deepspeed", "srun", "sbatch", "mpirun", "accelerate", "python", "python3", "env", "sudo", "nohup")
+NAMED = ("--config", "--file", "--input", "--args", "-f", "-i", "-c", "--deepspeed_config", "--deepspeed", "--yaml-cfg")
+"""Options that other commands have for the file that is read."""
+CONFIGS = (".json", ".hjson", ".yaml", ".yml", ".args", ".sh")
+OURS = ("--to", "--from", "--world-size", "--ranks", "-o", "--output", "--auto-from", "--auto", "--code")
+"""Options of ours that take a value and mean nothing to a launcher of training."""
+INNER = ("--deepspeed_config", "--deepspeed", "--config", "--config_file", "--yaml-cfg")
+"""Options of trainings that name a config."""
+
+
+def meant(arguments: Sequence[str], stacks: Sequence[str]) -> str | None:
+    """One line that says what to type instead of `arguments`, which were refused; None where nothing is known to be meant."""
+    said = [word for word in arguments if not re.match(r"--local[_-]rank=", word)]  # which a launcher puts first
+    if not said:
+        return None
+    command, *words = said
+    if command not in READING:
+        return _without_command(said)
+    ways = (
+        _named(command, words),
+        _launched(command, words),
+        _stacks_alone(command, words, stacks),
+        _without_target(command, words, stacks),
+    )
+    return next(filter(None, ways), None)
+
+
+def instead(arguments: Sequence[str], error: BridgeError, stacks: Sequence[str]) -> Sequence[str]:
+    """The problems of an error, or the one line that says what was meant where a file is not there."""
+    lost = any("no such file" in problem or "several files need" in problem for problem in error.problems)
+    said = meant(arguments, stacks) if lost else None
+    return error.problems if said is None else (said,)
+
+
+def _type(*words: str) -> str:
+    return shlex.join(("stagebridge", *words))
+
+
+def _without_command(arguments: Sequence[str]) -> str | None:
+    """A file where the command belongs."""
+    file = arguments[0]
+    if file.startswith("-") or not (os.path.exists(file) or file.endswith(CONFIGS)):
+        return None
+    return f"{file}: a file; say first what to do with it: {_type('check', file)}, or {_type('convert', file)} --to STACK"
+
+
+def _named(command: str, words: Sequence[str]) -> str | None:
+    """A file behind an option of another command."""
+    for place, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name not in NAMED or (not equals and place + 1 == len(words)):
+            continue
+        file, rest = (value, words[place + 1 :]) if equals else (words[place + 1], words[place + 2 :])
+        if any(_is_launcher(before) for before in words[:place]):
+            return None
+        return f"{name}: a file is named without an option: {_type(command, file, *words[:place], *rest)}"
+    return None
+
+
+def _launched(command: str, words: Sequence[str]) -> str | None:
+    """A command in the place of the file."""
+    first = next((place for place, word in enumerate(words) if not word.startswith("-")), None)
+    if first is None or os.path.exists(words[first]):
+        return None
+    whole = " " in words[first].strip()
+    try:
+        inner = shlex.split(words[first]) if whole else list(words[first:])
+    except ValueError:
+        return None
+    inner = _unset(inner)
+    if not inner or not (_is_launcher(inner[0]) or PurePath(inner[0]).name in SHELLS):
+        return None
+    rest = [*words[:first], *(words[first + 1 :] if whole else _ours(inner))]
+    shown = words[first] if whole else inner[0]
+    if file := _file_of(inner):
+        return f"{shown}: a command; stagebridge reads the file that it is given: {_type(command, file, *rest)}"
+    return (
+        f"{shown}: a command; write it into a file such as run.sh, which is read and never run: {_type(command, 'run.sh', *rest)}"
+    )
+
+
+def _is_launcher(word: str) -> bool:
+    return PurePath(word).name in LAUNCHERS or re.fullmatch(r"python3\.\d+", PurePath(word).name) is not None
+
+
+def _unset(words: list[str]) -> list[str]:
+    """A command without the variables that are set for it."""
+    while words and re.match(r"\w+=", words[0]):
+        words = words[1:]
+    return words
+
+
+def _file_of(words: Sequence[str]) -> str | None:
+    """The config or script that a command is given."""
+    for place, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name in INNER and (equals or place + 1 < len(words)):
+            return value if equals else words[place + 1]
+    return next((word for word in words[1:] if word.endswith((".sh", ".slurm", ".sbatch"))), None)
+
+
+def _ours(words: Sequence[str]) -> Iterator[str]:
+    """What of the words behind a launcher is said to us."""
+    for place, word in enumerate(words):
+        if word.partition("=")[0] in OURS:
+            yield from (word,) if "=" in word else words[place : place + 2]
+
+
+def _stacks_alone(command: str, words: Sequence[str], stacks: Sequence[str]) -> str | None:
+    """Stacks without the options that they belong to."""
+    alone = [word for place, word in enumerate(words) if word in stacks and (place == 0 or not words[place - 1].startswith("-"))]
+    if not alone or command not in ("convert", "verify") or "--to" in words or len(alone) > 2:
+        return None
+    rest = [word for word in words if word not in alone]
+    options = ["--to", alone[-1]] if len(alone) == 1 else ["--from", alone[0], "--to", alone[1]]
+    return f"{' '.join(alone)}: stacks are named with --from and --to: {_type(command, *rest, *options)}"
+
+
+def _without_target(command: str, words: Sequence[str], stacks: Sequence[str]) -> str | None:
+    """A file without the stack that it is to go to."""
+    if command not in ("convert", "verify") or not words or any(word.partition("=")[0] == "--to" for word in words):
+        return None
+    return f"--to: missing; name the stack to convert to: {', '.join(stacks)}"

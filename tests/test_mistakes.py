@@ -1,0 +1,138 @@
+"""Command lines of people who come from another command: one line that says what to type instead, and it is the only one."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.cli import run
+from bridge.cli.demo import launch
+
+pytestmark = pytest.mark.once
+
+ARGUMENTS = {"output_dir": "out", "per_device_train_batch_size": 4, "learning_rate": 2e-5, "max_steps": 10, "bf16": True}
+DS = {"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}
+ACCELERATE = "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\nmixed_precision: bf16\nnum_processes: 8\n"
+
+Said = Callable[..., list[str]]
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Said:
+    """The lines that a command is refused with."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "launch.args").write_text(launch())
+    (tmp_path / "x.sh").write_text("torchrun pretrain_gpt.py \\\n" + " ".join(launch().split("\n")[-2:]) + "\n")
+    (tmp_path / "ds.json").write_text(json.dumps(DS))
+
+    def call(*words: str) -> list[str]:
+        assert run(list(words)) == 1
+        out, err = capsys.readouterr()
+        assert not out
+        return [line for line in err.splitlines() if not line.startswith("note:")]
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (
+            ("convert", "deepspeed train.py --deepspeed_config ds.json", "--to", "megatron"),
+            "stagebridge convert ds.json --to megatron",
+        ),
+        (
+            ("convert", "torchrun --nproc-per-node 8 train.py --deepspeed=ds.json", "--to", "megatron"),
+            "stagebridge convert ds.json --to megatron",
+        ),
+        (
+            ("convert", "A=1 torchrun pretrain_gpt.py --num-layers 4", "--to", "deepspeed"),
+            "stagebridge convert run.sh --to deepspeed",
+        ),
+        (("convert", "bash", "x.sh", "--to", "deepspeed"), "stagebridge convert x.sh --to deepspeed"),
+        (("convert", "bash x.sh", "--to", "deepspeed"), "stagebridge convert x.sh --to deepspeed"),
+        (("check", "sbatch", "-N", "2", "x.sh"), "stagebridge check x.sh"),
+        (
+            ("convert", "srun", "-N", "2", "torchrun", "pretrain_gpt.py", "--num-layers", "4", "--to", "deepspeed"),
+            "stagebridge convert run.sh --to deepspeed",
+        ),
+        (
+            ("train", "torchrun", "--nproc-per-node", "2", "train.py", "--deepspeed_config", "ds.json"),
+            "stagebridge train ds.json",
+        ),
+        (("convert", "--config=launch.args", "--to", "deepspeed"), "stagebridge convert launch.args --to deepspeed"),
+        (("check", "--deepspeed_config", "ds.json"), "stagebridge check ds.json"),
+        (("convert", "launch.args", "deepspeed"), "stagebridge convert launch.args --to deepspeed"),
+        (
+            ("convert", "megatron", "deepspeed", "launch.args"),
+            "stagebridge convert launch.args --from megatron --to deepspeed",
+        ),
+        (("ds.json",), "stagebridge check ds.json, or stagebridge convert ds.json --to STACK"),
+        (("ds.json", "--world-size", "8"), "stagebridge check ds.json, or stagebridge convert ds.json --to STACK"),
+    ],
+)
+def test_what_was_meant_is_said_in_one_line(typed: tuple[str, ...], meant: str, said: Said) -> None:
+    (line,) = said(*typed)
+    assert line.startswith("error: ") and line.endswith(f": {meant}")
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "convert 'deepspeed train.py --deepspeed_config ds.json' --to megatron",
+        "convert --config=launch.args --to deepspeed --world-size 8",
+        "convert launch.args deepspeed --world-size 8",
+    ],
+)
+def test_what_is_said_to_be_typed_works(typed: str, said: Said, capsys: pytest.CaptureFixture[str]) -> None:
+    (line,) = said(*shlex.split(typed))
+    assert run(shlex.split(line.partition(": stagebridge ")[2])) in (0, 2), capsys.readouterr().err
+
+
+def test_a_stack_that_is_missing_is_asked_for_by_name(said: Said) -> None:
+    (line,) = said("convert", "launch.args")
+    assert line.startswith("error: --to: missing; ") and "deepspeed" in line and "megatron" in line
+
+
+def test_a_file_that_is_not_there_is_no_command(said: Said) -> None:
+    assert said("check", "nothere.json") == ["error: nothere.json: no such file; check the path"]
+
+
+def test_wrong_usage_of_our_own_stays_the_parsers(said: Said) -> None:
+    assert said("check", "ds.json", "--nothing")[-1] == "Error: No such option: --nothing"
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (ACCELERATE, "name the training's own launch or config"),
+        (ACCELERATE + "deepspeed_config:\n  deepspeed_config_file: zero.json\n  zero3_init_flag: true\n", "name zero.json"),
+        (ACCELERATE + "deepspeed_config:\n  zero_stage: 3\n", "write that as JSON, deepspeed_config_file: FILE"),
+    ],
+)
+@pytest.mark.parametrize("stack", [(), ("--from", "deepspeed")], ids=["recognised", "named"])
+def test_a_config_of_accelerate_is_known(content: str, named: str, stack: tuple[str, ...], said: Said, tmp_path: Path) -> None:
+    (tmp_path / "accelerate.yaml").write_text(content)
+    (line,) = said("convert", "accelerate.yaml", "--to", "megatron", *stack)
+    assert "a config of accelerate" in line and named in line
+
+
+@pytest.mark.parametrize("more", [{}, {"deepspeed": "zero.json"}])
+def test_arguments_of_the_trainer_are_no_file_of_deepspeed(more: dict[str, Any], said: Said, tmp_path: Path) -> None:
+    (tmp_path / "args.json").write_text(json.dumps({**ARGUMENTS, **more}))
+    (line,) = said("check", "args.json", "--from", "deepspeed")
+    assert "TrainingArguments" in line and "--auto-from" in line and more.get("deepspeed", "DEEPSPEED.json") in line
+
+
+def test_arguments_of_the_trainer_that_are_read_as_another_stacks_are_told_to_be(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "args.json"
+    file.write_text(json.dumps(ARGUMENTS))
+    assert run(["check", str(file)]) in (0, 2)
+    assert "read as Merak; it may be TrainingArguments of Hugging Face's Trainer" in capsys.readouterr().err
