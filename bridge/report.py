@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from bridge import outputs
 from bridge.config import Values
 from bridge.dialect import Config
 from bridge.drift import Change, Drift
@@ -32,9 +33,7 @@ def all_of(config: Config) -> tuple[Finding, ...]:
     return (*config.findings, *(finding for finding in config.missing if finding.effect is not Effect.STOPS))
 
 
-def as_json(
-    result: Result, threshold: Effect = Effect.NUMBERS, findings: Sequence[Finding] | None = None
-) -> dict[str, Any]:
+def as_json(result: Result, threshold: Effect = Effect.NUMBERS, findings: Sequence[Finding] | None = None) -> outputs.Converted:
     """A translation as one JSON object; the form is stable and described in docs/json.md. `findings` count; None: all do."""
     written, told = result.written, remarks_of(result) if findings is None else findings
     return {
@@ -49,8 +48,8 @@ def as_json(
                 "value": _plain(field.value),
                 "sources": list(field.sources),
                 "default_of": field.default_of,
-                "how": str(field.how),
-                "effect": str(field.effect),
+                "how": field.how,
+                "effect": field.effect,
                 "note": field.note,
             }
             for field in result.fields
@@ -60,9 +59,7 @@ def as_json(
     }
 
 
-def check_json(
-    config: Config, threshold: Effect = Effect.NUMBERS, findings: Sequence[Finding] | None = None
-) -> dict[str, Any]:
+def check_json(config: Config, threshold: Effect = Effect.NUMBERS, findings: Sequence[Finding] | None = None) -> outputs.Checked:
     """A check as one JSON object; `findings` are those that count, None: all."""
     told = all_of(config) if findings is None else findings
     return {
@@ -73,13 +70,19 @@ def check_json(
     }
 
 
-def difference_json(names: tuple[str, str], sides: tuple[Config, Config], told: Iterable[Finding], code: int) -> dict[str, Any]:
+def difference_json(
+    names: tuple[str, str], sides: tuple[Config, Config], told: Iterable[Finding], code: Exit
+) -> outputs.Compared:
     """What two configs mean otherwise as one JSON object."""
-    first, second = ({"file": name, **_side(config)} for name, config in zip(names, sides, strict=True))
+    first, second = (_named(name, config) for name, config in zip(names, sides, strict=True))
     return {"first": first, "second": second, "findings": [*map(finding_json, told)], "exit_code": code}
 
 
-def drift_json(drift: Drift, format: str | None = None, threshold: Effect = Effect.NUMBERS) -> dict[str, Any]:
+def _named(name: str, config: Config) -> outputs.Named:
+    return {"file": name, **_side(config)}
+
+
+def drift_json(drift: Drift, format: str | None = None, threshold: Effect = Effect.NUMBERS) -> outputs.Drifting:
     """What a file means in two releases as one JSON object; the migrated file as text in `format`."""
     migrated = drift.migrated
     return {
@@ -97,11 +100,11 @@ def drift_json(drift: Drift, format: str | None = None, threshold: Effect = Effe
     }
 
 
-def _drifted(change: Change) -> dict[str, Any]:
+def _drifted(change: Change) -> outputs.Drifted:
     return {
         "path": change.path,
         "kind": str(change.kind),
-        "effect": str(change.effect),
+        "effect": change.effect,
         "given": change.given,
         "before": _plain(change.before),
         "after": _plain(change.after),
@@ -110,7 +113,7 @@ def _drifted(change: Change) -> dict[str, Any]:
     }
 
 
-def _side(config: Config) -> dict[str, Any]:
+def _side(config: Config) -> outputs.Side:
     return {
         "dialect": config.dialect.name,
         "version": config.version,
@@ -119,12 +122,12 @@ def _side(config: Config) -> dict[str, Any]:
     }
 
 
-def finding_json(finding: Finding) -> dict[str, Any]:
+def finding_json(finding: Finding) -> outputs.Told:
     """One finding as a JSON object."""
     return {
         "path": finding.path,
-        "how": str(finding.how) if finding.how else None,
-        "effect": str(finding.effect),
+        "how": finding.how or None,
+        "effect": finding.effect,
         "given": finding.given,
         "before": _plain(finding.before),
         "after": _plain(finding.after),

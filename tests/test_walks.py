@@ -163,7 +163,7 @@ def test_the_report_of_the_readme_is_the_one_that_is_printed(folder: Path, capsy
 @pytest.mark.parametrize("command", commands(GATE), ids=range(len(commands(GATE))))
 def test_every_command_of_the_page_of_the_gate(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In a clone of its own, with a folder of configs and one of jobs."""
-    for name in ("configs", "jobs"):
+    for name in ("configs", "jobs", "converted"):
         (folder / name).mkdir()
     shutil.copy(folder / "ds_config.json", folder / "configs")
     shutil.copy(folder / "ds_config.code.json", folder / "configs")

@@ -87,6 +87,18 @@ Examples:
 
 """ + table(clean="they mean the same, up to the threshold", findings="they do not: different numbers, or what --fail-on names")
 
+SCHEMA = """Print the JSON Schema of what a command prints under --json, for programs that read it.
+
+docs/json.md says what each key means.
+
+\b
+Examples:
+  stagebridge schema convert > convert.schema.json
+  stagebridge schema "checkpoint inspect"
+  stagebridge schema                              (names what there is)
+
+""" + table(clean="printed", findings=DONE, error="wrong usage: no such output")
+
 DRIFT = """Say what the same file means in two releases of its own stack, and write the file that keeps its meaning.
 
 Named are settings that went, came or were renamed, defaults that moved, rules that got tighter, and what the stack works
@@ -185,11 +197,12 @@ FILE is a config of any stack; nothing is started and torch is not needed. What 
 Examples:
   stagebridge layout launch.args --ranks 8 --vocab 32000
   stagebridge layout ds_config.json --ranks 4 --model gpt2
+  stagebridge layout launch.args --ranks 8 --vocab 32000 --memory 80 --plot ranks.svg
   stagebridge layout zero3.json --layers 24 --hidden 1024 --heads 16 --vocab 50304 --sequence 1024 --json
 
 """ + table(
     clean="shown; the engine does nothing otherwise that reaches the threshold",
-    error="wrong usage, a size that is missing, sizes that do not fit the ranks (the message says which would)",
+    error="wrong usage, a size that is missing, sizes that do not fit the ranks (the message says which would) or --memory",
 )
 
 SHOW = """Show what a field of a stack means: type, bounds, default by release, and where it goes in the other stacks.
@@ -452,14 +465,22 @@ def layout(
         Optional[int],  # noqa: UP045
         typer.Option("--micro-batch", metavar="N", min=1, max=COUNT, help="Sequences in a microbatch, where FILE does not say."),
     ] = None,
+    plot: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--plot", metavar="OUT", callback=own_file, help="Draw bytes by rank, as OUT ends: svg, pdf, html or png."),
+    ] = None,
+    memory: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option("--memory", metavar="GIB", min=0.001, max=1e6, help="Memory of a device: a line in the plot, and a limit."),
+    ] = None,
 ) -> int:
     """Show the layout of one file."""
     from bridge.cli.folder import checked
-    from bridge.cli.layout import MODELS, Sizes, layout
+    from bridge.cli.layout import MODELS, Picture, Sizes, layout
 
     sizes = {"layers": layers, "hidden": hidden, "heads": heads, "kv_heads": kv_heads, "ffn": ffn, "vocab": vocab}
     given = {**sizes, "sequence": sequence, "tied": tied}
-    return layout(job, Sizes(checked("--model", model, MODELS), given, micro_batch))
+    return layout(job, Sizes(checked("--model", model, MODELS), given, micro_batch), Picture(plot, memory))
 
 
 @app.command(
@@ -480,6 +501,16 @@ def show(
     from bridge.cli.show import show
 
     return show(dialect, field, as_json, schema)
+
+
+@app.command("schema", help=SCHEMA, short_help="Print the JSON Schema of what a command prints under --json.")
+def schema_of(
+    name: Annotated[Optional[str], typer.Argument(metavar="[COMMAND]", show_default=False)] = None,  # noqa: UP045
+) -> int:
+    """Print one schema, or the names of all."""
+    from bridge.cli.show import schema_of
+
+    return schema_of(name)
 
 
 @app.command(help=DRIFT, short_help="Say what a config means in another release, and migrate it.")
@@ -658,9 +689,7 @@ def schedule(
     ] = None,
     png: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(
-            "--plot", "--png", metavar="OUT", callback=own_file, help="Draw it, as OUT ends: svg, pdf, html or png."
-        ),
+        typer.Option("--plot", "--png", metavar="OUT", callback=own_file, help="Draw it, as OUT ends: svg, pdf, html or png."),
     ] = None,
     csv: Annotated[
         Optional[Path],  # noqa: UP045

@@ -11,13 +11,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bridge import outputs
 from bridge.clean import clean
+from bridge.cli import progress
 from bridge.cli.terminal import console, note, print_json, say
 from bridge.config import shown
 from bridge.errors import BridgeError
 from bridge.exits import Exit
 from bridge.files import as_private_as
 from bridge.findings import Finding
+from bridge.underway import counted
 
 if TYPE_CHECKING:
     from bridge.dialect import Config
@@ -30,8 +33,6 @@ SHOWN = 20
 """Tensors that differ which are listed."""
 WIDE = 160
 """Letters of a dictionary that are shown."""
-OFTEN = 5.0
-"""Seconds between two lines of progress."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ def inspect(folder: Path, name: str | None, tensors: bool, check: bool, as_json:
 
         format, place = formats.found(folder, name)
         if check:
-            formats.verified(format, place)
+            with progress.told("the files"):
+                formats.verified(format, place)
         hub = formats.read_at(format, place)
         if check:
             hub = moments.checked(hub)
@@ -119,7 +121,7 @@ def _kinds(hub: Hub) -> dict[str, dict[str, int]]:
     return {kind: dict(sizes) for kind, sizes in found.items()}
 
 
-def _rows(hub: Hub) -> Iterator[dict[str, Any]]:
+def _rows(hub: Hub) -> Iterator[outputs.Held]:
     for name, kind, held in hub.tensors():
         yield {"name": name, "kind": kind, "shape": list(held.shape), "dtype": held.dtype}
 
@@ -173,7 +175,8 @@ def convert(folder: Path, options: Options) -> int:
         hub = _named(_told(moments.checked(read) if verified else read, options), target, place, options)
         written = formats.planned(target, hub, wanted)
         if verified:
-            formats.verified(source, place, written.files)
+            with progress.told("the files to be checked"):
+                formats.verified(source, place, written.files)
         if not options.dry_run:
             _write(written, folder, hub, options)
         findings = (*hub.findings, *written.findings)
@@ -221,11 +224,11 @@ def _dtype(name: str | None) -> str | None:
 def _write(written: Written, folder: Path, hub: Hub, options: Options) -> None:
     from bridge.state.writing import write
 
-    progress = Progress(sum(file.size for file in written.files))
+    meter = Progress(sum(file.size for file in written.files))
     with as_private_as(folder):
-        write(written, options.output, hub.origin.files, progress.moved, options.processes)
+        write(written, options.output, hub.origin.files, meter.moved, options.processes)
     if not options.json:
-        say(f"wrote {options.output}: {len(written.files)} files, {progress.total:,} bytes in {progress.seconds:.1f} s")
+        say(f"wrote {options.output}: {len(written.files)} files, {meter.total:,} bytes in {meter.seconds:.1f} s")
 
 
 class Progress:
@@ -244,10 +247,12 @@ class Progress:
         """So many bytes more, written now or found there."""
         self.done += count
         self.before += 0 if fresh else count
-        if time.monotonic() - self.told > OFTEN and self.done > self.before:
+        pause = progress.OFTEN if self.told > self.began else progress.FIRST
+        if time.monotonic() - self.told > pause and self.done > self.before:
             self.told = time.monotonic()
-            rate = (self.done - self.before) / self.seconds
-            note(f"{self.done / self.total:4.0%}  {rate / 2**20:,.0f} MB/s  {(self.total - self.done) / rate:,.0f} s left")
+            new = self.done - self.before
+            rest = progress.left(self.seconds, new, new + self.total - self.done)
+            note(f"{self.done / self.total:4.0%}  {new / self.seconds / 2**20:,.0f} MB/s  {rest} left")
 
 
 def _said(hub: Hub, written: Written, findings: tuple[Finding, ...], code: Exit, options: Options) -> None:
@@ -313,7 +318,8 @@ def diff(first: Path, second: Path, as_json: bool) -> int:
         from bridge.state import formats
 
         one, other = formats.read(first), formats.read(second)
-        lines = list(_lines(one, other))
+        with progress.told("the tensors"):
+            lines = list(_lines(one, other))
         runs = {key: values for key, values in _counters(one, other).items() if values[0] != values[1]}
         verdicts = Counter(line.verdict for line in lines)
         code = _exit(verdicts, runs)
@@ -346,15 +352,15 @@ def _counters(one: Hub, other: Hub) -> dict[str, tuple[Any, Any]]:
 
 def _lines(one: Hub, other: Hub) -> Iterator[Line]:
     """The most exact copy of each parameter, its moments, and the buffers."""
-    left, right = dict(_comparable(one)), dict(_comparable(other))
-    for key in dict.fromkeys((*left, *right)):
+    ours, theirs = dict(_comparable(one)), dict(_comparable(other))
+    for key in counted([*dict.fromkeys((*ours, *theirs))], lambda key: (ours.get(key) or theirs[key]).size):
         name, kind = key
-        if key not in right or key not in left:
-            yield Line(name, kind, FIRST if key in left else SECOND)
-        elif left[key].shape != right[key].shape:
+        if key not in theirs or key not in ours:
+            yield Line(name, kind, FIRST if key in ours else SECOND)
+        elif ours[key].shape != theirs[key].shape:
             yield Line(name, kind, SHAPE)
         else:
-            most = _most(left[key], right[key])
+            most = _most(ours[key], theirs[key])
             yield Line(name, kind, DIFFERENT if most else EQUAL, most)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from bridge import carry as carry_over
 from bridge import limits, printed, report, stacks
-from bridge.cli import sidecar
+from bridge.cli import progress, sidecar
 from bridge.cli.budget import bounded
 from bridge.cli.gated import OPEN, Gate, Looked, files_of, look, told, worst
 from bridge.cli.gathering import STDIN, at_hand, several, within
@@ -40,11 +40,13 @@ from bridge.files import (
 from bridge.files.lock import shared
 from bridge.files.read import LOADERS
 from bridge.findings import Finding
-from bridge.gate import FORMATS, baseline, record
+from bridge.gate import FORMATS, Record, baseline, record, refusals
 from bridge.programs import scripted
 from bridge.releases import unknown_release
+from bridge.rules import How
 from bridge.secrets import HIDDEN, keep_hidden
 from bridge.translation import Result, translate
+from bridge.underway import counted
 from bridge.view import USUAL, View
 
 STDOUT = "-"
@@ -72,15 +74,18 @@ SUFFIXES = (".json", ".args", ".yaml")
 def convert(job: Job, asked: Asked, gate: Gate = OPEN, names: Sequence[str] = ()) -> int:
     """Convert one file, or several into a folder; the exit code."""
     job = gate.job(job)
-    BridgeError.raise_if([f"--format {gate.format}: only check and diff have it; use --json"] if gate.listed else [])
+    BridgeError.raise_if(["--write-baseline: only check and diff write one; drop it"] if gate.write_baseline else [])
+    if gate.listed:
+        return _convert_listed(job, asked, gate, names)
     if not several(names):
         SourceError.raise_if(obstacles(asked.output) if asked.output and str(asked.output) != STDOUT else ())
         return _convert(job, asked, gate)
-    return answered(job, lambda: _convert_all(job, asked, gate, names))
+    with progress.told("the files"):
+        return answered(job, lambda: _convert_all(job, asked, gate, names))
 
 
-def _convert_all(job: Job, asked: Asked, gate: Gate, names: Sequence[str]) -> int:
-    """Each file under its own name in a folder; files of no stack are left out, and said to be."""
+def _placed(asked: Asked, gate: Gate, names: Sequence[str]) -> list[tuple[str, bool, Path]]:
+    """Files with whether each was named itself, and where it is written: under its own name in a folder."""
     folder = asked.output
     if folder is None or not os.path.isdir(folder):
         raise BridgeError("convert: several files need -o FOLDER, a folder that is there")
@@ -90,8 +95,35 @@ def _convert_all(job: Job, asked: Asked, gate: Gate, names: Sequence[str]) -> in
     outputs = [folder / (Path(file).stem + suffix) for file, _ in files]
     twice = {str(path) for path in outputs if outputs.count(path) > 1}
     BridgeError.raise_if(f"{path}: two of the files would be written there; convert them apart" for path in sorted(twice))
+    return [(file, named, output) for (file, named), output in zip(files, outputs, strict=True)]
+
+
+def _convert_listed(job: Job, asked: Asked, gate: Gate, names: Sequence[str]) -> int:
+    """Convert files, and tell what there is to say of all of them as one list of records."""
+    if asked.output is None or str(asked.output) == STDOUT:
+        raise BridgeError(f"--format {gate.format}: needs -o OUT, as the findings go to standard output")
+    many = several(names)
+    files = _placed(asked, gate, names) if many else [(job.file, True, asked.output)]
+    records, codes = list[Record](), list[int]()
+    for file, named, output in counted(files):
+        one = replace(job, file=file, loose=job.loose or many)
+        try:
+            codes.append(_convert(one, replace(asked, output=output), gate, records))
+        except BridgeError as error:
+            if not named and isinstance(error, UnrecognisedError):
+                note(f"note: {file}: of no stack; left out")
+                continue
+            records += refusals(error.problems, file)
+            codes.append(Exit.ERROR)
+    code = worst(codes)
+    print(FORMATS[gate.format](records, code))
+    return code
+
+
+def _convert_all(job: Job, asked: Asked, gate: Gate, names: Sequence[str]) -> int:
+    """Each file into a folder; files of no stack are left out, and said to be."""
     codes = []
-    for (file, named), output in zip(files, outputs, strict=True):
+    for file, named, output in counted(_placed(asked, gate, names)):
         try:
             dialect_of(job, document_of(replace(job, file=file)))
             if not job.json:
@@ -106,7 +138,8 @@ def _convert_all(job: Job, asked: Asked, gate: Gate, names: Sequence[str]) -> in
     return worst(codes)
 
 
-def _convert(job: Job, asked: Asked, gate: Gate) -> int:
+def _convert(job: Job, asked: Asked, gate: Gate, records: list[Record] | None = None) -> int:
+    """Convert one file and print its report; where there are `records`, they get its findings instead."""
     output = file_of(asked.output, "the sidecar (OUT.carry.json)" if asked.with_carry else "")
     if output is None and asked.dry_run:
         raise BridgeError("--dry-run: needs -o OUT; without it nothing is written")
@@ -130,10 +163,19 @@ def _convert(job: Job, asked: Asked, gate: Gate) -> int:
             with as_private_as(*beside.sources):
                 placed(texts, output, asked.force)
         findings = gate.choice.of(report.remarks_of(result), job.file)
-        _say(result, job, replace(asked, output=output), texts, findings)
+        if records is None:
+            _say(result, job, replace(asked, output=output), texts, findings)
+        else:
+            records.extend(_recorded(result, job.file, findings))
         return report.exit_of(findings, job.threshold)
 
     return answered(job, work)
+
+
+def _recorded(result: Result, file: str, findings: Iterable[Finding]) -> Iterator[Record]:
+    """Findings on a conversion: each on a setting of the source, but for defaults of the target."""
+    source, target = result.source.dialect.name, result.config.dialect.name
+    yield from (record(one, file, target if one.how is How.DEFAULTED else source) for one in findings)
 
 
 def placed(texts: Mapping[Path, str], output: Path, force: bool) -> None:
@@ -174,7 +216,8 @@ def _check_all(job: Job, view: View, gate: Gate, names: Sequence[str]) -> int:
             return {"problems": list(one.problems), "exit_code": Exit.ERROR}
         return report.check_json(one.config, job.threshold, one.findings)
 
-    found = [look(replace(job, file=file, loose=True), gate, named, reads) for file, named in files_of(names, gate)]
+    with progress.told("the files"):
+        found = [look(replace(job, file=file, loose=True), gate, named, reads) for file, named in counted(files_of(names, gate))]
     return told(found, job, gate, view, each)
 
 
@@ -226,7 +269,6 @@ def answered(job: Job, work: Callable[[], int]) -> int:
         raise
 
 
-
 # Reading
 
 
@@ -251,7 +293,12 @@ def release_of(job: Job, dialect: Dialect, version: str | None) -> tuple[str | N
 
 def dialect_of(job: Job, document: Document) -> Dialect:
     """The dialect that was named, else the one that recognises the document."""
-    return stacks.load(job.dialect) if job.dialect else recognised(document)
+    if not job.dialect:
+        return recognised(document)
+    dialect = stacks.load(job.dialect)
+    if said := dialect.mistaken(document.data):
+        raise SourceError(f"{document.name}: {said}")
+    return dialect
 
 
 def read_as(job: Job, dialect: Dialect, document: Document, version: str | None) -> Config:
@@ -302,11 +349,20 @@ def recognised(document: Document) -> Dialect:
         script = document.data if isinstance(document.data, Script) else None
         seen = f" (the runs that it starts: {script.seen})" if script else ""
         lost = script.lost if script else ()
+        if said := _mistaken(document):
+            raise UnrecognisedError(f"{document.name}: {said}")
         named = " or ".join(stacks.names())
         raise UnrecognisedError(f"{document.name}: no stack recognises it{seen}; name it with --from {named}", *lost)
     if len(found) > 1:
         raise SourceError(f"{document.name}: could be for {' or '.join(found)}; name it with --from")
+    if said := _mistaken(document):
+        note(f"note: {document.name}: read as {stacks.load(found[0]).title}; it may be {said}")
     return stacks.load(found[0])
+
+
+def _mistaken(document: Document) -> str:
+    """What the document is where it is taken for another."""
+    return next(filter(None, (stacks.load(name).mistaken(document.data) for name in stacks.names())), "")
 
 
 def translated(job: Job, target: Dialect, version: str | None, beside: Sidecar) -> Result:

@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bridge.cli.pictures import blank, format_of, save
 from bridge.cli.schedule import COLOURS, NAMES, Part, letters, number, repeated, several, title
-from bridge.errors import BridgeError
-from bridge.files import write_all
 from bridge.layout.schedule import Timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FORMATS = {".png": "png", ".svg": "svg", ".pdf": "pdf", ".html": "svg"}
-"""What a picture is written as, by the ending of its file; a page of HTML holds an SVG."""
-WIDE, UNITS = 10.0, 72
-"""Inches of a page, and units of time in a line of it."""
+UNITS = 72
+"""Units of time in a line."""
 LINES = 40
 """Lines of a picture at most; what comes behind them is said to be left out."""
 ROW, GAP = 0.24, 0.5
 """Inches of a rank in a line, and of what stands around the ranks."""
+LETTERS, FITTING = 5.5, 14.0
+"""Points of the letters in a cell at most, and so many for one letter in a unit of time."""
 IDLE = "#e6e6e6"
-PAGE = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>{title}</title>
-<style>body {{ margin: 1rem auto; max-width: 64rem; font-family: sans-serif }} svg {{ width: 100%; height: auto }}</style>
-{svg}
-</html>
-"""
 
 
 @dataclass(frozen=True)
@@ -59,37 +49,16 @@ def _of(part: Part) -> Iterator[Line]:
 
 
 def draw(found: Timeline, path: Path) -> None:
-    """Write a picture in the format that the ending of `path` stands for. Raises `BridgeError` if matplotlib is missing."""
-    format = format_of(path)
-    if find_spec("matplotlib") is None:
-        raise BridgeError(f"{path}: matplotlib is not installed; pip install 'stagebridge[plot]'")
-    picture = io.BytesIO()
-    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(format, {})
-    _figure(found).savefig(picture, format=format, dpi=130, metadata=metadata)
-    content = picture.getvalue()
-    if path.suffix.lower() == ".html":
-        svg = content.decode()
-        content = PAGE.format(title=title(found), svg=svg[svg.index("<svg") :]).encode()
-    write_all({path: content})
-
-
-def format_of(path: Path) -> str:
-    """The format of a picture; `BridgeError` for an ending that stands for none."""
-    format = FORMATS.get(path.suffix.lower())
-    if format is None:
-        raise BridgeError(f"{path}: found {path.suffix or 'no ending'}, expected a picture {', '.join(FORMATS)}")
-    return format
+    """Write a picture in the format that the ending of `path` stands for. Raises `BridgeError` if it cannot be drawn."""
+    format_of(path)
+    save(_figure(found), path, title(found))
 
 
 def _figure(found: Timeline) -> Figure:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     every = lines(found)
     shown = every[:LINES]
     height = (ROW * found.schedule.ranks + GAP) * len(shown) + 1.0
-    figure = Figure(figsize=(WIDE, height), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = blank(height)
     left = f"\nthe first {LINES} of {len(every)} lines" if len(every) > LINES else ""
     figure.suptitle(title(found).replace("; ", "\n", 1) + left, fontsize=10)
     panels: Sequence[Axes] = list(figure.subplots(len(shown), 1, squeeze=False)[:, 0])
@@ -129,7 +98,8 @@ def _bars(axes: Axes, found: Timeline, line: Line) -> None:
             axes.barh(rank, end - start, 0.9, start, color="white", linewidth=0)
             axes.barh(rank, end - start, 0.9, start, color=COLOURS[letter], alpha=shade, edgecolor="white", linewidth=0.4)
             label = f"{span.action.stage}·{span.action.microbatch}" if apart and end - start > 1 else f"{span.action.microbatch}"
-            axes.text((start + end) / 2, rank, label, ha="center", va="center", fontsize=5.5, color="black")
+            size = min(LETTERS, FITTING * (end - start) / len(label))
+            axes.text((start + end) / 2, rank, label, ha="center", va="center", fontsize=size, color="black")
 
 
 def _legend(figure: Figure, found: Timeline) -> None:

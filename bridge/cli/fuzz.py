@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shlex
 import sys
+import time
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from bridge import stacks
+from bridge import outputs, stacks
+from bridge.cli.progress import left
 from bridge.cli.terminal import print_json
 from bridge.errors import BridgeError
 from bridge.exits import Exit
@@ -47,12 +49,13 @@ def fuzz(
 
 def _progress(task: Task) -> Callable[[Covered], None]:
     """A line on stderr for each tenth of the examples, then for each hundred while a failure is made smaller."""
-    every = max(1, task.examples // STEPS)
+    every, began = max(1, task.examples // STEPS), time.monotonic()
 
     def tick(covered: Covered) -> None:
         done = covered.examples
         if done <= task.examples and done % every == 0:
-            print(f"{done} of {task.examples} configs", file=sys.stderr, flush=True)
+            rest = f", {left(time.monotonic() - began, done, task.examples)} left" if done < task.examples else ""
+            print(f"{done} of {task.examples} configs{rest}", file=sys.stderr, flush=True)
         elif done > task.examples and done % 100 == 0:
             print(f"{done} configs, looking for the smallest that fails", file=sys.stderr, flush=True)
 
@@ -110,18 +113,22 @@ def _again(task: Task) -> str:
     return shlex.join(["stagebridge", "fuzz", task.dialect.name, *to, *release, *numbers])
 
 
-def _json(task: Task, covered: Covered, failure: Failure | None, file: str) -> dict[str, Any]:
+def _json(task: Task, covered: Covered, failure: Failure | None, file: str) -> outputs.Fuzzed:
     from bridge.testing.fuzz import command
 
-    found = failure and {
-        "stage": failure.stage,
-        "message": failure.message,
-        "version": failure.config.version,
-        "world_size": failure.config.world_size,
-        "text": failure.text,
-        "code": _code(failure),
-        "command": command(task, failure, file),
-    }
+    found: outputs.Failed | None = (
+        None
+        if failure is None
+        else {
+            "stage": failure.stage,
+            "message": failure.message,
+            "version": failure.config.version,
+            "world_size": failure.config.world_size,
+            "text": failure.text,
+            "code": _code(failure),
+            "command": command(task, failure, file),
+        }
+    )
     return {
         "examples": covered.examples,
         "releases": dict(covered.releases),

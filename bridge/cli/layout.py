@@ -8,14 +8,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from math import prod
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
-from bridge import report
+from bridge import outputs, report
 from bridge.cli.budget import bounded
-from bridge.cli.convert import answered, read
+from bridge.cli.convert import answered, not_over_input, read
 from bridge.cli.folder import model_in
 from bridge.cli.job import Job
-from bridge.cli.terminal import console, print_json
+from bridge.cli.terminal import console, print_json, say
 from bridge.engine.fields import beyond
 from bridge.errors import BridgeError, ConfigError
 from bridge.findings import Finding
@@ -51,18 +52,39 @@ class Sizes:
     micro: int | None
 
 
-def layout(job: Job, sizes: Sizes) -> int:
-    """Show the layout of one file; the exit code."""
+@dataclass(frozen=True)
+class Picture:
+    """The file that bytes by rank are drawn to, and the memory of a device in GiB, where either is asked for."""
+
+    path: Path | None = None
+    memory: float | None = None
+
+    @property
+    def bytes(self) -> int | None:
+        """Memory of a device in bytes."""
+        return None if self.memory is None else int(self.memory * 2**30)
+
+
+NONE = Picture()
+
+
+def layout(job: Job, sizes: Sizes, picture: Picture = NONE) -> int:
+    """Show the layout of one file, and draw it; the exit code."""
 
     @bounded()
     def work() -> int:
         plan = _plan(job)
         outline = outline_of(plan, sizes, job.world_size)
-        findings = (*beyond(plan.values()), *_left_out(plan, outline, job.world_size))
+        findings = (*beyond(plan.values()), *_left_out(plan, outline, job.world_size), *_too_large(outline, picture.bytes))
+        not_over_input(job, [picture.path] if picture.path else [])
         if job.json:
-            print_json(as_json(outline, findings, job.threshold))
+            print_json({**as_json(outline, findings, job.threshold), **({"memory": picture.bytes} if picture.memory else {})})
         else:
             _show(outline, findings, console(sys.stdout))
+        if picture.path:
+            _draw(outline, picture.path, picture.bytes)
+            if not job.json:
+                say(f"wrote {picture.path}")
         return report.exit_of(findings, job.threshold)
 
     return answered(job, work)
@@ -155,28 +177,56 @@ def _changed(shape: Architecture, given: Mapping[str, Any]) -> Architecture:
     return replace(shape, **{**follow, **given})
 
 
+def _too_large(outline: Outline, memory: int | None) -> Iterator[Finding]:
+    """The ranks that keep more than a device has."""
+    from bridge.cli.ranks_drawn import named
+
+    if memory is None:
+        return
+    kept = {rank: sum(outline.bytes(rank).values()) for rank in range(outline.mesh.world)}
+    over = [rank for rank, size in kept.items() if size > memory]
+    if over:
+        most = _size(max(kept[rank] for rank in over))
+        message = (
+            f"{named(over)}: found up to {most} kept between steps, and a device has {_size(memory)}; split the model further"
+        )
+        yield Finding("memory", message, Effect.STOPS)
+
+
+def _draw(outline: Outline, path: Path, memory: int | None) -> None:
+    from bridge.cli.ranks_drawn import Bar, draw
+
+    bars = [Bar(tuple(ranks), content["bytes"]) for ranks, content in _alike(outline)]
+    sizes = " x ".join(f"{axis} {size}" for axis, size in outline.mesh.sizes.items() if size > 1)
+    model = f"{outline.shape.size() / 1e9:,.3g} billion parameters on {outline.mesh.world} ranks"
+    title = f"Kept by each rank: {model}{f' ({sizes})' if sizes else ''}, ZeRO {outline.place(0).layout.level}"
+    draw(bars, title, memory, path)
+
+
 # For programs
 
 
-def as_json(outline: Outline, findings: Sequence[Finding], threshold: Effect = Effect.NUMBERS) -> dict[str, Any]:
+def as_json(outline: Outline, findings: Sequence[Finding], threshold: Effect = Effect.NUMBERS) -> outputs.Laid:
     """A layout as one JSON object; the form is stable and described in docs/json.md."""
     mesh, shape = outline.mesh, outline.shape
     named = ("layers", "hidden", "heads", "vocab", "sequence", "kv_heads", "ffn", "tied", "norm", "gated", "rotary", "bias")
     sizes: dict[str, Any] = {name: getattr(shape, name) for name in named}
     sizes |= {"vocab": shape.vocab or None, "experts": shape.experts.count if shape.experts else None}
-    sizes |= {"active": shape.active(), "unknown": [] if shape.vocab else list(WORDS)}
+    sizes |= {"active": shape.active(), "unknown": [] if shape.vocab else list(WORDS), "parameters": shape.size()}
     return {
-        "model": {**sizes, "parameters": shape.size()},
+        "model": cast("outputs.Shape", sizes),
         "batch": {"micro": outline.micro, "accumulation": outline.accumulation, "tokens": outline.tokens},
         "mesh": {
             "ranks": mesh.world,
-            "axes": [{"axis": axis, "size": size, "groups": mesh.groups(axis)} for axis, size in mesh.sizes.items()],
+            "axes": [
+                {"axis": axis, "size": size, "groups": [*map(list, mesh.groups(axis))]} for axis, size in mesh.sizes.items()
+            ],
         },
         "stages": [
             {"stage": stage, "pipeline_rank": outline.pipeline_rank(stage), "layers": _names(outline, stage)}
             for stage in range(len(outline.stages))
         ],
-        "ranks": [{"ranks": ranks, **content} for ranks, content in _alike(outline)],
+        "ranks": [cast("outputs.Ranks", {"ranks": ranks, **content}) for ranks, content in _alike(outline)],
         "findings": list(map(report.finding_json, findings)),
         "exit_code": report.exit_of(findings, threshold),
     }

@@ -14,7 +14,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from bridge import launching, printed, report, stacks
+from bridge import launching, outputs, printed, report, stacks
 from bridge.clean import clean
 from bridge.cli import convert
 from bridge.cli.budget import bounded
@@ -398,7 +398,7 @@ def _json(
     found: Mapping[str, Any] | None,
     options: Options,
     code: Exit,
-) -> dict[str, Any]:
+) -> outputs.Moved:
     return {
         "output": str(options.output),
         "written": not options.dry_run,

@@ -6,8 +6,9 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from bridge import outputs
 from bridge.batch import solve
 from bridge.cli.budget import bounded
 from bridge.cli.convert import answered, not_over_input, read
@@ -97,7 +98,7 @@ def _recomputes(plan: Plan, found: Schedule) -> bool:
     return ahead or plan.recompute.granularity == "full"
 
 
-def as_json(found: Timeline) -> dict[str, Any]:
+def as_json(found: Timeline) -> outputs.Scheduled:
     """As plain values; see docs/json.md."""
     it = found.schedule
     return {

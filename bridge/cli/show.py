@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from bridge import reference, stacks
+from bridge import outputs, reference, stacks
 from bridge.checks import Check
 from bridge.cli.terminal import console
 from bridge.config import fields, shown
 from bridge.dialect import Dialect
-from bridge.errors import BridgeError, ConfigError
+from bridge.errors import BridgeError, ConfigError, nearest
 from bridge.exits import Exit
 from bridge.findings import Disagreement
 from bridge.grid import Grid
@@ -172,7 +171,18 @@ def _list(dialect: Dialect, sections: Sections, console: Console) -> None:
 # For programs
 
 
-def _entry(entry: Entry) -> dict[str, Any]:
+def schema_of(name: str | None) -> int:
+    """Print the JSON Schema of an output; without a name, the names of all."""
+    if name is None:
+        print("\n".join(outputs.OUTPUTS))
+        return Exit.CLEAN
+    if name not in outputs.OUTPUTS:
+        raise BridgeError(f"{name}: no such output; known are {', '.join(outputs.OUTPUTS)}{nearest(name, outputs.OUTPUTS)}")
+    _print(outputs.schema(name))
+    return Exit.CLEAN
+
+
+def _entry(entry: Entry) -> outputs.Shown:
     return {
         "dialect": entry.dialect,
         "path": entry.path,
@@ -180,7 +190,7 @@ def _entry(entry: Entry) -> dict[str, Any]:
         "type": entry.kind,
         "description": entry.doc,
         "spellings": list(entry.spellings),
-        "releases": [asdict(span) for span in entry.spans],
+        "releases": [{"since": span.since, "until": span.until, "default": span.default} for span in entry.spans],
         "plan": list(entry.plan),
         "effect": effect_of(entry),
         "note": entry.note,
@@ -189,7 +199,7 @@ def _entry(entry: Entry) -> dict[str, Any]:
         "checks": [
             {
                 "rule": check.rule,
-                "effect": str(check.effect),
+                "effect": check.effect,
                 "message": check.message,
                 "place": check.place,
                 "since": check.since,
@@ -212,18 +222,18 @@ def _entry(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _arrival(arrival: Arrival) -> dict[str, Any]:
+def _arrival(arrival: Arrival) -> outputs.Elsewhere:
     return {
         "dialect": arrival.dialect,
         "fields": list(arrival.paths),
-        "how": str(arrival.how),
+        "how": arrival.how,
         "lost": list(arrival.lost),
         "always": dict(arrival.fixed),
         "reasons": list(arrival.reasons),
     }
 
 
-def _listing(dialect: Dialect, sections: Sections) -> dict[str, Any]:
+def _listing(dialect: Dialect, sections: Sections) -> outputs.Listing:
     return {
         "dialect": dialect.name,
         "versions": list(dialect.versions),
@@ -231,9 +241,9 @@ def _listing(dialect: Dialect, sections: Sections) -> dict[str, Any]:
     }
 
 
-def _line(entry: Entry) -> dict[str, Any]:
+def _line(entry: Entry) -> outputs.Listed:
     return {"path": entry.path, "type": entry.kind, "description": entry.doc}
 
 
-def _print(content: dict[str, Any]) -> None:
+def _print(content: Mapping[str, object]) -> None:
     print(json.dumps(content, indent=2, allow_nan=False))

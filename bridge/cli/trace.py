@@ -12,7 +12,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bridge import outputs
 from bridge.clean import clean
+from bridge.cli.progress import told
 from bridge.cli.terminal import console, print_json, say
 from bridge.errors import BridgeError, nearest
 from bridge.exits import Exit
@@ -52,7 +54,8 @@ def diff(first: Path, second: Path, html: Path | None, every: bool, as_json: boo
         from bridge.trace.comparison import compare
         from bridge.trace.heat_map import page
 
-        found = compare(_run(first), _run(second), every=every or html is not None)
+        with told("the steps"):
+            found = compare(_run(first), _run(second), every=every or html is not None)
         code = _exit(found)
         if html:
             write_text(html, page(found))
@@ -188,11 +191,11 @@ def _line(line: Line) -> dict[str, Any]:
     return {"name": str(line.name), **line.name._asdict(), **told}
 
 
-def _setting(setting: Setting) -> dict[str, Any]:
+def _setting(setting: Setting) -> outputs.Setting:
     return {"path": setting.path, "first": setting.first, "second": setting.second, "layout": setting.layout}
 
 
-def _diagnosis(found: Diagnosis) -> dict[str, Any]:
+def _diagnosis(found: Diagnosis) -> outputs.Diagnosed:
     return {"where": str(found.where), "claim": found.claim, "evidence": list(found.evidence), "next": found.next}
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from bridge.config import shown
 from bridge.errors import SourceError
 from bridge.files.contained import plain, read_text, regular
+from bridge.underway import counted
 
 SUMS = "SHA256SUMS"
 LINE = re.compile(r"([0-9a-f]{64})  (.+)")
@@ -51,7 +52,9 @@ def read(folder: Path, root: Path) -> dict[str, str]:
 
 def verify(folder: Path, root: Path, names: Iterable[str], digests: Mapping[str, str]) -> None:
     """Raises `SourceError` that names each of the files whose content is not what was written."""
-    SourceError.raise_if(problem for name in names if (problem := _problem(folder / name, root, digests.get(name))))
+    SourceError.raise_if(
+        problem for name in counted(list(names)) if (problem := _problem(folder / name, root, digests.get(name)))
+    )
 
 
 def _problem(path: Path, root: Path, expected: str | None) -> str:

@@ -20,6 +20,7 @@ from bridge.trace.patterns import cause
 from bridge.trace.record import MEMORY, SHARD, Name
 from bridge.trace.run import Entry, Run
 from bridge.trace.summary import Summary
+from bridge.underway import counted
 
 Verdict = Literal["equal", "rounding", "fault", "nan", "only in A", "only in B", "other shape", "too coarse", "unseen"]
 
@@ -124,7 +125,7 @@ def compare(first: Run, second: Run, steps: Iterable[int] | None = None, every: 
     seen: Seen = (set(), set())
     lines: list[Line] = []
     ordered = sorted(wanted)
-    for at, step in enumerate(ordered):
+    for at, step in enumerate(counted(ordered)):
         found = sorted(_step(first, second, step, updates, before, seen), key=lambda line: first.order(line.name))
         lines += found
         if not every and any(line.is_fault for line in found):

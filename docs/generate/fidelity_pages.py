@@ -198,7 +198,9 @@ COLOURS = {
     "approximate": "#f0b429",
     "dropped": "#c8553d",
 }
-BAR, GAP, LEFT, WIDE, TOP, APART = 16, 6, 240, 560, 48, 110
+BAR, GAP, LEFT, WIDE, TOP, APART = 16, 6, 240, 560, 92, 110
+TITLE = "What survives a translation: fields of each pair of stacks by what becomes of them"
+BELOW = "Fields that mean something to other stacks, newest releases; each bar is all of them, its number stands behind it"
 
 
 def matrix_plot() -> str:
@@ -206,13 +208,18 @@ def matrix_plot() -> str:
     bars = "\n".join(_bar(pair, row) for row, pair in enumerate(pairs()))
     size = f'width="{LEFT + WIDE + 60}" height="{TOP + len(pairs()) * (BAR + GAP) + 10}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">'
-    return "\n".join((head, '<rect width="100%" height="100%" fill="white"/>', _legend(), bars, "</svg>\n"))
+    titles = (
+        f"<title>{TITLE}</title>",
+        '<rect width="100%" height="100%" fill="white"/>',
+        f'<text x="16" y="26" font-size="16" font-weight="bold">{TITLE}</text><text x="16" y="46" fill="#555">{BELOW}</text>',
+    )
+    return "\n".join((head, *titles, _legend(), bars, "</svg>\n"))
 
 
 def _legend() -> str:
     starts = (LEFT, LEFT + APART, LEFT + 2 * APART, LEFT + 3 * APART + 60, LEFT + 4 * APART + 60)
     return "".join(
-        f'<rect x="{x}" y="16" width="12" height="12" fill="{colour}"/><text x="{x + 18}" y="26">{name}</text>'
+        f'<rect x="{x}" y="62" width="12" height="12" fill="{colour}"/><text x="{x + 18}" y="72">{name}</text>'
         for x, (name, colour) in zip(starts, COLOURS.items(), strict=True)
     )
 

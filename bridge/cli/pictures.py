@@ -1,0 +1,59 @@
+"""Pictures: in the format that the ending of their file stands for, a page wide."""
+
+from __future__ import annotations
+
+import html
+import io
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bridge.errors import BridgeError
+from bridge.files import write_all
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FORMATS = {".png": "png", ".svg": "svg", ".pdf": "pdf", ".html": "svg"}
+"""What a picture is written as, by the ending of its file; a page of HTML holds an SVG."""
+WIDE = 10.0
+"""Inches of a page."""
+PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>{title}</title>
+<style>body {{ margin: 1rem auto; max-width: 64rem; font-family: sans-serif }} svg {{ width: 100%; height: auto }}</style>
+{svg}
+</html>
+"""
+
+
+def format_of(path: Path) -> str:
+    """The format of a picture; `BridgeError` for an ending that stands for none, and where nothing is there to draw with."""
+    format = FORMATS.get(path.suffix.lower())
+    if format is None:
+        raise BridgeError(f"{path}: found {path.suffix or 'no ending'}, expected a picture {', '.join(FORMATS)}")
+    if find_spec("matplotlib") is None:
+        raise BridgeError(f"{path}: matplotlib is not installed; pip install 'stagebridge[plot]'")
+    return format
+
+
+def blank(height: float) -> Figure:
+    """A page of that many inches to draw on."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDE, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save(figure: Figure, path: Path, title: str) -> None:
+    """Write a picture; the same picture gives the same bytes."""
+    format, picture = format_of(path), io.BytesIO()
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(format, {})
+    figure.savefig(picture, format=format, dpi=130, metadata=metadata)
+    content = picture.getvalue()
+    if path.suffix.lower() == ".html":
+        svg = content.decode()
+        content = PAGE.format(title=html.escape(title), svg=svg[svg.index("<svg") :]).encode()
+    write_all({path: content})

@@ -1,0 +1,60 @@
+"""Progress on stderr: how much of a command is done and the time left, once it has taken longer than two seconds."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from bridge.underway import listening
+
+FIRST = 2.0
+"""Seconds before which nothing is said."""
+OFTEN, DRAWN = 5.0, 0.2
+"""Seconds between two lines in a pipe, and between two states of the one line on a terminal."""
+CLEAR = "\r\x1b[K"
+
+
+@contextmanager
+def told(what: str, quiet: bool = False) -> Iterator[None]:
+    """Within this block the loop that is under way is told; `what` says of what it is a part."""
+    meter = Meter(what)
+    with listening((lambda done, total: None) if quiet else meter):
+        try:
+            yield
+        finally:
+            meter.end()
+
+
+class Meter:
+    """Tells how far a loop is: on a terminal in one line that goes in the end, in a pipe in a line now and then."""
+
+    def __init__(self, what: str, stream: TextIO | None = None) -> None:
+        self.what, self.stream = what, stream or sys.stderr
+        self.began = time.monotonic()
+        self.said = 0.0
+        self.drawn = self.stream.isatty()
+
+    def __call__(self, done: float, total: float) -> None:
+        """So much is done of all there is."""
+        now = time.monotonic()
+        if now - self.began < FIRST or now - self.said < (DRAWN if self.drawn else OFTEN) or not 0 < done < total:
+            return
+        self.said = now
+        line = f"{done / total:4.0%} of {self.what}, {left(now - self.began, done, total)} left"
+        print(f"{CLEAR}{line}" if self.drawn else line, end="" if self.drawn else "\n", file=self.stream, flush=True)
+
+    def end(self) -> None:
+        """Nothing more comes."""
+        if self.drawn and self.said:
+            print(CLEAR, end="", file=self.stream, flush=True)
+
+
+def left(seconds: float, done: float, total: float) -> str:
+    """The time that the rest takes at the pace so far, in words."""
+    rest = round(seconds * (total - done) / done)
+    if rest < 60:
+        return f"{rest} s"
+    return f"{rest // 60} min {rest % 60:02} s" if rest < 3600 else f"{rest // 3600} h {rest % 3600 // 60:02} min"

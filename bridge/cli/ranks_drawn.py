@@ -1,0 +1,89 @@
+"""The bytes that ranks keep, as a picture: a bar for all ranks that are alike, by kind, and the line of the device's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bridge.cli.pictures import blank, format_of, save
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+KINDS: Mapping[str, str] = {"weights": "#4c72b0", "gradients": "#55a868", "master": "#c7a252", "moments": "#b07aa1"}
+"""What a rank keeps between steps, with its colour, in the order of the bars."""
+BARS = 48
+"""Bars of a picture at most; what comes behind them is said to be left out."""
+BAR, GAP = 0.3, 1.8
+"""Inches of a bar, and of what stands around all of them."""
+GIB = 2**30
+WORDS = 5
+"""Runs of ranks that the label of a bar names."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """Ranks that keep the same, with the bytes of each kind that each of them keeps."""
+
+    ranks: tuple[int, ...]
+    bytes: Mapping[str, int]
+
+    @property
+    def total(self) -> int:
+        """Bytes in all."""
+        return sum(self.bytes[kind] for kind in KINDS)
+
+    @property
+    def label(self) -> str:
+        """The ranks, in runs."""
+        return named(self.ranks)
+
+
+def named(ranks: Sequence[int]) -> str:
+    """Ranks in words: `ranks 0-3, 8-11`."""
+    runs = []
+    for _, part in groupby(enumerate(sorted(ranks)), lambda pair: pair[1] - pair[0]):
+        run = [rank for _, rank in part]
+        runs.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
+    more = f" and {len(runs) - WORDS} more" if len(runs) > WORDS else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(runs[:WORDS])}{more}"
+
+
+def draw(bars: Sequence[Bar], title: str, memory: int | None, path: Path) -> None:
+    """Write the picture in the format that the ending of `path` stands for; `memory` is a device's, in bytes.
+
+    Raises `BridgeError` if it cannot be drawn.
+    """
+    format_of(path)
+    shown = bars[:BARS]
+    figure = blank(BAR * len(shown) + GAP)
+    left = f"\nthe first {BARS} of {len(bars)} kinds of ranks" if len(bars) > BARS else ""
+    figure.suptitle(title + left, fontsize=10)
+    axes = figure.subplots()
+    _bars(axes, shown)
+    most = max((bar.total for bar in bars), default=0)
+    axes.set_xlim(0, max(most, memory or 0, 1) / GIB * 1.12)
+    if memory:
+        axes.axvline(
+            memory / GIB, color="black", linestyle="--", linewidth=1.2, label=f"memory of a device: {memory / GIB:,.4g} GiB"
+        )
+    axes.set_xlabel("GiB kept between steps; activations and buffers of the allocator come on top", fontsize=8)
+    axes.tick_params(axis="both", labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=len(KINDS) + bool(memory), fontsize=8, frameon=False)
+    save(figure, path, title)
+
+
+def _bars(axes: Axes, bars: Sequence[Bar]) -> None:
+    starts = [0.0] * len(bars)
+    for kind, colour in KINDS.items():
+        sizes = [bar.bytes[kind] / GIB for bar in bars]
+        axes.barh(range(len(bars)), sizes, 0.8, starts, color=colour, label=kind, edgecolor="white", linewidth=0.5)
+        starts = [start + size for start, size in zip(starts, sizes, strict=True)]
+    for row, bar in enumerate(bars):
+        axes.text(starts[row], row, f" {bar.total / GIB:,.3g}", va="center", fontsize=8)
+    axes.set_yticks(range(len(bars)), [bar.label for bar in bars])
+    axes.set_ylim(len(bars) - 0.5, -0.5)

@@ -1,0 +1,708 @@
+"""What commands print for programs, as types: the code that makes it is held to them, and JSON Schemas are made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+from bridge.exits import Exit
+from bridge.rules import Effect, How
+
+Level = Literal["error", "warning", "note"]
+Verdict = Literal["same", "in part", "differs", "not run"]
+
+
+class Refused(TypedDict):
+    """An error, of wrong usage too: one line for each problem."""
+
+    problems: list[str]
+    exit_code: Exit
+
+
+class Side(TypedDict):
+    """A config: its stack, release and ranks, and the values that it sets, by path."""
+
+    dialect: str
+    version: str
+    world_size: int | None
+    given: dict[str, Any]
+
+
+class Told(TypedDict):
+    """A finding: a loss, a change or a remark, with its effect and the id of its rule."""
+
+    path: str
+    how: How | None
+    effect: Effect
+    given: bool
+    before: Any
+    after: Any
+    change: str
+    message: str
+    rule: str
+    origin: str | None
+
+
+class Field(TypedDict):
+    """A value that was written, and where it comes from."""
+
+    path: str
+    value: Any
+    sources: list[str]
+    default_of: str
+    how: How
+    effect: Effect
+    note: str
+
+
+class Target(Side):
+    """The config that was made: the content of its file, and what its stack keeps in the training script."""
+
+    text: str
+    code: dict[str, Any]
+    snippet: str
+
+
+class Converted(TypedDict):
+    """A config in another stack."""
+
+    source: Side
+    target: Target
+    environment: dict[str, str]
+    launch: list[str]
+    plan: dict[str, Any]
+    fields: list[Field]
+    findings: list[Told]
+    exit_code: Exit
+    files: NotRequired[list[str]]
+    dry_run: NotRequired[bool]
+    changes: NotRequired[list[str]]
+
+
+class Checked(TypedDict):
+    """A config as its stack would read it."""
+
+    source: Side
+    effective: dict[str, Any]
+    findings: list[Told]
+    exit_code: Exit
+
+
+class OneOfMany(TypedDict):
+    """A file among several: as it was read, or why it is refused."""
+
+    file: str
+    source: NotRequired[Side]
+    effective: NotRequired[dict[str, Any]]
+    findings: NotRequired[list[Told]]
+    problems: NotRequired[list[str]]
+    exit_code: Exit
+
+
+class Many(TypedDict):
+    """Several files that were checked."""
+
+    files: list[OneOfMany]
+    exit_code: Exit
+
+
+class Named(Side):
+    """A config with its file."""
+
+    file: str
+
+
+class Compared(TypedDict):
+    """What two configs mean otherwise."""
+
+    first: Named
+    second: Named
+    findings: list[Told]
+    exit_code: Exit
+
+
+class Drifted(TypedDict):
+    """A setting that fares differently in another release."""
+
+    path: str
+    kind: str
+    effect: Effect
+    given: bool
+    before: Any
+    after: Any
+    message: str
+    origin: str | None
+
+
+class Edited(TypedDict):
+    """A given value, before and after."""
+
+    path: str
+    before: Any
+    after: Any
+
+
+class Migrated(Side):
+    """A config that keeps its meaning in another release, as the content of its file."""
+
+    text: str
+
+
+class Drifting(TypedDict):
+    """What a file means in two releases."""
+
+    source: Side
+    to_version: str
+    accepted: bool
+    changes: list[Drifted]
+    new: dict[str, Any]
+    lapsed: dict[str, Any]
+    remarks: list[Told]
+    edits: list[Edited]
+    migrated: Migrated | None
+    left: list[Drifted]
+    exit_code: Exit
+
+
+class Shape(TypedDict):
+    """Sizes of a model; `unknown` are weights that are not counted."""
+
+    layers: int
+    hidden: int
+    heads: int
+    vocab: int | None
+    sequence: int
+    kv_heads: int
+    ffn: int
+    tied: bool
+    norm: str
+    gated: bool
+    rotary: Any
+    bias: bool
+    experts: int | None
+    active: int
+    unknown: list[str]
+    parameters: int
+
+
+class Batch(TypedDict):
+    """Sequences of a microbatch, microbatches of a step, tokens of a microbatch."""
+
+    micro: int
+    accumulation: int
+    tokens: int
+
+
+class Axis(TypedDict):
+    """An axis of the mesh, with the ranks of each group."""
+
+    axis: str
+    size: int
+    groups: list[list[int]]
+
+
+class Grid(TypedDict):
+    """The mesh of all ranks."""
+
+    ranks: int
+    axes: list[Axis]
+
+
+class Stage(TypedDict):
+    """A stage with its layers."""
+
+    stage: int
+    pipeline_rank: int
+    layers: list[str]
+
+
+class Kept(TypedDict):
+    """Bytes between steps, by kind."""
+
+    weights: int
+    gradients: int
+    master: int
+    moments: int
+    total: NotRequired[int]
+
+
+class Whole(TypedDict):
+    """A whole buffer."""
+
+    format: str
+    buffer: int
+    bytes: int
+    exchanged: NotRequired[str | None]
+
+
+class Flat(TypedDict):
+    """A flat buffer of a stage."""
+
+    stage: int
+    tied: bool
+    trainable: bool
+    parameters: int
+    padding: int
+    data_ranks: int
+    weights: Whole
+    gradients: Whole | None
+    slices: Mapping[str, int]
+
+
+class Call(TypedDict):
+    """A collective of a step."""
+
+    name: str
+    count: int
+    bytes: float
+
+
+class Ranks(TypedDict):
+    """Ranks that keep and send the same."""
+
+    ranks: list[int]
+    pipeline_rank: int
+    stages: list[int]
+    parameters: int
+    bytes: Mapping[str, int]
+    flats: list[Flat]
+    collectives: list[Call]
+
+
+class Laid(TypedDict):
+    """Where a plan puts its model."""
+
+    model: Shape
+    batch: Batch
+    mesh: Grid
+    stages: list[Stage]
+    ranks: list[Ranks]
+    findings: list[Told]
+    memory: NotRequired[int | None]
+    exit_code: Exit
+
+
+class Scheduled(TypedDict):
+    """A pipeline schedule in time."""
+
+    name: str
+    ranks: int
+    stages: int
+    microbatches: int
+    homes: list[int]
+    rows: list[list[str]]
+    starts: list[list[float]]
+    length: float
+    bubble: float
+    overhead: float
+    in_flight: list[int]
+    kept: list[list[int]]
+    notes: NotRequired[list[str]]
+    exit_code: Exit
+
+
+class Span(TypedDict):
+    """Releases with one default."""
+
+    since: str
+    until: str
+    default: Any
+
+
+class Ruled(TypedDict):
+    """What a stack refuses or gets wrong of a field."""
+
+    rule: str
+    effect: Effect
+    message: str
+    place: str
+    since: str
+    until: str
+
+
+class Elsewhere(TypedDict):
+    """Where a field goes in another stack."""
+
+    dialect: str
+    fields: list[str]
+    how: How
+    lost: list[str]
+    always: dict[str, Any]
+    reasons: list[str]
+
+
+class Disagreeing(TypedDict):
+    """Where documentation and code differ."""
+
+    documented: str
+    place: str
+    code: str
+    source: str
+    since: str
+    until: str
+
+
+class Shown(TypedDict):
+    """A field of a stack."""
+
+    dialect: str
+    path: str
+    section: str
+    type: str
+    description: str
+    spellings: list[str]
+    releases: list[Span]
+    plan: list[str]
+    effect: str
+    note: str
+    lossy: str
+    source: str
+    checks: list[Ruled]
+    elsewhere: list[Elsewhere]
+    disagreements: list[Disagreeing]
+
+
+class Listed(TypedDict):
+    """A field in a list."""
+
+    path: str
+    type: str
+    description: str
+
+
+class Headed(TypedDict):
+    """Fields under one heading."""
+
+    section: str
+    fields: list[Listed]
+
+
+class Listing(TypedDict):
+    """Fields of a stack."""
+
+    dialect: str
+    versions: list[str]
+    sections: list[Headed]
+
+
+class Failed(TypedDict):
+    """The smallest config that fails."""
+
+    stage: str
+    message: str
+    version: str
+    world_size: int | None
+    text: str
+    code: str
+    command: str
+
+
+class Fuzzed(TypedDict):
+    """What generated configs came to."""
+
+    examples: int
+    releases: dict[str, int]
+    held: dict[str, int]
+    refused: dict[str, int]
+    settings: list[str]
+    failure: Failed | None
+    again: str
+    exit_code: Exit
+
+
+class Saved(TypedDict):
+    """What a checkpoint says of how far its run is."""
+
+    steps: int | None
+    skipped: int | None
+    samples: int | None
+    loss: float | None
+    grad_norm: float | None
+    lr: float | None
+    seed: int | None
+
+
+class Scale(TypedDict):
+    """A loss scale and what decides its next change."""
+
+    value: float
+    dynamic: bool
+    factor: float | None
+    window: int | None
+    minimum: float | None
+    hysteresis: int | None
+    tolerated: int | None
+    good: int | None
+
+
+class Held(TypedDict):
+    """A tensor of a checkpoint."""
+
+    name: str
+    kind: str
+    shape: list[int]
+    dtype: str
+
+
+class Inspected(TypedDict):
+    """What a checkpoint holds."""
+
+    format: str
+    folder: str
+    release: str | None
+    layout: dict[str, Any]
+    files: int
+    bytes: int
+    parameters: int
+    elements: int
+    kinds: dict[str, dict[str, int]]
+    tied: dict[str, str]
+    run: Saved
+    schedule: Any
+    scale: Scale | None
+    groups: list[dict[str, Any]]
+    client: dict[str, Any]
+    findings: list[Told]
+    tensors: NotRequired[list[Held]]
+    exit_code: Exit
+
+
+class Put(TypedDict):
+    """A file of a checkpoint that was written, or would be."""
+
+    name: str
+    bytes: int
+    made_of: NotRequired[list[dict[str, Any]]]
+
+
+class Rewritten(TypedDict):
+    """A checkpoint in another format."""
+
+    to: str
+    output: str
+    written: bool
+    files: list[Put]
+    findings: list[Told]
+    exit_code: Exit
+
+
+class Different(TypedDict):
+    """A tensor that two checkpoints have otherwise."""
+
+    name: str
+    kind: str
+    verdict: str
+    most: float
+    block: str
+
+
+class Apart(TypedDict):
+    """What two checkpoints have otherwise."""
+
+    verdicts: dict[str, int]
+    run: dict[str, tuple[Any, Any]]
+    differ: list[Different]
+    exit_code: Exit
+
+
+class Logged(TypedDict):
+    """A traced run."""
+
+    folder: str
+    engine: Any
+    mesh: Any
+    accumulation: Any
+    formats: Any
+
+
+class Tensor(TypedDict):
+    """A tensor of two traced runs: the parts of its name, how far apart it is, and the ranks that have it so."""
+
+    name: str
+    step: int
+    phase: str
+    layer: str
+    microbatch: Any
+    kind: str
+    tensor: str
+    verdict: str
+    distance: float | None
+    bound: float | None
+    cause: str
+    ranks: list[int]
+
+
+class Setting(TypedDict):
+    """A setting that two traced runs have otherwise."""
+
+    path: str
+    first: Any
+    second: Any
+    layout: bool
+
+
+class Diagnosed(TypedDict):
+    """A cause with its evidence, and what to log next."""
+
+    where: str
+    claim: str
+    evidence: list[str]
+    next: str
+
+
+class Parted(TypedDict):
+    """Where two traced runs part."""
+
+    first: Logged
+    second: Logged
+    verdicts: dict[str, int]
+    settings: list[Setting]
+    divergence: Tensor | None
+    diagnosis: Diagnosed | None
+    steps_left: list[int]
+    faults: list[Tensor]
+    worst: Tensor | None
+    heat: dict[str, dict[str, float | None]]
+    exit_code: Exit
+
+
+class Traced(Logged):
+    """The tensors that a run logged."""
+
+    tensors: list[dict[str, Any]]
+    exit_code: Exit
+
+
+class Changed(TypedDict):
+    """A size that was made smaller."""
+
+    before: Any
+    after: Any
+
+
+class Ran(TypedDict):
+    """A run of one side on one engine."""
+
+    side: str
+    engine: str
+    as_written: bool
+    verdict: str
+    cause: str
+    losses: list[float | str | None]
+    grad_norms: list[float | str | None]
+    distance: dict[str, Any] | None
+
+
+class Verified(TypedDict):
+    """Both sides of a translation, run in small."""
+
+    verdict: Verdict
+    proved: bool
+    lacking: list[str]
+    no_script: list[str]
+    steps: int
+    ranks: int
+    changes: dict[str, Changed]
+    rounding: dict[str, Any] | None
+    left_out: list[str]
+    runs: list[Ran]
+    judged_release: str
+    exit_code: Exit
+
+
+class Start(TypedDict):
+    """Where a run comes from."""
+
+    dialect: str
+    format: str
+    steps: int | None
+
+
+class Goal(TypedDict):
+    """Where a run goes."""
+
+    stack: str
+    format: str
+    config: str
+
+
+class Size(TypedDict):
+    """A file and its size."""
+
+    name: str
+    bytes: int
+
+
+class Moved(TypedDict):
+    """A run in another stack."""
+
+    output: str
+    written: bool
+    taken_away: str
+    source: Start
+    target: Goal
+    launch: list[str]
+    files: list[Size]
+    findings: list[Told]
+    proof: dict[str, Any] | None
+    exit_code: Exit
+
+
+class Step(TypedDict):
+    """A step of a training: what `train --json` prints a line of."""
+
+    step: int
+    loss: float | None
+    grad_norm: float | None
+    lr: float | None
+    loss_scale: float | None
+    tokens_per_second: float | None
+    memory: float | None
+    skipped: int
+
+
+class Known(TypedDict):
+    """A finding that is known already."""
+
+    file: str
+    rule: str
+    path: str
+
+
+class Baseline(TypedDict):
+    """What `--write-baseline` writes."""
+
+    stagebridge: Literal[1]
+    known: list[Known]
+
+
+OUTPUTS: Mapping[str, Any] = {
+    "convert": Converted | Refused,
+    "check": Checked | Many | Refused,
+    "diff": Compared | Refused,
+    "drift": Drifting | Refused,
+    "layout": Laid | Refused,
+    "schedule": Scheduled | Refused,
+    "show": Shown | Listing | Refused,
+    "fuzz": Fuzzed | Refused,
+    "train": Step,
+    "verify": Verified | Refused,
+    "move": Moved | Refused,
+    "checkpoint inspect": Inspected | Refused,
+    "checkpoint convert": Rewritten | Refused,
+    "checkpoint diff": Apart | Refused,
+    "trace diff": Parted | Refused,
+    "trace show": Traced | Refused,
+    "baseline": Baseline,
+}
+"""What each command prints under `--json` (`train`: on each line), and the file of `--write-baseline`."""
+
+
+def schema(name: str) -> dict[str, Any]:
+    """The JSON Schema (2020-12) of an output. Raises `KeyError` for an unknown name."""
+    from pydantic import TypeAdapter
+
+    made = TypeAdapter(OUTPUTS[name]).json_schema(mode="serialization")
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"stagebridge {name}", **made}

@@ -1,0 +1,42 @@
+"""Work that may take long, told as it goes on: loops say how far they are to whoever listens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TypeVar
+
+Item = TypeVar("Item")
+Listener = Callable[[float, float], None]
+"""Called with how much is done, and how much there is in all."""
+
+_LISTENER: ContextVar[Listener | None] = ContextVar("listener", default=None)
+
+
+@contextmanager
+def listening(listener: Listener) -> Iterator[None]:
+    """Within this block `listener` hears of the outermost loop that is under way."""
+    before = _LISTENER.set(listener)
+    try:
+        yield
+    finally:
+        _LISTENER.reset(before)
+
+
+def counted(items: Sequence[Item], size: Callable[[Item], float] = lambda item: 1) -> Iterator[Item]:
+    """The items, one after the other; whoever listens hears of each that is done, by its size. Loops inside are not told."""
+    listener = _LISTENER.get()
+    if listener is None:
+        yield from items
+        return
+    sizes = [size(item) for item in items]
+    total, done = sum(sizes), 0.0
+    for item, one in zip(items, sizes, strict=True):
+        inside = _LISTENER.set(None)
+        try:
+            yield item
+        finally:
+            _LISTENER.reset(inside)
+        done += one
+        listener(done, total)

@@ -1,0 +1,143 @@
+"""JSON Schemas of our own outputs: what commands print is what the schemas say, key by key, errors too."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge import outputs
+from bridge.cli import run
+from bridge.cli.demo import launch
+
+jsonschema = pytest.importorskip("jsonschema")
+pytestmark = pytest.mark.once
+
+DS = {
+    "train_batch_size": 128,
+    "train_micro_batch_size_per_gpu": 2,
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+    "zero_optimization": {"stage": 2, "allgather_partitions": False},
+}
+PIPED = (
+    "--num-layers 8 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128 --lr 1e-3 "
+    "--micro-batch-size 1 --global-batch-size 8 --pipeline-model-parallel-size 4 --bf16"
+)
+COMMANDS = {
+    "convert": [
+        "convert launch.args --to deepspeed --world-size 8 --json",
+        "convert launch.args --to deepspeed --world-size 8 --json -o out.json",
+        "convert launch.args --to deepspeed --world-size 8 --json -o dry.json --dry-run",
+        "convert none.args --to deepspeed --json",
+        "convert ds.json --json --world-size",
+    ],
+    "check": [
+        "check ds.json --json",
+        "check ds.json --format json",
+        "check . --format json --world-size 8",
+        "check bad.json --json",
+        "check ds.json --json --nothing",
+    ],
+    "diff": ["diff launch.args ds.json --world-size 8 --json", "diff launch.args bad.json --json"],
+    "drift": ["drift ds.json --from-version 0.16.0 --to-version 0.19.8 --json", "drift ds.json --to-version 9 --json"],
+    "layout": [
+        "layout launch.args --world-size 8 --vocab 1000 --json",
+        "layout ds.json --ranks 4 --model gpt2 --memory 1 --json",
+        "layout ds.json --ranks 4 --json",
+    ],
+    "schedule": ["schedule piped.args --world-size 4 --json", "schedule bad.json --json"],
+    "show": [
+        "show deepspeed gradient_clipping --json",
+        "show megatron params_dtype --json",
+        "show deepspeed --json",
+        "show nothing --json",
+    ],
+    "fuzz": ["fuzz merak --examples 3 --json"],
+}
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], Any]:
+    """What a command prints on stdout, as data."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "launch.args").write_text(launch())
+    (tmp_path / "piped.args").write_text(PIPED)
+    (tmp_path / "ds.json").write_text(json.dumps(DS))
+    (tmp_path / "bad.json").write_text(json.dumps({**DS, "zero_optimization": {"stage": 9}}))
+
+    def call(command: str) -> Any:
+        code = run(shlex.split(command))
+        data = json.loads(capsys.readouterr().out)
+        assert data.get("exit_code", code) == code  # `show` has nothing to find
+        return data
+
+    return call
+
+
+def closed(schema: Any) -> Any:
+    """The same schema, by which an object has no key that is not in it: what a program may meet is all there."""
+    if isinstance(schema, list):
+        return [closed(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    inner = {key: closed(part) for key, part in schema.items()}
+    return {**inner, "additionalProperties": False} if isinstance(schema.get("properties"), dict) else inner
+
+
+def judge(name: str) -> Any:
+    schema = outputs.schema(name)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(closed(schema))
+
+
+@pytest.mark.parametrize(("name", "command"), [(name, command) for name, rows in COMMANDS.items() for command in rows])
+def test_what_is_printed_is_what_the_schema_says(name: str, command: str, said: Callable[[str], Any]) -> None:
+    data = said(command)
+    problems = [(problem.json_path, problem.message[:200], problem.context) for problem in judge(name).iter_errors(data)]
+    assert not problems
+
+
+@pytest.mark.parametrize("name", outputs.OUTPUTS)
+def test_every_output_has_a_schema_that_refuses_another_object(name: str) -> None:
+    rules = judge(name)
+    assert list(rules.iter_errors({})) and list(rules.iter_errors({"exit_code": 7}))
+
+
+def test_a_schema_is_printed_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["schema", "convert"]) == 0
+    assert json.loads(capsys.readouterr().out) == outputs.schema("convert")
+    assert run(["schema"]) == 0
+    assert capsys.readouterr().out.split("\n")[:-1] == list(outputs.OUTPUTS)
+    assert run(["schema", "convrt"]) == 1
+    assert "did you mean convert?" in capsys.readouterr().err
+
+
+def test_a_baseline_is_what_its_schema_says(said: Callable[[str], Any], tmp_path: Path) -> None:
+    assert run(["check", "ds.json", "--write-baseline", "known.json"]) in (0, 2)
+    judge("baseline").validate(json.loads((tmp_path / "known.json").read_text()))
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
+def test_checkpoints_and_trainings_too(said: Callable[[str], Any], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    small = "{'train_micro_batch_size_per_gpu': 1, 'optimizer': {'type': 'AdamW', 'params': {'lr': 1e-3}}}"
+    (tmp_path / "small.json").write_text(small.replace("'", '"'))
+    assert run(["train", "small.json", "--steps", "2", "--save", "run", "--trace", "log", "--json"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        judge("train").validate(json.loads(line))
+    for name, command in {
+        "checkpoint inspect": "checkpoint inspect run --tensors --json",
+        "checkpoint convert": "checkpoint convert run --to safetensors -o model --json",
+        "checkpoint diff": "checkpoint diff run model --json",
+        "trace show": "trace show log --step 1 --json",
+        "trace diff": "trace diff log log --json",
+    }.items():
+        judge(name).validate(said(command))
+    judge("checkpoint convert").validate(said("checkpoint convert run --to safetensors -o again --dry-run --json"))
+    judge("checkpoint inspect").validate(said("checkpoint inspect nothing --json"))

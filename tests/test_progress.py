@@ -1,0 +1,67 @@
+"""Progress: nothing in the first two seconds, then how much is done and how long the rest takes, in a pipe and on a terminal."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+
+import pytest
+
+from bridge.cli import progress
+from bridge.underway import counted, listening
+
+pytestmark = pytest.mark.once
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """A clock that a test sets."""
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    yield now
+
+
+def drive(clock: list[float], stream: io.StringIO, steps: int = 20, each: float = 1.0) -> str:
+    meter = progress.Meter("the files", stream)
+    with listening(meter):
+        for _ in counted(range(steps)):
+            clock[0] += each
+    meter.end()
+    return stream.getvalue()
+
+
+def test_a_pipe_gets_a_line_now_and_then(clock: list[float]) -> None:
+    assert drive(clock, io.StringIO()).splitlines() == [
+        " 10% of the files, 18 s left",
+        " 35% of the files, 13 s left",
+        " 60% of the files, 8 s left",
+        " 85% of the files, 3 s left",
+    ]
+
+
+def test_a_terminal_gets_one_line_that_goes(clock: list[float]) -> None:
+    shown = drive(clock, Terminal())
+    assert "\n" not in shown and shown.endswith("\r\x1b[K") and shown.count("left") == 18
+
+
+def test_what_is_quick_is_not_told(clock: list[float]) -> None:
+    assert drive(clock, io.StringIO(), each=0.05) == drive(clock, Terminal(), each=0.05) == ""
+
+
+def test_items_count_by_their_size_and_loops_inside_are_not_told() -> None:
+    heard: list[tuple[float, float]] = []
+    with listening(lambda done, total: heard.append((done, total))):
+        for size in counted([1, 3], float):
+            assert list(counted(range(size))) == [*range(size)]
+    assert heard == [(1, 4), (4, 4)]
+    assert list(counted("ab")) == ["a", "b"]
+
+
+@pytest.mark.parametrize(("done", "said"), [(0.5, "10 s"), (0.1, "1 min 30 s"), (0.001, "2 h 46 min")])
+def test_the_time_left_is_in_words(done: float, said: str) -> None:
+    assert progress.left(10.0, done, 1.0) == said
