@@ -138,7 +138,7 @@ def judged() -> Iterator[Dialect]:
     return (dialect for dialect in map(compat.load, compat.names()) if REST not in fields(dialect.schema))
 
 
-@pytest.mark.parametrize("dialect", judged(), ids=lambda dialect: dialect.name)
+@pytest.mark.parametrize("dialect", [*judged()], ids=lambda dialect: dialect.name)
 def test_every_mistake_is_named_in_the_first_report(dialect: Dialect) -> None:
     tally = sampled(dialect, EXAMPLES)
     assert tally.planted > EXAMPLES // 3 and len(tally.kinds) >= 4
