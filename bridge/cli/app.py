@@ -249,7 +249,7 @@ Examples:
   PYTHONSAFEPATH=1 torchrun --nproc-per-node 2 -m stagebridge train tp2.json --steps 5 --trace two
   stagebridge train one.json --steps 5 --trace one
   stagebridge trace diff two one
-  stagebridge trace diff two one --html parts.html      (heat map: layer x step)
+  stagebridge trace diff two one --html parts.html      (a page: layers x steps x ranks)
 
 """ + table(
     clean="equal up to rounding",
@@ -267,7 +267,7 @@ accelerate, the Trainer of transformers, DeepSpeed. Megatron-Core takes two line
 Examples:
   stagebridge trace run -- torchrun --nproc-per-node 2 train.py
   stagebridge trace run --level 5 --run a -- python train.py --steps 10
-  stagebridge trace run --on-finding './page.sh' -- accelerate launch train.py
+  stagebridge trace run --on-finding './page.sh --to me' -- accelerate launch train.py
 
 """ + table(
     clean="the training ended well, and nothing was found wrong",
@@ -275,6 +275,28 @@ Examples:
     error="wrong usage; a training that fails keeps its own exit code",
     unproved="no model was watched",
 )
+
+FOLLOWED = """Follow a run: a line for each step with its loss and norms, and for each finding, as they come.
+
+Ends when the training does, or with Ctrl-C. Of a run that has ended, all of it is printed. Works in a pipe.
+
+\b
+Examples:
+  stagebridge trace watch run
+  stagebridge trace watch run --interval 10 | grep fault
+
+""" + table(clean="no fault was found", findings="faults were found", error="wrong usage: no run there, or a damaged one")
+
+EXPORT = """Write what a run logged as scalars for another tool: loss, norms of gradients, outputs and weights, norms by layer.
+
+Weights & Biases is used offline: nothing is sent, and `wandb sync` may do so later.
+
+\b
+Examples:
+  stagebridge trace export run -o board
+  stagebridge trace export run --to wandb -o offline
+
+""" + table(clean="written", findings=DONE, error="wrong usage: no run there, the tool is not installed, or the folder is there")
 
 LINES = """Show the tensors that a run logged, put together over its ranks: shape, type, statistics, samples.
 
@@ -287,6 +309,23 @@ Examples:
   stagebridge trace show run --kind gradient --plot norms.png
 
 """ + table(clean="shown", findings=DONE, error="wrong usage: no run there, or nothing in it passes the filters")
+
+PAGE = """Write one HTML file that needs nothing else: loss, norms, a map of layers, steps and ranks, findings and their meaning.
+
+Of two runs it shows the settings that differ, where the runs part, why, and what follows in all steps. It can be printed, takes
+light and dark from the browser, and says nothing by colour alone.
+
+\b
+Examples:
+  stagebridge trace html run -o run.html
+  stagebridge trace html bad good -o parts.html
+
+""" + table(
+    clean="written: no fault was found; of two, they are equal up to rounding",
+    findings="written: faults were found; of two, they differ",
+    error="wrong usage: no run there, or no step that both have",
+    unproved="written: no tensor of the two was logged with values",
+)
 
 DEMO = """Convert a bundled Megatron launch (8 ranks) to DeepSpeed and back, print the report and write the files.
 
@@ -791,7 +830,7 @@ def trace_diff(
     second: Annotated[Path, typer.Argument(metavar="B", help="Folder of the run it is held against.", show_default=False)],
     html: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--html", metavar="OUT", callback=own_file, help="Write a heat map: layer x step."),
+        typer.Option("--html", metavar="OUT", callback=own_file, help="Write a page of all steps: map, loss, norms, findings."),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Compare the steps after the first that differs too.")] = False,
     as_json: Json = False,
@@ -802,6 +841,46 @@ def trace_diff(
     return diff(first, second, html, every, as_json)
 
 
+@trace.command("html", help=PAGE, short_help="Write a page of a run, or of two that are compared.")
+def trace_html(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a traced run.", show_default=False)],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="OUT", callback=own_file, help="The page.", show_default=False)],
+    second: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Argument(metavar="[B]", help="Folder of the run it is held against.", show_default=False),
+    ] = None,
+) -> int:
+    """Write a page."""
+    from bridge.cli.trace import html
+
+    return html(run, second, out)
+
+
+@trace.command("watch", help=FOLLOWED, short_help="Follow a run that goes on.")
+def trace_watch(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a traced run.", show_default=False)],
+    interval: Annotated[float, typer.Option("--interval", metavar="S", min=0.05, help="Seconds between two looks.")] = 1.0,
+) -> int:
+    """Follow a run."""
+    from bridge.cli.watching import watch
+
+    return watch(run, interval)
+
+
+@trace.command("export", help=EXPORT, short_help="Write a run for TensorBoard, or Weights & Biases offline.")
+def trace_export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a traced run.", show_default=False)],
+    out: Annotated[
+        Path, typer.Option("-o", "--out", metavar="DIR", callback=own_place, help="Folder to make.", show_default=False)
+    ],
+    target: Annotated[str, typer.Option("--to", metavar="TOOL", help="tensorboard or wandb.")] = "tensorboard",
+) -> int:
+    """Export a run."""
+    from bridge.cli.watching import export
+
+    return export(run, target, out)
+
+
 @trace.command("run", help=WATCHED, short_help="Run a training of any stack that nobody edits, and watch it.")
 def trace_run(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="What to run.", show_default=False)],
@@ -810,15 +889,25 @@ def trace_run(
         Optional[int],  # noqa: UP045
         typer.Option("--level", metavar="N", min=1, help="Log every layer, gradient and weight at that level too."),
     ] = None,
+    every: Annotated[int, typer.Option("--every", metavar="N", min=1, help="Log tensors of steps that N divides.")] = 1,
+    ranks: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--ranks", metavar="LIST", help="Log tensors of these ranks: 0,3 or 0-7."),
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Log one copy of what ranks hold alike, bit by bit.")] = False,
+    budget: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--budget", metavar="SIZE", help="Log so many bytes at most, as 500MB or 2GB: fewer steps, then none."),
+    ] = None,
     on_finding: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--on-finding", metavar="CMD", help="Run it with each finding as STAGEBRIDGE_FINDING (JSON)."),
+        typer.Option("--on-finding", metavar="CMD", help="Run it, without a shell, with each finding as JSON on its stdin."),
     ] = None,
 ) -> int:
     """Watch a training."""
-    from bridge.cli.trace import start
+    from bridge.cli.trace import Kept, start
 
-    return start(command, run, level, on_finding)
+    return start(command, run, level, on_finding, Kept(every, ranks, once, budget))
 
 
 @trace.command("show", help=LINES, short_help="Show what a run logged.")

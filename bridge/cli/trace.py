@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,9 +26,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from bridge.trace.causes import Diagnosis, Setting
-    from bridge.trace.comparison import Comparison, Line
+    from bridge.trace.comparison import Comparison
     from bridge.trace.run import Entry, Run
     from bridge.trace.summary import Summary
+    from bridge.trace.verdicts import Line
 
 MEASURED = ("equal", "rounding")
 """Verdicts on tensors whose values were held against each other."""
@@ -52,20 +54,85 @@ def diff(first: Path, second: Path, html: Path | None, every: bool, as_json: boo
 
     def work() -> int:
         from bridge.trace.comparison import compare
-        from bridge.trace.heat_map import page
 
         with told("the steps"):
             found = compare(_run(first), _run(second), every=every or html is not None)
         code = _exit(found)
         if html:
-            write_text(html, page(found))
+            write_text(html, _compared(found))
         print_json({**_comparison(found), "exit_code": code}) if as_json else _tell(found, html)
         return code
 
     return _answered(as_json, work)
 
 
-def start(command: Sequence[str], folder: Path, level: int | None, on_finding: str | None) -> int:
+def _compared(found: Comparison) -> str:
+    from bridge.trace.pages.page import comparison_page
+    from bridge.trace.pages.series import findings, series
+
+    first, second = (series(run, findings(run.folder)) for run in (found.first, found.second))
+    return comparison_page(found, (first, second))
+
+
+def html(first: Path, second: Path | None, out: Path) -> int:
+    """Write a page of a run, or of two that are held against each other; the exit code is that of what it shows."""
+
+    def work() -> int:
+        from bridge.trace.comparison import compare
+        from bridge.trace.pages.page import run_page
+        from bridge.trace.pages.series import read
+
+        if second is None:
+            shown = read(first)
+            code = Exit.FINDINGS if any(told.severity == "fault" for told in shown.findings) else Exit.CLEAN
+            text = run_page(shown)
+        else:
+            found = compare(_run(first), _run(second))
+            code, text = _exit(found), _compared(found)
+        write_text(out, text)
+        say(f"wrote {out}")
+        return code
+
+    return _answered(False, work)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """How much `trace run` logs, as it was typed: every so many steps, ranks, one copy of what is alike, bytes."""
+
+    every: int = 1
+    ranks: str | None = None
+    once: bool = False
+    budget: str | None = None
+
+    def settings(self) -> dict[str, Any]:
+        """For `bridge.trace.keeping.Keep`. Raises `BridgeError`."""
+        budget = None if self.budget is None else _bytes(self.budget)
+        return {"every": self.every, "ranks": _numbers(self.ranks), "once": self.once, "budget": budget}
+
+
+SIZES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?) ?([KMGT]?I?B)", text.strip().upper())
+    size = int(float(match[1]) * SIZES.get(match[2], 0)) if match else 0
+    if size < 1:
+        raise BridgeError(f"--budget: found {text}, expected a number of bytes with its unit, as 500MB or 2GB")
+    return size
+
+
+def _numbers(text: str | None) -> list[int]:
+    found: list[int] = []
+    for part in (text or "").split(",") if text is not None else ():
+        match = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}))?", part.strip())
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise BridgeError(f"--ranks: found {text}, expected ranks and ranges, as 0,3 or 0-7")
+        found += range(int(match[1]), int(match[2] or match[1]) + 1)
+    return sorted(set(found))
+
+
+def start(command: Sequence[str], folder: Path, level: int | None, on_finding: str | None, kept: Kept) -> int:
     """Run a command whose trainings are watched; its own exit code, or that of findings."""
     import json
     import os
@@ -82,16 +149,23 @@ def start(command: Sequence[str], folder: Path, level: int | None, on_finding: s
         (folder / name).unlink(missing_ok=True)
     logs = ("layer_outputs", "layer_gradients", "param_init", "all_param_gradients", "param_update")
     debug = {**dict.fromkeys(logs if level else (), level), "tensor_parallel": True}
-    settings = {"run": str(folder.absolute()), "debug": debug, "on_finding": on_finding}
+    settings = {"run": str(folder.absolute()), "debug": debug, "on_finding": on_finding, "keep": kept.settings()}
     import bridge.trace
 
     own = [Path(bridge.trace.__file__).parent / "injection", Path(bridge.trace.__file__).parents[2]]
     paths = [*map(str, own), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, SETTINGS: json.dumps(settings), "PYTHONPATH": os.pathsep.join(paths)}
+    from bridge.trace.running import mark
+
+    ended = mark(folder)
     try:
         code = subprocess.run(list(command), env=environment, check=False).returncode
     except OSError as error:
         raise BridgeError(f"trace run: {command[0]}: {error.strerror}; name a command that runs in this shell") from None
+    finally:
+        ended()
+    for note in _notes(folder):
+        print(f"trace run: {folder}: {note}", file=sys.stderr)
     if not (folder / ATTACHED).exists():
         say(
             "trace run: nothing was watched: no module ran forward in training mode that an optimizer or an engine holds;"
@@ -102,6 +176,12 @@ def start(command: Sequence[str], folder: Path, level: int | None, on_finding: s
     faults = sum(one["severity"] == "fault" for one in found)
     say(f"trace run: {faults} faults and {len(found) - faults} remarks; {folder}")
     return code or (Exit.FINDINGS if faults else Exit.CLEAN)
+
+
+def _notes(folder: Path) -> Sequence[str]:
+    from bridge.trace.schema import RUN
+
+    return _run(folder).notes if (folder / RUN).exists() else ()
 
 
 def _lines_of(path: Path) -> list[str]:
@@ -206,8 +286,11 @@ def _number(value: float) -> float | None:
 
 def _tell(found: Comparison, html: Path | None) -> None:
     out = console(sys.stdout)
-    for label, run in (("A", found.first), ("B", found.second)):
-        out.print(f"{label}: {run.folder}: {_layout(run)}", markup=False, soft_wrap=True)
+    both = (("A", found.first), ("B", found.second))
+    for label, note in ((label, note) for label, run in both for note in run.notes):
+        out.print(f"{label}: {note}", markup=False, soft_wrap=True)
+    for label, run in both:
+        out.print(f"{label}: {run.folder}: {run.layout}", markup=False, soft_wrap=True)
     _tell_settings(found, out)
     verdicts = Counter(line.verdict for line in found.lines)
     counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common())
@@ -218,13 +301,6 @@ def _tell(found: Comparison, html: Path | None) -> None:
     _tell_faults(found, out)
     if html:
         out.print(f"wrote {html}", markup=False)
-
-
-def _layout(run: Run) -> str:
-    axes = [f"{axis} {size}" for axis, size in run.about.get("mesh", {}).items() if size > 1]
-    count = run.about.get("accumulation")
-    passes = "microbatches as they came" if count is None else f"{count} microbatch{'es' * (count != 1)} of a rank in a step"
-    return f"{run.about.get('engine')}, {', '.join(axes) or 'one rank'}, {passes}"
 
 
 def _tell_settings(found: Comparison, out: Console) -> None:
@@ -330,7 +406,7 @@ def _statistics(summary: Summary) -> dict[str, float | None]:
 
 def _list(run: Run, entries: Sequence[Entry], microbatches: bool) -> None:
     out = console(sys.stdout)
-    out.print(f"{run.folder}: {_layout(run)}", markup=False, soft_wrap=True)
+    out.print(f"{run.folder}: {run.layout}", markup=False, soft_wrap=True)
     if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
         out.width = WIDE
     rows = (row for entry in entries for row in _lines(entry, microbatches))

@@ -71,6 +71,11 @@ class EngineSource:
         """See `Source`."""
         return {"activation": self.engine.unit, "parameter": self.engine.gradient_unit}
 
+    @property
+    def loss(self) -> float:
+        """Of the step that ends, over all ranks."""
+        return self.engine.progress.loss
+
     def on(self, moment: Moment, call: Callable[[], None]) -> None:
         """See `Source`."""
         self.engine.watchers[moment].append(call)

@@ -11,6 +11,7 @@ from bridge.plan import Debug
 
 if TYPE_CHECKING:
     from bridge.trace.desync import Policy
+    from bridge.trace.keeping import Keep
     from bridge.trace.layer_log import Filter
     from bridge.trace.source import Source
     from bridge.trace.tracer import Observer, Tracer
@@ -35,6 +36,7 @@ def attach(
     strict: bool = False,
     invariants: bool = True,
     on_finding: str | None = None,
+    keep: Keep | None = None,
 ) -> Tracer:
     """Log what `debug` asks for of `target` into the folder `run` (default: trace), and check that ranks agree if it asks for it.
 
@@ -43,19 +45,22 @@ def attach(
     after `accumulation` backward passes; untold, the passes of a step are counted as they come. Without `debug`, ranks are
     compared and nothing is logged, and what differs is said while the training goes on.
 
-    `filter` narrows the logs, `full` keeps whole tensors instead of samples, `policy` says how often ranks are compared and
-    what a mismatch leads to. Invariants (`bridge.trace.invariants`) are held wherever anything is watched; the result's
-    `findings.found` has what they found, which is also logged, and written into `run`. `on_finding` is a command that is run
-    with each as STAGEBRIDGE_FINDING. Nothing is installed where a given `debug` asks for nothing.
+    `filter` narrows the logs, `keep` thins them (`bridge.trace.keeping.Keep`), `full` keeps whole tensors instead of samples,
+    `policy` says how often ranks are compared and what a mismatch leads to. Invariants (`bridge.trace.invariants`) are held
+    wherever anything is watched; the result's `findings.found` has what they found, which is also logged, and written into
+    `run`. `on_finding` is a command that is run with each as JSON on its stdin, without a shell. Nothing is installed where a
+    given `debug` asks for nothing.
     Raises `BridgeError` for what cannot be attached, with the reason.
     """
     from bridge.trace.desync import Desync, DesyncCheck, Policy
     from bridge.trace.findings import Findings
     from bridge.trace.invariants import Invariants
     from bridge.trace.invariants.masters import Masters
+    from bridge.trace.keeping import Keep
     from bridge.trace.layer_log import Filter, LayerLog
     from bridge.trace.log import Log
     from bridge.trace.module import ModuleSource
+    from bridge.trace.running import mark
     from bridge.trace.tracer import Tracer
 
     source = source_of(target, optimizer, accumulation)
@@ -65,8 +70,11 @@ def attach(
     logged = any(getattr(debug, name) for name in LOGS)
     folder = Path(run or "trace") if logged or run is not None else None
     if logged and folder is not None:
-        about = {**source.about(), "ranks": source.comm.mesh.world, "layers": list(source.layers)}
-        observers.append(LayerLog(source, debug, Log(folder, source.comm.rank, about, full, strict), filter or Filter()))
+        keep, world = keep or Keep(), source.comm.mesh.world
+        about = {**source.about(), "ranks": world, "layers": list(source.layers), **keep.about()}
+        log = Log(folder, source.comm.rank, about, full, strict, keep.share(world))
+        observers.append(LayerLog(source, debug, log, filter or Filter(), keep))
+    ended = mark(folder) if folder is not None and source.comm.rank == 0 else None
     findings = Findings(folder if source.comm.rank == 0 else None, on_finding, source.comm.rank == 0)
     if debug.tensor_parallel:
         observers.append(DesyncCheck(source, Desync(source.comm, policy, source.holders), findings))
@@ -74,7 +82,7 @@ def attach(
         observers.append(Invariants(source, findings))
     elif invariants and observers and getattr(source, "at_hand", False):
         observers.append(Masters(source, findings))
-    return Tracer(source, observers, findings).install()
+    return Tracer(source, observers, findings, ended).install()
 
 
 def source_of(target: Any, optimizer: Any = None, accumulation: int | None = None) -> Source:

@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from bridge.errors import SourceError
+from bridge.trace.segments import Floats, Segments
 
 Key = tuple[str, str]
 """Layer and parameter."""
@@ -24,27 +25,77 @@ SURE = 2.0
 """How many times more than computed the updates may be apart: clipping and a rate of its own are not in the logs."""
 
 
-@dataclass
-class Followed:
-    """The samples of one parameter, those of both runs (2, samples): weights as logged last, and Adam's moments, computed.
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Parameters whose samples lie one behind the other in an array (2, samples), those of both runs."""
 
-    `explained` is how far rounding of gradients may have carried each weight apart; `noise` how far the gradients of the step
-    that runs are apart as a share of their `size`, None before they are known; `matters` their size beside that of others.
+    keys: tuple[Key, ...]
+    segments: Segments
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """Those of a batch that are followed: which (`rows`), where their samples lie in the batch (`given`), by what number they
+    are followed (`numbers`), and where their samples lie among all that are followed (`at`), in segments.
     """
 
-    weights: Tensor
-    first: Tensor
-    second: Tensor
-    explained: Tensor
-    steps: int = 0
-    noise: float | None = None
-    size: float = 0.0
-    matters: float = 1.0
+    rows: NDArray[np.int64]
+    given: NDArray[np.int64]
+    numbers: NDArray[np.int64]
+    at: NDArray[np.int64]
+    segments: Segments
 
-    @classmethod
-    def of(cls, weights: Tensor) -> Followed:
-        """Before the first update."""
-        return cls(weights, torch.zeros_like(weights), torch.zeros_like(weights), torch.zeros_like(weights[0]))
+
+@dataclass
+class Followed:
+    """The samples of parameters, one behind the other, those of both runs (2, samples): weights as logged last, and Adam's
+    moments, computed.
+
+    `explained` is how far rounding of gradients may have carried each weight apart. For each parameter, `noise` is how far the
+    gradients of the step that runs are apart as a share of their `size`, NaN before they are known; `matters` their size beside
+    that of others.
+    """
+
+    segments: Segments = field(default_factory=lambda: Segments.of(()))
+    places: dict[Key, int] = field(default_factory=dict)
+    weights: Floats = field(default_factory=lambda: np.zeros((2, 0)))
+    first: Floats = field(default_factory=lambda: np.zeros((2, 0)))
+    second: Floats = field(default_factory=lambda: np.zeros((2, 0)))
+    explained: Floats = field(default_factory=lambda: np.zeros(0))
+    steps: Floats = field(default_factory=lambda: np.zeros(0))
+    noise: Floats = field(default_factory=lambda: np.zeros(0))
+    size: Floats = field(default_factory=lambda: np.zeros(0))
+    matters: Floats = field(default_factory=lambda: np.zeros(0))
+    _known: dict[int, tuple[Batch, Known]] = field(default_factory=dict)
+
+    def begin(self, batch: Batch, weights: Floats) -> None:
+        """Follow them from the first update on; those that were followed before begin anew."""
+        start, before = self.segments.size, len(self.segments.lengths)
+        self.segments = Segments.of((*self.segments.lengths.tolist(), *batch.segments.lengths.tolist()))
+        self.places |= {key: before + number for number, key in enumerate(batch.keys)}
+        added, more = self.segments.size - start, len(batch.keys)
+        self.weights = np.concatenate([self.weights, weights], axis=1)
+        self.first, self.second = (np.concatenate([old, np.zeros((2, added))], axis=1) for old in (self.first, self.second))
+        self.explained = np.concatenate([self.explained, np.zeros(added)])
+        self.steps, self.size = (np.concatenate([old, np.zeros(more)]) for old in (self.steps, self.size))
+        self.noise = np.concatenate([self.noise, np.full(more, np.nan)])
+        self.matters = np.concatenate([self.matters, np.ones(more)])
+        self._known.clear()
+
+    def known(self, batch: Batch) -> Known:
+        """Those of a batch that are followed with as many samples."""
+        if id(batch) not in self._known:
+            self._known[id(batch)] = batch, self._look(batch)
+        return self._known[id(batch)][1]
+
+    def _look(self, batch: Batch) -> Known:
+        lengths = self.segments.lengths
+        found = [self.places.get(key, -1) for key in batch.keys]
+        pairs = zip(found, batch.segments.lengths.tolist(), strict=True)
+        rows = np.array([row for row, (place, size) in enumerate(pairs) if place >= 0 and lengths[place] == size], np.int64)
+        numbers = np.array(found, np.int64)[rows]
+        own = Segments.of(lengths[numbers].tolist())
+        return Known(rows, batch.segments.elements(rows), numbers, self.segments.elements(numbers), own)
 
 
 @dataclass
@@ -58,7 +109,7 @@ class Updates:
     decay: float = 0.0
     drift: float | None = 0.0
     _step: float = 0.0
-    _followed: dict[Key, Followed] = field(default_factory=dict)
+    _followed: Followed = field(default_factory=Followed)
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Updates:
@@ -78,66 +129,85 @@ class Updates:
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
             raise SourceError(f"run.json: settings of the optimizer are no numbers ({error}); it is damaged") from None
 
-    def begin(self, key: Key, weights: Tensor | None) -> None:
+    def begin(self, batch: Batch, weights: Floats) -> None:
         """The weights (2, samples) before the first update."""
-        if weights is not None:
-            self._followed[key] = Followed.of(weights)
+        self._followed.begin(batch, weights)
 
-    def gradient(self, key: Key, gradients: Tensor | None, noise: float, scale: float) -> None:
-        """The gradients (2, samples) of a step, which are `noise` apart, as a share of their size; that of others is `scale`."""
-        followed = self._followed.get(key)
-        if followed is None or gradients is None or followed.weights.shape != gradients.shape:
-            return
-        followed.steps += 1
-        followed.noise, followed.size = noise, _rms(gradients)
-        followed.matters = min(1.0, followed.size / max(scale, TINY))
-        followed.first = torch.lerp(gradients, followed.first, self.betas[0])
-        followed.second = torch.lerp(gradients.square(), followed.second, self.betas[1])
+    def gradients(self, batch: Batch, gradients: Floats, noise: Floats, scale: float) -> None:
+        """The gradients (2, samples) of a step, which are `noise` apart (for each), as a share of their size; that of others is
+        `scale`.
+        """
+        all_of = self._followed
+        known = all_of.known(batch)
+        values, number, at = gradients[:, known.given], known.numbers, known.at
+        all_of.steps[number] += 1
+        all_of.noise[number] = noise[known.rows]
+        all_of.size[number] = known.segments.rms(values)
+        all_of.matters[number] = np.minimum(1.0, all_of.size[number] / max(scale, TINY))
+        all_of.first[:, at] = values + self.betas[0] * (all_of.first[:, at] - values)
+        all_of.second[:, at] = values**2 + self.betas[1] * (all_of.second[:, at] - values**2)
 
-    def weight(self, key: Key, weights: Tensor | None, scale: float) -> Tensor | None:
-        """How far apart rounding may have carried each of these weights (2, samples); that of others is `scale`."""
-        followed = self._followed.get(key)
-        if followed is None or weights is None or followed.weights.shape != weights.shape:
-            self.drift = None
-            return None
-        change, followed.weights = weights - followed.weights, weights
-        if followed.noise is None:
-            self.drift = None if change.any() else self.drift
-            return followed.explained
-        steps = self._steps(followed, weights - change)
-        rate = abs(float((steps * change).sum())) / max(float(steps.square().sum()), TINY)
-        spread = SURE * rate * (steps[0] - steps[1]).abs()
-        followed.explained = followed.explained + spread
-        beyond = _beyond_samples(followed, self.eps) * _rms(change)
-        self._step = max(self._step, followed.matters * max(_rms(spread), beyond) / max(_rms(weights), scale, TINY))
-        followed.noise = None
-        return followed.explained
+    def weights(self, batch: Batch, weights: Floats, scales: Floats) -> tuple[Floats, NDArray[np.bool_], NDArray[np.bool_]]:
+        """How far apart rounding may have carried each sample of these weights (2, samples), those of others being of size
+        `scales`; for which weights that is known; and after which of them drift is not.
+        """
+        all_of = self._followed
+        known = all_of.known(batch)
+        number, at, segments = known.numbers, known.at, known.segments
+        values = weights[:, known.given]
+        change, all_of.weights[:, at] = values - all_of.weights[:, at], values
+        quiet = np.isnan(all_of.noise[number])
+        spread = self._spread(known, values, change)
+        spread[segments.spread(quiet)] = 0.0
+        all_of.explained[at] += spread
+        moved = np.where(quiet, 0.0, np.maximum(segments.rms(spread), self._beyond_samples(number) * segments.rms(change)))
+        sizes = np.maximum(np.maximum(segments.rms(values), scales[known.rows]), TINY)
+        self._step = max([self._step, *(all_of.matters[number] * moved / sizes).tolist()])
+        all_of.noise[number] = np.nan
+        explained, found = np.zeros(batch.segments.size), np.zeros(len(batch.keys), bool)
+        explained[known.given], found[known.rows] = all_of.explained[at], True
+        lost = ~found
+        lost[known.rows] |= quiet & (segments.sums(np.abs(change).sum(axis=0)) != 0)
+        self.drift = None if lost.any() else self.drift
+        return explained, found, lost
 
     def end(self) -> None:
         """The step is over: steps carry weights apart in directions of their own."""
         self.drift = None if self.drift is None else math.hypot(self.drift, self._step)
         self._step = 0.0
 
-    def _steps(self, followed: Followed, weights: Tensor) -> Tensor:
+    def _spread(self, known: Known, values: Floats, change: Floats) -> Floats:
+        """How far apart rounding of this step's gradients may carry each sample."""
+        steps, segments = self._steps(known, values - change), known.segments
+        with np.errstate(all="ignore"):
+            along, square = (segments.sums((steps * other).sum(axis=0)) for other in (change, steps))
+            rate = np.abs(along) / np.maximum(square, TINY)
+            spread: Floats = SURE * segments.spread(rate) * np.abs(steps[0] - steps[1])
+        return spread
+
+    def _steps(self, known: Known, weights: Floats) -> Floats:
         """What the optimizer takes off the weights, but for its rate."""
-        moments = zip((followed.first, followed.second), self.betas, strict=True)
-        first, second = (moment / (1 - beta**followed.steps) for moment, beta in moments)
-        return first / (second.sqrt() + self.eps) + self.decay * weights
+        all_of, at = self._followed, known.at
+        count = known.segments.spread(np.maximum(all_of.steps[known.numbers], 1))
+        first, second = (
+            moment[:, at] / (1 - beta**count) for moment, beta in zip((all_of.first, all_of.second), self.betas, strict=True)
+        )
+        with np.errstate(all="ignore"):
+            steps: Floats = first / (np.sqrt(second) + self.eps) + self.decay * weights
+        return steps
 
+    def _beyond_samples(self, numbers: NDArray[np.int64]) -> Floats:
+        """How far apart the updates of all elements may be as a share of their size, those included that no sample shows.
 
-def _beyond_samples(followed: Followed, eps: float) -> float:
-    """How far apart the updates of all elements may be as a share of their size, those included that no sample shows.
-
-    A first update is nearly the sign of its gradient: of elements spread around 0, a share of about `noise` is smaller than its
-    own rounding and goes anywhere, unless `eps` is larger still. Later ones are tame: few elements are small in all steps.
-    """
-    if followed.steps > 1 or followed.noise is None:
-        return 0.0
-    return min(2 * math.sqrt(followed.noise), followed.noise * math.sqrt(followed.size / max(eps, TINY)))
-
-
-def _rms(values: Tensor) -> float:
-    return float(values.square().mean().sqrt()) if values.numel() else 0.0
+        A first update is nearly the sign of its gradient: of elements spread around 0, a share of about `noise` is smaller than
+        its own rounding and goes anywhere, unless `eps` is larger still. Later ones are tame: few elements are small in all of
+        them.
+        """
+        all_of = self._followed
+        noise, size = all_of.noise[numbers], all_of.size[numbers]
+        with np.errstate(all="ignore"):
+            first = np.minimum(2 * np.sqrt(noise), noise * np.sqrt(size / max(self.eps, TINY)))
+        return np.where((all_of.steps[numbers] > 1) | np.isnan(noise), 0.0, first)
 
 
 TINY = 1e-300

@@ -16,8 +16,9 @@ from bridge.trace.patterns import CLOSE, TINY, scaled
 from bridge.trace.record import PHASES, Name
 
 if TYPE_CHECKING:
-    from bridge.trace.comparison import Comparison, Line
+    from bridge.trace.comparison import Comparison
     from bridge.trace.run import Entry, Run
+    from bridge.trace.verdicts import Line
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +146,13 @@ class Case:
 
     @cached_property
     def before(self) -> tuple[dict[Name, Entry], dict[Name, Entry]]:
-        """Of the step before that both have."""
-        steps = sorted(set(self.comparison.first.steps) & set(self.comparison.second.steps))
-        earlier = [step for step in steps if step < self.first.name.step]
-        if not earlier:
-            return {}, {}
-        return _entries(self.comparison.first, earlier[-1], self.rank), _entries(self.comparison.second, earlier[-1])
+        """Of the last step before that both have tensors of."""
+        steps = sorted(set(self.comparison.first.logged) & set(self.comparison.second.logged), reverse=True)
+        for step in (step for step in steps if step < self.first.name.step):
+            found = _entries(self.comparison.first, step, self.rank), _entries(self.comparison.second, step)
+            if found[0] and found[1]:
+                return found
+        return {}, {}
 
     def pair(self, name: Name) -> tuple[Tensor, Tensor] | None:
         """Samples of both."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import shlex
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -14,6 +16,8 @@ Severity = Literal["fault", "remark"]
 """A fault breaks what every training relies on; a remark is right in some trainings and should be meant."""
 
 FILE = "findings.jsonl"
+PATIENCE = 60
+"""Seconds that a command may take over a finding, in which the training waits."""
 logger = logging.getLogger("bridge.trace")
 
 
@@ -93,8 +97,8 @@ class Finding:
 
 @dataclass
 class Findings:
-    """Those of a run, each said once for each place, and written to `folder` (None: nowhere); `command` is run with each as
-    STAGEBRIDGE_FINDING, a JSON object.
+    """Those of a run, each said once for each place, and written to `folder` (None: nowhere); `command`, words as a shell would
+    take them apart, is run with each as a JSON object on its stdin, and in STAGEBRIDGE_FINDING.
     """
 
     folder: Path | None = None
@@ -129,8 +133,14 @@ class Findings:
             self._run(self.command, text)
 
     def _run(self, command: str, text: str) -> None:
-        import os
-
-        done = subprocess.run(command, shell=True, env={**os.environ, "STAGEBRIDGE_FINDING": text}, check=False)
-        if done.returncode:
-            logger.warning("--on-finding: %r ended with exit code %d", command, done.returncode)
+        """No shell sees what a finding says. A command that fails is said, and the training goes on."""
+        try:
+            words, known = shlex.split(command), {**os.environ, "STAGEBRIDGE_FINDING": text}
+            done = subprocess.run(words, input=text + "\n", text=True, env=known, check=False, timeout=PATIENCE)
+            problem = f"ended with exit code {done.returncode}" if done.returncode else ""
+        except subprocess.TimeoutExpired:
+            problem = f"did not end within {PATIENCE} s and was ended"
+        except (OSError, ValueError, IndexError) as error:
+            problem = f"cannot be run: {error}"
+        if problem:
+            logger.warning("--on-finding: %s %s", command, problem)

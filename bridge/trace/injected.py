@@ -91,8 +91,11 @@ class _Watch:
         from bridge.plan import Debug
         from bridge.trace import attach
         from bridge.trace.desync import Policy
+        from bridge.trace.keeping import Keep
 
         settings = dict(self.settings)
+        keep = settings.pop("keep", {})
+        settings["keep"] = Keep(**{**keep, "ranks": tuple(keep.get("ranks", ()))})
         debug = Debug(**settings.pop("debug")) if settings.get("debug") else settings.pop("debug", None)
         inner = [one for one in optimizers if not any(getattr(other, "optimizer", None) is one for other in optimizers)]
         try:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from bridge.plan import Debug
+from bridge.trace.keeping import Keep, again
 from bridge.trace.log import Log
 from bridge.trace.memory import memory
 from bridge.trace.placement import Placement
 from bridge.trace.record import MEMORY, SHARD, Name, Unit
+from bridge.trace.roots import Roots
 from bridge.trace.source import Kind, Moment, Source
 from bridge.trace.summary import SAMPLES
 from bridge.trace.tracer import GRADIENT, INPUT, OUTPUT, Sight
@@ -44,6 +47,8 @@ class LayerLog:
     debug: Debug
     log: Log
     filter: Filter = field(default_factory=Filter)
+    keep: Keep = field(default_factory=Keep)
+    roots: Roots = field(default_factory=Roots)
     _several: bool = False
     _settings: dict[str, list[float]] = field(default_factory=dict)
     """Whether the step that runs has more than one microbatch, where nobody said how many it has."""
@@ -55,12 +60,18 @@ class LayerLog:
     def saw(self, sight: Sight) -> None:
         """See `Observer`."""
         self._several |= bool(sight.name.microbatch)
-        if not sight.again and self.filter.takes(sight.name):
+        if not sight.again and self._takes(sight.name):
             kind = sight.name.kind
             unit: Unit = "activation" if kind == GRADIENT else "own"
             self._add(sight.name, sight.tensor, sight.placement, self._level(kind), sight.microbatch, unit)
             if self._measures(kind):
                 self._memory(sight)
+
+    def _takes(self, name: Name) -> bool:
+        return self._kept(name.step) and self.filter.takes(name)
+
+    def _kept(self, step: int) -> bool:
+        return self.keep.takes(step, self.source.comm.rank) and self.log.keeps(step)
 
     def _measures(self, kind: str) -> bool:
         return bool(self.debug.activation_memory) and kind in (OUTPUT, GRADIENT)
@@ -87,8 +98,18 @@ class LayerLog:
             self._held("update", step, "buffer", self.debug.param_update)
         else:
             alone = self.source.now().part is not None and not self._several
-            self.log.write(step, self.source.factors(), alone)
+            factors = self.source.factors()
+            if self.keep.once:
+                self.log.forget(lambda seen: again(seen, self.source.comm))
+            self.log.write(step, factors, alone, self._loss(factors))
             self._several = False
+
+    def _loss(self, factors: Mapping[Unit, float]) -> float | None:
+        """Of the step, in the unit that all layouts share: as the engine tells it, else what backward was called with."""
+        if hasattr(self.source, "loss"):
+            return float(self.source.loss)
+        found = self.roots.take()
+        return None if found is None else found * factors.get("parameter", 1.0)
 
     def _rate(self, step: int) -> None:
         """The learning rates of the step, beside what they are applied to, and other settings whenever they change."""
@@ -100,7 +121,7 @@ class LayerLog:
             values = held.local.tolist()
             changed = self._settings.setdefault(held.tensor, values) != values
             self._settings[held.tensor] = values
-            if (changed or held.tensor == RATE) and self.filter.takes(name):
+            if (changed or held.tensor == RATE) and self._takes(name):
                 self._add(name, held.local, held.placement, max(level or 0, SAMPLES + 3))
 
     def _level(self, kind: str) -> int:
@@ -111,7 +132,7 @@ class LayerLog:
         }.get(kind) or 0
 
     def _held(self, phase: str, step: int, kind: Kind, level: int | None) -> None:
-        for held in self.source.tensors(kind) if level else ():
+        for held in self.source.tensors(kind) if level and self._kept(step) else ():
             name = Name(step, phase, held.layer, None, held.kind, held.tensor)
             if self.filter.takes(name):
                 self._add(name, held.local, held.placement, level or 0, None, "parameter" if phase == "reduce" else "own")

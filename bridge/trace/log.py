@@ -6,9 +6,11 @@ its line is added to `steps.jsonl`. A line that is not whole is not there.
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,8 +26,13 @@ from bridge.files.sealed import seal
 from bridge.state.digests import digest_of
 from bridge.trace.placement import Placement
 from bridge.trace.record import Name, Record, Unit
-from bridge.trace.schema import FORMAT, RUN, STEPS, lines, rank_folder
+from bridge.trace.schema import FORMAT, RUN, SEAL, STEPS, lines, rank_folder
 from bridge.trace.summary import SAMPLES, STATISTICS, Summary, measure, take
+
+HEADER = 80
+"""Bytes that a file has for each tensor beside its values, about."""
+MOST_THIN = 2**20
+logger = logging.getLogger("bridge.trace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +46,20 @@ class Seen:
 
 
 class Log:
-    """The log of one rank. `full` keeps whole tensors beside the samples from level 3 on."""
+    """The log of one rank. `full` keeps whole tensors beside the samples from level 3 on. Of `budget` bytes, half are for every
+    step, a quarter for every second, and so on; the log ends with the step that does not fit.
+    """
 
     def __init__(
-        self, run: Path, rank: int, about: Mapping[str, Any] | None = None, full: bool = False, strict: bool = False
+        self,
+        run: Path,
+        rank: int,
+        about: Mapping[str, Any] | None = None,
+        full: bool = False,
+        strict: bool = False,
+        budget: int | None = None,
     ) -> None:
+        self.budget, self._spent, self._thin = budget, 0, 1
         self.run, self.rank, self.folder, self.full, self.strict = run, rank, rank_folder(run, rank), full, strict
         self._seen: list[Seen] = []
         self._open, self._first = True, True
@@ -83,6 +99,11 @@ class Log:
         measured = measure(tensor) if level >= STATISTICS else None
         self._seen.append(Seen(record, unit, measured, self._kept(tensor, placement, level)))
 
+    def forget(self, choose: Callable[[Sequence[Seen]], Collection[int]]) -> None:
+        """Of what was noted in this step, leave out what is chosen by its number."""
+        gone = choose(self._seen)
+        self._seen = [part for at, part in enumerate(self._seen) if at not in gone]
+
     def _kept(self, tensor: Tensor, placement: Placement, level: int) -> dict[str, Tensor]:
         if level < SAMPLES:
             return {}
@@ -91,9 +112,11 @@ class Log:
         numbers, values = take(tensor, placement, level)
         return {"numbers": numbers, "samples": values} if len(numbers) else {}
 
-    def write(self, step: int, factors: Mapping[Unit, float] | None = None, alone: bool = False) -> None:
+    def write(
+        self, step: int, factors: Mapping[Unit, float] | None = None, alone: bool = False, loss: float | None = None
+    ) -> None:
         """End `step`: bring what was noted to the disk. Times `factors`, gradients are those of the step's mean loss. Where its
-        microbatch turned out to be `alone`, names do not tell of it.
+        microbatch turned out to be `alone`, names do not tell of it. `loss` is what its backward passes started from, if known.
         """
         seen, self._seen = self._seen, []
         if alone:
@@ -105,10 +128,40 @@ class Log:
         with self._guarded(f"the log ends before step {step}"):
             if self._first:
                 _drop_from(self.run, self.rank, step)
-                self._first = False
-            digest = _publish_tensors(self.folder / f"{step:08d}.safetensors", tensors) if tensors else None
-            fields = [record.fields() for record in records]
-            _append(self.folder / STEPS, seal({"step": step, "rank": self.rank, "records": fields, "tensors": digest}))
+                self._first, self._spent = False, _size(self.folder) if self.budget else 0
+            line: dict[str, Any] = {"step": step, "rank": self.rank, "records": [record.fields() for record in records]}
+            line |= {"tensors": None, "loss": loss}
+            left = self._left(step, line, tensors) if self.budget else {}
+            if left:
+                line |= {"records": [], **left}
+            elif tensors:
+                line["tensors"] = _publish_tensors(self.folder / f"{step:08d}.safetensors", tensors)
+            self._spent += _append(self.folder / STEPS, seal(line))
+            self._open = not left.get("stopped", False)
+
+    def keeps(self, step: int) -> bool:
+        """Whether there is room for tensors of that step, as far as is known before it."""
+        return self._open and step % self._thin == 0
+
+    def _left(self, step: int, line: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+        """What a line says of a step whose tensors do not fit the budget; empty where they do."""
+        assert self.budget is not None, "asked only where there is one"
+        if step % self._thin:
+            return {"left": "budget"}
+        held = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()) + HEADER * len(tensors)
+        size = held + len(json.dumps(line)) + SEAL
+        if self._spent + size > self.budget:
+            self._say(f"step {step} does not fit the {self.budget} bytes of rank {self.rank}, and the log ends")
+            return {"left": "budget", "stopped": True}
+        self._spent += held
+        while self._spent + size > self.budget * (1 - 1 / (2 * self._thin)) and self._thin < MOST_THIN:
+            self._thin *= 2
+            self._say(f"after step {step}, one step of {self._thin} is logged, for the {self.budget} bytes of rank {self.rank}")
+        return {}
+
+    def _say(self, what: str) -> None:
+        if self.rank == 0 or "ends" in what:
+            logger.warning("%s: %s", self.run, what)
 
 
 def _finished(index: int, part: Seen, tensors: dict[str, Tensor], factors: Mapping[Unit, float]) -> Record:
@@ -148,11 +201,17 @@ def _replace(beside: Path, path: Path) -> None:
     beside.replace(path)
 
 
-def _append(path: Path, line: str) -> None:
+def _append(path: Path, line: str) -> int:
+    """The bytes that were added."""
     with path.open("a") as file:
         file.write(line + "\n")
         file.flush()
         os.fsync(file.fileno())
+    return len(line) + 1
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
 
 
 def _cut_torn_line(path: Path) -> None:

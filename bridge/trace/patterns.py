@@ -2,27 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
+
+from bridge.trace.segments import Floats, Segments
 
 CLOSE = 1e-2
 """How near a scaled copy has to come, as a share, to be called one."""
 
 
-def cause(values: Tensor, others: Tensor, ratios: Mapping[str, float], phase: str = "") -> str:
-    """What the difference looks like, in words: A's `values` against B's, in that phase of a step."""
-    norm = float(others.norm())
-    if not norm or not float(values.norm()):
-        return "A is all zeros" if norm else "B is all zeros"
-    factor, rest = scaled(values, others)
-    if rest <= CLOSE and abs(factor - 1) > rest:
-        return _factor(factor, ratios if phase != "update" else {})
-    if torch.allclose(values.sort().values, others.sort().values, rtol=1e-6, atol=0):
-        return "the same values in another order: swapped microbatches or samples"
-    alike = float(values @ others) / (norm * float(values.norm()))
-    return f"cosine {alike:.4g}" + ("" if alike > 0.5 else ": unrelated values")
+def causes(
+    values: Floats, others: Floats, segments: Segments, ratios: Mapping[str, float], phases: Sequence[str] = ()
+) -> list[str]:
+    """What the difference of each tensor looks like, in words: A's `values` against B's, in that phase of a step. Elements lie
+    one tensor after the other in `segments`.
+    """
+    with np.errstate(all="ignore"):
+        norms, sizes = np.sqrt(segments.sums(values**2)), np.sqrt(segments.sums(others**2))
+        product = segments.sums(values * others)
+        factors = product / np.maximum(sizes**2, TINY)
+        rest = np.sqrt(segments.sums((values - segments.spread(factors) * others) ** 2)) / np.maximum(norms, TINY)
+        alike = product / (sizes * norms)
+    again = _reordered(values, others, segments)
+    found = []
+    rows = zip(norms.tolist(), sizes.tolist(), factors.tolist(), rest.tolist(), alike.tolist(), again.tolist(), strict=True)
+    for at, (norm, size, factor, left, cosine, other_order) in enumerate(rows):
+        if not size or not norm:
+            found.append("A is all zeros" if size else "B is all zeros")
+        elif left <= CLOSE and abs(factor - 1) > left:
+            found.append(_factor(factor, {} if phases and phases[at] == "update" else ratios))
+        elif other_order:
+            found.append("the same values in another order: swapped microbatches or samples")
+        else:
+            found.append(f"cosine {cosine:.4g}" + ("" if cosine > 0.5 else ": unrelated values"))
+    return found
+
+
+def _reordered(values: Floats, others: Floats, segments: Segments) -> NDArray[np.bool_]:
+    """Whether each tensor has the same values in both, whatever their order."""
+    ours, theirs = (found[np.lexsort((found, segments.numbers))] for found in (values, others))
+    with np.errstate(all="ignore"):
+        apart = ~((np.abs(ours - theirs) <= 1e-6 * np.abs(theirs)) | (ours == theirs))
+    found: NDArray[np.bool_] = segments.sums(apart.astype(np.float64)) == 0
+    return found
 
 
 def scaled(values: Tensor, others: Tensor) -> tuple[float, float]:

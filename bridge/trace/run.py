@@ -20,6 +20,7 @@ from bridge.config import shown
 from bridge.errors import SourceError
 from bridge.files.contained import regular
 from bridge.state.digests import digest_of
+from bridge.trace.keeping import notes
 from bridge.trace.placement import Placement
 from bridge.trace.record import PHASES, Name, Record
 from bridge.trace.schema import RUN, STEPS, UNSEALED, Line, head, lines, rank_folder, record
@@ -85,9 +86,9 @@ class Entry:
 
     def copies(self) -> Iterator[tuple[Part, Entry]]:
         """Each copy that is not what the first rank logged, and the tensor with it in the place of that."""
-        first = {_place(part.record.placement): part for part in self.parts}
+        first = {place(part.record.placement): part for part in self.parts}
         for copy in self.replicas:
-            part = first[_place(copy.record.placement)]
+            part = first[place(copy.record.placement)]
             if (copy.record.summary, copy.record.factor) != (part.record.summary, part.record.factor):
                 yield copy, Entry(self.name, tuple(copy if other is part else other for other in self.parts))
 
@@ -179,6 +180,40 @@ class Run:
         logged = {rank_folder(path, rank): {line.step: line for line in lines(path, rank, sealed)} for rank in ranks}
         return cls(path, about, logged)
 
+    @property
+    def layout(self) -> str:
+        """Engine, ranks and microbatches, in words."""
+        axes = [f"{axis} {size}" for axis, size in self.about.get("mesh", {}).items() if size > 1]
+        count = self.about.get("accumulation")
+        passes = "microbatches as they came" if count is None else f"{count} microbatch{'es' * (count != 1)} of a rank in a step"
+        return f"{self.about.get('engine')}, {', '.join(axes) or 'one rank'}, {passes}"
+
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """What is not in this log, in words."""
+        found, left = notes(self.keep), [step for step in self.steps if step not in self._kept]
+        if left:
+            budget = f"for its budget of {self.keep.get('budget')} bytes"
+            found.append(
+                f"the tensors of {len(left)} of {len(self.steps)} steps were left out {budget}, those of step {left[0]} first"
+            )
+        return tuple(found)
+
+    @cached_property
+    def keep(self) -> Mapping[str, Any]:
+        """What of the run was to be logged; empty: all."""
+        found = self.about.get("keep", {})
+        return found if isinstance(found, Mapping) else {}
+
+    @cached_property
+    def _kept(self) -> frozenset[int]:
+        return frozenset(step for step in self.steps if not any(lines[step].left for lines in self.lines.values()))
+
+    @cached_property
+    def logged(self) -> tuple[int, ...]:
+        """Of these steps those whose tensors no rank left out for want of room."""
+        return tuple(step for step in self.steps if step in self._kept)
+
     @cached_property
     def steps(self) -> tuple[int, ...]:
         """Steps that every rank has written."""
@@ -187,9 +222,13 @@ class Run:
 
     def entries(self, step: int) -> tuple[Entry, ...]:
         """The tensors of a step, in the order in which a run on one rank would come across them."""
+        return self.put_together(self.parts(step))
+
+    def put_together(self, parts: Iterable[Part]) -> tuple[Entry, ...]:
+        """The tensors that these are parts of."""
         found: dict[Name, dict[Any, list[Part]]] = defaultdict(lambda: defaultdict(list))
-        for part in self._parts(step):
-            found[part.record.name][_place(part.record.placement)].append(part)
+        for part in parts:
+            found[part.record.name][place(part.record.placement)].append(part)
         entries = (entry for name, places in found.items() for entry in _wholes(name, list(places.values())))
         return tuple(sorted(entries, key=lambda entry: self.order(entry.name)))
 
@@ -203,10 +242,11 @@ class Run:
     def _layers(self) -> dict[str, int]:
         return {layer: place for place, layer in enumerate(self.about.get("layers", ()))}
 
-    def _parts(self, step: int) -> Iterator[Part]:
+    def parts(self, step: int) -> Iterator[Part]:
+        """What every rank logged of a step, in the order in which it did."""
         for folder, steps in self.lines.items():
-            line, where = steps[step], f"{folder / STEPS}: step {step}"
-            yield from (Part(record(fields, step, where), folder, line.tensors) for fields in line.records)
+            content, where = steps[step].read(), f"{folder / STEPS}: step {step}"
+            yield from (Part(record(fields, step, where), folder, content.tensors) for fields in content.records)
 
 
 def _wholes(name: Name, copies: Sequence[Sequence[Part]]) -> Iterator[Entry]:
@@ -223,7 +263,7 @@ APART = "part"
 """What is added to a tensor's name, with a number, where ranks logged parts of different wholes."""
 
 
-def _place(placement: Placement) -> Any:
+def place(placement: Placement) -> Any:
     """What tells parts from replicas of them."""
     return replace(placement, replicas=())
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -11,10 +13,11 @@ from typing import Annotated, Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import from_json
 
 from bridge.config import shown
 from bridge.errors import SourceError
-from bridge.files.contained import inside, read_text
+from bridge.files.contained import inside, read_text, regular
 from bridge.files.sealed import parsed, unseal
 from bridge.trace.placement import Placement
 from bridge.trace.record import PHASES, Record
@@ -24,7 +27,7 @@ UNSEALED = 1
 """The format before: lines without digests."""
 RUN = "run.json"
 STEPS = "steps.jsonl"
-MOST_HEAD, MOST_LINES = 2**26, 2**34
+MOST_HEAD = 2**26
 MOST_LEVEL = 40
 """2^37 samples of a tensor: more than any has elements."""
 
@@ -44,13 +47,45 @@ class Head(BaseModel):
     settings: dict[str, Any] = {}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a line says: what one rank logged of a step, the digest of the file with its tensors, where there is one, and the loss
+    that its backward passes started from, where that was seen.
+    """
+
+    records: list[Any]
+    tensors: str | None
+    loss: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Line:
-    """What one rank logged of one step, and the digest of the file with its tensors, where there is one."""
+    """A step of one rank: `size` bytes of its log from byte `begin` on, which are read when they are asked for."""
 
     step: int
-    records: Sequence[Mapping[str, Any]]
-    tensors: str | None
+    path: Path
+    begin: int
+    size: int
+    where: str
+    sealed: bool
+    left: bool = False
+    """Whether its tensors were left out, for want of room."""
+
+    def read(self) -> Content:
+        """Raises `SourceError`."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.begin)
+                raw = file.read(self.size)
+        except OSError as error:
+            raise SourceError(f"{self.path}: {error.strerror}; expected a file that can be read") from None
+        found = _parsed(raw, self.where, self.sealed)
+        return _content(found, self.step, self.where)
+
+    @property
+    def records(self) -> list[Any]:
+        """Its records."""
+        return self.read().records
 
 
 def head(run: Path) -> dict[str, Any]:
@@ -74,25 +109,82 @@ def rank_folder(run: Path, rank: int) -> Path:
     return run / f"rank-{rank:05d}"
 
 
-def lines(run: Path, rank: int, sealed: bool) -> Iterator[Line]:
-    """The whole lines of a rank's log; the last one is left out if a kill cut it. None if the rank has not begun."""
+def lines(run: Path, rank: int, sealed: bool, begin: int = 0, number: int = 0) -> Iterator[Line]:
+    """The whole lines of a rank's log, each held against its digest, from byte `begin` on, before which there are `number`; the
+    last one is left out if a kill cut it. None if the rank has not begun.
+    """
     path = rank_folder(run, rank) / STEPS
     if not inside(path, run).exists():
         return
-    text = read_text(path, run, MOST_LINES)
-    for number, line in enumerate(text.split("\n")[:-1], 1):
-        where = f"{path}:{number}"
-        found = unseal(line, where) if sealed or '"digest": "' in line[-80:] else parsed(line, where)
-        if sealed and found.get("rank") != rank:
-            raise SourceError(f"{where}: a line of rank {shown(found.get('rank'))}, expected rank {rank}; files were mixed up")
-        yield _line(found, where)
+    try:
+        with regular(path, run).open("rb") as file:
+            file.seek(begin)
+            for number, raw in enumerate(file, number + 1):  # noqa: B020
+                if not raw.endswith(b"\n"):
+                    return
+                where = f"{path}:{number}"
+                known = sealed or b'"digest": "' in raw[-81:]
+                step, owner = _begun(raw[:-1], where, known)
+                if sealed and owner != rank:
+                    raise SourceError(f"{where}: a line of rank {shown(owner)}, expected rank {rank}; files were mixed up")
+                yield Line(step, path, begin, len(raw) - 1, where, known, LEFT in raw[-300:])
+                begin += len(raw)
+    except OSError as error:
+        raise SourceError(f"{path}: {error.strerror}; expected a file that can be read") from None
 
 
-def _line(found: Mapping[str, Any], where: str) -> Line:
-    step, records, tensors = found.get("step"), found.get("records"), found.get("tensors")
-    if type(step) is not int or not isinstance(records, list) or not (tensors is None or isinstance(tensors, str)):
-        raise SourceError(f"{where}: no line of a log, which has a step and records; it is damaged")
-    return Line(step, records, tensors)
+LEFT = b', "left": "budget"'
+"""What a line has near its end whose tensors were left out."""
+BEGINNING = re.compile(rb'\{"step": (-?\d{1,18}), "rank": (\d{1,18}), "records": \[')
+"""How a line begins that nobody wrote but a log: what it says of itself is known without reading it all."""
+SEALED = re.compile(rb', "digest": "([0-9a-f]{64})"\}')
+SEAL = len(', "digest": ""}') + 64
+"""Bytes of a digest and what stands around it."""
+
+
+def _begun(raw: bytes, where: str, sealed: bool) -> tuple[int, Any]:
+    """Step and rank of a line."""
+    match = BEGINNING.match(raw)
+    if match and sealed and _holds(raw):
+        return int(match[1]), int(match[2])
+    found = _parsed(raw, where, sealed)
+    if type(found.get("step")) is not int:
+        raise SourceError(f"{where}: {NO_LINE}")
+    _content(found, found["step"], where)
+    return found["step"], found.get("rank")
+
+
+def _holds(raw: bytes) -> bool:
+    """Whether a line is what was written."""
+    seal = SEALED.fullmatch(raw, len(raw) - SEAL) if len(raw) > SEAL else None
+    return seal is not None and hashlib.sha256(memoryview(raw)[: seal.start()]).hexdigest() == seal[1].decode()
+
+
+def _parsed(raw: bytes, where: str, sealed: bool) -> dict[str, Any]:
+    """What a line says. The slow way is that of lines that are damaged, for its words."""
+    if not sealed or _holds(raw):
+        try:
+            found = from_json(raw)
+        except ValueError:
+            found = None
+        if isinstance(found, dict):
+            return found
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        raise SourceError(f"{where}: not UTF-8 at byte {error.start} of the line; the file is damaged") from None
+    return unseal(text, where) if sealed else parsed(text, where)
+
+
+NO_LINE = "no line of a log, which has a step and records; it is damaged"
+
+
+def _content(found: Mapping[str, Any], step: int, where: str) -> Content:
+    records, tensors, loss = found.get("records"), found.get("tensors"), found.get("loss")
+    right = found.get("step") == step and isinstance(tensors, str | None) and isinstance(loss, float | int | None)
+    if not right or not isinstance(records, list):
+        raise SourceError(f"{where}: {NO_LINE}")
+    return Content(records, tensors, loss)
 
 
 @cache

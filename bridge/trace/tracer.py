@@ -55,6 +55,8 @@ class Tracer:
     source: Source
     observers: Sequence[Observer]
     findings: Findings = field(default_factory=Findings)
+    ended: Callable[[], None] | None = None
+    """What to call once nothing more is watched."""
     _handles: list[Any] = field(default_factory=list)
     _counts: dict[tuple[str, str, bool], tuple[tuple[int, int], int]] = field(default_factory=dict)
     _without: dict[str, list[Now]] = field(default_factory=dict)
@@ -82,6 +84,8 @@ class Tracer:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        if self.ended is not None:
+            self.ended()
 
     @property
     def _quiet(self) -> bool:

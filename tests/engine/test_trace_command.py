@@ -82,33 +82,46 @@ def test_json(capsys: pytest.CaptureFixture[str], runs: Path) -> None:
     assert sum(found["verdicts"].values()) > len(found["faults"])
 
 
-class Cells(HTMLParser):
-    """The rows of the first table's body, cell by cell: attributes."""
+class Parts(HTMLParser):
+    """The tags of a page, and what it takes from elsewhere."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.rows: list[list[dict[str, str | None]]] = []
+        self.tags: list[str] = []
         self.links: list[str] = []
+        self.words = ""
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.links += [name for name, _ in attrs if name in ("src", "href")]
-        if tag == "tr":
-            self.rows.append([])
-        elif tag == "td":
-            self.rows[-1].append(dict(attrs))
+        self.tags.append(tag)
+        self.links += [name for name, _ in attrs if name in ("src", "href", "xlink:href") or name.startswith("on")]
+
+    def handle_data(self, data: str) -> None:
+        self.words += data
 
 
-def test_heat_map(capsys: pytest.CaptureFixture[str], runs: Path, tmp_path: Path) -> None:
+def test_a_page_of_two_runs(capsys: pytest.CaptureFixture[str], runs: Path, tmp_path: Path) -> None:
     said(capsys, "diff", runs / "bad", runs / "good", "--html", tmp_path / "map.html")
-    cells = Cells((tmp_path / "map.html").read_text())
-    assert cells.links == []
-    body = [row for row in cells.rows if row][:-1]
-    assert [len(row) for row in body] == [4] * 6, "the run and five layers, steps 0 to 3"
-    (framed,) = [cell for row in body for cell in row if cell.get("class") == "first"]
-    assert framed is body[3][2]
-    assert (framed["title"] or "").startswith("2/")
-    assert {cell["style"] for cell in body[1][:2]} == {"background:#d9f0d3"}
+    code, out, _ = said(capsys, "html", runs / "bad", runs / "good", "-o", tmp_path / "page.html")
+    assert (code, out) == (2, f"wrote {tmp_path / 'page.html'}\n")
+    text = (tmp_path / "page.html").read_text()
+    assert text == (tmp_path / "map.html").read_text()
+    parts = Parts(text)
+    assert parts.links == [] and "script" not in parts.tags
+    assert "They part at 2/forward/block1/output: fault." in parts.words
+    assert "Cause: block1 itself computes something else" in parts.words
+    assert parts.words.count("they part: 2/forward/block1/output") == 1, "the frame in the map"
+    assert "norm of gradients of A" in parts.words and "loss of B" in parts.words
+    assert parts.tags.count("figure") == 5, "the map, the loss, norms of gradients, outputs and weights"
+
+
+def test_a_page_of_one_run(capsys: pytest.CaptureFixture[str], runs: Path, tmp_path: Path) -> None:
+    code, out, _ = said(capsys, "html", runs / "good", "-o", tmp_path / "page.html")
+    assert (code, out) == (0, f"wrote {tmp_path / 'page.html'}\n")
+    words = Parts((tmp_path / "page.html").read_text()).words
+    assert "No finding was written" in words and "Norms of gradients, by layer and step" in words
+    first = (runs / "good" / "rank-00000" / "steps.jsonl").read_text().splitlines()[1]
+    assert f"loss: {json.loads(first)['loss']:.4g} in step 1" in words
 
 
 def test_show(capsys: pytest.CaptureFixture[str], runs: Path) -> None:

@@ -1,0 +1,66 @@
+"""What `trace watch` and `trace export` do: follow a run as it goes on, and hand its numbers to other tools."""
+
+from __future__ import annotations
+
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+from bridge.cli.terminal import say
+from bridge.errors import BridgeError, nearest
+from bridge.exits import Exit
+
+
+def watch(folder: Path, interval: float) -> int:
+    """Print steps and findings as they come, until the run ends or somebody presses Ctrl-C; the exit code."""
+    _needs_torch()
+    from bridge.trace.findings import FILE
+    from bridge.trace.following import Follower, words
+    from bridge.trace.pages.series import Told
+    from bridge.trace.running import alive
+    from bridge.trace.schema import RUN
+
+    if not alive(folder) and not any((folder / name).exists() for name in (RUN, FILE)):
+        raise BridgeError(f"{folder}: found no run that goes on, and none that ended; name the folder of a trace")
+    follower, faults, steps = Follower(folder), 0, 0
+    try:
+        while True:
+            going = alive(folder)
+            for found in follower.new():
+                if isinstance(found, Told):
+                    faults += found.severity == "fault"
+                    ranks = f" on rank {', '.join(map(str, found.ranks))}" if found.ranks else ""
+                    say(
+                        f"{found.severity}: {found.id}: step {found.step}: {found.where or 'the run'}{ranks}: {found.evidence};"
+                        f" {found.meaning}"
+                    )
+                else:
+                    steps += 1
+                    say(words(found))
+            if not going:
+                break
+            time.sleep(interval)
+    except KeyboardInterrupt:
+        say(f"{folder}: left, and it may go on; {steps} steps, {faults} faults so far")
+        return Exit.FINDINGS if faults else Exit.CLEAN
+    say(f"{folder}: the run has ended; {steps} steps, {faults} faults")
+    return Exit.FINDINGS if faults else Exit.CLEAN
+
+
+def export(folder: Path, target: str, out: Path) -> int:
+    """Write what a run logged for another tool."""
+    _needs_torch()
+    from bridge.trace.export import TARGETS
+    from bridge.trace.export import export as written
+    from bridge.trace.pages.series import read
+
+    if target not in TARGETS:
+        raise BridgeError(f"--to: found {target}, expected {' or '.join(TARGETS)}{nearest(target, TARGETS)}")
+    count = written(read(folder), target, out)
+    say(f"wrote {out}: {count} scalars")
+    return Exit.CLEAN
+
+
+def _needs_torch() -> None:
+    if find_spec("torch") is None:
+        raise BridgeError("trace: torch is not installed; pip install 'stagebridge[engine]'")

@@ -1,0 +1,325 @@
+"""Columns: the numbers of a step as arrays; what steps that look alike have in common is read and checked once."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bridge.errors import SourceError
+from bridge.files.contained import regular
+from bridge.state.lazy import WIDTH, Span, torch_type
+from bridge.state.safe import header
+from bridge.trace.record import Record
+from bridge.trace.run import Entry, Part, Run
+from bridge.trace.schema import STEPS
+from bridge.trace.segments import Floats, Places
+from bridge.trace.summary import sampled
+
+FIGURES = ("count", "nans", "infs", "total", "squares", "low", "high")
+"""What a summary has, in order."""
+_figures = itemgetter(*FIGURES)
+_NONE = (0.0, 0.0, 0.0, 0.0, 0.0, np.inf, -np.inf)
+PATTERNS = 8
+"""Patterns that are remembered: what is logged may depend on the step."""
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """The file with one rank's tensors of a step: its bytes, and those before the first tensor."""
+
+    path: Path
+    content: Any
+    head: bytes
+
+    @classmethod
+    def open(cls, path: Path, digest: str | None) -> Stored:
+        """Raises `SourceError` if it is not what was written."""
+        try:
+            with regular(path, path.parent.parent).open("rb") as file:
+                content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise SourceError(f"{path}: {error}; it is damaged") from None
+        if digest is not None and hashlib.sha256(content).hexdigest() != digest:
+            raise SourceError(f"{path}: it is not what was written, {STEPS} has another digest; it is damaged")
+        length = 8 + int.from_bytes(content[:8], "little")
+        return cls(path, content, content[:length])
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """Elements of the tensors of one rank that have one number format, and to which places of an array they go."""
+
+    rank: int
+    dtype: str
+    base: int
+    elements: Places
+    to: Places
+    rows: Places
+
+    def take(self, file: Stored) -> Floats:
+        """In fp64."""
+        width = WIDTH[self.dtype]
+        raw = np.frombuffer(file.content, np.dtype(f"i{width}"), (len(file.content) - self.base) // width, self.base)
+        found: Floats = torch.from_numpy(raw[self.elements]).view(torch_type(self.dtype)).double().numpy()
+        return found
+
+
+class Readings:
+    """Gathers elements as they are asked for, tensor by tensor."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[int, str, int], list[tuple[Places, Places, Places]]] = {}
+
+    def add(self, rank: int, span: Span, elements: Places, to: Places, row: int) -> None:
+        """Elements of a tensor in a file of that rank, which record `row` tells of."""
+        width = WIDTH[span.dtype]
+        key, first = (rank, span.dtype, span.begin % width), span.begin // width
+        self._found.setdefault(key, []).append((first + elements, to, np.full(len(to), row, np.int64)))
+
+    def all(self) -> tuple[Reading, ...]:
+        """By file and number format."""
+        return tuple(
+            Reading(*key, *(np.concatenate([one[at] for one in found]) for at in range(3))) for key, found in self._found.items()
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Pattern:
+    """What steps of one run that look alike have in common: all but the numbers of their tensors."""
+
+    shapes: tuple[list[Any] | None, ...]
+    heads: tuple[bytes | None, ...]
+    spans: tuple[Mapping[str, Span], ...]
+    entries: tuple[Entry, ...]
+    """Their tensors, in names of step 0."""
+    rows: Mapping[int, int]
+    """By the `id` of a part, the number of its record among those of all ranks."""
+    numbers: tuple[Reading, ...]
+    expected: tuple[Floats, ...]
+    """Which of the samples of a whole its parts have."""
+
+    @classmethod
+    def of(cls, run: Run, step: int, shapes: Sequence[list[Any] | None], files: Sequence[Stored | None]) -> Pattern:
+        """Of a step, every record of which is checked. Raises `SourceError`."""
+        parts = tuple(run.parts(step))
+        whole = run.put_together(parts)
+        for entry in whole:
+            _ = entry.samples  # the check
+        spans = tuple({} if file is None else header(file.path, file.path.parent.parent) for file in files)
+        places = {id(part): row for row, part in enumerate(parts)}
+        numbers = Readings()
+        for part in parts:
+            held = spans[part.rank].get(_numbers(part.record)) if part.record.samples else None
+            if held is not None:
+                each = np.arange(held.count)
+                numbers.add(part.rank, held, each, each, places[id(part)])
+        readings = numbers.all()
+        expected = tuple(reading.take(_there(files[reading.rank])) for reading in readings)
+        heads = tuple(None if file is None else file.head for file in files)
+        kept = tuple(replace(entry, name=entry.name._replace(step=0)) for entry in whole)  # without what was read of it
+        return cls(tuple(shapes), heads, spans, kept, places, readings, expected)
+
+    def fits(self, shapes: Sequence[list[Any] | None], files: Sequence[Stored | None]) -> bool:
+        """Whether a step looks like this."""
+        if None in shapes or list(self.shapes) != list(shapes):
+            return False
+        if list(self.heads) != [None if file is None else file.head for file in files]:
+            return False
+        pairs = zip(self.numbers, self.expected, strict=True)
+        return all(np.array_equal(reading.take(_there(files[reading.rank])), wanted) for reading, wanted in pairs)
+
+
+def _numbers(record: Record) -> str:
+    return (record.samples or "").removesuffix("samples") + "numbers"
+
+
+def _there(file: Stored | None) -> Stored:
+    assert file is not None, "asked only of what lies in a file"
+    return file
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """The numbers of one step, record by record over all ranks: `raw` figures of each summary, `figures` in the unit that all
+    layouts share, and the factors between them.
+    """
+
+    pattern: Pattern
+    raw: Floats
+    figures: Floats
+    factors: Floats
+    files: tuple[Stored | None, ...]
+    losses: tuple[float | None, ...]
+    """What backward started from on each rank, where that was seen."""
+
+    @classmethod
+    def of(cls, pattern: Pattern, numbers: Floats, files: Sequence[Stored | None], losses: Sequence[float | None]) -> Columns:
+        """From figures and factors (records, 8)."""
+        raw, factors = numbers[:, :7], numbers[:, 7]
+        with np.errstate(all="ignore"):
+            ends = np.sort(raw[:, 5:] * factors[:, None], axis=1)
+            scaled = np.stack([raw[:, 3] * factors, raw[:, 4] * factors * factors], axis=1)
+            some = raw[:, 0] - raw[:, 1] - raw[:, 2] != 0
+        ends[~some] = (np.inf, -np.inf)
+        return cls(pattern, raw, np.concatenate([raw[:, :3], scaled, ends], axis=1), factors, tuple(files), tuple(losses))
+
+
+class Reader:
+    """Reads the steps of a run one after the other."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._patterns: list[Pattern] = []
+
+    def columns(self, step: int) -> Columns:
+        """Of a step. Raises `SourceError`."""
+        shapes: list[list[Any] | None] = []
+        numbers: list[tuple[float, ...]] = []
+        files: list[Stored | None] = []
+        losses: list[float | None] = []
+        for folder, steps in self.run.lines.items():
+            content = steps[step].read()
+            found, stored = _split(content.records, step)
+            shapes.append(content.records if found is not None else None)
+            numbers += found or []
+            losses.append(content.loss)
+            files.append(Stored.open(folder / f"{step:08d}.safetensors", content.tensors) if stored else None)
+        figures = None if None in shapes else _array(numbers)
+        if figures is None:
+            return self._loose(step, files, losses)
+        pattern = next((known for known in self._patterns if known.fits(shapes, files)), None)
+        if pattern is None:
+            pattern = Pattern.of(self.run, step, shapes, files)
+            self._patterns = [pattern, *self._patterns[: PATTERNS - 1]]
+        return Columns.of(pattern, figures, files, losses)
+
+    def _loose(self, step: int, files: Sequence[Stored | None], losses: Sequence[float | None]) -> Columns:
+        """Of a step whose records are not as they are written, though they can be read."""
+        parts = tuple(self.run.parts(step))
+        pattern = Pattern.of(self.run, step, [None] * len(files), files)
+        rows = [(*(_figures_of(part)), part.record.factor) for part in parts]
+        return Columns.of(pattern, np.array(rows, np.float64).reshape(-1, 8), files, losses)
+
+
+def _figures_of(part: Part) -> tuple[float, ...]:
+    summary = part.record.summary
+    return _NONE if summary is None else tuple(float(getattr(summary, name)) for name in FIGURES)
+
+
+def _split(records: list[Any], step: int) -> tuple[list[tuple[float, ...]] | None, bool]:
+    """The figures and factor of each record, which are taken out of it, and whether tensors are stored beside them; no figures
+    where records are not as they are written.
+    """
+    found, stored = [], False
+    try:
+        for fields in records:
+            summary, name = fields["summary"], fields["name"]
+            if type(name) is not list or name[0] != step or (summary is not None and len(summary) != 7):
+                return None, _stored(records)
+            found.append((*(_NONE if summary is None else _figures(summary)), fields["factor"]))
+            stored = stored or (fields["samples"] or fields["full"]) is not None
+        for fields in records:
+            fields["name"][0] = fields["factor"] = None
+            fields["summary"] = fields["summary"] is not None
+    except (KeyError, TypeError, IndexError):
+        return None, _stored(records)
+    return found, stored
+
+
+def _stored(records: list[Any]) -> bool:
+    return any(isinstance(fields, dict) and (fields.get("samples") or fields.get("full")) for fields in records)
+
+
+def _array(numbers: Sequence[tuple[float, ...]]) -> Floats | None:
+    """(records, 8); None if some are no numbers."""
+    try:
+        found = np.array(numbers, np.float64).reshape(-1, 8)
+    except (ValueError, TypeError, OverflowError):
+        return None
+    with np.errstate(all="ignore"):
+        whole = bool((found[:, :3] % 1 == 0).all())
+    return found if whole and not np.isnan(found).any() else None
+
+
+class Gathering:
+    """How the tensors `entries` of a step are made of its records: statistics merged, samples put in order.
+
+    Of each: whether it is `told` (has statistics), its samples' count (-1: it has none), and where they begin.
+    """
+
+    def __init__(self, entries: Sequence[Entry], pattern: Pattern) -> None:
+        self.pattern = pattern
+        rows = [[pattern.rows[id(part)] for part in entry.parts if part.record.summary] for entry in entries]
+        self.told = np.array([bool(found) for found in rows], bool)
+        self._rows = np.array([row for found in rows for row in found], np.int64)
+        lengths = np.array([len(found) for found in rows if found], np.int64)
+        self._starts, self._single = np.cumsum(lengths) - lengths, bool((lengths == 1).all())
+        self.lengths = np.array([_length(entry) for entry in entries], np.int64)
+        held = np.maximum(self.lengths, 0)
+        self.begins, self._size = np.cumsum(held) - held, int(held.sum())
+        readings = Readings()
+        for entry, begin, length in zip(entries, self.begins.tolist(), self.lengths.tolist(), strict=True):
+            if length >= 0:
+                self._read(entry, begin, length, readings)
+        self._readings = readings.all()
+
+    def _read(self, entry: Entry, begin: int, length: int, readings: Readings) -> None:
+        """Where its samples lie: among those that were kept, or in the tensors that were kept whole."""
+        full = any(part.record.full for part in entry.parts)
+        several = [part for part in entry.parts if (part.record.full if full else part.record.samples)]
+        for part in several:
+            spans, row = self.pattern.spans[part.rank], self.pattern.rows[id(part)]
+            if full:
+                held, elements = part.record.placement.within(sampled(entry.shape, entry.first.level))
+                readings.add(
+                    part.rank, spans[part.record.full or ""], elements.numpy(), begin + held.nonzero().view(-1).numpy(), row
+                )
+                continue
+            span = spans[part.record.samples or ""]
+            each = np.arange(span.count)
+            to = each if len(several) == 1 and part.record.placement.complete else self._numbered(part, row)
+            readings.add(part.rank, span, each, begin + to, row)
+
+    def _numbered(self, part: Part, row: int) -> Places:
+        """Which samples of the whole a part has, as the file says."""
+        for reading, wanted in zip(self.pattern.numbers, self.pattern.expected, strict=True):
+            here = reading.rows == row
+            if reading.rank == part.rank and here.any():
+                return np.asarray(wanted[here], np.int64)
+        return np.zeros(0, np.int64)
+
+    def figures(self, columns: Columns) -> Floats:
+        """(tensors, 7), of all parts; zeros where there are none."""
+        parts = columns.figures[self._rows]
+        if not self._single and len(self._rows):
+            with np.errstate(all="ignore"):
+                sums = np.add.reduceat(parts[:, :5], self._starts)
+                low = np.minimum.reduceat(parts[:, 5], self._starts)
+                high = np.maximum.reduceat(parts[:, 6], self._starts)
+            parts = np.concatenate([sums, low[:, None], high[:, None]], axis=1)
+        found = np.zeros((len(self.told), 7))
+        found[self.told] = parts
+        return found
+
+    def samples(self, columns: Columns) -> Floats:
+        """All samples, one tensor after the other; NaN where a rank's are missing."""
+        found = np.full(self._size, np.nan)
+        for reading in self._readings:
+            with np.errstate(all="ignore"):
+                found[reading.to] = reading.take(_there(columns.files[reading.rank])) * columns.factors[reading.rows]
+        return found
+
+
+def _length(entry: Entry) -> int:
+    """How many samples a tensor has; -1 if none are kept."""
+    if entry.joined or not any(part.record.full or part.record.samples for part in entry.parts):
+        return -1
+    return len(sampled(entry.shape, entry.first.level))

@@ -1,0 +1,329 @@
+"""Comparing: step after step of two runs, with what the steps before made of the weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from bridge.trace.adaptive import Batch, Updates
+from bridge.trace.columns import Columns, Gathering, Reader
+from bridge.trace.pairing import Copy, Judged, Pairing, Pairs, Section, Table, copies, section, unit
+from bridge.trace.record import Name
+from bridge.trace.run import Entry, Run
+from bridge.trace.segments import Floats, Places, Segments
+from bridge.trace.verdicts import FAULTS, Line
+
+SLACK = 8.0
+"""How many roundings deep one layer is, about: sums within it are longer than one operation."""
+
+GAIN = 8.0
+"""How many times more than the weights on their way values may be apart."""
+
+UNKNOWN = 100.0
+"""How many times more than by rounding alone values may be apart after an adaptive update of which the logs have no samples."""
+
+RUNNING = ("forward", "backward")
+"""Phases in which layers are seen as they run."""
+
+
+class Half:
+    """The pairs of a step before its update, or of the update, with all that does not depend on the step."""
+
+    def __init__(self, pairs: Pairs, pairing: Pairing, about: Mapping[str, Any], late: bool) -> None:
+        self.pairs, self.late = pairs, late
+        self.names = [one.name for one, _ in pairs.tensors]
+        self.copies = tuple(copies(pairs.tensors, pairing.patterns[0]))
+        self._rows = (
+            np.array([copy.row for copy in self.copies], np.int64),
+            np.array([copy.first for copy in self.copies], np.int64),
+        )
+        layers = {layer: at + 1 for at, layer in reversed(list(enumerate(about.get("layers", ()))))}
+        places = [layers.get(name.layer, len(about.get("layers", ()))) for name in self.names]
+        depths = [
+            at if name.phase == "forward" else 2 * len(about.get("layers", ())) - at + 1
+            for at, name in zip(places, self.names, strict=True)
+        ]
+        self.depths = np.maximum(np.array(depths, np.float64), 1)
+        self.starts = np.array([name.phase == "init" for name in self.names], bool)
+        self.units = np.array([unit(*pair, about.get("formats", ())) for pair in pairs.tensors])
+        self.own_units = np.array([unit(*pair, ()) for pair in pairs.tensors])
+        self._apart = {at: rows for at, pair in enumerate(pairs.tensors) if (rows := _parts(*pair, pairing))}
+
+    def batch(self, wanted: Callable[[Name], bool]) -> tuple[Places, Batch]:
+        """The pairs with samples of these names."""
+        rows = np.array([at for at, name in enumerate(self.names) if self.pairs.sampled[at] and wanted(name)], np.int64)
+        keys = tuple((self.names[at].layer, self.names[at].tensor) for at in rows.tolist())
+        return rows, Batch(keys, Segments.of(self.pairs.segments.lengths[rows].tolist()))
+
+    @cached_property
+    def weights(self) -> tuple[Places, Batch]:
+        """Weights, in any phase."""
+        return self.batch(lambda name: name.kind == "weight")
+
+    @cached_property
+    def begins(self) -> tuple[Places, Batch]:
+        """What is there before the first step."""
+        return self.batch(lambda name: name.phase == "init")
+
+    @cached_property
+    def gradients(self) -> tuple[Places, Batch]:
+        """Reduced gradients."""
+        return self.batch(lambda name: section(name) == ("reduce", "gradient"))
+
+    @cached_property
+    def all_of(self) -> tuple[Places, Batch]:
+        """All with samples."""
+        return self.batch(lambda name: True)
+
+    def taken(self, values: tuple[Floats, Floats], rows: Places) -> Floats:
+        """(2, samples) of these pairs."""
+        elements = self.pairs.segments.elements(rows)
+        return np.stack([values[0][elements], values[1][elements]])
+
+    def differing(self, columns: Columns) -> list[Copy]:
+        """Copies that are not what the first rank logged."""
+        if not self.copies:
+            return []
+        numbers = np.concatenate([columns.raw, columns.factors[:, None]], axis=1)
+        apart = (numbers[self._rows[0]] != numbers[self._rows[1]]).any(axis=1)
+        return [self.copies[at] for at in apart.nonzero()[0].tolist()]
+
+    def ranks(self, at: int, first: Columns, second: Columns) -> tuple[int, ...]:
+        """The ranks of A whose part differs from the same part in B, where some do and some do not."""
+        rows = self._apart.get(at, [])
+        odd = [rank for rank, ours, theirs in rows if not _close(first.raw[ours].tolist(), second.raw[theirs].tolist())]
+        return tuple(sorted(set(odd))) if len(odd) < len(rows) else ()
+
+
+def _parts(one: Entry, other: Entry, pairing: Pairing) -> list[tuple[int, int, int]]:
+    """Of several parts that both have: who logged each of A's, and the records of both."""
+    theirs = {part.record.placement: part for part in other.parts}
+    pairs = [(part, theirs.get(part.record.placement)) for part in one.parts]
+    if len(pairs) < 2 or any(match is None for _, match in pairs):
+        return []
+    rows = pairing.patterns[0].rows, pairing.patterns[1].rows
+    return [(part.rank, rows[0][id(part)], rows[1][id(match)]) for part, match in pairs]
+
+
+def _close(one: Sequence[float], other: Sequence[float]) -> bool:
+    return one == other or (
+        math.isclose(one[4], other[4], rel_tol=1e-6)
+        and math.isclose(one[5], other[5], rel_tol=1e-5, abs_tol=1e-12)
+        and math.isclose(one[6], other[6], rel_tol=1e-5, abs_tol=1e-12)
+    )
+
+
+class Comparer:
+    """Compares steps in their order."""
+
+    def __init__(self, first: Run, second: Run) -> None:
+        self.runs = first, second
+        settings = {**second.about.get("settings", {}), **first.about.get("settings", {})}
+        self.updates = Updates.of(settings) if any(map(_adaptive, self.runs)) else None
+        self.ratios = _ratios(first, second)
+        self._readers = Reader(first), Reader(second)
+        self._last: int | None = None
+        self._known: dict[tuple[int, int], tuple[Pairing, Half, Half]] = {}
+        self._seen: tuple[set[Section], set[Section]] = set(), set()
+        self._before: dict[tuple[str, str], Floats] = {}
+        self._hidden = {layer for run in self.runs for layer in run.about.get("hidden", ())}
+
+    def step(self, step: int) -> list[Line]:
+        """Every tensor of a step, in order of execution."""
+        both = self._readers[0].columns(step), self._readers[1].columns(step)
+        pairing, early, late = self._paired(both)
+        if pairing.ours or pairing.theirs:
+            self._gap(step)
+        for sections, own in zip(self._seen, pairing.sections, strict=True):
+            sections |= own
+        tables = Table.of(pairing.gatherings[0], both[0]), Table.of(pairing.gatherings[1], both[1])
+        scales = pairing.scales(tables[1])
+        found: list[Line | None] = [None] * (len(pairing.ours) + len(pairing.alone[1]))
+        for half in (early, late):
+            if half.names:
+                self._half(half, pairing, both, tables, scales, step, found)
+        if self.updates is not None:
+            self.updates.end()
+        for at in pairing.alone[0]:
+            found[at] = self._alone(pairing.ours[at], step, True)
+        for at, row in enumerate(pairing.alone[1], len(pairing.ours)):
+            found[at] = self._alone(pairing.theirs[row], step, False)
+        ordered = (found[at] for at in pairing.order)
+        return [line for line in ordered if line is not None]
+
+    def _gap(self, step: int) -> None:
+        """Updates that were not logged cannot be followed."""
+        if self.updates is not None and self._last is not None and step > self._last + 1:
+            self.updates.drift = None
+        self._last = step
+
+    def _paired(self, both: tuple[Columns, Columns]) -> tuple[Pairing, Half, Half]:
+        patterns = both[0].pattern, both[1].pattern
+        key = id(patterns[0]), id(patterns[1])
+        if key not in self._known:
+            partial = any(run.keep.get("ranks") for run in self.runs)
+            pairing, about = Pairing(self.runs[0], patterns, partial), self.runs[0].about
+            if len(self._known) > MOST:
+                self._known.clear()
+            self._known[key] = pairing, Half(pairing.early, pairing, about, False), Half(pairing.late, pairing, about, True)
+        return self._known[key]
+
+    def _half(
+        self,
+        half: Half,
+        pairing: Pairing,
+        both: tuple[Columns, Columns],
+        tables: tuple[Table, Table],
+        usual: Mapping[Section, float],
+        step: int,
+        found: list[Line | None],
+    ) -> None:
+        scales = np.array([usual[section(name)] for name in half.names])
+        values = half.pairs.values(tables)
+        if self.updates is not None and len(half.begins[0]):
+            self.updates.begin(half.begins[1], half.taken(values, half.begins[0]))
+        explained, bounds = self._bounds(half, values, scales, step)
+        judged = half.pairs.judge(tables, bounds, scales, self.ratios, explained)
+        ranks = {at: half.ranks(at, *both) for at, verdict in enumerate(judged.verdicts) if verdict in FAULTS}
+        changed = self._copies(half, pairing, both[0], tables, judged, scales, ranks)
+        if self.updates is not None and len(half.gradients[0]):
+            rows, batch = half.gradients
+            noise = np.where(half.units[rows] > judged.distances[rows], half.units[rows], judged.distances[rows])
+            self.updates.gradients(batch, half.taken(values, rows), noise, usual["reduce", "gradient"])
+        self._changes(half, judged, values, changed)
+        rows_ = zip(
+            half.pairs.ours.tolist(), half.names, judged.verdicts, judged.distances.tolist(), judged.bounds.tolist(), strict=True
+        )
+        for at, (row, name, verdict, distance, bound) in enumerate(rows_):
+            found[row] = Line(Name(step, *name[1:]), verdict, distance, bound, judged.causes.get(at, ""), ranks.get(at, ()))
+
+    def _bounds(self, half: Half, values: tuple[Floats, Floats], scales: Floats, step: int) -> tuple[Floats | None, Floats]:
+        """How far apart samples may be because gradients were rounded; and how far rounding may carry each pair apart: units in
+        the last place of the coarsest format on the way, growing with the root of the layers and steps behind, and what adaptive
+        updates before made of it.
+        """
+        depths, updates = np.sqrt(half.depths * max(1, step)), self.updates
+        plain = SLACK * half.units * depths
+        if updates is None:
+            return None, np.where(half.starts, 0.0, plain)
+        drift = updates.drift
+        if not half.late:
+            wider = plain * UNKNOWN if drift is None else plain + GAIN * drift
+            return None, np.where(half.starts, 0.0, wider)
+        rows, batch = half.all_of
+        explained, _, lost = updates.weights(batch, half.taken(values, rows), scales[rows])
+        dropped = np.ones(len(half.names), bool)  # without samples, nothing can be followed
+        dropped[rows] = lost
+        unknown = np.concatenate([[drift is None], (np.cumsum(dropped) > 0)[:-1] | (drift is None)])
+        if dropped.any():
+            updates.drift = None
+        spread = np.zeros(half.pairs.segments.size)
+        spread[half.pairs.segments.elements(rows)] = explained
+        own = SLACK * half.own_units * depths
+        return spread, np.where(half.pairs.sampled, np.where(unknown, own * UNKNOWN, own), plain * UNKNOWN)
+
+    def _copies(
+        self,
+        half: Half,
+        pairing: Pairing,
+        columns: Columns,
+        tables: tuple[Table, Table],
+        judged: Judged,
+        scales: Floats,
+        ranks: dict[int, tuple[int, ...]],
+    ) -> dict[int, Floats]:
+        """Note which ranks of A logged what differs from B, where others logged other copies; the values of such a copy."""
+        odd = half.differing(columns)
+        if not odd:
+            return {}
+        gathering = Gathering([copy.tensor for copy in odd], columns.pattern)
+        table, each = Table.of(gathering, columns), np.array([copy.pair for copy in odd], np.int64)
+        answers = []
+        for side, which in ((1, half.pairs.theirs), (0, half.pairs.ours)):
+            tensors = tuple((copy.tensor, half.pairs.tensors[copy.pair][side]) for copy in odd)
+            pairs = Pairs((gathering, pairing.gatherings[side]), np.arange(len(odd)), which[each], tensors)
+            answers.append((pairs, pairs.judge((table, tables[side]), judged.bounds[each], scales[each], self.ratios)))
+        (pairs, against), (_, own) = answers
+        changed: dict[int, Floats] = {}
+        parted = {copy.pair for copy in odd if judged.verdicts[copy.pair] in FAULTS}
+        fine: dict[int, set[int]] = {}
+        for at, copy in enumerate(odd):
+            beyond = against.verdicts[at] in FAULTS
+            if copy.pair in parted and not beyond:
+                fine.setdefault(copy.pair, set()).add(copy.rank)
+            elif copy.pair not in parted and copy.pair not in changed and beyond and own.verdicts[at] in FAULTS:
+                judged.verdicts[copy.pair], judged.distances[copy.pair] = against.verdicts[at], against.distances[at]
+                judged.bounds[copy.pair], judged.causes[copy.pair] = against.bounds[at], against.causes.get(at, "")
+                ranks[copy.pair] = (copy.rank,)
+                changed[copy.pair] = against.values[0][pairs.segments.elements(np.array([at]))]
+        for pair, others in fine.items():
+            one = half.pairs.tensors[pair][0]
+            ranks[pair] = tuple(sorted({part.rank for part in (*one.parts, *one.replicas)} - others))
+        return changed
+
+    def _changes(self, half: Half, judged: Judged, values: tuple[Floats, Floats], copied: Mapping[int, Floats]) -> None:
+        """What faults in weights look like in their changes, beside which the weights themselves hardly differ."""
+        rows, batch = half.weights
+        if not len(rows):
+            return
+        taken = half.taken(values, rows)
+        pieces = np.split(taken, np.cumsum(batch.segments.lengths)[:-1], axis=1)
+        for at, key, pair in zip(rows.tolist(), batch.keys, pieces, strict=True):
+            if judged.verdicts[at] == "fault" and at not in half.pairs.fixed:
+                before = self._before.get(key)
+                now = pair if at not in copied or copied[at].shape != pair[0].shape else np.stack([copied[at], pair[1]])
+                change = now - before if before is not None and before.shape == now.shape else now - now
+                if change.any():
+                    judged.causes[at] = f"of the updates: {_looks(change)}"
+            self._before[key] = pair
+
+    def _alone(self, entry: Entry, step: int, ours: bool) -> Line:
+        name = Name(step, *entry.name[1:])
+        if self._unseen(name):
+            return Line(name, "unseen", ranks=self._some(entry) if ours else ())
+        return Line(name, "only in A", ranks=self._some(entry)) if ours else Line(name, "only in B")
+
+    def _some(self, entry: Entry) -> tuple[int, ...]:
+        """Who logged it, where not all ranks did that were to."""
+        if self.runs[0].keep.get("ranks") or self.runs[0].keep.get("once"):
+            return ()
+        some = {part.rank for part in (*entry.parts, *entry.replicas)}
+        return tuple(sorted(some)) if len(some) < self.runs[0].about["ranks"] else ()
+
+    def _unseen(self, name: Name) -> bool:
+        """Whether a tensor is one that only one of the runs could log, or was asked to: of a layer that a compiler hides, or of a
+        kind of which the other has logged nothing so far.
+        """
+        both = self._seen[0] & self._seen[1]
+        return section(name) not in both or name.kind == "input" or (name.phase in RUNNING and name.layer in self._hidden)
+
+
+MOST = 64
+"""Pairs of patterns that are remembered."""
+
+
+def _looks(change: Floats) -> str:
+    from bridge.trace.patterns import causes
+
+    return causes(change[0], change[1], Segments.of([change.shape[1]]), {}, ["update"])[0]
+
+
+def _adaptive(run: Run) -> bool:
+    """Whether its optimizer divides gradients by their own size."""
+    settings: Mapping[str, Any] = run.about.get("settings", {})
+    return "sgd" not in str(settings.get("optimizer.name", settings.get("optimizer", "adamw"))).lower()
+
+
+def _ratios(first: Run, second: Run) -> dict[str, float]:
+    """Factors that a forgotten or doubled reduction leaves, by what they are called."""
+    found: dict[str, float] = {}
+    for label, run in (("A", first), ("B", second)):
+        sizes: Mapping[str, Any] = run.about.get("mesh", {})
+        counts = {f"{axis} ranks of {label}": size for axis, size in sizes.items()}
+        counts[f"microbatches of {label}"] = run.about.get("accumulation") or 1
+        found.update({what: float(count) for what, count in counts.items() if count > 1})
+    return found

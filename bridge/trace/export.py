@@ -1,0 +1,92 @@
+"""Export: what a run logged as scalars for TensorBoard, or for Weights & Biases offline."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bridge.clean import clean
+from bridge.errors import BridgeError
+from bridge.trace.pages.series import Series
+
+Step = tuple[int, dict[str, float]]
+
+
+def scalars(found: Series) -> Iterator[Step]:
+    """By step: the loss, the norms of all gradients, outputs and weights, and the largest norm of each layer over ranks."""
+    for at, step in enumerate(found.steps):
+        losses = found.losses[at][~np.isnan(found.losses[at])]
+        values = {"loss": float(losses.mean())} if len(losses) else {}
+        values |= {f"norm/{name}": float(norm[at]) for name, norm in found.norms.items() if not np.isnan(norm[at])}
+        for layer, sizes in zip(found.layers, found.sizes[:, :, at].T, strict=True):
+            if not np.isnan(sizes).all():
+                values[f"{found.mapped}/{clean(layer)}"] = float(np.nanmax(sizes))
+        if values:
+            yield step, values
+
+
+def tensorboard(found: Series, folder: Path) -> int:
+    """Write event files into `folder`; how many scalars. Raises `BridgeError` without the package `tensorboard`."""
+    if find_spec("tensorboard") is None:
+        raise BridgeError("trace export: tensorboard is not installed; pip install tensorboard")
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer: Any = SummaryWriter(str(folder))
+    count = 0
+    for step, values in scalars(found):
+        for name, value in values.items():
+            writer.add_scalar(name, value, step)
+        count += len(values)
+    for number, told in enumerate(found.findings):
+        words = f"{told.severity} {told.id}, {told.where or 'the run'}: {told.evidence}; {told.meaning}"
+        writer.add_text(f"findings/{number}", clean(words), told.step)
+    writer.close()
+    return count
+
+
+def wandb(found: Series, folder: Path) -> int:
+    """Write an offline run of Weights & Biases into `folder`, which `wandb sync` sends; nothing is sent here. How many scalars.
+    Raises `BridgeError` without the package `wandb`.
+    """
+    if find_spec("wandb") is None:
+        raise BridgeError("trace export: wandb is not installed; pip install wandb")
+    os.environ |= {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
+    import wandb as client
+
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = dict(found.run.about.get("settings", {})) if found.run else {}
+    run = client.init(mode="offline", dir=str(folder), project="stagebridge", name=clean(found.folder.name), config=settings)
+    count = 0
+    for step, values in scalars(found):
+        run.log(values, step=step)
+        count += len(values)
+    for told in found.findings:
+        run.alert(clean(f"{told.severity} {told.id}"), clean(f"step {told.step}: {told.evidence}; {told.meaning}"))
+    run.finish()
+    return count
+
+
+TARGETS: Mapping[str, Callable[[Series, Path], int]] = {"tensorboard": tensorboard, "wandb": wandb}
+
+
+def export(found: Series, target: str, out: Path) -> int:
+    """Into the folder `out`, which must not be there yet: it is there whole or not at all. How many scalars. Raises
+    `BridgeError`.
+    """
+    if out.exists():
+        raise BridgeError(f"{out}: it is there already; name a folder that is not")
+    beside = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        count = TARGETS[target](found, beside)
+        beside.rename(out)
+    except OSError as error:
+        raise BridgeError(f"{out}: {error.strerror}; name a folder that can be written to") from None
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return count

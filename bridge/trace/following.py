@@ -1,0 +1,113 @@
+"""Following: the steps and findings of a run as they come, read once each while the training goes on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from bridge.errors import SourceError
+from bridge.trace.columns import Columns, Reader
+from bridge.trace.findings import FILE
+from bridge.trace.pages.series import Reading, Told, one_finding
+from bridge.trace.run import Run
+from bridge.trace.schema import RUN, STEPS, UNSEALED, Line, head, lines, rank_folder
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step that all ranks have written: its loss, the mean over ranks (None: unknown), and norms by what they are of."""
+
+    number: int
+    loss: float | None
+    norms: dict[str, float]
+    left: bool
+    """Whether its tensors were left out for want of room."""
+
+
+@dataclass
+class Follower:
+    """Reads what is new in `folder` each time it is asked."""
+
+    folder: Path
+    _run: Run | None = None
+    _reader: Reader | None = None
+    _at: dict[Path, tuple[int, int]] = field(default_factory=dict)
+    """By rank, the bytes and lines that are read."""
+    _told: int = 0
+    _readings: dict[int, Reading] = field(default_factory=dict)
+
+    def new(self) -> Iterator[Step | Told]:
+        """What came since it was asked last, findings of a step before the step. Raises `SourceError`."""
+        found = list(self._findings())
+        for step in self._steps():
+            yield from (told for told in found if told.step <= step.number)
+            found = [told for told in found if told.step > step.number]
+            yield step
+        yield from found
+
+    def _findings(self) -> Iterator[Told]:
+        path = self.folder / FILE
+        try:
+            content = path.read_bytes() if path.exists() else b""
+        except OSError as error:
+            raise SourceError(f"{path}: {error.strerror}; expected a file that can be read") from None
+        end = content.rfind(b"\n") + 1
+        self._told = self._told if end >= self._told else 0
+        for line in content[self._told : end].split(b"\n")[:-1]:
+            yield one_finding(line.decode(errors="replace"), str(path))
+        self._told = end
+
+    def _steps(self) -> Iterator[Step]:
+        if self._run is None and not (self.folder / RUN).exists():
+            return
+        if self._run is None or self._begun_anew():
+            about = head(self.folder)
+            ranks = [rank_folder(self.folder, rank) for rank in range(about["ranks"])]
+            self._run = Run(self.folder, about, {rank: {} for rank in ranks})
+            self._reader, self._at, self._readings = Reader(self._run), dict.fromkeys(ranks, (0, 0)), {}
+        logged = {place: dict(steps) for place, steps in self._run.lines.items()}
+        for rank, place in enumerate(logged):
+            for line in lines(self.folder, rank, self._run.about["format"] != UNSEALED, *self._at[place]):
+                self._at[place] = line.begin + line.size + 1, self._at[place][1] + 1
+                self._of(place)[line.step] = line
+        for step in sorted(set.intersection(*(set(steps) for steps in self._run.lines.values()))):
+            yield self._step(step)
+            for steps in self._run.lines.values():
+                del steps[step]  # type: ignore[attr-defined]
+
+    def _of(self, place: Path) -> dict[int, Line]:
+        assert self._run is not None, "asked only once a run is there"
+        found = self._run.lines[place]
+        assert isinstance(found, dict), "made by a follower"
+        return found
+
+    def _begun_anew(self) -> bool:
+        """Whether a log is shorter than what was read of it: another run took its place."""
+        return any(read > _size(place / STEPS) for place, (read, _) in self._at.items())
+
+    def _step(self, step: int) -> Step:
+        assert self._run is not None and self._reader is not None, "asked only once a run is there"
+        left = any(steps[step].left for steps in self._run.lines.values())
+        columns: Columns = self._reader.columns(step)
+        pattern = columns.pattern
+        if id(pattern) not in self._readings:
+            self._readings[id(pattern)] = Reading(pattern, {}, 0, ("", ""))
+        known = [loss for loss in columns.losses if loss is not None]
+        norms = self._readings[id(pattern)].norms(columns)
+        return Step(step, float(np.mean(known)) if known else None, norms, left)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def words(step: Step) -> str:
+    """A step in one line."""
+    parts = [] if step.loss is None else [f"loss {step.loss:.6g}"]
+    parts += [f"norm of {name} {'NaN or infinite' if math.isnan(norm) else f'{norm:.6g}'}" for name, norm in step.norms.items()]
+    parts += ["tensors left out, for the budget of its log"] * step.left
+    return f"step {step.number}: {', '.join(parts) or 'no loss and no norm in the log'}"

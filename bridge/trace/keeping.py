@@ -1,0 +1,89 @@
+"""Keeping: how much of a run its log keeps: every so many steps, some ranks, one copy of what ranks hold alike, so many bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from bridge.comm import Comm
+from bridge.errors import BridgeError
+from bridge.trace.gathering import gathered
+
+if TYPE_CHECKING:
+    from bridge.trace.log import Seen
+
+INSIDE = ("tensor", "pipeline")
+"""Axes along which ranks hold different parts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Tensors of steps that `every` divides, of those `ranks` (none named: all), `once` where ranks hold them alike bit by bit,
+    and about `budget` bytes of all ranks together.
+    """
+
+    every: int = 1
+    ranks: tuple[int, ...] = ()
+    once: bool = False
+    budget: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.every < 1 or (self.budget is not None and self.budget < 1) or any(rank < 0 for rank in self.ranks):
+            raise BridgeError(f"keep: found {self}, expected every and budget of at least 1, and ranks from 0 on")
+
+    def takes(self, step: int, rank: int) -> bool:
+        """Whether that rank's tensors of a step are kept, as long as there is room."""
+        return step % self.every == 0 and (not self.ranks or rank in self.ranks)
+
+    def share(self, world: int) -> int | None:
+        """The bytes of one rank."""
+        return None if self.budget is None else max(1, self.budget // (len(self.ranks) or world))
+
+    def about(self) -> dict[str, Any]:
+        """For the head of a run; empty where all is kept."""
+        return {} if self == Keep() else {"keep": asdict(self) | {"ranks": list(self.ranks)}}
+
+
+def notes(keep: Mapping[str, Any]) -> list[str]:
+    """What a run's head says that its log does not have, in words."""
+    found = []
+    if keep.get("every", 1) > 1:
+        found.append(f"its log has one step of {keep['every']}")
+    if keep.get("ranks"):
+        found.append(f"its log has rank {', '.join(map(str, keep['ranks']))} alone")
+    return found
+
+
+def again(seen: Sequence[Seen], comm: Comm) -> set[int]:
+    """Which of these another rank logs too, bit by bit. All ranks call it at one point of a step."""
+    axes = tuple(axis for axis in comm.mesh.sizes if axis not in INSIDE)
+    group, several = comm.along(axes), {axis for axis in axes if comm.mesh.sizes[axis] > 1}
+    if group.size == 1:
+        return set()
+    alike = [at for at, part in enumerate(seen) if several <= set(part.record.placement.replicas)]
+    names = _number(repr([(seen[at].record.name, seen[at].record.placement) for at in alike]).encode())
+    heads = gathered(comm, "log head", torch.tensor([len(alike), names]), group).tolist()
+    most = max(count for count, _ in heads)
+    if not most:
+        return set()
+    own = torch.zeros(most, dtype=torch.int64)
+    own[: len(alike)] = torch.tensor([_digest(seen[at]) for at in alike], dtype=torch.int64)
+    rows = gathered(comm, "log digests", own, group)
+    first = next(rank for rank, (count, _) in enumerate(heads) if count)
+    if first == group.index or heads[first] != heads[group.index]:
+        return set()
+    return {at for at, same in zip(alike, (rows[first] == own).tolist(), strict=False) if same}
+
+
+def _digest(part: Seen) -> int:
+    values = [part.measured] if part.measured is not None else []
+    found = [*values, *(part.tensors[key] for key in sorted(part.tensors))]
+    return _number(b"".join(bytes(value.contiguous().view(-1).view(torch.uint8).cpu().numpy()) for value in found))
+
+
+def _number(content: bytes) -> int:
+    return int.from_bytes(blake2b(content, digest_size=8).digest(), "little", signed=True)

@@ -1,0 +1,294 @@
+"""The page: a run, or two that are held against each other, in one file without a script and without anything from elsewhere."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from bridge.trace.comparison import Comparison
+from bridge.trace.pages.series import MOST_RANKS, Series, Told
+from bridge.trace.pages.svg import Curve, Map, chart, drawn, text
+from bridge.trace.segments import Floats
+from bridge.trace.verdicts import Line, share
+
+STYLE = Path(__file__).parent / "page.css"
+SHARES = (0.1, 1.0, 10.0, 1000.0)
+"""From that share of its bound on, a distance is of the next level; beyond 1, runs differ."""
+SHARE_WORDS = (
+    "equal, or nearly",
+    "rounding",
+    "differs: beyond its bound",
+    "10 times its bound or more",
+    "1000 times or more, or NaN",
+)
+TIMES = (2.0, 8.0, 100.0)
+"""So many times larger or smaller than usual in its layer, a norm is of the next level; NaN is of the last."""
+TIMES_WORDS = (
+    "as usual",
+    "twice or half the usual, or more",
+    "8 times or an eighth",
+    "100 times or a hundredth",
+    "NaN or infinite",
+)
+SHOWN = 200
+"""Rows of a table that are shown."""
+Levels = np.ndarray[tuple[int, ...], np.dtype[np.int8]]
+
+
+def run_page(found: Series) -> str:
+    """Of one run."""
+    body = [_about("Run", found), _findings([("", found.findings)]), *_charts([("", found)], {})]
+    if found.sizes.size:
+        body += [
+            f"<h2>Norms of {text(found.mapped)}, by layer and step</h2>",
+            _key(TIMES_WORDS, "times the layer's median over all steps"),
+        ]
+        body += [drawn(panel) for panel in _run_maps(found)]
+    return _page(f"{found.folder}", body)
+
+
+def comparison_page(found: Comparison, both: tuple[Series, Series]) -> str:
+    """Of two runs."""
+    first = found.divergence
+    marks = {} if first is None else {first.name.step: "they part"}
+    body = [_verdict(found), _settings(found), _about("A", both[0]), _about("B", both[1]), *_differences(found)]
+    body.append("<h2>How far apart, by layer and step</h2>" + _key(SHARE_WORDS, "the furthest tensor of each layer and step"))
+    body += [drawn(panel) for panel in _comparison_maps(found)]
+    body += _charts([("A", both[0]), ("B", both[1])], marks)
+    body.append(_findings([("A", both[0].findings), ("B", both[1].findings)]))
+    return _page(f"{found.first.folder} against {found.second.folder}", body)
+
+
+def _page(title: str, body: Iterable[str]) -> str:
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        '<meta name="color-scheme" content="light dark"><meta http-equiv="Content-Security-Policy"'
+        " content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+        f"<title>{text(title)}</title><style>{STYLE.read_text()}</style></head><body>\n<h1>{text(title)}</h1>\n"
+        + "\n".join(filter(None, body))
+        + "\n</body></html>\n"
+    )
+
+
+def _about(label: str, found: Series) -> str:
+    if found.run is None:
+        return f"<p>{label}: {text(found.folder)}: nothing was logged but findings.</p>"
+    steps = f"steps {found.steps[0]} to {found.steps[-1]}" if found.steps else "no whole step"
+    more = f"; the first {MOST_RANKS} of {len(found.run.lines)} ranks are shown" * (len(found.run.lines) > MOST_RANKS)
+    noted = "".join(f"<br>{text(note)}" for note in found.run.notes)
+    return f"<p>{label}: {text(found.folder)}: {text(found.run.layout)}; {steps}{more}.{noted}</p>"
+
+
+# Findings
+
+
+def _findings(both: Sequence[tuple[str, Sequence[Told]]]) -> str:
+    rows = [(label, told) for label, found in both for told in found]
+    if not rows:
+        return "<h2>Findings</h2><p>No finding was written: no invariant was broken, or none was held.</p>"
+    several = len(both) > 1
+    heads = [*(["run"] if several else []), "", "finding", "step", "where", "ranks", "numbers", "what it means"]
+    cells = [
+        [
+            *([label] if several else []),
+            f"{_sign(told)} {told.severity}",
+            told.id,
+            told.step,
+            told.where or "the run",
+            _ranks(told.ranks),
+            told.evidence,
+            told.meaning,
+        ]
+        for label, told in rows[:SHOWN]
+    ]
+    more = f"<p>and {len(rows) - SHOWN} more</p>" * (len(rows) > SHOWN)
+    return f"<h2>Findings</h2>{_table(heads, cells)}{more}"
+
+
+def _sign(told: Told) -> str:
+    return "✕" if told.severity == "fault" else "!"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks)) or "all"
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    head = "".join(f"<th>{text(word)}</th>" for word in heads)
+    body = "".join("<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+# Curves
+
+
+def _charts(both: Sequence[tuple[str, Series]], marks: Mapping[int, str]) -> list[str]:
+    named = [(f" of {label}" if label else "", found) for label, found in both]
+    loss = [Curve(f"loss{label}", found.steps, _mean(found.losses)) for label, found in named if found.losses.size]
+    kinds = dict.fromkeys(kind for _, found in named for kind in found.norms)
+    charts = [chart("Loss that backward starts from, mean over ranks", loss, marks)]
+    for kind in kinds:
+        curves = [
+            Curve(f"norm of {kind}{label}", found.steps, found.norms[kind]) for label, found in named if kind in found.norms
+        ]
+        charts.append(chart(f"Norm of all {kind}", curves, marks))
+    shown = [one for one in charts if one]
+    missing = "" if charts[0] else "<p>The loss is not in the log.</p>"
+    return ["<h2>Loss and norms</h2>", missing, *shown] if shown else []
+
+
+def _mean(losses: Floats) -> Floats:
+    """Over the ranks that know it; NaN where none does, or where one has NaN."""
+    known = ~np.isnan(losses).all(axis=0)
+    found: Floats = losses[:, known].mean(axis=1) if known.any() else np.full(len(losses), np.nan)
+    return found
+
+
+# Maps
+
+
+def _key(words: Sequence[str], of: str) -> str:
+    """What a cell's height and colour say."""
+    bars = (f'<path class="cell level{at}" stroke-width="12" d="M7 13v-{12 * (at + 1) / 5:.1f}"/>' for at in range(len(words)))
+    rows = (
+        f'<span><svg class="key cellkey" viewBox="0 0 14 14">{bar}</svg> {text(word)}</span>'
+        for bar, word in zip(bars, words, strict=True)
+    )
+    return (
+        f"<p class='legend'>A cell is filled the higher the worse ({text(of)}): {''.join(rows)}<span>empty: not logged</span></p>"
+    )
+
+
+def _grouped(levels: Sequence[Levels]) -> dict[tuple[int, ...], Levels]:
+    """Ranks with the same levels are one."""
+    found: dict[bytes, list[int]] = defaultdict(list)
+    for rank, own in enumerate(levels):
+        found[own.tobytes()].append(rank)
+    return {tuple(ranks): levels[ranks[0]] for ranks in found.values()}
+
+
+def _run_maps(found: Series) -> list[Map]:
+    with np.errstate(all="ignore"):
+        usual = np.array([[_median(row) for row in rank] for rank in found.sizes])[:, :, None]
+        times = np.maximum(found.sizes / usual, usual / found.sizes)
+    levels = np.full(found.sizes.shape, -1, np.int8)
+    there = ~np.isnan(found.sizes)
+    levels[there] = 0
+    for level, least in enumerate(TIMES, 1):
+        levels[there & (times >= least)] = level
+    levels[there & ((found.odd > 0) | ~np.isfinite(found.sizes))] = 4
+    rows, columns = np.flatnonzero(there.any(axis=(0, 2))), np.flatnonzero(there.any(axis=(0, 1)))
+    layers, steps = [found.layers[at] for at in rows.tolist()], [found.steps[at] for at in columns.tolist()]
+    if not layers or not steps:
+        return []
+    frames = _places(found.findings, layers, steps)
+    groups = _grouped([own[rows][:, columns] for own in levels])
+    return [
+        Map(_those(ranks, len(levels)), layers, steps, own, frames if at == 0 else ())
+        for at, (ranks, own) in enumerate(groups.items())
+    ]
+
+
+def _median(values: Floats) -> float:
+    """Of those that are there and not 0."""
+    some = values[(values > 0) & np.isfinite(values)]
+    return float(np.median(some)) if len(some) else np.nan
+
+
+def _places(findings: Sequence[Told], layers: Sequence[str], steps: Sequence[int]) -> list[tuple[str, int, str]]:
+    """Where a map shows the first finding that names a layer."""
+    for told in findings:
+        layer = max((layer for layer in layers if layer and f"{told.where}.".startswith(f"{layer}.")), key=len, default=None)
+        if layer is not None and told.step in steps:
+            return [(layer, told.step, f"{told.id}, step {told.step}, {layer}")]
+    return []
+
+
+def _those(ranks: Sequence[int], world: int) -> str:
+    if world == 1:
+        return "The only rank"
+    if len(ranks) == world:
+        return f"All {world} ranks, which are alike"
+    return f"Rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:16]))}" + f" and {len(ranks) - 16} more" * (len(ranks) > 16)
+
+
+def _comparison_maps(found: Comparison) -> list[Map]:
+    world, first = min(len(found.first.lines), MOST_RANKS), found.divergence
+    used = {line.name.layer for line in found.lines}
+    layers = [layer for layer in ("", *found.first.about.get("layers", ())) if layer in used]
+    layers += sorted(used - set(layers))
+    steps = sorted({line.name.step for line in found.lines})
+    rows, columns = ({name: at for at, name in enumerate(names)} for names in (layers, steps))
+    levels = np.full((world, len(layers), len(steps)), -1, np.int8)
+    for line in found.lines:
+        if line.verdict in ("unseen", "too coarse"):
+            continue
+        place, level = (rows[line.name.layer], columns[line.name.step]), _level(line)
+        for rank in (rank for rank in line.ranks if rank < world):
+            levels[(rank, *place)] = max(levels[(rank, *place)], level)
+        others = levels[(slice(None), *place)]
+        np.maximum(others, min(level, 1) if line.ranks else level, out=others)
+    frames = [] if first is None else [(first.name.layer, first.name.step, f"they part: {first.name}")]
+    groups = _grouped(list(levels))
+    there = [any(not first.ranks or rank in first.ranks for rank in ranks) if first else False for ranks in groups]
+    pairs = zip(groups.items(), there, strict=True)
+    return [Map(_those(ranks, world), layers, steps, own, frames if here else ()) for (ranks, own), here in pairs if own.size]
+
+
+def _level(line: Line) -> int:
+    return sum(share(line) >= least for least in SHARES)
+
+
+# Comparing
+
+
+def _verdict(found: Comparison) -> str:
+    first, why = found.divergence, found.diagnosis
+    if first is None:
+        measured = any(line.verdict in ("equal", "rounding") for line in found.lines)
+        said = "✓ Equal up to rounding." if measured else "No tensor was logged with values: nothing to compare."
+        return f"<p class='verdict'>{said}</p>"
+    lines = [f"✕ They part at <strong>{text(first.name)}</strong>: {text(first.verdict)}."]
+    lines += [f"Only in what rank {text(', '.join(map(str, first.ranks)))} logged."] if first.ranks else []
+    lines += [f"Looks like: {text(first.cause)}."] if first.cause else []
+    if why is not None:
+        lines += [f"Cause: <strong>{text(why.claim)}</strong>."] if why.claim else []
+        lines += [f"{'Evidence' if why.claim else 'Before it'}: {text(told)}." for told in why.evidence]
+        lines += [f"No cause is shown by these logs; next: {text(why.next)}."] if why.next else []
+    return f"<p class='verdict'>{'<br>'.join(lines)}</p>"
+
+
+def _settings(found: Comparison) -> str:
+    if not found.settings:
+        return "<h2>Settings</h2><p>The runs were told the same.</p>"
+    rows = [(setting.path, setting.first, setting.second, "layout" if setting.layout else "number") for setting in found.settings]
+    return f"<h2>Settings that differ</h2>{_table(('setting', 'A', 'B', 'of the'), rows[:SHOWN])}"
+
+
+def _differences(found: Comparison) -> list[str]:
+    """What differs, by step, phase and kind, in order of execution."""
+    groups: dict[tuple[int, str, str], list[Line]] = defaultdict(list)
+    for line in found.faults:
+        groups[line.name.step, line.name.phase, line.name.kind].append(line)
+    if not groups:
+        return []
+    rows = [
+        (
+            f"{step}/{phase}",
+            kind,
+            len(lines),
+            lines[0].name,
+            f"{lines[0].distance:.2g}",
+            f"{lines[0].bound:.2g}",
+            _ranks(lines[0].ranks),
+            lines[0].cause,
+        )
+        for (step, phase, kind), lines in list(groups.items())[:SHOWN]
+    ]
+    heads = ("step", "kind", "differ", "first", "distance", "bound", "ranks", "looks like")
+    more = f"<p>and {len(groups) - SHOWN} more groups</p>" * (len(groups) > SHOWN)
+    left = f"<p>{len(found.left)} steps after them were left out.</p>" * bool(found.left)
+    return ["<h2>What differs, in order of execution</h2>", _table(heads, rows), more, left]

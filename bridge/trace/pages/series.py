@@ -1,0 +1,163 @@
+"""Series: what a page shows of a run, step by step: its loss, its norms, and how large each layer's tensors are on each rank."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bridge.errors import SourceError
+from bridge.files.contained import inside, read_text
+from bridge.trace.columns import Columns, Gathering, Pattern, Reader
+from bridge.trace.findings import FILE, MEANINGS
+from bridge.trace.pairing import section
+from bridge.trace.run import Run
+from bridge.trace.schema import RUN
+from bridge.trace.segments import Floats, Places
+
+SECTIONS = (("reduce", "gradient"), ("forward", "output"), ("update", "weight"))
+"""Phases and kinds whose sizes are shown, in the order in which a map takes the first that was logged."""
+WORDS: Mapping[tuple[str, str], str] = {
+    ("reduce", "gradient"): "gradients",
+    ("forward", "output"): "outputs",
+    ("update", "weight"): "weights",
+    ("init", "weight"): "weights",
+}
+MOST_RANKS = 64
+"""Ranks that are shown apart; of more, the first."""
+MOST_FINDINGS = 2**26
+"""Bytes of the file of findings."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """A finding as its file has it."""
+
+    id: str
+    step: int
+    where: str
+    evidence: str
+    ranks: tuple[int, ...]
+    severity: str
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Series:
+    """What a run logged: its loss (steps, ranks) where it is known, the norms (steps) of all gradients, outputs or weights
+    together, and of the first of them that was logged the norm in each layer (ranks, layers, steps), NaN where there is none.
+    """
+
+    folder: Path
+    run: Run | None
+    steps: Sequence[int]
+    layers: Sequence[str]
+    losses: Floats
+    norms: Mapping[str, Floats]
+    mapped: str
+    sizes: Floats
+    odd: Floats
+    """(ranks, layers, steps): NaNs and infinities in them."""
+    findings: Sequence[Told]
+
+
+def findings(folder: Path) -> list[Told]:
+    """What invariants found, as `findings.jsonl` has it. Raises `SourceError`."""
+    path = folder / FILE
+    if not inside(path, folder).exists():
+        return []
+    whole = read_text(path, folder, MOST_FINDINGS).split("\n")[:-1]
+    return [one_finding(line, f"{path}:{number}") for number, line in enumerate(whole, 1)]
+
+
+def one_finding(line: str, where: str) -> Told:
+    """A line of that file. Raises `SourceError` that begins with `where`."""
+    try:
+        found = json.loads(line)
+        known = MEANINGS.get(found["id"])
+        meaning, severity = (known.text, known.severity) if known else (str(found["meaning"]), str(found["severity"]))
+        ranks = tuple(int(rank) for rank in found["ranks"])
+        return Told(str(found["id"]), int(found["step"]), str(found["where"]), str(found["evidence"]), ranks, severity, meaning)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise SourceError(f"{where}: no finding, which has an id, step, place, evidence and ranks; it is damaged") from None
+
+
+def read(folder: Path) -> Series:
+    """All that a page shows of a run. Raises `SourceError` if there is neither a log nor a finding."""
+    found = findings(folder) if folder.is_dir() else []
+    if not (folder / RUN).exists():
+        if not found:
+            raise SourceError(f"{folder}: expected the folder of a traced run, with {RUN} or {FILE} in it")
+        none = np.zeros((0, 0))
+        return Series(folder, None, (), (), none, {}, "", np.zeros((0, 0, 0)), np.zeros((0, 0, 0)), found)
+    return series(Run.read(folder), found)
+
+
+def series(run: Run, found: Sequence[Told]) -> Series:
+    """Of a run that is read, step by step."""
+    reader, ranks = Reader(run), min(len(run.lines), MOST_RANKS)
+    layers = list(run.about.get("layers", ()))
+    places = {layer: at for at, layer in enumerate(layers)}
+    wanted, shape = _mapped(run), (ranks, len(layers), len(run.steps))
+    losses, norms = np.full((len(run.steps), ranks), np.nan), {name: np.full(len(run.steps), np.nan) for name in WORDS.values()}
+    sizes, odd = np.full(shape, np.nan), np.zeros(shape)
+    known: dict[int, Reading] = {}
+    for at, step in enumerate(run.steps):
+        columns = reader.columns(step)
+        reading = known.setdefault(id(columns.pattern), Reading(columns.pattern, places, ranks, wanted))
+        losses[at] = [np.nan if loss is None else loss for loss in columns.losses[:ranks]]
+        for name, norm in reading.norms(columns).items():
+            norms[name][at] = norm
+        reading.sizes(columns, sizes[:, :, at], odd[:, :, at])
+    kept = {name: values for name, values in norms.items() if not np.isnan(values).all()}
+    return Series(run.folder, run, run.steps, layers, losses, kept, WORDS.get(wanted, ""), sizes, odd, found)
+
+
+def _mapped(run: Run) -> tuple[str, str]:
+    """What a map shows: the first section that the last step has."""
+    last = {section(entry.name) for entry in run.entries(run.steps[-1])} if run.steps else set()
+    return next((name for name in SECTIONS if name in last), ("", ""))
+
+
+class Reading:
+    """Where the figures of one pattern of steps go."""
+
+    def __init__(self, pattern: Pattern, layers: Mapping[str, int], ranks: int, mapped: tuple[str, str]) -> None:
+        self.pattern = pattern
+        parts = {name: [entry for entry in pattern.entries if section(entry.name) == name] for name in WORDS}
+        self._gatherings = [(WORDS[name], Gathering(entries, pattern)) for name, entries in parts.items() if entries]
+        found = [
+            (pattern.rows[id(part)], part.rank, layers[entry.name.layer])
+            for entry in parts.get(mapped, [])
+            for part in (*entry.parts, *entry.replicas)
+            if part.record.summary and part.rank < ranks and entry.name.layer in layers
+        ]
+        self._rows, self._ranks, self._layers = (np.array([one[at] for one in found], np.int64) for at in range(3))
+
+    def norms(self, columns: Columns) -> dict[str, float]:
+        """Of all tensors of a kind together; NaN if one has no finite norm."""
+        with np.errstate(all="ignore"):
+            return {
+                name: float(np.sqrt(figures[:, 4].sum())) if not figures[:, 1:3].any() else np.nan
+                for name, gathering in self._gatherings
+                if gathering.told.any()
+                for figures in [gathering.figures(columns)]
+            }
+
+    def sizes(self, columns: Columns, sizes: Any, odd: Any) -> None:
+        """Into the sizes and odd values (ranks, layers) of a step."""
+        where: tuple[Places, Places] = (self._ranks, self._layers)
+        if not len(self._rows):
+            return
+        squares, bad = np.zeros(sizes.shape), np.zeros(sizes.shape)
+        np.add.at(squares, where, columns.figures[self._rows, 4])
+        np.add.at(bad, where, columns.figures[self._rows, 1:3].sum(axis=1))
+        some = np.zeros(sizes.shape, bool)
+        some[where] = True
+        with np.errstate(all="ignore"):
+            sizes[some] = np.sqrt(squares[some])
+        odd[...] = bad

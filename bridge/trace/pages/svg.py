@@ -1,0 +1,210 @@
+"""Pictures of a page: lines over steps, and maps of layers by steps, as SVG that takes its colours from the page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape as escaped
+
+import numpy as np
+
+from bridge.clean import clean
+from bridge.trace.segments import Floats
+
+POINTS = 300
+"""Places of a line: of more steps, each place shows the smallest and the largest of its steps."""
+COLUMNS, ROWS = 120, 64
+"""Cells of a map, across and down: of more, each shows the worst of its own."""
+WIDE, HIGH, LEFT = 960, 170, 190
+CELL = 14
+LEVELS = 5
+"""How high a cell can be filled."""
+DASHES = ("", "7 4", "2 3", "9 3 2 3")
+
+
+def text(value: object) -> str:
+    """Whatever a log says, as words that are nothing but words on a page."""
+    return escaped(clean(str(value)), quote=True)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Values (steps), by what they are called."""
+
+    label: str
+    steps: Sequence[int]
+    values: Floats
+
+
+def chart(title: str, curves: Sequence[Curve], marks: Mapping[int, str]) -> str:
+    """Lines over steps, each with dashes of its own and named at its end; `marks` are steps that are named."""
+    curves = [curve for curve in curves if np.isfinite(curve.values).any()]
+    if not curves:
+        return ""
+    steps = [step for curve in curves for step in curve.steps]
+    values = np.concatenate([curve.values[np.isfinite(curve.values)] for curve in curves])
+    scale = _Scale(min(steps), max(steps), float(values.min()), float(values.max()))
+    parts = [*_frame(scale), *(part for at, curve in enumerate(curves) for part in _line(curve, at, scale))]
+    for step, words in marks.items():
+        x = scale.x(step)
+        parts.append(f'<path class="mark" d="M{x:.1f} 8V{HIGH}"/><text class="mark" x="{x + 4:.1f}" y="16">{text(words)}</text>')
+    label = text(f"{title}: " + "; ".join(_said(curve) for curve in curves))
+    return (
+        f'<figure><figcaption>{text(title)}</figcaption><svg viewBox="0 0 {WIDE} {HIGH + 26}" role="img" aria-label="{label}">'
+        f"<title>{label}</title>{''.join(parts)}</svg><p class='legend'>{_legend(curves)}</p></figure>"
+    )
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """From steps and values to places; by their logarithm where they span more than two orders of magnitude."""
+
+    first: int
+    last: int
+    low: float
+    high: float
+
+    @property
+    def logarithmic(self) -> bool:
+        return self.low > 0 and self.high / self.low > 100
+
+    def x(self, step: float) -> float:
+        return LEFT + (step - self.first) / max(self.last - self.first, 1) * (WIDE - LEFT - 20)
+
+    def y(self, value: float) -> float:
+        ends = (math.log(self.low), math.log(self.high)) if self.logarithmic else (self.low, self.high)
+        at = math.log(value) if self.logarithmic else value
+        return HIGH - 8 - (at - ends[0]) / ((ends[1] - ends[0]) or 1) * (HIGH - 24)
+
+    def ticks(self) -> list[float]:
+        if self.logarithmic:
+            powers = range(math.ceil(math.log10(self.low)), math.floor(math.log10(self.high)) + 1)
+            return [10.0**power for power in powers][:: max(1, len(powers) // 4)]
+        return sorted({self.low, (self.low + self.high) / 2, self.high})
+
+
+def _frame(scale: _Scale) -> Iterable[str]:
+    for value in scale.ticks():
+        y = scale.y(value)
+        yield f'<path class="grid" d="M{LEFT} {y:.1f}H{WIDE - 20}"/>'
+        yield f'<text class="at" x="{LEFT - 8}" y="{y + 4:.1f}">{value:.4g}</text>'
+    for step in sorted({scale.first, (scale.first + scale.last) // 2, scale.last}):
+        yield f'<text class="below" x="{scale.x(step):.1f}" y="{HIGH + 16}">step {step}</text>'
+
+
+def _line(curve: Curve, at: int, scale: _Scale) -> Iterable[str]:
+    pieces: list[list[str]] = [[]]
+    gone: list[int] = []
+    for step, value in _thinned(curve):
+        if math.isfinite(value):
+            pieces[-1].append(f"{scale.x(step):.1f} {scale.y(value):.1f}")
+        elif pieces[-1]:
+            pieces.append([])
+            gone.append(step)
+    for piece in filter(None, pieces):
+        shape = f"M{'L'.join(piece)}" if len(piece) > 1 else f"M{piece[0]}h1"
+        yield f'<path class="line line{at % len(DASHES)}" stroke-dasharray="{DASHES[at % len(DASHES)]}" d="{shape}"/>'
+    for step in gone[:20]:
+        yield f'<text class="mark" x="{scale.x(step):.1f}" y="{HIGH - 2}">NaN</text>'
+
+
+def _thinned(curve: Curve) -> Iterable[tuple[int, float]]:
+    """Its points, or of each place the smallest and the largest; a value that is not finite is kept."""
+    size = max(1, math.ceil(len(curve.steps) / POINTS))
+    for start in range(0, len(curve.steps), size):
+        values = curve.values[start : start + size]
+        finite = np.isfinite(values)
+        if not finite.all():
+            yield curve.steps[start + int((~finite).argmax())], math.nan
+        if finite.any():
+            ends = sorted({int(np.where(finite, values, np.inf).argmin()), int(np.where(finite, values, -np.inf).argmax())})
+            yield from ((curve.steps[start + place], float(values[place])) for place in ends)
+
+
+def _said(curve: Curve) -> str:
+    finite = np.isfinite(curve.values).nonzero()[0]
+    first, last = (f"{curve.values[at]:.4g} in step {curve.steps[at]}" for at in (finite[0], finite[-1]))
+    return f"{curve.label}: {first}, {last}"
+
+
+def _legend(curves: Sequence[Curve]) -> str:
+    rows = (
+        f'<svg class="key" viewBox="0 0 40 8"><path class="line line{at % len(DASHES)}"'
+        f' stroke-dasharray="{DASHES[at % len(DASHES)]}" d="M0 4H40"/></svg> {text(_said(curve))}'
+        for at, curve in enumerate(curves)
+    )
+    return "<br>".join(rows)
+
+
+@dataclass(frozen=True)
+class Map:
+    """Levels (layers, steps) from 0 to 4, -1 where there is nothing, of the ranks that `label` names; `frames` are layers and
+    steps that are pointed at, with what is said there.
+    """
+
+    label: str
+    layers: Sequence[str]
+    steps: Sequence[int]
+    levels: np.ndarray[tuple[int, ...], np.dtype[np.int8]]
+    frames: Sequence[tuple[str, int, str]] = ()
+
+
+def drawn(found: Map) -> str:
+    """A map: each cell is filled the higher the worse, and in another colour."""
+    rows, columns = _bins(len(found.layers), ROWS), _bins(len(found.steps), COLUMNS)
+    levels = np.maximum.reduceat(np.maximum.reduceat(found.levels, rows, axis=0), columns, axis=1)
+    width = (WIDE - LEFT - 20) / len(columns)
+    high = len(rows) * CELL
+    parts = [*_names(found, rows), *_cells(levels, width), *_under(found, columns, width, high)]
+    for layer, step, words in found.frames:
+        parts.append(_framed(found, layer, step, words, rows, columns, width))
+    said = f"{found.label}: {int((levels >= 2).sum())} of {levels.size} cells are marked"
+    return (
+        f'<figure><figcaption>{text(found.label)}</figcaption><svg viewBox="0 0 {WIDE} {high + 44}" role="img"'
+        f' aria-label="{text(said)}"><title>{text(said)}</title>{"".join(parts)}</svg></figure>'
+    )
+
+
+def _bins(count: int, most: int) -> list[int]:
+    """Where the bins of so many things begin."""
+    number = min(count, most)
+    return [at * count // number for at in range(number)]
+
+
+def _names(found: Map, rows: Sequence[int]) -> Iterable[str]:
+    ends = [*rows[1:], len(found.layers)]
+    for at, (first, end) in enumerate(zip(rows, ends, strict=True)):
+        name = found.layers[first] or "the run"
+        whole = name if end - first == 1 else f"{name} to {found.layers[end - 1]}"
+        short = name if len(name) <= 26 else f"…{name[-25:]}"
+        more = "" if end - first == 1 else f" +{end - first - 1}"
+        yield f'<text class="at" x="{LEFT - 8}" y="{24 + at * CELL + 11}"><title>{text(whole)}</title>{text(short + more)}</text>'
+
+
+def _cells(levels: np.ndarray[tuple[int, ...], np.dtype[np.int8]], width: float) -> Iterable[str]:
+    """One path for each level."""
+    for level in range(LEVELS):
+        high = (CELL - 2) * (level + 1) / LEVELS
+        places = zip(*(found.tolist() for found in (levels == level).nonzero()), strict=True)
+        shapes = [f"M{LEFT + column * width:.1f} {24 + row * CELL + CELL - 1 - high:.1f}v{high:.1f}" for row, column in places]
+        if shapes:
+            wide = f'stroke-width="{max(width - 0.8, 0.8):.1f}" transform="translate({width / 2:.2f} 0)"'
+            yield f'<path class="cell level{level}" {wide} d="{"".join(shapes)}"/>'
+
+
+def _under(found: Map, columns: Sequence[int], width: float, high: int) -> Iterable[str]:
+    for at in sorted({0, len(columns) // 2, len(columns) - 1}):
+        x = LEFT + (at + 0.5) * width
+        yield f'<text class="below" x="{x:.1f}" y="{high + 40}">step {found.steps[columns[at]]}</text>'
+
+
+def _framed(found: Map, layer: str, step: int, words: str, rows: Sequence[int], columns: Sequence[int], width: float) -> str:
+    place, time = found.layers.index(layer), found.steps.index(step)
+    row, column = (int(np.searchsorted(bins, at, "right")) - 1 for bins, at in ((rows, place), (columns, time)))
+    x, y = LEFT + column * width, 24 + row * CELL
+    end = "end" if x > WIDE / 2 else "start"
+    return (
+        f'<path class="mark" d="M{x + width / 2:.1f} 16V{y}"/><rect class="mark" x="{x - 1:.1f}" y="{y}" width="{width + 2:.1f}"'
+        f' height="{CELL}"/><text class="mark" style="text-anchor:{end}" x="{x:.1f}" y="12">{text(words)}</text>'
+    )

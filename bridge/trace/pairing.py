@@ -1,0 +1,295 @@
+"""Pairing: which tensors of two runs are held against each other, worked out once for steps that look alike."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bridge.trace.columns import Columns, Gathering, Pattern
+from bridge.trace.patterns import causes
+from bridge.trace.record import MEMORY, SHARD, Name
+from bridge.trace.run import Entry, Run, place
+from bridge.trace.segments import Floats, Places, Segments, ranges
+from bridge.trace.verdicts import Verdict
+
+OWNED = ("weight", "gradient", "moment", "replica", "buffer")
+"""Kinds that belong to a parameter or buffer, whatever layer a log counts that to."""
+STATISTICS = 5
+"""Numbers that stand for a tensor without samples: mean, standard deviation, size, smallest and largest."""
+Section = tuple[str, str]
+"""Phase and kind."""
+
+
+def key(name: Name) -> Name:
+    """By which both runs know a tensor: parameters by their whole name."""
+    return name._replace(layer="", tensor=f"{name.layer}.{name.tensor}".strip(".")) if name.kind in OWNED else name
+
+
+def section(name: Name) -> Section:
+    """Its phase and kind."""
+    return name.phase, name.kind
+
+
+def _shared(entries: Iterable[Entry]) -> list[Entry]:
+    """The tensors that do not belong to one layout alone."""
+    return [entry for entry in entries if entry.name.kind not in (MEMORY, SHARD)]
+
+
+def _alike(ours: Sequence[Entry], theirs: Sequence[Entry]) -> tuple[list[Entry], list[Entry]]:
+    """Both steps' tensors; those that the runs divide among other microbatches are one tensor in both, without samples."""
+    numbers: list[dict[Name, set[int | None]]] = []
+    for entries in (ours, theirs):
+        found: dict[Name, set[int | None]] = defaultdict(set)
+        for entry in entries:
+            found[entry.name._replace(microbatch=None)].add(entry.name.microbatch)
+        numbers.append(found)
+    apart = {name for name in numbers[0].keys() & numbers[1].keys() if numbers[0][name] != numbers[1][name]}
+    return _joined(ours, apart), _joined(theirs, apart)
+
+
+def _joined(entries: Sequence[Entry], names: Collection[Name]) -> list[Entry]:
+    found: dict[Name, list[Entry]] = {}
+    for entry in entries:
+        whole = entry.name._replace(microbatch=None)
+        found.setdefault(whole if whole in names else entry.name, []).append(entry)
+    return [
+        Entry(name, tuple(part for entry in parts for part in entry.parts), joined=True) if name in names else parts[0]
+        for name, parts in found.items()
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """The tensors of a step: figures (tensors, 7), and all their samples."""
+
+    figures: Floats
+    samples: Floats
+
+    @classmethod
+    def of(cls, gathering: Gathering, columns: Columns) -> Table:
+        """From the records of a step."""
+        return cls(gathering.figures(columns), gathering.samples(columns))
+
+    @cached_property
+    def finite(self) -> Floats:
+        """Elements of each that are neither NaN nor infinite."""
+        found: Floats = self.figures[:, 0] - self.figures[:, 1] - self.figures[:, 2]
+        return found
+
+    @cached_property
+    def sizes(self) -> Floats:
+        """Root mean square of each; 0 without any element."""
+        with np.errstate(all="ignore"):
+            return np.where(self.finite != 0, np.sqrt(self.figures[:, 4]) / np.sqrt(self.finite), 0.0)
+
+    def statistics(self) -> Floats:
+        """(tensors, 5): what stands for each without samples."""
+        with np.errstate(all="ignore"):
+            finite = np.where(self.finite != 0, self.finite, np.nan)
+            mean = self.figures[:, 3] / finite
+            std = np.sqrt(np.maximum(0.0, self.figures[:, 4] / finite - mean**2))
+        return np.stack([mean, std, self.sizes, self.figures[:, 5], self.figures[:, 6]], axis=1)
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """What became of some pairs: by pair, and in words what faults look like; and all values, one pair after the other."""
+
+    verdicts: list[Verdict]
+    distances: Floats
+    bounds: Floats
+    causes: dict[int, str]
+    values: tuple[Floats, Floats]
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Tensors `ours` of A, each with one of `theirs` of B, as `tensors` has them."""
+
+    gatherings: tuple[Gathering, Gathering]
+    ours: Places
+    theirs: Places
+    tensors: tuple[tuple[Entry, Entry], ...]
+    partial: bool = False
+    """Whether some ranks were not to log: what they hold is unseen, and of samples those count that both have."""
+
+    @cached_property
+    def fixed(self) -> Mapping[int, tuple[Verdict, float, str]]:
+        """Those of which no value can be compared, and why."""
+        found: dict[int, tuple[Verdict, float, str]] = {}
+        for at, (one, other) in enumerate(self.tensors):
+            if one.joined != other.joined or (one.shape != other.shape and not one.joined):
+                found[at] = "other shape", 0.0, f"{list(one.shape)} against {list(other.shape)}"
+            elif (one.missing or other.missing) and self.partial and self.sampled[at]:
+                continue
+            elif (one.missing or other.missing) and self.partial:
+                found[at] = "unseen", 0.0, ""
+            elif one.missing or other.missing:
+                found[at] = "fault", math.inf, f"{one.missing or other.missing} elements were logged by no rank"
+            elif not (self.gatherings[0].told[self.ours[at]] and self.gatherings[1].told[self.theirs[at]]):
+                found[at] = "too coarse", 0.0, "logs below level 2 hold no values"
+        return found
+
+    @cached_property
+    def sampled(self) -> NDArray[np.bool_]:
+        """Whether both runs have the same samples."""
+        lengths = self.gatherings[0].lengths[self.ours]
+        found: NDArray[np.bool_] = (lengths == self.gatherings[1].lengths[self.theirs]) & (lengths >= 0)
+        return found
+
+    @cached_property
+    def segments(self) -> Segments:
+        """Of the values of each: its samples, or statistics instead of them."""
+        return Segments.of(np.where(self.sampled, self.gatherings[0].lengths[self.ours], STATISTICS).tolist())
+
+    @cached_property
+    def _reading(self) -> tuple[Places, Places, Places, Places]:
+        """Where the samples lie, in values and in both tables; and where statistics lie in values."""
+        rows, others = self.sampled.nonzero()[0], (~self.sampled).nonzero()[0]
+        lengths = self.segments.lengths[rows]
+        first, second = (
+            ranges(gathering.begins[which[rows]], lengths)
+            for gathering, which in zip(self.gatherings, (self.ours, self.theirs), strict=True)
+        )
+        return self.segments.elements(rows), first, second, self.segments.elements(others)
+
+    def values(self, tables: tuple[Table, Table]) -> tuple[Floats, Floats]:
+        """Of both, one tensor after the other."""
+        to, first, second, rest = self._reading
+        found = np.empty(self.segments.size), np.empty(self.segments.size)
+        for values, table, places, which in zip(found, tables, (first, second), (self.ours, self.theirs), strict=True):
+            values[to] = table.samples[places]
+            if len(rest):
+                values[rest] = table.statistics()[which[~self.sampled]].reshape(-1)
+        if self.partial:
+            unseen = np.isnan(found[0]) | np.isnan(found[1])
+            found[0][unseen] = found[1][unseen] = 0.0
+        return found
+
+    def judge(
+        self,
+        tables: tuple[Table, Table],
+        bounds: Floats,
+        scales: Floats,
+        ratios: Mapping[str, float],
+        explained: Floats | None = None,
+    ) -> Judged:
+        """Hold them against each other. `scales` are the usual sizes of values like these: what is 0 but for rounding is
+        measured by them. As far apart as `explained`, samples may be anyway.
+        """
+        values = self.values(tables)
+        with np.errstate(all="ignore"):
+            apart = np.abs(values[0] - values[1])
+            apart = apart if explained is None else np.maximum(apart - explained, 0)
+            own = self.segments.rms(values[1])
+            sizes = np.where(scales > own, scales, own)
+            whole = np.where(self.segments.rms(values[0]) > 0, np.inf, 0.0)
+            distances = np.where(sizes != 0, self.segments.rms(apart) / sizes, whole)
+        beyond = ~(distances <= bounds)
+        odd = self._odd(tables)
+        verdicts: list[Verdict] = [
+            "fault" if over else "rounding" if far else "equal"
+            for over, far in zip(beyond.tolist(), distances.tolist(), strict=True)
+        ]
+        words: dict[int, str] = {}
+        bounds = bounds.copy()
+        for at in odd:
+            verdicts[at], distances[at], words[at] = "nan", math.inf, self._nans(tables, at)
+        for at, (verdict, distance, why) in self.fixed.items():
+            verdicts[at], distances[at], words[at] = verdict, distance, why
+            bounds[at] = bounds[at] if verdict == "fault" else 0.0
+        parted = np.array([at for at, verdict in enumerate(verdicts) if verdict == "fault" and at not in words], np.int64)
+        return Judged(verdicts, distances, bounds, words | self.looks(parted, values, ratios), values)
+
+    def looks(self, which: Places, values: tuple[Floats, Floats], ratios: Mapping[str, float]) -> dict[int, str]:
+        """What the differences of these look like."""
+        if not len(which):
+            return {}
+        elements = self.segments.elements(which)
+        phases = [self.tensors[at][0].name.phase for at in which.tolist()]
+        own = Segments.of(self.segments.lengths[which].tolist())
+        return dict(zip(which.tolist(), causes(values[0][elements], values[1][elements], own, ratios, phases), strict=True))
+
+    def _odd(self, tables: tuple[Table, Table]) -> list[int]:
+        counts = tables[0].figures[self.ours, 1:3].any(axis=1) | tables[1].figures[self.theirs, 1:3].any(axis=1)
+        return [at for at in np.flatnonzero(counts).tolist() if at not in self.fixed]
+
+    def _nans(self, tables: tuple[Table, Table], at: int) -> str:
+        rows = (table.figures[which[at], 1:3] for table, which in zip(tables, (self.ours, self.theirs), strict=True))
+        first, second = (tuple(int(count) for count in row) for row in rows)
+        return f"NaNs and infinities: {first} against {second}"
+
+
+@dataclass(frozen=True, eq=False)
+class Copy:
+    """A copy of a part that another rank of A logged than the first: which pair it belongs to, and the records of both."""
+
+    pair: int
+    rank: int
+    row: int
+    first: int
+    tensor: Entry
+    """With the copy in the place of the first."""
+
+
+def copies(pairs: Sequence[tuple[Entry, Entry]], pattern: Pattern) -> Iterator[Copy]:
+    """Of all pairs."""
+    for at, (one, _) in enumerate(pairs):
+        first = {place(part.record.placement): part for part in one.parts}
+        for copy in one.replicas:
+            part = first[place(copy.record.placement)]
+            tensor = Entry(one.name, tuple(copy if other is part else other for other in one.parts))
+            yield Copy(at, copy.rank, pattern.rows[id(copy)], pattern.rows[id(part)], tensor)
+
+
+def unit(one: Entry, other: Entry, formats: Iterable[str]) -> float:
+    """The unit in the last place of the coarsest format."""
+    formats = {one.first.dtype, other.first.dtype, *formats}
+    floating = (getattr(torch, name) for name in formats if getattr(torch, name).is_floating_point)
+    return max((torch.finfo(dtype).eps for dtype in floating), default=0.0)
+
+
+class Pairing:
+    """The tensors of steps of two runs that look like these patterns."""
+
+    def __init__(self, first: Run, patterns: tuple[Pattern, Pattern], partial: bool) -> None:
+        self.patterns, self._partial = patterns, partial
+        self.ours, self.theirs = _alike(*(_shared(pattern.entries) for pattern in patterns))
+        self.gatherings = Gathering(self.ours, patterns[0]), Gathering(self.theirs, patterns[1])
+        self.sections = tuple({section(entry.name) for entry in entries} for entries in (self.ours, self.theirs))
+        known = {key(entry.name): at for at, entry in enumerate(self.theirs)}
+        found = [(at, known.pop(key(entry.name), None)) for at, entry in enumerate(self.ours)]
+        self.alone = [at for at, other in found if other is None], list(known.values())
+        both = [(at, other) for at, other in found if other is not None]
+        late = [self.ours[at].name.phase == "update" for at, _ in both]
+        self.early, self.late = (
+            self._pairs([pair for pair, is_late in zip(both, late, strict=True) if is_late is wanted]) for wanted in (False, True)
+        )
+        names = [*(self.ours[at].name for at, _ in found), *(self.theirs[at].name for at in self.alone[1])]
+        self.order = sorted(range(len(names)), key=lambda at: first.order(names[at]))
+        self._by_section: dict[Section, list[int]] = defaultdict(list)
+        for at, entry in enumerate(self.theirs):
+            if self.gatherings[1].told[at]:
+                self._by_section[section(entry.name)].append(at)
+
+    def _pairs(self, rows: Sequence[tuple[int, int]]) -> Pairs:
+        ours, theirs = (np.array([row[side] for row in rows], np.int64) for side in (0, 1))
+        return Pairs(
+            self.gatherings, ours, theirs, tuple((self.ours[at], self.theirs[other]) for at, other in rows), self._partial
+        )
+
+    def scales(self, table: Table) -> Mapping[Section, float]:
+        """The usual size of B's values of each phase and kind."""
+        found: dict[Section, float] = defaultdict(float)
+        for name, rows in self._by_section.items():
+            sizes = table.sizes[rows][table.finite[rows] != 0]
+            if len(sizes):
+                found[name] = float(np.median(sizes))
+        return found

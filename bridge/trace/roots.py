@@ -1,0 +1,51 @@
+"""Roots: what backward passes start from, which is the loss of a training whose loop nobody knows."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bridge.trace.tracer import recomputing
+
+
+class Roots:
+    """The scalars that backward passes started from since they were asked for last."""
+
+    def __init__(self) -> None:
+        self._found: list[Tensor] = []
+        _listeners.add(self)
+        _install()
+
+    def began(self, tensors: Any) -> None:
+        """A backward pass starts from these."""
+        several = [tensors] if isinstance(tensors, Tensor) else tensors
+        if not recomputing() and isinstance(several, list | tuple):
+            self._found += [root.detach() for root in several if isinstance(root, Tensor) and root.numel() == 1]
+
+    def take(self) -> float | None:
+        """Their sum, as passes of one step share its loss; None if there was none. Waits for it."""
+        found, self._found = self._found, []
+        return sum(float(root) for root in found) if found else None
+
+
+_listeners: weakref.WeakSet[Roots] = weakref.WeakSet()
+
+
+def _install() -> None:
+    """Have every backward pass that is asked for from Python told to those who listen, once in a process."""
+    plain = torch.autograd.backward
+    if hasattr(plain, "told_to"):
+        return
+
+    @functools.wraps(plain)
+    def backward(tensors: Any, *given: Any, **named: Any) -> None:
+        for listener in tuple(_listeners):
+            listener.began(tensors)
+        plain(tensors, *given, **named)
+
+    backward.told_to = _listeners  # type: ignore[attr-defined]
+    torch.autograd.backward = backward

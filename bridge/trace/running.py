@@ -1,0 +1,53 @@
+"""Running: whether a training still writes its trace, so that who follows it knows when it ends."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from bridge.errors import SourceError
+from bridge.files.contained import read_text
+from bridge.files.sealed import parsed
+
+FILE = "running.json"
+MOST = 2**16
+
+
+def mark(folder: Path) -> Callable[[], None]:
+    """Note that this process writes there; what ends the note, which the end of the process does too."""
+    path = folder / FILE
+
+    def ended() -> None:
+        with suppress(OSError):  # a folder that is gone needs no note
+            path.unlink(missing_ok=True)
+        atexit.unregister(ended)
+
+    with suppress(OSError):  # a folder that cannot be written to is reported by the log
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
+        atexit.register(ended)
+    return ended
+
+
+def alive(folder: Path) -> bool:
+    """Whether somebody writes there: a note is there, and its process is, as far as this host can tell."""
+    path = folder / FILE
+    if not path.exists():
+        return False
+    try:
+        found = parsed(read_text(path, folder, MOST), path)
+        process = int(found["pid"])
+        if found["host"] == socket.gethostname():
+            os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    except (SourceError, KeyError, TypeError, ValueError, OverflowError):
+        return path.exists()  # it is being written, or was taken away just now
+    return True

@@ -1,0 +1,42 @@
+"""Verdicts: what became of one tensor of two runs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from bridge.trace.record import Name
+
+Verdict = Literal["equal", "rounding", "fault", "nan", "only in A", "only in B", "other shape", "too coarse", "unseen"]
+
+FAULTS: tuple[Verdict, ...] = ("fault", "nan", "only in A", "only in B", "other shape")
+"""Verdicts that rounding does not explain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What became of one tensor: root mean square of the difference over that of the values (`distance`), and how large
+    rounding may make it (`bound`); `cause` is what a fault looks like, `ranks` who logged what differs, where not all did. A
+    tensor that one of the runs logs nothing of that kind of is "unseen". Of weights, the distance is what adaptive updates do not
+    explain by the distance of their gradients.
+    """
+
+    name: Name
+    verdict: Verdict
+    distance: float = 0.0
+    bound: float = 0.0
+    cause: str = ""
+    ranks: tuple[int, ...] = ()
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether rounding does not explain it."""
+        return self.verdict in FAULTS
+
+
+def share(line: Line) -> float:
+    """Its distance as a share of its bound; infinite where a fault has no bound."""
+    if line.bound:
+        return line.distance / line.bound
+    return math.inf if line.is_fault else 0.0
