@@ -69,7 +69,7 @@ def inspect(folder: Path, name: str | None, tensors: bool, check: bool, as_json:
 
     def work() -> int:
         from bridge import report
-        from bridge.state import formats, moments
+        from bridge.state import formats
 
         format, place = formats.found(folder, name)
         if check:
@@ -77,7 +77,7 @@ def inspect(folder: Path, name: str | None, tensors: bool, check: bool, as_json:
                 formats.verified(format, place)
         hub = formats.read_at(format, place)
         if check:
-            hub = moments.checked(hub)
+            hub = formats.doubted(format, place, hub)
         code = report.exit_of(hub.findings)
         if as_json:
             print_json({**_about(hub, place), **({"tensors": list(_rows(hub))} if tensors else {}), "exit_code": code})
@@ -140,10 +140,14 @@ def _tell(hub: Hub, place: Path, tensors: bool, check: bool) -> None:
     for group in hub.groups:
         say(f"group of {len(group.names)}: {_said_of(group.settings)}")
     if check:
-        say("checksums: those that were written")
+        say(f"checksums: {'only those within the files' if _unsummed(hub) else 'those that were written'}")
     for row in _rows(hub) if tensors else ():
         say(f"  {row['name']}  {row['kind']}  {'x'.join(map(str, row['shape'])) or 'one'}  {row['dtype']}")
     _findings(hub.findings)
+
+
+def _unsummed(hub: Hub) -> bool:
+    return any(finding.path == "checksums" for finding in hub.findings)
 
 
 def _said_of(values: Mapping[str, Any]) -> str:
@@ -165,14 +169,14 @@ def convert(folder: Path, options: Options) -> int:
 
     def work() -> int:
         from bridge import report
-        from bridge.state import formats, moments
+        from bridge.state import formats
 
         source, place = formats.found(folder, options.from_)
         target = formats.named(options.to)
         wanted = formats.Wanted(**{**options.wanted, "dtype": _dtype(options.wanted["dtype"])})
         verified = options.verify and not options.dry_run
         read = formats.read_at(source, place)
-        hub = _named(_told(moments.checked(read) if verified else read, options), target, place, options)
+        hub = _named(_told(formats.doubted(source, place, read) if verified else read, options), target, place, options)
         written = formats.planned(target, hub, wanted)
         if verified:
             with progress.told("the files to be checked"):

@@ -161,6 +161,7 @@ def _ranks(plan: Plan, world: int | None) -> int:
 def _left_out(plan: Plan, outline: Outline, world: int | None) -> Iterator[Finding]:
     """What a layout does not count, or shows otherwise."""
     parallel, mesh = plan.parallel, outline.mesh.world
+    yield from outline.costly
     if world is not None and mesh != world:
         yield Finding("parallel", f"{world - mesh} of {world} ranks are beside the mesh, and not shown", Effect.NONE)
     yield from (Finding("schedule", note, Effect.NONE) for note in outline.notes)

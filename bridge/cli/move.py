@@ -150,14 +150,14 @@ def _exit(code: Exit, found: Mapping[str, Any] | None) -> Exit:
 
 def _source(job: Job, options: Options) -> tuple[Source, Job]:
     """The config and the checkpoint; the ranks that nothing else says are those that saved it."""
-    from bridge.state import formats, moments
+    from bridge.state import formats
 
     format, place = formats.found(options.checkpoint, options.from_)
     verified = options.verify and not options.dry_run
     if verified:
         formats.verified(format, place)
     hub = formats.read_at(format, place)
-    hub = moments.checked(hub) if verified else hub
+    hub = formats.doubted(format, place, hub) if verified else hub
     config = convert.read(job)
     saved = hub.origin.world
     if config.world_size is None and saved:

@@ -32,6 +32,7 @@ from bridge.engine.tensor_parallel import Conversion, Mark, Split, joined
 from bridge.engine.weights import EXPORT, Weights
 from bridge.errors import BridgeError, ConfigError
 from bridge.findings import Finding
+from bridge.layout.levels import dearer
 from bridge.layout.pipeline import Pipeline, by_names, text_of
 from bridge.layout.recompute import chunks
 from bridge.layout.schedule import Kind, program, trimmed
@@ -132,6 +133,8 @@ class Engine:
         named, homes = dict(model.named_parameters()), self.pipeline.schedule.homes
         self.parameters = parameter_facts(named, layers, self.pipeline.layers, marks)
         self.layout, local = self._layout(self.line.index), self.pipeline.local(self.line.index)
+        costly = dearer(plan, self.layout, on_rank(self.parameters, homes, self.line.index))
+        self.findings = (*self.findings, costly) if costly else self.findings
         compute = TORCH[plan.precision.compute] if plan.precision.compute else None
         parameters = _kept(named, on_rank(self.parameters, homes, self.line.index), compute)
         self._trained = [(name, weight, weight.requires_grad) for name, weight in parameters.items()]

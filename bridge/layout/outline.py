@@ -8,7 +8,9 @@ from functools import cached_property
 
 from bridge.batch import solve
 from bridge.errors import ConfigError
+from bridge.findings import Finding
 from bridge.layout.architecture import Architecture, Share
+from bridge.layout.levels import dearer
 from bridge.layout.mesh import Mesh
 from bridge.layout.pipeline import Pipeline, described, name_of, period_of, stages_of, text_of
 from bridge.layout.recompute import Chunk, chunks
@@ -23,10 +25,13 @@ from bridge.plan import Plan
 
 @dataclass(frozen=True)
 class Place:
-    """What the ranks of one pipeline and one tensor coordinate share: the layout of their stages, and sites of activations."""
+    """What the ranks of one pipeline and one tensor coordinate share: the layout of their stages, sites of activations, and a
+    finding if a lower ZeRO level keeps less on them.
+    """
 
     layout: Layout
     sites: tuple[Site, ...]
+    costly: Finding | None
 
 
 FOLLOWED = 4
@@ -100,6 +105,12 @@ class Outline:
         sizes, place = self.mesh.sizes, self.mesh.coordinates(rank)
         return *self._at(rank), place["data"] * sizes["context"] + place["context"]
 
+    @property
+    def costly(self) -> tuple[Finding, ...]:
+        """Findings of pipeline ranks on which a lower ZeRO level keeps less, each once."""
+        found = (self._places[rank, 0].costly for rank in range(self.mesh.sizes["pipeline"]))
+        return tuple(dict.fromkeys(finding for finding in found if finding))
+
     def bytes(self, rank: int) -> dict[str, int]:
         """Bytes that `rank` keeps between steps, by kind."""
         return self.place(rank).layout.bytes()
@@ -123,7 +134,7 @@ class Outline:
         parameters = on_rank(self.shape.parameters(stages, share), homes, pipeline)
         layout = Layout.of(self.plan, parameters, len(held), self.shards)
         layers = tuple(layer for stage in held for layer in self.stages[stage])
-        return Place(layout, tuple(self.shape.sites(layers, share)))
+        return Place(layout, tuple(self.shape.sites(layers, share)), dearer(self.plan, layout, parameters))
 
     def _share(self, index: int) -> Share:
         """A tensor rank's place; experts lie on data and tensor ranks (Megatron: parallel_state.py, expert groups)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from bridge.config import shown
 from bridge.errors import SourceError, nearest
 from bridge.findings import Finding
 from bridge.rules import Effect
-from bridge.state import digests
+from bridge.state import digests, moments
 from bridge.state.archive import Used as Used
 from bridge.state.files import File
 from bridge.state.hub import Hub, lost
@@ -52,6 +52,8 @@ class Format(ABC):
     """Whether only as many ranks load a checkpoint as saved it."""
     names: str | None = None
     """Whose names of parameters its readers know, if it is one stack's own."""
+    unseen: str = ""
+    """Damage that nothing in its files shows, unless SHA256SUMS lies beside them."""
 
     @abstractmethod
     def find(self, folder: Path) -> Path | None:
@@ -133,6 +135,13 @@ def verified(format: Format, place: Path, files: Sequence[File] | None = None) -
     except FLAWS as error:
         said = f"{place}: not as {format.title} has it ({type(error).__name__}: {shown(str(error))})"
         raise SourceError(f"{said}; the checkpoint is damaged") from error
+
+
+def doubted(format: Format, place: Path, hub: Hub) -> Hub:
+    """A checkpoint that `verified` passed, with findings of what is odd in it all the same, and of what no check can see."""
+    unseen = format.unseen and not (place / digests.SUMS).is_file()
+    limits = [lost("checksums", f"{digests.SUMS} is not there: {format.unseen}", Effect.NONE)] if unseen else []
+    return replace(hub, findings=(*hub.findings, *limits, *moments.impossible(hub)))
 
 
 def planned(format: Format, hub: Hub, wanted: Wanted) -> Written:

@@ -7,7 +7,6 @@ By the inequality of Cauchy and Schwarz m^2 <= K * v in every element, with K = 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from bridge.findings import Finding
@@ -19,11 +18,6 @@ SAMPLE = 2**16
 """Elements of a parameter that are looked at, from its beginning."""
 ROUNDING, TINY = 1.05, 1e-30
 """What rounding in fp32 may add to m^2, and below what m^2 is not looked at: there v has left the range of fp32."""
-
-
-def checked(hub: Hub) -> Hub:
-    """The checkpoint, with a finding for each parameter whose moments do not fit one another. Raises `SourceError`."""
-    return replace(hub, findings=(*hub.findings, *impossible(hub)))
 
 
 def impossible(hub: Hub) -> Iterator[Finding]:

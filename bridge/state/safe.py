@@ -174,6 +174,7 @@ class Safe(Format):
     name = "safetensors"
     title = "Hugging Face safetensors"
     names = "huggingface"
+    unseen = "a changed byte of a tensor is not seen"
 
     def find(self, folder: Path) -> Path | None:
         """A folder with the usual names."""

@@ -187,3 +187,18 @@ def test_what_cannot_be_laid_out_is_one_line(
     assert cli(["layout", str(path), *arguments, "--json"]) == 1
     streams = capsys.readouterr()
     assert message.startswith("--model") or json.loads(streams.out)["exit_code"] == 1
+
+
+@given(st.integers(2, 4), st.integers(1, 3), st.integers(1, 6), st.integers(1, 4), st.booleans())
+def test_a_level_that_keeps_more_than_a_lower_one_is_named(ranks: int, level: int, layers: int, width: int, tied: bool) -> None:
+    shape = replace(SHAPE, layers=layers, hidden=8 * width, tied=tied)
+
+    def laid(stage: int) -> Outline:
+        values = {"zero.stage": stage, "batch.micro": 1, "precision.compute": "bf16", "precision.master": "fp32"}
+        return Outline.of(Plan.of(values), shape, ranks)
+
+    kept = {stage: sum(laid(stage).bytes(0).values()) for stage in range(1, level + 1)}
+    dearer = [stage for stage in range(1, level) if kept[stage] < kept[level]]
+    found = laid(level).costly
+    assert bool(found) == bool(dearer)
+    assert not dearer or f"use level {min(dearer, key=lambda stage: kept[stage])}" in found[0].message

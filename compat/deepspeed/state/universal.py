@@ -40,6 +40,7 @@ class Universal(Format):
 
     name = "universal"
     title = "DeepSpeed universal"
+    unseen = "a file in the place of another parameter's of that shape is seen only if its values do not fit that parameter"
 
     def find(self, folder: Path) -> Path | None:
         """The folder itself, or the one that `latest_universal` names in it."""

@@ -29,6 +29,7 @@ class Zero(Format):
     name = "deepspeed"
     title = "DeepSpeed ZeRO 0 to 3"
     fixed = True
+    unseen = "a rank's file of another run at the same step is seen only if its values do not fit the others"
 
     def find(self, folder: Path) -> Path | None:
         """The folder itself, or the one that `latest` names in it."""

@@ -1,0 +1,35 @@
+"""ZeRO levels side by side: whether a lower one keeps less, as it may in a model of few stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bridge.findings import Finding
+from bridge.layout.shard import Layout, Parameter
+from bridge.plan import Plan
+from bridge.rules import Effect
+
+MEBIBYTE = 2**20
+
+
+def dearer(plan: Plan, layout: Layout, parameters: Sequence[Parameter]) -> Finding | None:
+    """A finding if a lower level keeps fewer bytes of `parameters` on a rank than `layout`, which `plan` asks for.
+
+    Levels 2 and 3 keep slices of everything, and two whole buffers, each as large as the largest stage: in a model of few stages
+    that is more than all of it once.
+    """
+    kept = {level: _kept(plan, layout, parameters, level) for level in range(1, layout.level)}
+    best = min(kept, key=lambda level: kept[level], default=layout.level)
+    own = sum(layout.bytes().values())
+    if best == layout.level or kept[best] >= own:
+        return None
+    here, there = (f"{size / MEBIBYTE:,.1f} MiB" for size in (own, kept[best]))
+    why = f"in {layout.stages} stages, two whole buffers beside the slices are more than they save"
+    said = f"level {layout.level} keeps {here} on each of these ranks, level {best} {there}: {why}; use level {best}"
+    return Finding("zero.stage", said, Effect.COST, given=True)
+
+
+def _kept(plan: Plan, layout: Layout, parameters: Sequence[Parameter], level: int) -> int:
+    zero = plan.zero.model_copy(update={"stage": level, "weight_buffers": None, "grad_buffers": None})
+    other = Layout.of(plan.model_copy(update={"zero": zero}), parameters, layout.stages, layout.data)
+    return sum(other.bytes().values())
