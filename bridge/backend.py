@@ -21,6 +21,7 @@ from bridge.translation import lift, lower, plan_claims
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from bridge.engine.rows import Rows
     from bridge.state.hub import Hub
 
     Batch = tuple[Tensor, Tensor]
@@ -38,7 +39,8 @@ class Workload:
 
     `micro` counts where the config leaves the microbatch open. With a `folder` it is the model of Hugging Face that the
     config.json there describes, and `architecture` says no more than the words and tokens of its samples; `model` is then what a
-    plan says of it, for stacks that bring a model of their own.
+    plan says of it, for stacks that bring a model of their own, and `first` its weights under the native names. With `rows` these
+    are the samples, and nothing is dropped at random.
     """
 
     architecture: Architecture
@@ -46,6 +48,8 @@ class Workload:
     micro: int = MICRO
     model: Model | None = None
     folder: Path | None = None
+    first: Mapping[str, Tensor] | None = None
+    rows: Rows | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,16 +149,21 @@ Sizes that do not fit the ranks are refused with the command that would fit; --f
     findings=DONE,
 )
 
-VERIFY = """Translate FILE, run both sides in small on this machine, and say whether they are the same run.
+VERIFY = """Translate FILE, or take OTHER, run both sides in small on this machine, and say whether they are the same run.
 
 FILE as it is written runs on its own stack where that is installed, the translation on the other one, and what each of them
 means on the native engine and on every other stack's engine that can: the same small GPT with the same weights and data, sizes
 shrunk to a few local ranks. Losses, gradient norms and every tensor are held against what FILE means. Where they differ by more
 than rounding, one feature after the other is switched off to find the cause.
 
+With OTHER both are configs of your own, on your own model (--model) and batch (--batch: bridge.trace.batch(FILE, batch) writes
+it from a running loop), each on its own stack or on the engine that --on names.
+
 \b
 Examples:
   stagebridge verify launch.args --to deepspeed --world-size 8
+  stagebridge verify ds_config.json launch.args --model qwen --batch batch.safetensors --world-size 2
+  stagebridge verify ds.json ds.json --model qwen --batch batch.safetensors --on fsdp2,deepspeed
   stagebridge verify ds_config.json --to megatron --world-size 8 --ranks 2
   stagebridge verify ds_config.json --to megatron --code pipeline_stages=2 --world-size 2 --json
 
@@ -667,7 +672,28 @@ def train(
 @reads_file()
 def verify(
     job: Job,
-    to: Annotated[str, typer.Option("--to", metavar="DIALECT", help="Stack to translate to.", show_default=False)],
+    other: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(metavar="[OTHER]", help="A config of your own to hold it against, in place of --to.", show_default=False),
+    ] = None,
+    to: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--to", metavar="DIALECT", help="Stack to translate to.", show_default=False),
+    ] = None,
+    model: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--model", metavar="FOLDER", help="Your model: config.json of Hugging Face, with weights or without."),
+    ] = None,
+    batch: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--batch", metavar="FILE", help="Your batch, as bridge.trace.batch(FILE, batch) writes it."),
+    ] = None,
+    on: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--on", metavar="A,B", help="Engines of both: torch, ddp, fsdp2, native or a stack; by default their own stacks."
+        ),
+    ] = None,
     to_version: ToVersion = None,
     ranks: Annotated[int, typer.Option("--ranks", metavar="N", min=1, max=8, help="Local ranks at most.")] = 4,
     steps: Annotated[
@@ -677,9 +703,10 @@ def verify(
     padded: Annotated[bool, typer.Option("--padded", help="Every third sample is half padding, which counts nothing.")] = False,
 ) -> int:
     """Verify one file."""
-    from bridge.cli.verify import Options, verify
+    from bridge.cli.verify import Options, own_of, verify
 
-    return verify(job, Options(to, to_version, ranks, steps, padded))
+    own = own_of(job.file, other, to, model, batch, on)
+    return verify(job, Options(to, to_version, ranks, steps, padded, own))
 
 
 @app.command(help=MOVE, short_help="Move a run with its checkpoint to another stack, and prove it.")

@@ -27,7 +27,8 @@ from bridge.grid import Grid
 from bridge.translation import Result, translate
 
 if TYPE_CHECKING:
-    from bridge.verify.pair import Pair
+    from bridge.backend import Backend
+    from bridge.verify.pair import Pair, Side
 
 RANK = "bridge.cli.verify"
 MARK = "@stagebridge "
@@ -36,14 +37,48 @@ Fields = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Options:
-    """Stack and release to translate to, ranks at most, steps, and whether samples are padded."""
+class Own:
+    """The other config of a user's own, the folder of the model, the file of the batch, and the engines named for both."""
 
-    to: str
+    other: str
+    model: str
+    batch: str
+    on: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Options:
+    """Stack and release to translate to, ranks at most, steps, and whether samples are padded; or what is the user's own."""
+
+    to: str | None = None
     to_version: str | None = None
     ranks: int = 4
     steps: int | None = None
     padded: bool = False
+    own: Own | None = None
+
+
+def own_of(file: str, other: str | None, to: str | None, model: Path | None, batch: Path | None, on: str | None) -> Own | None:
+    """What is the user's own, if there is a second config. Raises `BridgeError` for half of it."""
+    if other is None:
+        alone = {"--model": model, "--batch": batch, "--on": on}
+        BridgeError.raise_if(
+            f"{name}: goes with a second config: verify {file} OTHER {name} ..." for name in alone if alone[name]
+        )
+        BridgeError.raise_if([] if to else ["verify: expected --to DIALECT, or a second config with --model and --batch"])
+        return None
+    BridgeError.raise_if(["--to: found beside a second config; give one of them"] if to else [])
+    lacks = [name for name, given in {"--model FOLDER": model, "--batch FILE": batch}.items() if given is None]
+    BridgeError.raise_if(f"verify: a second config needs {name} too" for name in lacks)
+    assert model is not None and batch is not None
+    config = model / "config.json"
+    BridgeError.raise_if(
+        [] if config.is_file() else [f"{config}: not there; expected the config.json of a model of Hugging Face"]
+    )
+    BridgeError.raise_if([] if batch.is_file() else [f"{batch}: not there; bridge.trace.batch({batch.name!r}, batch) writes one"])
+    names = tuple(on.split(",")) if on else None
+    BridgeError.raise_if([f"--on: found {on}, expected two engines: --on ddp,deepspeed"] if names and len(names) != 2 else [])
+    return Own(other, str(model.absolute()), str(batch.absolute()), names)  # type: ignore[arg-type]
 
 
 def verify(job: Job, options: Options) -> int:
@@ -100,7 +135,7 @@ def _at_hand(job: Job, folder: Path) -> Job:
 
 def _measured(job: Job, options: Options) -> Fields:
     """What the ranks found; their progress goes to stderr."""
-    world = _pair(job, options).size.world
+    world = (_own(job, options.own, options.ranks)[0] if options.own else _pair(job, options)).size.world
     found = next(measured([(job, options)], world, None if job.json else _tell))
     if "problems" in found:
         raise BridgeError(*found["problems"])
@@ -130,8 +165,26 @@ def _pair(job: Job, options: Options) -> Pair:
     return fitted(source, _target(source, options), stacks.backends(options.to, job.dialect), options.ranks)
 
 
+def _own(job: Job, own: Own, limit: int) -> tuple[Pair, Mapping[Side, Backend]]:
+    """Both configs, in small, and the engine of each."""
+    from bridge.engine.backend import BACKEND
+    from bridge.engine.plain import BACKENDS
+    from bridge.verify.own import engines_of, paired
+
+    configs = read(job), _read(replace(job, file=own.other))
+    known = {**stacks.backends(*(config.dialect.name for config in configs)), **BACKENDS, BACKEND.name: BACKEND}
+    engines = engines_of(configs, own.on, known)
+    return paired(configs, engines, limit), engines
+
+
+def _read(job: Job) -> Config:
+    with within(job):
+        return read(job)
+
+
 def _target(source: Config, options: Options) -> Result:
     """The translation: for the release that is asked for, else for the one that is installed and would run it."""
+    assert options.to is not None, "the command asks for it where there is no second config"
     dialect, backend = stacks.load(options.to), stacks.backends(options.to).get(options.to)
     installed = backend.release if backend and backend.release in dialect.versions else None
     return translate(source, dialect, options.to_version or installed)
@@ -199,7 +252,9 @@ def _changed(changes: Mapping[str, Fields]) -> str:
 
 def warm(text: str) -> None:
     """Load the engines that may be asked, before there are ranks."""
-    loaded({name for said in json.loads(text) for name in (said["options"]["to"], said["job"]["dialect"])})
+    spec = json.loads(text)
+    on = [name for said in spec for name in (said["options"].get("own") or {}).get("on") or ()]
+    loaded({*on, *(name for said in spec for name in (said["options"]["to"], said["job"]["dialect"]))})
 
 
 def loaded(named: Iterable[str | None]) -> None:
@@ -207,7 +262,8 @@ def loaded(named: Iterable[str | None]) -> None:
     from bridge.engine.backend import BACKEND
 
     with redirect_stdout(sys.stderr):
-        for backend in (BACKEND, *stacks.backends(*sorted(filter(None, named))).values()):
+        wanted = sorted(name for name in named if name in stacks.names())
+        for backend in (BACKEND, *stacks.backends(*wanted).values()):
             if backend.release is not None:
                 backend.load()
 
@@ -225,8 +281,26 @@ def main(text: str) -> None:
 
     with redirect_stdout(sys.stderr):
         for said in tasks:
-            tell(found=_found(Job(**said["job"]), Options(**said["options"]), lambda line: tell(note=line)))
+            tell(found=_found(Job(**said["job"]), _options(said["options"]), lambda line: tell(note=line)))
     end(here.world)
+
+
+def _options(said: Mapping[str, Any]) -> Options:
+    own = said.get("own")
+    return Options(**{**said, "own": Own(**{**own, "on": tuple(own["on"]) if own["on"] else None}) if own else None})
+
+
+def _judged(job: Job, options: Options, own: Own, note: Any) -> Fields:
+    """The report on two configs of a user's own."""
+    from bridge.engine.rows import Rows
+    from bridge.trace.batch_file import read as kept
+    from bridge.verify.on_batch import Given, judged
+
+    pair, engines = _own(job, own, options.ranks)
+    folder = Path(own.model)
+    rows = Rows.of(own.batch, kept(Path(own.batch)).tensors)
+    given = Given(folder, _read(Job(str(folder / "config.json"))), rows)
+    return {**judged(pair, engines, given, options.steps, note).fields(), "judged_release": ""}
 
 
 def _found(job: Job, options: Options, note: Any) -> Fields:
@@ -240,6 +314,8 @@ def _found(job: Job, options: Options, note: Any) -> Fields:
     comm.connect(here.rank, here.world, here.address, "nccl" if is_available() else "gloo")
     try:
         with within(job):
+            if options.own:
+                return _judged(job, options, options.own, note)
             pair = _pair(job, options)
             found = verify(pair, stacks.backends(options.to, job.dialect), options.steps, options.padded, note).fields()
             return {**found, "judged_release": _otherwise(pair.target)}

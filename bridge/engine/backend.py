@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from bridge import __version__
 from bridge.backend import Backend, Step, Workload
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from bridge.backend import Batch
+    from bridge.engine.rows import Rows
     from bridge.engine.runner import Engine
 
 
@@ -53,14 +54,14 @@ class NativeBackend(Backend):
             plan = Plan.of({path: value for path, value in plan.values().items() if path not in EXPERTS})
         loss = summed_cross_entropy if plan.loss == "per_token" else mean_cross_entropy
         engine = initialize(native(workload), plan, lambda output, targets: loss(logits_in(output), targets), seed=workload.seed)
-        return NativeTrainer(engine, plan.batch.micro or workload.micro)
+        return NativeTrainer(engine, plan.batch.micro or workload.micro, workload.rows)
 
 
 class NativeTrainer:
     """A run of the native engine; see `Trainer`."""
 
-    def __init__(self, engine: Engine, micro: int) -> None:
-        self.engine, self.micro, self.accumulation = engine, micro, engine.accumulation
+    def __init__(self, engine: Engine, micro: int, rows: Rows | None = None) -> None:
+        self.engine, self.micro, self.accumulation, self.rows = engine, micro, engine.accumulation, rows
         self.data = (engine.data.index, engine.data.size)
         self._gradients = 0
         engine.watchers["reduced"].append(self._count)
@@ -68,8 +69,15 @@ class NativeTrainer:
     def train_batch(self, batches: Iterable[Batch]) -> Step:
         """See `Trainer`."""
         engine, before, scale = self.engine, self.engine.progress.steps, self.engine.scaler.scale
-        loss, progress = engine.train_batch(batches), engine.progress
+        loss, progress = engine.train_batch(batches if self.rows is None else map(self._named, batches)), engine.progress
         return Step(loss, progress.grad_norm, progress.lr, progress.steps > before, scale)
+
+    def _named(self, batch: Batch) -> Any:
+        """Rows of the user's own as the model is called with them."""
+        from bridge.engine.layers import Arguments
+
+        assert self.rows is not None
+        return Arguments((batch[1],), self.rows.named(batch[0]))
 
     def resume(self, place: Path) -> int:
         """See `Trainer`."""

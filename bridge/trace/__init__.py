@@ -85,6 +85,18 @@ def attach(
     return Tracer(source, observers, findings, ended).install()
 
 
+def batch(path: str | Path, *values: Any, **named: Any) -> bool:
+    """Keep what a loop feeds its model in the safetensors file `path`, in one line anywhere in the loop.
+
+    `values` are a dict, a tuple, tensors; `named` adds more, such as `labels=labels`. The first call writes, on the first rank,
+    and says so (True); those after it in this process do nothing. Raises `BridgeError` with the name and type of each value that
+    is no tensor, array or plain value. `stagebridge verify A B --model FOLDER --batch FILE` runs two engines on such a file.
+    """
+    from bridge.trace.batch_file import keep
+
+    return keep(path, values, named)
+
+
 def source_of(target: Any, optimizer: Any = None, accumulation: int | None = None) -> Source:
     """What tells traces of `target`. Raises `BridgeError` for what cannot be attached."""
     from torch import nn

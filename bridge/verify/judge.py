@@ -114,20 +114,30 @@ def _finite(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not isfinite(value) else value
 
 
-def verify(pair: Pair, backends: Mapping[str, Backend], steps: int | None, padded: bool = False, note: Note = print) -> Report:
+def verify(
+    pair: Pair,
+    backends: Mapping[str, Backend],
+    steps: int | None,
+    padded: bool = False,
+    note: Note = print,
+    engines: Mapping[Side, Backend] | None = None,
+    bench: Bench | None = None,
+) -> Report:
     """Run both sides wherever they can be, on the ranks of this process group, all of which get the same report.
 
     The reference is what the source means, on the native engine. Raises `BridgeError` if nothing can run that. Open, the steps
-    are as many as show what moves.
+    are as many as show what moves. `engines` are those that the sides run on, if not their stacks' own; a `bench` of one's own
+    says what is trained.
     """
     plan, steps = pair.plans["source"], steps or max(map(steps_for, pair.plans.values()))
     padded = padded or len({one.loss for one in pair.plans.values()}) > 1  # which only shows where tokens are not as many
-    bench = Bench(pair.size.micro, steps, padded, pair.size.world, NATIVE)
+    bench = bench or Bench(pair.size.micro, steps, padded, pair.size.world, NATIVE)
+    steps = bench.steps
     note(f"native engine: what the source means, {steps} steps on {bench.world} ranks")
     reference = bench.expected(plan)
     rounding = distance(bench.expected(_wider(plan)), reference).at_least(DIGITS.get(plan.precision.compute or "fp32", 0.0))
     rows = [Row("source", NATIVE.title, False, "reference", "", reference)]
-    court = Court(pair, backends, bench, reference, replace(rounding, scale=""), note)
+    court = Court(pair, backends, bench, reference, replace(rounding, scale=""), note, engines=engines or {})
     told = (*(f"{path}: {message}" for path, message in pair.told), *(pair.nearest if pair.script else ()))
     hidden, unwritten = tuple(f"not shown in {steps} steps: {line}" for line in told), () if pair.script else pair.nearest
     return Report((*rows, *court.rows()), pair.changes, pair.size.world, rounding, steps, hidden, unwritten)
@@ -172,6 +182,7 @@ class Court:
     rounding: Distance
     note: Note
     scaled: bool = True
+    engines: Mapping[Side, Backend] = field(default_factory=dict)
 
     def rows(self) -> Iterator[Row]:
         """Everything but the reference."""
@@ -183,7 +194,8 @@ class Court:
 
     def _written(self, side: Side, meant: Row | None = None) -> Row:
         """A side by its own stack, as that is written; held against what it means."""
-        config, backend = self.pair.config(side), self.backends.get(self.pair.config(side).dialect.name)
+        config = self.pair.config(side)
+        backend = self.engines.get(side) or self.backends.get(config.dialect.name)
         if backend is None:
             return Row(side, config.dialect.title, True, "not run", "there is no engine of this stack to run it on")
         row = self._ran(side, backend, meant, self.pair.script if side == "target" else None)
@@ -235,7 +247,7 @@ class Court:
         self.note(f"{backend.title}: looking for the cause")
         beside = self._beside(backend, measured) if side == "target" and self.pair.script else ""
         if beside:
-            return f"the translation is at fault: {beside}"
+            return f"{self.pair.fault}: {beside}"
         suspect = Suspect(config, backend, self.pair.plans[side])
         cures = list(stack_cures(suspect, self.bench, self.rounding))
         healed = (
@@ -245,9 +257,9 @@ class Court:
         if known:
             return f"{backend.title} does not do what the file means; {healed}; known: {known}"
         lost = plan_loss(suspect, self.bench, self.rounding, self.reference)
-        held = f"the plan does not hold {', '.join(lost)} ({self.pair.said(lost)})"
+        held = f"the plan does not hold {', '.join(lost)}{self.pair.said(lost)}"
         fault = held if lost else f"it reads the file otherwise than {backend.title} runs it"
-        return f"the translation is at fault: {fault}; {healed}"
+        return f"{self.pair.fault}: {fault}; {healed}"
 
     def _beside(self, backend: Backend, measured: Measured) -> str:
         """Which of the files beside the config is at fault, if that alone, in a script of ours, runs as it means."""
@@ -305,8 +317,8 @@ class Court:
         """Which fields the translation changed so that numbers differ."""
         self.note("native engine: looking for the cause")
         causes = plan_causes(source, target, self.bench, wanted, rounding)
-        found = [f"{words} ({self.pair.said(paths)})" for paths, words in causes]
-        return f"the translation is at fault, it means something else: {'; '.join(found) or 'several fields together'}"
+        found = [f"{words}{self.pair.said(paths)}" for paths, words in causes]
+        return f"{self.pair.fault}, it means something else: {'; '.join(found) or 'several fields together'}"
 
     def _judged(self, row: Row, run: Callable[[], Measured], cause: Callable[[Measured], str]) -> Row:
         self.note(f"{row.engine}: " + (f"the {row.side} as it is written" if row.written else f"what the {row.side} means"))

@@ -16,6 +16,7 @@ from bridge.comm import everyones, joined, together
 from bridge.dialect import Config, Written
 from bridge.engine.data import Drawn, Text
 from bridge.engine.models.gpt import IGNORED
+from bridge.engine.rows import Rows
 from bridge.errors import BridgeError
 from bridge.plan import Plan
 
@@ -100,7 +101,8 @@ def _train(trainer: Trainer, workload: Workload, steps: int, padded: bool, start
     first = trainer.resume(start) if start else 0
     shape = workload.architecture
     drawn = workload.folder is not None
-    text = Drawn(shape.vocab, shape.sequence, workload.seed) if drawn else Text.of(None, shape.sequence, workload.seed)
+    own = workload.rows or (Drawn(shape.vocab, shape.sequence, workload.seed) if drawn else None)
+    text = own or Text.of(None, shape.sequence, workload.seed)
     weights, done = [dict(trainer.weights())], []
     for step in range(first, first + steps):
         done.append(trainer.train_batch(batches(text, trainer, step, padded)))
@@ -109,12 +111,15 @@ def _train(trainer: Trainer, workload: Workload, steps: int, padded: bool, start
     return Measured(tuple(done), tuple(weights), first)
 
 
-def batches(text: Text | Drawn, trainer: Trainer, step: int, padded: bool = False) -> Iterator[Batch]:
+def batches(text: Text | Drawn | Rows, trainer: Trainer, step: int, padded: bool = False) -> Iterator[Batch]:
     """This data rank's microbatches of a step: sample by sample the same for every layout with the same batch."""
     (place, places), rows = trainer.data, trainer.micro
     start = step * rows * trainer.accumulation * places
     for index in range(trainer.accumulation):
         first = start + (index * places + place) * rows
+        if isinstance(text, Rows):
+            yield text.batch(range(first, first + rows))
+            continue
         tokens = torch.stack([text.sample(first + row) for row in range(rows)])
         targets = tokens[:, 1:].contiguous()
         if padded:

@@ -34,6 +34,13 @@ class Pair:
     told: tuple[tuple[str, str], ...] = ()
     modelled: bool = False
     nearest: tuple[str, ...] = ()
+    translated: bool = True
+    """Whether the target is the source's translation; else a config of its own."""
+
+    @property
+    def fault(self) -> str:
+        """What is to blame where the target means something else."""
+        return "the translation is at fault" if self.translated else "the second config is another run"
 
     @cached_property
     def script(self) -> Written | None:
@@ -49,13 +56,15 @@ class Pair:
             return None
 
     def said(self, paths: Iterable[str]) -> str:
-        """What `convert` says of those fields: of a stack, or of the plan, by whatever name either stack has for them."""
+        """What `convert` says of those fields, in brackets: of a stack, or of the plan, by whatever name either stack has."""
+        if not self.translated:
+            return ""
         wanted = set(paths)
         rules = [rule for config in (self.source, self.target) for rule in config.dialect.rules if wanted & {*rule.ours}]
         carried = (field for rule in rules for field, stands_for in rule.carries.items() if wanted & {*stands_for})
         fields = {*wanted, *carried, *(field for rule in rules for field in rule.theirs)}
         found = [message for field, message in self.told if field in fields]
-        return f"`convert` says so: {'; '.join(dict.fromkeys(found))}" if found else "`convert` says nothing of it"
+        return f" (`convert` says so: {'; '.join(dict.fromkeys(found))})" if found else " (`convert` says nothing of it)"
 
     def config(self, side: Side) -> Config:
         """The config of a side."""

@@ -113,10 +113,11 @@ def _under_one_name(runs: Mapping[str, Measured], facts: Model) -> dict[str, Mea
     """Runs with the weights of each by the native engine's names, where sides have those of several stacks."""
     if len({frozenset(run.weights[0]) for run in runs.values()}) < 2:
         return dict(runs)
-    return {key: replace(run, weights=tuple(_neutral(weights, facts) for weights in run.weights)) for key, run in runs.items()}
+    return {key: replace(run, weights=tuple(neutral(weights, facts) for weights in run.weights)) for key, run in runs.items()}
 
 
-def _neutral(weights: Weights, facts: Model) -> Weights:
+def neutral(weights: Weights, facts: Model) -> Weights:
+    """Weights by the native engine's names."""
     if not weights:
         return weights
     hub = Hub(Origin("a run"), {name: Parameter(Held(weight)) for name, weight in weights.items()})

@@ -74,8 +74,13 @@ class Dense(nn.Sequential):
 def native(workload: Workload) -> Any:
     """The model that is trained: the native one as its plan says, or the plain one of that shape, or that of a folder."""
     if workload.folder is not None:
-        return opened(workload.folder, workload.seed)
+        return opened(workload.folder, workload.seed, drops=workload.rows is None)
     return gpt.GPT(workload.architecture, workload.seed) if workload.model is None else Dense(workload.model, workload.seed)
+
+
+def called(workload: Workload) -> Any:
+    """The same model, which takes microbatches of the workload's own rows whole, where it has some."""
+    return native(workload) if workload.rows is None else workload.rows.fed(native(workload))
 
 
 WHOLE = {

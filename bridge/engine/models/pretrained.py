@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,25 @@ from torch import nn
 
 from bridge.errors import BridgeError, SourceError
 
-WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 
 
-def opened(folder: Path, seed: int) -> nn.Module:
-    """The model for causal language modelling in `folder`, in fp32; random weights depend on `seed`. Nothing is downloaded and
-    no code of the folder runs.
+def dropping(config: Mapping[str, Any]) -> dict[str, float]:
+    """The settings of a model's config by which something is dropped at random, with their values."""
+    return {name: value for name, value in config.items() if "drop" in name and isinstance(value, float) and value > 0}
+
+
+def settings(folder: Path) -> dict[str, Any]:
+    """What transformers makes of the config.json in `folder`, its defaults among it."""
+    from transformers import AutoConfig
+
+    found: dict[str, Any] = AutoConfig.from_pretrained(folder, local_files_only=True).to_dict()
+    return found
+
+
+def opened(folder: Path, seed: int, drops: bool = True) -> nn.Module:
+    """The model for causal language modelling in `folder`, in fp32; random weights depend on `seed`. Unless it `drops`, its
+    dropout is off. Nothing is downloaded and no code of the folder runs.
     """
     try:
         from transformers import AutoConfig, AutoModelForCausalLM
@@ -23,10 +37,12 @@ def opened(folder: Path, seed: int) -> nn.Module:
         raise BridgeError("--model FOLDER: transformers is not installed; pip install 'stagebridge[huggingface]'") from None
     auto: Any = AutoModelForCausalLM
     try:
-        if any(path for pattern in WEIGHTS for path in folder.glob(pattern)):
-            found: nn.Module = auto.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
-            return found
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        for name in () if drops else dropping(config.to_dict()):
+            setattr(config, name, 0.0)
+        if any(path for pattern in WEIGHTS for path in folder.glob(pattern)):
+            found: nn.Module = auto.from_pretrained(folder, config=config, local_files_only=True, dtype=torch.float32)
+            return found
         with torch.random.fork_rng([]):
             torch.default_generator.manual_seed(seed)
             made: nn.Module = auto.from_config(config, dtype=torch.float32)

@@ -22,7 +22,7 @@ from bridge.engine.environment import detect
 from bridge.engine.formats import TORCH
 from bridge.engine.layers import logits_in
 from bridge.engine.learning_rate import learning_rate
-from bridge.engine.models.dense import native
+from bridge.engine.models.dense import called
 from bridge.engine.models.gpt import IGNORED, summed_cross_entropy
 from bridge.errors import BridgeError
 from bridge.translation import lift
@@ -52,7 +52,7 @@ class FullyShardedTrainer:
         whole = (self.plan.batch.global_ or self.micro * self.data[1]) // (self.micro * self.data[1])
         self.accumulation = self.plan.batch.accumulation or max(1, whole)
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.model = self._sharded(native(workload).to(self.device, TORCH[self.plan.precision.master or "fp32"]))
+        self.model = self._sharded(called(workload).to(self.device, TORCH[self.plan.precision.master or "fp32"]))
         self.optimizer = self._optimizer()
         self.steps = 0
 

@@ -22,7 +22,7 @@ from bridge.engine.environment import detect
 from bridge.engine.layers import logits_in
 from bridge.engine.learning_rate import learning_rate
 from bridge.engine.models import dense
-from bridge.engine.models.dense import Dense, native
+from bridge.engine.models.dense import Dense, called, native
 from bridge.engine.models.gpt import GPT, Attention, Embedding, mean_cross_entropy
 from bridge.engine.optimizer import DEFAULTS
 from bridge.errors import BridgeError
@@ -274,7 +274,7 @@ class EngineTrainer(DeepSpeedTrainer):
 
     def model(self, workload: Workload) -> nn.Module:
         """See `DeepSpeedTrainer`."""
-        module: nn.Module = native(workload)
+        module: nn.Module = called(workload)
         return module
 
     def run(self, batches: list[Batch]) -> float:

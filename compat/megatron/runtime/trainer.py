@@ -81,7 +81,7 @@ class MegatronTrainer:
         places = model.positions(args) if described else {}
         parts = model.parts(self.settings, self.shape, places)
         self._weights = list(model.named(parts))
-        exact = {} if self.workload.folder is not None else self._load(native(self.workload))
+        exact = self._load(self._first())
         wrapped = fsdp.wrapped if self._fully_sharded else model.wrapped
         self.chunks = wrapped(self.settings, model.ddp_config(self.config), parts)
         # Without overrides of its own Megatron spares biases and norms from weight decay, as its trainer does.
@@ -145,7 +145,7 @@ class MegatronTrainer:
 
     def _pass(self, batches: list[Batch]) -> list[tuple[Tensor, Tensor]]:
         """All microbatches forward and backward, by Megatron's own schedule; losses and what they count on the last stage."""
-        rows, tokens = batches[0][0].shape
+        rows, tokens = batches[0][1].shape
         found: list[tuple[Tensor, Tensor]] = get_forward_backward_func()(
             forward_step_func=self._forward,
             data_iterator=[iter(batches) for _ in self.chunks],
@@ -159,8 +159,11 @@ class MegatronTrainer:
     def _forward(self, batches: Iterator[Batch], part: Any) -> tuple[Tensor, Any]:
         device = torch.cuda.current_device()
         tokens, targets = (tensor.to(device) for tensor in next(batches))
-        positions = torch.arange(tokens.shape[1], device=device).expand_as(tokens)
-        return part(tokens, positions, None, labels=targets.clamp(min=0)), partial(self._loss, targets)
+        given = self.workload.rows.named(tokens) if self.workload.rows else {"input_ids": tokens}
+        tokens, mask = given["input_ids"], given.get("attention_mask")
+        positions = given.get("position_ids", torch.arange(tokens.shape[1], device=device).expand_as(tokens))
+        unseen = None if mask is None else _unseen(mask)
+        return part(tokens, positions, unseen, labels=targets.clamp(min=0)), partial(self._loss, targets)
 
     def _loss(self, targets: Tensor, losses: Tensor) -> tuple[Any, ...]:
         """As training's own loss function gives it: a sum with its count, or a mean."""
@@ -185,14 +188,20 @@ class MegatronTrainer:
         for name, weight in self._weights:
             yield weight, tuple(pieces(name, self.shape, self.share))
 
+    def _first(self) -> Mapping[str, Tensor] | None:
+        """The weights that the run starts from, under the native names; None: those of the checkpoint that it resumes."""
+        if self.workload.first is not None or self.workload.folder is not None:
+            return self.workload.first
+        return dict(native(self.workload).named_parameters())
+
     @torch.no_grad()
-    def _load(self, native: nn.Module) -> Mapping[nn.Parameter, Tensor]:
+    def _load(self, wholes: Mapping[str, Tensor] | None) -> Mapping[nn.Parameter, Tensor]:
         """Into the weights; what they are before they are rounded, for the masters."""
-        wholes, found = dict(native.named_parameters()), {}
-        for weight, parts in self.named():
+        found: dict[nn.Parameter, Tensor] = {}
+        for weight, parts in self.named() if wholes is not None else ():
             exact = found[weight] = torch.zeros_like(weight, dtype=torch.float32)
             for piece in parts:
-                piece.load(exact, wholes[piece.name].to(exact))
+                piece.load(exact, wholes[piece.name].to(exact))  # type: ignore[index]
             weight.copy_(exact)
         return found
 
@@ -249,6 +258,16 @@ class MegatronTrainer:
             dist.destroy_process_group(group)
         if self._alone:
             dist.destroy_process_group()
+
+
+def _unseen(mask: Tensor) -> Tensor:
+    """(rows, 1, tokens, tokens): what a token does not attend to, of a mask (rows, tokens) that is 0 at padding. A row sees at
+    least itself, so that padding has numbers.
+    """
+    tokens = mask.shape[1]
+    later = torch.ones(tokens, tokens, dtype=torch.bool, device=mask.device).triu(1)
+    own = torch.eye(tokens, dtype=torch.bool, device=mask.device)
+    return ((later | (mask == 0)[:, None, :]) & ~own)[:, None]
 
 
 def _join(place: Environment) -> bool:

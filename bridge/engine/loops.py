@@ -1,0 +1,178 @@
+"""Plain loops of torch: the model called, gradients reduced as torch wraps it, one norm, one step of torch's own optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from bridge.backend import Step, Workload
+from bridge.comm import everyones, joined
+from bridge.engine.layers import logits_in
+from bridge.engine.learning_rate import learning_rate
+from bridge.engine.models.dense import called
+from bridge.engine.models.gpt import IGNORED, mean_cross_entropy
+from bridge.engine.optimizer import setting, spared
+from bridge.errors import BridgeError
+from bridge.plan import Plan
+from bridge.trace import naming
+
+if TYPE_CHECKING:
+    from bridge.backend import Batch
+
+
+class PlainTrainer:
+    """A run of such a loop; see `Trainer`."""
+
+    def __init__(self, plan: Plan, workload: Workload) -> None:
+        here = joined() or (0, 1)
+        self.plan, self.data, self.steps = plan, self.place(here), 0
+        self.micro = plan.batch.micro or workload.micro
+        whole = plan.batch.global_ or self.micro * (plan.batch.accumulation or 1) * (plan.parallel.data or here[1])
+        self.accumulation = max(1, whole // (self.micro * self.data[1]))
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.model: nn.Module = called(workload).to(self.device)
+        self.wrapped = self.wrap(self.model)
+        self.optimizer = _optimizer(plan, self.model)
+
+    def place(self, here: tuple[int, int]) -> tuple[int, int]:
+        """This rank's place among data ranks, and their number."""
+        return 0, 1
+
+    def wrap(self, model: nn.Module) -> Any:
+        """What is called in the loop."""
+        return model
+
+    def waits(self, last: bool) -> AbstractContextManager[Any]:
+        """Around a pass: gradients are reduced after the last one alone."""
+        return nullcontext()
+
+    @property
+    def low(self) -> bool:
+        """Whether products are those of bf16, under autocast."""
+        return self.plan.precision.compute == "bf16"
+
+    def train_batch(self, batches: Iterable[Batch]) -> Step:
+        """See `Trainer`."""
+        taken = [(tokens.to(self.device), targets.to(self.device)) for tokens, targets in islice(batches, self.accumulation)]
+        counts = [int((targets != IGNORED).sum()) for _, targets in taken]
+        every = sum(self._everyones(sum(counts)))
+        lr = learning_rate(setting(self.plan.optimizer, "lr"), self.plan.optimizer.schedule, self.steps)
+        self.optimizer.zero_grad()
+        total = 0.0
+        for number, (batch, count) in enumerate(zip(taken, counts, strict=True)):
+            share = count * self.data[1] / every if self.plan.loss == "per_token" else 1 / len(taken)
+            with self.waits(number == len(taken) - 1):
+                loss = self._loss(*batch) * share
+                torch.autograd.backward(loss)
+            total += float(loss)
+        norm: Any = nn.utils.clip_grad_norm_(self.model.parameters(), self.plan.optimizer.clip or torch.inf)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        self.steps += 1
+        means = self._everyones(total)
+        return Step(sum(means) / len(means), float(_whole(norm)), lr)
+
+    def _everyones(self, value: Any) -> Any:
+        return everyones(value) if self.data[1] > 1 else [value]
+
+    def _loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        with torch.autocast(self.device, torch.bfloat16, self.low):
+            logits = logits_in(self.wrapped(tokens))
+        return mean_cross_entropy(logits, targets)
+
+    def resume(self, place: Path) -> int:
+        """See `Trainer`."""
+        raise BridgeError(f"{place}: a plain loop has no checkpoints of its own")
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """See `Trainer`. Every rank gets all."""
+        return {name: _whole(weight).detach().float().cpu().clone() for name, weight in self.model.named_parameters()}
+
+    def bytes(self) -> Mapping[str, int]:
+        """See `Trainer`."""
+        held = [_local(weight) for weight in self.model.parameters()]
+        states = [_local(value) for state in self.optimizer.state.values() for value in state.values() if value.dim()]
+        found = {"weights": held, "gradients": held, "optimizer": states}
+        return {kind: sum(tensor.numel() * tensor.element_size() for tensor in tensors) for kind, tensors in found.items()}
+
+    def close(self) -> None:
+        """See `Trainer`: nothing is left but the group of all ranks."""
+
+
+class ReplicatedTrainer(PlainTrainer):
+    """Data ranks with DistributedDataParallel."""
+
+    def place(self, here: tuple[int, int]) -> tuple[int, int]:
+        """See `PlainTrainer`."""
+        return here
+
+    def wrap(self, model: nn.Module) -> Any:
+        """See `PlainTrainer`."""
+        return DistributedDataParallel(model)
+
+    def waits(self, last: bool) -> AbstractContextManager[Any]:
+        """See `PlainTrainer`."""
+        found: AbstractContextManager[Any] = nullcontext() if last else self.wrapped.no_sync()
+        return found
+
+
+class ShardedTrainer(PlainTrainer):
+    """Data ranks with `fully_shard`; bf16 by its own policy."""
+
+    low = False
+
+    def place(self, here: tuple[int, int]) -> tuple[int, int]:
+        """See `PlainTrainer`."""
+        return here
+
+    def wrap(self, model: nn.Module) -> Any:
+        """See `PlainTrainer`."""
+        half = torch.bfloat16 if self.plan.precision.compute == "bf16" else None
+        policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None)
+        for name, block in naming.layers(model).items():
+            if name[-1].isdigit():
+                fully_shard(block, mp_policy=policy)
+        return fully_shard(model, mp_policy=policy)
+
+    def waits(self, last: bool) -> AbstractContextManager[Any]:
+        """See `PlainTrainer`."""
+        self.wrapped.set_requires_gradient_sync(last)
+        return nullcontext()
+
+
+TRAINERS = {"none": PlainTrainer, "ddp": ReplicatedTrainer, "fsdp2": ShardedTrainer}
+
+
+def _whole(tensor: Any) -> Tensor:
+    found: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return found
+
+
+def _local(tensor: Any) -> Tensor:
+    found: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return found
+
+
+def _optimizer(plan: Plan, model: nn.Module) -> Any:
+    settings = plan.optimizer
+    name = setting(settings, "name")
+    decay = setting(settings, "weight_decay")
+    free = {one for group in spared(model, settings) for one in group.names}
+    parts = [[weight for one, weight in model.named_parameters() if (one in free) is apart] for apart in (False, True)]
+    groups = [{"params": part, "weight_decay": rate} for part, rate in zip(parts, (decay, 0.0), strict=True) if part]
+    given: dict[str, Any] = {"lr": setting(settings, "lr")}
+    if name == "sgd":
+        given |= {"momentum": setting(settings, "momentum"), "nesterov": bool(settings.nesterov)}
+        return torch.optim.SGD(groups, **given)
+    given |= {"betas": setting(settings, "betas"), "eps": setting(settings, "eps")}
+    return (torch.optim.Adam if name == "adam" else torch.optim.AdamW)(groups, **given)

@@ -1,0 +1,87 @@
+"""A plain loop of torch as its users write it, alone, with DDP or with FSDP2, as a backend for what a plan means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from bridge.backend import Backend, Workload
+from bridge.dialect import Config
+from bridge.errors import BridgeError
+from bridge.plan import Plan
+from bridge.translation import lift
+
+if TYPE_CHECKING:
+    from bridge.engine.loops import PlainTrainer
+
+FORMATS = (None, "fp32", "bf16")
+OPTIMIZERS = (None, "adam", "adamw", "sgd")
+OTHERS: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "optimizer.bias_correction": ((None, True), "torch's Adam corrects its moments"),
+    "optimizer.embedding_lr": ((None, 1.0), "a plain loop has one learning rate"),
+    "optimizer.output_lr": ((None, 1.0), "a plain loop has one learning rate"),
+    "optimizer.decay_ramp.shape": ((None, "constant"), "a plain loop has one weight decay"),
+    "optimizer.amsgrad": ((None, False), "a plain loop does without it"),
+    "adapters.rank": ((None,), "a plain loop trains the model as it is"),
+}
+"""What a plan may say for these loops to run it, and why they do nothing else."""
+
+
+class PlainBackend(Backend):
+    """Torch's own optimizer in a loop on one rank; where there are several, each does the same."""
+
+    name: ClassVar[str] = "torch"
+    title: ClassVar[str] = "plain loop of torch"
+    wrap: ClassVar[str] = "none"
+
+    @property
+    def release(self) -> str | None:
+        """See `Backend`."""
+        try:
+            return version("torch")
+        except PackageNotFoundError:
+            return None
+
+    def refusals(self, plan: Plan, world: int) -> tuple[str, ...]:
+        """See `Backend`."""
+        return tuple(_refused(plan))
+
+    def open(self, run: Config | Plan, workload: Workload) -> PlainTrainer:
+        """See `Backend`. A config of a stack runs as it is meant."""
+        plan = lift(run) if isinstance(run, Config) else run
+        BridgeError.raise_if(_refused(plan))
+        from bridge.engine.loops import TRAINERS
+
+        return TRAINERS[self.wrap](plan, workload)
+
+
+class ReplicatedBackend(PlainBackend):
+    """The same loop with DistributedDataParallel."""
+
+    name: ClassVar[str] = "ddp"
+    title: ClassVar[str] = "DDP of torch"
+    least: ClassVar[int] = 2
+    wrap: ClassVar[str] = "ddp"
+
+
+class ShardedBackend(PlainBackend):
+    """The same loop with `fully_shard`, block by block."""
+
+    name: ClassVar[str] = "fsdp2"
+    title: ClassVar[str] = "FSDP2 of torch"
+    least: ClassVar[int] = 2
+    wrap: ClassVar[str] = "fsdp2"
+
+
+def _refused(plan: Plan) -> Iterator[str]:
+    values = plan.values()
+    name, compute = plan.optimizer.name, plan.precision.compute
+    if name not in OPTIMIZERS:
+        yield f"optimizer.name: found {name}; a plain loop here takes {', '.join(filter(None, OPTIMIZERS))}"
+    if compute not in FORMATS:
+        yield f"precision.compute: found {compute}; a plain loop here runs fp32, or bf16 under autocast"
+    yield from (f"{path}: found {values[path]}; {why}" for path, (runs, why) in OTHERS.items() if values.get(path) not in runs)
+
+
+BACKENDS: Mapping[str, Backend] = {backend.name: backend for backend in (PlainBackend(), ReplicatedBackend(), ShardedBackend())}

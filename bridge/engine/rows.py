@@ -1,0 +1,132 @@
+"""Rows: samples of a user's own batch, which engines take by their numbers, over and over."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from bridge.engine.models.gpt import IGNORED
+from bridge.errors import SourceError
+
+if TYPE_CHECKING:
+    from bridge.backend import Batch
+
+INPUTS = ("input_ids", "tokens", "inputs", "0")
+"""What the tokens of a batch are called, the likeliest name first; "0" is the first of a tuple."""
+MASK, POSITIONS = "attention_mask", "position_ids"
+OTHERS = (MASK, POSITIONS, "token_type_ids")
+"""What else a model takes for each token."""
+LABELS, TARGETS, SECOND = "labels", "targets", "1"
+"""Labels stand at their own token, as models of Hugging Face take them; targets at the token before."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """`planes` (rows, names, tokens), int64: what the model is called with, by `names`; `targets` (rows, tokens): -100 does not
+    count.
+    """
+
+    names: tuple[str, ...]
+    planes: Tensor
+    targets: Tensor
+
+    @classmethod
+    def of(cls, where: str, tensors: Mapping[str, Tensor]) -> Rows:
+        """Of the tensors of a batch. Raises `SourceError` with what has no place in a model of next tokens."""
+        first = next((name for name in INPUTS if name in tensors), None)
+        if first is None:
+            raise SourceError(f"{where}: found {_told(tensors)}, expected token numbers as {INPUTS[0]}; name them so")
+        tokens = tensors[first]
+        if tokens.dim() != 2 or tokens.is_floating_point():
+            raise SourceError(f"{where}: {first}: found {_form(tokens)}, expected whole numbers (rows, tokens)")
+        known = {first, LABELS, TARGETS, *OTHERS, *((SECOND,) if first == "0" else ())}
+        odd = [
+            f"{where}: {name}: found {_form(tensors[name])}, which no engine here is given"
+            for name in tensors
+            if name not in known
+        ]
+        others = {name: _plane(where, name, tensors[name], tokens) for name in OTHERS if name in tensors}
+        SourceError.raise_if(f"{line}; expected tokens, labels, {', '.join(OTHERS)}; leave it out" for line in odd)
+        targets = _targets(where, tensors, tokens, others.get(MASK))
+        planes = torch.stack([tokens.long(), *others.values()], 1)
+        return cls((INPUTS[0], *others), planes, targets.long())
+
+    @property
+    def sequence(self) -> int:
+        """Tokens of a row."""
+        return self.targets.shape[1]
+
+    @property
+    def plain(self) -> bool:
+        """Whether rows are tokens alone."""
+        return len(self.names) == 1
+
+    def batch(self, numbers: Iterable[int]) -> Batch:
+        """A microbatch of the rows with these numbers; behind the last comes the first."""
+        at = [number % len(self.targets) for number in numbers]
+        return (self.planes[at, 0] if self.plain else self.planes[at]), self.targets[at]
+
+    def named(self, tokens: Tensor) -> dict[str, Tensor]:
+        """What a microbatch has, by name."""
+        parts = tokens.unbind(1) if tokens.dim() == 3 else (tokens,)
+        return {name: part.contiguous() for name, part in zip(self.names, parts, strict=True)}
+
+    def fed(self, model: nn.Module) -> nn.Module:
+        """The model, which from now on takes microbatches whole. Raises `SourceError` for what it does not take."""
+        plain: Any = model.forward
+        takes = inspect.signature(plain).parameters
+        open_ended = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in takes.values())
+        lacking = [name for name in self.names if name not in takes and not open_ended]
+        SourceError.raise_if(f"--batch: {name}: {type(model).__name__} does not take it; leave it out" for name in lacking)
+        fixed = {"use_cache": False} if "use_cache" in takes else {}
+
+        def forward(tokens: Tensor) -> Any:
+            return plain(**self.named(tokens), **fixed)
+
+        model.forward = forward
+        return model
+
+
+def _plane(where: str, name: str, tensor: Tensor, tokens: Tensor) -> Tensor:
+    """A value for each token."""
+    fits = tensor.dim() == 2 and tensor.shape[1] == tokens.shape[1] and tensor.shape[0] in (1, len(tokens))
+    whole = bool((tensor == tensor.long()).all())
+    if not (fits and whole):
+        raise SourceError(
+            f"{where}: {name}: found {_form(tensor)}, expected a whole number for each of {tuple(tokens.shape)} tokens"
+        )
+    return tensor.long().expand(tokens.shape)
+
+
+def _targets(where: str, tensors: Mapping[str, Tensor], tokens: Tensor, mask: Tensor | None) -> Tensor:
+    """For each token the one that is to follow."""
+    given = next((name for name in (LABELS, TARGETS, SECOND) if name in tensors), None)
+    labels = tokens if given is None else tensors[given]
+    if labels.shape != tokens.shape or labels.is_floating_point():
+        raise SourceError(f"{where}: {given}: found {_form(labels)}, expected whole numbers of {tuple(tokens.shape)}")
+    if given == TARGETS or (given == SECOND and not _beside(labels, tokens)):
+        return labels
+    if given is None and mask is not None:
+        labels = labels.masked_fill(mask == 0, IGNORED)
+    return torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORED)], 1)
+
+
+def _beside(labels: Tensor, tokens: Tensor) -> bool:
+    """Whether labels stand at their own tokens, not at those before."""
+    counted = labels != IGNORED
+    own = (labels == tokens) & counted
+    before = (labels[:, :-1] == tokens[:, 1:]) & counted[:, :-1]
+    return int(own.sum()) > int(before.sum())
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+
+
+def _told(tensors: Mapping[str, Tensor]) -> str:
+    return ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items()) or "no tensors"

@@ -1,0 +1,112 @@
+"""Batches kept in a file: what a training loop feeds its model, as one safetensors file that any engine can be fed with again."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bridge.comm import joined
+from bridge.errors import BridgeError, SourceError
+from bridge.files import write_all
+
+MARK, VALUES = "stagebridge", "values"
+VERSION = "batch 1"
+PLAIN = (bool, int, float, str)
+_WRITTEN: set[str] = set()
+"""Files that this process has written already: a line in a loop keeps the first batch."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The tensors of a batch by name (of a tuple by place; inner names are joined by dots), and its plain values."""
+
+    tensors: Mapping[str, Tensor]
+    values: Mapping[str, bool | int | float | str | None] = field(default_factory=dict)
+
+
+def keep(path: str | Path, given: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
+    """See `bridge.trace.batch`; whether the file was written by this call."""
+    place = os.path.abspath(path)
+    if place in _WRITTEN or (joined() or (0, 1))[0]:
+        return False
+    values = (given[0] if len(given) == 1 else given) if given else {}
+    found = dict(_leaves("", values)) if not isinstance(values, Tensor) else {"0": values}
+    found |= dict(_leaves("", named))
+    odd = [f"{name or 'the batch'}: found {_kind(value)}" for name, value in found.items() if not _is_kept(value)]
+    advice = "expected tensors, arrays and plain values; pass what the model is called with"
+    BridgeError.raise_if(f"{path}: {line}, {advice}" for line in odd)
+    tensors = {name: _whole(value) for name, value in found.items() if not _is_plain(value)}
+    BridgeError.raise_if([] if tensors else [f"{path}: found no tensor in the batch, {advice}"])
+    write_all({Path(path): _packed(tensors, {name: value for name, value in found.items() if _is_plain(value)})})
+    _WRITTEN.add(place)
+    return True
+
+
+def _packed(tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> bytes:
+    from safetensors.torch import save
+
+    return save(dict(tensors), {MARK: VERSION, VALUES: json.dumps(values)})
+
+
+def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """What lies in dicts, tuples, lists and dataclasses, by name."""
+    if isinstance(value, Mapping):
+        parts = value.items()
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        parts = zip(value._fields, value, strict=True)  # type: ignore[assignment]
+    elif isinstance(value, list | tuple):
+        parts = enumerate(value)  # type: ignore[assignment]
+    elif is_dataclass(value) and not isinstance(value, type):
+        parts = ((one.name, getattr(value, one.name)) for one in fields(value))  # type: ignore[assignment]
+    else:
+        yield prefix, value
+        return
+    for name, part in parts:
+        yield from _leaves(f"{prefix}.{name}" if prefix else str(name), part)
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, PLAIN)
+
+
+def _is_kept(value: Any) -> bool:
+    if _is_plain(value):
+        return True
+    array = type(value).__module__ == "numpy" and getattr(getattr(value, "dtype", None), "kind", "") in "biuf"
+    dense = type(value) in (Tensor, torch.nn.Parameter) and value.layout == torch.strided and not value.is_complex()
+    return array or (dense and not value.is_quantized and not value.is_meta)
+
+
+def _whole(value: Any) -> Tensor:
+    tensor = value.detach() if isinstance(value, Tensor) else torch.as_tensor(value)
+    return tensor.cpu().contiguous().clone()
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a {type(value).__name__} of {value.dtype}, {value.layout}".replace("torch.", "")
+    return f"{type(value).__module__}.{type(value).__name__}".removeprefix("builtins.")
+
+
+def read(path: Path) -> Kept:
+    """The batch in a file. Raises `SourceError` for a file that is none."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as file:
+            about = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
+            values = json.loads(about.get(VALUES, "{}"))
+    except (OSError, SafetensorError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise SourceError(f"{path}: is no batch ({reason}); write one with bridge.trace.batch({path.name!r}, batch)") from None
+    if about.get(MARK, VERSION) != VERSION or not isinstance(values, dict):
+        raise SourceError(f"{path}: found {about.get(MARK)}, expected {VERSION}; write it again with this release")
+    return Kept(tensors, values)

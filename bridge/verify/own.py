@@ -1,0 +1,127 @@
+"""Two configs of a user's own, each with the engine that runs it, made small; nothing is run, and torch is not needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from bridge.backend import Backend, Trainer, Workload
+from bridge.batch import solve
+from bridge.dialect import Config
+from bridge.errors import BridgeError, nearest
+from bridge.lifting import lift
+from bridge.plan import Plan
+from bridge.verify.pair import Pair, Side, in_small, meant
+from bridge.verify.size import Size, changes, changes_like, made
+
+SIDES: tuple[Side, Side] = ("source", "target")
+ASKED = ("model.", "parallel.", "stages.", "schedule.", "recompute.", "debug.", "batch.")
+"""What a meaning leaves out: it runs on data ranks, with the batch of the size, and the model is the user's."""
+
+
+class AsMeant(Backend):
+    """An engine that runs what a config of another stack means."""
+
+    def __init__(self, inner: Backend) -> None:
+        self.inner = inner
+
+    name = property(lambda self: self.inner.name)
+    title = property(lambda self: self.inner.title)
+    least = property(lambda self: self.inner.least)
+
+    @property
+    def release(self) -> str | None:
+        """See `Backend`."""
+        return self.inner.release
+
+    def load(self) -> None:
+        """See `Backend`."""
+        self.inner.load()
+
+    def refusals(self, plan: Plan, world: int) -> tuple[str, ...]:
+        """See `Backend`."""
+        return self.inner.refusals(plan, world)
+
+    def open(self, run: Config | Plan, workload: Workload) -> Trainer:
+        """See `Backend`."""
+        from bridge.comm import joined
+
+        plan = lift(run) if isinstance(run, Config) else run
+        plan = Plan.of({path: value for path, value in plan.values().items() if not path.startswith("model.")})
+        BridgeError.raise_if(self.inner.refusals(plan, (joined() or (0, 1))[1]))
+        return self.inner.open(plan, workload)
+
+
+def engine_named(name: str, known: Mapping[str, Backend]) -> Backend:
+    """The engine of that name. Raises `BridgeError` with the nearest name."""
+    if name not in known:
+        raise BridgeError(f"--on: found {name}, expected two of {', '.join(sorted(known))}{nearest(name, known)}")
+    return known[name]
+
+
+def engines_of(configs: tuple[Config, Config], on: tuple[str, str] | None, known: Mapping[str, Backend]) -> dict[Side, Backend]:
+    """What each side runs on: the engine that was named, else that of its own stack."""
+    found: dict[Side, Backend] = {}
+    for at, (side, config) in enumerate(zip(SIDES, configs, strict=True)):
+        own = config.dialect.name
+        name = on[at] if on else own
+        if name == own:
+            BridgeError.raise_if([] if own in known else [f"{own}: there is no engine of this stack; name one with --on A,B"])
+            found[side] = known[own]
+        else:
+            found[side] = AsMeant(engine_named(name, known))
+    return found
+
+
+def paired(configs: tuple[Config, Config], engines: Mapping[Side, Backend], limit: int) -> Pair:
+    """Both configs on the same few local ranks, with batches that stand to each other as theirs do; the model stays as it is."""
+    plans = [meant(config, {config.dialect.name: engines[side]}) for side, config in zip(SIDES, configs, strict=True)]
+    open_ = [made(plan, {"parallel.data": None}) for plan in plans]
+    size = _whole(Size.of(open_[0], max(limit, *(engine.least for engine in engines.values()))))
+    other = _like(size, open_[0], open_[1])
+    wanted = _unmodelled(changes(plans[0], size))
+    theirs = _unmodelled(changes_like(plans[1], other, plans[0], wanted))
+    small = [
+        in_small(config, wish, place, {config.dialect.name: engines[side]})
+        for side, config, wish, place in zip(SIDES, configs, (wanted, theirs), (size, other), strict=True)
+    ]
+    told = {path: (plans[0].values().get(path), value) for path, value in wanted.items() if not path.startswith("debug.")}
+    after = [meant(config, {config.dialect.name: engines[side]}) for side, config in zip(SIDES, small, strict=True)]
+    meanings: dict[Side, Plan] = {"source": alone(after[0], size), "target": alone(after[1], other)}
+    return Pair(small[0], small[1], meanings, told, size, translated=False)
+
+
+def _whole(size: Size) -> Size:
+    """With a microbatch for each rank, for engines that have data ranks alone."""
+    return replace(size, accumulation=max(size.accumulation, size.world // size.data))
+
+
+def _like(size: Size, first: Plan, second: Plan) -> Size:
+    """The size of the second; where its microbatches are smaller or larger than the first's, they still are."""
+    found = size.like(first, second)
+    mine, theirs = (_micro(plan) for plan in (first, second))
+    if mine and theirs and theirs < mine and found.micro > 1:
+        found = replace(found, micro=found.micro // 2, accumulation=found.accumulation * 2)
+    elif mine and theirs and theirs > mine and found.accumulation % 2 == 0:
+        found = replace(found, micro=found.micro * 2, accumulation=found.accumulation // 2)
+    return _whole(found)
+
+
+def _micro(plan: Plan) -> int | None:
+    """Sequences in a microbatch, as far as the plan says."""
+    batch = plan.batch
+    return solve(batch.micro, batch.accumulation, batch.global_, plan.parallel.data).micro
+
+
+def _unmodelled(wanted: Mapping[str, Any]) -> dict[str, Any]:
+    return {path: value for path, value in wanted.items() if not path.startswith("model.")}
+
+
+def alone(plan: Plan, size: Size) -> Plan:
+    """What a plan says of numbers, on data ranks alone, with the batch of `size`."""
+    values = {path: value for path, value in plan.values().items() if not path.startswith(ASKED)}
+    accumulation = max(1, size.batch // (size.micro * size.world))
+    micro = size.batch // (accumulation * size.world)
+    batch = {"batch.micro": micro, "batch.accumulation": accumulation, "batch.global_": size.batch}
+    return Plan.of({**values, **batch, "parallel.data": size.world})
