@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import isfinite
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from bridge.comm import Comm
 from bridge.engine.formats import TORCH
+from bridge.engine.optimizer import clip_factor, setting
 from bridge.engine.tensor_parallel import TOKENS, VocabularyLinear
 from bridge.layout.shard import Flat, Parameter, holders_of
 from bridge.trace.placement import Placement
@@ -68,8 +70,10 @@ class EngineSource:
         return Now(engine.started, engine.place, number, engine.executor.again)
 
     def factors(self) -> Mapping[Unit, float]:
-        """See `Source`."""
-        return {"activation": self.engine.unit, "parameter": self.engine.gradient_unit}
+        """See `Source`. Gradients are those that the optimizer gets, after clipping, as in every other loop."""
+        norm, clip = self.engine.progress.grad_norm, setting(self.engine.plan.optimizer, "clip")
+        clipped = clip_factor(norm, clip) if isfinite(norm) else 1.0
+        return {"activation": self.engine.unit, "parameter": self.engine.gradient_unit * clipped}
 
     @property
     def loss(self) -> float:

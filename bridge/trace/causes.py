@@ -6,6 +6,7 @@ from ast import literal_eval
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod, sqrt
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -368,6 +369,9 @@ def _loss(case: Case) -> Found | None:
             forward,
             f"every gradient of an activation is {found[0]:.6g} times B's ({found[1]} tensors)",
         ]
+    weighed = _weighed(case, lines[0])
+    if weighed and case.first is lines[0]:
+        return weighed[0], [forward, *weighed[1]]
     if case.first is lines[0]:
         evidence = [forward, "gradients differ from the last layer on"]
         return f"the loss, its targets, or the backward pass of {case.first.name.layer} is another one", evidence
@@ -377,15 +381,40 @@ def _loss(case: Case) -> Found | None:
     ]
 
 
+def _weighed(case: Case, line: Line) -> Found | None:
+    """The first gradient of an activation is B's but for a factor that microbatches have of their own."""
+    pair = case.pair(line.name)
+    if pair is None:
+        return None
+    counted = pair[1].abs() > 1e-4 * float(pair[1].abs().max())
+    factors: list[float] = []
+    for ratio in (pair[0][counted] / pair[1][counted]).tolist():
+        if not factors or abs(ratio - factors[-1]) > CLOSE * 0.1 * abs(factors[-1]):
+            factors.append(ratio)
+    most = max(_microbatches(case.comparison.first), _microbatches(case.comparison.second))
+    if not 1 < len(factors) <= most or min(factors) <= 0:
+        return None
+    told = ", ".join(f"{factor:.4g}" for factor in factors)
+    what = "A weighs microbatches otherwise than B: a mean over tokens in one, over microbatches in the other"
+    return what, [f"the gradient of {line.name.layer}'s input is B's times {told}, from sample to sample"]
+
+
+def _microbatches(run: Run) -> int:
+    """Of a step, over all ranks that take samples of their own."""
+    sizes = run.about.get("mesh", {})
+    ranks = prod(size for axis, size in sizes.items() if axis not in ("tensor", "pipeline"))
+    return int(ranks * (run.about.get("accumulation") or 1))
+
+
 def _counted(case: Case, factor: float) -> str:
+    found: list[str] = []
     for label, run in (("A", case.comparison.first), ("B", case.comparison.second)):
         counts = {f"{axis} ranks": size for axis, size in run.about.get("mesh", {}).items()}
         counts["microbatches of a step"] = run.about.get("accumulation") or 1
-        for what, size in counts.items():
-            if size > 1 and min(abs(factor - size) / size, abs(factor * size - 1)) <= CLOSE:
-                one = "" if factor > 1 else "one over "
-                return f", {one}the number of {what} in {label}: a mean over them is missing or done twice"
-    return ""
+        fits = [what for what, size in counts.items() if min(abs(factor - size) / size, abs(factor * size - 1)) <= CLOSE]
+        found = found or [f"{what} in {label}" for what in fits if counts[what] > 1]
+    one = "" if factor > 1 else "one over "
+    return f", {one}the number of {' or of '.join(found)}: a mean over them is missing or done twice" if found else ""
 
 
 def _gradients(case: Case) -> Found | None:
@@ -406,6 +435,9 @@ def _gradients(case: Case) -> Found | None:
         return "gradients of the step before were not cleared", [*evidence, stale]
     found = case.factors(lines)
     if found and abs(found[0] - 1) > CLOSE:
+        clipped = _clipped(case)
+        if clipped:
+            return clipped[0], [*evidence, *clipped[1]]
         return f"all gradients are {found[0]:.6g} times B's{_counted(case, found[0])}", [
             *evidence,
             f"every gradient is {found[0]:.6g} times B's ({found[1]} tensors)",
@@ -421,6 +453,52 @@ def _gradients(case: Case) -> Found | None:
             f"{agreeing} of {len(lines)} gradients agree",
         ]
     return None
+
+
+def _clipped(case: Case) -> Found | None:
+    """The norm of all gradients together is the same in every step of a run, and not in the other, or another one."""
+    runs = case.comparison.first, case.comparison.second
+    steps = [step for step in runs[0].steps if step in runs[1].steps and step > 0]
+    norms = [[_norm(run, step) for step in steps] for run in runs]
+    if len(steps) < 2 or not all(map(all, norms)):
+        return None
+    bounds = [_middle(found) for found in norms]
+    told = [f"{label}: {', '.join(f'{norm:.4g}' for norm in found)}" for label, found in zip("AB", norms, strict=True)]
+    evidence = [f"the norm of all gradients in steps {steps[0]} to {steps[-1]}, {'; '.join(told)}"]
+    if bounds[0] and bounds[1]:
+        return f"gradients are clipped to a norm of {bounds[0]:.4g} in A, of {bounds[1]:.4g} in B", evidence
+    for label, bound in zip("AB", bounds, strict=True):
+        if bound:
+            return f"gradients are clipped to a norm of {bound:.4g} in {label} alone", evidence
+    return None
+
+
+def _norm(run: Run, step: int) -> float:
+    found = [entry.summary for entry in run.entries(step) if entry.name.kind == "gradient" and entry.name.phase == "reduce"]
+    return sqrt(sum(summary.squares for summary in found if summary is not None))
+
+
+def _middle(norms: Sequence[float]) -> float:
+    """The one that all are, or 0."""
+    return median(norms) if max(norms) - min(norms) <= 1e-3 * max(norms) else 0.0
+
+
+def _coarse(case: Case) -> Found | None:
+    """The gradients of one run have the digits of a 16-bit format, those of the other have more."""
+    faults = [line for line in case.of("reduce", "gradient") if line.is_fault]
+    pairs = [pair for pair in map(case.pair, (line.name for line in faults)) if pair]
+    for label, side in (("A", 0), ("B", 1)):
+        for kind, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
+            short = [_is_short(pair[side], dtype) and not _is_short(pair[1 - side], dtype) for pair in pairs]
+            near = [float((pair[0] - pair[1]).norm()) < 2 * CLOSE * float(pair[1].norm()) for pair in pairs]
+            if len(short) > 1 and all(short) and all(near):
+                what = f"{label}'s gradients are numbers of {kind}: they were reduced, or added up, in it"
+                return what, [f"all samples of {len(short)} gradients have no more digits than {kind}, in the other run they do"]
+    return None
+
+
+def _is_short(values: Tensor, dtype: torch.dtype) -> bool:
+    return bool((values.to(dtype).to(values.dtype) == values).all())
 
 
 def _stale(case: Case, faults: Sequence[Line]) -> str:
@@ -456,6 +534,9 @@ def _update(case: Case) -> Found | None:
     if still and len(still) == len(faults):
         what = "nothing is updated" if len(still) == len(lines) else f"{_some(still)} are not updated"
         return what, [*evidence, f"in A {len(still)} of {len(lines)} weights stay as they were, in B they change"]
+    decay = _decay(case, faults)
+    if decay and told:
+        return f"weight decay differs{_decayed(case)}", [*evidence, decay, *map(str, case.settings[:3])]
     settings = [setting for setting in case.settings if any(word in setting.path for word in UPDATING)]
     found = case.factors(lines, change=True)
     if found and told and abs(found[0] - 1) > CLOSE:
@@ -467,12 +548,15 @@ def _update(case: Case) -> Found | None:
     if settings and told:
         what = "; ".join(map(str, settings[:3]))
         return f"the optimizers' settings differ: {what}", [*evidence, f"{len(faults)} updates differ"]
-    decay = _decay(case, faults)
-    if decay and told:
-        return "weight decay differs", [*evidence, decay]
     if told and case.first.ranks:
         return f"the optimizer of rank {', '.join(map(str, case.first.ranks))} does something else", evidence
     return None
+
+
+def _decayed(case: Case) -> str:
+    """The values, where settings tell them."""
+    found = [setting for setting in case.settings if setting.path.endswith(("weight_decay", "weight decay"))]
+    return "".join(f": {setting.first} in A, {setting.second} in B" for setting in found[:1])
 
 
 def _is_rate(setting: Setting, factor: float) -> bool:
@@ -500,6 +584,8 @@ def _state(case: Case) -> Found | None:
         return None
     pair = case.pair(line.name)
     if line.verdict in ("only in A", "only in B"):
+        if line.name.step < 2:
+            return f"the optimizer's {line.name.tensor} is set in {line.verdict[-1]} alone", [f"{line.name}: {line.verdict}"]
         told = f"{line.name.tensor} was changed before step {line.name.step}, {line.verdict}"
         return f"the optimizer's {line.name.tensor} changes in one of the runs{_on(case)}", [told]
     told = f": {pair[0].tolist()} in A, {pair[1].tolist()} in B" if pair else ""
@@ -519,7 +605,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
     "init": (_start,),
     "forward": (_evaluated, _passes, _inputs, _skipped, _layer),
     "backward": (_loss,),
-    "reduce": (_state, _gradients),
+    "reduce": (_state, _coarse, _gradients),
     "update": (_update,),
 }
 """What may explain a first difference in a phase, in the order in which they are asked."""

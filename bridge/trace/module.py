@@ -278,13 +278,16 @@ class ModuleSource:
         return Held("", "state", name, numbers, Placement.full(tuple(numbers.shape), tuple(self.comm.mesh.sizes)))
 
     def _settings_held(self) -> Iterator[Held]:
-        """The numbers in the optimizers' settings as they are now, each setting apart."""
-        yield self._numbers("learning rate", [group["lr"] for group in self.groups])
-        for at, group in enumerate(self.groups):
-            for name, value in group.items():
-                values = value if isinstance(value, list | tuple) else [value]
-                if name not in ("params", "lr") and all(isinstance(part, int | float) for part in values):
-                    yield self._numbers(f"group {at}.{name}", values)
+        """The numbers in the optimizers' settings as they are now, each setting apart; what all groups have alike is said once,
+        so that it does not matter how parameters are grouped.
+        """
+        for name in dict.fromkeys(name for group in self.groups for name in group if name != "params"):
+            values = [group[name] for group in self.groups if name in group]
+            alike = len(values) == len(self.groups) and all(value == values[0] for value in values)
+            for at, value in enumerate(values[:1] if alike else values):
+                numbers = value if isinstance(value, list | tuple) else [value]
+                if all(isinstance(part, int | float) for part in numbers):
+                    yield self._numbers("learning rate" if name == "lr" and alike else f"group {at}.{name}", numbers)
 
     def begin(self, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         """A forward pass begins; one that is for training counts."""

@@ -212,7 +212,7 @@ def started(loop: Loop) -> None:
         state._reset_state()
 
 
-def accelerated(loop: Loop, folder: Path | None, debug: Debug | None) -> Any:
+def accelerated(loop: Loop, folder: Path | None, debug: Debug | None, told: bool = False) -> Any:
     """accelerate's loop."""
     from accelerate import Accelerator
 
@@ -224,7 +224,10 @@ def accelerated(loop: Loop, folder: Path | None, debug: Debug | None) -> Any:
     loop.optimise()
     loop.wrapped, optimizer = accelerator.prepare(loop.model, loop.optimizer)
     loop.reached("wrapped")
-    tracer = attach(loop.wrapped, debug, folder or "trace", optimizer=optimizer, policy=Policy(action="log"))
+    passes = loop.passes if told else None
+    tracer = attach(
+        loop.wrapped, debug, folder or "trace", optimizer=optimizer, accumulation=passes, policy=Policy(action="log")
+    )
     for step in range(1, STEPS + 1):
         loop.reached("begins", step)
         for place, (tokens, targets) in enumerate(loop.data(step)):
@@ -346,11 +349,11 @@ def by_deepspeed(level: int) -> Stack:
     return train
 
 
-def native(layout: Mapping[str, Any]) -> Stack:
+def native(layout: Mapping[str, Any], **shape: int) -> Stack:
     """The native engine, in a layout."""
 
     def train(loop: Loop, folder: Path | None, debug: Debug | None) -> Any:
-        from runs import SEQUENCE, Case, microbatches, model_of
+        from runs import SEQUENCE, SHAPE, Case, microbatches, model_of
 
         from bridge.engine import initialize
         from bridge.engine.models.gpt import mean_cross_entropy
@@ -359,7 +362,8 @@ def native(layout: Mapping[str, Any]) -> Stack:
         torch.manual_seed(5)
         logs = {f"debug.{name}": value for name, value in (debug or LOGS).model_dump(exclude_none=True).items()}
         usual = {"optimizer.name": "adamw", "optimizer.lr": loop.rate, "optimizer.eps": 1e-3, "precision.compute": "fp32"}
-        case = Case({**usual, **layout, **loop.buckets, **logs}, tokens=SEQUENCE, dtype=torch.float32)
+        plan = {**usual, **layout, **loop.buckets, **logs}
+        case = Case(plan, replace(SHAPE, **shape), tokens=SEQUENCE, dtype=torch.float32)
         loop.model = model_of(case)
         loop.reached("built")
         loop.wrapped = initialize(
@@ -374,7 +378,7 @@ def native(layout: Mapping[str, Any]) -> Stack:
     return train
 
 
-def megatron(layout: Mapping[str, Any]) -> Stack:
+def megatron(layout: Mapping[str, Any], **shape: int) -> Stack:
     """Megatron-Core, in a layout."""
 
     def train(loop: Loop, folder: Path | None, debug: Debug | None) -> Any:
@@ -388,7 +392,7 @@ def megatron(layout: Mapping[str, Any]) -> Stack:
         usual = {"optimizer.name": "adamw", "optimizer.lr": loop.rate, "optimizer.eps": 1e-3, "precision.compute": "fp32"}
         case = Case(
             {**usual, "batch.micro": 4, "batch.accumulation": 2, **layout, **loop.buckets},
-            replace(SHAPE, layers=4),
+            replace(SHAPE, **{"layers": 4, **shape}),
             dtype=torch.float32,
         )
         trainer = BACKEND.open(Plan.of(case.plan), Workload(case.shape, case.seed))

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from bridge.trace.module import ModuleSource
@@ -34,6 +35,7 @@ class DeepSpeedSource(ModuleSource):
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine
+        self._norm: float | None = None
         super().__init__(engine, engine.optimizer, engine.gradient_accumulation_steps())
 
     @property
@@ -48,6 +50,7 @@ class DeepSpeedSource(ModuleSource):
         def watched(*arguments: Any, **named: Any) -> Any:
             boundary = self.engine.is_gradient_accumulation_boundary()
             if boundary:
+                self._norm = self._own_norm()
                 self.before()
             result = step(*arguments, **named)
             if boundary:
@@ -57,9 +60,22 @@ class DeepSpeedSource(ModuleSource):
         self.engine.step = watched
 
     def factors(self) -> Mapping[Unit, float]:
-        """See `Source`. DeepSpeed divides the loss by the number of microbatches, and multiplies it with its loss scale."""
+        """See `Source`. DeepSpeed divides the loss by the number of microbatches, and multiplies it with its loss scale.
+        Gradients are those after clipping, which it does within its step.
+        """
         scale = getattr(self.engine.optimizer, "loss_scale", 1.0) or 1.0
-        return {unit: factor / float(scale) for unit, factor in super().factors().items()}
+        found = {unit: factor / float(scale) for unit, factor in super().factors().items()}
+        norm, clip = self._norm or self.engine.get_global_grad_norm(), float(self.engine.gradient_clipping() or 0.0)
+        if clip and norm is not None:
+            found["parameter"] *= min(1.0, clip / (float(norm) + 1e-6))
+        return found
+
+    def _own_norm(self) -> float | None:
+        """The norm by which DeepSpeed will clip where it tells none: without ZeRO, where gradients are whole by now."""
+        if self.engine.zero_optimization() or not self.engine.gradient_clipping():
+            return None
+        norms = [weight.grad.float().norm() for weight in self.model.parameters() if weight.grad is not None]
+        return float(torch.stack(norms).norm()) if norms else None
 
     def tensors(self, kind: Kind) -> Iterator[Held]:
         """See `Source`."""

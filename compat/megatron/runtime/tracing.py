@@ -110,6 +110,7 @@ class MegatronSource:
         if self.models[0].config.calculate_per_token_loss:
             raise BridgeError("attach: this Megatron-Core run averages its loss per token; trace one with a loss per microbatch")
         self._step, self._running = 1, 0
+        self._norm: float | None = None
         self._passes = [0] * len(self.chunks)
         self._batch: tuple[Tensor, ...] = ()
         self._calls: dict[Moment, list[Callable[[], None]]] = {"reduced": [], "updated": [], "ended": []}
@@ -134,6 +135,7 @@ class MegatronSource:
         def watched(*arguments: Any, **named: Any) -> Any:
             self._tell("reduced")
             result = step(*arguments, **named)
+            self._norm = result[1] if isinstance(result, tuple) and len(result) > 1 else None
             self._tell("updated")
             self._tell("ended")
             self._step += 1
@@ -210,9 +212,13 @@ class MegatronSource:
         return Now(self._step, place * ranks.size + ranks.index, self.accumulation * ranks.size)
 
     def factors(self) -> Mapping[Unit, float]:
-        """See `Source`. Schedules divide the loss by the number of microbatches; it is multiplied with the loss scale."""
+        """See `Source`. Schedules divide the loss by the number of microbatches; it is multiplied with the loss scale. Gradients
+        are those after clipping, which Megatron does within its step.
+        """
         scale = float(self.optimizer.get_loss_scale())
-        return {"parameter": 1 / scale, "activation": 1 / scale / self.comm.group("data").size}
+        clip = float(getattr(getattr(self.optimizer, "config", None), "clip_grad", 0.0) or 0.0)
+        clipped = min(1.0, clip / (float(self._norm) + 1e-6)) if clip and self._norm is not None else 1.0
+        return {"parameter": clipped / scale, "activation": 1 / scale / self.comm.group("data").size}
 
     def activation(self, layer: str, tensor: Tensor, output: bool) -> Placement:
         """See `Source`. Logits are split by the vocabulary, and under sequence parallelism the stream by tokens."""
