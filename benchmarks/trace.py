@@ -1,4 +1,5 @@
-"""What watching costs: desync checks and layer logs as ratios to the same step without them, and checks to a full comparison.
+"""What watching costs: desync checks, invariants and layer logs as ratios to the same step without them, and checks to a full
+comparison.
 
 Prints a table, row by row.
 """
@@ -9,25 +10,34 @@ import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from engine import RANKS, TIMEOUT, WARMUP, Pair, Time, line, ratios, task_of, timed
-from oracles import batch_of
+from oracles import Step, Task, batch_of
 from pool import Pool
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 from bridge.engine import initialize
 from bridge.engine.models.gpt import GPT, mean_cross_entropy
 from bridge.engine.runner import Engine
 from bridge.engine.tracing import EngineSource
-from bridge.plan import Plan
+from bridge.plan import Debug, Plan
+from bridge.trace import attach
 from bridge.trace.desync import Desync, DesyncCheck, Policy
+from bridge.trace.invariants import Invariants
+from bridge.trace.invariants.gradients import Cleared, Reduced
+from bridge.trace.invariants.inputs import Positions
+from bridge.trace.invariants.recompute import Recomputed
 from bridge.trace.layer_log import LayerLog
 from bridge.trace.record import Name
+from bridge.trace.tracer import Tracer
 
 WIDTH = 512
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -39,6 +49,16 @@ CHECKS = {"debug.tensor_parallel": True}
 LOGS = {f"debug.{name}": 2 for name in ("layer_outputs", "layer_gradients", "all_param_gradients", "param_update")}
 WATCHED = {"checks": (CHECKS, 1.03), "logs at level 2": (LOGS, 1.10)}
 """What is added to a step, and the largest ratio wanted."""
+LEVEL_2 = Debug(layer_outputs=2, layer_gradients=2, all_param_gradients=2, param_update=2)
+LEVEL_2_CHECKED = LEVEL_2.model_copy(update={"tensor_parallel": True})
+ATTACHED: dict[str, tuple[Debug | None, bool, float]] = {
+    "attach: what is on by default": (None, True, 1.05),
+    "attach: logs at level 2": (LEVEL_2, False, 1.10),
+    "attach: both": (LEVEL_2_CHECKED, True, 0.0),
+}
+"""What a user's line asks for, with invariants or without, and the largest ratio wanted (0: none)."""
+PROBING = 3
+"""Steps at the start in which invariants look closer, and that are measured apart."""
 CHEAPER = 3.0
 """How much cheaper checks have to be than gathering the same tensors whole."""
 
@@ -69,22 +89,35 @@ def added(rank: int, world: int, plan: dict[str, Any], more: dict[str, Any], fol
     steps, data = [engine_of({**plan, **more}, folder), engine_of(plan, folder)], data_of(rank, plan)
     for step in steps:
         timed(step, data, WARMUP)
-    with clocked() as spent:
+    with clocked(ENGINE) as spent:
         found = [in_turns(lambda index: timed(steps[index], data, 1), pair) for pair in range(pairs)]
     whole = sum(watched.processor for watched, _ in found)
     return found, spent[0] / (whole - spent[0])
 
 
+ENGINE = tuple((kind, name) for kind in (DesyncCheck, LayerLog) for name in ("saw", "reached"))
+HOOKS = (
+    *((Invariants, name) for name in ("saw", "reached", "_passing", "_passed")),
+    *((Reduced, "_left"), (Recomputed, "_ran"), (Positions, "_given"), (Cleared, "backward"), (Tracer, "_saw")),
+)
+"""What hooks call."""
+
+
 @contextmanager
-def clocked() -> Iterator[list[float]]:
-    """Adds up the processor time of all calls of observers while inside."""
-    spent, plain = [0.0], [(kind, name, getattr(kind, name)) for kind in (DesyncCheck, LayerLog) for name in ("saw", "reached")]
+def clocked(calls: Sequence[tuple[type, str]]) -> Iterator[list[float]]:
+    """Adds up the processor time of all these calls while inside, of one within another once."""
+    spent, depth = [0.0], [0]
+    plain = [(kind, name, getattr(kind, name)) for kind, name in calls]
 
     def within(call: Callable[..., None]) -> Callable[..., None]:
         def measured(*arguments: object) -> None:
             start = time.process_time()
-            call(*arguments)
-            spent[0] += time.process_time() - start
+            depth[0] += 1
+            try:
+                call(*arguments)
+            finally:
+                depth[0] -= 1
+                spent[0] += (time.process_time() - start) * (not depth[0])
 
         return measured
 
@@ -95,6 +128,68 @@ def clocked() -> Iterator[list[float]]:
     finally:
         for kind, name, call in plain:
             setattr(kind, name, call)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model of a user: its width and blocks, and how torch wraps it; `bounded` where a bound is wanted."""
+
+    width: int
+    blocks: int
+    sharded: bool = False
+    bounded: bool = True
+
+    @property
+    def task(self) -> Task:
+        """A GPT of that shape."""
+        task = task_of(self.width)
+        return replace(task, shape=replace(task.shape, layers=self.blocks))
+
+    def __str__(self) -> str:
+        return f"{'FSDP2' if self.sharded else 'DDP'}, {self.blocks} blocks of {self.width}"
+
+
+SHAPES = {
+    "ddp": Shape(512, 4),
+    "fsdp2": Shape(512, 4, sharded=True),
+    "deep": Shape(128, 48, bounded=False),
+}
+
+
+def users_step(shape: Shape, watch: tuple[Debug | None, bool] | None, folder: str) -> Step:
+    """A loop of plain torch as its users write it, watched or not."""
+    task = shape.task
+    model: nn.Module = GPT(task.shape)
+    if shape.sharded:
+        for block in list(model.children())[1:-1]:
+            fully_shard(block)
+        wrapped: Any = fully_shard(model)
+    else:
+        wrapped = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=task.lr)
+    if watch is not None:
+        attach(wrapped, watch[0], folder, optimizer=optimizer, invariants=watch[1], policy=Policy(action="log"))
+
+    def step(tokens: torch.Tensor, targets: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        mean_cross_entropy(wrapped(tokens), targets).backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(wrapped.parameters(), 1.0)
+        optimizer.step()
+
+    return step
+
+
+def attached(
+    rank: int, world: int, shape: Shape, watch: tuple[Debug | None, bool], folder: str, pairs: int
+) -> tuple[list[Pair], list[Pair], float]:
+    """Pairs of the first steps, pairs of later ones, and the share of the later ones that watching takes."""
+    with clocked((*ENGINE, *HOOKS)) as spent:
+        steps, data = [users_step(shape, watch, folder), users_step(shape, None, folder)], batch_of(shape.task, 0, rank, world)
+        early = [in_turns(lambda index: timed(steps[index], data, 1), pair) for pair in range(PROBING)]
+        spent[0] = 0.0
+        found = [in_turns(lambda index: timed(steps[index], data, 1), pair) for pair in range(pairs)]
+    whole = sum(watched.processor for watched, _ in found)
+    return early, found, spent[0] / (whole - spent[0])
 
 
 def in_turns(time: Callable[[int], Time], pair: int) -> Pair:
@@ -136,25 +231,40 @@ def row(layout: str, what: str, beside: str, bound: float, found: list[Pair], in
     for kind in ("wall", "processor"):
         found_ratios = ratios(found, kind)
         cells.append(f"{statistics.median(found_ratios):.3f} ({found_ratios[0]:.3f} to {found_ratios[-1]:.3f})")
-    return line([*cells, "" if inside is None else f"{1 + inside:.3f}", f"{bound:.2f}"])
+    return line([*cells, "" if inside is None else f"{1 + inside:.3f}", f"{bound:.2f}" if bound else ""])
+
+
+def users_rows(pool: Pool, shape: Shape, folder: str, pairs: int) -> Iterator[str]:
+    """The rows of what a user's line costs."""
+    for what, (debug, invariants, bound) in ATTACHED.items():
+        given = (shape, (debug, invariants), folder, pairs)
+        early, found, inside = pool.run(attached, *given, timeout=TIMEOUT)[0]
+        if invariants and not debug:
+            yield row(str(shape), f"{what}, first {PROBING} steps", "the same step without", 0.0, early)
+        yield row(str(shape), what, "the same step without", bound * shape.bounded, found, inside)
 
 
 def main() -> None:
     """Measure and print."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--pairs", type=int, default=9, help="measurements of each comparison")
-    options.add_argument("--layout", choices=LAYOUTS, action="append", help="only this one")
+    options.add_argument("--layout", choices=(*LAYOUTS, *SHAPES), action="append", help="only this one")
     given = options.parse_args()
     heads = ("layout", "step with", "beside", "with", "beside", "wall time", "processor time", "measured inside", "bound")
     print(line(heads), line(["---"] * len(heads)), sep="\n")
     pool = Pool(RANKS)
     with tempfile.TemporaryDirectory() as folder:
-        for layout in given.layout or LAYOUTS:
+        run = str(Path(folder, "run"))
+        for layout in given.layout or (*LAYOUTS, *SHAPES):
+            if layout in SHAPES:
+                for text in users_rows(pool, SHAPES[layout], run, given.pairs):
+                    print(text, flush=True)
+                continue
             plan = LAYOUTS[layout]
             for what, (more, bound) in WATCHED.items():
-                found, inside = pool.run(added, plan, more, str(Path(folder, "run")), given.pairs, timeout=TIMEOUT)[0]
+                found, inside = pool.run(added, plan, more, run, given.pairs, timeout=TIMEOUT)[0]
                 print(row(layout, what, "the same step without", bound, found, inside), flush=True)
-            found = pool.run(beside_gathering, plan, str(Path(folder, "run")), given.pairs, timeout=TIMEOUT)[0]
+            found = pool.run(beside_gathering, plan, run, given.pairs, timeout=TIMEOUT)[0]
             print(row(layout, "digests of all replicated state", "gathering it whole", 1 / CHEAPER, found), flush=True)
     pool.close()
 
