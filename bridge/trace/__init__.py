@@ -37,6 +37,7 @@ def attach(
     invariants: bool = True,
     on_finding: str | None = None,
     keep: Keep | None = None,
+    done: int = 0,
 ) -> Tracer:
     """Log what `debug` asks for of `target` into the folder `run` (default: trace), and check that ranks agree if it asks for it.
 
@@ -48,8 +49,9 @@ def attach(
     `filter` narrows the logs, `keep` thins them (`bridge.trace.keeping.Keep`), `full` keeps whole tensors instead of samples,
     `policy` says how often ranks are compared and what a mismatch leads to. Invariants (`bridge.trace.invariants`) are held
     wherever anything is watched; the result's `findings.found` has what they found, which is also logged, and written into
-    `run`. `on_finding` is a command that is run with each as JSON on its stdin, without a shell. Nothing is installed where a
-    given `debug` asks for nothing.
+    `run`. `on_finding` is a command that is run with each as JSON on its stdin, without a shell. `done` are the steps
+    of the run that this one goes on from, where the training knows them. Nothing is installed where a given `debug` asks for
+    nothing.
     Raises `BridgeError` for what cannot be attached, with the reason.
     """
     from bridge.trace.desync import Desync, DesyncCheck, Policy
@@ -64,6 +66,8 @@ def attach(
     from bridge.trace.tracer import Tracer
 
     source = source_of(target, optimizer, accumulation)
+    if isinstance(source, ModuleSource):
+        source.done = done
     policy = policy or Policy(action="raise" if debug else "log")
     debug = Debug(tensor_parallel=True) if debug is None else debug
     observers: list[Observer] = []

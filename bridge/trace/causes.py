@@ -301,16 +301,23 @@ def _on(case: Case) -> str:
 
 
 def _passes(case: Case) -> Found | None:
-    """A rank logged one microbatch several times over."""
-    for label, run in (("A", case.comparison.first), ("B", case.comparison.second)):
-        for entry in run.entries(case.first.name.step):
-            name = entry.name
-            here = {(part.rank, part.record.microbatch) for part in entry.parts}
-            again = [part.rank for part in entry.replicas if (part.rank, part.record.microbatch) in here]
-            if name.phase == "forward" and name.kind == "output" and again:
-                told = f"rank {again[0]} logged {name} more than once under the number of one microbatch"
-                return f"{label} runs more passes in a step than the {run.about.get('accumulation')} that it was told", [told]
-    return None
+    """A rank of one of the runs logged one microbatch several times over."""
+    runs = {"A": case.comparison.first, "B": case.comparison.second}
+    twice = {label: found for label, run in runs.items() if (found := _twice(run, case.first.name.step))}
+    if len(twice) != 1:
+        return None
+    label, told = next(iter(twice.items()))
+    return f"{label} runs more passes in a step than the {runs[label].about.get('accumulation')} that it was told", [told]
+
+
+def _twice(run: Run, step: int) -> str:
+    for entry in run.entries(step):
+        name = entry.name
+        here = {(part.rank, part.record.microbatch) for part in entry.parts}
+        again = [part.rank for part in entry.replicas if (part.rank, part.record.microbatch) in here]
+        if name.phase == "forward" and name.kind in ("input", "output") and again:
+            return f"rank {again[0]} logged {name} more than once under the number of one microbatch"
+    return ""
 
 
 def _evaluated(case: Case) -> Found | None:

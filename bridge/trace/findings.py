@@ -52,6 +52,12 @@ MEANINGS: Mapping[str, Meaning] = {
     "update-too-large": Meaning("updates are larger than this optimizer makes them at its learning rate"),
     "updates-lost": Meaning("most updates vanish in rounding: 16-bit weights are updated without fp32 masters"),
     "moments-missing": Meaning("parameters of one group have taken different numbers of steps: moments were not resumed for all"),
+    "moments-not-resumed": Meaning(
+        "the schedule goes on where a run ended, and the optimizer starts anew: its moments were not resumed", "remark"
+    ),
+    "schedule-not-resumed": Meaning(
+        "the optimizer goes on where a run ended, and the schedule starts anew: it was not resumed", "remark"
+    ),
     "clip-norms-differ": Meaning("ranks clip by different norms: the norm is not summed over all of them"),
     "decay-on-norms": Meaning("weight decay applies to biases or norms", "remark"),
     "same-data": Meaning("data ranks are fed the same samples: the batch is smaller than it seems"),
@@ -61,6 +67,8 @@ MEANINGS: Mapping[str, Meaning] = {
     "future-seen": Meaning("outputs depend on tokens after their own, which the loss asks for: the causal mask is missing"),
     "buffers-differ": Meaning("buffers that no forward pass changes are not alike on data ranks"),
     "untied": Meaning("two weights start with the same values and are not one parameter: a tie was lost"),
+    "skipped-alone": Meaning("ranks did not step together: some left the step out, and replicas part; no more is compared"),
+    "rank-late": Meaning("a rank keeps the others waiting", "remark"),
     "layers-differ": Meaning("data ranks did not call the same layers as often"),
     "recompute-differs": Meaning("computing a layer again for backward gave other values: its random numbers were not kept"),
     "accumulation-differs": Meaning(

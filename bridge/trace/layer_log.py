@@ -53,6 +53,11 @@ class LayerLog:
     _settings: dict[str, list[float]] = field(default_factory=dict)
     """Whether the step that runs has more than one microbatch, where nobody said how many it has."""
 
+    @property
+    def alone(self) -> bool:
+        """Whether it asks other ranks for nothing, as parameters hold their own gradients."""
+        return bool(getattr(self.source, "plain", False))
+
     def wants(self, kind: str) -> bool:
         """See `Observer`."""
         return self._level(kind) > 0 or self._measures(kind)

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from bridge.comm import Comm, Group, joined
 from bridge.errors import BridgeError
 from bridge.trace import naming
+from bridge.trace.meeting import Meeting
 from bridge.trace.placement import Placement
 from bridge.trace.record import Unit
 from bridge.trace.sharding import Piece, flat_pieces, mesh_of, whole
@@ -44,8 +45,19 @@ class ModuleSource:
         self.passing: list[Pass] = []
         self.resumed = any(optimizer.state for optimizer in self.optimizers)
         self._given: tuple[Tensor, ...] = ()
+        self.meeting: Meeting | None = None
+        """Where ranks wait for each other before a step."""
+        self.last_gradient = 0.0
+        """When this rank computed a gradient last, on the host's clock."""
+        self.done = 0
+        """Steps of the run that this one goes on from, as far as whoever trains says."""
         self._enter()
         self.watch()
+
+    @property
+    def together(self) -> bool:
+        """Whether ranks still step together, so that what they hold can be compared."""
+        return self.meeting is None or not self.meeting.over
 
     @property
     def optimizer(self) -> Any:
@@ -74,8 +86,11 @@ class ModuleSource:
 
     def before(self) -> None:
         """Gradients are whole."""
-        if not self._stepped:
-            self._tell("reduced")
+        if self._stepped:
+            return
+        if self.meeting is not None:
+            self.meeting.met()
+        self._tell("reduced")
 
     def _after(self, number: int) -> None:
         self._stepped.add(number)
@@ -300,6 +315,8 @@ class ModuleSource:
         if self._stepped:
             self.after()
         self._passes += 1
+        if self.meeting is not None:
+            self.meeting.passed()
         self._given = tuple(leaf for leaf in tree_leaves((given, dict(named))) if isinstance(leaf, Tensor))
         for call in self.passing:
             call(given, named)

@@ -50,7 +50,7 @@ INPUT, OUTPUT, GRADIENT = "input", "output", "input gradient"
 
 @dataclass
 class Tracer:
-    """Hooks on `source` for `observers`; `remove` takes those on modules out again."""
+    """Hooks on `source` for `observers`; `remove` takes them out again."""
 
     source: Source
     observers: Sequence[Observer]
@@ -59,6 +59,7 @@ class Tracer:
     """What to call once nothing more is watched."""
     _handles: list[Any] = field(default_factory=list)
     _counts: dict[tuple[str, str, bool], tuple[tuple[int, int], int]] = field(default_factory=dict)
+    _over: bool = False
     _without: dict[str, list[Now]] = field(default_factory=dict)
     """By layer, where the run was when it ran without a graph: with one it runs again in backward."""
 
@@ -80,10 +81,13 @@ class Tracer:
         return self
 
     def remove(self) -> None:
-        """Take the hooks on modules out."""
+        """Take all hooks out; steps that follow are not looked at."""
+        self._over = True
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        for observer in self.observers:
+            getattr(observer, "close", lambda: None)()
         if self.ended is not None:
             self.ended()
 
@@ -95,8 +99,10 @@ class Tracer:
         return any(observer.wants(kind) for observer in self.observers)
 
     def _reached(self, moment: Moment | None) -> None:
-        for observer in self.observers:
-            observer.reached(moment)
+        together = getattr(self.source, "together", True)
+        for observer in () if self._over else self.observers:
+            if together or getattr(observer, "alone", False):
+                observer.reached(moment)
 
     def _batch_hook(self, module: nn.Module, inputs: Any) -> None:
         now = self.source.now()

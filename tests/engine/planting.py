@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -25,6 +26,7 @@ from bridge.plan import Debug
 from bridge.trace import attach
 from bridge.trace.comparison import compare
 from bridge.trace.desync import Policy
+from bridge.trace.meeting import VARIABLE
 from bridge.trace.run import Run
 
 VOCAB, WIDTH, TOKENS, BATCH, STEPS, AT = 29, 16, 8, 8, 3, 2
@@ -117,6 +119,7 @@ class Loop:
     told: int | None = None
     """The number of microbatches that the stack is told, if it is not theirs."""
     buckets: dict[str, Any] = field(default_factory=dict)
+    schedule: Any = None
 
     def reached(self, point: str, step: int = 0) -> None:
         """Call what waits for that point."""
@@ -781,7 +784,7 @@ def without(name: str) -> Callable[[Loop, int], None]:
     return strike
 
 
-MENDED: list[Callable[[], None]] = []
+MENDED: list[Callable[[], object]] = []
 """What undoes what a fault did to a module or class, once its run is over."""
 
 
@@ -800,6 +803,44 @@ def megatron_nudge(loop: Loop, step: int) -> None:
 def megatron_rate(loop: Loop, step: int) -> None:
     for group in loop.wrapped.optimizer.param_groups:
         group["lr"] *= 2
+
+
+def resumes(moments: bool, schedule: bool) -> Plant:
+    """The run goes on after 1,000 steps: with its moments or without, with its schedule or a new one."""
+
+    def wrapped(loop: Loop, step: int) -> None:
+        generator = torch.Generator().manual_seed(8)
+        for weight in loop.model.parameters() if moments else ():
+            noise = torch.randn(weight.shape, generator=generator)
+            state = {"step": torch.tensor(1000.0), "exp_avg": 1e-3 * noise, "exp_avg_sq": 1e-4 * (1 + noise.square())}
+            loop.optimizer.state[weight] = state
+        for group in loop.optimizer.param_groups:
+            group["initial_lr"] = loop.rate
+        last = 1000 if schedule else -1
+        loop.schedule = torch.optim.lr_scheduler.LambdaLR(loop.optimizer, lambda at: 1 / (1 + at / 500), last)
+
+    def plant(loop: Loop) -> None:
+        loop.at["wrapped"] = wrapped
+        loop.at["stepped"] = lambda loop, step: loop.schedule.step()
+
+    return plant
+
+
+def leaves_out(loop: Loop, step: int) -> None:
+    """One rank takes its gradients for bad, and does not step."""
+    if loop.rank != 1 or step != AT:
+        STEP(loop, step)
+
+
+def impatient(loop: Loop, step: int) -> None:
+    """Ranks wait two seconds for each other, not ten."""
+    os.environ[VARIABLE] = "2"
+    MENDED.append(lambda: os.environ.pop(VARIABLE, ""))
+
+
+def late(loop: Loop) -> None:
+    """One rank waits before each of its steps, without telling."""
+    loop.at["begins"] = lambda loop, step: time.sleep(0.8 * (loop.rank == 1))
 
 
 SEQ = "Megatron-Core, tensor 2, sequence"
@@ -829,6 +870,28 @@ FAULTS |= {
         "alone are not put together",
         ("replicas-differ",),
         SEQ,
+    ),
+    "P1": Planted(plants("begins", skip_clear, None), r"2/reduce/", "not cleared", ("gradient-stale",), "plain"),
+    "P2": Planted(sets(group=without_block), r"1/update/blocks\.1", r"blocks\.1.* not updated", ("not-in-optimizer",), "plain"),
+    "P3": Planted(
+        plants("built", cuts_mask, 0), r"1/forward/.*blocks\.0/output", r"blocks\.0 itself", ("future-seen",), "plain"
+    ),
+    "P4": Planted(sets(rate=2e-2), r"1/(update|reduce/state)", "learning rate", (), "plain"),
+    "P5": Planted(
+        plants("built", whole, 0),
+        r"1/(backward|reduce)",
+        "backward pass of",
+        ("recompute-differs",),
+        "plain",
+        both(DROPS, plants("built", kept("forward"), 0)),
+    ),
+    "P6": Planted(sets(step=twice), r"[23]/", "a step too many", ("step-without-backward",), "plain"),
+    "R1": Planted(
+        resumes(True, False), r"1/reduce/state", "learning rate", ("schedule-not-resumed",), clean=resumes(True, True)
+    ),
+    "R2": Planted(resumes(False, True), r"1/update", "", ("moments-not-resumed",), clean=resumes(True, True)),
+    "S1": Planted(
+        both(sets(step=leaves_out), plants("built", impatient, 0)), r"[23]/", "more passes in a step", ("skipped-alone",)
     ),
     "B1": Planted(whole_loss, r"1/backward/", "2 times B's", ()),
     "B2": Planted(sets(step=twice), r"[23]/", "a step too many", ("step-without-backward",)),
@@ -994,16 +1057,19 @@ def main() -> None:
     """Print the table."""
     from pool import Pool
 
-    pool, names = Pool(2), sys.argv[1:] or list(FAULTS)
+    names = sys.argv[1:] or list(FAULTS)
+    pools = {world: Pool(world) for world in (1, 2)}
     print("fault | stack | located | named | cause | claim | alone | findings")
     counts = [0, 0, 0, 0]
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
             try:
-                found = tried(lambda world, *given: pool.run(*given, timeout=120), name, Path(folder))
+                world = 1 if FAULTS[name].stack == "plain" else 2
+                found = tried(lambda world, *given: pools[world].run(*given, timeout=240), name, Path(folder), world)
             except Exception as error:
                 print(name, "| FAILED |", str(error)[-1500:], flush=True)
-                pool.close()
+                for pool in pools.values():
+                    pool.close()
                 continue
         counts = [
             count + part
@@ -1012,7 +1078,8 @@ def main() -> None:
         print(row(found), flush=True)
     told = ("located", "causes claimed", "of those right", "caught alone")
     print(f"{len(names)} faults: " + ", ".join(f"{count} {word}" for count, word in zip(counts, told, strict=True)))
-    pool.close()
+    for pool in pools.values():
+        pool.close()
 
 
 if __name__ == "__main__":

@@ -19,7 +19,9 @@ from bridge.trace.invariants.copies import Buffers, Calls, Ties
 from bridge.trace.invariants.gradients import Cleared, Reduced
 from bridge.trace.invariants.inputs import Positions, Randomness, Samples
 from bridge.trace.invariants.optimizers import Clipped, Groups, Resumed, Updated
+from bridge.trace.invariants.pace import Late, Schedules
 from bridge.trace.invariants.recompute import Recomputed
+from bridge.trace.meeting import Meeting
 from bridge.trace.module import ModuleSource
 from bridge.trace.sharding import flat_pieces
 from bridge.trace.source import Moment
@@ -27,7 +29,7 @@ from bridge.trace.tracer import OUTPUT, Sight
 
 CHECKS: Sequence[type[Check]] = (
     *(Cleared, Reduced, Groups, Updated, Resumed, Clipped, Samples, Randomness, Positions, Buffers, Calls, Ties),
-    *(Recomputed, Causal),
+    *(Recomputed, Causal, Late, Schedules),
 )
 ROWS, SAID = "invariants", "findings"
 
@@ -55,7 +57,13 @@ class Invariants:
     def __post_init__(self) -> None:
         self.checks = [kind(self.source) for kind in (*CHECKS, Passes)]
         self.source.passing.append(self._passing)
+        if self.source.comm.mesh.world == self.source.data.size > 1:
+            self.source.meeting = Meeting(self.source.comm, self._lost)
         self._handles += [root.register_forward_hook(self._passed) for root in self.source.roots]
+
+    def _lost(self, ranks: tuple[int, ...], why: str) -> None:
+        """Ranks did not come to a step."""
+        self.findings.add([Finding("skipped-alone", self.source.now().step, "", why, ranks)])
 
     def wants(self, kind: str) -> bool:
         """See `Observer`."""
@@ -139,5 +147,7 @@ class Invariants:
 
     def close(self) -> None:
         """Take all hooks out."""
+        if self.source.meeting is not None:
+            self.source.meeting.leave()
         for handle in (*self._handles, *(handle for check in self.checks for handle in check.handles)):
             handle.remove()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -107,6 +108,7 @@ class Reduced(Check):
         if weight.grad is None or (not self.fired[at] and not _any(weight.grad)):
             self.sums[at] = 0
         self.fired[at] += 1
+        self.source.last_gradient = perf_counter()
         self.sums[at] += sketch(gradient).cpu()
 
     def row(self, step: int) -> Tensor:

@@ -149,7 +149,22 @@ BOUNDED = ("Adam", "AdamW")
 
 
 class Resumed(Check):
-    """Parameters of one group have taken as many steps, as far as their optimizer counts them."""
+    """Parameters of one group have taken as many steps, as far as their optimizer counts them, and moments belong to them."""
+
+    def start(self) -> Iterator[Finding]:
+        """See `Check`."""
+        if not self.source.plain:
+            return
+        states = [state for optimizer in self.source.optimizers for state in optimizer.state.values()]
+        counted = [(int(state["step"]), state["exp_avg_sq"]) for state in states if {"step", "exp_avg_sq"} <= set(state)]
+        if self.source.done and not states:
+            told = f"the run goes on after step {self.source.done}, and the optimizer has no state"
+            yield Finding("moments-not-resumed", 0, "", told)
+        steps = max((count for count, _ in counted), default=0)
+        moved = any(bool(sample(_local(moment)).any()) for _, moment in counted)
+        if counted and (steps > 1) is not (moved or steps == 1):
+            told = "all second moments are zero" if steps > 1 else "moments are there"
+            yield Finding("moments-missing", 0, "", f"{told}, and the optimizer counts {steps} steps before this run")
 
     def local(self, step: int) -> Iterator[Finding]:
         """See `Check`."""

@@ -1,0 +1,154 @@
+"""Invariants of pace: no rank keeps the others waiting, and schedule and moments go on together after a resume."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
+
+from bridge.trace.findings import Finding
+from bridge.trace.invariants.check import Check, floats, unfloats
+from bridge.trace.module import ModuleSource
+from bridge.trace.sharding import flat_pieces
+
+PHASES = ("before the forward pass", "in forward", "in backward", "between backward and the step")
+SHARE, LEAST, TIMES = 0.5, 0.25, 2
+"""How late a rank has to be: as a share of the others' step, in seconds, and in how many steps in a row."""
+
+
+class Late(Check):
+    """Time of each phase of a step on the host's clock, without what a rank waits for others: it is late by what it takes longer.
+
+    Backward counts up to the last gradient that this rank computes. Where torch shards parameters, ranks wait for each other in
+    both passes, and the time before and after these is looked at alone.
+    """
+
+    def __init__(self, source: ModuleSource) -> None:
+        super().__init__(source)
+        self.times = [0.0] * len(PHASES)
+        self.last = perf_counter()
+        self.own = source.plain and not flat_pieces(source.module) and not _sharded(source)
+        self.rows: dict[tuple[int, int], int] = {}
+
+    def _took(self, phase: int, until: float | None = None) -> None:
+        now = perf_counter()
+        self.times[phase] += max(0.0, (until or now) - self.last)
+        self.last = now
+
+    def passing(self, given: Sequence[Any], named: Mapping[str, Any]) -> None:
+        """See `Check`."""
+        self._took(0)
+
+    def passed(self) -> None:
+        """See `Check`."""
+        self._took(1)
+
+    def row(self, step: int) -> Tensor:
+        """See `Check`."""
+        gradient = self.source.last_gradient
+        if gradient > self.last:
+            self._took(2, gradient)
+        elif not self.own:
+            self.last = perf_counter()
+        self._took(3)
+        return floats(self.times)
+
+    def judged(self, step: int, rows: Tensor) -> Iterator[Finding]:
+        """See `Check`."""
+        times = unfloats(rows).view(len(rows), len(PHASES))
+        if step < 2 or len(times) < 2:
+            return
+        for phase, name in enumerate(PHASES):
+            if not self.own and phase in (1, 2):
+                continue
+            rank = int(times[:, phase].argmax())
+            others = torch.cat([times[:rank], times[rank + 1 :]])
+            gap = float(times[rank, phase] - others[:, phase].median())
+            whole = float(others.sum(1).median())
+            late = gap > LEAST and gap > SHARE * whole
+            count = self.rows[rank, phase] = self.rows.get((rank, phase), 0) + 1 if late else 0
+            if count == TIMES:
+                told = f"it takes {gap:.2g} s more than the others {name}, whose own work of a step takes {whole:.2g} s"
+                yield Finding("rank-late", step, "", f"{told}; so in {TIMES} steps in a row", (self.at(rank),))
+
+    def ended(self) -> None:
+        """See `Check`."""
+        self.times = [0.0] * len(PHASES)
+        self.last = perf_counter()
+
+
+def _sharded(source: ModuleSource) -> bool:
+    from torch.distributed.tensor import DTensor
+
+    return any(isinstance(weight, DTensor) for weight in source.module.parameters())
+
+
+class Schedules(Check):
+    """A schedule that steps with the optimizer has counted as many steps before this run as the optimizer has."""
+
+    def __init__(self, source: ModuleSource) -> None:
+        super().__init__(source)
+        self.calls: dict[int, int] = {}
+        self.counts: dict[int, int] = {}
+        self.steps = 0
+        self.done = not source.plain
+        if not self.done:
+            self.handles.append(_Stepped(self))
+
+    def stepped(self, scheduler: LRScheduler) -> None:
+        """A schedule went on."""
+        optimizer = getattr(scheduler, "optimizer", None)
+        if any(optimizer is one for one in self.source.optimizers):
+            self.calls[id(scheduler)] = self.calls.get(id(scheduler), 0) + 1
+            self.counts[id(scheduler)] = int(scheduler.last_epoch)
+
+    def local(self, step: int) -> Iterator[Finding]:
+        """See `Check`."""
+        self.steps += 1
+        if self.done or self.steps < 3:
+            return
+        self.done = True
+        taken = [count for count in map(_taken, self.source.optimizers) if count]
+        for key, calls in self.calls.items():
+            if calls < self.steps - 1 or not taken:
+                continue
+            before, counted = max(taken) - self.steps, self.counts[key] - calls
+            told = f"the optimizer counts {max(0, before)} steps before this run, the schedule {max(0, counted)}"
+            if before >= 2 and counted <= 0:
+                yield Finding("schedule-not-resumed", step, "", told)
+            elif counted >= 2 and before <= 0:
+                yield Finding("moments-not-resumed", step, "", told)
+
+    def ended(self) -> None:
+        """See `Check`."""
+        if self.done:
+            for handle in self.handles:
+                handle.remove()
+            self.handles.clear()
+
+
+def _taken(optimizer: Any) -> int:
+    """Steps that an optimizer counts."""
+    counts = (state.get("step") for state in optimizer.state.values())
+    return max((int(count) for count in counts if count is not None), default=0)
+
+
+class _Stepped:
+    """Has a check told of every schedule that steps, until it is removed."""
+
+    def __init__(self, check: Schedules) -> None:
+        self.plain = plain = LRScheduler.step
+
+        def stepped(scheduler: LRScheduler, *given: Any, **named: Any) -> None:
+            plain(scheduler, *given, **named)
+            check.stepped(scheduler)
+
+        LRScheduler.step = stepped  # type: ignore[method-assign, assignment]
+
+    def remove(self) -> None:
+        """Put torch's own back."""
+        LRScheduler.step = self.plain  # type: ignore[method-assign]

@@ -1,0 +1,117 @@
+"""Meetings: ranks wait for each other before a step is compared, so that one that does not come is a finding and not a hang."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+
+from bridge.comm import Comm
+from bridge.trace.gathering import gathered
+
+PATIENCE = 10.0
+"""Seconds that ranks wait before they look where the others are; STAGEBRIDGE_MEETING sets others."""
+VARIABLE = "STAGEBRIDGE_MEETING"
+OVER = "over"
+_made = 0
+"""Meetings of this process."""
+
+
+class Meeting:
+    """Kept in the store through which ranks found each other, beside the collectives of a training.
+
+    A rank that waits while another one has begun a further forward pass knows that this one left the step out: `lost(ranks,
+    why)` is called once on every rank, and nothing is compared any more, while the training goes on.
+    """
+
+    def __init__(self, comm: Comm, lost: Callable[[tuple[int, ...], str], None]) -> None:
+        global _made
+        _made += 1
+        numbers = gathered(comm, "meeting", torch.tensor([_made]), comm.world)
+        _made = int(numbers.max())
+        self.comm, self.lost = comm, lost
+        self.store: Any = PrefixStore(f"stagebridge meeting {_made}", _get_default_store())
+        self.patience = timedelta(seconds=float(os.environ.get(VARIABLE, PATIENCE)))
+        self.passes = self.steps = 0
+        self.over = False
+        atexit.register(self.leave)
+
+    def passed(self) -> None:
+        """A forward pass begins."""
+        self.passes += 1
+        if not self.over:
+            self.store.set(f"pass {self.comm.rank}", str(self.passes))
+
+    def met(self) -> bool:
+        """Wait until all ranks step; whether they do."""
+        number, world = self.steps, self.comm.world.size
+        self.steps += 1
+        if self.over or self._ended():
+            return False
+        if self.store.add(f"step {number}", 1) == world:
+            self.store.set(f"all {number}", "1")
+            if number:
+                self.store.delete_key(f"step {number - 1}")
+            return True
+        while not self._all(number):
+            if self._ended():
+                return False
+            gone = self._gone(number)
+            if gone:
+                self._end(*gone)
+                return False
+        return True
+
+    def _all(self, number: int) -> bool:
+        try:
+            self.store.wait([f"all {number}"], self.patience)
+        except RuntimeError:  # what a store says once the time is over
+            return False
+        return True
+
+    def _gone(self, number: int) -> tuple[tuple[int, ...], str] | None:
+        """Ranks that are beyond this step without having come, and how that is known."""
+        others = [rank for rank in self.comm.world.ranks if rank != self.comm.rank]
+        beyond = {rank: count for rank in others if (count := self._told(f"pass {rank}")) > self.passes}
+        if beyond:
+            counts = ", ".join(f"rank {rank} began pass {count}" for rank, count in beyond.items())
+            return tuple(beyond), f"{counts} without a step, while rank {self.comm.rank} steps after pass {self.passes}"
+        left = {rank: count for rank in others if 0 < (count := self._told(f"left {rank}")) <= number}
+        if left:
+            told = ", ".join(f"rank {rank} ended after {count} steps" for rank, count in left.items())
+            return tuple(left), f"{told}, rank {self.comm.rank} is in step {number + 1}"
+        return None
+
+    def _told(self, key: str) -> int:
+        return int(self.store.get(key)) if self.store.check([key]) else 0
+
+    def _end(self, ranks: tuple[int, ...], why: str) -> None:
+        self.store.set(OVER, json.dumps([ranks, why]))
+        self.over = True
+        self.lost(ranks, why)
+
+    def _ended(self) -> bool:
+        """Whether another rank ended it."""
+        if not self.store.check([OVER]):
+            return False
+        ranks, why = json.loads(self.store.get(OVER))
+        self.over = True
+        self.lost(tuple(ranks), why)
+        return True
+
+    def leave(self) -> None:
+        """This rank takes no more steps."""
+        atexit.unregister(self.leave)
+        if self.over:
+            return
+        self.over = True
+        try:
+            self.store.set(f"left {self.comm.rank}", str(self.steps))
+        except RuntimeError:  # whoever kept the store is gone, and nobody waits there
+            return
