@@ -69,6 +69,7 @@ def wandb(found: Series, folder: Path) -> int:
     for told in found.findings:
         run.alert(clean(f"{told.severity} {told.id}"), clean(f"step {told.step}: {told.evidence}; {told.meaning}"))
     run.finish()
+    client.teardown()  # its own process writes the file, and ends only then
     return count
 
 

@@ -93,6 +93,7 @@ class LayerLog:
         if moment is None:
             self._held("init", step - 1, "weight", self.debug.param_init)
             self._held("init", step - 1, "buffer", self.debug.param_init)
+            self._forget()
             self.log.write(step - 1)
         elif moment == "reduced":
             self._held("reduce", step, "gradient", self.debug.all_param_gradients)
@@ -104,10 +105,14 @@ class LayerLog:
         else:
             alone = self.source.now().part is not None and not self._several
             factors = self.source.factors()
-            if self.keep.once:
-                self.log.forget(lambda seen: again(seen, self.source.comm))
+            self._forget()
             self.log.write(step, factors, alone, self._loss(factors))
             self._several = False
+
+    def _forget(self) -> None:
+        """Leave out what another rank logs too, if one copy is enough."""
+        if self.keep.once:
+            self.log.forget(lambda seen: again(seen, self.source.comm))
 
     def _loss(self, factors: Mapping[Unit, float]) -> float | None:
         """Of the step, in the unit that all layouts share: as the engine tells it, else what backward was called with."""

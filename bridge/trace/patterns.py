@@ -13,6 +13,9 @@ from bridge.trace.segments import Floats, Segments
 CLOSE = 1e-2
 """How near a scaled copy has to come, as a share, to be called one."""
 
+SAME = 1e-6
+"""How far apart values may be, as a share, to be called the same."""
+
 
 def causes(
     values: Floats, others: Floats, segments: Segments, ratios: Mapping[str, float], phases: Sequence[str] = ()
@@ -26,7 +29,7 @@ def causes(
         factors = product / np.maximum(sizes**2, TINY)
         rest = np.sqrt(segments.sums((values - segments.spread(factors) * others) ** 2)) / np.maximum(norms, TINY)
         alike = product / (sizes * norms)
-    again = _reordered(values, others, segments)
+    same, again = _same(values, others, segments), _reordered(values, others, segments)
     found = []
     rows = zip(norms.tolist(), sizes.tolist(), factors.tolist(), rest.tolist(), alike.tolist(), again.tolist(), strict=True)
     for at, (norm, size, factor, left, cosine, other_order) in enumerate(rows):
@@ -34,6 +37,8 @@ def causes(
             found.append("A is all zeros" if size else "B is all zeros")
         elif left <= CLOSE and abs(factor - 1) > left:
             found.append(_factor(factor, {} if phases and phases[at] == "update" else ratios))
+        elif phases and phases[at] == "update" and same[at]:
+            found.append("the same in both: what differs was there before them")
         elif other_order:
             found.append("the same values in another order: swapped microbatches or samples")
         else:
@@ -44,8 +49,13 @@ def causes(
 def _reordered(values: Floats, others: Floats, segments: Segments) -> NDArray[np.bool_]:
     """Whether each tensor has the same values in both, whatever their order."""
     ours, theirs = (found[np.lexsort((found, segments.numbers))] for found in (values, others))
+    return _same(ours, theirs, segments)
+
+
+def _same(values: Floats, others: Floats, segments: Segments) -> NDArray[np.bool_]:
+    """Whether each tensor is the same in both, but for rounding."""
     with np.errstate(all="ignore"):
-        apart = ~((np.abs(ours - theirs) <= 1e-6 * np.abs(theirs)) | (ours == theirs))
+        apart = ~((np.abs(values - others) <= SAME * np.abs(others)) | (values == others))
     found: NDArray[np.bool_] = segments.sums(apart.astype(np.float64)) == 0
     return found
 

@@ -18,6 +18,7 @@ from bridge.errors import BridgeError
 from bridge.plan import Debug
 from bridge.trace import attach
 from bridge.trace.comparison import compare
+from bridge.trace.keeping import Keep
 from bridge.trace.run import Run
 
 pytestmark = pytest.mark.usefixtures("foreign")
@@ -65,6 +66,23 @@ def equal(found: Run, native: Run) -> None:
 def test_plain_torch(world: int, run: Ranks, natives: dict[bool, Run], tmp_path: Path) -> None:
     run(world, traced_module, case(SGD, **(TWO if world == 2 else {})), tmp_path)
     equal(Run.read(tmp_path), natives[False])
+
+
+@pytest.mark.parametrize("odd", [None, 0, 1])
+def test_one_copy_of_what_ranks_hold_alike(odd: int | None, run: Ranks, natives: dict[bool, Run], tmp_path: Path) -> None:
+    """What they do not hold alike is logged by each, and located on the rank that has it."""
+    run(2, traced_module, case(SGD, **TWO), tmp_path, Keep(once=True), odd)
+    found = Run.read(tmp_path)
+    weights = [entry for step in found.steps for entry in found.entries(step) if entry.name.kind in ("weight", "gradient")]
+    twice = {str(entry.name) for entry in weights if entry.replicas}
+    if odd is None:
+        assert weights and not twice
+        equal(found, natives[False])
+        return
+    parted = compare(found, natives[False], every=False).divergence
+    assert parted is not None
+    assert (str(parted.name), parted.ranks) == ("2/update/block1/weight/norm1.weight", (odd,))
+    assert {name for name in twice if name.startswith("2/update/")} == {str(parted.name)}
 
 
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")

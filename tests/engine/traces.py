@@ -22,6 +22,7 @@ from bridge.errors import BridgeError
 from bridge.plan import Plan
 from bridge.trace import attach
 from bridge.trace.desync import DesyncError, Policy
+from bridge.trace.keeping import Keep
 from compat.deepspeed.runtime.tracing import DeepSpeedSource
 
 
@@ -76,13 +77,16 @@ def reports() -> Iterator[list[str]]:
     logging.getLogger("bridge.trace").removeHandler(handler)
 
 
-def traced_module(rank: int, world: int, case: Case, folder: Path) -> None:
-    """The same training by plain torch, in DistributedDataParallel on several ranks."""
+def traced_module(rank: int, world: int, case: Case, folder: Path, keep: Keep | None = None, odd: int | None = None) -> None:
+    """The same training by plain torch, in DistributedDataParallel on several ranks, with a log that is thinned, and a weight of
+    rank `odd` changed after the second step's backward.
+    """
     plan, module = Plan.of(case.plan), model_of(case)
     optimizer = torch.optim.SGD(module.parameters(), 0.1)
     wrapped = DistributedDataParallel(module) if world > 1 else module
     accumulation = plan.batch.accumulation or 1
-    attach(wrapped, plan.debug, folder, optimizer=optimizer, accumulation=accumulation, policy=Policy())
+    policy = Policy() if odd is None else Policy(action="log")
+    attach(wrapped, plan.debug, folder, optimizer=optimizer, accumulation=accumulation, policy=policy, keep=keep)
 
     def backward(loss: Tensor, last: bool) -> None:
         with nullcontext() if last or world == 1 else wrapped.no_sync():  # type: ignore[operator]
@@ -93,6 +97,8 @@ def traced_module(rank: int, world: int, case: Case, folder: Path) -> None:
         batches = fed(case, rank, world, accumulation, step)
         for place, (inputs, targets) in enumerate(batches):
             backward(mean_cross_entropy(wrapped(inputs), targets), place == accumulation - 1)
+        if step == 1 and rank == odd:
+            module.get_submodule("block1").norm1.weight.data[3] *= 1.01
         optimizer.step()
 
 

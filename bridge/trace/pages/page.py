@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -54,10 +55,10 @@ def comparison_page(found: Comparison, both: tuple[Series, Series]) -> str:
     """Of two runs."""
     first = found.divergence
     marks = {} if first is None else {first.name.step: "they part"}
-    body = [_verdict(found), _settings(found), _about("A", both[0]), _about("B", both[1]), *_differences(found)]
+    body = [_verdict(found), _about("A", both[0]), _about("B", both[1]), _settings(found)]
     body.append("<h2>How far apart, by layer and step</h2>" + _key(SHARE_WORDS, "the furthest tensor of each layer and step"))
     body += [drawn(panel) for panel in _comparison_maps(found)]
-    body += _charts([("A", both[0]), ("B", both[1])], marks)
+    body += [*_charts([("A", both[0]), ("B", both[1])], marks), *_differences(found)]
     body.append(_findings([("A", both[0].findings), ("B", both[1].findings)]))
     return _page(f"{found.first.folder} against {found.second.folder}", body)
 
@@ -269,26 +270,27 @@ def _settings(found: Comparison) -> str:
 
 
 def _differences(found: Comparison) -> list[str]:
-    """What differs, by step, phase and kind, in order of execution."""
-    groups: dict[tuple[int, str, str], list[Line]] = defaultdict(list)
+    """What differs, by phase and kind of the step in which they part, and of the steps after it together."""
+    groups: dict[tuple[str, str, bool], list[Line]] = defaultdict(list)
     for line in found.faults:
-        groups[line.name.step, line.name.phase, line.name.kind].append(line)
+        groups[line.name.phase, line.name.kind, line.name.step > found.faults[0].name.step].append(line)
     if not groups:
         return []
     rows = [
-        (
-            f"{step}/{phase}",
-            kind,
-            len(lines),
-            lines[0].name,
-            f"{lines[0].distance:.2g}",
-            f"{lines[0].bound:.2g}",
-            _ranks(lines[0].ranks),
-            lines[0].cause,
-        )
-        for (step, phase, kind), lines in list(groups.items())[:SHOWN]
+        (_span(lines), phase, kind, len(lines), lines[0].name, _furthest(lines), _ranks(lines[0].ranks), lines[0].cause)
+        for (phase, kind, _), lines in sorted(groups.items(), key=lambda item: item[0][2])
     ]
-    heads = ("step", "kind", "differ", "first", "distance", "bound", "ranks", "looks like")
-    more = f"<p>and {len(groups) - SHOWN} more groups</p>" * (len(groups) > SHOWN)
+    heads = ("steps", "phase", "kind", "tensors", "first", "furthest", "ranks", "looks like")
     left = f"<p>{len(found.left)} steps after them were left out.</p>" * bool(found.left)
-    return ["<h2>What differs, in order of execution</h2>", _table(heads, rows), more, left]
+    return ["<h2>What differs, in order of execution</h2>", _table(heads, rows), left]
+
+
+def _span(lines: Sequence[Line]) -> str:
+    first, last = lines[0].name.step, lines[-1].name.step
+    return str(first) if first == last else f"{first} to {last}"
+
+
+def _furthest(lines: Sequence[Line]) -> str:
+    """The largest distance, as a share of its bound."""
+    worst = max(map(share, lines))
+    return f"{worst:.3g} times its bound" if math.isfinite(worst) else "no bound"
