@@ -319,7 +319,7 @@ def _tell_faults(found: Comparison, out: Console) -> None:
         out.print("equal up to rounding" if proved else "no tensor was logged with values: nothing to compare")
         return
     out.print(f"\nthey part at {first.name}: {first.verdict}", style="red", markup=False, soft_wrap=True)
-    out.print(f"  {_measured(first)}", markup=False)
+    out.print(f"  {_measured(first)}", markup=False, soft_wrap=True)
     if first.ranks:
         out.print(f"  only in what {_ranks(first.ranks)} logged", markup=False)
     if first.cause:

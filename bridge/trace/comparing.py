@@ -33,7 +33,7 @@ RUNNING = ("forward", "backward")
 class Half:
     """The pairs of a step before its update, or of the update, with all that does not depend on the step."""
 
-    def __init__(self, pairs: Pairs, pairing: Pairing, about: Mapping[str, Any], late: bool) -> None:
+    def __init__(self, pairs: Pairs, pairing: Pairing, run: Run, late: bool) -> None:
         self.pairs, self.late = pairs, late
         self.names = [one.name for one, _ in pairs.tensors]
         self.copies = tuple(copies(pairs.tensors, pairing.patterns[0]))
@@ -41,11 +41,10 @@ class Half:
             np.array([copy.row for copy in self.copies], np.int64),
             np.array([copy.first for copy in self.copies], np.int64),
         )
-        layers = {layer: at + 1 for at, layer in reversed(list(enumerate(about.get("layers", ()))))}
-        places = [layers.get(name.layer, len(about.get("layers", ()))) for name in self.names]
+        layers, about = {layer: at + 1 for at, layer in reversed(list(enumerate(run.layers)))}, run.about
+        places = [layers.get(name.layer, len(run.layers)) for name in self.names]
         depths = [
-            at if name.phase == "forward" else 2 * len(about.get("layers", ())) - at + 1
-            for at, name in zip(places, self.names, strict=True)
+            at if name.phase == "forward" else 2 * len(run.layers) - at + 1 for at, name in zip(places, self.names, strict=True)
         ]
         self.depths = np.maximum(np.array(depths, np.float64), 1)
         self.starts = np.array([name.phase == "init" for name in self.names], bool)
@@ -166,10 +165,10 @@ class Comparer:
         key = id(patterns[0]), id(patterns[1])
         if key not in self._known:
             partial = any(run.keep.get("ranks") for run in self.runs)
-            pairing, about = Pairing(self.runs[0], patterns, partial), self.runs[0].about
+            pairing, run = Pairing(self.runs[0], patterns, partial), self.runs[0]
             if len(self._known) > MOST:
                 self._known.clear()
-            self._known[key] = pairing, Half(pairing.early, pairing, about, False), Half(pairing.late, pairing, about, True)
+            self._known[key] = pairing, Half(pairing.early, pairing, run, False), Half(pairing.late, pairing, run, True)
         return self._known[key]
 
     def _half(

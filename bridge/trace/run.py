@@ -161,6 +161,10 @@ class Entry:
         return {index: Summary.merged(summaries) for index, summaries in sorted(found.items())}
 
 
+LOOKED = 3
+"""Steps in which the order of layers is looked for."""
+
+
 @dataclass(frozen=True)
 class Run:
     """A run's folder; steps whose line is whole on every rank can be read while it goes on."""
@@ -239,14 +243,33 @@ class Run:
         return PHASES.index(name.phase), name.microbatch or 0, order, name.kind, name.tensor
 
     @cached_property
+    def layers(self) -> tuple[str, ...]:
+        """Layers in the order in which they ran first, where a log shows it; else in that of the model."""
+        told, ran = self.about.get("layers", ()), iter(seen := self._ran())
+        return tuple(next(ran) if layer in seen else layer for layer in told)
+
+    def _ran(self) -> list[str]:
+        """The layers of which the first rank logged an output, in the order of its first step that has some."""
+        known, first = set(self.about.get("layers", ())), next(iter(self.lines.values()), {})
+        for step in self.logged[:LOOKED]:
+            names = [part.record.name for part in self._of(rank_folder(self.folder, 0), first[step])]
+            found = dict.fromkeys(name.layer for name in names if (name.phase, name.kind) == ("forward", "output"))
+            if found:
+                return [layer for layer in found if layer in known]
+        return []
+
+    @cached_property
     def _layers(self) -> dict[str, int]:
-        return {layer: place for place, layer in enumerate(self.about.get("layers", ()))}
+        return {layer: place for place, layer in enumerate(self.layers)}
 
     def parts(self, step: int) -> Iterator[Part]:
         """What every rank logged of a step, in the order in which it did."""
         for folder, steps in self.lines.items():
-            content, where = steps[step].read(), f"{folder / STEPS}: step {step}"
-            yield from (Part(record(fields, step, where), folder, content.tensors) for fields in content.records)
+            yield from self._of(folder, steps[step])
+
+    def _of(self, folder: Path, line: Line) -> Iterator[Part]:
+        content, where = line.read(), f"{folder / STEPS}: step {line.step}"
+        yield from (Part(record(fields, line.step, where), folder, content.tensors) for fields in content.records)
 
 
 def _wholes(name: Name, copies: Sequence[Sequence[Part]]) -> Iterator[Entry]:

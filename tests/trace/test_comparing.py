@@ -140,6 +140,18 @@ def test_steps_that_look_otherwise_in_one_run_alone_are_matched_by_name(tmp_path
     assert len(found.lines) == 12
 
 
+def test_layers_are_in_the_order_in_which_they_run(tmp_path: Path) -> None:
+    """Whatever the order is in which the model has them."""
+    for name, factor in (("a", 2.0), ("b", 3.0)):
+        log = Log(tmp_path / name, 0, {**ABOUT, "ranks": 1, "layers": ["head", "unused", "body", "embedding"]})
+        for layer in ("embedding", "body", "head"):
+            log.add(Name(1, "forward", layer, None, "output"), torch.ones(3) * factor, Placement.full((3,)), 5)
+        log.write(1)
+    found = compare(Run.read(tmp_path / "a"), Run.read(tmp_path / "b"))
+    assert found.first.layers == ("embedding", "unused", "body", "head")
+    assert [line.name.layer for line in found.lines] == ["embedding", "body", "head"]
+
+
 def test_tensors_that_are_alike_and_all_zeros_are_equal(tmp_path: Path) -> None:
     log = Log(tmp_path, 0, {**ABOUT, "ranks": 1})
     log.add(Name(1, "update", "a", None, "buffer", "mean"), torch.zeros(4), Placement.full((4,)), 6)

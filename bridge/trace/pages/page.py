@@ -219,7 +219,7 @@ def _those(ranks: Sequence[int], world: int) -> str:
 def _comparison_maps(found: Comparison) -> list[Map]:
     world, first = min(len(found.first.lines), MOST_RANKS), found.divergence
     used = {line.name.layer for line in found.lines}
-    layers = [layer for layer in ("", *found.first.about.get("layers", ())) if layer in used]
+    layers = [layer for layer in ("", *found.first.layers) if layer in used]
     layers += sorted(used - set(layers))
     steps = sorted({line.name.step for line in found.lines})
     rows, columns = ({name: at for at, name in enumerate(names)} for names in (layers, steps))

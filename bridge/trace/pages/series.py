@@ -100,7 +100,7 @@ def read(folder: Path) -> Series:
 def series(run: Run, found: Sequence[Told]) -> Series:
     """Of a run that is read, step by step."""
     reader, ranks = Reader(run), min(len(run.lines), MOST_RANKS)
-    layers = list(run.about.get("layers", ()))
+    layers = list(run.layers)
     places = {layer: at for at, layer in enumerate(layers)}
     wanted, shape = _mapped(run), (ranks, len(layers), len(run.steps))
     losses, norms = np.full((len(run.steps), ranks), np.nan), {name: np.full(len(run.steps), np.nan) for name in WORDS.values()}
