@@ -462,10 +462,15 @@ def _gradients(case: Case) -> Found | None:
     return None
 
 
+NEAR = 8
+"""Steps around the one in which runs part that are looked at: a log may have very many."""
+
+
 def _clipped(case: Case) -> Found | None:
     """The norm of all gradients together is the same in every step of a run, and not in the other, or another one."""
     runs = case.comparison.first, case.comparison.second
-    steps = [step for step in runs[0].steps if step in runs[1].steps and step > 0]
+    both = sorted(set(runs[0].logged) & set(runs[1].logged) - {0}, key=lambda step: abs(step - case.first.name.step))
+    steps = sorted(both[:NEAR])
     norms = [[_norm(run, step) for step in steps] for run in runs]
     if len(steps) < 2 or not all(map(all, norms)):
         return None
@@ -473,6 +478,8 @@ def _clipped(case: Case) -> Found | None:
     told = [f"{label}: {', '.join(f'{norm:.4g}' for norm in found)}" for label, found in zip("AB", norms, strict=True)]
     evidence = [f"the norm of all gradients in steps {steps[0]} to {steps[-1]}, {'; '.join(told)}"]
     if bounds[0] and bounds[1]:
+        if abs(bounds[0] - bounds[1]) <= CLOSE * bounds[1]:
+            return None  # that is no difference
         return f"gradients are clipped to a norm of {bounds[0]:.4g} in A, of {bounds[1]:.4g} in B", evidence
     for label, bound in zip("AB", bounds, strict=True):
         if bound:

@@ -185,12 +185,9 @@ def _run_maps(found: Series) -> list[Map]:
     layers, steps = [found.layers[at] for at in rows.tolist()], [found.steps[at] for at in columns.tolist()]
     if not layers or not steps:
         return []
-    frames = _places(found.findings, layers, steps)
+    rank, frames = _places(found.findings, layers, steps)
     groups = _grouped([own[rows][:, columns] for own in levels])
-    return [
-        Map(_those(ranks, len(levels)), layers, steps, own, frames if at == 0 else ())
-        for at, (ranks, own) in enumerate(groups.items())
-    ]
+    return [Map(_those(ranks, len(levels)), layers, steps, own, frames if rank in ranks else ()) for ranks, own in groups.items()]
 
 
 def _median(values: Floats) -> float:
@@ -199,13 +196,13 @@ def _median(values: Floats) -> float:
     return float(np.median(some)) if len(some) else np.nan
 
 
-def _places(findings: Sequence[Told], layers: Sequence[str], steps: Sequence[int]) -> list[tuple[str, int, str]]:
-    """Where a map shows the first finding that names a layer."""
+def _places(findings: Sequence[Told], layers: Sequence[str], steps: Sequence[int]) -> tuple[int, list[tuple[str, int, str]]]:
+    """On which rank's map the first finding that names a layer is shown, and where."""
     for told in findings:
         layer = max((layer for layer in layers if layer and f"{told.where}.".startswith(f"{layer}.")), key=len, default=None)
         if layer is not None and told.step in steps:
-            return [(layer, told.step, f"{told.id}, step {told.step}, {layer}")]
-    return []
+            return min(told.ranks, default=0), [(layer, told.step, f"{told.id}, step {told.step}, {layer}")]
+    return 0, []
 
 
 def _those(ranks: Sequence[int], world: int) -> str:
@@ -231,7 +228,7 @@ def _comparison_maps(found: Comparison) -> list[Map]:
         for rank in (rank for rank in line.ranks if rank < world):
             levels[(rank, *place)] = max(levels[(rank, *place)], level)
         others = levels[(slice(None), *place)]
-        np.maximum(others, min(level, 1) if line.ranks else level, out=others)
+        np.maximum(others, 0 if line.ranks else level, out=others)
     frames = [] if first is None else [(first.name.layer, first.name.step, f"they part: {first.name}")]
     groups = _grouped(list(levels))
     there = [any(not first.ranks or rank in first.ranks for rank in ranks) if first else False for ranks in groups]
