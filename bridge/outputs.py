@@ -515,6 +515,7 @@ class Logged(TypedDict):
     mesh: Any
     accumulation: Any
     formats: Any
+    notes: list[str]
 
 
 class Tensor(TypedDict):

@@ -262,7 +262,8 @@ def _comparison(found: Comparison) -> dict[str, Any]:
 
 
 def _head(run: Run) -> dict[str, Any]:
-    return {"folder": str(run.folder), **{key: run.about.get(key) for key in ("engine", "mesh", "accumulation", "formats")}}
+    facts = {key: run.about.get(key) for key in ("engine", "mesh", "accumulation", "formats")}
+    return {"folder": str(run.folder), **facts, "notes": list(run.notes)}
 
 
 def _line(line: Line) -> dict[str, Any]:
