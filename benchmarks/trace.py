@@ -168,7 +168,8 @@ def users_step(shape: Shape, watch: tuple[Debug | None, bool] | None, folder: st
         wrapped = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(wrapped.parameters(), lr=task.lr)
     if watch is not None:
-        attach(wrapped, watch[0], folder, optimizer=optimizer, invariants=watch[1], policy=Policy(action="log"))
+        policy = Policy(action="log") if watch[0] else None
+        attach(wrapped, watch[0], folder, optimizer=optimizer, invariants=watch[1], policy=policy)
 
     def step(tokens: torch.Tensor, targets: torch.Tensor) -> None:
         optimizer.zero_grad()

@@ -74,13 +74,13 @@ class PlainTrainer:
                 loss = self._loss(*batch) * share
                 torch.autograd.backward(loss)
             total += float(loss)
-        norm: Any = nn.utils.clip_grad_norm_(self.model.parameters(), self.plan.optimizer.clip or torch.inf)
+        norm = norm_of(self.model.parameters(), self.plan.optimizer.clip)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
         self.steps += 1
         means = self._everyones(total)
-        return Step(sum(means) / len(means), float(_whole(norm)), lr)
+        return Step(sum(means) / len(means), norm, lr)
 
     def _everyones(self, value: Any) -> Any:
         return everyones(value) if self.data[1] > 1 else [value]
@@ -96,14 +96,11 @@ class PlainTrainer:
 
     def weights(self) -> Mapping[str, Tensor]:
         """See `Trainer`. Every rank gets all."""
-        return {name: _whole(weight).detach().float().cpu().clone() for name, weight in self.model.named_parameters()}
+        return wholes(self.model)
 
     def bytes(self) -> Mapping[str, int]:
         """See `Trainer`."""
-        held = [_local(weight) for weight in self.model.parameters()]
-        states = [_local(value) for state in self.optimizer.state.values() for value in state.values() if value.dim()]
-        found = {"weights": held, "gradients": held, "optimizer": states}
-        return {kind: sum(tensor.numel() * tensor.element_size() for tensor in tensors) for kind, tensors in found.items()}
+        return held(self.model, self.optimizer)
 
     def close(self) -> None:
         """See `Trainer`: nothing is left but the group of all ranks."""
@@ -151,6 +148,24 @@ class ShardedTrainer(PlainTrainer):
 
 
 TRAINERS = {"none": PlainTrainer, "ddp": ReplicatedTrainer, "fsdp2": ShardedTrainer}
+
+
+def wholes(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of all weights in fp32 on the CPU, whole where torch shards them; every rank gets them."""
+    return {name: _whole(weight).detach().float().cpu().clone() for name, weight in model.named_parameters()}
+
+
+def held(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    """Bytes of this rank's weights, gradients and optimizer state."""
+    weights = [_local(weight) for weight in model.parameters()]
+    states = [_local(value) for state in optimizer.state.values() for value in state.values() if value.dim()]
+    found = {"weights": weights, "gradients": weights, "optimizer": states}
+    return {kind: sum(tensor.numel() * tensor.element_size() for tensor in tensors) for kind, tensors in found.items()}
+
+
+def norm_of(parameters: Iterable[nn.Parameter], bound: float | None) -> float:
+    """The global norm of gradients, which are clipped by `bound` then."""
+    return float(_whole(nn.utils.clip_grad_norm_(parameters, bound or torch.inf)))
 
 
 def _whole(tensor: Any) -> Tensor:

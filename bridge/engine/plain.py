@@ -38,10 +38,7 @@ class PlainBackend(Backend):
     @property
     def release(self) -> str | None:
         """See `Backend`."""
-        try:
-            return version("torch")
-        except PackageNotFoundError:
-            return None
+        return torch_release()
 
     def refusals(self, plan: Plan, world: int) -> tuple[str, ...]:
         """See `Backend`."""
@@ -72,6 +69,14 @@ class ShardedBackend(PlainBackend):
     title: ClassVar[str] = "FSDP2 of torch"
     least: ClassVar[int] = 2
     wrap: ClassVar[str] = "fsdp2"
+
+
+def torch_release() -> str | None:
+    """The installed release of torch, without importing it; None if there is none."""
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return None
 
 
 def _refused(plan: Plan) -> Iterator[str]:

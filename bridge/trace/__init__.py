@@ -21,6 +21,8 @@ LOGS = (
     "activation_memory",
 )
 """Fields of `Debug` that ask for logs."""
+THOROUGH = 10
+"""Where nobody asks for checks, one step of so many compares everything."""
 
 
 def attach(
@@ -68,7 +70,7 @@ def attach(
     source = source_of(target, optimizer, accumulation)
     if isinstance(source, ModuleSource):
         source.done = done
-    policy = policy or Policy(action="raise" if debug else "log")
+    policy = policy or Policy(action="raise" if debug else "log", thorough=1 if debug else THOROUGH)
     debug = Debug(tensor_parallel=True) if debug is None else debug
     observers: list[Observer] = []
     logged = any(getattr(debug, name) for name in LOGS)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from bridge.comm import Comm, Group
 from bridge.errors import BridgeError
-from bridge.trace.digest import bits, digest
+from bridge.trace.digest import bits, digest, hasty
 from bridge.trace.findings import Finding, Findings
 from bridge.trace.gathering import gathered
 from bridge.trace.placement import Placement
@@ -31,6 +31,8 @@ from bridge.trace.record import PHASES, Name
 from bridge.trace.source import Kind, Moment, Source
 from bridge.trace.tracer import OUTPUT, Sight
 
+FIRST = 2
+"""Steps at the start in which everything is compared."""
 HEADER = "desync header"
 DIGESTS = "desync digests"
 VERDICT = "desync verdict"
@@ -58,7 +60,8 @@ class DesyncError(BridgeError):
 class Policy:
     """How often to compare, in steps; what to do about what differs (log it, raise `DesyncError`, or also write the tensors
     to `folder` first); how many units in the last place apart values may be (more than 0 keeps
-    activations to the end of a step); and how many are examined in a step.
+    activations to the end of a step); and how many are examined in a step. In one step of `thorough`, and in the first two,
+    everything is compared by digests that no change escapes, in the others gradients and updated weights by quicker ones.
     """
 
     every: int = 1
@@ -66,6 +69,7 @@ class Policy:
     ulps: int = 0
     reports: int = 8
     folder: Path = Path("desync")
+    thorough: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +123,7 @@ class DesyncCheck:
         """See `Observer`."""
         if not self.desync.due(sight.name.step):
             return
-        if sight.name.kind == OUTPUT and self.source.recomputes:
+        if sight.name.kind == OUTPUT and self.source.recomputes and self.desync.thorough(sight.name.step):
             self.desync.computed(sight)
         if not sight.again:
             self._enter(sight.microbatch)
@@ -135,7 +139,8 @@ class DesyncCheck:
             self._add_held(step - 1, "init", ("weight", "replica", "state"))
             self._compare(step - 1)
         elif moment == "reduced" and self.desync.due(step):
-            self._add_held(step, "reduce", ("gradient", "weight", "replica", "moment", "state"))
+            more: tuple[Kind, ...] = ("weight", "moment") if self.desync.thorough(step) else ()
+            self._add_held(step, "reduce", ("gradient", "replica", "state", *more))
             self._add_held(step, "reduce", ("generator",) if self._seeded else ())
             self._compare(step)
         elif moment == "updated" and self.desync.due(step):
@@ -200,6 +205,10 @@ class Desync:
     def due(self, step: int) -> bool:
         """Whether that step is compared."""
         return step % self.policy.every == 0
+
+    def thorough(self, step: int) -> bool:
+        """Whether everything is compared in that step."""
+        return step <= FIRST or step % self.policy.thorough == 0
 
     def add(self, name: Name, tensor: Tensor, placement: Placement) -> None:
         """Queue the digest of `tensor`, as it is now, for the ranks that hold it alike."""
@@ -285,7 +294,8 @@ class Desync:
             yield self._lists(group, queue, step, headers)
             return
         runs = list(_runs(queue)) if alike[0] else [[queued] for queued in queue]
-        odd, _ = self._differ(group, [_digest_of(run) for run in runs])
+        taken = bits if self.thorough(step) else hasty
+        odd, _ = self._differ(group, [_digest_of(run, taken) for run in runs])
         suspects = [queued for index in odd for queued in runs[index]]
         found, digests = self._differ(group, [_digest(queued) for queued in suspects])
         for index in found[: self.policy.reports]:
@@ -439,14 +449,14 @@ def _adjoin(one: Queued, other: Queued) -> bool:
     return end == second.storage_offset() and first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
 
 
-def _digest_of(run: Sequence[Queued]) -> Tensor:
+def _digest_of(run: Sequence[Queued], taken: Callable[[Tensor], Tensor]) -> Tensor:
     """(2,) of all of a run, where payloads of NaNs count; what differs only in them is found to be alike by `_digest`."""
     first = run[0]
     if first.digest is not None or first.tensor is None:
         return _digest(first)
     size = sum(queued.tensor.numel() for queued in run if queued.tensor is not None)
     whole = first.tensor.as_strided((size,), (1,), first.tensor.storage_offset()) if len(run) > 1 else first.tensor
-    hashed = bits(whole)
+    hashed = taken(whole)
     return torch.stack([hashed, torch.zeros_like(hashed)])
 
 

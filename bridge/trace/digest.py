@@ -44,6 +44,28 @@ def bits(tensor: Tensor) -> Tensor:
     return rows.dot(_multipliers(_at_least(rows.numel()), rows.device)[: rows.numel()])
 
 
+@torch.no_grad()
+def hasty(tensor: Tensor) -> Tensor:
+    """() int64: another hash of the bits, a third of the work on a CPU: 64-bit words times odd numbers, modulo 2^64.
+
+    One changed word changes it for certain. Changes of the highest bits of two words (signs) may hide each other.
+    """
+    flat = tensor.detach().contiguous().view(-1)
+    words, size = flat.numel() * flat.element_size() // WORD, flat.element_size()
+    if flat.device.type != "cpu" or words < 2 * HASTY or flat.storage_offset() * size % WORD:
+        return bits(tensor)
+    rows = words // HASTY
+    head = flat[: rows * HASTY * WORD // size].view(torch.int64).view(rows, HASTY)
+    factors = _multipliers(_at_least(rows), flat.device)
+    found = torch.mv(head, factors[:HASTY]).dot(factors[:rows])
+    rest = flat[rows * HASTY * WORD // size :]
+    return found + bits(rest) if rest.numel() else found
+
+
+WORD, HASTY = 8, 256
+"""Bytes of a word, and words of a row."""
+
+
 def _canonical(tensor: Tensor) -> tuple[Tensor, Tensor]:
     """`tensor` with one payload for all NaNs, and their count."""
     if not tensor.is_floating_point() or (tensor.device.type == "cpu" and not tensor.sum().isnan()):

@@ -89,7 +89,7 @@ class _Watch:
     def _attach(self, module: Any, optimizers: list[Any], given: Any) -> None:
         from bridge.errors import BridgeError
         from bridge.plan import Debug
-        from bridge.trace import attach
+        from bridge.trace import THOROUGH, attach
         from bridge.trace.desync import Policy
         from bridge.trace.keeping import Keep
 
@@ -97,9 +97,10 @@ class _Watch:
         keep = settings.pop("keep", {})
         settings["keep"] = Keep(**{**keep, "ranks": tuple(keep.get("ranks", ()))})
         debug = Debug(**settings.pop("debug")) if settings.get("debug") else settings.pop("debug", None)
+        policy = Policy(action="log", thorough=THOROUGH)
         inner = [one for one in optimizers if not any(getattr(other, "optimizer", None) is one for other in optimizers)]
         try:
-            tracer = attach(module, debug, settings.pop("run"), optimizer=inner or None, policy=Policy(action="log"), **settings)
+            tracer = attach(module, debug, settings.pop("run"), optimizer=inner or None, policy=policy, **settings)
         except BridgeError as error:
             logger.error("%s; nothing of this training is watched", error)
             return

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bridge.backend import MICRO, Backend, Trainer, Workload, unkept
 from bridge.dialect import Config
+from bridge.engine.plain import torch_release
 from bridge.errors import BridgeError
 from bridge.plan import Plan
 from bridge.translation import lower
@@ -33,10 +33,7 @@ class FullyShardedBackend(Backend):
     @property
     def release(self) -> str | None:
         """See `Backend`."""
-        try:
-            return version("torch")
-        except PackageNotFoundError:
-            return None
+        return torch_release()
 
     def refusals(self, plan: Plan, world: int) -> tuple[str, ...]:
         """See `Backend`."""

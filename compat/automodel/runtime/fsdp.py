@@ -22,6 +22,7 @@ from bridge.engine.environment import detect
 from bridge.engine.formats import TORCH
 from bridge.engine.layers import logits_in
 from bridge.engine.learning_rate import learning_rate
+from bridge.engine.loops import held, norm_of, wholes
 from bridge.engine.models.dense import called
 from bridge.engine.models.gpt import IGNORED, summed_cross_entropy
 from bridge.errors import BridgeError
@@ -86,18 +87,13 @@ class FullyShardedTrainer:
             loss, _ = summed_cross_entropy(logits_in(self.model(tokens)), targets)
             torch.autograd.backward(loss * self.data[1] / sum(counts))
             total += float(loss)
-        norm = self._clipped()
+        norm = norm_of(self.model.parameters(), self.plan.optimizer.clip)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.steps += 1
         return Step(sum(everyones(total)) / sum(counts), norm, lr)
-
-    def _clipped(self) -> float:
-        bound = self.plan.optimizer.clip or torch.inf
-        found: Any = nn.utils.clip_grad_norm_(self.model.parameters(), bound)
-        return float(found.full_tensor() if isinstance(found, DTensor) else found)
 
     def resume(self, place: Path) -> int:
         """See `Trainer`: as users of torch.distributed.checkpoint do, who keep the step beside the model and the optimizer."""
@@ -110,14 +106,11 @@ class FullyShardedTrainer:
 
     def weights(self) -> Mapping[str, Tensor]:
         """See `Trainer`. Every rank gets all."""
-        return {name: _whole(weight).detach().float().cpu().clone() for name, weight in self.model.named_parameters()}
+        return wholes(self.model)
 
     def bytes(self) -> Mapping[str, int]:
         """See `Trainer`."""
-        held = [_local(weight) for weight in self.model.parameters()]
-        states = [_local(value) for state in self.optimizer.state.values() for value in state.values() if value.dim()]
-        found = {"weights": held, "gradients": held, "optimizer": states}
-        return {kind: sum(tensor.numel() * tensor.element_size() for tensor in tensors) for kind, tensors in found.items()}
+        return held(self.model, self.optimizer)
 
     def close(self) -> None:
         """See `Trainer`: nothing is left but the group of all ranks."""
@@ -128,13 +121,3 @@ def _blocks(model: Any) -> list[nn.Module]:
     if isinstance(model, nn.Sequential):
         return list(model)[1:-1]
     return list(max((module for module in model.modules() if isinstance(module, nn.ModuleList)), key=len, default=()))
-
-
-def _whole(weight: Any) -> Tensor:
-    found: Tensor = weight.full_tensor()
-    return found
-
-
-def _local(tensor: Any) -> Tensor:
-    found: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return found

@@ -97,11 +97,20 @@ class DeepSpeedSource(ModuleSource):
 
         if not self.engine.zero_optimization():
             return super().of(kind, parameter)
+        self._link(parameter)
         if kind == "moment":
             found = {name: safe_get_full_optimizer_state(parameter, name) for name in self._moments()}
         else:
             found = {"": {"weight": safe_get_full_fp32_param, "gradient": safe_get_full_grad}[kind](parameter)}
         return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+    def _link(self, parameter: nn.Parameter) -> None:
+        """DeepSpeed ties its states to parameters after the step of the first group, where others have none yet: do so here."""
+        mapping = getattr(parameter, "_hp_mapping", None)
+        partitions = getattr(self.engine.optimizer, "single_partition_of_fp32_groups", None)
+        if mapping is not None and partitions is not None and mapping.optim_fragment == {}:
+            flat = partitions[mapping.param_group_index]
+            mapping.set_optim_state_fragment(flat, self.engine.optimizer.optimizer.state[flat])
 
     def settings(self) -> Mapping[str, object]:
         """See `Source`."""
