@@ -180,6 +180,8 @@ class Dialect(ABC):
     """Formats whose text is kept, comments and all, where a config comes back into it."""
     model: ClassVar[bool] = True
     """Whether its config defines the model; else the training script brings it, and loses nothing that a config says of it."""
+    coded: ClassVar[bool] = False
+    """Whether a part of what its configs mean stands in the training script, and is kept beside a file."""
     about: ClassVar[str] = ""
     """The one section of a plan that its config is about; it leaves the others to whoever uses it. Empty: all of them."""
     config_type: ClassVar[type[Config]] = Config

@@ -269,6 +269,34 @@ class TestFormats:
         line = launch().splitlines().index("--lr 3.0e-4") + 1
         assert out == (f"::warning file=other.args,line={line},title=difference/lr::lr: different numbers: 0.0003 -> 0.0001\n")
 
+    def test_records_of_a_conversion(self, said: Said, tmp_path: Path) -> None:
+        words = ("launch.args", "--to", "fast_llm", "--world-size", "8", "-o", "out.yaml")
+        code, out, _ = said("convert", *words, "--format", "sarif")
+        (one,) = json.loads(out)["runs"]
+        told = json.loads(said("convert", *words, "--force", "--json")[1])
+        assert code == told["exit_code"] == one["invocations"][0]["exitCode"] and (tmp_path / "out.yaml").is_file()
+        assert [row["ruleId"] for row in one["results"]] == [finding["rule"] for finding in told["findings"]]
+        lines = said("convert", *words, "--force", "--format", "github")[1].splitlines()
+        assert len(lines) == len(told["findings"]) and all(" file=launch.args," in line for line in lines)
+
+    def test_records_of_many_conversions(self, said: Said, tmp_path: Path) -> None:
+        (tmp_path / "out").mkdir()
+        written(tmp_path / "configs", "wrong.json", WRONG)
+        written(tmp_path / "configs", "note.json", {"title": "of no stack"})
+        words = ("convert", "configs", "launch.args", "--to", "megatron", "--world-size", "8", "-o", "out", "--format", "github")
+        code, out, err = said(*words)
+        assert code == 1 and "::error file=configs/wrong.json," in out and "note.json: of no stack" in err
+        made = {path.stem for path in (tmp_path / "out").glob("*.args")}
+        assert "launch" in made and not made & {"wrong", "note"}
+
+    def test_records_of_a_conversion_need_a_place_for_the_file(self, said: Said) -> None:
+        code, out, err = said("convert", "launch.args", "--to", "fast_llm", "--format", "sarif")
+        assert (code, out) == (1, "") and "--format sarif: needs -o OUT" in err
+        assert (
+            "--write-baseline: only check and diff"
+            in said("convert", "launch.args", "--to", "fast_llm", "--write-baseline", "x")[2]
+        )
+
     def test_json_for_wrong_usage_too(self, said: Said) -> None:
         for words in (("check", "--nope", "--json"), ("diff", "x", "--format", "json"), ("check", "--format=json")):
             code, out, _ = said(*words)

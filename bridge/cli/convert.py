@@ -13,7 +13,7 @@ from typing import Any
 
 from bridge import carry as carry_over
 from bridge import limits, printed, report, stacks
-from bridge.cli import progress, sidecar
+from bridge.cli import lacking, progress, sidecar
 from bridge.cli.budget import bounded
 from bridge.cli.gated import OPEN, Gate, Looked, files_of, look, told, worst
 from bridge.cli.gathering import STDIN, at_hand, several, within
@@ -303,6 +303,8 @@ def dialect_of(job: Job, document: Document) -> Dialect:
 
 def read_as(job: Job, dialect: Dialect, document: Document, version: str | None) -> Config:
     """The document as `dialect` would read it at a release."""
+    if dialect.coded and not job.code and job.file != STDIN and not isinstance(document.data, Script):
+        lacking.alone(Path(job.file))
     known = signature(dialect.read).parameters
     said = {word: value for word, value in job.said.items() if word in known or not job.loose}
     strange = (OPTIONS.get(word, word) for word in said if word not in known)

@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 
 from bridge import limits
+from bridge.cli import lacking
 from bridge.cli.job import Job
 from bridge.errors import BridgeError, SourceError
 from bridge.files import as_private_as, reaching
@@ -122,5 +123,6 @@ def _git(words: Sequence[str], name: str) -> bytes:
 def within(job: Job) -> Iterator[None]:
     """What the job's file names is opened only in its folder or where --allow-path says, and nothing is written wider than it."""
     standard = job.file == STDIN
-    with reaching(Path() if standard else Path(job.file).parent, job.allow), as_private_as(None if standard else job.file):
+    folder, source = (Path(), None) if standard else (Path(job.file).parent, job.file)
+    with reaching(folder, job.allow), as_private_as(source), lacking.named():
         yield

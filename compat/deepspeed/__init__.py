@@ -75,6 +75,7 @@ class DeepSpeedDialect(PackagedDialect):
     alike: ClassVar[tuple[str, ...]] = ("hjson",)
     suffixes: ClassVar[Mapping[str, str]] = {".json": "json", ".hjson": "hjson", ".sh": "script"}
     model: ClassVar[bool] = False
+    coded: ClassVar[bool] = True
     rewrites: ClassVar[tuple[str, ...]] = ("hjson", "script")
     config_type: ClassVar[type[Config]] = DeepSpeedFile
     loads: ClassVar[Mapping[str, Mapping[str, Any]]] = {"deepspeed": {}, "universal": {"checkpoint.load_universal": True}}

@@ -39,6 +39,7 @@ class MerakDialect(PackagedDialect):
     formats: ClassVar[tuple[str, ...]] = ("flags", "json")
     suffixes: ClassVar[Mapping[str, str]] = {".txt": "flags", ".args": "flags", ".json": "json"}
     model: ClassVar[bool] = False
+    coded: ClassVar[bool] = True
     config_type: ClassVar[type[Config]] = MerakConfig
     default_entry: ClassVar[str] = "arguments"
 

@@ -1,0 +1,47 @@
+"""What is missing beside a copied file: the part that its stack keeps in the training script, named where sizes fail."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+
+from bridge.dialect import code_beside
+from bridge.errors import BridgeError
+
+SIZES = re.compile(r"\bworld size\b|\bdata-parallel ranks\b|\branks share a batch\b|^parallel: ")
+"""What problems speak of that are about how ranks and batch come out."""
+
+_READ: ContextVar[list[Path] | None] = ContextVar("read", default=None)
+
+
+def alone(file: Path) -> None:
+    """Note that a file was read whose stack keeps a part of it beside, and that none lies there."""
+    read = _READ.get()
+    if read is not None and file.is_file() and not code_beside(file).exists():
+        read.append(file)
+
+
+@contextmanager
+def named() -> Iterator[None]:
+    """Within this block, an error about sizes names the part that lacks beside the files that were read."""
+    before = _READ.set([])
+    try:
+        yield
+    except BridgeError as error:
+        lines = dict.fromkeys(map(_line, _READ.get() or ()))
+        told = any(".code.json" in problem for problem in error.problems)
+        if told or not lines or not any(SIZES.search(problem) for problem in error.problems):
+            raise
+        found = type(error)(*error.problems, *lines)
+        found.words = error.words
+        raise found from None
+    finally:
+        _READ.reset(before)
+
+
+def _line(file: Path) -> str:
+    beside = code_beside(file)
+    return f"{beside}: not there; if {file.name} was copied, copy {beside.name} too: it says how many ranks share a batch"

@@ -1,0 +1,69 @@
+"""`stagebridge layout --plot`: bytes by rank and kind, drawn as the file's ending says, and the memory of the device."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from bridge.cli import run
+from bridge.cli.demo import launch
+from bridge.cli.ranks_drawn import named
+
+pytestmark = pytest.mark.once
+PICTURES = {".svg": b"<?xml", ".pdf": b"%PDF", ".html": b"<!doctype html>", ".png": b"\x89PNG"}
+
+
+@pytest.fixture
+def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The command up to its options."""
+    monkeypatch.chdir(tmp_path)
+    Path("launch.args").write_text(launch())
+    return ["layout", "launch.args", "--ranks", "8", "--vocab", "32000"]
+
+
+@pytest.mark.parametrize("ending", PICTURES)
+def test_a_picture_is_what_its_file_ends_in(ending: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    path = Path(f"ranks{ending}")
+    assert run([*words, "--plot", str(path), "--memory", "80"]) in (0, 2)
+    assert f"wrote {path}" in capsys.readouterr().out
+    first = path.read_bytes()
+    assert first.startswith(PICTURES[ending])
+    assert run([*words, "--plot", str(path), "--memory", "80"]) in (0, 2)
+    assert ending == ".html" or ending == ".svg" or path.read_bytes() == first
+
+
+def test_it_says_ranks_kinds_sizes_and_the_memory(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        assert run([*words, "--plot", "ranks.svg", "--memory", "80"]) in (0, 2)
+    text = Path("ranks.svg").read_text()
+    told = ["weights", "gradients", "master", "moments", "memory of a device: 80 GiB", "ranks 0-1", "ranks 6-7", "on 8 ranks"]
+    assert not [word for word in told if word not in text]
+    width = float(re.search(r'width="([\d.]+)pt"', text)[1])  # type: ignore[index]
+    assert width <= 720
+
+
+def test_ranks_that_keep_more_than_a_device_has_stop_the_run(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*words, "--memory", "1", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    (finding,) = (one for one in found["findings"] if one["path"] == "memory")
+    assert finding["effect"] == "the run stops" and "ranks 0-7: found up to 4.9 GiB" in finding["message"]
+    assert found["memory"] == 2**30
+    assert run([*words, "--memory", "24"]) in (0, 2)
+
+
+def test_an_ending_of_no_picture_is_refused_before_anything_is_written(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*words, "--plot", "ranks.gif"]) == 1
+    assert "ranks.gif: found .gif, expected a picture .png, .svg, .pdf, .html" in capsys.readouterr().err
+    assert not Path("ranks.gif").exists()
+
+
+def test_ranks_are_named_in_runs() -> None:
+    assert named([0]) == "rank 0" and named([0, 1, 2, 5]) == "ranks 0-2, 5"
+    assert named([*range(0, 40, 4)]) == "ranks 0, 4, 8, 12, 16 and 5 more"
