@@ -11,9 +11,22 @@ from bridge.errors import ConfigError
 ROUNDS = 12
 """How often what is left of a source is judged again; each time with fewer settings."""
 PLACE = re.compile(r"^(?:[^\s:]+: )?line \d+: ")
+WORD = re.compile(r" \(word \d+\)$")
 MEANT = re.compile(r"did you mean ([\w.\-]+)\?")
 
 
+SHARED = tuple(
+    re.compile(rf"(?<![a-z])(?:{words})(?![a-z])|{parts}", re.IGNORECASE)
+    for words, parts in (
+        ("tp|pp|dp|cp|ep|sp|world|ranks?|gpus?|nodes?|shards?", "batch|parallel|pipeline|accumul"),
+        ("pp|stages?|layers?", "pipeline|virtual"),
+    )
+)
+"""Speak of how ranks and samples, and how layers are shared out: what else does so hangs on what a problem leaves out."""
+SELECTORS = ("_target_", "type", "model_type", "strategy")
+"""Settings that say what all the others of a section are for."""
+NO_MORE = re.compile(r"\bunknown (?!.*did you mean)")
+"""Says that a name stands for nothing."""
 WORLD = "world_size"
 """Ranks that were said beside a source: a setting of it as far as problems go."""
 
@@ -28,14 +41,18 @@ def every(
     """
     problems, found, left = list(dict.fromkeys(first)), list(first), {WORLD: world, **given}
     gone = set(_meant(problems))
+    if any(name.rpartition(".")[2] in SELECTORS for name in (*gone, *map(_subject, problems))):
+        return tuple(problems)
     for _ in range(ROUNDS):
-        about = _about(found, left) or _mentioned(found, left)
+        about = _about(found, left) | _mentioned([one for one in found if not _subject(one)], left) or _mentioned(found, left)
         gone |= {*about, *filter(None, map(_subject, found))}
         left = {path: value for path, value in left.items() if path not in about}
         try:
             judge(Values({path: value for path, value in left.items() if path in given}), left.get(WORLD) and world)
         except ConfigError as error:
-            fresh = [one for one in error.problems if one not in problems and not _speaks(one, gone)]
+            known = [one for one in problems if not NO_MORE.search(one)]
+            new = (one for one in error.problems if one not in problems and not _speaks(one, gone))
+            fresh = [one for one in new if not any(hangs(one, other) for other in known)]
             stuck = not about and not fresh
             problems, found = [*problems, *fresh], list(error.problems)
             if stuck:
@@ -45,9 +62,14 @@ def every(
     return tuple(problems)
 
 
+def hangs(one: str, other: str) -> bool:
+    """Whether two problems, or names of settings, are about what is shared out together."""
+    return any(shared.search(one) and shared.search(other) for shared in SHARED)
+
+
 def _subject(problem: str) -> str:
     """The setting that a problem begins with; empty where it begins with none."""
-    name = PLACE.sub("", problem).partition(":")[0]
+    name = WORD.sub("", PLACE.sub("", problem).partition(":")[0])
     return _plain(name) if name and not re.search(r"\s", name) else ""
 
 

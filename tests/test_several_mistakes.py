@@ -20,6 +20,7 @@ import compat
 from bridge.config import fields
 from bridge.dialect import Config, Dialect
 from bridge.errors import BridgeError
+from bridge.refusing import SHARED, hangs
 from bridge.testing import Mistake, Mutation, configs
 from bridge.testing.mutations import REST, Edit, edited, edits
 from bridge.testing.strategies import entries, part_of
@@ -61,6 +62,7 @@ class Tally:
     kinds: Counter[Mistake] = field(default_factory=Counter)
     unnamed: list[str] = field(default_factory=list)
     untrue: list[str] = field(default_factory=list)
+    invented: list[str] = field(default_factory=list)
 
     def add(self, one: Planted) -> None:
         self.planted += 1
@@ -80,7 +82,7 @@ def planted(config: Config, seed: int, count: int = MISTAKES) -> Planted | None:
             continue
         mutation = _mutation(config, edit, edited(part_of(config.dialect).source(config), edit))
         problems = _refused(mutation)
-        if problems is not None and mutation.named_in(problems) and len(problems.problems) == 1:
+        if problems is not None and mutation.named_in(problems):
             chosen.append((edit, mutation))
             alone.update(problems.problems)
     if len(chosen) < count:
@@ -96,12 +98,31 @@ def _mutation(config: Config, edit: Edit, source: Any) -> Mutation:
     return Mutation(config, edit.mistake, ".".join(edit.at), edit.value, source, ours=edit.ours)
 
 
+def invented(config: Config, seed: int) -> list[str]:
+    """What is said of one mistake in a valid config beyond what the first look at it finds: nothing of that is true."""
+    random, found = Random(seed), edits(config)
+    edit = random.choice(found[random.choice(sorted(found))])
+    mutation = _mutation(config, edit, edited(part_of(config.dialect).source(config), edit))
+    error = _refused(mutation)
+    if error is None:
+        return []
+    try:
+        reading = config.dialect.parse(mutation.source, config.version, False)
+        _ = config.dialect.build(reading, config.version, config.world_size).effective
+    except BridgeError as first:
+        more = [one for one in error.problems if one not in first.problems and not mutation.named_in(BridgeError(one))]
+        return [f"{one}\n  of {edit.at} {edit.value!r}: {first}" for one in more]
+    return []
+
+
 def _touch(one: Edit, other: Edit) -> bool:
     """Whether two edits are about the same part of a file, or both about how ranks and batch come out."""
     places = [path for edit in (one, other) for path in (edit.at, edit.leaves or edit.at)]
     mine, theirs = places[:2], places[2:]
     shared = any(a[: len(b)] == b or b[: len(a)] == a for a in mine for b in theirs)
-    return shared or one.mistake is other.mistake is Mistake.RELATION
+    names = [".".join((*edit.at, *(edit.leaves or ()), edit.ours)) for edit in (one, other)]
+    sized = all(any(part.search(name) for part in SHARED) for name in names)
+    return shared or (sized and Mistake.RELATION in (one.mistake, other.mistake)) or hangs(*names)
 
 
 def _refused(mutation: Mutation) -> BridgeError | None:
@@ -126,6 +147,7 @@ def sampled(dialect: Dialect, examples: int) -> Tally:
     )
     @given(configs(dialect, None, None, entries(dialect)[0]), st.integers(0, 2**32))
     def law(config: Config, seed: int) -> None:
+        tally.invented += invented(config, seed)
         if (one := planted(config, seed)) is not None:
             tally.add(one)
 
@@ -143,7 +165,7 @@ def test_every_mistake_is_named_in_the_first_report(dialect: Dialect) -> None:
     tally = sampled(dialect, EXAMPLES)
     assert tally.planted > EXAMPLES // 3 and len(tally.kinds) >= 4
     assert not tally.unnamed, "\n\n".join(tally.unnamed)
-    assert not tally.untrue, "\n\n".join(tally.untrue)
+    assert not tally.untrue and not tally.invented, "\n\n".join((*tally.untrue, *tally.invented))
 
 
 if __name__ == "__main__":
@@ -153,5 +175,6 @@ if __name__ == "__main__":
     asked = options.parse_args()
     for stack in asked.stacks:
         tally = sampled(compat.load(stack), asked.examples)
-        print(f"{stack}: {tally.planted} files of {MISTAKES} mistakes; unnamed {len(tally.unnamed)}, untrue {len(tally.untrue)}")
-        print("\n".join((*tally.unnamed[:6], *tally.untrue[:6])))
+        counts = f"unnamed {len(tally.unnamed)}, untrue {len(tally.untrue)}; of one mistake invented {len(tally.invented)}"
+        print(f"{stack}: {tally.planted} files of {MISTAKES} mistakes; {counts}")
+        print("\n".join((*tally.unnamed[:6], *tally.untrue[:6], *tally.invented[:6])))

@@ -16,6 +16,7 @@ import dialect_pages
 import fidelity_pages
 import guide_tables
 import measuring
+import rule_examples
 
 HERE = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"<!-- table: (?P<name>[\w ]+) -->\n.*?<!-- end -->", re.DOTALL)
@@ -32,8 +33,11 @@ def main() -> int:
         metavar="N",
         help="first measure losses on N generated configs of each pair whose rules or releases moved",
     )
+    parser.add_argument("--examples", action="store_true", help="first look for an example of each rule that has none")
     options = parser.parse_args()
     check = options.check
+    if options.examples:
+        rule_examples.find()
     if options.measure:
         measuring.measure(fidelity_pages.pairs(), options.measure)
     made = pages()
@@ -57,7 +61,9 @@ def pages() -> dict[str, str]:
 
 def _generated() -> list[str]:
     """Pages of folders that hold nothing else."""
-    return [str(path.relative_to(HERE)) for folder in ("dialects", "fidelity") for path in sorted((HERE / folder).glob("*"))]
+    return [
+        str(path.relative_to(HERE)) for folder in ("dialects", "fidelity", "rules") for path in sorted((HERE / folder).glob("*"))
+    ]
 
 
 def _current(path: Path) -> str | None:

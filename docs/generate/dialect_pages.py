@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 
+import rule_examples
 from markdown_text import Row, between, code, codes, named, page, prose, sentence, slug, table, value
 
 import compat
@@ -88,17 +89,31 @@ def _disagreements(dialect: Dialect) -> tuple[str, ...]:
     return ("## Documentation and code disagree", table(("field", "documentation", "code", "releases"), rows))
 
 
-CHECKS = (
+RULES = (
     "What the stack refuses or stops at, and what it takes and then ignores or gets wrong. `{name}` is the value found. "
-    "The first column is the rule's id, which findings carry."
+    "The first column is the rule's id, which findings carry; the last one a source that it speaks of, as small as was found, "
+    "with the ranks and the release where they count."
 )
 
 
 def _checks(dialect: Dialect) -> tuple[str, ...]:
-    rows = [(code(check.rule), check.message, str(check.effect), check.window, check.place) for check in dialect.checks]
-    if not rows:
+    if not dialect.checks:
         return ()
-    return ("## Checks", prose(CHECKS), table(("rule", "what it says", "effect", "releases", "place"), rows))
+    return (
+        "## Checks",
+        f"[What {dialect.title} refuses, ignores or gets wrong](../rules/{dialect.name}.md), with an example each.",
+    )
+
+
+def rules_page(dialect: Dialect) -> str:
+    """Every rule of a dialect, with its example."""
+    shown = {rule: rule_examples.shown(one) for rule, one in rule_examples.known().get(dialect.name, {}).items()}
+    rows = [
+        (code(check.rule), check.message, str(check.effect), check.window, check.place, shown.get(check.rule, ""))
+        for check in dialect.checks
+    ]
+    columns = ("rule", "what it says", "effect", "releases", "place", "example")
+    return page(f"{dialect.title}: every rule", prose(RULES), table(columns, rows))
 
 
 def _notes(entries: Iterable[Entry]) -> dict[str, str]:
@@ -202,5 +217,7 @@ def _stands(dialect: Dialect, ours: str) -> str:
 
 
 def pages() -> dict[str, str]:
-    """The plan, and one page for each dialect."""
-    return {"plan.md": plan_page(), **{f"dialects/{dialect.name}.md": dialect_page(dialect) for dialect in dialects()}}
+    """The plan, and for each dialect a page of its fields and one of its rules."""
+    fields_ = {f"dialects/{dialect.name}.md": dialect_page(dialect) for dialect in dialects()}
+    rules = {f"rules/{dialect.name}.md": rules_page(dialect) for dialect in dialects() if dialect.checks}
+    return {"plan.md": plan_page(), **fields_, **rules}
