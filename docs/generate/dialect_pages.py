@@ -101,7 +101,7 @@ def _checks(dialect: Dialect) -> tuple[str, ...]:
         return ()
     return (
         "## Checks",
-        f"[What {dialect.title} refuses, ignores or gets wrong](../rules/{dialect.name}.md), with an example each.",
+        f"[What {dialect.title} refuses, ignores or gets wrong](../rules/{dialect.name}.md), with an example for most.",
     )
 
 

@@ -224,9 +224,7 @@ CAUSES: Mapping[str, Cause] = {
     "labels shifted twice": Cause(planting.wrong_targets, ("FSDP2", "DeepSpeed ZeRO 1"), "targets", "transformers#47394"),
     "positions from one": Cause(plants("built", shifted, 0), ("DDP", "FSDP2"), "pos itself", "TTrace"),
     "a tie that was lost": Cause(plants("built", planting.unties, 0), ("DDP", "FSDP2"), "tied in the other", "verl#7835"),
-    "eps of norms": Cause(
-        plants("built", blunt, 0), ("DeepSpeed ZeRO 1", "FSDP2"), r"blocks\.0 itself", "Megatron-DeepSpeed#81"
-    ),
+    "eps of norms": Cause(plants("built", blunt, 0), ("DeepSpeed ZeRO 1", "FSDP2"), r"blocks\.0 itself", "Megatron-DeepSpeed#81"),
     "evaluation mode": Cause(
         plants("begins", planting.mutes), ("DDP", "FSDP2"), "no layer in training mode", "TrainCheck", planting.DROPS
     ),

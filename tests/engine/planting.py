@@ -228,9 +228,7 @@ def accelerated(loop: Loop, folder: Path | None, debug: Debug | None, told: bool
     loop.wrapped, optimizer = accelerator.prepare(loop.model, loop.optimizer)
     loop.reached("wrapped")
     passes = loop.passes if told else None
-    tracer = attach(
-        loop.wrapped, debug, folder or "trace", optimizer=optimizer, accumulation=passes, policy=Policy(action="log")
-    )
+    tracer = attach(loop.wrapped, debug, folder or "trace", optimizer=optimizer, accumulation=passes, policy=Policy(action="log"))
     for step in range(1, STEPS + 1):
         loop.reached("begins", step)
         for place, (tokens, targets) in enumerate(loop.data(step)):
@@ -873,9 +871,7 @@ FAULTS |= {
     ),
     "P1": Planted(plants("begins", skip_clear, None), r"2/reduce/", "not cleared", ("gradient-stale",), "plain"),
     "P2": Planted(sets(group=without_block), r"1/update/blocks\.1", r"blocks\.1.* not updated", ("not-in-optimizer",), "plain"),
-    "P3": Planted(
-        plants("built", cuts_mask, 0), r"1/forward/.*blocks\.0/output", r"blocks\.0 itself", ("future-seen",), "plain"
-    ),
+    "P3": Planted(plants("built", cuts_mask, 0), r"1/forward/.*blocks\.0/output", r"blocks\.0 itself", ("future-seen",), "plain"),
     "P4": Planted(sets(rate=2e-2), r"1/(update|reduce/state)", "learning rate", (), "plain"),
     "P5": Planted(
         plants("built", whole, 0),
@@ -886,9 +882,7 @@ FAULTS |= {
         both(DROPS, plants("built", kept("forward"), 0)),
     ),
     "P6": Planted(sets(step=twice), r"[23]/", "a step too many", ("step-without-backward",), "plain"),
-    "R1": Planted(
-        resumes(True, False), r"1/reduce/state", "learning rate", ("schedule-not-resumed",), clean=resumes(True, True)
-    ),
+    "R1": Planted(resumes(True, False), r"1/reduce/state", "learning rate", ("schedule-not-resumed",), clean=resumes(True, True)),
     "R2": Planted(resumes(False, True), r"1/update", "", ("moments-not-resumed",), clean=resumes(True, True)),
     "S1": Planted(
         both(sets(step=leaves_out), plants("built", impatient, 0)), r"[23]/", "more passes in a step", ("skipped-alone",)
