@@ -71,6 +71,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("PATH", os.pathsep.join((str(tools), str(Path(sys.executable).parent), os.environ["PATH"])))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(source), *front, os.environ.get("PYTHONPATH", ""))))
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    monkeypatch.setenv("COLUMNS", "160")  # a table as wide as the page shows it
     if "stagebridge" not in {entry.name for entry in entry_points(group="pytest11")}:
         monkeypatch.setenv("PYTEST_ADDOPTS", "-p bridge.trace.plugin")
     (tmp_path / "here").mkdir()

@@ -215,8 +215,10 @@ class Run:
 
     @cached_property
     def logged(self) -> tuple[int, ...]:
-        """Of these steps those whose tensors no rank left out for want of room."""
-        return tuple(step for step in self.steps if step in self._kept)
+        """Of these steps those whose tensors were to be logged, and were not left out by any rank for want of room."""
+        every = self.keep.get("every", 1)
+        every = every if isinstance(every, int) and every > 0 else 1
+        return tuple(step for step in self.steps if step in self._kept and step % every == 0)
 
     @cached_property
     def steps(self) -> tuple[int, ...]:

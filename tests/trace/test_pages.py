@@ -166,7 +166,7 @@ def pictured(tmp_path: Path) -> Callable[[Path, str], bytes]:
         out, own = tmp_path / "page.png", tmp_path / "profile"
         common = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", f"--user-data-dir={own}")
         words = [program, *common, *options, "--window-size=1100,1400", f"--screenshot={out}", page.as_uri()]
-        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
+        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
         assert out.exists(), done.stderr
         return out.read_bytes()
 
