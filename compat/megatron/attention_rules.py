@@ -14,7 +14,7 @@ ATTENTION = "model.attention."
 
 
 def _read(values: Group, context: Context) -> Group:
-    """Heads, their norms and their softmax; with latent attention heads have sizes of their own."""
+    """Heads, their norms and their softmax; the head sizes of latent attention have fields of their own."""
     if values.get("attention_dropout") is None:
         return {}
     latent, normed, scale = values.get(LATENT), values.get("qk_layernorm"), values.get("softmax_scale")
@@ -40,7 +40,10 @@ def _write(values: Group, context: Context) -> Group:
 
 
 def _uneven(values: Group) -> int | None:
-    """Width of heads that the hidden width is no multiple of, which Megatron wants to be told; latent attention never uses it."""
+    """Width of heads that do not divide the hidden width; None if they do.
+
+    Megatron refuses such heads unless kv_channels is set, even with latent attention, which never reads it.
+    """
     hidden, heads = values.get("model.hidden"), values.get("model.heads")
     return shared_width(values) if hidden and heads and hidden % heads else None
 
@@ -60,8 +63,8 @@ HEADS = convert(
     sees=(LATENT, KV_RANK, "model.hidden", "model.heads"),
     blurs=lambda values: values.get("softmax_type") == "off-by-one",
     carries=CARRIED,
-    lossy="Megatron norms each head of queries and keys, or none, divides logits by the root of a head's width, and its "
-    "off-by-one softmax has no Plan form",
+    lossy="Megatron normalises each head of queries and keys, or none; it divides logits by the square root of a head's width; "
+    "its off-by-one softmax has no Plan form",
     note=SCRIPT,
     source="attention.py: q_layernorm, k_layernorm; dot_product_attention.py: softmax_scale, softmax_type (since 0.15)",
     model=True,
@@ -72,7 +75,7 @@ HEADS = convert(
 
 
 def _left(values: Group) -> int | None:
-    """Tokens before a token that it sees; none where it sees them all."""
+    """Tokens to the left that a token attends to; None if it attends to all of them."""
     window: Any = values.get("window_size")
     left = window[0] if isinstance(window, list | tuple) and len(window) == 2 else None
     return left if isinstance(left, int) and left >= 0 else None
@@ -103,7 +106,7 @@ WINDOW = convert(
     sees=("num_layers", "model.layers"),
     blurs=lambda values: _left(values) is not None and not fits(values.get("window_attn_skip_freq"), values.get("num_layers")),
     carries={"window_size": f"{ATTENTION}window", "window_attn_skip_freq": f"{ATTENTION}windowed"},
-    lossy="Megatron's flags have windows from 0.15",
+    lossy="Megatron has flags for sliding windows since 0.15",
     note=SCRIPT,
     source="transformer/utils.py: is_layer_window_attention; a window of (w - 1, 0) holds w tokens",
     model=True,
@@ -143,7 +146,7 @@ NARROWED = convert(
     _read_latent,
     _write_latent,
     carries={theirs: f"{NARROW}{ours}" for theirs, ours in SIZES.items()},
-    lossy="Megatron has latent attention from 0.10",
+    lossy="Megatron has multi-latent attention since 0.10",
     note=SCRIPT,
     source="multi_latent_attention.py; transformer_config.py: MLATransformerConfig",
     model=True,

@@ -1,4 +1,4 @@
-"""The course of a run: Megatron's length, seeds and intervals <-> the plan's, in optimizer steps."""
+"""The course of a run: Megatron's run length, seed and intervals <-> the plan's, in optimizer steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MINUTES = "distributed_timeout_minutes"
 
 
 def _between(values: Group) -> bool:
-    """Whether a number of samples is no whole number of steps."""
+    """Whether train_samples is not a whole number of steps."""
     samples, batch = values.get("train_samples"), values.get("global_batch_size")
     return bool(samples and batch and samples % batch)
 
@@ -22,7 +22,7 @@ LENGTH = convert(
     lambda values, context: as_counted({"train_iters": values.get("run.steps")}, values, context),
     sees=("global_batch_size", "batch.global_"),
     blurs=_between,
-    lossy="counts of samples and fractions become whole optimizer steps",
+    lossy="counts of samples become whole optimizer steps",
     becomes=becomes,
     source="training.py: update_train_iters",
 )
@@ -45,7 +45,7 @@ COLLECTS = convert(
     _write_collects,
     effect=Effect.COST,
     blurs=lambda values: bool(values.get("manual_gc")) and (values.get("manual_gc_interval") or 0) <= 0,
-    lossy="collection by hand without an interval, which leaves evaluation alone, has no Plan form",
+    lossy="a Plan has no form for --manual-gc without an interval, which collects garbage only around evaluation",
     source="training.py: train, manual_gc",
 )
 
@@ -62,13 +62,13 @@ TIMEOUT = convert(
     _minutes,
     effect=EFFECTS["run.timeout"],
     blurs=lambda values: (values.get(MINUTES) or 1) < 1,
-    lossy="Megatron counts whole minutes",
+    lossy="Megatron takes the timeout in whole minutes",
     source="initialize.py: timedelta(minutes=args.distributed_timeout_minutes)",
 )
 
 
 def _on(theirs: str, ours: str) -> Rule:
-    """A switch that turns on what a plan's field says is on."""
+    """A rule for a switch that has the same meaning as a boolean plan field."""
     return convert(
         theirs,
         ours,
@@ -79,7 +79,7 @@ def _on(theirs: str, ours: str) -> Rule:
 
 
 def _named(theirs: str, ours: str) -> Rule:
-    """A name; an empty text is none."""
+    """A rule for a name; an empty string means that none is given."""
     return convert(
         theirs,
         ours,
@@ -102,8 +102,8 @@ SAVES = convert(
     _write_saves,
     effect=EFFECTS["run.async_save"],
     carries={"use_persistent_ckpt_worker": ()},
-    note="checkpoints that take less time or memory",
-    source="arguments.py: validate_args, since 0.16 only with a worker that stays",
+    note="a setting of how checkpoints are written",
+    source="arguments.py: validate_args, since 0.16 only with use_persistent_ckpt_worker",
 )
 GIVEN, STORED, SCHEDULE = "override_opt_param_scheduler", "use_checkpoint_opt_param_scheduler", "run.resumed_schedule"
 
@@ -124,7 +124,7 @@ RESUMED = convert(
         else {}
     ),
     effect=EFFECTS[SCHEDULE],
-    note="which schedule a resumed run takes",
+    note="the learning-rate schedule that a resumed run takes",
     source="optimizer_param_scheduler.py: _check_and_set",
 )
 
@@ -166,6 +166,6 @@ RULES = (
     switched_off("no_save_rng", "run.save_random"),
     switched_off("no_load_optim", "run.load_optimizer"),
     switched_off("no_load_rng", "run.load_random"),
-    *each_only_ours("run.epochs", note="Megatron counts steps or samples, not passes over the data"),
-    *each_only_ours("run.timers", note="Megatron's timers have levels of their own"),
+    *each_only_ours("run.epochs", note="Megatron counts steps or samples, not epochs"),
+    *each_only_ours("run.timers", note="Megatron has its own levels of timers"),
 )

@@ -1,4 +1,4 @@
-"""Where the pages of Megatron-Core and Megatron-LM say one thing and the code does another."""
+"""Settings for which the documentation of Megatron-Core and Megatron-LM differs from the code."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ DISAGREEMENTS: tuple[Disagreement, ...] = (
     ),
     Disagreement(
         "autocast_dtype",
-        "unset, it is set to pipeline_dtype",
-        "unset, it is set to params_dtype",
+        "if unset, it takes the value of pipeline_dtype",
+        "if unset, it takes the value of params_dtype",
         f"{PAGE}, and the docstring",
         f"{CONFIG}: __post_init__ (NVIDIA/Megatron-LM issue 1546)",
     ),
     Disagreement(
         "batch_p2p_comm",
-        "it must be off where overlap_p2p_comm is on",
-        "the config class accepts both; only the command line keeps them apart",
+        "it must be off if overlap_p2p_comm is on",
+        "the config class accepts both; only the command line sets one to the opposite of the other",
         f"{PAGE}, and the docstring",
         f"{CONFIG}: __post_init__ checks overlap_p2p_comm_warmup_flush alone",
     ),

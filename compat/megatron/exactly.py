@@ -1,4 +1,4 @@
-"""Products that come back: the number from which a division makes exactly the one that is wanted."""
+"""Products that survive a division: a float that `x / n` turns back into exactly the wanted number."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable
 from math import inf, nextafter
 
 STEPS = 3
-"""Neighbours on each side that are looked at; a product and a division are each off by half a unit in the last place."""
+"""Neighbouring floats that are tried on each side: a product and a division each round by half a unit in the last place."""
 
 
 def undone(guess: float, again: Callable[[float], float], wanted: float) -> float:
-    """The number near `guess` from which `again` makes `wanted`, the shortest of them; `guess` if there is none."""
+    """The float near `guess` that `again` maps to `wanted`, the one with the shortest repr; `guess` if none does."""
     near, above, below = [guess], guess, guess
     for _ in range(STEPS):
         above, below = nextafter(above, inf), nextafter(below, -inf)

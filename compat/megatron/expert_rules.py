@@ -1,4 +1,4 @@
-"""The table between Megatron's arguments of experts and the plan's; without experts they say nothing."""
+"""The table between Megatron's arguments of experts and the plan's; without experts none of them takes effect."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ SIZES = convert(
     sees=("num_experts", "num_layers", "ffn_hidden_size", COUNT, "model.layers"),
     blurs=lambda values: bool(values.get("num_experts")) and not fits(values.get("moe_layer_freq"), values.get("num_layers")),
     carries=SIZED,
-    lossy="before 0.10 Megatron's experts are as wide as its feed-forward layer, and in every block",
+    lossy="before 0.10 Megatron's experts are as wide as its dense feed-forward layer, and every block has them",
     note=SCRIPT,
     source="moe/experts.py; moe/shared_experts.py; gpt_layer_specs.py: get_gpt_decoder_layer_specs",
     model=True,
@@ -99,7 +99,11 @@ def _read_router(values: Group, context: Context) -> Group:
 
 
 def _sums_to_one(score: str, values: Group) -> bool:
-    """Whether the weights of the chosen experts are divided by their sum: but for a softmax, only where there are several."""
+    """Whether the weights of the chosen experts sum to one.
+
+    Megatron normalises scores other than softmax if several experts are chosen. A softmax over the chosen experts sums to one
+    by itself; a softmax over all experts (`moe_router_pre_softmax`) does not.
+    """
     return values.get(TOP_K) != 1 if score != "softmax" else not values.get("moe_router_pre_softmax")
 
 
@@ -107,7 +111,7 @@ def _write_router(values: Group, context: Context) -> Group:
     if not values.get(COUNT):
         return {}
     score, biased = values.get(f"{MOE}score"), values.get(f"{MOE}balance_bias")
-    # Of one expert alone Megatron wants the softmax before the choice, and its weight is then below one.
+    # With one expert per token, Megatron requires the softmax before the choice; the weight is then below one.
     alone = values.get(f"{MOE}top_k") == 1 and context.since("0.11.0") and values.get(f"{MOE}balance") != "sinkhorn"
     before = score in (None, "softmax") and (values.get(f"{MOE}normalised") is False or alone)
     top_groups = values.get(f"{MOE}top_groups") if values.get(f"{MOE}groups") else None
@@ -148,15 +152,16 @@ ROUTER = convert(
     _write_router,
     sees=("num_experts", COUNT, KIND, TOP_K, f"{MOE}top_k", f"{MOE}balance"),
     carries=ROUTED,
-    lossy="Megatron's weights sum to one unless a softmax comes before the choice or one expert is chosen, groups are chosen by "
-    "top_k // groups of their experts, and a balancing bias needs another score than softmax",
+    lossy="Megatron's expert weights sum to one unless a softmax comes before the choice or one expert is chosen; it"
+    " ranks groups "
+    "by the best top_k // groups of their experts; a balancing bias needs another score function than softmax",
     note=SCRIPT,
     source="moe/moe_utils.py: topk_routing_with_score_function; moe/router.py",
     model=True,
 )
 
 
-# Loss of balance
+# Load-balancing loss
 
 
 def _kinds(values: Group) -> list[Any]:
@@ -170,7 +175,7 @@ def _coefficients(values: Group) -> list[Any]:
 
 
 def _read_balance(values: Group, context: Context) -> Group:
-    """The first loss with a coefficient; Megatron's is divided by the experts of a token."""
+    """The first loss with a coefficient; Megatron divides the coefficient by the number of experts per token."""
     if not values.get("num_experts") or KIND not in values:
         return {}
     pairs = list(zip(_kinds(values), _coefficients(values), strict=False))
@@ -186,12 +191,12 @@ def _write_balance(values: Group, context: Context) -> Group:
     share, top_k = values.get(f"{MOE}aux_loss"), values.get(f"{MOE}top_k") or 2
     coefficient = None if share is None else undone(share * top_k, lambda number: number / top_k, share)
     kind = LOSSES.get(values.get(f"{MOE}balance") or "")
-    # One of each: several may be told since 0.14.0, and a list of one is read as its value.
+    # Since 0.14.0 both may be lists; a list of one is read as its element, so plain values fit every release.
     return {KIND: kind, COEFFICIENT: coefficient}
 
 
 def _several(values: Group) -> bool:
-    """Whether more than one loss counts, or what balances is no loss."""
+    """Whether several losses take effect, a coefficient is negative, or the router is balanced without a loss."""
     return bool(values.get("num_experts")) and (
         sum(bool(number) for number in _coefficients(values)) > 1
         or any(number is not None and number < 0 for number in _coefficients(values))
@@ -207,10 +212,10 @@ BALANCED = convert(
     sees=("num_experts", TOP_K, COUNT, f"{MOE}top_k"),
     blurs=_several,
     carries={KIND: f"{MOE}balance", COEFFICIENT: f"{MOE}aux_loss"},
-    lossy="Megatron's loss of balance is divided by the experts of a token; several at once have no Plan form",
+    lossy="Megatron divides the load-balancing loss by the number of experts per token; a Plan has no form for several losses",
     reasons={
-        f"{MOE}balance": "Megatron adds a loss of balance in every block, Hugging Face's code one for all blocks together:"
-        " the same coefficient weighs about as many times as much as there are blocks with experts"
+        f"{MOE}balance": "Megatron adds a load-balancing loss in every block, Hugging Face's code adds one for all blocks"
+        " together: with the same coefficient, Megatron's loss is larger by about the number of blocks with experts"
     },
     note=SCRIPT,
     source="moe/moe_utils.py: switch_load_balancing_loss_func; moe/router.py: get_aux_loss_coeff",
@@ -223,7 +228,7 @@ BALANCED_ALWAYS = convert(
     lambda values, context: {f"{MOE}aux_trained": True} if _read_balance(values, context).get(f"{MOE}aux_loss") else {},
     lambda values, context: {},
     sees=("num_experts", KIND, COEFFICIENT, TOP_K),
-    note="Megatron trains that loss wherever it has a coefficient",
+    note="Megatron trains the load-balancing loss whenever its coefficient is set",
     source="moe/router.py: is_aux_loss_enabled",
     model=True,
 )

@@ -23,12 +23,12 @@ _NO = ("false", "no", "off", "0", "none", "null")
 
 
 class ForeignValue(ValueError):
-    """A value that is none of those that an argument may take."""
+    """A value that is not among the choices of an argument."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """Where a flag was written: the option string, its place in the list, from 0, and how many words it takes."""
+    """Where a flag was written: the option string, its index in the list of words, and the number of words that it takes."""
 
     option: str
     index: int
@@ -37,13 +37,14 @@ class Spot:
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """What a list of flags says, by destination; only what was given, in order (of the last mention).
+    """The values of a list of flags, by destination, in the order of their last mention; only given ones.
 
-    Values are plain: numbers, text, booleans, lists, names of enum members. `repeated` holds the mentions
-    that a later one overrides; `unknown` is every word that the parser leaves over, `extras` their places; `misread` lists
-    destinations whose text says no, but which the parser takes for yes, as it takes any text. `opaque` lists what cannot be
-    known, by destination or as spelled, with its place in the list. `foreign` are values that the parser does not have, by
-    destination, with what it says and the place.
+    Values are plain: numbers, text, booleans, lists, names of enum members.
+
+    `repeated`: mentions that a later one overrides. `unknown`: words that the parser does not take; `extras`: their indices.
+    `misread`: destinations whose text says no, but which the parser sets to true, as it does for any text. `opaque`: values
+    that only a run would tell, by destination or as spelled, with the index. `foreign`: values that are not among the choices,
+    by destination, with a message and the place.
     """
 
     given: Mapping[str, Any]
@@ -68,14 +69,14 @@ def parse(
 ) -> Parsed:
     """Read a list of command-line words as Megatron `version` does.
 
-    `lines` are those of the words. `opaque` says why a word is not known, by its place: as text it is kept as it is spelled,
-    as a value of an argument in `needed` it is a problem, and any other is left out and listed. Those in `loose` may as well
-    be flags, so that only a flag without a value takes one.
+    `lines` has the line of each word. `opaque` gives, by index, the reason why a word is not known before a run: such a word
+    is kept as it is spelled if the flag takes free text, it is a problem if the flag's argument is in `needed`, and else it is
+    left out and listed. A word whose index is in `loose` may hold flags; only a flag that has no value yet takes it as one.
 
-    Abbreviations are not allowed, the last mention of a flag wins, and nothing is filled in. Raises one
-    `ConfigError` with every problem: wrong, missing or surplus values, and flags which that release does not
-    have; `lenient` reports surplus values and such flags in `unknown` instead. Where `fixed` is given, what is none of the
-    values that an argument may take is reported in `foreign`, unless the argument is one of them.
+    Abbreviations are not allowed, the last mention of a flag wins, and no defaults are filled in. Raises one `ConfigError`
+    with every problem: wrong, missing or surplus values, and flags that the release does not have. If `lenient`, surplus
+    values and such flags are in `unknown` instead. If `fixed` is given, a value that is not among the choices is in
+    `foreign` instead, unless its argument is in `fixed`.
     """
     reader = _Reader(list(flags), version, list(lines), opaque, needed, loose, fixed)
     reader.read()
@@ -97,7 +98,7 @@ def parse(
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """A word's role: a value, a bare `--`, or an option: `flag` if known, `attached` what follows its `=`."""
+    """The role of a word: value, bare `--`, or option; with its `flag` if it is known, and the text `attached` by `=`."""
 
     role: str
     flag: Flag | None = None
@@ -137,7 +138,7 @@ class _Reader:
             index += 1 if flag is None else self.take(index, flag)
 
     def take(self, index: int, flag: Flag) -> int:
-        """Read the flag at `index` with its values; gives the number of words used up."""
+        """Read the flag at `index` with its values; returns the number of words that it takes."""
         attached = self.marks[index].attached
         available = self.values_after(index) if attached is None else [attached]
         texts = available[: _limits(flag)[1]]
@@ -158,11 +159,11 @@ class _Reader:
         return used
 
     def problem(self, index: int, message: str) -> None:
-        """Note what is wrong with the flag at `index`."""
+        """Note a problem with the flag at `index`."""
         self.problems.append((index, f"{self.place(index, self.option(index))}: {message}"))
 
     def leave_foreign(self, spot: Spot, flag: Flag, message: str) -> None:
-        """Pass over a value that the release does not have; a problem where it is needed, or nothing may be left out."""
+        """Leave out a value that is not among the choices; a problem if its argument is in `fixed`, or if `fixed` is None."""
         if self.fixed is None or flag.dest in self.fixed:
             self.problem(spot.index, message)
         else:
@@ -170,7 +171,7 @@ class _Reader:
             self.foreign.append((flag.dest, message, spot))
 
     def leave_out(self, index: int, flag: Flag, reason: str, used: int) -> int:
-        """Pass over a value that is not known; a problem where it is needed."""
+        """Leave out a value that only a run would tell; a problem if its argument is in `needed`."""
         if flag.dest in self.needed:
             raise ValueError(reason)
         self.forget(flag.dest)
@@ -178,13 +179,13 @@ class _Reader:
         return used
 
     def forget(self, dest: str) -> None:
-        """Take back an earlier mention, which the present one overrides."""
+        """Move an earlier mention, which the present one overrides, to `repeated`."""
         if dest in self.given:
             del self.given[dest]
             self.repeated.append((dest, self.spots.pop(dest)))
 
     def place(self, index: int, what: str) -> str:
-        """Where a word stands, for messages: its line, else its place in the list."""
+        """The place of a word, for messages: its line, else its number in the list."""
         line = self.lines[index] if index < len(self.lines) else None
         return f"line {line}: {what}" if line else f"{what} (word {index + 1})"
 
@@ -195,7 +196,7 @@ class _Reader:
         return self.words[index + 1 : end]
 
     def option(self, index: int) -> str:
-        """The option string at `index`, without what is attached to it."""
+        """The option string at `index`, without the value attached by `=`."""
         word = self.words[index]
         return word if self.marks[index].attached is None else word.partition("=")[0]
 
@@ -222,7 +223,10 @@ def _marks(words: Sequence[str], table: Mapping[str, Flag]) -> Iterator[_Mark]:
 
 
 def _mark(word: str, table: Mapping[str, Flag]) -> _Mark:
-    """The role of a word; unknown options with a blank, negative numbers and a lone dash are values."""
+    """The role of a word, as argparse sees it.
+
+    A word that starts with a dash is still a value if it is a negative number, a lone dash, or unknown with a blank in it.
+    """
     if not word.startswith("-"):
         return _VALUE
     option, equals, attached = word.partition("=")
@@ -239,7 +243,7 @@ def _is_free_text(flag: Flag) -> bool:
 
 
 def _limits(flag: Flag) -> tuple[int, int | None]:
-    """How many values a flag takes, at least and at most (None: any number)."""
+    """The least and the largest number of values of a flag; None: any number."""
     if flag.action != "store":
         return 0, 0
     match flag.nargs:
@@ -251,12 +255,12 @@ def _limits(flag: Flag) -> tuple[int, int | None]:
 
 
 def _wrong_number(flag: Flag, attached: str | None, found: int) -> str | None:
-    """What is wrong with a flag's number of values, or None."""
+    """The problem with the number of values of a flag; None if there is none."""
     least, most = _limits(flag)
     if flag.action == "help":
-        return "asks for the help text; leave it out"
+        return "found a request for the help text; leave it out"
     if attached is not None and most == 0:
-        return f"found the value {shown(attached)}; expected none, the flag alone sets it"
+        return f"found the value {shown(attached)}; expected no value; write the flag alone"
     if attached == "--":
         return "found --, which ends the flags; expected a value"
     if found >= least:
@@ -274,7 +278,7 @@ def _value(flag: Flag, option: str, texts: Sequence[str]) -> Any:
 
 
 def takes(flag: Flag, text: str) -> bool:
-    """Whether a word is of a flag's type."""
+    """Whether a word has the type of a flag."""
     try:
         _TYPES[flag.type][0](text)
     except ValueError:
@@ -299,7 +303,7 @@ def _integers(text: str) -> list[int]:
 
 
 def _layers(text: str) -> Any:
-    """A number, or the list that a pattern stands for."""
+    """A number, or the list that a pattern such as ([0]*3+[1])*2 stands for."""
     if "[" not in text:
         return int(text)
     if not _PATTERN.match(text):
@@ -312,7 +316,7 @@ def _layers_spaced(text: str) -> Any:
 
 
 def _pattern(text: str) -> Any:
-    """Evaluate lists, sums and repetitions of whole numbers, and nothing else."""
+    """Evaluate lists, sums and repetitions of whole numbers. Upstream calls eval; here no other expression is run."""
     try:
         return _listed(_evaluate(ast.parse(text, mode="eval").body))
     except (SyntaxError, TypeError, RecursionError, MemoryError) as error:
@@ -343,7 +347,7 @@ def _listed(value: Any) -> Any:
 
 
 def _times(left: Any, right: Any) -> Any:
-    """`left * right`; a list is refused before it gets out of hand."""
+    """`left * right`; a list that would be too long is refused before it is built."""
     number, items = (left, right) if isinstance(left, int) else (right, left)
     if isinstance(number, int):
         _check_size(_size(items) * number if isinstance(items, list | tuple) else 0)
@@ -351,7 +355,7 @@ def _times(left: Any, right: Any) -> Any:
 
 
 def _plus(left: Any, right: Any) -> Any:
-    """`left + right`, within the same bounds."""
+    """`left + right`, with the same bounds as `_times`."""
     _check_size(_size(left) + _size(right))
     return _in_range(left + right)
 
@@ -384,8 +388,8 @@ _TYPES: Mapping[str, tuple[Callable[[str], Any], str]] = {
 
 
 def _leftovers(reader: _Reader) -> Iterator[tuple[int, str]]:
-    """A problem for each unknown flag (its values go with it), and for each value that nothing takes."""
-    last = -2  # word that is an unknown flag, or goes with one
+    """A problem for each unknown flag, its values included, and for each value that no flag takes."""
+    last = -2  # index of the last word that is an unknown flag, or a value behind one
     for index in reader.extras:
         mark = reader.marks[index]
         follows = mark is _VALUE and last == index - 1
@@ -402,16 +406,16 @@ def _leftovers(reader: _Reader) -> Iterator[tuple[int, str]]:
 
 
 def _after(reader: _Reader, index: int) -> str:
-    """What is said of a value that nothing takes, with the flag before it."""
+    """The message for a value that no flag takes; it names the flag before it."""
     before = next((at for at in range(index - 1, -1, -1) if reader.marks[at].flag or at in reader.loose), None)
     if before is not None and before in reader.loose:
-        return f"the flag that it belongs to ends before it, at a word that may hold flags: {reader.opaque.get(before)}"
+        return f"no flag takes it, because the word before it may hold flags: {reader.opaque.get(before)}"
     return "expected a flag; nothing takes it" + ("" if before is None else f", {reader.option(before)} has its own")
 
 
 def _unknown(option: str, version: str) -> str:
     if _EXPONENT.match(option):
-        return f"{brief(option)}: a negative number with an exponent is taken for a flag; attach it to its flag with ="
+        return f"{brief(option)}: argparse takes a negative number with an exponent for a flag; attach it to its flag with ="
     spans = releases.spans(option)
     if spans:
         return f"{option}: not in Megatron {version}; known {' and '.join(map(_span, spans))}"
@@ -427,4 +431,4 @@ def _span(span: tuple[str, str]) -> str:
 
 def _suggestion(option: str, version: str) -> str:
     longer = [known for known in releases.flags(version) if known.startswith(option) and len(option) > len("--")]
-    return f"; did you mean {longer[0]}? Flags may not be shortened" if longer else nearest(option, releases.flags(version))
+    return f"; did you mean {longer[0]}? Flags may not be abbreviated" if longer else nearest(option, releases.flags(version))

@@ -1,4 +1,4 @@
-"""What forks and older releases say beside the newest parser: removed flags as what they meant."""
+"""Flags that forks and older releases have and the newest parser has not, read as today's settings."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """A flag that the newest parser has no more, as Megatron-LM at `source` (a tag, or a month of its main branch) read it.
+    """A flag that the newest parser no longer has, as Megatron-LM at `source` (a tag, or a month of its main branch) read it.
 
-    `says` gives what it set, in today's arguments, from its value (None: it took none); `takes` tells whether it took one. A
-    flag that sets nothing is left out for the reason in `note`.
+    `says` turns its value (None if it took none) into today's arguments. `takes`: it took a value. A flag that sets nothing
+    today is left out for the reason in `note`.
     """
 
     option: str
@@ -48,12 +48,12 @@ def _nothing(_: str | None) -> Values:
 
 
 def _gone(source: str, note: str, *options: str, takes: bool = False, effect: Effect = Effect.NONE) -> Iterator[Removed]:
-    """Flags that set nothing which is there today."""
+    """Rows for flags that have no setting today."""
     return (Removed(option, _nothing, source, takes, effect, note) for option in options)
 
 
-DEFAULT = "what it asks for is the default since"
-LOG, DATA, KERNEL = "it is about logs", "it is about how data is read", "it is a choice of kernel"
+DEFAULT = "it asks for today's default"
+LOG, DATA, KERNEL = "it only changes logs", "it only changes how data is read", "it chooses a kernel"
 ROWS: tuple[Removed, ...] = (
     Removed("--checkpoint-activations", _full, "v2.6"),
     Removed("--checkpoint-num-layers", _number("recompute_num_layers", int), "v2.5", True),
@@ -76,15 +76,17 @@ ROWS: tuple[Removed, ...] = (
     *_gone("v2.0", DEFAULT, "--bias-gelu-fusion", "--bias-dropout-fusion"),
     *_gone("v2.0", KERNEL, "--scaled-masked-softmax-fusion", takes=True, effect=Effect.COST),
     *_gone("v2.0", KERNEL, "--scaled-upper-triang-masked-softmax-fusion", takes=True, effect=Effect.COST),
-    *_gone("v2.6", "Megatron's own reduction of gradients is left", "--DDP-impl", takes=True, effect=Effect.ROUNDING),
-    *_gone("v2.6", "it is about where gradients lie", "--no-contiguous-buffers-in-local-ddp", effect=Effect.COST),
-    *_gone("v2.5", "it is about where gradients lie", "--use-contiguous-buffers-in-ddp", effect=Effect.COST),
-    *_gone("v2.6", "it is about how stages send", "--no-scatter-gather-tensors-in-pipeline", effect=Effect.COST),
-    *_gone("2024-03", "it is about when ranks send", "--delay-param-gather", "--no-delay-grad-reduce", effect=Effect.COST),
+    *_gone("v2.6", "Megatron has only its own gradient reduction today", "--DDP-impl", takes=True, effect=Effect.ROUNDING),
+    *_gone("v2.6", "it only changes where gradients are stored", "--no-contiguous-buffers-in-local-ddp", effect=Effect.COST),
+    *_gone("v2.5", "it only changes where gradients are stored", "--use-contiguous-buffers-in-ddp", effect=Effect.COST),
+    *_gone("v2.6", "it only changes how stages send activations", "--no-scatter-gather-tensors-in-pipeline", effect=Effect.COST),
+    *_gone(
+        "2024-03", "it only changes when ranks communicate", "--delay-param-gather", "--no-delay-grad-reduce", effect=Effect.COST
+    ),
     *_gone("2024-03", LOG, "--log-batch-size-to-tensorboard", "--no-log-learnig-rate-to-tensorboard"),
     *_gone("v2.6", DATA, "--data-impl", takes=True),
     *_gone("23.06", DATA, "--mmap-warmup"),
-    *_gone("v2.6", "the launcher hands it over", "--local_rank", takes=True),
+    *_gone("v2.6", "the launcher passes it to each process", "--local_rank", takes=True),
 )
 """megatron/arguments.py of Megatron-LM at the source that each row names; for `--checkpoint-activations` and
 `--activations-checkpoint-method` its `validate_args` of 2022-05, for `--warmup` training.py.
@@ -93,12 +95,12 @@ REMOVED: Mapping[str, Removed] = {row.option: row for row in ROWS}
 ENDED = {"checkpoint_activations": "--checkpoint-activations", "batch_size": "--batch-size", "warmup": "--warmup"} | {
     "model_parallel_size": "--model-parallel-size"
 }
-"""Arguments that the newest parsers still take, and then end the program for."""
+"""Arguments that the newest parsers still accept, and for which Megatron then exits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Meant:
-    """A removed flag that was written: where, how many words it takes, and its value, None where it took none."""
+    """A removed flag in the input: its index, the number of its words, and its value (None if it took none)."""
 
     row: Removed
     place: int
@@ -107,12 +109,15 @@ class Meant:
 
     @property
     def values(self) -> Values:
-        """What it sets; raises `ValueError` for a value of another type."""
+        """The arguments that it sets. Raises `ValueError` for a value of another type."""
         return self.row.says(self.value)
 
 
 def meant(words: Sequence[str], extras: Container[int], ended: Iterable[int]) -> Iterator[Meant]:
-    """The removed flags: among the words at `extras`, which a parser leaves over, and those at `ended`, which it takes."""
+    """The removed flags among `words`.
+
+    Indices in `extras` are words that the parser does not know; those in `ended` are flags that it takes and Megatron refuses.
+    """
     ended = set(ended)
     for place, word in enumerate(words):
         option, tied, attached = word.partition("=")
@@ -126,8 +131,12 @@ def meant(words: Sequence[str], extras: Container[int], ended: Iterable[int]) ->
 
 
 def joined(found: Sequence[Meant]) -> dict[str, Any]:
-    """What several removed flags set together: a number of layers on its own counts, the one that a method implies does not."""
+    """The arguments that several removed flags set together.
+
+    A number of layers that was given wins over the 1 that a method implies; without any method it has no effect.
+    """
     values: dict[str, Any] = {}
+    # A method sets three values, a number of layers one: sorted this way, the given number comes last and wins.
     for flag in sorted(found, key=lambda flag: len(flag.values), reverse=True):
         values |= flag.values
     if "recompute_num_layers" in values and "recompute_granularity" not in values:

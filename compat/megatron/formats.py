@@ -22,13 +22,13 @@ from compat.megatron import flags, forks, leftovers, live, options, releases, se
 
 RECIPE = "MODEL_ARGS"
 BESIDE = ("ENV_VARS", "MODEL_ENV_VARS", "TEST_TYPE", "MODE", "METRICS", "BEFORE_SCRIPT", "AFTER_SCRIPT", "THROUGHPUT_TEST_PARAMS")
-"""Top-level keys of a recipe that its runner reads; they are not arguments of the training script."""
+"""Top-level keys of a recipe that only its runner reads; they are not arguments of the training script."""
 FLAGS = "flags"
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Command-line words with the line that each stands on, and what was odd about them."""
+    """Command-line words, each with its line; findings about them; and, by index, words that only a run would tell."""
 
     words: list[str]
     lines: list[int | None]
@@ -40,7 +40,7 @@ class Words:
 
 
 def read(source: Any, version: str, lenient: bool) -> Reading:
-    """Given values of any source that Megatron's dialect knows."""
+    """Read the given values of any source of Megatron: live object, mapping, flags, script, recipe or file in sections."""
     if cls := live.class_of(source):
         return live.read(source, cls, version)
     if isinstance(source, Mapping):
@@ -56,16 +56,16 @@ def read(source: Any, version: str, lenient: bool) -> Reading:
 
 
 UNWRAPPED = ("moe_router_load_balancing_type", "moe_aux_loss_coeff")
-"""Flags of several values that validate_args takes out of a list of one (since 0.14; before they took a single value)."""
+"""Flags that take several values since 0.14; validate_args replaces a list of one by its element."""
 
 
 def unwrapped(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of them that are a list of one, as that one."""
+    """The given values of `UNWRAPPED` that are lists of one, each as its element."""
     return {dest: given[dest][0] for dest in UNWRAPPED if isinstance(given.get(dest), list) and len(given[dest]) == 1}
 
 
 def reading_of(words: Words, version: str, lenient: bool) -> Reading:
-    """Words through the parser of that release."""
+    """Read words with the parser of that release."""
     needed, fixed = _needed() if words.opaque else (), _fixed() if lenient else None
     problems = words.problems
     try:
@@ -85,7 +85,7 @@ def reading_of(words: Words, version: str, lenient: bool) -> Reading:
 
 
 def _gaps(parsed: flags.Parsed, words: Words) -> Iterator[str]:
-    """Words that are not known and may hold flags."""
+    """A message for each word that only a run would tell and that may hold flags."""
     for path, index in parsed.opaque:
         if path.startswith(("$", "`")):
             line = f"line {words.lines[index]}: " if words.lines[index] else ""
@@ -93,7 +93,7 @@ def _gaps(parsed: flags.Parsed, words: Words) -> Iterator[str]:
 
 
 def _remarks(parsed: flags.Parsed, words: Words, older: Older, given: Mapping[str, Any]) -> Iterator[Finding]:
-    """What was odd about the words."""
+    """Findings about the words."""
     yield from words.findings
     yield from (_repeated(dest, _origin(spot, words)) for dest, spot in parsed.repeated)
     yield from (_misread(dest, _origin(parsed.flags[dest], words)) for dest in parsed.misread if dest in parsed.flags)
@@ -106,19 +106,19 @@ def _remarks(parsed: flags.Parsed, words: Words, older: Older, given: Mapping[st
 
 @dataclass(frozen=True, slots=True)
 class Older:
-    """Removed flags among the words, and what they set together."""
+    """Removed flags among the words, and the values that they set together."""
 
     found: tuple[forks.Meant, ...] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
     origins: Mapping[str, Origin] = field(default_factory=dict)
 
     def covers(self, spot: flags.Spot) -> bool:
-        """Whether a flag that the parser took is one of them."""
+        """Whether the flag at `spot`, which the parser took, is a removed one."""
         return any(flag.place == spot.index for flag in self.found)
 
 
 def _older(parsed: flags.Parsed, words: Words) -> Older:
-    """The flags that older releases had, as what they meant."""
+    """Flags of older releases among the words, read as today's settings."""
     ended = {spot.index for dest, spot in parsed.flags.items() if dest in forks.ENDED}
     extras = {*parsed.extras, *words.opaque}
     found = tuple(forks.meant(words.words, extras, ended))
@@ -128,7 +128,7 @@ def _older(parsed: flags.Parsed, words: Words) -> Older:
 
 
 def _ill_typed(flag: forks.Meant, words: Words) -> str | None:
-    """What is wrong with the value of a removed flag."""
+    """The problem with the value of a removed flag; None if there is none."""
     place = f"line {line}: " if (line := words.lines[flag.place]) else ""
     unknown = next((words.opaque[at] for at in range(flag.place, flag.place + flag.words) if at in words.opaque), None)
     if unknown is not None and not flag.row.note:
@@ -141,25 +141,25 @@ def _ill_typed(flag: forks.Meant, words: Words) -> str | None:
 
 
 def _meant(flag: forks.Meant, words: Words, given: Mapping[str, Any]) -> Finding:
-    """What became of a removed flag."""
+    """The finding on a removed flag: overruled by a newer one, left out, or read as today's setting."""
     option, origin = flag.row.option, Origin(words.lines[flag.place], flag.row.option)
     gone = f"Megatron-LM had it until {flag.row.source}"
     rival = next((dest for dest in flag.values if dest in given), None)
     if rival is not None:
-        return Finding(option, f"{gone}; {rival} is given beside it, and is kept", Effect.NUMBERS, True, origin=origin)
+        return Finding(option, f"{gone}; {rival} is given too and is kept", Effect.NUMBERS, True, origin=origin)
     if flag.row.note:
         return Finding(option, f"{gone}; left out: {flag.row.note}", flag.row.effect, True, origin=origin)
     read = ", ".join(f"{dest} {shown(value)}" for dest, value in flag.values.items())
-    return Finding(option, f"{gone}; read as what it meant: {read}", flag.row.effect, True, origin=origin)
+    return Finding(option, f"{gone}; read as {read}", flag.row.effect, True, origin=origin)
 
 
 def _foreign(dest: str, message: str, spot: flags.Spot, words: Words) -> Finding:
-    """A value that the release does not have, of an argument that no plan is made of."""
+    """The finding on a value that is not among the choices, of an argument that no plan field needs."""
     return Finding(dest, f"{message}; left out", leftovers.effect(dest), True, origin=_origin(spot, words))
 
 
 def _spelled(dest: str, spot: flags.Spot, words: Words) -> Finding | None:
-    """A text that only a run completes stays as the script spells it."""
+    """The finding on a text that only a run completes; it is kept as the script spells it."""
     places = range(spot.index, spot.index + spot.words)
     reason = next((words.opaque[place] for place in places if place in words.opaque), None)
     message = f"{reason}; the text stays as the script spells it"
@@ -168,11 +168,11 @@ def _spelled(dest: str, spot: flags.Spot, words: Words) -> Finding | None:
 
 @cache
 def _needed() -> frozenset[str]:
-    """Arguments that a plan is made of."""
+    """Arguments that a plan needs."""
     from compat.megatron.rules import table
 
-    # What a run logs, saves and loads by the way is in a plan too, and none of its numbers hang on it; what a model is inside
-    # its blocks is a fact that a config does without.
+    # A plan also has fields of which no number of the run depends (logs, saves), and details of the model's blocks, which
+    # a config may leave open. An unknown value of these is left out; an unknown value of any other is refused.
     by_the_way = frozenset(
         path
         for path, effect in EFFECTS.items()
@@ -184,12 +184,12 @@ def _needed() -> frozenset[str]:
 SIZES = frozenset(
     f"model.{name}" for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "experts", "tied", "vocab", "sequence")
 )
-"""What of a model a layout is made of."""
+"""Facts about the model that the layout over ranks depends on."""
 
 
 @cache
 def _fixed() -> frozenset[str]:
-    """Arguments whose value counts: those that a plan is made of, and all of parallelism, batch and precision."""
+    """Arguments whose value may not be left out: those that a plan needs, and all of parallelism, batch and precision."""
     return _needed() | {dest for dest in options.groups() if touching.touches(dest)}
 
 
@@ -207,11 +207,13 @@ def _origin(spot: flags.Spot, words: Words) -> Origin:
 
 
 def _misread(dest: str, origin: Origin) -> Finding:
-    return Finding(dest, "its text says no, but Megatron's parser takes any text for yes", Effect.NUMBERS, True, origin=origin)
+    return Finding(
+        dest, "the text means no, but Megatron's parser sets this to true for any text", Effect.NUMBERS, True, origin=origin
+    )
 
 
 def _repeated(dest: str, origin: Origin) -> Finding:
-    message = "given more than once; Megatron keeps the last value, and this one is lost"
+    message = "given more than once; Megatron keeps the last value and drops this one"
     return Finding(dest, message, Effect.NONE, True, origin=origin)
 
 
@@ -219,7 +221,7 @@ UNKNOWN = "Megatron's parser of this release does not know it; left out"
 
 
 def _unknown(parsed: flags.Parsed, words: Words, older: Older) -> Iterator[Finding]:
-    """The flags that the parser leaves over, with their values; removed ones aside."""
+    """Findings on flags that the parser does not know, with their values; removed flags have findings of their own."""
     read = {place for flag in older.found for place in range(flag.place, flag.place + flag.words)}
     groups: list[list[int]] = []
     for index in sorted(set(parsed.extras) - read):
@@ -229,12 +231,12 @@ def _unknown(parsed: flags.Parsed, words: Words, older: Older) -> Iterator[Findi
 
 
 def _left_over(group: Sequence[str], line: int | None) -> Finding:
-    """A flag with its values; one that speaks of the layout, the batch or the precision counts."""
+    """The finding on an unknown flag; if it seems to set the layout, the batch or the precision, numbers may change."""
     option, *values = group
     beside = f", with {brief(' '.join(values))}" if values else ""
     if not touching.touches(*group):
         return Finding(brief(option), f"{UNKNOWN}{beside}", Effect.NONE, True, origin=Origin(line))
-    message = f"{UNKNOWN}{beside}, though it speaks of parallelism, batch or precision"
+    message = f"{UNKNOWN}{beside}, though its words are about parallelism, batch or precision"
     return Finding(brief(option), message, Effect.NUMBERS, True, origin=Origin(line))
 
 
@@ -253,16 +255,16 @@ def words_of(document: Document, version: str, lenient: bool) -> Words:
 
 
 TELLING = frozenset({"--micro-batch-size", "--num-layers", "--tensor-model-parallel-size", "--yaml-cfg"})
-"""Flags of which every launch of Megatron has one."""
+"""Every launch of Megatron has at least one of these flags."""
 
 
 def is_launch(launch: Launch) -> bool:
-    """Whether a run of a script is one of Megatron's."""
+    """Whether a command of a script launches Megatron."""
     return any(word.partition("=")[0] in TELLING for word in launch.texts)
 
 
 def launch_of(script: Script) -> Launch:
-    """The run of Megatron that a script starts."""
+    """The command of a script that launches Megatron."""
     return script.launch(is_launch, "flags of Megatron")
 
 
@@ -301,7 +303,7 @@ def _words(option: str, value: Any, flag: releases.Flag | None, spelling: str | 
         yield option
     elif value is False or value is None:
         raise ValueError(
-            f"found {str(value).lower() if value is False else 'nothing'}; a switch is left out to be off, so remove it"
+            f"found {str(value).lower() if value is False else 'nothing'}; a switch that is off is left out; remove it"
         )
     else:
         yield option
@@ -322,7 +324,7 @@ def _value_words(value: Any, flag: releases.Flag | None, spelling: str | None) -
 
 
 def _shell_words(value: str, many: bool) -> list[str]:
-    """A recipe's runner hands values to a shell: backslashes escape, and lists stand in brackets or between blanks."""
+    """The words of a value. A recipe's runner passes it to a shell: backslashes escape, lists are in brackets or have blanks."""
     bracketed = re.fullmatch(r"\[(.*)\]", value.strip())
     if bracketed:
         return bracketed[1].replace(",", " ").split()
@@ -361,16 +363,16 @@ def flag_lines(given: Mapping[str, Any], version: str) -> list[tuple[str, ...]]:
 
 
 def flags_text(given: Mapping[str, Any], version: str) -> str:
-    """Flags one to a line, quoted as a shell needs it."""
+    """One flag a line, quoted for a shell."""
     return "".join(" ".join(map(shlex.quote, line)) + "\n" for line in flag_lines(given, version))
 
 
 PROGRAM, ARGUMENTS, SCRIPT = "pretrain_gpt.py", "launch.args", "launch.sh"
-"""What Megatron is started with, and what the files of its flags are called until they have a name."""
+"""The program that starts Megatron, and the default names of a file of flags and of a launch script."""
 
 
 def script_text(given: Mapping[str, Any], version: str, environment: Mapping[str, str], launch: Sequence[str]) -> str:
-    """A launch script: variables, an array with one flag to a line, and the command."""
+    """A launch script: environment variables, an array with one flag a line, and the command."""
     lines = ["#!/bin/bash", "set -e", *(f"export {name}={shlex.quote(value)}" for name, value in environment.items()), "ARGS=("]
     lines += [f"    {' '.join(map(shlex.quote, line))}" for line in flag_lines(given, version)]
     return "\n".join([*lines, ")", launching.line([*launch, launching.Shell('"${ARGS[@]}"'), launching.Shell('"$@"')])]) + "\n"
@@ -385,7 +387,10 @@ def recipe_text(given: Mapping[str, Any], version: str, environment: Mapping[str
 
 
 def yaml_line(option: str, *values: str, version: str) -> str:
-    """One entry; a value that a shell would not leave alone is tied to its option, odd ones of several stand in a list."""
+    """One entry of a recipe.
+
+    A single value that a shell would change is attached to its option by `=`; several values become a list.
+    """
     if not values:
         return f"{_quoted(option) if '=' in option else option}: true"
     if len(values) > 1:
@@ -397,7 +402,7 @@ def yaml_line(option: str, *values: str, version: str) -> str:
 
 
 def _scalar(value: str) -> str:
-    """A number or a plain word as it is, quoted where a loader would make something else of it, as 0 of -0."""
+    """A number or a plain word as it is; quoted if a YAML loader would read another value, as 0 for -0."""
     loaded = plain_scalar(value)
     number = isinstance(loaded, int | float) and not isinstance(loaded, bool) and repr(loaded) == value
     word = re.fullmatch(r"[A-Za-z_/][\w./-]*", value) and value.lower() not in YAML_WORDS
@@ -412,6 +417,6 @@ def _quoted(value: str) -> str:
 
 
 def format_of(path: str | Path | None) -> str | None:
-    """The format that a suffix stands for."""
+    """The format of a file by its suffix; None for an unknown one."""
     suffix = Path(path).suffix.lower() if path is not None else ""
     return {".yaml": "yaml", ".yml": "yaml", ".txt": "flags", ".args": "flags", ".sh": "script"}.get(suffix)

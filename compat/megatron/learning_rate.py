@@ -14,7 +14,7 @@ STYLES = {
 }
 FLAGS = {ours: theirs for theirs, ours in STYLES.items()}
 TENTH = 10
-"""WSD needs the length of its decay; where a Plan leaves it open, it is the last of so many equal parts of the schedule."""
+"""WSD needs the length of its decay. If a Plan leaves it open, it is this fraction (1 / TENTH) of the schedule."""
 
 
 def _read(values: Group, context: Context) -> Group:
@@ -31,10 +31,10 @@ def _read(values: Group, context: Context) -> Group:
 
 
 def _last(values: Group) -> Group:
-    """WSD's decay, counted as training is; without its length Megatron stops when it builds the scheduler."""
+    """The decay of a WSD schedule, in steps; without its length Megatron stops when it builds the scheduler."""
     unit = "samples" if values.get("train_samples") and not values.get("train_iters") else "iters"
     if values.get(f"lr_wsd_decay_{unit}") is None:
-        raise ConfigError(f"lr_wsd_decay_{unit}: missing, but lr_decay_style is WSD; set the length of its decay")
+        raise ConfigError(f"lr_wsd_decay_{unit}: missing; lr_decay_style WSD needs it; set the length of the decay")
     counted = {f"lr_wsd_decay_{unit}": values[f"lr_wsd_decay_{unit}"], "global_batch_size": values.get("global_batch_size")}
     return {
         "optimizer.schedule.decay_steps": max(0, steps(counted, "lr_wsd_decay") or 0),
@@ -43,7 +43,7 @@ def _last(values: Group) -> Group:
 
 
 def steps(values: Group, name: str) -> int | None:
-    """Optimizer steps of what is counted in iterations or in samples, such as `train` or `lr_decay`."""
+    """Optimizer steps of a setting (`train`, `lr_decay`) that has one flag in iterations and one in samples; None if unset."""
     iterations, samples = values.get(f"{name}_iters"), values.get(f"{name}_samples")
     if iterations or not samples:
         return iterations or None
@@ -52,7 +52,7 @@ def steps(values: Group, name: str) -> int | None:
 
 
 def becomes(path: str, values: Group) -> str:
-    """What a count of samples, or a fraction, turns into: whole optimizer steps, and from how many."""
+    """How a count of samples or a fraction was rounded to whole optimizer steps, in words; empty if nothing was rounded."""
     value, batch = values.get(path), values.get("global_batch_size")
     if not value:
         return ""
@@ -94,7 +94,7 @@ def _write(values: Group, context: Context) -> Group:
 
 
 def as_counted(written: Group, values: Group, context: Context) -> Group:
-    """Settings with counts of steps in samples, where the launch that is written anew counts in those."""
+    """`written` with samples instead of steps, if the launch that is rewritten counts in samples."""
     batch = values.get("batch.global_")
     if not batch or context.had.isdisjoint(SAMPLES):
         return written
@@ -115,7 +115,7 @@ SAMPLES = ("lr_decay_samples", "lr_warmup_samples", "train_samples", "lr_wsd_dec
 
 
 def _blurs(values: Group) -> bool:
-    """Whether a count of samples or a fraction is no whole number of steps, or the shape is Megatron's own."""
+    """Whether a count of samples, or a fraction of the run, is not a whole number of steps."""
     batch, total = values.get("global_batch_size"), steps(values, "lr_decay") or steps(values, "train")
     samples = [values.get(name) or 0 for name in SAMPLES]
     fraction = (values.get("lr_warmup_fraction") or 0) * (total or 0)

@@ -11,11 +11,11 @@ from compat.megatron import attention_rules, expert_rules, rotary_rules
 SCRIPT = "the model is defined by the training script"
 TENSOR = "tensor_model_parallel_size"
 USUAL = 128
-"""make_vocab_size_divisible_by where nobody says."""
+"""Default of `make_vocab_size_divisible_by`."""
 
 
 def fact(theirs: str, ours: str, source: str = "") -> Rule:
-    """The same fact about the model under two names."""
+    """A rule for a fact about the model that has two names: `theirs`, and `ours` in the plan."""
     return replace(rename(theirs, ours, note=SCRIPT, source=source), model=True)
 
 
@@ -23,7 +23,7 @@ def fact(theirs: str, ours: str, source: str = "") -> Rule:
 
 
 def _read_groups(values: Group, context: Context) -> Group:
-    """Key and value heads; as many as heads without --group-query-attention."""
+    """Key and value heads; without --group-query-attention there are as many as attention heads."""
     grouped = values.get("group_query_attention") and not values.get("multi_latent_attention")
     return {"model.kv_heads": values.get("num_query_groups" if grouped else "num_attention_heads")}
 
@@ -41,9 +41,9 @@ GROUPS = convert(
     _read_groups,
     _write_groups,
     sees=("num_attention_heads", "multi_latent_attention", "model.attention.latent.kv_rank"),
-    lossy="num_query_groups counts only with --group-query-attention, and latent attention has no groups",
+    lossy="num_query_groups takes effect only with --group-query-attention; latent attention has no query groups",
     note=SCRIPT,
-    source="arguments.py: num_query_groups counts only with --group-query-attention",
+    source="arguments.py: num_query_groups takes effect only with --group-query-attention",
     model=True,
 )
 
@@ -52,12 +52,16 @@ GROUPS = convert(
 
 
 def padded(vocab: int, multiple: int) -> int:
-    """Rows of an embedding that is filled up to a multiple."""
+    """`vocab` rounded up to a multiple of `multiple`: the rows of a padded embedding."""
+    # Floor division of the negative number rounds up.
     return -(-vocab // multiple) * multiple
 
 
 def _words(values: Group, context: Context) -> int | None:
-    """Words of the tokenizer: a NullTokenizer had one beside those of --vocab-size before 0.18, that of images has it still."""
+    """Size of the tokenizer's vocabulary.
+
+    A NullTokenizer added one word to --vocab-size before 0.18; the null tokenizer of images (NullMultimodalTokenizer) still does.
+    """
     vocab, tokenizer = values.get("vocab_size"), str(values.get("tokenizer_type"))
     one_more = tokenizer.startswith("Null") and not (tokenizer == "NullTokenizer" and context.since("0.18.0"))
     return vocab + one_more if vocab else None
@@ -73,7 +77,10 @@ def _read_padded(values: Group, context: Context) -> Group:
 
 
 def _write_padded(values: Group, context: Context) -> Group:
-    """The rows, or the divisor that makes them: the usual one, a power of two, or all rows of a tensor rank."""
+    """The flag that pads the vocabulary to the plan's rows.
+
+    The divisor is the default, else a smaller power of two, else the rows of one tensor rank; without a fit, the rows themselves.
+    """
     vocab, ranks = values.get("model.vocab"), values.get("parallel.tensor") or 1
     rows = values.get("model.embedding.padded_vocab") or vocab
     if rows is None:
@@ -90,8 +97,8 @@ VOCABULARY = convert(
     _write_padded,
     sees=("vocab_size", "tokenizer_type", TENSOR, "model.vocab", "parallel.tensor"),
     blurs=lambda values: not values.get("vocab_size") and values.get("make_vocab_size_divisible_by") != USUAL,
-    lossy="Megatron fills the vocabulary up to a multiple of a divisor x tensor ranks",
-    note="rows that the embedding has beside those of the vocabulary",
+    lossy="Megatron pads the vocabulary to a multiple of make_vocab_size_divisible_by x tensor parallel size",
+    note="rows of the embedding, padding included",
     source="tokenizer.py: _vocab_size_with_padding, since 0.19 vocab_utils.py; tokenizers/text/libraries/null_tokenizer.py",
     model=True,
 )
@@ -105,7 +112,7 @@ QKV, ROUTER = "model.attention.qkv_bias", "model.moe.router_bias"
 
 
 def _read_biases(values: Group, context: Context) -> Group:
-    """All linear layers have biases or none; queries, keys and values may have them alone, unless they are latent."""
+    """All linear layers have biases, or none, or the projections to queries, keys and values alone; not so latent attention."""
     if "add_bias_linear" not in values:
         return {}
     linear = bool(values["add_bias_linear"])
@@ -124,7 +131,7 @@ def _write_biases(values: Group, context: Context) -> Group:
 
 
 def _unbiased(values: Group, context: Context) -> bool:
-    """Whether there are experts that can have no biases."""
+    """Whether the plan has experts, and Megatron's experts cannot have biases."""
     tensor = values.get("parallel.expert_tensor") or values.get("parallel.tensor") or 1
     able = not context.since("0.12.1") or (tensor == 1 and context.since("0.15.0"))
     return values.get("model.experts") is not None and not able
@@ -140,8 +147,8 @@ BIASES = convert(
         *("parallel.expert_tensor", "parallel.tensor"),
     ),
     carries={"add_bias_linear": (*LINEAR, ROUTER), "add_qkv_bias": QKV},
-    lossy="Megatron's linear layers all have biases, or only queries, keys and values; its experts none before 0.15, or over "
-    "tensor groups",
+    lossy="Megatron's linear layers all have biases, or only the projections to queries, keys and values; its experts have none "
+    "from 0.12.1 to before 0.15, and since 0.15 none under expert tensor parallelism",
     note=SCRIPT,
     source="attention.py: linear_qkv bias=add_bias_linear or add_qkv_bias; moe/router.py: bias, since 0.15; "
     "transformer_config.py: biases of experts",
@@ -160,7 +167,7 @@ WAYS: dict[tuple[Any, Any], Group] = {
     ("squared_relu", False): {"squared_relu": True, "bias_gelu_fusion": False},
     ("gelu", False): {"bias_gelu_fusion": False},
 }
-"""Flags for an activation and its gate; without any it is GELU, whose fused kernel takes the tanh form."""
+"""Flags by activation and gate. Without any flag it is GELU; its fused kernel computes the tanh approximation."""
 
 
 def _read_activation(values: Group, context: Context) -> Group:
@@ -174,7 +181,7 @@ def _read_activation(values: Group, context: Context) -> Group:
 
 
 def _read_function(values: Group) -> Group:
-    """The same of a config object, which holds the function itself."""
+    """The activation of a config object, which holds the function itself."""
     if "activation_func" not in values:
         return {}
     name = FUNCTIONS.get(str(values["activation_func"] or "gelu").rpartition(".")[2])
@@ -197,7 +204,7 @@ ACTIVATIONS = convert(
     _write_activation,
     sees=("add_bias_linear", "bias_activation_fusion"),
     carries={"bias_gelu_fusion": ACTIVATION, "activation_func": ACTIVATION, "gated_linear_unit": GATED},
-    lossy="Megatron's flags name GELU, squared ReLU, and the gates of SiLU and of quick GELU",
+    lossy="Megatron has flags for GELU, squared ReLU, SwiGLU and gated quick GELU only",
     note=SCRIPT,
     source="arguments.py: core_transformer_config_from_args; mlp.py: forward; fusions/fused_bias_gelu.py",
     model=True,
@@ -226,7 +233,7 @@ OFFSET = convert(
     effect=lambda values: Effect.NUMBERS if values.get("glu_linear_offset") else Effect.ROUNDING,
     sees=(ACTIVATION,),
     carries={"bias_swiglu_fusion": ()},
-    note="a choice of kernel inside Megatron",
+    note="a kernel choice inside Megatron",
     source="mlp.py: forward, since 0.15; transformer_config.py: the fused SwiGLU adds no offset",
     model=True,
 )
@@ -282,15 +289,15 @@ NORM = convert(
         **dict.fromkeys(CENTRED, "model.norm.zero_centred"),
         AFTER: "model.norm.place",
     },
-    lossy="Megatron's blocks have one norm before each layer, one layer behind the other; a residual that starts behind its norm "
-    "has no Plan form",
+    lossy="Megatron's blocks have one norm before each layer, and their layers run one after the other; a Plan has no form for a "
+    "residual connection that starts after the norm",
     note=SCRIPT,
     source="transformer_layer.py: forward; arguments.py: dests named as the config's fields since 0.16",
     model=True,
 )
 
 
-# Embedding, dropout, first weights
+# Embedding, dropout, initial weights
 
 
 def _read_tied(values: Group, context: Context) -> Group:
@@ -326,7 +333,7 @@ DROPOUT = convert(
     DROPOUTS,
     _read_dropout,
     _write_dropout,
-    lossy="Megatron has one dropout for the embedding and for what each layer adds",
+    lossy="Megatron has one dropout rate for the embedding and for the output of each layer",
     note=SCRIPT,
     source="language_model_embedding.py and transformer_layer.py: hidden_dropout",
     model=True,
@@ -340,7 +347,7 @@ INIT = convert(
         else {}
     ),
     lambda values, context: {"init_method_std": values.get("model.init.std")},
-    lossy="Megatron always starts projections into the residual at std / sqrt(2 x layers)",
+    lossy="Megatron always initialises projections into the residual stream with std / sqrt(2 x layers)",
     note=SCRIPT,
     source="transformer_config.py: init_method_normal, scaled_init_method_normal",
     model=True,
@@ -354,7 +361,7 @@ PREDICTED = convert(
     ),
     effect=EFFECTS["model.predicted"],
     sees=(rotary_rules.KIND, attention_rules.KV_RANK),
-    lossy="Megatron predicts further tokens from 0.12 on, and not with YaRN",
+    lossy="Megatron has multi-token prediction since 0.12, and not with YaRN",
     note=SCRIPT,
     source="multi_token_prediction.py, since 0.12; arguments.py: position_embedding_type with mtp_num_layers",
     model=True,

@@ -1,4 +1,4 @@
-"""Megatron's own renamings between releases, as its parser and its recipes made them."""
+"""Settings that Megatron renamed between releases, as its parser and its recipes renamed them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEP = re.compile(r"(\d+(?:\.\d+)?[TBMK]?):(\d+(?:\.\d+)?[TBMK]?)")
 
 
 def _steps(given: Words) -> Words:
-    """A batch that grows by equal increments, as the thresholds at which it does, in tokens."""
+    """`rampup_batch_size` (start, increment, samples) as a schedule of thresholds in tokens; nothing if it does not divide."""
     full, length = given.get("global_batch_size"), given.get("seq_length")
     growth = given["rampup_batch_size"]
     if len(growth) != 3 or not all(isinstance(number, int) for number in growth):
@@ -31,7 +31,7 @@ def _steps(given: Words) -> Words:
 
 
 def _whole(words: Sequence[Any]) -> list[Any]:
-    """Words as the numbers that they are."""
+    """`words` with decimal text as numbers."""
     return [int(word) if isinstance(word, str) and word.isdecimal() else word for word in words]
 
 
@@ -40,7 +40,7 @@ def _short(tokens: int) -> str:
 
 
 def _growth(given: Words) -> Words:
-    """Thresholds at equal distances, as a batch that grows by equal increments."""
+    """A schedule of equal steps as `rampup_batch_size`; nothing if distances or increments differ."""
     steps, length = _thresholds(given["step_batch_size_schedule"]), given.get("seq_length")
     each = {(after[0] - before[0], after[1] - before[1]) for before, after in pairwise(steps)}
     if not length or len(each) != 1 or steps[0][0]:
@@ -53,7 +53,7 @@ def _growth(given: Words) -> Words:
 
 
 def _thresholds(schedule: str) -> list[tuple[int, int]]:
-    """Tokens and batch of each step, in order; none if the text is not of that form."""
+    """(tokens, batch size) of each step, in order; empty if the text has another form."""
     steps = [STEP.fullmatch(step) for step in schedule.upper().replace(",", " ").split()]
     return sorted((_number(step[1]), _number(step[2])) for step in steps if step) if all(steps) else []
 
@@ -92,7 +92,7 @@ MOVES: tuple[Move, ...] = (
         ("rampup_batch_size",),
         lambda given: {"rampup_batch_size": _whole(given["rampup_batch_size"])},
         lambda given: {"rampup_batch_size": [str(number) for number in given["rampup_batch_size"]]},
-        source="arguments.py: words until then, numbers since",
+        source="arguments.py: text before 0.16, numbers since",
     ),
     Move(
         "0.18.0",
@@ -109,7 +109,7 @@ MOVES: tuple[Move, ...] = (
         ("step_batch_size_schedule",),
         _steps,
         _growth,
-        "deprecated, and ignored: the run starts at its full batch",
+        "deprecated and ignored: the run starts at its full batch size",
         "num_microbatches_calculator.py, _build_num_microbatches_calculator",
     ),
     Move(
@@ -122,4 +122,4 @@ MOVES: tuple[Move, ...] = (
         "experimental_attention_variant_module_specs.py, normalize_experimental_attention_variant",
     ),
 )
-"""In the order in which they came."""
+"""Oldest first."""

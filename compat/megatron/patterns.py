@@ -1,4 +1,4 @@
-"""Which blocks have something: Megatron's every-so-many or list of ones and zeros <-> one truth value for each block."""
+"""Layer patterns: Megatron's frequency, or list of ones and zeros, <-> one boolean for each block."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import Any
 from bridge import limits
 
 Every = Callable[[int, int], bool]
-"""Whether the block at an index has it, where every so many blocks are counted."""
+"""Tells for the index of a block and a frequency whether the block has the feature."""
 
 
 def first_of(index: int, every: int) -> bool:
-    """The first of every so many (gpt_layer_specs.py: get_gpt_decoder_layer_specs, moe_layer_freq)."""
+    """The first of every `every` blocks (gpt_layer_specs.py: get_gpt_decoder_layer_specs, moe_layer_freq)."""
     return index % every == 0
 
 
 def all_but_last_of(index: int, every: int) -> bool:
-    """All but the last of every so many (utils.py: is_layer_window_attention; transformer_config.py: no_rope_freq)."""
+    """All but the last of every `every` blocks (utils.py: is_layer_window_attention; transformer_config.py: no_rope_freq)."""
     return (index + 1) % every != 0
 
 
 def blocks(value: Any, layers: int | None, every: Every, inverted: bool = False) -> tuple[bool, ...] | None:
-    """Which of `layers` blocks have it; None where all do, where `value` says nothing, or where it does not fit the blocks.
+    """One boolean for each of `layers` blocks; None if all have the feature, or if `value` is unset or does not fit the blocks.
 
-    With `inverted`, a list marks the blocks that do not have it.
+    With `inverted`, a list marks the blocks without the feature.
     """
     if isinstance(value, list | tuple):
         found = tuple(bool(item) is not inverted for item in value)
         return None if all(found) or (layers is not None and len(found) != layers) else found
-    # More layers than a model has are refused where a plan is made.
+    # The plan itself refuses more layers than the limit; here it only keeps the tuple small.
     if not isinstance(value, int) or value < 1 or layers is None or layers > limits.LAYERS:
         return None
     found = tuple(every(index, value) for index in range(layers))
@@ -37,7 +37,7 @@ def blocks(value: Any, layers: int | None, every: Every, inverted: bool = False)
 
 
 def spelled(found: tuple[bool, ...], layers: int | None, every: Every, inverted: bool = False) -> int | list[int]:
-    """The shortest way to say which blocks have it: a divisor of their number if there is one, else a list."""
+    """The shortest spelling of a pattern: a frequency that divides the number of blocks if one fits, else a list."""
     for count in range(1, len(found) + 1) if layers == len(found) else ():
         if len(found) % count == 0 and all(every(index, count) is has for index, has in enumerate(found)):
             return count
@@ -45,7 +45,7 @@ def spelled(found: tuple[bool, ...], layers: int | None, every: Every, inverted:
 
 
 def fits(value: Any, layers: int | None) -> bool:
-    """Whether `value` can be told block by block."""
+    """Whether `value` gives a boolean for each block: a list of the right length, or a frequency of known layers."""
     if isinstance(value, list | tuple):
         return layers is None or len(value) == layers
     return value is None or (isinstance(value, int) and (value == 1 or (value > 1 and layers is not None)))

@@ -12,17 +12,17 @@ CHECKPOINT = "arguments.py: load_args_from_checkpoint"
 
 
 def _stored(given: Mapping[str, Any]) -> bool:
-    """Sizes come out of a checkpoint."""
+    """Whether the checkpoint gives the sizes of the model."""
     return bool(given.get("use_checkpoint_args"))
 
 
 def _drawn(given: Mapping[str, Any]) -> bool:
-    """The number of layers is that of a pattern."""
+    """Whether a checkpoint or a hybrid layer pattern gives the number of layers."""
     return _stored(given) or any(given.get(name) for name in ("hybrid_layer_pattern", "hybrid_override_pattern"))
 
 
 def _idle(given: Mapping[str, Any]) -> bool:
-    """Nothing is trained."""
+    """Whether the run only evaluates."""
     return bool(given.get("skip_train"))
 
 
@@ -38,16 +38,16 @@ NEEDS = (
     Need(("lr",), "training stops when it builds the optimizer", "training/training.py", sized=False, unless=_idle),
     Need(
         ("train_iters", "train_samples"),
-        "training stops when it builds the schedule of the learning rate",
+        "training stops when it builds the learning-rate schedule",
         "training/training.py: get_optimizer_param_scheduler",
         sized=False,
         unless=_idle,
     ),
 )
 RUN = ("train_iters", "train_samples", "data_path", "data_args_path", "mock_data", "tokenizer_type", "exit_duration_in_mins")
-"""Who says how long to train, or on what, means a whole launch; sizes alone may be a part of one."""
+"""Arguments that only a whole launch has: the length of training, or its data. Sizes alone may be a part of a launch."""
 
 
 def whole(given: Mapping[str, Any]) -> bool:
-    """Whether a launch is meant, rather than some flags of one."""
+    """Whether `given` is a whole launch rather than a part of one."""
     return any(given.get(name) for name in RUN)

@@ -1,4 +1,4 @@
-"""The table between Megatron's arguments of positions and the plan's: their kind, and how rotary ones turn and stretch."""
+"""The table between Megatron's arguments of positions and the plan's: their kind, and how rotary ones rotate and scale."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ TYPE, POSITIONS, SCALING = "position_embedding_type", "model.embedding.positions
 ROTARY = ("rope", "yarn", "mrope")
 KIND = f"{SCALING}kind"
 LLAMA = {"low": 1.0, "high": 4.0, "original": 8192}
-"""Of Llama 3's scaling, what Megatron has no argument for (rotary_pos_embedding.py: _apply_scaling)."""
+"""Constants of Llama 3's scaling, for which Megatron has no argument (rotary_pos_embedding.py: _apply_scaling)."""
 FACTOR = 8.0
+"""Default of `rope_scaling_factor`."""
 YARN = {"original": 4096, "fast": 32.0, "slow": 1.0, "truncate": True}
-"""What YaRN takes where nothing is given (argument_utils.py: _apply_yarn_config_from_args; MLATransformerConfig)."""
+"""Defaults of YaRN (argument_utils.py: _apply_yarn_config_from_args; MLATransformerConfig)."""
 PREFIXED = {
     "original": "yarn_original_max_position_embeddings",
     "fast": "yarn_beta_fast",
     "slow": "yarn_beta_slow",
     "truncate": "yarn_correction_range_round_to_int",
 }
-"""Flags of 0.19 and later."""
+"""Flags of YaRN, of 0.19 and later."""
 
 
 def turns(values: Group) -> bool:
-    """Whether positions are rotary; those of latent attention always are, in part of each head."""
+    """Whether positions are rotary. Latent attention always rotates a part of each head."""
     return values.get(TYPE) in ROTARY or bool(values.get(LATENT) and TYPE in values)
 
 
 def wanted(values: Group) -> bool:
-    """Whether a plan's positions are rotary; those of latent attention always are."""
+    """Whether a plan's positions are rotary. Latent attention always has rotary positions."""
     return values.get(POSITIONS) == "rotary" or bool(values.get(KV_RANK))
 
 
@@ -55,7 +56,7 @@ def _write_kind(values: Group, context: Context) -> Group:
 
 
 def stretched(values: Group, context: Context) -> bool:
-    """Whether a plan's positions become those that Megatron calls yarn, which are not those of latent attention."""
+    """Whether a plan's positions become `position_embedding_type` yarn; latent attention has its own form of YaRN."""
     return values.get(KIND) == "yarn" and not values.get(KV_RANK) and context.since("0.18.0")
 
 
@@ -68,15 +69,16 @@ KINDS = convert(
     blurs=lambda values: (
         values.get(TYPE) in ("mrope", "relative") or (bool(values.get(LATENT)) and values.get(TYPE) == "learned_absolute")
     ),
-    lossy="Megatron has learned positions from the first row on, and rotary ones; its relative ones and those of images have no "
-    "Plan form",
+    lossy="Megatron has rotary positions, and learned ones whose first position is row 0 of the table; a Plan has no"
+    " form for its "
+    "relative positions and for those of images",
     note=SCRIPT,
     source="gpt_model.py: position_embedding_type; multi_latent_attention.py: rotary_pos_emb",
     model=True,
 )
 
 
-# Turning
+# Rotation
 
 
 def _read_base(values: Group, context: Context) -> Group:
@@ -94,7 +96,7 @@ def _write_base(values: Group, context: Context) -> Group:
 
 
 def whole(number: Any) -> Any:
-    """A number without a fraction as a whole one, which is all that some flags take."""
+    """A float without a fraction as an int, because some flags take whole numbers only; any other value as it is."""
     return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
@@ -105,7 +107,7 @@ BASE = convert(
     _write_base,
     sees=(TYPE, LATENT, POSITIONS, KV_RANK),
     carries={"rotary_base": "model.rotary.base", "rotary_percent": "model.rotary.share"},
-    lossy="Megatron's rotary base is a whole number",
+    lossy="Megatron takes only a whole number as rotary base",
     note=SCRIPT,
     source="rotary_pos_embedding.py: RotaryEmbedding",
     model=True,
@@ -113,7 +115,7 @@ BASE = convert(
 
 
 def _read_pairs(values: Group, context: Context) -> Group:
-    """Pairs of a head's width: latent attention always turns neighbours together."""
+    """Which elements of a head form a pair: latent attention always rotates neighbours together."""
     if not turns(values):
         return {}
     return {"model.rotary.interleaved": bool(values.get(LATENT) or values.get("rotary_interleaved"))}
@@ -122,6 +124,7 @@ def _read_pairs(values: Group, context: Context) -> Group:
 def _write_pairs(values: Group, context: Context) -> Group:
     latent = bool(values.get(KV_RANK))
     pairs = bool(values.get("model.rotary.interleaved")) and not latent and values.get(POSITIONS) == "rotary"
+    # Since 0.13 the fused kernel serves latent attention with YaRN alone; before 0.14 it cannot rotate neighbours.
     stretched = values.get(KIND) == "yarn" and context.since("0.13.0")
     plain = (latent and not stretched) or (pairs and not context.since("0.14.0"))
     return {**({"rotary_interleaved": True} if pairs else {}), **({"apply_rope_fusion": False} if plain else {})}
@@ -135,7 +138,7 @@ PAIRS = convert(
     effect=lambda values: Effect.NUMBERS if values.get("rotary_interleaved") else Effect.ROUNDING,
     sees=(TYPE, LATENT, POSITIONS, KV_RANK, KIND),
     carries={"apply_rope_fusion": ()},
-    lossy="Megatron's latent attention always turns neighbours together",
+    lossy="Megatron's latent attention always rotates neighbours together",
     note="a choice of kernel inside Megatron",
     source="rope_utils.py: multi_latent_attention; arguments.py and transformer_config.py: rope fusion",
     model=True,
@@ -149,7 +152,7 @@ SOME = convert(
     lambda values, context: _write_some(values),
     sees=("num_layers", "model.layers"),
     blurs=lambda values: not fits(values.get("no_rope_freq"), values.get("num_layers")),
-    lossy="Megatron leaves blocks without rotary positions from 0.13 on",
+    lossy="Megatron can leave out rotary positions in some blocks since 0.13",
     note=SCRIPT,
     source="transformer_config.py: no_rope_freq marks blocks without them",
     model=True,
@@ -163,7 +166,7 @@ def _write_some(values: Group) -> Group:
     return {"no_rope_freq": spelled(turning, values.get("model.layers"), all_but_last_of, inverted=True)}
 
 
-# Stretching
+# Scaling
 
 
 def _read_scaling(values: Group, context: Context) -> Group:
@@ -181,7 +184,7 @@ def _read_scaling(values: Group, context: Context) -> Group:
 
 
 def _read_latent(values: Group) -> Group:
-    """Latent attention stretches by YaRN unless told otherwise; a factor of one changes nothing."""
+    """Latent attention scales positions by YaRN unless rope_type is rope; a factor of 1 changes nothing."""
     factor = values.get("rotary_scaling_factor")
     if values.get("rope_type") == "rope" or factor is None or factor == 1.0:
         return {KIND: "none"}
@@ -202,7 +205,7 @@ def _read_yarn(values: Group, context: Context) -> Group:
 
 
 def _weights(values: Group) -> Group:
-    """Weights of the logarithms; one and none are those of the formula."""
+    """Both mscale values; nothing for 1 and 0, which are the defaults of YaRN's formula."""
     weights = values.get("mscale"), values.get("mscale_all_dim")
     return {} if None in weights or weights == (1.0, 0.0) else dict(zip(MSCALES.values(), weights, strict=True))
 
@@ -251,8 +254,8 @@ STRETCH = convert(
         "rotary_seq_len_interpolation_factor": (KIND, f"{SCALING}factor"),
         "rope_type": tuple(SCALING + name for name in ("kind", "original", "fast", "slow", "truncate")),
     },
-    lossy="Megatron stretches as Llama 3.1 does (1, 4 and 8192 are fixed), by YaRN (4096, 32 and 1 fixed with latent attention, "
-    "else from 0.18), or by a whole factor",
+    lossy="Megatron scales positions as Llama 3.1 does (1, 4 and 8192 are fixed), by YaRN (with latent attention 4096, 32 and 1 "
+    "are fixed, without it since 0.18), or linearly by a whole factor",
     note=SCRIPT,
     source="rotary_pos_embedding.py; yarn_rotary_pos_embedding.py; multi_latent_attention.py: softmax_scale",
     model=True,

@@ -17,7 +17,7 @@ ORDERS = {False: "tensor-context-expert-data-pipeline", True: "tensor-context-ex
 
 def parallel_rules() -> tuple[Rule, ...]:
     """Sizes of the mesh axes."""
-    layout = "the same sums in another layout"
+    layout = "another layout of ranks computes the same sums in another order"
     return (
         rename("tensor_model_parallel_size", "parallel.tensor", effect=Effect.ROUNDING, note=layout),
         rename("pipeline_model_parallel_size", "parallel.pipeline", effect=Effect.ROUNDING, note=layout),
@@ -35,7 +35,7 @@ def parallel_rules() -> tuple[Rule, ...]:
             ),
             effect=Effect.COST,
             sees=("sequence_parallel", "parallel.sequence"),
-            lossy="Megatron overlaps messages of tensor parallelism only with sequence parallelism",
+            lossy="Megatron overlaps the communication of tensor parallelism only if sequence parallelism is on",
             source="arguments.py: tp_comm_overlap needs sequence_parallel",
         ),
         convert(
@@ -45,7 +45,7 @@ def parallel_rules() -> tuple[Rule, ...]:
             _write_expert,
             effect=Effect.ROUNDING,
             sees=("model.experts", "model.layers"),
-            lossy="Megatron splits experts over ranks only where it knows their number",
+            lossy="Megatron splits experts over ranks only if the number of experts is set",
             source="arguments.py: expert_model_parallel_size needs num_experts",
         ),
         rename("expert_tensor_parallel_size", "parallel.expert_tensor", effect=Effect.ROUNDING, note=layout),
@@ -56,7 +56,7 @@ def parallel_rules() -> tuple[Rule, ...]:
             _write_sequence,
             effect=Effect.COST,
             sees=("parallel.tensor", "parallel.expert"),
-            lossy="before 0.16 Megatron splits experts over tensor groups only with sequence parallelism",
+            lossy="before 0.16 Megatron combines expert and tensor parallelism only with sequence parallelism",
             source="model_parallel_config.py: __post_init__, expert and tensor parallelism",
         ),
         convert(
@@ -65,13 +65,14 @@ def parallel_rules() -> tuple[Rule, ...]:
             lambda values, context: {"parallel.order": ORDERS[bool(values.get("use_tp_pp_dp_mapping"))]},
             _write_order,
             effect=Effect.COST,
-            lossy="Megatron has two rank orders",
+            lossy="Megatron offers only two rank orders",
             source="initialize.py: order of initialize_model_parallel",
         ),
     )
 
 
 def _write_expert(values: Group, context: Context) -> Group:
+    # A plan without layers says nothing about the model: whether it has experts is then open, and the size is kept.
     legal = values.get("model.experts") or values.get("model.layers") is None
     return {"expert_model_parallel_size": values.get("parallel.expert")} if legal else {}
 
@@ -100,7 +101,7 @@ BATCH = convert(
         "global_batch_size": ("batch.global_", "batch.accumulation"),
         "data_parallel_size": "parallel.data",
     },
-    lossy="a global batch that is no multiple of micro x data is rounded down to one",
+    lossy="a global batch size is rounded down to a multiple of micro batch size x data-parallel size",
     source="arguments.py: global_batch_size defaults to micro x data; num_microbatches_calculator.py",
 )
 
@@ -132,28 +133,34 @@ ZERO = convert(
     effect=Effect.COST,
     sees=("optimizer.name", *TORCH_NEEDS),
     carries={"ckpt_format": (), "gradient_accumulation_fusion": ()},
-    note="a kernel or checkpoint format of Megatron's, which its sharding may ask for",
-    lossy="Megatron shards gradients and weights only with its FSDP (0.12 and later, since 0.14 without pipelines and fp16), and"
-    " nothing under sgd",
-    source="reference: distributed optimizer is level 1; data_parallel_sharding_strategy counts only with Megatron-FSDP;"
+    note="a kernel or checkpoint format inside Megatron that its sharding may require",
+    lossy="Megatron shards gradients and weights only with its own FSDP: since 0.12, without fp16 since 0.13, and without"
+    " pipeline parallelism since 0.14; under sgd its own sharding does not run",
+    source="reference: distributed optimizer is level 1; data_parallel_sharding_strategy takes effect only with Megatron-FSDP;"
     " optimizer/distrib_optimizer.py: DistributedOptimizer takes Adam only",
 )
 
 
 def _shardable(values: Group, context: Context) -> bool:
-    """Whether Megatron shards this optimizer's state: never that of sgd and muon, from 0.18 on only Adam's."""
+    """Whether Megatron shards this optimizer's state: never for sgd and muon, and since 0.18 only for Adam."""
     name = values.get("optimizer.name")
     return name in (None, "adam", "adamw") or (name not in ("sgd", "muon") and not context.since("0.18.0"))
 
 
 def _stops_fsdp(values: Group, context: Context) -> bool:
-    """Whether Megatron-FSDP stops: its mesh has no pipeline ranks, and a loss scale meets gradients that are not there."""
+    """Whether Megatron-FSDP stops.
+
+    Its mesh has no pipeline ranks. In fp16, the loss scaler looks for gradients of parameters of which a rank holds no part.
+    """
     piped = context.since("0.14.0") and (values.get("parallel.pipeline") or 1) > 1
     return piped or (context.since("0.13.0") and values.get("precision.compute") == "fp16")
 
 
 def _torch_only(values: Group, context: Context) -> bool:
-    """Whether torch's FSDP can do what is wanted, and nothing else: of these releases, or under sgd."""
+    """Whether torch's FSDP supports what the plan wants and Megatron's own FSDP does not.
+
+    Megatron's own FSDP came with 0.12, and it never shards under sgd.
+    """
     whole = all((values.get(f"parallel.{axis}") or 1) == 1 for axis in ("pipeline", "expert"))
     sgd = values.get("optimizer.name") == "sgd"
     fits = whole and values.get("model.tied") is False and values.get("precision.compute") != "fp16"
@@ -175,10 +182,10 @@ def _write_zero(values: Group, context: Context) -> Group:
 
 
 def ddp_rules() -> tuple[Rule, ...]:
-    """Buckets and overlap of the data-parallel exchange."""
+    """Buckets of data parallelism, and the overlap of its communication."""
     return (
         rename("num_distributed_optimizer_instances", "zero.replicas", effect=Effect.COST, note="hybrid sharding"),
-        rename("ddp_bucket_size", "zero.bucket", effect=Effect.COST, note="elements in one reduction"),
+        rename("ddp_bucket_size", "zero.bucket", effect=Effect.COST, note="elements in one gradient bucket"),
         convert(
             ("overlap_grad_reduce", "overlap_param_gather"),
             ("zero.overlap", "zero.overlap_gather"),
@@ -187,14 +194,14 @@ def ddp_rules() -> tuple[Rule, ...]:
             effect=Effect.COST,
             sees=("zero.stage", "optimizer.name", *SHARDED, *TORCH_NEEDS),
             carries={"overlap_grad_reduce": "zero.overlap", "overlap_param_gather": "zero.overlap_gather"},
-            lossy="Megatron gathers weights ahead only where they are sharded and gradients are reduced ahead",
+            lossy="Megatron overlaps the gathering of weights only if they are sharded and the gradient reduction is overlapped",
             source="arguments.py: --overlap-param-gather needs --overlap-grad-reduce and a sharded optimizer",
         ),
     )
 
 
 def _read_overlap(values: Group, context: Context) -> Group:
-    """What is overlapped: torch's FSDP always does, and nothing is gathered where nothing is sharded."""
+    """The overlap that takes effect: torch's FSDP always overlaps, and without sharding nothing is gathered."""
     if "overlap_grad_reduce" not in values:
         return {}
     if torch_fsdp(values):
@@ -234,8 +241,8 @@ PRECISION = convert(
         "use_precision_aware_optimizer": "precision.master",
     },
     lossy=(
-        "Megatron updates fp32 copies of the weights, others with a precision-aware optimizer alone; it has no fp64, and reduces "
-        "bf16 gradients in fp32 before 0.12"
+        "Megatron updates fp32 master weights; only its precision-aware optimizer has other formats; it has no fp64, and before "
+        "0.12 it reduces bf16 gradients in fp32"
     ),
     source="arguments.py: --bf16 sets accumulate_allreduce_grads_in_fp32 unless --grad-reduce-in-bf16",
 )
@@ -263,7 +270,7 @@ def _write_precision(values: Group, context: Context) -> Group:
 
 
 def _write_states(values: Group, context: Context, narrow: bool) -> Group:
-    """Formats that only the precision-aware optimizer keeps its state in; `narrow`: gradients in bf16."""
+    """Formats of optimizer state that need the precision-aware optimizer; `narrow`: gradients are kept in bf16."""
     master = {"main_params_dtype": "fp16"} if values.get("precision.master") == "fp16" else {}
     states = {**master, **({"main_grads_dtype": "bf16"} if narrow else {})}
     wanted = states or _offloads(values, context) or _narrow_moments(values)
@@ -272,11 +279,11 @@ def _write_states(values: Group, context: Context, narrow: bool) -> Group:
 
 MOMENT_DTYPES = ("exp_avg_dtype", "exp_avg_sq_dtype")
 WIDE = ("fp32", "fp32")
-"""Formats of the moments without a precision-aware optimizer."""
+"""Formats of both moments without a precision-aware optimizer."""
 
 
 def _narrow_moments(values: Group) -> bool:
-    """Whether moments are wanted in other formats than any optimizer keeps them in."""
+    """Whether the plan wants moments in other formats than fp32."""
     return values.get("precision.moments") not in (None, WIDE)
 
 
@@ -300,20 +307,21 @@ MOMENT_FORMATS = convert(
     effect=Effect.ROUNDING,
     sees=("use_precision_aware_optimizer", "optimizer", "optimizer.name", "zero.stage", *SHARDED),
     blurs=lambda values: any(values.get(path) not in (None, *DTYPES) for path in MOMENT_DTYPES),
-    lossy="Megatron keeps moments in other formats only with its precision-aware optimizer; those of 8 bits have no Plan form",
+    lossy="Megatron keeps moments in other formats than fp32 only with its precision-aware optimizer; a Plan has"
+    " no 8-bit moments",
     note="formats of the optimizer's moments",
     source="optimizer_config.py: exp_avg_dtype, exp_avg_sq_dtype",
 )
 
 
 def _can_be_aware(values: Group, context: Context) -> bool:
-    """Whether there can be a precision-aware optimizer, which is a sharded Adam, from 0.11 on."""
+    """Whether Megatron can run its precision-aware optimizer: a sharded Adam, since 0.11."""
     adam = values.get("optimizer.name") in (None, "adam", "adamw")
     return adam and (values.get("zero.stage") or 0) >= 1 and context.since("0.11.0")
 
 
 def _offloads(values: Group, context: Context) -> bool:
-    """Whether optimizer state is offloaded, which Megatron does from 0.12 with a precision-aware optimizer."""
+    """Whether optimizer state is offloaded: Megatron does that since 0.12, with its precision-aware optimizer."""
     wanted = values.get("zero.offload.optimizer") not in (None, "none")
     return wanted and context.since("0.12.0") and _can_be_aware(values, context)
 
@@ -332,7 +340,7 @@ LOSS_SCALE = convert(
         "initial_loss_scale": "precision.loss_scale.initial",
         "hysteresis": "precision.loss_scale.hysteresis",
     },
-    lossy="Megatron scales the loss in fp16, and in bf16 by a constant only",
+    lossy="Megatron scales the loss in fp16, and in bf16 only by a constant",
     source="optimizer/__init__.py: constant scaler if --loss-scale, dynamic in fp16, none otherwise",
 )
 WINDOW = convert(
@@ -342,7 +350,7 @@ WINDOW = convert(
     lambda values, context: _where_half(values, "loss_scale_window", "window"),
     effect=lambda values: _loss_scale_effect(values),
     sees=("fp16", "loss_scale", "precision.compute"),
-    lossy="Megatron's scale doubles at the end of its window",
+    lossy="Megatron doubles the loss scale with the step that completes the window",
     source="optimizer/grad_scaler.py: DynamicGradScaler.update",
 )
 FLOOR = convert(
@@ -352,13 +360,16 @@ FLOOR = convert(
     lambda values, context: _where_half(values, "min_loss_scale", "minimum"),
     effect=lambda values: _loss_scale_effect(values),
     sees=("fp16", "loss_scale", "precision.compute"),
-    lossy="Megatron goes on after an overflow at the smallest scale, and skips steps as long as they overflow",
+    lossy="Megatron continues after an overflow at the smallest loss scale, and skips every step that overflows",
     source="optimizer/grad_scaler.py: DynamicGradScaler.update",
 )
 
 
 def _read_dynamic(values: Group, path: str, ours: str, otherwise: str) -> Group:
-    """A setting of the dynamic scale, and what other stacks do with it and Megatron does not."""
+    """A setting of the dynamic loss scale, and one that says Megatron lacks a variant of other stacks.
+
+    `ours` names the plan field of the setting, `otherwise` that of the variant: False, or None under a constant scale.
+    """
     if not values.get("fp16"):
         return {}
     value = values.get(path)
@@ -411,13 +422,14 @@ OPTIMIZER = convert(
     lambda values, context: {"optimizer.name": OPTIMIZERS.get(values.get("optimizer") or "")},
     lambda values, context: _write_optimizer(values, context),
     sees=("zero.overlap",),
-    lossy="Megatron's adam always decays weights apart (AdamW)",
+    lossy="Megatron's adam always has decoupled weight decay (AdamW)",
     source="optimizer/__init__.py: adam is FusedAdam or torch.optim.AdamW with decoupled weight decay",
 )
 
 
 def _write_optimizer(values: Group, context: Context) -> Group:
     name = values.get("optimizer.name")
+    # 0.17 refuses muon with overlap_grad_reduce and has dist_muon for that; 0.18 reads dist_muon as muon.
     if name == "muon" and values.get("zero.overlap") and context.since("0.17.0") and not context.since("0.18.0"):
         return {"optimizer": "dist_muon"}
     return {"optimizer": OPTIMIZER_FLAGS[name]} if name in OPTIMIZER_FLAGS else {}
@@ -435,7 +447,7 @@ UPDATE_SCALE = convert(
         {"muon_scale_mode": values.get("optimizer.update_scale")} if values.get("optimizer.name") in ORTHOGONAL else {}
     ),
     sees=("optimizer", "optimizer.name"),
-    note="Megatron's other optimizers do not scale updates by the shape of a matrix",
+    note="only Megatron's muon variants scale updates by the shape of a matrix",
     source="optimizer/muon.py: scale_mode of get_muon_scale_factor",
 )
 
@@ -459,7 +471,7 @@ def optimizer_rules() -> tuple[Rule, ...]:
                 "lion_beta1": "optimizer.betas",
                 "lion_beta2": "optimizer.betas",
             },
-            lossy="the optimizer that is written takes other moments, or none",
+            lossy="the optimizer of the target has other moment settings, or none",
         ),
         convert(
             (*dict.fromkeys(MOMENTUM.values()), *NESTEROV),
@@ -472,11 +484,11 @@ def optimizer_rules() -> tuple[Rule, ...]:
                 **dict.fromkeys(MOMENTUM.values(), "optimizer.momentum"),
                 **dict.fromkeys(NESTEROV, "optimizer.nesterov"),
             },
-            lossy="in Megatron sgd and muon have a momentum, and muon alone Nesterov's form of it",
+            lossy="in Megatron only sgd and muon have a momentum, and only muon has Nesterov momentum",
             source="optimizer/__init__.py: torch.optim.SGD(momentum=), without nesterov; emerging optimizers: muon_nesterov",
         ),
         UPDATE_SCALE,
-        *plain_adam("optimizer.amsgrad", "optimizer.bias_correction", note="Megatron's Adam has no such switch"),
+        *plain_adam("optimizer.amsgrad", "optimizer.bias_correction", note="Megatron has no flag for this option of Adam"),
         rename("weight_decay", "optimizer.weight_decay"),
         rename("clip_grad", "optimizer.clip"),
         LEARNING_RATE,
@@ -512,6 +524,7 @@ def _write_momentum(values: Group, context: Context) -> Group:
 
 
 BELOW_ONE = nextafter(1.0, 0.0)
+"""The largest beta that a plan allows; Megatron does not bound Lion's betas."""
 
 
 def _read_moments(values: Group, context: Context) -> Group:
@@ -538,7 +551,7 @@ RECOMPUTE = convert(
     lambda values, context: _write_recompute(values),
     effect=Effect.COST,
     carries={"recompute_method": "recompute.method", "recompute_num_layers": "recompute.layers"},
-    lossy="Megatron's selective recomputation takes neither method nor layers",
+    lossy="Megatron's selective recomputation has no method and no number of layers",
     source="arguments.py: --recompute-activations is granularity selective",
 )
 
@@ -551,7 +564,7 @@ PARTLY = convert(
     lambda values, context: {PARTIAL: values.get("recompute.kept_microbatches")},
     effect=Effect.COST,
     blurs=lambda values: values.get(PARTIAL) is not None and not _is_count(values[PARTIAL]),
-    note="what such a microbatch keeps is up to the forward step of the training script; here it keeps all",
+    note="the training script's forward step decides which activations such a microbatch keeps; here it keeps all of them",
     source="pipeline_parallel/schedules.py: max_outstanding_backprops; a field of the class, without a flag",
 )
 
@@ -594,7 +607,8 @@ def other_rules() -> tuple[Rule, ...]:
             _write_partition,
             effect=Effect.COST,
             sees=("recompute.granularity", "parallel.tensor", "parallel.sequence"),
-            lossy="Megatron splits saved activations only with full recomputation, over more than one tensor rank",
+            lossy="Megatron partitions saved activations only with full recomputation, tensor parallelism and no sequence"
+            " parallelism",
             source="arguments.py: distribute_saved_activations needs TP > 1 and full granularity",
         ),
         convert(
@@ -604,13 +618,13 @@ def other_rules() -> tuple[Rule, ...]:
             _write_offload,
             effect=Effect.COST,
             sees=("use_precision_aware_optimizer", "optimizer", "optimizer.name", "zero.stage", *SHARDED),
-            lossy="Megatron offloads to host memory only, from 0.12, and only with its precision-aware optimizer",
+            lossy="Megatron offloads optimizer state since 0.12, to host memory, and only with its precision-aware optimizer",
             source="arguments.py: optimizer_cpu_offload needs use_precision_aware_optimizer",
         ),
         PARTLY,
         only_ours(
             "precision.frozen",
-            note="Megatron makes no master of weights that are not trained (optimizer/__init__.py)",
+            note="Megatron keeps no master copy of frozen weights (optimizer/__init__.py)",
             effect=Effect.COST,
         ),
         convert(
@@ -618,7 +632,7 @@ def other_rules() -> tuple[Rule, ...]:
             "precision.fp8",
             lambda values, context: {"precision.fp8": values.get("fp8")},
             lambda values, context: {"fp8": values.get("precision.fp8")},
-            note="8-bit products by Transformer Engine",
+            note="8-bit matrix products by Transformer Engine",
         ),
         convert(
             "calculate_per_token_loss",
@@ -649,18 +663,23 @@ def _write_offload(values: Group, context: Context) -> Group:
 
 
 def missing_rules() -> tuple[Rule, ...]:
-    """What a Plan can say and Megatron cannot."""
+    """Plan fields that Megatron has no argument for."""
     return (
-        only_ours("zero.weight_buffers", "zero.grad_buffers", note="Megatron has no counted buffers", effect=Effect.COST),
-        *each_only_ours("zero.gather_bucket", note="Megatron has one bucket for reducing and gathering"),
-        *each_only_ours("zero.prescale", "zero.predivide", note="Megatron divides gradients once"),
+        only_ours(
+            "zero.weight_buffers",
+            "zero.grad_buffers",
+            note="Megatron has no limit on the number of weight or gradient buffers",
+            effect=Effect.COST,
+        ),
+        *each_only_ours("zero.gather_bucket", note="Megatron has one bucket size for reducing and gathering"),
+        *each_only_ours("zero.prescale", "zero.predivide", note="Megatron divides gradients only once"),
         only_ours("zero.offload.parameters", note="Megatron keeps weights on the device", effect=Effect.COST),
         only_ours("recompute.ratio", "recompute.offload", note="Megatron recomputes whole layers", effect=Effect.COST),
         only_ours(
             "schedule.depth_first",
             "schedule.breadth_first",
             "schedule.csv",
-            note="Megatron has its own schedules",
+            note="Megatron has its own pipeline schedules",
             effect=Effect.COST,
         ),
         lacks("debug", "Megatron has no per-layer logs", effect=Effect.NONE),
@@ -677,12 +696,12 @@ LACKS = {
     "recompute.modules": "Megatron has no argument for it",
     "run": "Megatron's training loop has no such switch",
 }
-"""Why what no row above claims has no place."""
+"""Why Megatron lacks a plan field that no other row names, by the section of the field."""
 
 
 @cache
 def table() -> tuple[Rule, ...]:
-    """Every row; each dest of each release, and each Plan path, is in exactly one."""
+    """Every row. Each argument of each release, and each plan field, is in exactly one row."""
     mapped = (
         *model_rules.RULES,
         *parallel_rules(),

@@ -1,4 +1,4 @@
-"""Megatron's sectioned files: `--yaml-cfg` by the rules of its own loader, and config containers with `_target_` as data."""
+"""Megatron's files in sections: `--yaml-cfg` by the rules of its own loader, and config containers, read as plain data."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ YAML_CFG, CONTAINER = "yaml_cfg", "container"
 """Entry points: a file for `--yaml-cfg`, and a serialised ConfigContainer."""
 MODEL, PARALLEL = "language_model", "model_parallel"
 CONTAINED = ("model", "train", "optimizer", "ddp", "scheduler", "dataset", "validation", "checkpoint", "logger", "rng", "dist")
-"""Sections of a container whose fields are arguments under the same or another name (training/config/container.py)."""
+"""Sections of a container whose fields are arguments, some under other names (training/config/container.py)."""
 CLASSES = ("ModelParallelConfig", "TransformerConfig", "OptimizerConfig", "DistributedDataParallelConfig")
 HYDRA = ("_target_", "_call_", "_partial_", "_args_", "_recursive_", "_convert_")
 RENAMED = {**options.RENAMED, "sequence_length": "seq_length"}
 LOADED = ("bias_swiglu_fusion", "init_method", "output_layer_init_method", "gated_linear_unit", "embedding_init_method")
-"""Keys of language_model that core_transformer_config_from_yaml itself looks at; no plan is made of them."""
+"""Keys of language_model that only core_transformer_config_from_yaml reads; no plan field stands for them."""
 ACTIVATIONS = {"swiglu": {"swiglu": True}, "squaredrelu": {"squared_relu": True}, "gelu": {}, "silu": {}}
 
 
 def kind(data: Any) -> str | None:
-    """The entry point that a parsed file is for; None for files of other shapes."""
+    """The entry point of a parsed file; None for a file without these sections."""
     if not isinstance(data, Mapping):
         return None
     if isinstance(data.get(MODEL), Mapping) and isinstance(data.get(PARALLEL), Mapping):
@@ -40,7 +40,7 @@ def kind(data: Any) -> str | None:
 
 
 def read(document: Document, version: str, lenient: bool) -> Reading:
-    """Given values of a sectioned file; `_target_` is data, and nothing is ever made of it. Raises `ConfigError`."""
+    """Given values of a file in sections. `_target_` is only read as text, never called. Raises `ConfigError`."""
     entry = kind(document.data) or YAML_CFG
     reader = _Reader(document, version, entry)
     for section in (MODEL, PARALLEL) if entry == YAML_CFG else CONTAINED:
@@ -66,19 +66,19 @@ class _Reader:
         self.problems: list[str] = []
 
     def section(self, name: str, values: Any) -> None:
-        """Every key of a section; null is a key left open."""
+        """Read every key of a section; a key with null is left open."""
         if values is not None and not isinstance(values, Mapping):
-            self.problems.append(f"{self.place(name)}{name}: found {shown(values)}, expected a mapping")
+            self.problems.append(f"{self.place(name)}{name}: found {shown(values)}; expected a mapping")
             return
         strange = [key for key, value in (values or {}).items() if value is not None and not self.entry_of(name, key, value)]
         if strange and self.entry == CONTAINER:
-            message = f"no arguments of Megatron-LM: {', '.join(strange)}; they are left out"
+            message = f"Megatron-LM has no arguments {', '.join(strange)}; they are left out"
             self.findings.append(Finding(name, message, Effect.NONE, True, origin=Origin(self.document.line(name))))
         elif strange:
             self.problems += [self.unknown(name, key) for key in strange]
 
     def entry_of(self, section: str, key: str, value: Any) -> bool:
-        """Take one key; False if no argument stands for it."""
+        """Take one key; False if Megatron has no argument for it."""
         if key == "activation_func":
             return self.activation(value)
         dest = RENAMED.get(key, key)
@@ -89,19 +89,19 @@ class _Reader:
         return not isinstance(value, Mapping)
 
     def take(self, section: str, key: str, dest: str, value: Any) -> None:
-        """A value of the right type."""
+        """Take a value if it has the type of its argument, else note the problem."""
         wanted = options.type_of(dest)
         if wanted == "any":
             wanted = _type_in_class(self.version, key)
         fits = TYPES.get(wanted, lambda _: True)(value)
         if not fits:
-            self.problems.append(f"{self.place(section, key)}{key}: found {shown(value)}, expected {WORDS[wanted]}")
+            self.problems.append(f"{self.place(section, key)}{key}: found {shown(value)}; expected {WORDS[wanted]}")
             return
         self.given[dest] = float(value) if wanted == "float" else value
         self.origins[dest] = Origin(self.document.line(*filter(None, (section, key))), ".".join(filter(None, (section, key))))
 
     def activation(self, value: Any) -> bool:
-        """The activation by name, or by the name of a `_target_`."""
+        """Take the activation by its name, or by the name of its `_target_`; False for an unknown one."""
         name = str(value.get("_target_", "") if isinstance(value, Mapping) else value).rpartition(".")[2]
         self.given.update(ACTIVATIONS.get(name, {}))
         return name in ACTIVATIONS
@@ -114,15 +114,15 @@ class _Reader:
             self.given.update({name: True for name in ("bf16", "fp16") if value.startswith(name)})
 
     def complete(self) -> None:
-        """core_config_from_args wants every field of TransformerConfig in the file."""
+        """Note missing keys: core_config_from_args requires every field of TransformerConfig in the file."""
         known = {*self.document.data[MODEL], *self.document.data[PARALLEL]}
         fields = {**releases.fields(self.version, CLASSES[0]), **releases.fields(self.version, CLASSES[1])}
         missing = [name for name, field in fields.items() if field.init and name not in known]
         if missing:
             listed = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
             self.problems.append(
-                f"{self.document.name}: Megatron {self.version} stops where a field of TransformerConfig is not in the file: "
-                f"{listed}; write them out, or --lenient takes the defaults of its parser"
+                f"{self.document.name}: Megatron {self.version} stops if a field of TransformerConfig is not in the file: "
+                f"{listed}; add them, or use --lenient for the defaults of its parser"
             )
 
     def unknown(self, section: str, key: str) -> str:
@@ -144,7 +144,7 @@ WORDS = {"bool": "true or false", "int": "a whole number", "float": "a number", 
 
 
 def _type_in_class(version: str, key: str) -> str:
-    """Type name of what no flag sets, as its class declares it; `any` for what is no plain value."""
+    """Type name of a field without a flag, as its class declares it; `any` unless it is a bool or a number."""
     fields = (releases.fields(version, name).get(key) for name in CLASSES)
     declared = next((field.type for field in fields if field is not None), "any")
     plain = declared.removeprefix("Optional[").removesuffix("]")
@@ -152,7 +152,7 @@ def _type_in_class(version: str, key: str) -> str:
 
 
 def effective(given: Mapping[str, Any], entry: str, version: str, world_size: int) -> dict[str, Any]:
-    """The arguments that validate_yaml, or the container's classes, make of `given`; `ConfigError` with what they refuse."""
+    """The arguments that validate_yaml, or the container's classes, make of `given`. Raises `ConfigError` with every refusal."""
     defaults = dict(_class_defaults(version)) if entry == CONTAINER else {}
     values = Namespace(releases.defaults(version).copy(), defaults, given, {"world_size": world_size})
     run(select(STEPS, version), values)
@@ -198,18 +198,20 @@ def _shape(a: Namespace) -> None:
 
 
 def _positive(name: str, optional: bool = False) -> Step:
-    """A size by which the steps behind it divide; they are not taken where it is none."""
+    """A check of a size by which later steps divide; if it fails, they are not taken."""
 
     def fails(a: Namespace) -> bool:
         value = getattr(a, name)
         return not optional if value is None else value < 1
 
-    return check(PLACE, fails, f"{name}: found {{{name}}}, expected a number above 0", last=True)
+    return check(
+        PLACE, fails, f"{name}: found {{{name}}}; expected a positive number", last=True, name="found-expected-a-number-above"
+    )
 
 
 PLACE = "validate_yaml"
 SPLITS = ("world_size", "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
-UNSPLIT = "world_size: found {world_size}, which tensor x pipeline x context does not divide; use a multiple"
+UNSPLIT = "world_size: found {world_size}, which tensor x pipeline x context parallel size does not divide; use a multiple"
 STEPS: tuple[Step, ...] = (
     *map(_positive, (*SPLITS, "expert_model_parallel_size")),
     check(PLACE, _split, UNSPLIT, last=True),
@@ -220,13 +222,15 @@ STEPS: tuple[Step, ...] = (
     check(
         PLACE,
         lambda a: a.micro_batch_size and a.global_batch_size % (a.micro_batch_size * a.data_parallel_size),
-        "global_batch_size: found {global_batch_size}, expected a multiple of micro batch {micro_batch_size} x data parallel"
-        " {data_parallel_size}",
+        "global_batch_size: found {global_batch_size}; expected a multiple of micro_batch_size ({micro_batch_size}) x"
+        " data_parallel_size"
+        " ({data_parallel_size})",
     ),
     check(
         PLACE,
         lambda a: a.num_layers_per_virtual_pipeline_stage and a.pipeline_model_parallel_size <= 2,
-        "num_layers_per_virtual_pipeline_stage: needs more than 2 pipeline ranks; found {pipeline_model_parallel_size}",
+        "num_layers_per_virtual_pipeline_stage: needs more than 2 pipeline ranks; found pipeline_model_parallel_size"
+        " {pipeline_model_parallel_size}",
     ),
     derive(PLACE, _virtual),
     check(
@@ -239,30 +243,38 @@ STEPS: tuple[Step, ...] = (
     check(
         PLACE,
         lambda a: a.train_iters and (a.train_samples or a.lr_decay_samples or a.lr_warmup_samples),
-        "train_iters: found together with train_samples, lr_decay_samples or lr_warmup_samples; count one way",
+        "train_iters: found together with train_samples, lr_decay_samples or lr_warmup_samples; count in iterations or"
+        " in samples",
     ),
     check(
         PLACE,
         lambda a: a.train_samples and (a.lr_decay_iters or a.lr_warmup_iters),
-        "train_samples: found together with lr_decay_iters or lr_warmup_iters; count one way",
+        "train_samples: found together with lr_decay_iters or lr_warmup_iters; count in iterations or in samples",
     ),
     check(
         PLACE,
         lambda a: a.seq_length and a.max_position_embeddings and a.max_position_embeddings < a.seq_length,
-        "max_position_embeddings: found {max_position_embeddings}, expected at least seq_length {seq_length}",
+        "max_position_embeddings: found {max_position_embeddings}; expected at least seq_length ({seq_length})",
     ),
-    check(PLACE, lambda a: a.lr is not None and (a.min_lr or 0) > a.lr, "min_lr: found {min_lr}, expected at most lr {lr}"),
-    check(PLACE, lambda a: a.save is not None and a.save_interval is None, "save_interval: missing; save needs it"),
+    check(PLACE, lambda a: a.lr is not None and (a.min_lr or 0) > a.lr, "min_lr: found {min_lr}; expected at most lr ({lr})"),
+    check(
+        PLACE,
+        lambda a: a.save is not None and a.save_interval is None,
+        "save_interval: missing; save needs it; set it",
+        name="missing-save-needs-it",
+    ),
     check(
         PLACE,
         lambda a: a.recompute_granularity == "selective" and a.recompute_method is not None,
-        "recompute_method: found with selective recomputing; drop it",
+        "recompute_method: found with recompute_granularity selective; drop it",
+        name="found-with-selective-recomputing-drop",
     ),
     derive(PLACE, _shape),
     check(
         PLACE,
         lambda a: a.expert_model_parallel_size > 1 and not a.num_experts,
-        "expert_model_parallel_size: found {expert_model_parallel_size} without num_moe_experts; give their number",
+        "expert_model_parallel_size: found {expert_model_parallel_size} without num_moe_experts; set num_moe_experts",
+        name="found-without-num_moe_experts-give-their",
     ),
 )
-"""Statements of validate_yaml (megatron/training/yaml_arguments.py) on what a plan is made of, in its order."""
+"""Statements of validate_yaml (megatron/training/yaml_arguments.py) on the settings that a plan holds, in its order."""

@@ -1,4 +1,4 @@
-"""How Megatron shards optimizer state, gradients and weights, as its arguments tell."""
+"""What Megatron shards: optimizer state, gradients and weights, by its arguments."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from bridge.rules import Group
 
 STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 FSDP = ("use_megatron_fsdp", "use_custom_fsdp", "use_torch_fsdp2")
-"""What shards gradients or weights."""
+"""Arguments that shard gradients or weights."""
 SHARDED = ("use_distributed_optimizer", "data_parallel_sharding_strategy", *FSDP, "torch_fsdp2_reshard_after_forward")
 
 
@@ -21,7 +21,7 @@ def torch_fsdp(values: Group) -> bool:
 
 
 def zero_stage(values: Group) -> int:
-    """What is sharded: nothing, optimizer state, gradients too, weights too."""
+    """The ZeRO stage: 0 nothing is sharded, 1 optimizer state, 2 gradients too, 3 weights too."""
     if megatron_fsdp(values):
         return STRATEGIES.index(values.get("data_parallel_sharding_strategy") or "no_shard")
     if torch_fsdp(values):
@@ -30,5 +30,5 @@ def zero_stage(values: Group) -> int:
 
 
 def aware(values: Group) -> bool:
-    """Whether there is a precision-aware optimizer, which is a sharded Adam."""
+    """Whether the precision-aware optimizer runs: it is switched on, and Adam is sharded."""
     return bool(values.get("use_precision_aware_optimizer")) and zero_stage(values) >= 1 and values.get("optimizer") == "adam"

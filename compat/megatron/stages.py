@@ -1,4 +1,4 @@
-"""Megatron's ways to say which layers lie on which (virtual) pipeline stage <-> the plan's boundaries."""
+"""Megatron's settings for the layers of each (virtual) pipeline stage <-> the plan's stage boundaries."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def layout_of(counts: Sequence[int]) -> str:
 
 
 def counts_of(values: Group) -> tuple[int, ...] | None:
-    """Decoder layers of each virtual stage in model order, if `values` ask for an uneven split that can be worked out."""
+    """Decoder layers of each virtual stage in model order; None for an even split, or for one that values leave open."""
     if layout := values.get("pipeline_model_parallel_layout"):
         return layout_counts(layout) if isinstance(layout, str) else None
     layers, ranks = values.get("num_layers"), values.get("pipeline_model_parallel_size") or 1
@@ -56,28 +56,31 @@ def counts_of(values: Group) -> tuple[int, ...] | None:
 
 
 def _behind_embedding(layers: int, ranks: int, chunks: int) -> tuple[int, ...]:
-    """The first rank holds the embedding alone."""
+    """The counts if the first rank holds only the embedding, and the others share the layers evenly."""
     return (0, *[layers // (ranks - 1) // chunks] * (ranks - 1)) * chunks
 
 
 def _with_ends(values: Group, layers: int, stages: int) -> tuple[int, ...]:
     embedding = bool(values.get("account_for_embedding_in_pipeline_split"))
     loss = bool(values.get("account_for_loss_in_pipeline_split"))
-    counts = [(layers + embedding + loss) // stages] * stages
-    counts[0] -= embedding
-    counts[-1] -= loss
+    # Embedding and loss each take the place of one decoder layer.
+    counts = [(layers + int(embedding) + int(loss)) // stages] * stages
+    counts[0] -= int(embedding)
+    counts[-1] -= int(loss)
     return tuple(counts)
 
 
 def _uneven(layers: int, ranks: int, chunks: int, first: int | None, last: int | None) -> tuple[int, ...]:
-    middle = ranks - (first is not None) - (last is not None)
-    rest = (layers - (first or 0) - (last or 0)) // middle if middle else 0
-    per_rank = ([first] if first is not None else []) + [rest] * middle + ([last] if last is not None else [])
+    before = [] if first is None else [first]
+    after = [] if last is None else [last]
+    middle = ranks - len(before) - len(after)
+    rest = (layers - sum(before) - sum(after)) // middle if middle else 0
+    per_rank = before + [rest] * middle + after
     return tuple(count // chunks for count in per_rank) * chunks
 
 
 def boundaries_of(counts: Sequence[int]) -> tuple[int, ...]:
-    """First layer of each stage, then the number of layers."""
+    """The index of the first layer of each stage, then the number of all layers."""
     return (0, *accumulate(counts))
 
 
@@ -113,7 +116,7 @@ def _virtual_flags(virtual: int | None, ranks: int, layers: int | None, context:
 
 
 def _forms(counts: tuple[int, ...], ranks: int, virtual: int | None, context: Context) -> Iterator[Group]:
-    """The ways to ask for `counts`, simplest first; each is tried against Megatron's own arithmetic."""
+    """Flags that lead to `counts`, simplest first; each candidate is checked against Megatron's own arithmetic."""
     chunks, layers = virtual or 1, sum(counts)
     if len(counts) != ranks * chunks:
         return
@@ -142,14 +145,15 @@ def _flag_forms(counts: tuple[int, ...], ranks: int, chunks: int, context: Conte
 
 def _write_messages(values: Group) -> Group:
     overlap, ranks = values.get("schedule.overlap"), values.get("parallel.pipeline") or 1
+    # Megatron refuses virtual stages on two ranks unless communication is overlapped.
     return {"overlap_p2p_comm": overlap or ranks == 2} if overlap is not None and values.get("schedule.virtual") else {}
 
 
 def _refuse(counts: tuple[int, ...], ranks: int, virtual: int | None, context: Context) -> Group:
     raise TranslationError(
         f"stages.boundaries: {len(counts)} stages of {list(counts)} layers on {ranks} pipeline ranks with "
-        f"{virtual or 1} stages each cannot be said to Megatron {context.version}; "
-        "use first and last stages that differ from equal middle ones, or release 0.13.0 and later (layout)"
+        f"{virtual or 1} stages each have no flags in Megatron {context.version}; "
+        "let only the first and the last stage differ, or convert to 0.13.0 or later (--pipeline-model-parallel-layout)"
     )
 
 
@@ -169,7 +173,7 @@ RULES = (
             **dict.fromkeys(VIRTUAL_FLAGS, ("schedule.name", "schedule.virtual")),
             **dict.fromkeys(UNEVEN_FLAGS, ("stages.rule", "stages.layers_per_stage", "stages.boundaries")),
         },
-        lossy="Megatron splits layers evenly unless told each stage, and runs 1F1B or interleaved 1F1B",
+        lossy="Megatron splits layers evenly unless the stages are set, and its schedules are 1F1B and interleaved 1F1B",
         source="arguments.py: virtual stages from layers; transformer_block.py: get_num_layers_to_build",
     ),
     rename("microbatch_group_size_per_vp_stage", "schedule.group", effect=Effect.COST),
@@ -180,7 +184,7 @@ RULES = (
         lambda values, context: _write_messages(values),
         effect=Effect.COST,
         sees=(VIRTUAL, "schedule.virtual", "parallel.pipeline"),
-        lossy="Megatron overlaps pipeline messages only with virtual stages, and always on two pipeline ranks",
+        lossy="Megatron overlaps pipeline communication only with virtual stages, and with two pipeline ranks it always does",
         source="arguments.py: overlap_p2p_comm is switched off without virtual stages",
     ),
 )

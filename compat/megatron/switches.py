@@ -1,4 +1,4 @@
-"""Switches of Megatron's run beside the large groups: dispatch, exchange, buffers, 8-bit products, decoupled learning rate."""
+"""Single settings of Megatron's run: token dispatch, context exchange, FSDP buffers, fp8, decoupled learning rate and more."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def _read_dispatcher(values: Group, context: Context) -> Group:
 
 def _write_dispatcher(values: Group, context: Context) -> Group:
     kind = values.get(DISPATCHER)
+    # Before 0.12 Megatron refuses a capacity factor with any other dispatcher.
     if values.get("model.moe.capacity") and not context.since("0.12.0"):
         kind = "all_to_all"
     if not values.get(EXPERTS) or kind is None:
@@ -44,7 +45,8 @@ DISPATCH = convert(
     effect=EFFECTS[DISPATCHER],
     sees=("num_experts", EXPERTS, "model.moe.capacity"),
     blurs=lambda values: values.get("moe_flex_dispatcher_backend") == "ncclep",
-    lossy="Megatron sends tokens where there are experts, by DeepEP from 0.12 and HybridEP from 0.16; NCCL-EP has no Plan form",
+    lossy="Megatron dispatches tokens only if the model has experts; it has DeepEP since 0.12 and HybridEP since 0.16; a Plan"
+    " has no NCCL-EP",
     source="transformer_config.py: moe_token_dispatcher_type, moe_flex_dispatcher_backend; moe/token_dispatcher.py",
 )
 
@@ -69,7 +71,7 @@ ROUTER = convert(
     _write_router,
     effect=EFFECTS["precision.router"],
     sees=("num_experts", EXPERTS),
-    lossy="Megatron's router is in the format of the rest, in fp32 or in fp64, from 0.12",
+    lossy="Megatron's router computes in the format of the model or, since 0.12, in fp32 or fp64",
     source="moe/moe_utils.py: router_gating_linear",
 )
 
@@ -103,8 +105,8 @@ EXCHANGE = convert(
     effect=EFFECTS[METHOD],
     sees=("context_parallel_size", "parallel.context"),
     blurs=lambda values: len(set(_exchanges(values))) > 1,
-    lossy="one way for each layer has no Plan form",
-    note="how context ranks exchange keys and values",
+    lossy="a Plan has one way for all layers, not one for each",
+    note="how context-parallel ranks exchange keys and values",
     source="transformer_config.py: cp_comm_type",
 )
 
@@ -121,7 +123,7 @@ BUFFERS = {
 
 
 def _read_buffers(values: Group, context: Context) -> Group:
-    """Beside the library of collectives, what FSDP has where it shards gradients; torch's has none of it."""
+    """The NCCL buffer registration, and the buffers of Megatron-FSDP, which exist only if gradients are sharded."""
     registered = {"zero.registered": bool(values["nccl_ub"])} if "nccl_ub" in values else {}
     if zero_stage(values) < 2:
         return registered
@@ -130,7 +132,7 @@ def _read_buffers(values: Group, context: Context) -> Group:
 
 
 def _write_buffers(values: Group, context: Context) -> Group:
-    """Beside the library of collectives they are Megatron-FSDP's, which shards gradients from 0.12 on."""
+    """`nccl_ub` whenever it is wanted; the rest only with Megatron-FSDP, which shards gradients since 0.12."""
     whole = (values.get("zero.stage") or 0) < 2 or not context.since("0.12.0")
     wanted = {theirs: True for theirs, ours in BUFFERS.items() if values.get(ours)}
     return {theirs: True for theirs in wanted if theirs == "nccl_ub" or not whole}
@@ -144,12 +146,12 @@ BUFFERED = convert(
     effect=Effect.COST,
     sees=(*SHARDED, "zero.stage"),
     carries=BUFFERS,
-    lossy="these are Megatron-FSDP's, which shards gradients too",
+    lossy="only Megatron-FSDP has these buffers, and only if it shards gradients",
     source="distributed_data_parallel_config.py; arguments.py: checks of Megatron-FSDP",
 )
 
 
-# 8-bit products
+# fp8
 
 RECIPES = ("tensorwise", "delayed", "blockwise", "mxfp8")
 
@@ -188,7 +190,7 @@ RECIPE = convert(
     },
     mixed=True,
     effect=lambda values: Effect.NUMBERS if values.get("fp8_recipe") not in (None, "delayed") else Effect.ROUNDING,
-    lossy="Megatron gathers weights in 8 bits only where they are sharded; a recipe of one's own has no Plan form",
+    lossy="Megatron gathers weights in fp8 only if the optimizer is sharded; a Plan has no custom fp8 recipe",
     source="fp8_utils.py: get_fp8_recipe; arguments.py: --fp8-param-gather needs a sharded optimizer",
 )
 
@@ -213,7 +215,7 @@ def _write_rates(values: Group, context: Context) -> Group:
 
 
 def _own_minimum(values: Group) -> bool:
-    """Whether the rates end elsewhere than the same share of the usual end."""
+    """Whether decoupled_min_lr differs from min_lr x decoupled_lr / lr, the only value that a plan can express."""
     own, rate = values.get("decoupled_lr"), values.get("lr")
     least, usual = values.get("decoupled_min_lr"), values.get("min_lr") or 0.0
     return bool(own is not None and rate and abs((usual if least is None else least) - usual * own / rate) > 1e-12 * own)
@@ -227,12 +229,12 @@ DECOUPLED = convert(
     sees=("lr", "min_lr", "optimizer.lr", "optimizer.schedule.minimum"),
     blurs=_own_minimum,
     carries={"decoupled_min_lr": RATES},
-    lossy="Megatron has one rate for embedding and output layer; where it ends by itself has no Plan form",
+    lossy="Megatron has one decoupled learning rate for embedding and output layer; a Plan has no minimum of its own for it",
     source="optimizer/__init__.py: _get_param_groups, decoupled_lr",
 )
 
 
-# What is computed again
+# Modules that are recomputed
 
 MODULES = {
     "core_attn": "attention",
@@ -273,12 +275,12 @@ RECOMPUTED = convert(
     effect=EFFECTS["recompute.modules"],
     sees=("recompute_granularity", "recompute.granularity"),
     blurs=lambda values: not {"moe_act", "gdn_norm_out"}.isdisjoint(values.get("recompute_modules") or ()),
-    lossy="Megatron names modules from 0.12; the activation of experts, and norms inside attention, have no Plan form",
+    lossy="Megatron names recomputed modules since 0.12; a Plan has no form for moe_act and gdn_norm_out",
     source="transformer_config.py: recompute_modules",
 )
 
 
-# Memory of the host, and torch.autocast
+# Pinned host memory, torch.autocast, residual stream
 
 PINS = ("pin_cpu_grads", "pin_cpu_params")
 
@@ -296,7 +298,7 @@ PINNED = convert(
     effect=Effect.COST,
     sees=("optimizer_cpu_offload", "use_precision_aware_optimizer", "optimizer", *SHARDED),
     blurs=lambda values: values.get("pin_cpu_grads") != values.get("pin_cpu_params"),
-    lossy="Megatron pins memory for gradients and for weights, each by a switch",
+    lossy="Megatron has one switch that pins host memory for gradients and one for weights; a Plan has one for both",
     source="optimizer/cpu_offloading/hybrid_optimizer.py",
 )
 FORMATS = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float64": "fp64"}
@@ -307,7 +309,7 @@ AUTOCAST = convert(
         {"precision.autocast": FORMATS.get(str(values.get("autocast_dtype")))} if values.get("enable_autocast") else {}
     ),
     lambda values, context: _write_autocast(values),
-    lossy="Megatron's flags have no autocast; its config class has",
+    lossy="Megatron has autocast only in its config class, not as a flag",
     note="torch.autocast inside Megatron's layers",
     source="model_parallel_config.py: enable_autocast, autocast_dtype",
 )
@@ -329,7 +331,7 @@ RESIDUAL = convert(
     ),
     effect=EFFECTS["precision.residual"],
     sees=("precision.compute",),
-    lossy="Megatron's residual stream is in the format of the rest, or in fp32",
+    lossy="Megatron keeps the residual stream in the format of the model, or in fp32",
     source="arguments.py: fp32_residual_connection needs fp16 or bf16",
 )
 
@@ -354,7 +356,7 @@ RULES = (
         ),
         lambda values, context: {"ddp_average_in_collective": True} if values.get("zero.average_in_collective") else {},
         effect=EFFECTS["zero.average_in_collective"],
-        note="the order of scaling and summing gradients",
+        note="whether gradients are divided before they are summed or by the collective itself",
         source="distributed_data_parallel.py: average_in_collective",
     ),
     always("parallel.vocabulary", True, "Megatron always splits the vocabulary over tensor ranks", Effect.COST),

@@ -1,4 +1,4 @@
-"""What Megatron's parser accepts and a run then ignores, or stops at, one row each."""
+"""Settings that Megatron's parser accepts, and that a run then ignores or stops at; one row for each."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from bridge.rules import Effect
 from compat.megatron.releases import MAIN, RELEASES
 
 
-def _given(path: str, without: Condition, message: str, place: str, effect: Effect = Effect.NONE) -> Check:
-    """A given argument that does nothing (or stops the run) while `without` holds."""
-    return Check(path, lambda seen: path in seen.given and without(seen), message, effect, place)
+def _given(path: str, without: Condition, message: str, place: str, effect: Effect = Effect.NONE, name: str = "") -> Check:
+    """A row for an argument that has no effect, or another `effect`, if `without` is true."""
+    return Check(path, lambda seen: path in seen.given and without(seen), message, effect, place, name=name)
 
 
 def _no_fsdp(args: Seen) -> bool:
@@ -23,13 +23,14 @@ def _not_dynamic(args: Seen) -> bool:
 
 
 def _uneven(args: Seen) -> bool:
+    """Whether a fixed global batch size does not divide; a batch size that changes is checked by other code of Megatron."""
     whole, micro, ranks = (args[name] for name in ("global_batch_size", "micro_batch_size", "data_parallel_size"))
     fixed = not any(args[name] for name in ("rampup_batch_size", "decrease_batch_size_if_needed", "step_batch_size_schedule"))
     return bool(fixed and whole and micro and ranks and whole % (micro * ranks))
 
 
 def _horizon(args: Seen) -> tuple[float, float] | None:
-    """Warmup and decay as training counts them, both in steps or both in samples; None where nothing says how long it is."""
+    """Length of warmup and of decay, both in steps or both in samples; None if the decay has no length."""
     unit = "iters" if args["train_iters"] else "samples"
     decay = args[f"lr_decay_{unit}"] or args[f"train_{unit}"]
     if not decay:
@@ -68,7 +69,7 @@ SECOND: Mapping[str, object] = {
         )
     ),
 }
-"""What the second version of Megatron-FSDP wants; None: off."""
+"""Values that version 2 of Megatron-FSDP requires; None means off."""
 
 
 def _second(path: str, wanted: object) -> Check:
@@ -80,7 +81,7 @@ def _second(path: str, wanted: object) -> Check:
             and (args[path] not in (None, False) if wanted is None else args[path] != wanted)
         ),
         f"found {{{path}}} with megatron_fsdp_version 2, which does not support it: training stops at the start;"
-        f" expected {'it to be off' if wanted is None else wanted}",
+        f" {'switch it off' if wanted is None else f'expected {wanted}'}",
         Effect.STOPS,
         "distributed/fsdp/mcore_fsdp_adapter.py: FullyShardedDataParallelV2._validate_config",
         since=MAIN,
@@ -93,14 +94,14 @@ TRAPS = Checks(
     _given(
         "use_distributed_optimizer",
         lambda args: args["optimizer"] == "sgd" and not args["optimizer_cpu_offload"],
-        "shards the state of Adam only: with sgd training stops at the start; drop it, or use adam",
+        "shards the state of Adam only: with sgd, training stops at the start; drop --use-distributed-optimizer, or use adam",
         "optimizer/distrib_optimizer.py: DistributedOptimizer.__init__",
         Effect.STOPS,
     ),
     _given(
         "data_parallel_sharding_strategy",
         _no_fsdp,
-        "has no effect without --use-megatron-fsdp (0.12 and 0.13: --use-custom-fsdp): nothing is sharded by it",
+        "has no effect without --use-megatron-fsdp (0.12 and 0.13: --use-custom-fsdp): it shards nothing",
         "distributed/fsdp; NVIDIA/Megatron-LM#1641",
     ),
     *(
@@ -132,22 +133,24 @@ TRAPS = Checks(
     _given(
         "rope_scaling_factor",
         lambda args: bool(args["use_rope_scaling"]) and args["rope_scaling_factor"] not in (None, 8.0),
-        "is not handed to the model by Megatron-LM's own builder of GPT, which stretches by 8",
+        "has no effect: Megatron-LM's own GPT builder does not pass it to the model, which scales positions by 8",
         "gpt_builders.py: gpt_builder; before, pretrain_gpt.py: model_provider",
         Effect.NUMBERS,
+        name="is-not-handed-to-the",
     ),
     _given(
         "rotary_seq_len_interpolation_factor",
         lambda args: bool(args["use_rope_scaling"]),
-        "stretches positions a second time beside --use-rope-scaling, which no plan and no other stack does; drop one of them",
+        "scales positions a second time after --use-rope-scaling, and no plan and no other stack does both; drop one of them",
         "rotary_pos_embedding.py: RotaryEmbedding scales the frequencies, and forward divides the positions",
         Effect.NUMBERS,
+        name="stretches-positions-a-second-time",
     ),
     Check(
         "lr_warmup_iters",
         _warms_up_for_ever,
-        "the learning rate's warmup is as long as its decay, or longer: training stops at the start; shorten the warmup, or"
-        " give a longer --lr-decay-iters or --lr-decay-samples",
+        "the learning rate's warmup is at least as long as its decay: training stops at the start; shorten the warmup, or"
+        " set a longer --lr-decay-iters or --lr-decay-samples",
         Effect.STOPS,
         "optimizer_param_scheduler.py: OptimizerParamScheduler.__init__",
     ),
@@ -161,17 +164,19 @@ TRAPS = Checks(
     Check(
         "end_weight_decay",
         lambda args: (args["end_weight_decay"] or 0) < (args["start_weight_decay"] or 0),
-        "found {end_weight_decay}, below start_weight_decay {start_weight_decay}: training stops at the start; expected no less",
+        "found {end_weight_decay}, below start_weight_decay {start_weight_decay}: training stops at the start;"
+        " expected at least start_weight_decay",
         Effect.STOPS,
         "optimizer_param_scheduler.py: OptimizerParamScheduler.__init__",
     ),
     Check(
         "global_batch_size",
         _uneven,
-        "no multiple of micro_batch_size ({micro_batch_size}) x data-parallel ranks ({data_parallel_size}): training stops at the"
-        " start; change one of them, or give --decrease-batch-size-if-needed",
+        "found {global_batch_size}, which is not a multiple of micro_batch_size ({micro_batch_size}) x data_parallel_size"
+        " ({data_parallel_size}): training stops at the start; change one of them, or add --decrease-batch-size-if-needed",
         Effect.STOPS,
         "num_microbatches_calculator.py, after all other checks",
+        name="no-multiple-of-micro_batch_size-x",
     ),
     Check(
         "use_megatron_fsdp",
@@ -180,8 +185,8 @@ TRAPS = Checks(
             and (args["pipeline_model_parallel_size"] or 1) > 1
             and args["megatron_fsdp_version"] != 2
         ),
-        "found with pipeline_model_parallel_size {pipeline_model_parallel_size}: training stops when it wraps the model, as its"
-        " mesh has data and tensor ranks alone; use the distributed optimizer",
+        "found with pipeline_model_parallel_size {pipeline_model_parallel_size}: training stops when it wraps the model,"
+        " because the mesh of Megatron-FSDP has no pipeline ranks; use the distributed optimizer",
         Effect.STOPS,
         "distributed/fsdp/mcore_fsdp_adapter.py: _get_dp_tp_mesh arranges all ranks of the world",
         since="0.14.0",
@@ -189,7 +194,7 @@ TRAPS = Checks(
     Check(
         "use_megatron_fsdp",
         lambda args: not _no_fsdp(args) and bool(args["fp16"]) and (args["data_parallel_size"] or 1) > 1,
-        "found with fp16: training stops in the first step, where a rank holds no part of a parameter; use bf16, or the"
+        "found with fp16: training stops in the first step, if a rank holds no part of some parameter; use bf16, or the"
         " distributed optimizer",
         Effect.STOPS,
         "optimizer/distrib_optimizer.py: _collect_main_grad_data_for_unscaling; param_and_grad_buffer.py: update_main_grads",
@@ -198,7 +203,7 @@ TRAPS = Checks(
     _given(
         "microbatch_group_size_per_vp_stage",
         lambda args: args["virtual_pipeline_model_parallel_size"] is None,
-        "has no effect without virtual pipeline stages",
+        "has no effect without virtual pipeline stages (--num-virtual-stages-per-pipeline-rank)",
         "pipeline_parallel/schedules.py",
     ),
 )

@@ -30,7 +30,7 @@ RULES = (
         effect=EFFECTS[PLAN[0]],
         sees=("train_iters", "train_samples", "global_batch_size"),
         carries={START: PLAN[1], END: PLAN[2], STYLE: (PLAN[0], PLAN[3])},
-        lossy="Megatron's ramp is as long as the run",
+        lossy="Megatron's ramp of the weight decay always lasts the whole run",
         source="training.py: get_optimizer_param_scheduler, wd_incr_steps; optimizer_param_scheduler.py: get_wd",
     ),
     convert(

@@ -297,7 +297,7 @@ class TestRest:
 
     def test_flags_that_ended(self) -> None:
         assert "--micro-batch-size" in refused(batch_size=4)
-        assert "the program ends" in refused(checkpoint_activations=True)
+        assert "Megatron exits" in refused(checkpoint_activations=True)
 
     def test_rampup_with_iterations_until_0_17(self) -> None:
         rampup: Row = {"train_iters": 10, "rampup_batch_size": ["16", "16", "1000"]}

@@ -70,8 +70,8 @@ def test_the_loader_has_rules_of_its_own() -> None:
         ({"global_batch_size": 33}, "global_batch_size: found 33"),
         ({"min_lr": 1.0}, "min_lr: found 1.0"),
         ({"max_position_embeddings": 8}, "max_position_embeddings: found 8"),
-        ({"micro_batch_size": "two"}, "micro_batch_size: found 'two', expected a whole number"),
-        ({"seed": [1, 2]}, "seed: found [1, 2], expected a whole number"),
+        ({"micro_batch_size": "two"}, "micro_batch_size: found 'two'; expected a whole number"),
+        ({"seed": [1, 2]}, "seed: found [1, 2]; expected a whole number"),
         ({"micro_batch_sise": 2}, "micro_batch_sise: unknown to Megatron; did you mean micro_batch_size?"),
         ({"train_iters": 5, "train_samples": 5}, "train_iters: found together"),
     ],
@@ -92,7 +92,7 @@ def test_mistakes_are_refused(top: dict[str, Any], said: str) -> None:
 )
 def test_values_of_another_type_are_refused_also_where_no_flag_sets_them(key: str, value: str, wanted: str) -> None:
     text = re.sub(rf"\b{key}: .*", f"{key}: {value}", yaml_cfg("0.19.2"))
-    with pytest.raises(ConfigError, match=rf"{key}: found .*, expected {wanted}"):
+    with pytest.raises(ConfigError, match=rf"{key}: found .*; expected {wanted}"):
         DIALECT.read(text, version="0.19.2", world_size=8)
 
 
@@ -147,8 +147,8 @@ def test_a_container_is_data(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "ranks", "said"),
     [
-        ({}, 1, "world_size: found 1, which tensor x pipeline x context does not divide"),
-        ({"tensor_model_parallel_size": 0}, 8, "tensor_model_parallel_size: found 0, expected a number above 0"),
+        ({}, 1, "world_size: found 1, which tensor x pipeline x context parallel size does not divide"),
+        ({"tensor_model_parallel_size": 0}, 8, "tensor_model_parallel_size: found 0; expected a positive number"),
         ({"pipeline_model_parallel_size": -2}, 8, "pipeline_model_parallel_size: found -2"),
         ({"expert_model_parallel_size": 0}, 8, "expert_model_parallel_size: found 0"),
     ],
@@ -159,5 +159,5 @@ def test_sizes_that_nothing_can_be_divided_by_are_refused(values: dict[str, Any]
 
 
 def test_a_batch_of_nothing_is_refused() -> None:
-    with pytest.raises(ConfigError, match="micro_batch_size: found 0, expected a number above 0"):
+    with pytest.raises(ConfigError, match="micro_batch_size: found 0; expected a positive number"):
         DIALECT.read(yaml_cfg("0.16.0", {"micro_batch_size": 0}), version="0.16.0", world_size=8)

@@ -1,4 +1,4 @@
-"""Megatron's own meaning of flags: what its parser and `validate_args` leave of them, release by release."""
+"""Megatron's own meaning of flags: the values that its parser and `validate_args` make of them, release by release."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ TABLE: tuple[Step, ...] = (
     *MTP_STEPS,
     *END_STEPS,
 )
-"""All statements of `validate_args`, in upstream's order."""
+"""All statements of `validate_args`, in upstream's order: later ones read what earlier ones set."""
 
 LAUNCHED = ("inprocess_active_world_size",)
 """Flags whose default the parser takes from the launcher's WORLD_SIZE."""
@@ -77,9 +77,8 @@ def effective(
 ) -> dict[str, Any]:
     """The arguments (dest -> value, dtypes by name) that the release makes of `given` on `world_size` ranks.
 
-    With `environment`, the variables that the release looks at are checked too; without, they are taken to be
-    right.
-    Values that a partial config may leave open (`OPEN`) stay None, and what needs them is not checked.
+    With `environment`, the variables that the release looks at are checked too; without it, they are assumed to be right.
+    Values that a partial config may leave open (`OPEN`) stay None, and steps that need them are skipped.
     Raises `ConfigError` with every problem found.
     """
     defaults = releases.defaults(version)

@@ -101,14 +101,15 @@ GRAPH_STEPS: tuple[Step, ...] = (
     check(
         GRAPHS,
         lambda a: "full" in (a.cuda_graph_modules or ()) and len(a.cuda_graph_modules) > 1,
-        "cuda_graph_modules: found full beside others; drop the others",
+        "cuda_graph_modules: found full beside other modules; drop the others",
         since="0.18.0",
+        name="found-full-beside-others-drop",
     ),
     check(
         GRAPHS,
         _mixed_modules,
         "cuda_graph_modules: found {cuda_graph_modules} with cuda_graph_impl {cuda_graph_impl} and"
-        " inference_cuda_graph_scope {inference_cuda_graph_scope}; say it with the latter two alone",
+        " inference_cuda_graph_scope {inference_cuda_graph_scope}; set only the latter two",
         since="0.18.0",
         last=True,
     ),
@@ -132,7 +133,7 @@ DATA_STEPS: tuple[Step, ...] = (
     check(
         "validate_args: data sources",
         lambda a: given(*SPLIT_PATHS)(a) and a.per_split_data_args_path is not None,
-        "per_split_data_args_path: found with train_data_path, valid_data_path or test_data_path; keep one way",
+        "per_split_data_args_path: found with train_data_path, valid_data_path or test_data_path; keep one of the two ways",
         since="0.10.0",
     ),
     derive("validate_args: phases", _phases, since="0.16.0"),
@@ -141,13 +142,13 @@ DATA_STEPS: tuple[Step, ...] = (
 
 
 def _evaluation(ranks: Callable[[Namespace], int], since: str, until: str) -> Step:
-    """Whether a batch of evaluation can be divided among the ranks that have batches of their own."""
+    """A check that the evaluation batch divides among the data-parallel ranks."""
     return check(
         "validate_args: evaluation batch",
         lambda a: a.eval_micro_batch_size < 1 or a.eval_global_batch_size % (a.eval_micro_batch_size * ranks(a)) != 0,
         "eval_global_batch_size: found {eval_global_batch_size}; expected a multiple of"
         " eval_micro_batch_size ({eval_micro_batch_size}) x data_parallel_size ({data_parallel_size});"
-        " without it global_batch_size stands for it; change one of them",
+        " global_batch_size is its default; change one of them",
         since=since,
         until=until,
         needs=("eval_global_batch_size", "eval_micro_batch_size", "data_parallel_size"),

@@ -22,7 +22,7 @@ def _other(a: Namespace) -> bool:
 
 
 def _layer_wise(a: Namespace) -> None:
-    """Optimizers beyond adam and sgd shard by layer instead (since 0.18)."""
+    """Since 0.18, optimizers other than adam and sgd shard their state by layer."""
     distributed = _other(a) and (a.optimizer == "dist_muon" or bool(a.use_distributed_optimizer))
     a.use_layer_wise_distributed_optimizer = distributed
     if distributed:
@@ -224,7 +224,8 @@ INFERENCE_STEPS: tuple[Step, ...] = (
     check(
         "validate_args: skipped training",
         lambda a: a.skip_train and a.perform_rl_step and a.no_load_optim and a.rl_offload_optimizer_during_inference,
-        "rl_offload_optimizer_during_inference: found with no_load_optim and skip_train, which leave no optimizer; drop it",
+        "rl_offload_optimizer_during_inference: found with no_load_optim and skip_train, so the run has no optimizer"
+        " to offload; drop it",
         since="0.17.0",
     ),
 )
@@ -264,7 +265,7 @@ LAST_STEPS: tuple[Step, ...] = (
     ),
     _wgrad(
         lambda a: a.overlap_grad_reduce,
-        "delay_wgrad_compute: found with overlap_grad_reduce; this release expects one of them",
+        "delay_wgrad_compute: found with overlap_grad_reduce; this release supports only one of them; drop one",
         until="0.14.0",
     ),
     check(
@@ -277,7 +278,7 @@ LAST_STEPS: tuple[Step, ...] = (
         "validate_args: local checkpoints",
         lambda a: a.replication and (a.replication_jump is None or a.non_persistent_ckpt_type != "local"),
         "replication: found with replication_jump {replication_jump} and non_persistent_ckpt_type"
-        " {non_persistent_ckpt_type}; expected a jump, and local",
+        " {non_persistent_ckpt_type}; expected a number for replication_jump, and local",
         since="0.11.0",
     ),
     derive(
@@ -291,12 +292,13 @@ LAST_STEPS: tuple[Step, ...] = (
     ),
     _wgrad(
         lambda a: _graphed_gradients(a) and not a.gradient_accumulation_fusion,
-        "delay_wgrad_compute: found with CUDA graphs and without gradient_accumulation_fusion; keep the fusion",
+        "delay_wgrad_compute: found with CUDA graphs and without gradient_accumulation_fusion; drop"
+        " --no-gradient-accumulation-fusion",
         since="0.17.0",
     ),
     _wgrad(
         lambda a: a.overlap_grad_reduce and _graphed_attention(a) and (a.add_bias_linear or a.add_qkv_bias),
-        "delay_wgrad_compute: found with CUDA graphs of attention with biases; add --disable-bias-linear",
+        "delay_wgrad_compute: found with CUDA graphs of attention that has biases; add --disable-bias-linear",
         since="0.17.0",
     ),
     check(
@@ -306,9 +308,9 @@ LAST_STEPS: tuple[Step, ...] = (
             and (a.moe_router_load_balancing_type != "none" or a.moe_z_loss_coeff is not None)
             and (a.account_for_embedding_in_pipeline_split or a.account_for_loss_in_pipeline_split)
         ),
-        "account_for_embedding_in_pipeline_split: found with a balancing loss of experts, or"
-        " account_for_loss_in_pipeline_split; this release expects moe_router_load_balancing_type none and"
-        " no z loss",
+        "account_for_embedding_in_pipeline_split: found, or account_for_loss_in_pipeline_split, with a load-balancing loss or a"
+        " z-loss of experts; this release expects moe_router_load_balancing_type none and no moe_z_loss_coeff",
+        name="found-with-a-balancing-loss",
         since="0.11.0",
         until="0.12.0",
     ),
@@ -384,9 +386,10 @@ END_STEPS: tuple[Step, ...] = (
     check(
         "validate_args: CUDA graphs",
         lambda a: "full" in (a.cuda_graph_scope or ()) and len(a.cuda_graph_scope) > 1,
-        "cuda_graph_scope: found full beside others; drop the others",
+        "cuda_graph_scope: found full beside other modules; drop the others",
         since="0.16.0",
         until="0.18.0",
+        name="found-full-beside-others-drop",
     ),
     derive(
         "validate_args: CUDA graphs",

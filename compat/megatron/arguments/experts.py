@@ -34,9 +34,10 @@ def _unwrap(*names: str) -> Change:
 _fim = under(FIM, on("fim_data"), "0.16.0")
 
 
-def _sources(a: Namespace) -> int:
-    split = any(getattr(a, name) for name in SPLIT_PATHS)
-    return bool(a.mock_data) + bool(a.data_path) + split
+def _several_sources(a: Namespace) -> bool:
+    by_split = [getattr(a, name) for name in SPLIT_PATHS]
+    sources = (a.mock_data, a.data_path, any(by_split))
+    return sum(map(bool, sources)) > 1
 
 
 EXPERT_STEPS: tuple[Step, ...] = (
@@ -44,7 +45,7 @@ EXPERT_STEPS: tuple[Step, ...] = (
     check(
         EXPERTS,
         lambda a: a.num_experts is not None and a.spec is not None,
-        "spec: found {spec} with experts; this release has its own spec for them; drop --spec",
+        "spec: found {spec} with experts; this release builds experts with its own spec; drop --spec",
         until="0.16.0",
     ),
     derive(EXPERTS, inherit("moe_ffn_hidden_size", "ffn_hidden_size"), since="0.10.0", until="0.13.0"),
@@ -56,7 +57,7 @@ EXPERT_STEPS: tuple[Step, ...] = (
         EXPERTS,
         lambda a: a.expert_model_parallel_size > 1 and a.num_experts is None,
         "expert_model_parallel_size: found {expert_model_parallel_size} without experts; add --num-experts",
-        # experts are a size of the model, and open where the model is
+        # A config without num_layers leaves the model open, and the number of experts with it.
         needs=("num_layers",),
     ),
     check(
@@ -100,13 +101,14 @@ EXPERT_STEPS: tuple[Step, ...] = (
     ),
     check(
         DATA,
-        lambda a: _sources(a) > 1,
-        "data_path: found more than one source of data; keep one of mock_data, data_path and the paths by split",
+        _several_sources,
+        "data_path: found more than one source of data; keep one of mock_data, data_path, and the paths for each split"
+        " (train_data_path, ...)",
     ),
     check(
         "validate_args: rank order",
         lambda a: a.use_tp_pp_dp_mapping and a.context_parallel_size * a.expert_model_parallel_size > 1,
-        "use_tp_pp_dp_mapping: found with context or expert parallelism; this release expects both sizes 1",
+        "use_tp_pp_dp_mapping: found with context or expert parallelism; this release expects both sizes to be 1",
         until="0.11.0",
     ),
     _fim(lambda a: a.mock_data, "fim_data: found with mock_data; drop one of them"),
@@ -117,18 +119,18 @@ EXPERT_STEPS: tuple[Step, ...] = (
     ),
     _fim(
         lambda a: any(getattr(a, name) is None for name in FIM_TOKENS),
-        "fim_prefix_token: fim_data expects all of its extra tokens; add the missing ones of " + ", ".join(FIM_TOKENS),
+        "fim_prefix_token: fim_data expects all of its special tokens; add the missing ones of " + ", ".join(FIM_TOKENS),
     ),
     check(
         "validate_args: cross entropy",
         lambda a: a.cross_entropy_loss_fusion and a.cross_entropy_fusion_impl == "te",
-        "cross_entropy_fusion_impl: found te, which this release switched off; set --cross-entropy-fusion-impl native",
+        "cross_entropy_fusion_impl: found te, which this release no longer supports; set --cross-entropy-fusion-impl native",
         since="0.18.2",
     ),
     check(
         DETERMINISM,
         lambda a: a.deterministic_mode and a.use_flash_attn,
-        "deterministic_mode: found with use_flash_attn, which is not deterministic here; drop one of them",
+        "deterministic_mode: found with use_flash_attn, which is not deterministic in this release; drop one of them",
         until="0.19.0",
     ),
     check(

@@ -10,7 +10,7 @@ HYBRID = "validate_args: hybrid layer pattern"
 MTP = "validate_args: multi-token prediction"
 PREDICTION, STAGE = "/", "|"
 KINDS = "MG*-E"
-"""Layer kinds of a pattern; D came with 0.18, + with 0.19."""
+"""Letters of layer kinds in a pattern; D came with 0.18, + with 0.19."""
 
 
 def _main(a: Namespace) -> str:
@@ -22,7 +22,7 @@ def _predictions(a: Namespace) -> list[str]:
 
 
 def _unknown(kinds: str) -> Predicate:
-    """Whether a pattern names layers beyond `kinds`."""
+    """A predicate: the pattern has letters other than `kinds`."""
 
     def fails(a: Namespace) -> bool:
         repeats = "".join(_predictions(a))
@@ -36,7 +36,7 @@ def _mixed_attention(a: Namespace) -> bool:
 
 
 def _repeats(a: Namespace) -> None:
-    """Join a separate prediction pattern to the main one, once for each prediction layer."""
+    """Append a separate prediction pattern to the main one, once for each prediction layer."""
     repeat = a.mtp_hybrid_override_pattern
     if repeat is not None and (a.mtp_num_layers or 0) > 0 and not _predictions(a):
         a.hybrid_layer_pattern = PREDICTION.join([_main(a)] + [repeat] * a.mtp_num_layers)
@@ -64,7 +64,7 @@ def _prediction_layers(a: Namespace) -> None:
 
 
 def _beside(name: str, piped: bool = False) -> Step:
-    """A setting of stages that a pattern replaces; with `piped`, only a pattern that names stages itself."""
+    """A check that `name`, which sets stages, is not given beside a pattern; with `piped`, only beside a pattern with `|`."""
 
     def fails(a: Namespace) -> bool:
         replaced = a.hybrid_layer_pattern is not None and (STAGE in _main(a) or not piped)
@@ -88,9 +88,10 @@ HYBRID_STEPS: tuple[Step, ...] = (
         check(
             "_validate_pattern",
             _unknown(kinds),
-            f"hybrid_layer_pattern: found {{hybrid_layer_pattern}}; expected layers of {' '.join(kinds)}, stages split by |",
+            f"hybrid_layer_pattern: found {{hybrid_layer_pattern}}; expected the letters {' '.join(kinds)}, and | between stages",
             since=since,
             until=until,
+            name="found-expected-layers-of-m",
         )
         for kinds, since, until in (
             (KINDS, "0.17.0", "0.18.0"),
@@ -126,7 +127,7 @@ HYBRID_STEPS: tuple[Step, ...] = (
             and _segments(a) % a.transformer_pipeline_model_parallel_size != 0
         ),
         "hybrid_layer_pattern: found {hybrid_layer_pattern}; expected a number of stages that"
-        " pipeline_model_parallel_size ({pipeline_model_parallel_size}) divides",
+        " is a multiple of pipeline_model_parallel_size ({pipeline_model_parallel_size})",
         since="0.17.0",
     ),
     derive(HYBRID, _virtual, since="0.17.0"),
@@ -154,9 +155,10 @@ MTP_STEPS: tuple[Step, ...] = (
     check(
         MTP,
         lambda a: a.mtp_num_layers and a.use_legacy_models,
-        "mtp_num_layers: found with use_legacy_models, which cannot predict several tokens; drop one of them",
+        "mtp_num_layers: found with use_legacy_models, which has no multi-token prediction; drop one of them",
         since="0.12.0",
         until="0.18.0",
+        name="found-with-use_legacy_models-which-cannot",
     ),
     excludes("mtp_num_layers", above("context_parallel_size", 1), MTP, "this release expects 1", since="0.12.0", until="0.14.0"),
     check(

@@ -1,4 +1,4 @@
-"""Layout strings: stages of E (embedding), t (decoder), m (prediction) and L (loss) layers, split by |."""
+"""Layout strings: stages of E (embedding), t (decoder), m (multi-token prediction) and L (loss), separated by |."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ def _too_long(text: str) -> ConfigError:
 
 
 def written(layout: str | list[list[str]]) -> tuple[str, ...]:
-    """Stages of a layout given as a string, or as lists of layer names."""
+    """Stages of a layout given as a string, or as lists of layer names; an unknown name becomes `?`."""
     if isinstance(layout, str):
         return stages(layout)
     return tuple("".join(SPELLED.get(str(layer).strip().lower(), "?") for layer in stage) for stage in layout)
 
 
 def problems(parts: tuple[str, ...], ranks: int, layers: int | None, predictions: int | None, release: str) -> Iterator[str]:
-    """What is wrong with the stages of a layout on `ranks` pipeline ranks (validate_layer_layout).
+    """The problems of a layout's stages on `ranks` pipeline ranks (validate_layer_layout), each in words.
 
-    `layers` None: not known, and not checked.
+    If `layers` is None, the number of decoder layers is not known and not checked.
     """
     flat = "".join(parts)
     if "?" in flat:
@@ -81,6 +81,7 @@ def _prediction_problems(parts: tuple[str, ...], ranks: int, predictions: int | 
         yield f"found {flat.count('m')} prediction layers; expected mtp_num_layers ({predictions or 0})"
     if "m" in flat and "t" in flat[flat.index("m") :]:
         yield "expected all decoder layers before the prediction layers"
+    # Stages go round the ranks, so the last `ranks` stages are the last virtual stage of each rank.
     if any("m" in part for part in parts[:-ranks]):
         yield "expected prediction layers only in the last virtual stage of a rank"
     if any(0 < part.count("m") < flat.count("m") for part in parts):
@@ -90,5 +91,5 @@ def _prediction_problems(parts: tuple[str, ...], ranks: int, predictions: int | 
 
 
 def standalone(parts: tuple[str, ...], ranks: int) -> bool:
-    """Whether prediction layers sit on another pipeline rank than the last (mtp_standalone)."""
+    """Whether prediction layers are on a pipeline rank other than the last (mtp_standalone)."""
     return "m" in "".join(parts[-ranks:-1])

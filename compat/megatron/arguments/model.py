@@ -23,22 +23,22 @@ def _hybrid(fails: Predicate, problem: str) -> Step:
     return check(HYBRID, lambda a: a.hybrid_context_parallel and fails(a), problem, since="0.16.0")
 
 
-def _sharded(fails: Predicate, problem: str) -> Step:
+def _sharded(fails: Predicate, problem: str, name: str = "") -> Step:
     def on(a: Namespace) -> object:
         return (a.gtp_weight_remat_size > 1 or a.expert_gtp_weight_remat_size > 1) and fails(a)
 
-    return check(SHARDS, on, problem, since="0.19.0")
+    return check(SHARDS, on, problem, since="0.19.0", name=name)
 
 
-def _retro(fails: Predicate, problem: str) -> Step:
-    return check(RETRO, lambda a: a.retro_add_retriever and fails(a), problem, until="0.16.0")
+def _retro(fails: Predicate, problem: str, name: str = "") -> Step:
+    return check(RETRO, lambda a: a.retro_add_retriever and fails(a), problem, until="0.16.0", name=name)
 
 
 def _streams(a: Namespace) -> None:
-    """FSDP's communication gets high-priority streams (torch's always, Megatron's only on newer devices)."""
+    """torch's FSDP always gets high-priority streams; Megatron's gets them only on newer devices, which is not known here."""
     if a.use_torch_fsdp2:
         groups = list(a.high_priority_stream_groups or ())
-        wanted = ["dp_cp"] + ["ep_dp"] * (a.expert_model_parallel_size > 1)
+        wanted = ["dp_cp", "ep_dp"] if a.expert_model_parallel_size > 1 else ["dp_cp"]
         a.high_priority_stream_groups = groups + [name for name in wanted if name not in groups]
 
 
@@ -69,6 +69,7 @@ MODEL_STEPS: tuple[Step, ...] = (
         "hybrid_context_parallel: found with pipeline_model_parallel_size {pipeline_model_parallel_size}; expected 1",
     ),
     _hybrid(
+        # A given flag is deleted from the arguments by an earlier step; an absent flag stays there as False.
         lambda a: "enable_cuda_graph" not in a.__dict__,
         "hybrid_context_parallel: found with CUDA graphs; drop one of them",
     ),
@@ -114,13 +115,16 @@ MODEL_STEPS: tuple[Step, ...] = (
     ),
     _sharded(
         lambda a: (a.gtp_remat_nccl_ub or a.gtp_expert_remat_nccl_ub) and a.disable_symmetric_registration,
-        "disable_symmetric_registration: found with NCCL's memory for weight shards, which is symmetric; drop one of them",
+        "disable_symmetric_registration: found with gtp_remat_nccl_ub or gtp_expert_remat_nccl_ub, which need"
+        " symmetric memory; drop one of them",
+        name="found-with-nccl-s-memory",
     ),
     derive("validate_args: biases", when(lambda a: not a.add_bias_linear, bias_gelu_fusion=False)),
     derive("validate_args: biases", when(lambda a: a.add_bias_linear, add_qkv_bias=True), since="0.10.0"),
     _retro(
         lambda a: a.train_samples is None,
-        "retro_add_retriever: found without train_samples, which its project sets; add --retro-project-dir",
+        "retro_add_retriever: found without train_samples, which the RETRO project sets; add --retro-project-dir",
+        name="found-without-train_samples-which-its",
     ),
     _retro(lambda a: a.sequence_parallel, "retro_add_retriever: found with sequence_parallel; drop one of them"),
     _retro(
@@ -161,8 +165,9 @@ MODEL_STEPS: tuple[Step, ...] = (
     check(
         POSITIONS,
         lambda a: not a.add_position_embedding and a.position_embedding_type != "rope",
-        "add_position_embedding: found false with position_embedding_type {position_embedding_type}; say"
+        "add_position_embedding: found false with position_embedding_type {position_embedding_type}; use"
         " --position-embedding-type none instead",
+        name="found-false-with-position_embedding_type-say",
     ),
     check(
         POSITIONS,

@@ -1,4 +1,4 @@
-"""Steps for reinforcement learning (`--perform-rl-step`, since 0.15): generation, KV cache, sample counts."""
+"""Steps for reinforcement learning (`--perform-rl-step`, since 0.15): rollouts, KV cache, sample counts."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ def _samples_per_iteration(a: Namespace) -> None:
 
 
 def _generated(a: Namespace) -> int:
+    """Samples that one generation phase provides."""
     return int(a.grpo_prompts_per_step * a.grpo_group_size * a.grpo_iterations)
 
 
@@ -27,14 +28,14 @@ def _not_divided(name: str, since: str, until: str) -> Step:
         return bool(getattr(a, name) is not None and iterations and getattr(a, name) % iterations)
 
     problem = (
-        f"{name}: found {{{name}}}; expected a multiple of the training iterations per generation"
+        f"{name}: found {{{name}}}; expected a multiple of the training iterations per generation phase"
         " (grpo_group_size x grpo_prompts_per_step x grpo_iterations / global_batch_size)"
     )
     return _rl(fails, problem, since, until)
 
 
 def samples(since: str, until: str = "") -> tuple[Step, ...]:
-    """Checks of the samples of one generation against the batch and the intervals; they moved at 0.17."""
+    """Checks of the samples of one generation phase; 0.17 moved them behind the batch steps."""
     return (
         _rl(
             lambda a: not a.global_batch_size or _generated(a) % a.global_batch_size,
@@ -50,12 +51,12 @@ def samples(since: str, until: str = "") -> tuple[Step, ...]:
 
 
 def _whole_groups(a: Namespace) -> bool:
-    """Whether generations divide into groups; Megatron itself divides by zero where a group is empty."""
+    """Whether parallel generations divide into groups. For a group size of 0, Megatron itself divides by zero."""
     return bool(a.grpo_group_size) and a.rl_num_parallel_generations % a.grpo_group_size == 0
 
 
 def _tasks(a: Namespace) -> None:
-    """How many rollouts are generated at once, from whichever of three flags was given (0.17 and 0.18)."""
+    """Set the number of rollouts in flight from whichever of three flags was given (0.17 and 0.18)."""
     if not a.perform_rl_step:
         return
     if a.rl_parallel_generation_tasks is not None:
@@ -68,7 +69,7 @@ def _tasks(a: Namespace) -> None:
     elif a.rl_num_parallel_generations is not None:
         a.rl_parallel_generation_tasks = a.rl_num_parallel_generations // (a.grpo_group_size or 1)
     else:
-        a.rl_parallel_generation_tasks = 512
+        a.rl_parallel_generation_tasks = 512  # upstream's constant
     a.rl_enforce_generation_order = a.rl_generation_batch_size > 1
 
 
@@ -80,7 +81,7 @@ def _counts(a: Namespace) -> int:
 
 
 def _lag(a: Namespace) -> None:
-    """How far generation is ahead: as the requests in flight say, else nothing, or tuned by the engine (None)."""
+    """Set how many batches generation is ahead: by the requests in flight, else 0; for partial rollouts the engine tunes it."""
     batch = a.grpo_prompts_per_step * a.grpo_group_size
     if not a.perform_rl_step:
         return
@@ -131,17 +132,18 @@ RL_STEPS: tuple[Step, ...] = (
     _rl(
         lambda a: (a.rl_persist_cuda_graphs or a.rl_training_cuda_graphs) and a.cuda_graph_impl == "none",
         "cuda_graph_impl: found none with rl_persist_cuda_graphs ({rl_persist_cuda_graphs}) or"
-        " rl_training_cuda_graphs ({rl_training_cuda_graphs}); choose an implementation, or drop them",
+        " rl_training_cuda_graphs ({rl_training_cuda_graphs}); choose an implementation, or drop the two flags",
         "0.17.0",
     ),
     _rl(
         lambda a: a.rl_kv_cache_management_mode == "offload" and not a.rl_persist_cuda_graphs,
-        "rl_kv_cache_management_mode: found offload; expected rl_persist_cuda_graphs beside it",
+        "rl_kv_cache_management_mode: found offload without rl_persist_cuda_graphs; add --rl-persist-cuda-graphs",
         "0.17.0",
+        name="found-offload-expected-rl_persist_cuda_graphs-beside",
     ),
     _rl(
         lambda a: a.rl_kv_cache_management_mode == "offload" and a.inference_dynamic_batching_unified_memory_level > 0,
-        "rl_kv_cache_management_mode: found offload with a KV cache in unified memory; choose one of them",
+        "rl_kv_cache_management_mode: found offload with a KV cache in unified memory; drop one of them",
         "0.17.0",
     ),
     _rl(
@@ -184,8 +186,10 @@ RL_STEPS: tuple[Step, ...] = (
     ),
     _rl(
         lambda a: not a.rl_partial_rollouts and ((a.rl_generation_lag or 0) > 0 or a.rl_submission_granularity == "R"),
-        "rl_partial_rollouts: missing; rl_generation_lag and submission by rollout need it; add --rl-partial-rollouts",
+        "rl_partial_rollouts: missing; a positive rl_generation_lag and rl_submission_granularity R need it; add"
+        " --rl-partial-rollouts",
         "0.19.0",
+        name="missing-rl_generation_lag-and-submission-by",
     ),
     _rl(
         lambda a: a.rl_consumption_granularity == "R",
@@ -194,7 +198,8 @@ RL_STEPS: tuple[Step, ...] = (
     ),
     _rl(
         lambda a: (a.rl_submission_granularity, a.rl_consumption_granularity) == ("B", "G"),
-        "rl_submission_granularity: found B with rl_consumption_granularity G, which this release does not support",
+        "rl_submission_granularity: found B with rl_consumption_granularity G, which this release does not support;"
+        " choose another pair",
         "0.19.0",
     ),
     derive(RL, _samples_per_iteration, since="0.15.0"),

@@ -31,7 +31,7 @@ LATER_DTYPES = (
 
 
 def dtypes(*names: str) -> Change:
-    """A change that turns the parser's short names of dtypes into those of the dtypes."""
+    """A change that turns the parser's short names of dtypes (bf16) into torch's names (torch.bfloat16)."""
 
     def change(a: Namespace) -> None:
         for name in names:
@@ -110,7 +110,9 @@ TORCH_STEPS: tuple[Step, ...] = (
     ),
     _torch(
         lambda a: a.use_distributed_optimizer,
-        "use_torch_fsdp2: found with use_distributed_optimizer; it shards the optimizer itself; drop --use-distributed-optimizer",
+        "use_torch_fsdp2: found with use_distributed_optimizer; FSDP itself shards the optimizer; drop"
+        " --use-distributed-optimizer",
+        name="found-with-use_distributed_optimizer-it-shards",
     ),
     _torch(
         lambda a: a.gradient_accumulation_fusion,
@@ -141,11 +143,13 @@ TORCH_STEPS: tuple[Step, ...] = (
 STEP_STEPS: tuple[Step, ...] = (
     _step(
         lambda a: not a.use_distributed_optimizer,
-        "overlap_param_gather_with_optimizer_step: found without use_distributed_optimizer; add it",
+        "overlap_param_gather_with_optimizer_step: found without use_distributed_optimizer; add --use-distributed-optimizer",
+        name="found-without-use_distributed_optimizer-add-it",
     ),
     _step(
         lambda a: not a.overlap_param_gather,
-        "overlap_param_gather_with_optimizer_step: found without overlap_param_gather; add it",
+        "overlap_param_gather_with_optimizer_step: found without overlap_param_gather; add --overlap-param-gather",
+        name="found-without-overlap_param_gather-add-it",
     ),
     _step(
         lambda a: a.virtual_pipeline_model_parallel_size is None,
@@ -177,9 +181,10 @@ NARROW_STEPS: tuple[Step, ...] = (
     check(
         NARROW,
         lambda a: a.fp8_param_gather and _no_sharding(a),
-        "fp8_param_gather: found with a replicated optimizer; expected use_distributed_optimizer or FSDP; add"
+        "fp8_param_gather: found without a sharded optimizer; expected use_distributed_optimizer or FSDP; add"
         " --use-distributed-optimizer",
         since="0.12.0",
+        name="found-with-a-replicated-optimizer",
     ),
     excludes("fp4", "fp8", NARROW, since="0.15.0"),
     needs("fp4_param", "fp4", NARROW, "add --fp4-format", since="0.15.0", until="0.17.1"),
@@ -217,10 +222,11 @@ FSDP_STEPS: tuple[Step, ...] = (
     check(
         CUSTOM,
         lambda a: a.use_custom_fsdp and not _whole_gradients(a) and a.gradient_accumulation_fusion is not False,
-        "use_custom_fsdp: found sharded gradients ({data_parallel_sharding_strategy}) with"
+        "use_custom_fsdp: found with sharded gradients ({data_parallel_sharding_strategy}) and"
         " gradient_accumulation_fusion; add --no-gradient-accumulation-fusion",
         since="0.12.0",
         until="0.14.0",
+        name="found-sharded-gradients-with-gradient_accumulation_fusion",
     ),
     check(CUSTOM, lambda a: a.use_custom_fsdp and _hashes(a), HASHES, since="0.12.0", until="0.14.0"),
     derive(FSDP, when(lambda a: a.use_megatron_fsdp, use_custom_fsdp=True), since="0.14.0"),

@@ -1,4 +1,4 @@
-"""Steps for the parallel sizes: what `validate_args` does before it looks at batches and layers."""
+"""Steps for the parallel sizes, which `validate_args` takes before those for batches and layers."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ OTHER_SIZES = ("expert_model_parallel_size", "expert_tensor_parallel_size", "wor
 
 
 def decoder_size(a: Namespace) -> int:
-    """Ranks of one model replica: tensor x pipeline x context, x weight shards where the release has them."""
+    """Ranks of one model replica: tensor x pipeline x context, and x weight shards if the release has them."""
     return int(prod(getattr(a, name) for name in SIZES) * (a.gtp_weight_remat_size or 1))
 
 
 def encoder_size(a: Namespace) -> int:
-    """Ranks of a separate encoder (until 0.14), 0 without one."""
+    """Ranks of a separate encoder (before 0.14); 0 without one."""
     tensor, pipeline = a.encoder_tensor_model_parallel_size or 0, a.encoder_pipeline_model_parallel_size or 0
     return int(tensor * pipeline * a.context_parallel_size)
 
@@ -38,14 +38,14 @@ def model_size(a: Namespace) -> int:
 
 
 def expert_size(a: Namespace) -> int:
-    """Ranks that the expert grid needs: expert tensor x expert x pipeline, without context."""
+    """Ranks of the expert grid: expert tensor x expert x pipeline; context parallelism has no part in it."""
     tensor = a.expert_tensor_parallel_size or a.tensor_model_parallel_size
     experts = (a.expert_model_parallel_size or 1) * a.pipeline_model_parallel_size
     return int(tensor * experts * (a.expert_gtp_weight_remat_size or 1))
 
 
 def least(a: Namespace) -> int:
-    """The least world size that both grids divide (initialize_model_parallel)."""
+    """The smallest world size that is a multiple of both grids (initialize_model_parallel)."""
     return model_size(a) if encoder_size(a) else lcm(model_size(a), expert_size(a))
 
 
@@ -55,7 +55,7 @@ def _encoder(a: Namespace) -> None:
 
 
 def _transformer_pipeline(a: Namespace) -> None:
-    a.transformer_pipeline_model_parallel_size = a.pipeline_model_parallel_size - bool(a.standalone_embedding_stage)
+    a.transformer_pipeline_model_parallel_size = a.pipeline_model_parallel_size - (1 if a.standalone_embedding_stage else 0)
 
 
 def _data_parallel(a: Namespace) -> None:
@@ -72,7 +72,7 @@ _expert_tensor = inherit("expert_tensor_parallel_size", "tensor_model_parallel_s
 
 
 def shards(a: Namespace, wanted: str, size: str, extra: str) -> None:
-    """Make `wanted` = `size` x `extra`, as resolve_tensor_parallel_weight_shards does."""
+    """Make the value of `wanted` equal `size` x `extra`, as resolve_tensor_parallel_weight_shards does."""
     if getattr(a, wanted) is None:
         setattr(a, wanted, getattr(a, size) * (getattr(a, extra) or 1))
     setattr(a, extra, getattr(a, wanted) // getattr(a, size))
@@ -131,14 +131,15 @@ WORLD_STEPS: tuple[Step, ...] = (
     derive("validate_args: weight shards", dense_shards, since="0.19.0"),
     derive("validate_args: weight shards", expert_shards, since="0.19.0"),
 )
-"""What the least world size hangs on, and nothing else."""
+"""The steps that decide the smallest world size, and no others."""
 
 SIZE_STEPS: tuple[Step, ...] = (
     *POSITIVE,
     check(
         "validate_args: checkpoint conversion",
         lambda a: a.ckpt_convert_format is not None and (a.ckpt_convert_save is None or a.load is None),
-        "ckpt_convert_format: found {ckpt_convert_format}; expected ckpt_convert_save and load beside it; add both",
+        "ckpt_convert_format: found {ckpt_convert_format}; expected ckpt_convert_save and load too; add"
+        " --ckpt-convert-save and --load",
         since="0.18.0",
     ),
     derive(
@@ -177,7 +178,7 @@ SIZE_STEPS: tuple[Step, ...] = (
         "validate_args: encoder tensor size",
         lambda a: a.encoder_tensor_model_parallel_size > 0 and not a.encoder_pipeline_model_parallel_size > 0,
         "encoder_tensor_model_parallel_size: found {encoder_tensor_model_parallel_size} without an encoder"
-        " pipeline; expected encoder_pipeline_model_parallel_size beside it",
+        " pipeline; add --encoder-pipeline-model-parallel-size",
         until="0.11.0",
     ),
     check(
@@ -202,16 +203,17 @@ SIZE_STEPS: tuple[Step, ...] = (
         "validate_args: total model size",
         lambda a: a.world_size % model_size(a) != 0,
         "world_size: found {world_size}, which tensor ({tensor_model_parallel_size}) x pipeline"
-        " ({pipeline_model_parallel_size}) x context ({context_parallel_size}), with any encoder and weight"
-        " shards, does not divide; use a multiple of their product, or smaller sizes",
+        " ({pipeline_model_parallel_size}) x context ({context_parallel_size}), with the ranks of an encoder and with weight"
+        " shards if there are any, does not divide; use a multiple of their product, or smaller sizes",
         needs=("world_size",),
         last=True,
     ),
     check(
         "validate_args: attention backend",
         lambda a: named(a.attention_backend) == "local" and (not a.spec or a.spec[0] != "local"),
-        "attention_backend: found local; expected spec local beside it; add --spec local, or choose another backend",
+        "attention_backend: found local without spec local; add --spec local, or choose another backend",
         since="0.11.0",
+        name="found-local-expected-spec-local",
     ),
     derive("validate_args: pipeline size", _transformer_pipeline),
     derive("validate_args: data parallel size", _data_parallel, needs=("world_size",)),
@@ -219,6 +221,7 @@ SIZE_STEPS: tuple[Step, ...] = (
 
 AFTER_SIZES: tuple[Step, ...] = (
     derive("validate_args: split rank", _split, until="0.14.0"),
+    # The step above made pipeline_model_parallel_size the size of the decoder alone.
     check(
         "validate_args: split rank",
         lambda a: a.pipeline_model_parallel_size <= 0,
@@ -239,23 +242,25 @@ AFTER_SIZES: tuple[Step, ...] = (
         lambda a: (
             a.hierarchical_context_parallel_sizes and prod(a.hierarchical_context_parallel_sizes) != a.context_parallel_size
         ),
-        "hierarchical_context_parallel_sizes: found {hierarchical_context_parallel_sizes}; expected a"
-        " product of context_parallel_size ({context_parallel_size})",
+        "hierarchical_context_parallel_sizes: found {hierarchical_context_parallel_sizes}; expected sizes"
+        " whose product is context_parallel_size ({context_parallel_size})",
         since="0.10.0",
+        name="found-expected-a-product-of",
     ),
     check(
         "validate_args: hierarchical context parallelism",
         lambda a: "a2a+p2p" in a.cp_comm_type and a.hierarchical_context_parallel_sizes is None,
-        "cp_comm_type: found a2a+p2p; expected hierarchical_context_parallel_sizes beside it; add"
-        " --hierarchical-context-parallel-sizes",
+        "cp_comm_type: found a2a+p2p without hierarchical_context_parallel_sizes; add --hierarchical-context-parallel-sizes",
         since="0.10.0",
+        name="found-a2a-p2p-expected-hierarchical_context_parallel_sizes",
     ),
     derive("validate_args: expert tensor size", _expert_tensor, since="0.10.0"),
     *(
         check(
             "validate_args: removed flags",
             given(name),
-            f"{name}: found {{{name}}}; no longer valid; use {instead}",
+            f"{name}: found {{{name}}}; the flag is no longer valid; use {instead}",
+            name="found-no-longer-valid-use",
         )
         for name, instead in (
             ("batch_size", "--micro-batch-size"),
@@ -266,8 +271,9 @@ AFTER_SIZES: tuple[Step, ...] = (
     check(
         "validate_args: removed flags",
         lambda a: a.checkpoint_activations,
-        "checkpoint_activations: no longer valid, and the program ends there; use --recompute-activations, or"
+        "checkpoint_activations: no longer valid, and Megatron exits when it finds the flag; use --recompute-activations, or"
         " --recompute-granularity with --recompute-method",
+        name="no-longer-valid-and-the",
     ),
     derive(
         "validate_args: recompute_activations",

@@ -1,4 +1,4 @@
-"""Steps for the pipeline: interleaving, uneven stages, and what falls away without interleaving."""
+"""Steps for the pipeline: interleaving, uneven stages, and the settings that need interleaving."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ UNEVEN = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers
 
 
 def _layers(a: Namespace) -> int | None:
-    """Layers to spread, with embedding and loss where they count as one; None where not known."""
+    """Layers to spread over stages, plus one each for embedding and loss if they count as layers; None if not known."""
     layers = a.decoder_num_layers if a.num_layers is None else a.num_layers
     if layers is None:
         return None
-    return int(layers) + bool(a.account_for_embedding_in_pipeline_split) + bool(a.account_for_loss_in_pipeline_split)
+    ends = (a.account_for_embedding_in_pipeline_split, a.account_for_loss_in_pipeline_split)
+    return int(layers) + sum(map(bool, ends))
 
 
 def _by_layers(a: Namespace) -> bool:
@@ -27,7 +28,7 @@ def _by_layers(a: Namespace) -> bool:
 
 
 def _interleaved(a: Namespace) -> bool:
-    """Whether there are virtual stages; true also where their number hangs on a missing number of layers."""
+    """Whether there are virtual stages; true also if their number depends on a missing number of layers."""
     return a.virtual_pipeline_model_parallel_size is not None or (_by_layers(a) and _layers(a) is None)
 
 
@@ -46,7 +47,7 @@ def _stage_indivisible(a: Namespace) -> bool:
 
 
 def _even(a: Namespace) -> bool:
-    """Whether plain even stages are wanted, so that the layers must divide."""
+    """Whether all stages get the same number of layers, so that the layers must divide."""
     return not given(*WAYS, *UNEVEN)(a) and a.hybrid_layer_pattern is None and a.num_layers is not None
 
 
@@ -94,8 +95,8 @@ STAGE_STEPS: tuple[Step, ...] = (
         "validate_args: layers over stages",
         lambda a: not given(*UNEVEN)(a) and a.num_layers % a.transformer_pipeline_model_parallel_size != 0,
         "num_layers: found {num_layers}; expected a multiple of pipeline_model_parallel_size"
-        " ({pipeline_model_parallel_size}); change one of them, or name the layers of the first or last"
-        " stage",
+        " ({pipeline_model_parallel_size}); change one of them, or add"
+        " --decoder-first-pipeline-num-layers or --decoder-last-pipeline-num-layers",
         since="0.10.0",
         until="0.11.0",
         needs=("num_layers",),
@@ -121,7 +122,7 @@ STAGE_STEPS: tuple[Step, ...] = (
         STAGES,
         lambda a: _stages_of_layout(a) % a.pipeline_model_parallel_size != 0,
         "pipeline_model_parallel_layout: found {pipeline_model_parallel_layout}; expected a number of stages"
-        " that pipeline_model_parallel_size ({pipeline_model_parallel_size}) divides",
+        " that is a multiple of pipeline_model_parallel_size ({pipeline_model_parallel_size})",
         since="0.13.0",
         needs=("pipeline_model_parallel_layout",),
     ),
@@ -129,15 +130,16 @@ STAGE_STEPS: tuple[Step, ...] = (
         STAGES,
         lambda a: _by_layers(a) and given(*UNEVEN)(a),
         "num_layers_per_virtual_pipeline_stage: found with decoder_first_pipeline_num_layers or"
-        " decoder_last_pipeline_num_layers; uneven stages expect num_virtual_stages_per_pipeline_rank"
+        " decoder_last_pipeline_num_layers; with uneven stages, use --num-virtual-stages-per-pipeline-rank"
         " instead",
         since="0.11.0",
     ),
     check(
         STAGES,
         lambda a: _by_layers(a) and _indivisible(a),
-        "num_layers: found {num_layers}, with embedding and loss where they count as layers; expected a"
+        "num_layers: found {num_layers}, plus embedding and loss if they count as layers; expected a"
         " multiple of pipeline_model_parallel_size ({pipeline_model_parallel_size})",
+        name="found-with-embedding-and-loss",
     ),
     check(
         STAGES,
@@ -149,10 +151,11 @@ STAGE_STEPS: tuple[Step, ...] = (
     check(
         "validate_args: layers over stages",
         lambda a: _even(a) and _indivisible(a),
-        "num_layers: found {num_layers}, with embedding and loss where they count as layers; expected a"
+        "num_layers: found {num_layers}, plus embedding and loss if they count as layers; expected a"
         " multiple of pipeline_model_parallel_size ({pipeline_model_parallel_size}); change one of them, or"
-        " name the layers of the first or last stage",
+        " add --decoder-first-pipeline-num-layers or --decoder-last-pipeline-num-layers",
         since="0.11.0",
+        name="found-with-embedding-and-loss",
     ),
     derive(STAGES, _virtual),
     derive(STAGES, _one_is_none, since="0.14.0"),

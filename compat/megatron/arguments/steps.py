@@ -1,4 +1,4 @@
-"""Steps: rows of an ordered table that turns parsed values into what a release of Megatron makes of them."""
+"""Steps: rows of an ordered table that does to parsed values what a release of Megatron does to them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ OPEN = frozenset(
         "world_size",
     )
 )
-"""Values that a partial config may leave open: steps that need one are skipped while it is missing."""
+"""Values that a partial config may leave open. A step that needs one is skipped while it is missing."""
 
 
 class Namespace:
-    """Values by attribute, as the stack's own code sees them; a name that the release lacks reads as None."""
+    """Values by attribute, as the stack's own code sees them. A name that the release lacks reads as None."""
 
     def __init__(self, *values: Mapping[str, Any]) -> None:
         for more in values:
@@ -48,10 +48,10 @@ Change = Callable[[Namespace], object]
 
 @dataclass(frozen=True, slots=True)
 class Derivation:
-    """A statement that sets values from others, in [since, until), where those that it `needs` are known.
+    """A statement that sets values from others, in releases [since, until), if the values that it `needs` are known.
 
-    `place` names the upstream function and statement that the row stands for. One that `refuses` only looks: it raises an
-    error with several problems, and sets nothing.
+    `place` names the upstream function and statement that the row stands for. With `refuses`, the row sets nothing; it raises
+    one `ConfigError` with every problem that it finds.
     """
 
     place: str
@@ -75,17 +75,24 @@ def check(
     until: str = "",
     needs: tuple[str, ...] = (),
     last: bool = False,
+    name: str = "",
 ) -> Check:
-    """A refusal: when `fails` is true of the values, `problem`, a format string over them, names the argument and says why."""
+    """A refusal, made if `fails` is true of the values.
+
+    `problem` is a format string over the values: the argument, a colon, and the message. `name` keeps the id of a row whose
+    first words changed.
+    """
     path, _, message = problem.partition(": ")
-    return Check(path, fails, message, Effect.STOPS, place, since, until, needs, last)
+    return Check(path, fails, message, Effect.STOPS, place, since, until, needs, last, name)
 
 
 def under(place: str, condition: Predicate, first: str = "", last: str = "") -> Callable[..., Check]:
-    """What makes checks of `place` that hold only under `condition`, in [first, last) unless they say otherwise."""
+    """A function that makes checks of `place` which also require `condition`, in releases [first, last) by default."""
 
-    def made(fails: Predicate, problem: str, since: str = first, until: str = last, needs: tuple[str, ...] = ()) -> Check:
-        return check(place, lambda a: condition(a) and fails(a), problem, since=since, until=until, needs=needs)
+    def made(
+        fails: Predicate, problem: str, since: str = first, until: str = last, needs: tuple[str, ...] = (), name: str = ""
+    ) -> Check:
+        return check(place, lambda a: condition(a) and fails(a), problem, since=since, until=until, needs=needs, name=name)
 
     return made
 
@@ -106,7 +113,7 @@ def select(table: Iterable[Step], version: str) -> tuple[Step, ...]:
 
 
 def run(steps: Iterable[Step], values: Namespace) -> None:
-    """Take all steps in order; raises one `ConfigError` with every problem found."""
+    """Take all steps in order. Raises one `ConfigError` with every problem found."""
     problems: list[str] = []
     known = values.__dict__
     for step in steps:
@@ -155,7 +162,7 @@ def assign(**fixed: Any) -> Change:
 
 
 def when(condition: Predicate, **fixed: Any) -> Change:
-    """A change that sets fixed values where `condition` holds."""
+    """A change that sets fixed values if `condition` holds."""
 
     def change(values: Namespace) -> None:
         if condition(values):
@@ -165,7 +172,7 @@ def when(condition: Predicate, **fixed: Any) -> Change:
 
 
 def follow(name: str, source: str) -> Change:
-    """A change that gives `name` the value of `source` where that has one."""
+    """A change that gives `name` the value of `source` if `source` has one."""
 
     def change(values: Namespace) -> None:
         if getattr(values, source) is not None:
@@ -175,7 +182,7 @@ def follow(name: str, source: str) -> Change:
 
 
 def inherit(name: str, source: str) -> Change:
-    """A change that gives `name` the value of `source` where it has none."""
+    """A change that gives `name` the value of `source` if `name` has none."""
 
     def change(values: Namespace) -> None:
         if getattr(values, name) is None:

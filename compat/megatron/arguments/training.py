@@ -31,7 +31,7 @@ def _params_dtype(a: Namespace) -> None:
 
 
 def _wide_gradients(a: Namespace) -> None:
-    """bf16 accumulates gradients in fp32 unless the user asked for narrow ones."""
+    """bf16 training accumulates gradients in fp32, unless the user asked for bf16 gradients."""
     if a.bf16 and a.grad_reduce_in_bf16:
         a.accumulate_allreduce_grads_in_fp32 = False
     elif a.bf16 and a.main_grads_dtype in (None, "torch.float32"):
@@ -39,7 +39,7 @@ def _wide_gradients(a: Namespace) -> None:
 
 
 def _needless(name: str) -> Step:
-    """Gradients that are all in fp32 are summed in fp32 anyhow."""
+    """A step that switches `name` off if all gradients are in fp32, since they are then summed in fp32 anyway."""
     return derive(PRECISION, when(lambda a: a.accumulate_allreduce_grads_in_fp32, **{name: False}), since=MAIN)
 
 
@@ -55,7 +55,7 @@ def _whole_inference(a: Namespace) -> bool:
 
 
 NAN_CHECK = (
-    "check_for_nan_in_loss_and_grad: found with CUDA graphs of the whole iteration; add --no-check-for-nan-in-loss-and-grad"
+    "check_for_nan_in_loss_and_grad: found with CUDA graphs of the full iteration; add --no-check-for-nan-in-loss-and-grad"
 )
 
 PRECISION_STEPS: tuple[Step, ...] = (
@@ -88,7 +88,7 @@ PRECISION_STEPS: tuple[Step, ...] = (
     check(
         GRAPHS,
         lambda a: _whole_iteration(a) and a.inference_dynamic_batching and a.fp8 is not None,
-        "fp8: found with dynamic batching and CUDA graphs of the whole iteration; drop one of them",
+        "fp8: found with dynamic batching and CUDA graphs of the full iteration; drop one of them",
         since="0.15.0",
         until="0.17.0",
     ),
@@ -129,10 +129,10 @@ PRECISION_STEPS: tuple[Step, ...] = (
 
 
 def _training(unit: str, other: str, place: str) -> tuple[Step, ...]:
-    """What training counted in `unit` excludes: the same settings counted in `other`."""
+    """Checks that training in `unit` (iters or samples) does not meet settings in `other`."""
 
     def kept(name: str) -> str:
-        return f"{name}: found {{{name}}} with train_{unit}; count everything in {unit}, or all in {other}"
+        return f"{name}: found {{{name}}} with train_{unit}; count everything in {unit}, or everything in {other}"
 
     return (
         *_counted(unit, place, given(f"train_{other}"), kept(f"train_{other}")),
@@ -148,7 +148,7 @@ def _training(unit: str, other: str, place: str) -> tuple[Step, ...]:
 
 
 def _counted(unit: str, place: str, fails: Predicate, problem: str, until: str = "") -> tuple[Step, Step]:
-    """A check for training counted in `unit`; since 0.17 not where training is skipped."""
+    """A check for training in `unit`; since 0.17 not made if training is skipped."""
 
     def before(a: Namespace) -> object:
         return getattr(a, f"train_{unit}") and fails(a)
@@ -160,6 +160,7 @@ def _counted(unit: str, place: str, fails: Predicate, problem: str, until: str =
 
 
 def _ffn(a: Namespace) -> None:
+    # SwiGLU has three matrices instead of two, so its width is 2/3 of the usual one, rounded down to a multiple of 64.
     if a.ffn_hidden_size is None:
         a.ffn_hidden_size = int((4 * a.hidden_size * 2 / 3) / 64) * 64 if a.swiglu else 4 * a.hidden_size
 
@@ -219,7 +220,7 @@ TRAINING_STEPS: tuple[Step, ...] = (
         "iters",
         ITERATIONS,
         given("rampup_batch_size"),
-        "rampup_batch_size: found {rampup_batch_size} with train_iters; this release expects train_samples",
+        "rampup_batch_size: found {rampup_batch_size} with train_iters; this release expects train_samples instead",
         until="0.18.0",
     ),
     *_training("samples", "iters", SAMPLES),
@@ -296,7 +297,8 @@ TRAINING_STEPS: tuple[Step, ...] = (
     check(
         MIXED,
         lambda a: a.fp32_residual_connection and not (a.fp16 or a.bf16),
-        "fp32_residual_connection: found in fp32 training, where it means nothing; add --bf16 or --fp16, or drop it",
+        "fp32_residual_connection: found in fp32 training, in which it has no effect; add --bf16 or --fp16, or drop it",
+        name="found-in-fp32-training-where",
     ),
     needs("moe_grouped_gemm", "bf16", MIXED, "add --bf16", until="0.16.0"),
     one_of("no_weight_decay_cond_type", (None, "apply_wd_to_qk_layernorm"), "validate_args: weight decay", since="0.16.0"),
@@ -312,8 +314,9 @@ TRAINING_STEPS: tuple[Step, ...] = (
     check(
         "validate_args: weight decay",
         lambda a: a.weight_decay_incr_style == "constant" and not (a.start_weight_decay is None and a.end_weight_decay is None),
-        "start_weight_decay: found {start_weight_decay} and end_weight_decay {end_weight_decay} with a"
-        " constant weight decay; drop them, or choose another weight_decay_incr_style",
+        "start_weight_decay: found {start_weight_decay} and end_weight_decay {end_weight_decay} with"
+        " weight_decay_incr_style constant; drop both, or choose another weight_decay_incr_style",
+        name="found-and-end_weight_decay-with-a",
     ),
     check(
         "validate_args: weight decay",

@@ -1,4 +1,4 @@
-"""Megatron's config objects as values: what each release leaves in them, and what it refuses to build."""
+"""Megatron's config objects as values: the fields that each release ends up with, and the values that it refuses."""
 
 from __future__ import annotations
 
@@ -65,17 +65,18 @@ BEFORE = (
     check(
         FACTORY,
         lambda a: a.rope_type not in (None, "rope") and not a.multi_latent_attention,
-        "rope_type: found another than rope without multi_latent_attention; drop --rope-type",
+        "rope_type: found {rope_type} without multi_latent_attention; drop --rope-type",
+        name="found-another-than-rope-without",
     ),
     check(
         FACTORY,
         lambda a: a.init_method_xavier_uniform,
         "init_method_xavier_uniform: found true; a defect of every release ends the run there"
-        " (TypeError: no field scaled_init_method); drop it",
+        " (TypeError: no field scaled_init_method); drop --init-method-xavier-uniform",
     ),
     excludes(set_("heterogeneous_layers_config_path"), "multi_latent_attention", FACTORY),
 )
-"""What is refused before the TransformerConfig is built."""
+"""Refusals before the TransformerConfig is built."""
 
 TABLES: Mapping[str, tuple[Step, ...]] = {
     PARALLEL: MODEL_PARALLEL_STEPS,
@@ -94,7 +95,7 @@ def steps(version: str, cls: str, checked: bool = True) -> tuple[Step, ...]:
 
 
 def _built(values: dict[str, Any], version: str, cls: str, checked: bool = True, **beside: Any) -> dict[str, Any]:
-    """The fields after `__post_init__`; what is `beside` them may be looked at, and is not returned."""
+    """The fields after `__post_init__`. Steps may read the values `beside` them, which are not returned."""
     namespace = Namespace(values, beside, {"release": version})
     run(steps(version, cls, checked), namespace)
     return {name: value for name, value in namespace.__dict__.items() if name in values}
@@ -115,7 +116,7 @@ def transformer(args: Mapping[str, Any], version: str) -> dict[str, Any]:
 def model_parallel(args: Mapping[str, Any], version: str) -> dict[str, Any]:
     """Fields of the ModelParallelConfig object of effective `args`; callables are None.
 
-    Raises `ConfigError` with everything that it, and the TransformerConfig that it is part of, refuses.
+    Raises `ConfigError` with every refusal of the class, and of the TransformerConfig that it is a part of.
     """
     whole = transformer(args, version)
     return {name: whole[name] for name in releases.fields(version, PARALLEL)}
@@ -124,7 +125,7 @@ def model_parallel(args: Mapping[str, Any], version: str) -> dict[str, Any]:
 def ddp(args: Mapping[str, Any], version: str) -> dict[str, Any]:
     """Fields of the DistributedDataParallelConfig object of effective `args`, as training has them.
 
-    `bucket_size` counts elements; None is one bucket, or unknown where `ddp_num_buckets` asks for a count.
+    `bucket_size` is in elements. None means one bucket, or, if `ddp_num_buckets` is set, a size that is not known here.
     Raises `ConfigError` with what the class refuses.
     """
     values = fed(args, version, DDP, DDP_FEEDS)
@@ -142,8 +143,8 @@ def optimizer(args: Mapping[str, Any], version: str) -> dict[str, Any]:
 def from_fields(given: Mapping[str, Any], version: str, cls: str, check: bool = True) -> dict[str, Any]:
     """Fields of a config object made of `given` by its own names: the class's defaults, then `__post_init__`.
 
-    Model sizes that were not given keep their default, and what needs them is not checked. With `check`
-    false, nothing is refused. Raises `ConfigError` with everything that the class refuses.
+    Model sizes that were not given keep their default, and steps that need them are skipped. If `check` is false, nothing is
+    refused; else raises `ConfigError` with every refusal of the class.
     """
     own = defaults(version, cls)
     missing = {name: None for name in OPEN if name in own and name not in given}

@@ -15,7 +15,7 @@ OVERLAP = "TransformerConfig: overlap of expert communication"
 OPTIMIZED = "TransformerConfig: inference-optimized experts"
 GROUPED = "TransformerConfig: grouped expert parameters"
 BALANCED = ("aux_loss", "none")
-"""Load balancing that works with a capacity; seq_aux_loss came with 0.11, global_aux_loss with 0.15."""
+"""Kinds of load balancing that go with a capacity factor; seq_aux_loss came with 0.11, global_aux_loss with 0.15."""
 
 
 def _expert_ffn(c: Namespace) -> None:
@@ -51,7 +51,7 @@ _grouped = under(GROUPED, lambda c: c.moe_single_grouped_weight or c.moe_single_
 
 
 WIDE = ("torch", "vllm")
-"""Backends of grouped products that inference has for gates and for results that hang on no batch."""
+"""Backends of grouped GEMM in inference that support gated layers and batch-invariant mode."""
 
 
 def _grouping(c: Namespace) -> str:
@@ -59,7 +59,7 @@ def _grouping(c: Namespace) -> str:
 
 
 def _named_grouping(c: Namespace) -> None:
-    """The backend becomes a member of its enumeration."""
+    """Since 0.18 the class turns the text into a member of its enumeration, whose names are in capitals."""
     if c.transformer_impl == "inference_optimized" and c.num_moe_experts is not None:
         c.inference_grouped_gemm_backend = _grouping(c).upper()
 
@@ -83,9 +83,10 @@ EXPERT_STEPS: tuple[Step, ...] = (
     ),
     _optimized(
         lambda c: c.moe_expert_capacity_factor is not None or c.moe_router_padding_for_quantization,
-        "moe_expert_capacity_factor: found {moe_expert_capacity_factor}, with"
-        " moe_router_padding_for_quantization {moe_router_padding_for_quantization}; inference_optimized"
-        " expects neither",
+        "moe_expert_capacity_factor: found {moe_expert_capacity_factor}, and"
+        " moe_router_padding_for_quantization {moe_router_padding_for_quantization}, with transformer_impl"
+        " inference_optimized; drop both",
+        name="found-with-moe_router_padding_for_quantization-inference_optimized-expects",
     ),
     _optimized(
         lambda c: c.moe_router_dtype != "fp32",
@@ -117,9 +118,10 @@ EXPERT_STEPS: tuple[Step, ...] = (
         lambda c: (
             c.batch_invariant_mode and (c.expert_model_parallel_size or 1) > 1 and c.inference_moe_token_dispatcher_type != "nvls"
         ),
-        "batch_invariant_mode: found with split experts and inference_moe_token_dispatcher_type"
+        "batch_invariant_mode: found with expert parallelism and inference_moe_token_dispatcher_type"
         " {inference_moe_token_dispatcher_type}; expected nvls",
         since=MAIN,
+        name="found-with-split-experts-and",
     ),
     _optimized(
         lambda c: (
@@ -154,7 +156,8 @@ EXPERT_STEPS: tuple[Step, ...] = (
     derive(EXPERTS, when(lambda c: c.num_moe_experts is None, moe_ffn_hidden_size=None), since="0.18.0"),
     _grouped(
         lambda c: not c.moe_grouped_gemm,
-        "moe_single_grouped_weight: found without moe_grouped_gemm, or moe_single_grouped_bias; add --moe-grouped-gemm",
+        "moe_single_grouped_weight: found, or moe_single_grouped_bias, without moe_grouped_gemm; add --moe-grouped-gemm",
+        name="found-without-moe_grouped_gemm-or-moe_single_grouped_bias",
     ),
     _grouped(
         lambda c: c.moe_single_grouped_weight and (c.fp4 or not c.fp8 or named(c.fp8_recipe) != "mxfp8"),
@@ -171,8 +174,8 @@ EXPERT_STEPS: tuple[Step, ...] = (
             )
         ),
         "moe_single_grouped_weight: found with fp8_recipe {fp8_recipe}, fp4_recipe {fp4_recipe} and"
-        " use_transformer_engine_op_fuser {use_transformer_engine_op_fuser}; expected mxfp8, nvfp4 or"
-        " neither, and true",
+        " use_transformer_engine_op_fuser {use_transformer_engine_op_fuser}; expected fp8 with"
+        " mxfp8, fp4 with nvfp4, or neither, and use_transformer_engine_op_fuser or, since 0.20, moe_use_grouped_tensor",
         since="0.19.0",
     ),
     _grouped(
@@ -187,7 +190,8 @@ EXPERT_STEPS: tuple[Step, ...] = (
     ),
     _grouped(
         lambda c: c.moe_single_grouped_bias and not c.add_bias_linear,
-        "moe_single_grouped_bias: found without biases; drop it",
+        "moe_single_grouped_bias: found without add_bias_linear; drop it",
+        name="found-without-biases-drop-it",
     ),
 )
 
@@ -255,8 +259,10 @@ DISPATCH_STEPS: tuple[Step, ...] = (
         lambda c: (
             c.moe_flex_dispatcher_backend == "ncclep" and c.moe_use_grouped_tensor and not c.use_transformer_engine_op_fuser
         ),
-        "moe_use_grouped_tensor: found with the ncclep backend; add --use-transformer-engine-op-fuser, or drop it",
+        "moe_use_grouped_tensor: found with moe_flex_dispatcher_backend ncclep; add --use-transformer-engine-op-fuser,"
+        " or drop it",
         since=MAIN,
+        name="found-with-the-ncclep-backend",
     ),
     check(
         DISPATCH,
@@ -294,9 +300,10 @@ DISPATCH_STEPS: tuple[Step, ...] = (
             isinstance(c.moe_router_load_balancing_type, list)
             and not (isinstance(c.moe_aux_loss_coeff, list) and len(c.moe_aux_loss_coeff) == len(_kinds(c)))
         ),
-        "moe_aux_loss_coeff: found {moe_aux_loss_coeff}; expected one for each of"
+        "moe_aux_loss_coeff: found {moe_aux_loss_coeff}; expected one coefficient for each of"
         " moe_router_load_balancing_type ({moe_router_load_balancing_type})",
         since="0.14.0",
+        name="found-expected-one-for-each",
     ),
     check(
         DISPATCH,
@@ -347,7 +354,7 @@ DISPATCH_STEPS: tuple[Step, ...] = (
 
 
 def _groups(c: Namespace) -> bool:
-    """Whether the groups of group-limited routing fit the experts."""
+    """Whether the groups of group-limited routing divide the experts, and are at least as many as are chosen."""
     groups = c.moe_router_num_groups
     return bool(groups and c.num_moe_experts and c.num_moe_experts % groups == 0 and c.moe_router_group_topk <= groups)
 
@@ -420,8 +427,9 @@ ROUTER_STEPS: tuple[Step, ...] = (
     check(
         EXPERTS,
         lambda c: c.num_moe_experts and c.fp8 and c.moe_grouped_gemm,
-        "moe_grouped_gemm: found with fp8, which this release cannot combine; drop one of them",
+        "moe_grouped_gemm: found with fp8, and this release cannot combine them; drop one of them",
         until="0.10.0",
+        name="found-with-fp8-which-this",
     ),
     check(
         ROUTER,
@@ -457,17 +465,19 @@ ROUTER_STEPS: tuple[Step, ...] = (
             and not c.moe_router_pre_softmax
             and c.moe_router_load_balancing_type != "sinkhorn"
         ),
-        "moe_router_topk: found 1 with softmax scores after the choice; add --moe-router-pre-softmax",
+        "moe_router_topk: found 1 with a softmax over the chosen expert alone; add --moe-router-pre-softmax",
         since="0.11.0",
+        name="found-1-with-softmax-scores",
     ),
     excludes("moe_router_topk_limited_devices", "moe_router_group_topk", ROUTER, "drop it", since="0.11.0"),
     check(
         ROUTER,
         lambda c: c.moe_router_group_topk and not _groups(c),
         "moe_router_group_topk: found {moe_router_group_topk} with moe_router_num_groups"
-        " {moe_router_num_groups}; expected groups that divide num_moe_experts ({num_moe_experts}), and at"
-        " least as many as moe_router_group_topk",
+        " {moe_router_num_groups}; expected a divisor of num_moe_experts ({num_moe_experts}) that is at"
+        " least moe_router_group_topk",
         since="0.11.0",
+        name="found-with-moe_router_num_groups-expected-groups",
     ),
     derive(ROUTER, _limited, since="0.11.0"),
     excludes("flash_decode", "fp8", EXPERTS, "drop one of them", since="0.10.0", until="0.12.0"),
@@ -498,7 +508,8 @@ OVERLAP_STEPS: tuple[Step, ...] = (
     ),
     _overlap(
         lambda c: c.pipeline_model_parallel_size > 1 and c.virtual_pipeline_model_parallel_size is None,
-        "overlap_moe_expert_parallel_comm: found with a pipeline without virtual stages; add virtual stages",
+        "overlap_moe_expert_parallel_comm: found with a pipeline without virtual stages; add"
+        " --num-virtual-stages-per-pipeline-rank",
     ),
     _overlap(
         lambda c: (c.expert_model_parallel_size or 1) <= 1,
@@ -517,7 +528,7 @@ OVERLAP_STEPS: tuple[Step, ...] = (
     ),
     _overlap(
         lambda c: "moe" in (c.recompute_modules or ()),
-        "overlap_moe_expert_parallel_comm: found with moe in recompute_modules; drop it there",
+        "overlap_moe_expert_parallel_comm: found with moe in recompute_modules; drop moe from recompute_modules",
         since="0.17.0",
     ),
     _overlap(
@@ -540,9 +551,10 @@ OVERLAP_STEPS: tuple[Step, ...] = (
     ),
     _overlap(
         lambda c: c.mtp_num_layers == 1 and c.pipeline_model_parallel_size <= 1,
-        "overlap_moe_expert_parallel_comm: found with a prediction layer and no pipeline; use more pipeline ranks",
+        "overlap_moe_expert_parallel_comm: found with mtp_num_layers 1 and no pipeline; use more pipeline ranks",
         since="0.16.0",
         until="0.18.0",
+        name="found-with-a-prediction-layer",
     ),
     _overlap(
         lambda c: (
@@ -551,12 +563,15 @@ OVERLAP_STEPS: tuple[Step, ...] = (
             and c.fine_grained_activation_offloading
             and "expert_fc1" in (c.offload_modules or ())
         ),
-        "overlap_moe_expert_parallel_comm: found with the ncclep backend and expert_fc1 in offload_modules; drop it there",
+        "overlap_moe_expert_parallel_comm: found with moe_flex_dispatcher_backend ncclep and expert_fc1 in"
+        " offload_modules; drop expert_fc1 from offload_modules",
         since="0.19.0",
+        name="found-with-the-ncclep-backend",
     ),
     _overlap(
         lambda c: c.cuda_graph_impl != "none" and (c.cuda_graph_impl != "transformer_engine" or _modules(c) & {"moe", "mlp"}),
-        "overlap_moe_expert_parallel_comm: found with CUDA graphs of moe or mlp, or other than Transformer Engine's; drop them",
+        "overlap_moe_expert_parallel_comm: found with CUDA graphs of moe or mlp, or with cuda_graph_impl other than"
+        " transformer_engine; drop them",
         since="0.16.0",
         until="0.18.0",
     ),

@@ -1,4 +1,4 @@
-"""Which argument feeds which field of Megatron's config classes, release by release."""
+"""The argument that each field of Megatron's config classes takes its value from, release by release."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PARENTS = {TRANSFORMER: PARALLEL, LATENT: TRANSFORMER}
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """A field that is not simply the argument of its name, in [since, until)."""
+    """A field, in releases [since, until), whose value is not that of the argument with the same name."""
 
     field: str
     value: Callable[[Namespace], Any]
@@ -26,7 +26,7 @@ class Feed:
 
 
 def argument(name: str) -> Callable[[Namespace], Any]:
-    """The value of another argument."""
+    """A function that gives the value of the argument `name`."""
     return lambda a: getattr(a, name)
 
 
@@ -71,10 +71,10 @@ TRANSFORMER_FEEDS = (
     ),
     Feed("experimental_attention_variant", _variant, since="0.18.0"),
 )
-"""What core_transformer_config_from_args sets beside the arguments of the fields' own names."""
+"""Fields that core_transformer_config_from_args does not copy from the argument with the field's name."""
 
 OWN_DEFAULT = ("rope_type",)
-"""Fields that keep their class's default where the argument was not given."""
+"""Fields that keep the default of their class if the argument was not given."""
 
 DDP_FEEDS = (
     Feed("grad_reduce_in_fp32", argument("accumulate_allreduce_grads_in_fp32")),
@@ -111,7 +111,7 @@ DDP_FEEDS = (
         since="0.18.0",
     ),
 )
-"""What get_model (get_megatron_ddp_config since 0.18) sets beside the arguments of the fields' own names."""
+"""Fields that get_model (since 0.18 get_megatron_ddp_config) does not copy from the argument with the field's name."""
 
 
 @cache
@@ -130,7 +130,7 @@ def feeds(table: tuple[Feed, ...], version: str, cls: str) -> tuple[Feed, ...]:
 
 
 def fed(args: Mapping[str, Any], version: str, cls: str, table: tuple[Feed, ...]) -> dict[str, Any]:
-    """Fields of `cls` from the arguments: those of the same name, then what `table` says."""
+    """Fields of `cls` from the arguments: first those of the same name, then the rows of `table`, which win."""
     values = {name: args.get(name, default) for name, default in defaults(version, cls).items()}
     for name in OWN_DEFAULT:
         if name in values and values[name] is None:

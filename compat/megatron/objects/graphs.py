@@ -12,10 +12,11 @@ PARTIAL = frozenset(("expert_fc1", "moe_act", "fused_group_mlp"))
 
 
 def _modules(c: Namespace) -> set[str]:
-    """What is captured, by name; cuda_graph_scope until 0.18."""
+    """Names of the captured modules, from cuda_graph_modules, or from cuda_graph_scope before 0.18."""
     modules: Any = c.cuda_graph_modules if "cuda_graph_modules" in c.__dict__ else c.cuda_graph_scope
     listed = modules.split(",") if isinstance(modules, str) else list(modules or ())
     captured = {named(module) for module in listed} - {"full", ""}
+    # Megatron's own graphs capture the router whole: either of its two modules stands for both.
     paired = {"moe_router", "moe_preprocess"}
     return captured | paired if c.cuda_graph_impl == "local" and captured & paired else captured
 
@@ -25,18 +26,18 @@ SCOPES = ("full_iteration", "attn", "mlp", "moe", "moe_router", "moe_preprocess"
 
 
 def _listed(c: Namespace) -> list[str]:
-    """The scopes as they were given, by name, in order."""
+    """Names of the scopes in the order in which they were given."""
     given: Any = c.cuda_graph_scope
     return [named(scope) for scope in (given.split(",") if isinstance(given, str) else given or ())]
 
 
 def _odd_scope(c: Namespace) -> bool:
-    """Whether a scope is none that the release knows; `full` stands alone."""
+    """Whether the release does not know a scope; `full` is allowed only alone."""
     return _listed(c) != ["full"] and not set(_listed(c)) <= {*SCOPES}
 
 
 def _list_scopes(c: Namespace) -> None:
-    """Scopes become a list, with `full` as the empty one; local graphs capture the router whole."""
+    """Turn the scopes into a list; `full` becomes the empty list. Local graphs capture the router whole."""
     scopes = [scope for scope in _listed(c) if scope != "full"]
     paired = [scope for scope in ("moe_router", "moe_preprocess") if scope not in scopes]
     local = c.cuda_graph_impl == "local" and len(paired) == 1
@@ -51,13 +52,13 @@ def _whole(c: Namespace) -> bool:
 _on = under(GRAPHS, lambda c: c.cuda_graph_impl not in (None, "none"), "0.16.0")
 
 
-def _layered(fails: Predicate, problem: str) -> Step:
-    """A check of what is captured in each layer."""
-    return _on(lambda c: c.cuda_graph_impl in ("local", "transformer_engine") and fails(c), problem)
+def _layered(fails: Predicate, problem: str, name: str = "") -> Step:
+    """A check of graphs that capture single layers."""
+    return _on(lambda c: c.cuda_graph_impl in ("local", "transformer_engine") and fails(c), problem, name=name)
 
 
-def _selective(fails: Predicate, problem: str) -> Step:
-    return _on(lambda c: c.recompute_granularity == "selective" and fails(c), problem)
+def _selective(fails: Predicate, problem: str, name: str = "") -> Step:
+    return _on(lambda c: c.recompute_granularity == "selective" and fails(c), problem, name=name)
 
 
 def _dense(c: Namespace) -> bool:
@@ -79,13 +80,13 @@ def _preprocess_waits(c: Namespace) -> bool:
 
 
 def _partial(c: Namespace) -> bool:
-    """Whether only parts of experts are offloaded, which local graphs allow since 0.19."""
+    """Whether only parts of experts are offloaded and no graph captures them, which local graphs allow since 0.19."""
     modules = set(c.offload_modules or ())
     return bool(c.cuda_graph_impl == "local" and modules and modules <= PARTIAL and _modules(c) and "moe" not in _modules(c))
 
 
-def _offload(fails: Predicate, problem: str, since: str = "0.18.0", until: str = "") -> Step:
-    return _on(lambda c: c.fine_grained_activation_offloading and fails(c), problem, since, until)
+def _offload(fails: Predicate, problem: str, since: str = "0.18.0", until: str = "", name: str = "") -> Step:
+    return _on(lambda c: c.fine_grained_activation_offloading and fails(c), problem, since, until, name=name)
 
 
 def _shared_experts(c: Namespace) -> bool:
@@ -97,7 +98,7 @@ def _shared_experts(c: Namespace) -> bool:
 
 
 def _usual_scopes(c: Namespace) -> None:
-    """Whole layers are no list of modules; without a word inference captures layers if graphs are Megatron's own."""
+    """Defaults: no module means whole layers; inference captures layers if the graphs are Megatron's own (`local`)."""
     if c.cuda_graph_modules in (None, "full"):
         c.cuda_graph_modules = []
     if c.inference_cuda_graph_scope is None:
@@ -130,9 +131,10 @@ GRAPH_STEPS: tuple[Step, ...] = (
     check(
         GRAPHS,
         _odd_scope,
-        "cuda_graph_scope: found {cuda_graph_scope}; expected names of " + ", ".join(SCOPES),
+        "cuda_graph_scope: found {cuda_graph_scope}; expected names among " + ", ".join(SCOPES),
         since="0.16.0",
         until="0.18.0",
+        name="found-expected-names-of-full_iteration",
     ),
     derive(GRAPHS, _list_scopes, since="0.16.0", until="0.18.0"),
     derive(GRAPHS, _usual_scopes, since="0.18.0"),
@@ -155,11 +157,12 @@ GRAPH_STEPS: tuple[Step, ...] = (
                 or {"core_attn", "mla_up_proj"} & set(c.recompute_modules)
             )
         ),
-        "cuda_graph_impl: found {cuda_graph_impl} of {cuda_graph_scope} with recompute_granularity"
-        " {recompute_granularity}; this release expects transformer_engine, attn, selective, and no"
-        " recomputation of attention",
+        "cuda_graph_impl: found {cuda_graph_impl} with cuda_graph_scope {cuda_graph_scope} and recompute_granularity"
+        " {recompute_granularity}; this release supports recomputation only with transformer_engine, attn and"
+        " selective, and without core_attn and mla_up_proj in recompute_modules",
         since="0.15.0",
         until="0.16.0",
+        name="found-of-with-recompute_granularity-this",
     ),
     _on(
         lambda c: c.cuda_graph_impl == "transformer_engine" and "full_iteration" in _modules(c),
@@ -168,32 +171,33 @@ GRAPH_STEPS: tuple[Step, ...] = (
     ),
     _layered(
         lambda c: {"moe", "moe_router"} <= _modules(c),
-        "cuda_graph_scope: found both moe and moe_router; keep one of them (cuda_graph_modules since 0.18)",
+        "cuda_graph_scope: found both moe and moe_router; keep one of them (since 0.18 the setting is cuda_graph_modules)",
     ),
     _layered(
         lambda c: "moe_preprocess" in _modules(c) and "moe_router" not in _modules(c),
-        "cuda_graph_scope: found moe_preprocess without moe_router; add it (cuda_graph_modules since 0.18)",
+        "cuda_graph_scope: found moe_preprocess without moe_router; add moe_router (since 0.18 the setting is"
+        " cuda_graph_modules)",
     ),
     _layered(
         lambda c: _dense(c) and _modules(c) & {"moe", "moe_router"},
-        "cuda_graph_scope: found moe or moe_router without experts; drop them (cuda_graph_modules since 0.18)",
+        "cuda_graph_scope: found moe or moe_router without experts; drop them (since 0.18 the setting is cuda_graph_modules)",
     ),
     _layered(
         lambda c: not _dense(c) and _every_layer(c) and "mlp" in _modules(c),
-        "cuda_graph_scope: found mlp in a model without dense layers; drop it (cuda_graph_modules since 0.18)",
+        "cuda_graph_scope: found mlp in a model without dense layers; drop it (since 0.18 the setting is cuda_graph_modules)",
     ),
     _layered(
         lambda c: not _dense(c) and _undropped(c) and "moe" in _modules(c),
-        "cuda_graph_scope: found moe without a padded expert capacity; drop it (cuda_graph_modules since 0.18)",
+        "cuda_graph_scope: found moe without a padded expert capacity; drop it (since 0.18 the setting is cuda_graph_modules)",
     ),
     _layered(
         lambda c: not _dense(c) and _preprocess_waits(c) and "moe_preprocess" in _modules(c),
         "cuda_graph_scope: found moe_preprocess with a dispatcher that waits for the device; drop it"
-        " (cuda_graph_modules since 0.18)",
+        " (since 0.18 the setting is cuda_graph_modules)",
     ),
     _on(
         lambda c: c.recompute_granularity == "full" and _modules(c) != {"full_iteration"},
-        "recompute_granularity: found full with CUDA graphs of less than the whole iteration; drop one of them",
+        "recompute_granularity: found full with CUDA graphs that do not capture the full iteration; drop one of them",
         until="0.18.0",
     ),
     _on(
@@ -207,18 +211,23 @@ GRAPH_STEPS: tuple[Step, ...] = (
     ),
     _selective(
         lambda c: c.attention_dropout != 0.0 and (_whole(c) or "attn" in _modules(c)) and "core_attn" in c.recompute_modules,
-        "attention_dropout: found {attention_dropout} with CUDA graphs of attention that is recomputed; expected 0.0",
+        "attention_dropout: found {attention_dropout} with attention that is both captured in CUDA graphs and"
+        " recomputed; expected 0.0",
+        name="found-with-cuda-graphs-of",
     ),
     _selective(
         lambda c: (
             c.hidden_dropout != 0.0
             and any((_whole(c) or name in _modules(c)) and name in c.recompute_modules for name in ("mlp", "moe"))
         ),
-        "hidden_dropout: found {hidden_dropout} with CUDA graphs of an MLP that is recomputed; expected 0.0",
+        "hidden_dropout: found {hidden_dropout} with an MLP or experts both captured in CUDA graphs and recomputed; expected 0.0",
+        name="found-with-cuda-graphs-of",
     ),
     _selective(
         lambda c: c.moe_input_jitter_eps is not None and (_whole(c) or "moe" in _modules(c)) and "moe" in c.recompute_modules,
-        "moe_input_jitter_eps: found {moe_input_jitter_eps} with CUDA graphs of experts that are recomputed; drop it",
+        "moe_input_jitter_eps: found {moe_input_jitter_eps} with experts that are both captured in CUDA graphs and"
+        " recomputed; drop it",
+        name="found-with-cuda-graphs-of",
     ),
     _selective(
         _shared_experts,
@@ -232,7 +241,7 @@ GRAPH_STEPS: tuple[Step, ...] = (
     _offload(
         lambda c: c.cuda_graph_impl == "local" and not _partial(c),
         "fine_grained_activation_offloading: found offload_modules {offload_modules} with local CUDA graphs"
-        " of {cuda_graph_modules}; expected parts of experts only, and less than whole layers",
+        " of {cuda_graph_modules}; offload only expert_fc1, moe_act or fused_group_mlp, and capture single modules without moe",
         since="0.19.0",
     ),
     _offload(
@@ -249,7 +258,7 @@ GRAPH_STEPS: tuple[Step, ...] = (
             and (c.fine_grained_offloading_max_inflight_offloads is None or c.fine_grained_offloading_max_inflight_offloads < 0)
         ),
         "fine_grained_offloading_max_inflight_offloads: found"
-        " {fine_grained_offloading_max_inflight_offloads} with CUDA graphs of the whole iteration; expected"
+        " {fine_grained_offloading_max_inflight_offloads} with CUDA graphs of the full iteration; expected"
         " 0 or more",
     ),
 )

@@ -10,12 +10,12 @@ CLASS = "ModelParallelConfig"
 
 
 def _unsequenced(c: Namespace) -> bool:
-    """Experts and tensor parallelism without sequence parallelism."""
+    """Whether expert and tensor parallelism are combined without sequence parallelism."""
     return bool((c.expert_model_parallel_size or 1) > 1 and c.tensor_model_parallel_size > 1 and c.sequence_parallel is False)
 
 
 def _copies(c: Namespace) -> None:
-    """How often the weights of a tensor rank are split again; the class leaves the wish itself as it is."""
+    """Set how often the weights of a tensor rank are split again. Unlike the parser, the class fills in no shard counts."""
     if c.tensor_parallel_num_weight_shards is not None:
         c.gtp_weight_remat_size = c.tensor_parallel_num_weight_shards // c.tensor_model_parallel_size
     if c.expert_tensor_parallel_num_weight_shards is not None:
@@ -57,8 +57,8 @@ MODEL_PARALLEL_STEPS: tuple[Step, ...] = (
         CLASS,
         _unsequenced,
         "sequence_parallel: found false with expert_model_parallel_size {expert_model_parallel_size} and"
-        " tensor_model_parallel_size {tensor_model_parallel_size}; a defect of this release's own ends the"
-        " run there (NameError, where later releases warn); add --sequence-parallel, or use 0.16 or later",
+        " tensor_model_parallel_size {tensor_model_parallel_size}; a defect of this release ends the run"
+        " there (NameError; later releases warn instead); add --sequence-parallel, or use 0.16 or later",
         since="0.15.0",
         until="0.16.0",
     ),
@@ -67,8 +67,8 @@ MODEL_PARALLEL_STEPS: tuple[Step, ...] = (
         CLASS,
         lambda c: c.overlap_p2p_comm_warmup_flush and (not c.overlap_p2p_comm or c.batch_p2p_comm),
         "overlap_p2p_comm_warmup_flush: found with overlap_p2p_comm {overlap_p2p_comm} and batch_p2p_comm"
-        " {batch_p2p_comm}; expected true and false, which take an interleaved schedule; drop it, or add"
-        " virtual stages",
+        " {batch_p2p_comm}; expected overlap_p2p_comm true and batch_p2p_comm false, which only an interleaved schedule has;"
+        " drop overlap_p2p_comm_warmup_flush, or add virtual stages",
         since="0.10.0",
     ),
 )

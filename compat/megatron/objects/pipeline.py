@@ -1,4 +1,4 @@
-"""Steps of `TransformerConfig.__post_init__` for layouts, uneven stages, and counted embedding and loss."""
+"""Steps of `TransformerConfig.__post_init__` for layouts, uneven stages, and embedding and loss that count as layers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from compat.megatron.releases import RELEASES
 
 CLASS = "TransformerConfig: pipeline"
 FIRST, LAST = "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"
-DEFECT = "; a defect of this release's own ends the run there (ZeroDivisionError)"
+DEFECT = "; a defect of this release ends the run there (ZeroDivisionError)"
 
 
 def _accounts(c: Namespace) -> int:
-    return bool(c.account_for_embedding_in_pipeline_split) + bool(c.account_for_loss_in_pipeline_split)
+    """How many of embedding and loss count as a layer: 0, 1 or 2."""
+    return sum(map(bool, (c.account_for_embedding_in_pipeline_split, c.account_for_loss_in_pipeline_split)))
 
 
 def _uneven(c: Namespace) -> bool:
@@ -22,13 +23,13 @@ def _uneven(c: Namespace) -> bool:
 
 
 def _middle(c: Namespace) -> tuple[int, int]:
-    """Layers and ranks between the stages whose layers were named."""
+    """Layers and pipeline ranks that remain between the stages with a given number of layers."""
     ends = [getattr(c, name) for name in (FIRST, LAST) if getattr(c, name) is not None]
     return c.num_layers - sum(ends), c.pipeline_model_parallel_size - len(ends)
 
 
 def _spread(c: Namespace) -> bool:
-    """Whether the middle layers can be looked at: known, and with ranks to hold them."""
+    """Whether the middle layers can be checked: their number is known, and there are ranks for them."""
     return _uneven(c) and c.num_layers is not None and _middle(c)[1] != 0
 
 
@@ -87,7 +88,7 @@ def _end(name: str, where: str) -> tuple[Step, ...]:
 
 
 def _counted(c: Namespace) -> bool:
-    """Whether embedding or loss count as layers; since 0.13, only where nothing else lays out the stages."""
+    """Whether embedding or loss count as layers; since 0.13, only if nothing else sets the stages."""
     others = _uneven(c) or c.pipeline_model_parallel_layout is not None
     return bool(_accounts(c) and c.num_layers is not None and not (others and RELEASES.since(c.release, "0.13.0")))
 
@@ -118,14 +119,15 @@ PIPELINE_STEPS: tuple[Step, ...] = (
     check(
         CLASS,
         lambda c: given(FIRST, LAST)(c) and _accounts(c),
-        f"{FIRST}: named layers of the first or last stage found with"
-        " account_for_embedding_in_pipeline_split or account_for_loss_in_pipeline_split; keep one way",
+        f"{FIRST}: found, or {LAST}, with"
+        " account_for_embedding_in_pipeline_split or account_for_loss_in_pipeline_split; keep one of the two ways",
+        name="named-layers-of-the-first",
         since="0.11.0",
     ),
     check(
         CLASS,
         lambda c: c.pipeline_model_parallel_layout is not None and (given(FIRST, LAST)(c) or _accounts(c)),
-        "pipeline_model_parallel_layout: found with other settings of uneven stages; keep one way",
+        "pipeline_model_parallel_layout: found with other settings of uneven stages; keep one of them",
         since="0.13.0",
     ),
     inspect(CLASS, _layout_problems, since="0.13.0"),
@@ -141,16 +143,17 @@ PIPELINE_STEPS: tuple[Step, ...] = (
     check(
         CLASS,
         lambda c: _uneven(c) and c.num_layers is not None and _middle(c)[1] == 0,
-        f"pipeline_model_parallel_size: found {{pipeline_model_parallel_size}}, all of it first or last"
-        f" stages with named layers{DEFECT}; name the layers of fewer stages, or use more pipeline ranks",
+        f"pipeline_model_parallel_size: found {{pipeline_model_parallel_size}}, and every stage has a given"
+        f" number of layers{DEFECT}; set the layers of fewer stages, or use more pipeline ranks",
         since="0.11.0",
         until="0.13.0",
+        name="found-all-of-it-first",
     ),
     check(
         CLASS,
         lambda c: _uneven(c) and c.num_layers is not None and bool(_middle(c)[0]) != bool(_middle(c)[1]),
         f"num_layers: found {{num_layers}}, with {{{FIRST}}} on the first stage and {{{LAST}}} on the last;"
-        " expected layers left exactly where stages are left (pipeline_model_parallel_size"
+        " expected layers for the other stages if there are any, and none if not (pipeline_model_parallel_size"
         f" {{pipeline_model_parallel_size}})",
         since="0.16.0",
     ),
@@ -158,7 +161,7 @@ PIPELINE_STEPS: tuple[Step, ...] = (
         CLASS,
         lambda c: _spread(c) and _middle(c)[0] % _middle(c)[1] != 0,
         f"num_layers: found {{num_layers}}, with {{{FIRST}}} on the first stage and {{{LAST}}} on the last;"
-        " expected the rest to divide over the other pipeline ranks (pipeline_model_parallel_size"
+        " expected the other layers to divide over the other pipeline ranks (pipeline_model_parallel_size"
         f" {{pipeline_model_parallel_size}})",
         since="0.11.0",
     ),
@@ -179,10 +182,11 @@ PIPELINE_STEPS: tuple[Step, ...] = (
         lambda c: (
             _counted(c) and c.virtual_pipeline_model_parallel_size is None and c.pipeline_model_parallel_size - _accounts(c) == 0
         ),
-        f"pipeline_model_parallel_size: found {{pipeline_model_parallel_size}}, all of it taken by embedding"
-        f" and loss that count as stages{DEFECT}; use more pipeline ranks",
+        f"pipeline_model_parallel_size: found {{pipeline_model_parallel_size}}, and embedding"
+        f" and loss leave no stage for layers{DEFECT}; use more pipeline ranks",
         since="0.11.0",
         until="0.12.0",
+        name="found-all-of-it-taken",
     ),
     check(
         CLASS,
@@ -192,15 +196,15 @@ PIPELINE_STEPS: tuple[Step, ...] = (
             and c.pipeline_model_parallel_size - _accounts(c) != 0
             and c.num_layers % (c.pipeline_model_parallel_size - _accounts(c)) != 0
         ),
-        "num_layers: found {num_layers}; expected a multiple of the pipeline ranks that embedding and loss"
-        " leave (pipeline_model_parallel_size {pipeline_model_parallel_size})",
+        "num_layers: found {num_layers}; expected a multiple of the pipeline ranks without those of embedding"
+        " and loss (pipeline_model_parallel_size {pipeline_model_parallel_size})",
         since="0.11.0",
         until="0.12.0",
     ),
     check(
         CLASS,
         lambda c: c.virtual_pipeline_model_parallel_size is not None and _counted_indivisible(c),
-        "num_layers: found {num_layers}; with embedding and loss that count as layers, expected a multiple of"
+        "num_layers: found {num_layers}; with embedding and loss counted as layers, expected a multiple of"
         " pipeline_model_parallel_size ({pipeline_model_parallel_size})",
         since="0.11.0",
         until="0.12.0",
@@ -208,14 +212,14 @@ PIPELINE_STEPS: tuple[Step, ...] = (
     check(
         CLASS,
         _counted_indivisible,
-        "num_layers: found {num_layers}; with embedding and loss that count as layers, expected a multiple of"
+        "num_layers: found {num_layers}; with embedding and loss counted as layers, expected a multiple of"
         " pipeline_model_parallel_size ({pipeline_model_parallel_size})",
         since="0.12.0",
     ),
     check(
         CLASS,
         _counted_stage_indivisible,
-        "num_layers: found {num_layers}; with embedding and loss that count as layers, expected the layers"
+        "num_layers: found {num_layers}; with embedding and loss counted as layers, expected the layers"
         " of a rank to divide by virtual_pipeline_model_parallel_size"
         " ({virtual_pipeline_model_parallel_size})",
         since="0.11.0",

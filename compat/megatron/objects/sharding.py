@@ -10,12 +10,12 @@ BUCKETS = "training.py: bucket size"
 CLASS = "DistributedDataParallelConfig"
 OPTIMIZER = "OptimizerConfig"
 LEAST, PER_RANK = 40_000_000, 1_000_000
-"""Elements of a bucket where none were given: at least LEAST, and PER_RANK for each rank."""
+"""Default bucket size in elements: PER_RANK for each rank, and at least LEAST."""
 STATES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 
 
 def _bucket(d: Namespace) -> None:
-    """Without a size, a sane one; without overlap, one bucket for everything; with a count, unknown here."""
+    """Set the bucket size: the default if none is given; None without overlap (one bucket) or with a number of buckets."""
     counted = d.num_buckets is not None or d.ddp_num_buckets is not None
     if not d.overlap_grad_reduce or counted:
         d.bucket_size = None
@@ -36,9 +36,10 @@ DDP_STEPS: tuple[Step, ...] = (
     check(
         CLASS,
         lambda d: d.param_name_patterns_for_fp32_local_accumulation and d.grad_reduce_in_fp32,
-        "ddp_param_name_patterns_for_fp32_local_accumulation: found with gradients that are all in fp32;"
+        "ddp_param_name_patterns_for_fp32_local_accumulation: found with all gradients in fp32;"
         " drop it, or add --grad-reduce-in-bf16",
         since="0.17.0",
+        name="found-with-gradients-that-are",
     ),
     derive(BUCKETS, _bucket),
     derive(CLASS, when(lambda d: d.megatron_fsdp_max_pool_double_buffer, fsdp_double_buffer=True), since="0.19.0"),
@@ -51,7 +52,7 @@ def _without_fp8(o: Namespace) -> None:
 
 
 def _narrow(name: str) -> Predicate:
-    """Whether an optimizer without precision awareness keeps `name` in less than fp32."""
+    """A predicate: `name` is not fp32, although the optimizer is not precision-aware."""
     return lambda o: not o.use_precision_aware_optimizer and getattr(o, name) != "torch.float32"
 
 
@@ -61,9 +62,10 @@ OPTIMIZER_STEPS: tuple[Step, ...] = (
     check(
         "get_megatron_optimizer_config",
         lambda o: o.optimizer not in ("adam", "sgd") and "muon" not in o.optimizer,
-        "optimizer: found {optimizer}, which this release can name but not build; expected adam, sgd or muon",
+        "optimizer: found {optimizer}, which the parser accepts but this release cannot build; expected adam, sgd or muon",
         since="0.16.0",
         until="0.18.0",
+        name="found-which-this-release-can",
     ),
     check(
         OPTIMIZER,

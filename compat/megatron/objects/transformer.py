@@ -36,13 +36,13 @@ LINEAR = (
 
 
 def activation(c: Namespace) -> str:
-    """The name of the activation function; GELU where none is named."""
+    """The name of the activation function; gelu if none is set."""
     function: Any = c.activation_func
     return "gelu" if function is None else named(getattr(function, "__name__", function))
 
 
 def default(name: str, value: Change) -> Change:
-    """A change that lets `value` fill `name` where it has nothing."""
+    """A change that applies `value`, which sets `name`, if `name` has no value."""
 
     def change(c: Namespace) -> None:
         if getattr(c, name) is None:
@@ -69,7 +69,7 @@ def _residual(c: Namespace) -> None:
 
 
 def _is_delta(c: Namespace) -> bool:
-    """Whether attention is a gated delta net: under its old name, or since 0.20 under one of two."""
+    """Whether attention is a gated delta net: `gated_delta_net`, or since 0.20 `gdn` or `gdn2`."""
     variant = c.experimental_attention_variant
     return variant == "gated_delta_net" or (variant in ("gdn", "gdn2") and RELEASES.since(c.release, MAIN))
 
@@ -78,7 +78,7 @@ _delta = under(DELTA, _is_delta, "0.16.0")
 
 
 def _lacking(name: str) -> Predicate:
-    """Whether a gated delta net lacks a size; gdn2 may be the G of a hybrid pattern, which needs no frequency."""
+    """A predicate: the size `name` is missing. gdn2 may be the G of a hybrid pattern, and then needs no frequency."""
     return lambda c: getattr(c, name) is None and (name, c.experimental_attention_variant) != (LINEAR[0], "gdn2")
 
 
@@ -89,12 +89,14 @@ def _complete(c: Namespace) -> bool:
 def _linear_heads(c: Namespace, ranks: int) -> bool:
     """Whether the linear heads divide: values by keys, and both by the ranks."""
     keys, values = c.linear_num_key_heads, c.linear_num_value_heads
-    return not _complete(c) or bool(keys and values % keys == keys % ranks == values % ranks == 0)
+    if not _complete(c):
+        return True  # the checks of missing sizes speak instead
+    return keys != 0 and values % keys == 0 and keys % ranks == 0 and values % ranks == 0
 
 
 HEADS = (
     "linear_num_key_heads: found {linear_num_key_heads}, and linear_num_value_heads {linear_num_value_heads};"
-    " expected the second to be a multiple of the first, and both of the ranks"
+    " expected the second to be a multiple of the first, and both to be multiples of the ranks"
 )
 
 SIZE_STEPS: tuple[Step, ...] = (
@@ -167,7 +169,7 @@ SIZE_STEPS: tuple[Step, ...] = (
             c.experimental_attention_variant == "dsa" and (c.dsa_indexer_topk_freq < 1 or c.dsa_indexer_skip_topk_offset < 0)
         ),
         "dsa_indexer_topk_freq: found {dsa_indexer_topk_freq}, and dsa_indexer_skip_topk_offset"
-        " {dsa_indexer_skip_topk_offset}; expected at least 1 and 0",
+        " {dsa_indexer_skip_topk_offset}; expected at least 1, and at least 0",
         since="0.19.0",
     ),
 )
@@ -192,7 +194,7 @@ PRECISION_STEPS: tuple[Step, ...] = (
     check(
         PRECISION,
         lambda c: c.fp8 and c.first_last_layers_bf16 and named(c.fp8_recipe) == "delayed",
-        "first_last_layers_bf16: found with fp8_recipe delayed, which cannot leave layers out; choose another recipe",
+        "first_last_layers_bf16: found with fp8_recipe delayed, which cannot keep single layers in bf16; choose another recipe",
         since="0.12.0",
     ),
     _bf16_layers("num_layers_at_start_in_bf16"),
@@ -259,7 +261,7 @@ SINGLE: Mapping[str, Predicate] = {
     "pipeline_model_parallel_size": lambda c: c.pipeline_model_parallel_size > 1,
     "fp32_residual_connection": lambda c: c.fp32_residual_connection,
 }
-"""What several residual streams do not go with."""
+"""Settings that exclude several residual streams, each with its condition."""
 
 
 def _single(name: str, fails: Predicate) -> Step:
@@ -417,8 +419,9 @@ OFFLOAD_STEPS: tuple[Step, ...] = (
             and "moe" in c.recompute_modules
             and _offloaded(c) & {"moe_act", "expert_fc1", "fused_group_mlp"}
         ),
-        "offload_modules: found {offload_modules} with recomputation of whole MoE layers; drop one of them",
+        "offload_modules: found {offload_modules} with moe in recompute_modules; drop one of them",
         since="0.19.0",
+        name="found-with-recomputation-of-whole",
     ),
     _fine(
         lambda c: (
@@ -428,7 +431,7 @@ OFFLOAD_STEPS: tuple[Step, ...] = (
         ),
         "activation_offload_fraction: found {activation_offload_fraction}, min_offloaded_tensor_size"
         " {min_offloaded_tensor_size} and delta_offload_bytes_across_pp_ranks"
-        " {delta_offload_bytes_across_pp_ranks}; expected 0 to 1, and no negative sizes",
+        " {delta_offload_bytes_across_pp_ranks}; expected a fraction from 0 to 1, and two sizes of at least 0",
         since="0.19.0",
     ),
     _fine(
@@ -462,8 +465,8 @@ OFFLOAD_STEPS: tuple[Step, ...] = (
             )
         ),
         "moe_paged_stash: found with cpu_offloading {cpu_offloading}, moe_expert_rank_capacity_factor"
-        " {moe_expert_rank_capacity_factor} and offload_modules {offload_modules}; expected a factor, and no"
-        " other offloading of experts",
+        " {moe_expert_rank_capacity_factor} and offload_modules {offload_modules}; set the factor, and drop"
+        " cpu_offloading and the offloading of expert_fc1, moe_act and fused_group_mlp",
         since="0.18.0",
     ),
 )
@@ -482,22 +485,26 @@ _clamped = under(
 ACTIVATION_STEPS: tuple[Step, ...] = (
     _fused(
         lambda c: activation(c) not in ("gelu", "silu"),
-        "bias_activation_fusion: found with another activation than gelu and silu; add --no-bias-gelu-fusion",
+        "bias_activation_fusion: found with an activation other than gelu and silu; add --no-bias-gelu-fusion",
         until="0.15.0",
+        name="found-with-another-activation-than",
     ),
     _fused(
         lambda c: activation(c) not in ("gelu", "silu", "quick_gelu"),
-        "bias_activation_fusion: found with another activation than gelu, silu and quick_gelu; add --no-bias-gelu-fusion",
+        "bias_activation_fusion: found with an activation other than gelu, silu and quick_gelu; add --no-bias-gelu-fusion",
         since="0.15.0",
+        name="found-with-another-activation-than",
     ),
     _fused(
         lambda c: activation(c) == "gelu" and not c.gated_linear_unit and not c.add_bias_linear,
-        "bias_activation_fusion: found with gelu without biases; add --no-bias-gelu-fusion",
+        "bias_activation_fusion: found with gelu and without biases; add --no-bias-gelu-fusion",
+        name="found-with-gelu-without-biases",
     ),
     _fused(
         lambda c: activation(c) == "quick_gelu" and not c.gated_linear_unit,
-        "bias_activation_fusion: found with quick_gelu without gates; add --no-bias-gelu-fusion",
+        "bias_activation_fusion: found with quick_gelu and without gated_linear_unit; add --no-bias-gelu-fusion",
         since="0.15.0",
+        name="found-with-quick_gelu-without-gates",
     ),
     _fused(
         lambda c: c.glu_linear_offset != 0.0 and activation(c) != "quick_gelu",
@@ -518,13 +525,15 @@ ACTIVATION_STEPS: tuple[Step, ...] = (
     check(
         ACTIVATION,
         lambda c: c.use_te_activation_func and activation(c) not in ("gelu", "silu", "relu"),
-        "use_te_activation_func: found with another activation than gelu, silu and relu; drop it",
+        "use_te_activation_func: found with an activation other than gelu, silu and relu; drop it",
         since="0.15.0",
+        name="found-with-another-activation-than",
     ),
     check(
         ACTIVATION,
         lambda c: c.activation_func_fp8_input_store and (activation(c) != "silu" or not c.gated_linear_unit),
-        "activation_func_fp8_input_store: found with another activation than SwiGLU; drop it, or add --swiglu",
+        "activation_func_fp8_input_store: found with an activation other than SwiGLU; drop it, or add --swiglu",
+        name="found-with-another-activation-than",
     ),
     _clamped(
         lambda c: not 0 < c.activation_func_clamp_value < inf,
@@ -555,12 +564,14 @@ def _width_scale(c: Namespace) -> float:
     try:
         return float(base / c.kv_channels**c.mup_attn_scale_power)
     except ArithmeticError:
-        problem = f"mup_attn_scale_power: found {c.mup_attn_scale_power}; kv_channels ({c.kv_channels}) to that is no number"
+        problem = (
+            f"mup_attn_scale_power: found {c.mup_attn_scale_power}; kv_channels ({c.kv_channels}) to this power is not a number"
+        )
         raise ConfigError(problem) from None
 
 
 def _scaled_by_width(c: Namespace) -> None:
-    """The width that all others are measured by, and the scale of attention over it."""
+    """Maximal update parametrization: set the base width, the width multiplier, and the scales that follow from them."""
     if c.use_mup and _positive_base(c):
         c.mup_base_hidden_size = c.mup_base_hidden_size or c.hidden_size
         c.mup_width_mult = c.hidden_size / c.mup_base_hidden_size
@@ -571,7 +582,7 @@ def _scaled_by_width(c: Namespace) -> None:
 
 
 def _positions(c: Namespace) -> bool:
-    """Whether the pattern of layers without rotary positions fits the layers."""
+    """Whether the pattern of layers without rotary positions fits the number of layers."""
     if not c.no_rope_freq:
         return True
     if isinstance(c.no_rope_freq, int):
@@ -580,7 +591,7 @@ def _positions(c: Namespace) -> bool:
 
 
 def _spread_positions(c: Namespace) -> None:
-    """Every so many layers one without rotary positions becomes one entry for each layer."""
+    """Turn a frequency of layers without rotary positions into one entry for each layer."""
     if c.no_rope_freq and isinstance(c.no_rope_freq, int) and _positions(c):
         c.no_rope_freq = [*[0] * (c.no_rope_freq - 1), 1] * (c.num_layers // c.no_rope_freq)
 
@@ -621,11 +632,11 @@ SERVED = {
     "add_qkv_bias": False,
     "use_kitchen": False,
 }
-"""What transformer_impl inference_optimized wants of a model."""
+"""Settings that transformer_impl inference_optimized requires."""
 
 
 def _served(name: str, wanted: Any) -> Step:
-    """With use_checkpoint_args the checkpoint says what the model is, and the command line's own words do not count."""
+    """A check for inference_optimized. With use_checkpoint_args the model comes from the checkpoint, so nothing is checked."""
     return check(
         CLASS,
         lambda c: _optimized(c) and not c.use_checkpoint_args and (getattr(c, name) or False) != wanted,
@@ -643,7 +654,8 @@ INVARIANT_STEPS: tuple[Step, ...] = (
     ),
     _invariant(
         lambda c: c.params_dtype != "torch.bfloat16",
-        "batch_invariant_mode: found with parameters in {params_dtype}; expected bf16",
+        "batch_invariant_mode: found with params_dtype {params_dtype}; expected torch.bfloat16",
+        name="found-with-parameters-in-expected",
     ),
     _invariant_experts(
         lambda c: not _optimized(c) and c.moe_token_dispatcher_type != "alltoall",
@@ -655,14 +667,17 @@ INVARIANT_STEPS: tuple[Step, ...] = (
     ),
     _invariant_experts(
         lambda c: c.moe_permute_fusion or c.moe_permute_fusion_into_hybridep,
-        "batch_invariant_mode: found with fused permutation of experts' tokens; drop --moe-permute-fusion",
+        "batch_invariant_mode: found with moe_permute_fusion or moe_permute_fusion_into_hybridep; drop them",
+        name="found-with-fused-permutation-of",
     ),
     _invariant_experts(
         lambda c: c.moe_pad_expert_input_to_capacity or c.moe_pad_experts_for_cuda_graph_inference,
-        "batch_invariant_mode: found with experts that are padded; drop the padding",
+        "batch_invariant_mode: found with padded experts; drop moe_pad_expert_input_to_capacity and"
+        " moe_pad_experts_for_cuda_graph_inference",
+        name="found-with-experts-that-are",
     ),
 )
-"""What results that hang on no batch want since 0.20; that DeepGEMM is installed where it is needed is up to the machine."""
+"""Requirements of batch-invariant results since 0.20. Megatron also checks that DeepGEMM is installed, unknown here."""
 
 LAST_STEPS: tuple[Step, ...] = (
     *(_served(name, wanted) for name, wanted in SERVED.items()),
@@ -739,7 +754,7 @@ LAST_STEPS: tuple[Step, ...] = (
         ),
         "batch_invariant_mode: found with flash_attention_version {flash_attention_version},"
         " context_parallel_size {context_parallel_size} and attention_dropout {attention_dropout}; expected"
-        " 3 or 4, 1 and 0.0",
+        " 3 or 4 for the version, 1 and 0.0",
         since="0.19.0",
     ),
     *INVARIANT_STEPS,
@@ -749,13 +764,13 @@ LATENT_STEPS: tuple[Step, ...] = (
     check(
         "MLATransformerConfig",
         lambda c: c.multi_latent_attention and c.apply_rope_fusion and c.rope_type != "yarn",
-        "apply_rope_fusion: found with multi_latent_attention and rope_type {rope_type}; expected yarn",
+        "apply_rope_fusion: found with multi_latent_attention and rope_type {rope_type}; expected rope_type yarn",
         since="0.13.0",
     ),
     check(
         "MLATransformerConfig",
         lambda c: c.attention_output_gate,
-        "attention_output_gate: found with multi_latent_attention, which has none; drop it",
+        "attention_output_gate: found with multi_latent_attention, which has no output gate; drop it",
         since="0.16.0",
     ),
     check(
