@@ -17,16 +17,16 @@ SETTING = re.compile(r"(model|training|schedule|batch|optimizer|data|run)\.[\w.]
 
 
 class FastLLMConfig(Config):
-    """A Fast-LLM config; `multi_stage` and `distributed` show what Fast-LLM's own objects would hold."""
+    """A Fast-LLM config; `multi_stage`, `distributed`, ... show the values of Fast-LLM's own config objects."""
 
     @cached_property
     def multi_stage(self) -> Values:
-        """Effective fields of the `MultiStageConfig` object; None where it holds None."""
+        """Effective fields of the `MultiStageConfig` object."""
         return Values(self._object("model.multi_stage."))
 
     @cached_property
     def distributed(self) -> Values:
-        """Effective fields of the `DistributedConfig` object, and the sizes and ranks that it derives where they are known."""
+        """Effective fields of the `DistributedConfig` object, and the sizes and ranks that it derives, if they are known."""
         from compat.fast_llm.effective import mesh
 
         return Values({**self._object("model.distributed."), **mesh(self.effective)})
@@ -64,13 +64,13 @@ class FastLLMDialect(PackagedDialect):
         return formats.read(source, releases.release(version), lenient)
 
     def effective(self, config: Config) -> Values:
-        """What Fast-LLM's config objects would hold; raises `ConfigError` with what they refuse."""
+        """The values of Fast-LLM's config objects. Raises `ConfigError` with every refusal."""
         from compat.fast_llm.effective import effective
 
         return Values(effective(config.given, config.version, config.world_size))
 
     def beyond(self, config: Config) -> Iterable[Finding]:
-        """Given numbers that no run can mean, those inside of sections that are kept as they stand among them."""
+        """Findings on negative numbers that no run can use, also inside free-form sections."""
         from compat.fast_llm.signatures import below_zero
 
         yield from super().beyond(config)
@@ -80,14 +80,14 @@ class FastLLMDialect(PackagedDialect):
                 yield Finding(place, message, Effect.NUMBERS, True, origin=config.origins.get(place) or config.origins.get(path))
 
     def missing(self, config: Config) -> Iterator[Finding]:
-        """The length of the run."""
+        """A finding if the length of the run is missing."""
         from bridge.requirements import missing
         from compat.fast_llm.requirements import NEEDS
 
         yield from missing(config.given, NEEDS, self.whole(config))
 
     def render(self, config: Config, format: str | None = None) -> Written:
-        """YAML, or the words of a command line; and the launch command."""
+        """The config as YAML or as words of a command line, with the launch command."""
         from compat.fast_llm import formats
 
         chosen = self.chosen(format)
@@ -102,7 +102,7 @@ class FastLLMDialect(PackagedDialect):
         return Written(self.name, formats.text(config.given), chosen, launch=launch, file=formats.FILE)
 
     def recognises(self, data: Any) -> int:
-        """High for the sections of a model, lower for the parallel sizes alone and for overrides."""
+        """A score: high for the sections of a model, lower for parallel sizes alone and for overrides, 0 for anything else."""
         if isinstance(data, list):
             return 3 * any(isinstance(word, str) and SETTING.match(word) is not None for word in data)
         if not isinstance(data, Mapping):
@@ -120,7 +120,7 @@ class FastLLMDialect(PackagedDialect):
         return path in release(version).keys
 
     def defaults(self, version: str) -> Mapping[str, Any]:
-        """What a release takes for each key that it has."""
+        """The default of each key of a release."""
         from compat.fast_llm.releases import release
 
         at = release(version)
@@ -138,7 +138,7 @@ class FastLLMDialect(PackagedDialect):
 
 
 def _sizes(data: Any) -> bool:
-    """Whether `data` has a section of ranks that is Fast-LLM's by its names."""
+    """Whether `data` has a `distributed` section with keys that only Fast-LLM has."""
     ranks = data.get("distributed") if isinstance(data, Mapping) else None
     names = ("tensor_parallel", "pipeline_parallel", "sequence_data_parallel", "compute_dtype", "training_dtype")
     return isinstance(ranks, Mapping) and any(name in ranks for name in names)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from bridge.rules import Context, Effect, Group, convert
 from compat.fast_llm.effective import (
     BREADTH,
@@ -20,15 +22,13 @@ from compat.fast_llm.effective import (
 TOKENS, DOCUMENT = "data.micro_batch_size", "data.maximum_document_length"
 ROUNDS, TOGETHER = ORDER + "depth_first_micro_batches", ORDER + "breadth_first_micro_batches"
 USUAL = 2048
-"""Tokens of a sequence where a plan leaves them open: the default of all releases."""
+"""Tokens of a sequence if a plan leaves them open: the default of all releases."""
 AXES = (TENSOR, PIPELINE, SPLIT)
 
 
 def _product(*sizes: int | None) -> int:
-    total = 1
-    for size in sizes:
-        total *= size or 1
-    return total
+    """The product of the sizes; None counts as 1."""
+    return prod(size or 1 for size in sizes)
 
 
 def _read(values: Group, context: Context) -> Group:
@@ -46,7 +46,7 @@ def _read(values: Group, context: Context) -> Group:
 
 
 def _rounds(values: Group, context: Context) -> tuple[int | None, int | None]:
-    """Microbatches one after the other, and together."""
+    """The number of depth-first and of breadth-first microbatches; None if open."""
     depth, breadth = (ROUNDS, TOGETHER) if context.since("0.4.0") else (DEPTH, BREADTH)
     return values.get(depth), values.get(breadth)
 
@@ -57,12 +57,15 @@ def _data(values: Group) -> int | None:
 
 
 def _told(total: int | None, micro: int | None, steps: int | None) -> int | None:
-    """Replicas, where nobody says how many ranks there are but the whole batch and its parts do."""
+    """Data-parallel size by global batch / (micro batch x accumulation), for a config without a world size."""
     return total // (micro * steps) or None if total and micro and steps else None
 
 
 def _samples(values: Group) -> tuple[int, int]:
-    """Sequences of a microbatch, and tokens of each: documents of full length if they fill it, else one sequence."""
+    """Sequences of a microbatch, and tokens of each.
+
+    If the longest document divides the microbatch, each sequence is one such document; else the microbatch is one sequence.
+    """
     tokens, document = values.get(TOKENS) or USUAL, values.get(DOCUMENT)
     whole = document is not None and 0 < document <= tokens and tokens % document == 0
     length = document if whole and document else tokens
@@ -93,7 +96,7 @@ def _old(values: Group) -> Group:
 
 
 def _world(values: Group, context: Context) -> int | None:
-    """All ranks, where the launcher does not tell them."""
+    """The world size of the plan; None if the launcher passes the same."""
     data = values.get("parallel.data")
     world = data * _product(*(values.get(f"parallel.{axis}") for axis in ("tensor", "pipeline", "context"))) if data else None
     return None if world == context.world_size else world
@@ -105,12 +108,12 @@ def _read_order(values: Group, context: Context) -> Group:
 
 
 def _write_order(values: Group, context: Context) -> Group:
-    """As the plan says, else as Fast-LLM chose before 0.4.0: together with a pipeline, one after the other without."""
+    """The order of the plan, else the one of Fast-LLM before 0.4.0: breadth-first with a pipeline, depth-first without."""
     new, piped = context.since("0.4.0"), (values.get("parallel.pipeline") or 1) > 1
     steps, depth, breadth = (
         values.get(path) for path in ("batch.accumulation", "schedule.depth_first", "schedule.breadth_first")
     )
-    if piped and not new and (depth or 1) > 1:
+    if piped and not new and (depth or 1) > 1:  # Fast-LLM before 0.4.0 refuses that
         depth = breadth = None
     if steps is not None and (depth is None or breadth is None or depth * breadth != steps):
         depth, breadth = (1, steps) if piped else (steps, 1)
@@ -134,7 +137,8 @@ RULES = (
             LENGTH: "model.sequence",
             WORLD: "parallel.data",
         },
-        lossy="Fast-LLM counts tokens of packed documents: sequences of a fixed length become documents of at most that length",
+        lossy="Fast-LLM fills microbatches with packed documents: a fixed sequence length becomes the largest length"
+        " of a document",
         source="data/dataset/config.py: micro_batch_size in tokens; schedule/config.py: the batch section before 0.4.0",
     ),
     convert(
@@ -148,7 +152,7 @@ RULES = (
             **dict.fromkeys((ROUNDS, DEPTH), "schedule.depth_first"),
             **dict.fromkeys((TOGETHER, BREADTH), "schedule.breadth_first"),
         },
-        note="the order of the microbatches of a step; their product is the accumulation",
+        note="the order of the microbatches of a step; depth-first x breadth-first is the gradient accumulation",
         source="schedule/schedule.py: order of steps; schedule/config.py before 0.4.0: how the batch is divided",
     ),
 )

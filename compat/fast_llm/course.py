@@ -20,7 +20,7 @@ RULES = (
         lambda values, context: {"run.steps": values.get("training.train_iters") or None},
         lambda values, context: {"training.train_iters": values.get("run.steps")},
         effect=EFFECTS["run.steps"],
-        lossy="0, Fast-LLM's default, trains nothing",
+        lossy="a Plan has no run of 0 steps, which is Fast-LLM's default",
         source="engine/training/config.py: train_iters",
     ),
     rename(RANKS + "seed", "run.seed", source="engine/distributed/config.py: seed"),

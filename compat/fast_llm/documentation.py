@@ -1,4 +1,4 @@
-"""Where Fast-LLM's guides say one thing and its code does another."""
+"""Settings for which Fast-LLM's guides differ from its code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ DISAGREEMENTS: tuple[Disagreement, ...] = (
         Disagreement(
             M + name,
             f"the default is 1, and the count is ignored below ZeRO level {level}",
-            "the default is one buffer for each stage, that is no sharing; a count holds at every level, and makes the level",
+            "the default is one buffer for each stage, that is no sharing; a count takes effect at every level, and"
+            " sets the level",
             GUIDE,
             f"{CONFIG}: MultiStageConfig._validate; multi_stage.py: _get_buffer_placement",
             since=GUIDED,
@@ -26,8 +27,9 @@ DISAGREEMENTS: tuple[Disagreement, ...] = (
     ),
     Disagreement(
         M + "num_grad_buffers",
-        "three of them may stand beside a ZeRO level of 2 or 3",
-        "a count beside zero_stage 2 or 3 is refused, even 2 and even null; only without a level, or beside level 1, it is taken",
+        "three of them may be combined with ZeRO level 2 or 3",
+        "a count together with zero_stage 2 or 3 is refused, even 2 and even null; it is accepted only without a level"
+        " or at level 1",
         GUIDE,
         f"{CONFIG}: _set_implicit_default in _validate (pull request 211)",
         since=GUIDED,
@@ -35,7 +37,8 @@ DISAGREEMENTS: tuple[Disagreement, ...] = (
     Disagreement(
         M + "layers_per_stage",
         "fractions are allowed, and a smaller value balances the load better",
-        "a stage ends at the first whole layer that reaches the size: 1.5 cuts as 2 does, and anything below 1 as 1 does",
+        "a stage ends at the first whole layer that reaches the size: 1.5 has the effect of 2, and any value below 1"
+        " has the effect of 1",
         GUIDE,
         "fast_llm/engine/multi_stage/multi_stage.py: _split_into_stages",
         since=GUIDED,
@@ -51,23 +54,23 @@ DISAGREEMENTS: tuple[Disagreement, ...] = (
     Disagreement(
         D + "pipeline_parallel",
         "each GPU holds a block of consecutive layers",
-        "stages go round the pipeline ranks one after the other; blocks appear only where a stage is a rank's whole share",
+        "stages are dealt to the pipeline ranks in turn; a rank holds one block only if it has one stage",
         PARALLEL,
         "fast_llm/engine/multi_stage/multi_stage.py: _stage_pipeline_ranks",
         since=DESCRIBED,
     ),
     Disagreement(
         D + "sequence_tensor_parallel",
-        "its gradients are summed over tensor and sequence groups together",
-        "they are summed over the tensor group; sequence data ranks are part of the one reduce-scatter over data ranks",
+        "its gradients are summed over the tensor group and the sequence group together",
+        "they are summed over the tensor group; sequence data ranks take part in the reduce-scatter over all data ranks",
         INTERNALS,
         "fast_llm/engine/multi_stage/fsdp.py: reduce_gradients",
         since=DESCRIBED,
     ),
     Disagreement(
         M + "store_frozen_weights_in_optimization_precision",
-        "off keeps frozen weights in the format of the forward pass",
-        "off fails when a model with frozen and trained weights is built in mixed precision: all shards must have one format",
+        "false keeps frozen weights in the format of the forward pass",
+        "with false, a model with frozen and trained weights fails to build in mixed precision: all shards must have one format",
         "description of the field",
         "fast_llm/engine/multi_stage/multi_stage.py: _shard_dtype",
         since=GUIDED,

@@ -1,4 +1,4 @@
-"""What Fast-LLM makes of a config: its defaults, what it derives, and every reason to refuse."""
+"""The values that Fast-LLM makes of a config: defaults, derived values, and every refusal."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ SEQUENCE_TENSOR = RANKS + "sequence_tensor_parallel"
 FORMATS = tuple(RANKS + name for name in ("compute_dtype", "training_dtype", "optimization_dtype"))
 TEXT_SCHEDULE = "optimizer.learning_rate.schedule"
 SHARED = 2
-"""Buffers that a ZeRO level asks for: one in use, one under way."""
+"""Buffers that a ZeRO level sets: one in use, and one that is being gathered or reduced."""
 
 
 def effective(given: Flat, version: str, world_size: int | None = None) -> dict[str, Any]:
     """Values by path that Fast-LLM `version` would hold for `given`, started on `world_size` ranks.
 
-    Without a world size, given or told, what hangs on it stays open. Raises `ConfigError` with every reason to refuse.
+    If neither the config nor the caller gives a world size, values that depend on it stay open. Raises one `ConfigError` with
+    every refusal.
     """
     at = release(version)
     ConfigError.raise_if((*_unknown(given, at), *_untyped(given)))
@@ -66,11 +67,11 @@ def implied(level: int | None) -> dict[str, int]:
 
 
 def _sharded(values: dict[str, Any], given: Flat, at: Release) -> Iterator[str]:
-    """Buffers of the level (multi_stage/config.py, MultiStageConfig._validate and Config._set_implicit_default)."""
+    """Set the buffers of the ZeRO level (multi_stage/config.py, MultiStageConfig._validate, Config._set_implicit_default)."""
     for path, count in implied(values.get(LEVEL)).items():
         if path in given and not at.overwrites_buffers:
             yield (
-                f"{path}: found {given[path]} beside zero_stage {values[LEVEL]}, which sets {count}; "
+                f"{path}: found {given[path]} with zero_stage {values[LEVEL]}, which sets it to {count}; "
                 f"keep one of the two, zero_stage or {path.removeprefix(STAGES)}"
             )
         values[path] = count
@@ -80,24 +81,24 @@ def _sharded(values: dict[str, Any], given: Flat, at: Release) -> Iterator[str]:
 
 
 def _laid_out(values: dict[str, Any], at: Release) -> Iterator[str]:
-    """Sizes that divide, and ranks in range (distributed/config.py, DistributedConfig._validate and its sizes)."""
+    """Checks that sizes divide and ranks are in range (distributed/config.py, DistributedConfig._validate)."""
     tensor, pipeline, split = values[TENSOR], values[PIPELINE], values[SPLIT]
     world, rank, node = values.get(WORLD), values[RANK], values.get(NODE)
     if tensor == 1:
         values[SEQUENCE_TENSOR] = False
     if node is not None and node % tensor:
-        yield f"{TENSOR}: {tensor} ranks do not divide the {node} ranks of a node; tensor groups stay within a node"
+        yield f"{TENSOR}: found {tensor}; expected a divisor of the {node} ranks of a node, because tensor groups stay in a node"
     if world is None:
         return
     if rank >= world:
-        yield f"{RANK}: found {rank}, expected less than world_size ({world})"
+        yield f"{RANK}: found {rank}; expected less than world_size ({world})"
     if node is not None and at.counts_nodes and world % node:
-        yield f"{WORLD}: {world} ranks are no multiple of the {node} ranks of a node; use whole nodes"
+        yield f"{WORLD}: found {world}; expected a multiple of the {node} ranks of a node; use whole nodes"
     if world % (tensor * pipeline):
-        yield f"parallel: tensor ({tensor}) x pipeline ({pipeline}) does not divide world size ({world})"
+        yield f"{WORLD}: found {world}; expected a multiple of tensor_parallel ({tensor}) x pipeline_parallel ({pipeline})"
     elif world // (tensor * pipeline) % split:
         data = world // (tensor * pipeline)
-        yield f"{SPLIT}: {split} does not divide the {data} data ranks that tensor and pipeline groups leave"
+        yield f"{SPLIT}: found {split}; expected a divisor of the {data} data ranks (world_size / tensor / pipeline)"
 
 
 def data_ranks(values: Flat) -> int | None:
@@ -108,6 +109,7 @@ def data_ranks(values: Flat) -> int | None:
 
 def mesh(values: Flat) -> dict[str, int]:
     """Sizes and ranks that Fast-LLM derives, by name (distributed/config.py); empty if the world size is open."""
+    # pipeline_first decides which of data and pipeline ranks is contiguous; tensor ranks always are.
     world, rank = values.get(WORLD), values[RANK]
     if world is None:
         return {}
@@ -139,26 +141,26 @@ def _name(values: dict[str, Any]) -> None:
 def _other(values: Flat) -> Iterator[str]:
     saves = values.get("run.tensor_logs.save")
     if saves and values.get("run.experiment_dir") is None:  # config_utils/run.py, RunConfig._validate
-        yield "run.tensor_logs.save: true needs a place; give run.experiment_dir"
+        yield "run.tensor_logs.save: found true without run.experiment_dir; set run.experiment_dir"
     checkpoint = values.get("training.checkpoint") or {}
     if checkpoint.get("interval") is not None and values.get("run.experiment_dir") is None:  # training/config.py, TrainerConfig
-        yield "training.checkpoint.interval: checkpoints need a place; give run.experiment_dir"
+        yield f"training.checkpoint.interval: found {checkpoint['interval']} without run.experiment_dir; set run.experiment_dir"
     yield from _stops(checkpoint, values.get("training.shutdown") or {})
     if values.get("reference_models"):  # training/config.py, TrainerConfig._validate
         for path in (PIPELINE, SPLIT):
             if values[path] > 1:
-                yield f"{path}: found {values[path]}, expected 1 beside reference_models"
+                yield f"{path}: found {values[path]} with reference_models; expected 1"
 
 
 def _stops(checkpoint: Flat, shutdown: Flat) -> Iterator[str]:
-    """A run stops at a checkpoint (training/config.py, TrainingConfig._validate; config_utils/interval.py, is_sub_interval)."""
+    """Checks that a run stops at a checkpoint (training/config.py, TrainingConfig._validate; interval.py, is_sub_interval)."""
     stop, every = shutdown.get("interval"), checkpoint.get("interval")
     if type(stop) is not int:
         return
     if type(every) is not int or every < 1:
-        yield f"training.shutdown.interval: found {stop} without checkpoints; give training.checkpoint.interval"
+        yield f"training.shutdown.interval: found {stop} without training.checkpoint.interval; set training.checkpoint.interval"
     elif stop % every:
-        yield f"training.shutdown.interval: found {stop}, expected a multiple of training.checkpoint.interval ({every})"
+        yield f"training.shutdown.interval: found {stop}; expected a multiple of training.checkpoint.interval ({every})"
 
 
 MICRO, TOTAL, STEPS = BATCH + "micro_batch_size", BATCH + "batch_size", BATCH + "sequential_micro_batches"
@@ -167,16 +169,16 @@ LENGTH, PART = BATCH + "sequence_length", BATCH + "micro_sequence_length"
 
 
 def _batched(values: dict[str, Any]) -> Iterator[str]:
-    """The batch from what is given of it (schedule/config.py, BatchConfig._validate of 0.1.0 to 0.3.0)."""
+    """Work out the open sizes of the batch (schedule/config.py, BatchConfig._validate of 0.1.0 to 0.3.0)."""
     if values.get(TOTAL) is None or values.get(MICRO) is None:
         yield from _multiplied(values)
     else:
         yield from _divided(values)
     if values[PIPELINE] > 1 and (values.get(DEPTH) or 1) > 1:
-        yield f"{DEPTH}: found {values[DEPTH]}, expected 1 with a pipeline; use {BREADTH.removeprefix(BATCH)}"
+        yield f"{DEPTH}: found {values[DEPTH]} with a pipeline; expected 1; use {BREADTH.removeprefix(BATCH)} instead"
     part = values.get(PART) or values[LENGTH]
     if values[LENGTH] % part:
-        yield f"{PART}: {part} does not divide sequence_length ({values[LENGTH]})"
+        yield f"{PART}: found {part}; expected a divisor of sequence_length ({values[LENGTH]})"
     values[PART] = part
 
 
@@ -190,7 +192,8 @@ def _multiplied(values: dict[str, Any]) -> Iterator[str]:
     elif data is not None:
         values[MICRO], rest = divmod(values[TOTAL], values[STEPS] * data)
         if rest or not values[MICRO]:
-            yield f"{TOTAL}: {values[TOTAL]} is no multiple of {values[STEPS]} sequential microbatches x {data} data ranks"
+            steps = values[STEPS]
+            yield f"{TOTAL}: found {values[TOTAL]}; expected a multiple of {steps} sequential microbatches x {data} data ranks"
 
 
 def _divided(values: dict[str, Any]) -> Iterator[str]:
@@ -199,7 +202,7 @@ def _divided(values: dict[str, Any]) -> Iterator[str]:
         return
     steps, rest = divmod(values[TOTAL], values[MICRO] * data)
     if rest or not steps:
-        yield f"{TOTAL}: {values[TOTAL]} is no multiple of {values[MICRO]} samples x {data} data ranks"
+        yield f"{TOTAL}: found {values[TOTAL]}; expected a multiple of micro_batch_size ({values[MICRO]}) x {data} data ranks"
         return
     values[STEPS] = steps
     depth, breadth = values.get(DEPTH), values.get(BREADTH)
@@ -207,5 +210,6 @@ def _divided(values: dict[str, Any]) -> Iterator[str]:
         depth, breadth = (1, steps) if values[PIPELINE] > 1 else (steps, 1)
     depth, breadth = depth or steps // (breadth or 1), breadth or steps // (depth or 1)
     if depth * breadth != steps:
-        yield f"{BATCH}: depth-first ({depth}) x breadth-first ({breadth}) microbatches are not the {steps} of a step"
+        beside = BREADTH.removeprefix(BATCH)
+        yield f"{DEPTH}: found {depth}, and {beside} {breadth}; expected a product of {steps}, the microbatches of a step"
     values[DEPTH], values[BREADTH] = depth, breadth

@@ -1,4 +1,4 @@
-"""YAML files, mappings and dotted overrides to typed values by path, strict at every level; and back."""
+"""YAML files, mappings and dotted overrides -> typed values by path, checked at every level; and back."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ INSIDE = ("multi_stage", "distributed", "base_model")
 OVERRIDE = re.compile(r"[A-Za-z_][\w.]*=")
 NAME = re.compile(r"\w[\w-]*")
 RUNNABLE = re.compile(r"train(\s+\w+)?$")
-"""First line of a command's words, where no setting stands on it."""
+"""First line of a file with the words of a command line, if the line has no setting."""
 VALUED = ("-c", "--config", "--verbose", "--config_auth_token_file")
 SWITCHES = ("-v", "--validate", "--trust-remote-code", "--trust-all-remote-code")
 Tree = dict[str, Any]
@@ -38,7 +38,7 @@ Tree = dict[str, Any]
 
 @cache
 def _tree(release: Release) -> Tree:
-    """What `release` reads, level by level."""
+    """The keys of `release` as nested mappings."""
     return nest({path: path for path in fields(FastLLM) if path in release.keys})
 
 
@@ -47,7 +47,7 @@ def _tree(release: Release) -> Tree:
 
 @dataclass
 class _Source:
-    """Nested data, the document that it was in, what was overridden, and sections of `model` that stood alone."""
+    """Nested data, its document, its overrides, and the sections of `model` that stand at the top."""
 
     data: dict[str, Any]
     document: Document | None = None
@@ -56,7 +56,7 @@ class _Source:
     alone: tuple[str, ...] = ()
 
     def written(self, path: str) -> str:
-        """`path` as it stands in the source."""
+        """`path` as the source spells it."""
         inner = path.removeprefix("model.")
         return inner if inner != path and inner.partition(".")[0] in self.alone else path
 
@@ -98,7 +98,7 @@ def _loaded(source: Any) -> _Source:
     if isinstance(document.data, list):
         if wrong := [word for word in document.data if not isinstance(word, str)]:
             raise SourceError(
-                f"{document.name}: found {shown(wrong[0])} in a list, expected a mapping, or words of a command line"
+                f"{document.name}: found {shown(wrong[0])} in a list; expected a mapping, or the words of a command line"
             )
         return _command(document.data, partial(_named, folder=folder_of(document)))
     return _Source(document.data, document, strings=_strings(document))
@@ -111,20 +111,20 @@ def _is_override(text: str) -> bool:
 
 
 def _mapping(source: Mapping[Any, Any]) -> _Source:
-    """Plain nested data of a mapping whose own keys may be dotted."""
+    """Nested data of a mapping whose keys may be dotted paths."""
     check_nested(source, "mapping")
     found = _Source({})
     for key, value in source.items():
         if not isinstance(key, str):
-            raise SourceError(f"fast_llm: found the key {shown(key)}, expected a name")
+            raise SourceError(f"fast_llm: found the key {shown(key)}; expected a name")
         _put(found, key, deepcopy(value))
     return found
 
 
 def _command(words: Sequence[str], place: Callable[[str], str | Path] = str) -> _Source:
-    """A command line: names of the runnable first, then options and overrides (engine/config_utils/runnable.py).
+    """A command line: the names of what to run, then options and overrides (engine/config_utils/runnable.py).
 
-    `place` says where the file lies that the words name.
+    `place` finds the file that `--config` names. Overrides are applied last, wherever they are, as Fast-LLM does.
     """
     rest = list(dropwhile(NAME.fullmatch, words))
     found, overrides, problems = _Source({}), list[str](), list[str]()
@@ -145,14 +145,14 @@ def _command(words: Sequence[str], place: Callable[[str], str | Path] = str) -> 
 
 
 def _named(name: str, folder: Path | None = None) -> str | Path:
-    """Where a file lies that an input names; raises `OutsideError`."""
+    """The place of a file that an input names. Raises `OutsideError` for a file outside the input's folder."""
     return find(name, folder) or name
 
 
 def _based(path: str | Path) -> _Source:
     document = load(path)
     if not isinstance(document.data, dict):
-        raise SourceError(f"{path}: expected a mapping of settings")
+        raise SourceError(f"{path}: found {shown(document.data)}; expected a mapping of settings")
     return _Source(dict(document.data), document, strings=_strings(document))
 
 
@@ -182,13 +182,13 @@ def _put(found: _Source, name: str, value: Any) -> None:
 
 
 def _placed(found: _Source) -> _Source:
-    """Sections of `model` that stand alone, put where they belong."""
+    """Move sections of `model` that stand at the top into `model`."""
     alone = [name for name in INSIDE if name in found.data]
     if not alone:
         return found
     model = found.data.get("model", {})
     if not isinstance(model, Mapping) or any(name in model for name in alone):
-        raise ConfigError(f"{alone[0]}: stands at the top and in model; keep one, in model")
+        raise ConfigError(f"{alone[0]}: found at the top and in model; keep the one in model")
     rest = {name: value for name, value in found.data.items() if name not in alone}
     found.data = {**rest, "model": {**model, **{name: found.data[name] for name in alone}}}
     found.alone = tuple(alone)
@@ -224,12 +224,12 @@ class _Reader:
             elif isinstance(value, Mapping):
                 self.section(value, inner, entry)
             else:
-                self.problem(inner, f"found {shown(value)}, expected a mapping; leave it out for the defaults")
+                self.problem(inner, f"found {shown(value)}; expected a mapping; drop the key for the defaults")
 
     def leaf(self, path: str, value: Any) -> None:
         """Read one value."""
         if (spelling := self.source.strings.get(self.source.written(path))) is not None:
-            message = f"{spelling} is text to Fast-LLM's loader, which wants a point and a sign; write {number(value)}"
+            message = f"Fast-LLM's loader reads {spelling} as text: it wants a point and a signed exponent; write {number(value)}"
             self.findings.append(Finding(path, message, Effect.NONE, origin=self.source.origin(path)))
         try:
             known = None if value is None and nullable(path) else typed(path, value)
@@ -245,10 +245,10 @@ class _Reader:
             self.origins[path] = origin
 
     def held(self, section: str, data: Mapping[str, Any]) -> None:
-        """Hold a section against the classes of the release; when lenient, what it refuses is a finding."""
+        """Check a section against the classes of the release; if lenient, a refusal is a finding."""
         found = list(signatures.problems(data, section, self.release.version))
         if found and (other := signatures.of_another_release(data, section, self.release.version)):
-            message = f"laid out as in Fast-LLM {other}, and this is {self.release.version}, which stops at it: {found[0][1]}"
+            message = f"has the layout of Fast-LLM {other}, and this is {self.release.version}, which refuses it: {found[0][1]}"
             self.findings.append(Finding(found[0][0], message, Effect.STOPS, given=True, origin=self.source.origin(section)))
             return
         for path, message in found:
@@ -258,7 +258,7 @@ class _Reader:
                 self.problem(path, message)
 
     def unknown(self, path: str, parent: str) -> None:
-        """A field that the release does not have: Fast-LLM refuses it; when lenient, a finding."""
+        """Note a field that the release does not have: Fast-LLM refuses it; if lenient, it is a finding."""
         message = _elsewhere(path, self.release) or f"unknown field{_nearest(path, parent, self.release, len(self.problems))}"
         if self.lenient:
             self.findings.append(Finding(path, message, Effect.NUMBERS, given=True, origin=self.source.origin(path)))
@@ -266,7 +266,10 @@ class _Reader:
             self.problem(path, message)
 
     def dump(self) -> None:
-        """A dump of all fields writes the buffers that its level sets; Fast-LLM refuses to read that back, we read it."""
+        """Drop buffer counts that the ZeRO level sets anyway.
+
+        Fast-LLM writes them into a dump of all fields, and then refuses to read that dump.
+        """
         sets, written = (
             implied(self.given.get(LEVEL)),
             {path: self.given[path] for path in (GRADS, WEIGHTS) if path in self.given},
@@ -275,9 +278,7 @@ class _Reader:
         if sets and len(written) == 2 and agrees and not self.release.overwrites_buffers:
             for path in sets:
                 del self.given[path]
-                message = (
-                    f"a dump of all fields, which Fast-LLM refuses to read; left out, zero_stage {self.given[LEVEL]} sets it"
-                )
+                message = f"left out: zero_stage {self.given[LEVEL]} sets it; Fast-LLM dumps both and refuses to read both"
                 self.findings.append(Finding(path, message, Effect.NONE, origin=self.origins.pop(path, None)))
         for path in (GRADS, WEIGHTS):
             if path in self.given and self.given[path] is None and path not in sets:
@@ -291,14 +292,14 @@ class _Reader:
 
 
 def _elsewhere(path: str, release: Release) -> str:
-    """What to say of a field or section that another release has; empty if none does."""
+    """The message for a field or section that only other releases have; empty if none has it."""
     rows = [row for key, row in KEYS.items() if key == path or key.startswith(path + ".")]
     if not rows:
         return ""
     if all(release.since(row.since) for row in rows):
         instead = next((row.instead for row in rows if row.instead), "")
         last = RELEASES.last(rows[0].until)
-        return f"gone after Fast-LLM {last}, and this is {release.version}; {f'use {instead}' if instead else 'drop it'}"
+        return f"removed after Fast-LLM {last}, and this is {release.version}; {f'use {instead}' if instead else 'drop it'}"
     before = next((row.before for row in rows if row.before), "")
     return f"new in Fast-LLM {rows[0].since}, and this is {release.version}; {f'use {before}' if before else 'drop it'}"
 
@@ -334,7 +335,7 @@ def _block(data: Mapping[str, Any], indent: str) -> list[str]:
 
 
 FILE, OVERRIDES = "config.yaml", "overrides.args"
-"""What the files are called until they have a name."""
+"""Default names of the files."""
 
 
 def overrides(given: Mapping[str, Any]) -> str:
@@ -355,7 +356,7 @@ def flow(value: Any) -> str:
 
 
 def scalar(value: Any) -> str:
-    """A name, number, switch or null as YAML 1.1 reads it."""
+    """A string, number, boolean or null, spelled so that YAML 1.1 reads the same value."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -368,7 +369,7 @@ def scalar(value: Any) -> str:
 
 
 def number(value: float) -> str:
-    """A float that any YAML reader takes for one: with a point, and a sign in the exponent."""
+    """A float that any YAML reader reads as one: with a point, and with a sign in the exponent."""
     digits, e, exponent = repr(float(value)).partition("e")
     return digits if not e else f"{digits if '.' in digits else digits + '.0'}e{exponent}"
 

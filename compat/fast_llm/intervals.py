@@ -1,4 +1,4 @@
-"""What happens how often in a run: Fast-LLM's logs, checkpoints, stops and evaluations <-> the plan's."""
+"""Intervals of a run: Fast-LLM's logs, checkpoints, stops and evaluations <-> the plan's."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ LOGS, CHECKPOINT, SHUTDOWN, WANDB = (f"training.{name}" for name in ("logs", "ch
 EVALUATORS, VALIDATION = "training.evaluators", "training.validation"
 FOLDER = "run.experiment_dir"
 PLACE = "experiment"
-"""Folder of an experiment whose checkpoints need one, and whose source named it in other words."""
+"""Folder of an experiment that needs one for its checkpoints; the source's own setting has no Plan form."""
 NAME = "validation"
-"""Name of the evaluation, and of its data set, where a plan has one without a name."""
+"""Name of the evaluation and of its dataset; a plan has no name for its evaluation."""
 LOGGED, KEPT = 100, 5
 """Defaults: steps between lines of metrics, and checkpoints that are kept (engine/training/config.py)."""
 
@@ -39,7 +39,7 @@ def _write_logs(values: Group, context: Context) -> Group:
 
 
 def _read_saves(values: Group, context: Context) -> Group:
-    """A stop comes with a checkpoint (engine/training/config.py, TrainingConfig._validate)."""
+    """Intervals of checkpoints and of the stop, which is always at a checkpoint (TrainingConfig._validate)."""
     checkpoint, shutdown = _section(values, CHECKPOINT), _section(values, SHUTDOWN)
     interval, kept = _steps(checkpoint), _steps(checkpoint, "keep") if "keep" in checkpoint else KEPT
     return {
@@ -59,14 +59,14 @@ def _write_saves(values: Group, context: Context) -> Group:
 
 
 def _more(values: Group) -> bool:
-    """Whether the sections say more than intervals, or of a folder that a plan has no place for."""
+    """Whether the sections have settings other than intervals, or a folder of their own."""
     checkpoint, shutdown = _section(values, CHECKPOINT), _section(values, SHUTDOWN)
     rest = {*checkpoint} - {"interval", "keep"} | {*shutdown} - {"interval"}
     return bool(rest) or values.get(FOLDER) not in (None, PLACE)
 
 
 def _evaluations(values: Group) -> Iterator[Mapping[str, Any]]:
-    """Each evaluation with its own settings and those of its evaluator, which had a section in 0.3.0."""
+    """Each evaluation, with the settings of its evaluator, which 0.3.0 keeps in a section inside it."""
     yield from ([_section(values, VALIDATION)] if values.get(VALIDATION) else [])
     for one in _section(values, EVALUATORS).values():
         inner = one.get("evaluator") if isinstance(one, Mapping) else None
@@ -91,7 +91,7 @@ def _write_evaluations(values: Group, context: Context) -> Group:
 
 
 def _several(values: Group) -> bool:
-    """Whether there is more to say of evaluations than how often and how long one is."""
+    """Whether there are several evaluations, or one with more settings than interval and length."""
     found = list(_evaluations(values))
     named = {*_section(values, EVALUATORS)} <= {NAME}
     return len(found) > 1 or not named or any({*one} - {"interval", "iterations", "evaluator", "type"} for one in found)
@@ -117,7 +117,7 @@ RULES = (
         _write_logs,
         effect=EFFECTS["run.log_interval"],
         blurs=lambda values: "offset" in _section(values, LOGS),
-        lossy="a Plan has no offset of the first line",
+        lossy="a Plan has no offset for the first log line",
         source="engine/training/config.py: MetricsLogsConfig",
     ),
     convert(
@@ -132,8 +132,8 @@ RULES = (
             SHUTDOWN: "run.exit_interval",
             FOLDER: (),
         },
-        lossy="Fast-LLM stops at a checkpoint: a multiple of the steps between them",
-        note="checkpoints need a folder, which each stack names in its own way",
+        lossy="Fast-LLM stops a run only at a checkpoint, so the exit interval must be a multiple of the save interval",
+        note="the folder of checkpoints, which each stack sets in its own way",
         source="engine/training/config.py: TrainingCheckpointConfig, ShutdownConfig",
     ),
     convert(
@@ -143,7 +143,7 @@ RULES = (
         _write_evaluations,
         effect=EFFECTS["run.eval_interval"],
         blurs=_several,
-        lossy="a Plan has one evaluation without a name, and Fast-LLM several by name",
+        lossy="a Plan has one evaluation without a name; Fast-LLM has several with names",
         source="engine/evaluation/config.py: EvaluatorConfig, LossEvaluatorConfig",
     ),
     convert(
@@ -153,7 +153,7 @@ RULES = (
         _write_wandb,
         effect=EFFECTS["run.project"],
         blurs=lambda values: bool({*_section(values, WANDB)} - {"project_name", "entity_name"}),
-        lossy="a Plan names the project and its user or team alone",
+        lossy="a Plan has only the project and its user or team",
         source="engine/training/config.py: WandbConfig",
     ),
 )

@@ -19,7 +19,7 @@ SCALE = "optimizer.default_learning_rate_scale"
 
 
 def peak(values: Group) -> float | None:
-    """The rate of parameters whose layer has no factor of its own."""
+    """The peak learning rate of parameters whose layer sets no factor of its own; None if the base rate is not set."""
     base = not_negative(values.get(BASE))
     return None if base is None else base * _scale(values)
 
@@ -30,12 +30,12 @@ def _scale(values: Group) -> float:
 
 
 def not_negative(value: float | None) -> float | None:
-    """`value`, or 0 where a Plan cannot hold it."""
+    """`value`, or 0 for a negative one, which a Plan cannot hold."""
     return None if value is None else max(0.0, value)
 
 
 def _shape(values: Group) -> str:
-    """The plan's name of the shape, or of the one nearest to it."""
+    """The plan's name for the decay shape, or for the nearest shape that a plan has."""
     style = values.get(STYLE)
     if values.get(TEXT) is not None or style not in (*DECAYS, "power"):
         return "constant"
@@ -43,7 +43,7 @@ def _shape(values: Group) -> str:
 
 
 def _told(values: Group) -> bool:
-    """Whether the shape is one that a Plan has a name for."""
+    """Whether a Plan has a name for exactly this decay shape."""
     decays = values.get(STYLE) in (*DECAYS, "power")
     return values.get(TEXT) is None and (values.get(POWER) == 1 if decays else values.get(STYLE) == "constant")
 
@@ -55,7 +55,7 @@ def _total(values: Group) -> int | None:
 
 
 def _as_text(values: Group) -> Group | None:
-    """What a schedule as text says, where a Plan has a name for it."""
+    """The plan's fields of a schedule given as text; None if a Plan has no name for its shape."""
     return text_schedule.read(values.get(TEXT) or "", values.get(BASE))
 
 
@@ -89,7 +89,7 @@ def _write(values: Group, context: Context) -> Group:
 
 
 def _blurs(values: Group) -> bool:
-    """Whether a Plan cannot tell the shape."""
+    """Whether a Plan has no name for the shape, or a value is out of its bounds."""
     if _as_text(values) is not None:
         return False
     ended = values.get(END) is not None and values[END] <= 0
@@ -112,9 +112,11 @@ RULE = convert(
         MINIMUM: PLAN + "minimum",
     },
     lossy=(
-        "Fast-LLM's shapes are constant (unless told), linear and cosine; a warmup from above 0 and WSD are a schedule as text, "
-        "with a known peak and end, and WSD with one step at the peak at least and not exponential; a Plan has no other powers"
+        "Fast-LLM's shapes are constant (the default), linear and cosine; WSD and a warmup that starts above 0 need a"
+        " schedule as "
+        "text, with a known peak and end; its WSD needs a step at the peak and has no exponential decay; a Plan has no"
+        " other powers"
     ),
-    note="a schedule as text is read where it is a warmup and one of the plan's shapes",
+    note="a schedule as text is read if it is a warmup followed by one of the plan's shapes",
     source="optimizer/learning_rate.py: create_schedule_from_config",
 )

@@ -1,4 +1,4 @@
-"""Fast-LLM's values one at a time: what a field takes, null among them or not."""
+"""Types of single Fast-LLM fields: the values that each takes, and whether null is one of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ nullable = LEAVES.nullable
 
 
 def typed(path: str, value: Any) -> Any:
-    """`value` as the schema types it, as strictly as Fast-LLM; raises `ValueError` with what was expected."""
+    """`value` in the type of the schema, checked as strictly as Fast-LLM does. Raises `ValueError` with the expected type."""
     try:
         return LEAVES.typed(path, value)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What Fast-LLM does nothing without."""
+"""Settings that a Fast-LLM run needs."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ NAMES = {long: short for short, long in DTYPES.items()}
 
 def parallel_rules() -> tuple[Rule, ...]:
     """Sizes of the mesh axes."""
-    layout = "the same sums in another layout"
+    layout = "another layout of ranks computes the same sums in another order"
     return (
         rename(TENSOR, "parallel.tensor", effect=Effect.ROUNDING, note=layout),
         rename(PIPELINE, "parallel.pipeline", effect=Effect.ROUNDING, note=layout),
@@ -39,7 +39,7 @@ def parallel_rules() -> tuple[Rule, ...]:
             SPLIT,
             "parallel.context",
             effect=Effect.ROUNDING,
-            note="data ranks that share a sequence and gather keys and values for attention: a context axis",
+            note="data ranks share a sequence and gather keys and values for attention, which is context parallelism",
             source="layers/attention: keys and values are gathered over the sequence_data group",
         ),
         convert(
@@ -49,18 +49,23 @@ def parallel_rules() -> tuple[Rule, ...]:
             lambda values, context: {},
             effect=Effect.COST,
             sees=(SPLIT,),
-            note="Fast-LLM gathers keys and values",
+            note="Fast-LLM's context parallelism always gathers keys and values",
             source="layers/attention/attention.py: keys and values are gathered over the sequence_data group",
         ),
-        rename(SEQUENCE_TENSOR, "parallel.sequence", effect=Effect.COST, note="activations of norms and dropout"),
+        rename(
+            SEQUENCE_TENSOR,
+            "parallel.sequence",
+            effect=Effect.COST,
+            note="both split the activations of norms and dropout by tokens",
+        ),
         ORDER,
-        only_ours("parallel.expert", "parallel.expert_tensor", note="Fast-LLM keeps experts whole", effect=Effect.ROUNDING),
+        only_ours("parallel.expert", "parallel.expert_tensor", note="Fast-LLM has no expert parallelism", effect=Effect.ROUNDING),
     )
 
 
 ORDERS = {False: "tensor-context-expert-data-pipeline", True: "tensor-context-expert-pipeline-data"}
 SPLIT_FIRST = "tensor-pipeline-context-expert-data"
-"""Order with pipeline_first where a sequence is split: sequence ranks are data ranks, and lie beyond the pipeline."""
+"""Order with pipeline_first and split sequences: sequence ranks are data ranks, so they come after the pipeline."""
 
 
 def _read_order(values: Group, context: Context) -> Group:
@@ -82,7 +87,7 @@ ORDER = convert(
     _write_order,
     effect=Effect.COST,
     sees=(SPLIT,),
-    lossy="Fast-LLM has two rank orders",
+    lossy="Fast-LLM offers only two rank orders",
     source="distributed/config.py: strides of the groups",
 )
 
@@ -98,13 +103,13 @@ ZERO = convert(
         WEIGHTS: ("zero.weight_buffers", "zero.stage"),
         GRADS: ("zero.grad_buffers", "zero.stage"),
     },
-    lossy="Fast-LLM always shards optimizer state: it has no level 0",
+    lossy="Fast-LLM always shards optimizer state: its lowest ZeRO level is 1",
     source="multi_stage/config.py: level 2 sets two gradient buffers, level 3 two weight buffers; fsdp.py: shards at any level",
 )
 
 
 def _read_zero(values: Group) -> Group:
-    """The level that the counts amount to: fewer whole stages than there are is sharding."""
+    """The ZeRO stage by the buffer counts: a limited number of whole stages means that the rest is sharded."""
     weights, grads = values.get(WEIGHTS), values.get(GRADS)
     stage = 3 if weights is not None else 2 if grads is not None else 1
     return {"zero.stage": stage, "zero.weight_buffers": weights, "zero.grad_buffers": grads}
@@ -124,7 +129,7 @@ def _counts(values: Group) -> dict[str, int]:
 
 
 def exchange_rules() -> tuple[Rule, ...]:
-    """Overlap, and what Fast-LLM has no choice about."""
+    """Overlap, and settings that Fast-LLM does not have."""
     return (
         convert(
             "schedule.data_overlap",
@@ -134,8 +139,13 @@ def exchange_rules() -> tuple[Rule, ...]:
             effect=Effect.COST,
             lossy="Fast-LLM has one switch for reducing and gathering",
         ),
-        only_ours("zero.bucket", "zero.gather_bucket", note="Fast-LLM gathers and reduces whole stages", effect=Effect.COST),
-        *each_only_ours("zero.prescale", "zero.predivide", note="Fast-LLM divides gradients once"),
+        only_ours(
+            "zero.bucket",
+            "zero.gather_bucket",
+            note="Fast-LLM has no bucket size: it gathers and reduces whole stages",
+            effect=Effect.COST,
+        ),
+        *each_only_ours("zero.prescale", "zero.predivide", note="Fast-LLM divides gradients only once"),
         *each_only_ours("parallel.tensor_overlap", note="Fast-LLM has no such switch"),
         only_ours("zero.replicas", note="Fast-LLM shards over all data ranks", effect=Effect.COST),
         only_ours(
@@ -154,7 +164,7 @@ def _write_overlap(values: Group, context: Context) -> Group:
 
 
 def stage_rules() -> tuple[Rule, ...]:
-    """Layers to stages, and the pipeline schedule."""
+    """The layers of each stage, and the pipeline schedule."""
     return (
         convert(
             (STAGES + "layers_per_stage", STAGES + "stages_per_pipeline_stage"),
@@ -162,11 +172,12 @@ def stage_rules() -> tuple[Rule, ...]:
             lambda values, context: {"stages.rule": "ceil", "stages.layers_per_stage": values.get(STAGES + "layers_per_stage")},
             _write_stages,
             effect=Effect.COST,
-            lossy="Fast-LLM cuts greedily, the embedding apart, and its stages also are what is gathered and reduced at once",
-            note="no other stack's layers per stage means this",
+            lossy="Fast-LLM fills stages one after the other, with the embedding in its own; it also gathers and"
+            " reduces by stage",
+            note="layers per stage mean something else in every other stack",
             source="multi_stage/multi_stage.py: _split_into_stages",
         ),
-        only_ours("stages.boundaries", note="Fast-LLM cuts stages by a number of layers", effect=Effect.COST),
+        only_ours("stages.boundaries", note="Fast-LLM sets stages only by a number of layers", effect=Effect.COST),
         convert(
             (),
             "schedule.name",
@@ -174,7 +185,7 @@ def stage_rules() -> tuple[Rule, ...]:
             lambda values, context: {},
             effect=Effect.COST,
             sees=(PIPELINE,),
-            note="Fast-LLM runs all forward passes, then all backward passes, over stages dealt to ranks in turn",
+            note="Fast-LLM runs all forward passes, then all backward passes; its stages are dealt to ranks in turn",
             source="schedule/schedule.py: order of steps; multi_stage.py: stage modulo pipeline ranks",
         ),
         convert(
@@ -184,7 +195,7 @@ def stage_rules() -> tuple[Rule, ...]:
             _write_pipeline_overlap,
             effect=Effect.COST,
             sees=(PIPELINE, "parallel.pipeline"),
-            lossy="without pipelines there are no messages to overlap",
+            lossy="without pipeline parallelism there is no communication to overlap",
         ),
         only_ours(
             "schedule.virtual",
@@ -226,7 +237,7 @@ PRECISION = convert(
         FULL: "precision.reduce",
     },
     blurs=lambda values: any(values.get(path, "float32") not in NAMES for path in (COMPUTE, OLD_COMPUTE, MASTER)),
-    lossy="gradients are summed in the optimizer's format or in that of the forward pass; integers have no Plan form",
+    lossy="Fast-LLM sums gradients in the optimizer's format or in that of the forward pass; a Plan has no integer formats",
     source="multi_stage/fsdp.py: format of the gradient buffer",
 )
 
@@ -273,7 +284,7 @@ LOSS_SCALE = convert(
     effect=lambda values: _scaled(values),
     sees=(COMPUTE, OLD_COMPUTE, "precision.compute"),
     carries={SCALER + theirs: f"precision.loss_scale.{ours}" for ours, theirs in SCALES.items()},
-    lossy="Fast-LLM's dynamic scale is for fp16",
+    lossy="Fast-LLM has a dynamic loss scale only in fp16",
     source="optimizer/optimizer.py: get_grad_scaler",
 )
 WINDOW = convert(
@@ -283,7 +294,7 @@ WINDOW = convert(
     lambda values, context: _where_half(values, "window"),
     effect=lambda values: _scaled(values),
     sees=(COMPUTE, OLD_COMPUTE, "precision.compute", SCALER + "constant"),
-    lossy="Fast-LLM's scale doubles at the end of its window",
+    lossy="Fast-LLM doubles the loss scale with the step that completes the window",
     source="optimizer/optimizer.py: DynamicGradScaler.update",
 )
 FLOOR = convert(
@@ -293,7 +304,7 @@ FLOOR = convert(
     lambda values, context: _where_half(values, "minimum"),
     effect=lambda values: _scaled(values),
     sees=(COMPUTE, OLD_COMPUTE, "precision.compute", SCALER + "constant"),
-    lossy="Fast-LLM's smallest scale is above 0, and an overflow at it is one more skipped step",
+    lossy="Fast-LLM's minimum loss scale is above 0, and an overflow at the minimum only skips the step",
     source="optimizer/optimizer.py: DynamicGradScaler.update",
 )
 
@@ -303,7 +314,7 @@ def _scaled(values: Group) -> Effect:
 
 
 def _read_dynamic(values: Group, name: str, otherwise: str) -> Group:
-    """A setting of the dynamic scale, and what other stacks do with it and Fast-LLM does not."""
+    """A setting of the dynamic loss scale, and one (`otherwise`) that says Fast-LLM lacks a variant of other stacks."""
     if values.get(SCALER + "constant") or not _half(values):
         return {}
     return {f"precision.loss_scale.{name}": values.get(SCALER + name), f"precision.loss_scale.{otherwise}": False}
@@ -334,20 +345,20 @@ def _write_scale(values: Group) -> Group:
 
 
 NEVER = 1e30
-"""A bound on the gradient norm that is never reached."""
+"""A bound on the gradient norm that no run reaches: Fast-LLM cannot switch clipping off."""
 
 
 def optimizer_rules() -> tuple[Rule, ...]:
-    """AdamW, the only optimizer there is."""
+    """AdamW, Fast-LLM's only optimizer."""
     return (
-        always("optimizer.name", "adamw", "Fast-LLM has AdamW alone"),
+        always("optimizer.name", "adamw", "Fast-LLM has only AdamW"),
         convert(
             (learning_rate.RATE + "base", learning_rate.SCALE),
             "optimizer.lr",
             lambda values, context: {"optimizer.lr": learning_rate.peak(values)},
             lambda values, context: {learning_rate.RATE + "base": values.get("optimizer.lr")},
             blurs=lambda values: (values.get(learning_rate.RATE + "base") or 0) < 0,
-            lossy="Fast-LLM sets its own optimizer up, at a rate of 0.0001 unless told; a Plan has no negative rate",
+            lossy="Fast-LLM has a default learning rate of 0.0001; a Plan has no negative rate",
         ),
         convert(
             ("optimizer.beta_1", "optimizer.beta_2"),
@@ -357,19 +368,19 @@ def optimizer_rules() -> tuple[Rule, ...]:
                 zip(("optimizer.beta_1", "optimizer.beta_2"), values.get("optimizer.betas") or (None, None), strict=True)
             ),
             blurs=lambda values: 1.0 in values.values(),
-            lossy="Fast-LLM sets its own optimizer up, with betas of 0.9 and 0.999 unless told; a Plan's are below 1",
+            lossy="Fast-LLM has default betas of 0.9 and 0.999; a Plan's betas are below 1",
         ),
         convert(
             "optimizer.epsilon",
             "optimizer.eps",
             lambda values, context: {"optimizer.eps": values.get("optimizer.epsilon")},
             lambda values, context: {"optimizer.epsilon": values.get("optimizer.eps") or None},
-            lossy="Fast-LLM sets its own optimizer up, with a term above 0, 1e-8 unless told",
+            lossy="Fast-LLM has a default epsilon of 1e-8, and its epsilon is above 0",
         ),
         rename("optimizer.weight_decay", "optimizer.weight_decay"),
         spared("optimizer.weight_decay", "matrices", "Fast-LLM decays neither biases nor norms"),
         lacks("optimizer.decay_ramp", "Fast-LLM's weight decay is constant"),
-        *plain_adam("optimizer.nesterov", "optimizer.amsgrad", "optimizer.bias_correction", note="Fast-LLM has AdamW alone"),
+        *plain_adam("optimizer.nesterov", "optimizer.amsgrad", "optimizer.bias_correction", note="Fast-LLM has only AdamW"),
         convert(
             "optimizer.gradient_norm_clipping",
             "optimizer.clip",
@@ -377,9 +388,9 @@ def optimizer_rules() -> tuple[Rule, ...]:
             lambda values, context: {
                 "optimizer.gradient_norm_clipping": NEVER if values.get("optimizer.clip") == 0 else values.get("optimizer.clip")
             },
-            note="Fast-LLM always clips; off is a bound that is never reached",
+            note="Fast-LLM always clips gradients; no clipping becomes a bound that is never reached",
         ),
-        only_ours("optimizer.momentum", note="Fast-LLM has AdamW alone"),
+        only_ours("optimizer.momentum", note="Fast-LLM has only AdamW"),
     )
 
 
@@ -409,7 +420,7 @@ DEBUG = {
 
 
 def debug_rules() -> tuple[Rule, ...]:
-    """Logs of each layer."""
+    """Debug logs of each layer."""
     return tuple(rename(STAGES + theirs, f"debug.{ours}", effect=Effect.NONE) for ours, theirs in DEBUG.items())
 
 
@@ -417,43 +428,44 @@ RECOMPUTE = tuple(f"recompute.{name}" for name in ("method", "layers", "ratio", 
 
 
 def missing_rules() -> tuple[Rule, ...]:
-    """What a Plan can say and Fast-LLM cannot, or says elsewhere."""
+    """Plan fields that Fast-LLM has no setting for."""
     return (
-        only_ours(*RECOMPUTE, note="Fast-LLM computes feed-forward layers again, whole, and nothing else", effect=Effect.COST),
-        only_ours("precision.fp8", note="Fast-LLM has no 8-bit products"),
+        only_ours(*RECOMPUTE, note="Fast-LLM recomputes only whole feed-forward layers", effect=Effect.COST),
+        only_ours("precision.fp8", note="Fast-LLM has no fp8"),
         convert(
             (),
             "loss",
             lambda values, context: {"loss": "per_token" if context.since("0.4.0+20260720") else "mean_of_microbatches"},
             lambda values, context: {},
-            note="Fast-LLM offers no choice: a mean over microbatches, and over all labels of a step on the main branch of 2026",
+            note="Fast-LLM has no setting: it takes the mean over microbatches; its main branch of 2026 takes it over"
+            " all labels of a step",
             source="schedule/runner.py and layers/language_model/loss: divided by microbatches, later by num_labels_in_batch",
         ),
     )
 
 
 SECTIONS: dict[str, tuple[str, Effect]] = {
-    "run": ("where an experiment lives and how it logs", Effect.NONE),
-    "training": ("the course of the run is up to each trainer", Effect.NONE),
-    "training.prefetch_factor": ("how data is loaded ahead", Effect.COST),
-    "run.triton_linear_kernels": ("a choice of kernel", Effect.ROUNDING),
-    "run.enable_triton_kernels": ("a choice of kernel", Effect.ROUNDING),
-    "run.torch_dynamo_enable": ("a choice of kernel", Effect.ROUNDING),
-    "model.multi_stage.compile_all": ("a choice of kernel", Effect.ROUNDING),
-    "data.gpu": ("where samples are drawn", Effect.COST),
-    "data": ("datasets and sampling are up to the training script", Effect.NUMBERS),
-    "data.data_sample_warn_time_ms": ("a warning of Fast-LLM's loader", Effect.NONE),
-    "data.multiprocessing_context": ("a setting of Fast-LLM's loader", Effect.NONE),
-    "batch": ("how samples are cut and masked is up to the training script", Effect.NUMBERS),
+    "run": ("a setting of the experiment's folder or of its logs", Effect.NONE),
+    "training": ("a setting of Fast-LLM's trainer", Effect.NONE),
+    "training.prefetch_factor": ("a setting of Fast-LLM's data loader", Effect.COST),
+    "run.triton_linear_kernels": ("a kernel choice", Effect.ROUNDING),
+    "run.enable_triton_kernels": ("a kernel choice", Effect.ROUNDING),
+    "run.torch_dynamo_enable": ("a kernel choice", Effect.ROUNDING),
+    "model.multi_stage.compile_all": ("a kernel choice", Effect.ROUNDING),
+    "data.gpu": ("the device on which Fast-LLM draws samples", Effect.COST),
+    "data": ("the target's training script sets datasets and sampling", Effect.NUMBERS),
+    "data.data_sample_warn_time_ms": ("a warning of Fast-LLM's data loader", Effect.NONE),
+    "data.multiprocessing_context": ("a setting of Fast-LLM's data loader", Effect.NONE),
+    "batch": ("the target's training script cuts and masks samples", Effect.NUMBERS),
     "schedule": ("a setting inside Fast-LLM's schedule", Effect.COST),
-    "schedule.skip_step": ("training without the optimizer's step", Effect.NUMBERS),
+    "schedule.skip_step": ("Fast-LLM can leave out the optimizer step", Effect.NUMBERS),
     "schedule.debug": ("logs of Fast-LLM's schedule", Effect.NONE),
     "schedule.profile": ("logs of Fast-LLM's schedule", Effect.NONE),
     "optimizer": ("a setting of Fast-LLM's optimizer", Effect.NUMBERS),
     "model.multi_stage": ("a setting inside Fast-LLM's stages", Effect.COST),
-    "model.distributed": ("processes are up to the launcher", Effect.NONE),
+    "model.distributed": ("the target's launcher sets up the processes", Effect.NONE),
     **{
-        f"model.distributed.{name}": ("how random numbers are drawn is Fast-LLM's own", Effect.NUMBERS)
+        f"model.distributed.{name}": ("a setting of Fast-LLM's random number generators", Effect.NUMBERS)
         for name in (
             "dp_seed_shift",
             "pp_seed_shift",
@@ -468,14 +480,14 @@ SECTIONS: dict[str, tuple[str, Effect]] = {
             "reproducible_init",
         )
     },
-    "pretrained": ("the checkpoint to start from is up to the training script", Effect.NUMBERS),
-    "reference_models": ("further models are up to the training script", Effect.NUMBERS),
-    "callbacks": ("callbacks are up to the training script", Effect.NONE),
-    "profiling": ("a profiler of Fast-LLM", Effect.NONE),
+    "pretrained": ("the target's training script sets the checkpoint to start from", Effect.NUMBERS),
+    "reference_models": ("the target's training script sets further models", Effect.NUMBERS),
+    "callbacks": ("the target's training script sets callbacks", Effect.NONE),
+    "profiling": ("a setting of Fast-LLM's profiler", Effect.NONE),
 }
-"""Why fields that no Plan field stands for stay behind, and the effect: by the longest beginning of their path."""
+"""Reason and effect of losing a field that no Plan field stands for, by the longest matching prefix of its path."""
 
-OTHER = ("a name inside Fast-LLM", Effect.NONE)
+OTHER = ("a name that only Fast-LLM uses", Effect.NONE)
 
 
 def leftover_rules(claimed: frozenset[str]) -> tuple[Rule, ...]:
@@ -494,16 +506,16 @@ LACKS = {
     "zero": "Fast-LLM has no such switch",
     "precision": "Fast-LLM has no such format",
     "optimizer.update_scale": "Fast-LLM has no Muon",
-    "optimizer": "Fast-LLM has no such factor",
-    "adapters": "Fast-LLM has adapters inside its model",
+    "optimizer": "Fast-LLM's optimizer has no such setting",
+    "adapters": "Fast-LLM's adapters have no such setting",
     "run": "Fast-LLM's training loop has no such switch",
 }
-"""Why what no row above claims has no place."""
+"""Why Fast-LLM lacks a plan field that no other row names, by the section of the field."""
 
 
 @cache
 def table() -> tuple[Rule, ...]:
-    """Every row; each field, and each Plan path, is in exactly one."""
+    """Every row. Each field, and each plan field, is in exactly one row."""
     mapped = (
         model.RULE,
         *parallel_rules(),

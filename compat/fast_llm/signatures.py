@@ -1,4 +1,4 @@
-"""Sections that are kept as they stand, held against the config classes of their release: names, kinds of values, and bounds."""
+"""Free-form sections, checked against the config classes of their release: names, types of values, and bounds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bridge.errors import nearest
 
 MODEL = "model.base_model"
 BAGS = "bags"
-"""Row of a release that says what stands at each path."""
+"""Row of a release with the class at each path."""
 TYPE = "type"
 KINDS: Mapping[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
 SIMPLE = re.compile(r"(int|float|bool|str)(?:([<>]=?)(.+))?")
@@ -30,10 +30,13 @@ ELSEWHERE = (
     *(("multimodal", "MultiModalTrainerConfig"), ("train_gpt", "GPTTrainerConfig")),
     ("train_multimodal", "MultiModalTrainerConfig"),
 )
-"""Types that classes outside the table register: `FastLLMModelConfig`, `RunnableConfig` (models/*/config.py)."""
+"""Names of types, and their classes, that `FastLLMModelConfig` and `RunnableConfig` register (models/*/config.py)."""
 Class = Mapping[str, Any]
-"""A config class: `fields` by name (a kind with its bound, a class, `{}` and a class for a mapping of them, or `?`), `types` that
-its `type` key chooses, and the classes `below` it; without a type it is the `default` class, or itself if it is `whole`.
+"""A config class.
+
+`fields`: by name, a type with its bound (`int>=0`), a class, `{}` and a class for a mapping of such, or `?` for anything.
+`types`: the classes that its `type` key chooses. `below`: its subclasses. Without a type, the `default` class is meant, or the
+class itself if it is `whole`.
 """
 
 
@@ -49,13 +52,13 @@ def _classes(version: str) -> Mapping[str, Class]:
 
 
 def bags(version: str) -> Mapping[str, str]:
-    """What stands at each path whose section is kept as it stands, in the words of `Class.fields`."""
+    """The class at the path of each free-form section, in the notation of `Class` fields."""
     found: Mapping[str, str] = _classes(version)[BAGS]
     return found
 
 
 def fields_at(path: str, version: str) -> tuple[bool, Mapping[str, str]]:
-    """Whether the section at `path` is a mapping of named entries, and the fields with plain values, of it or of each entry."""
+    """Whether the section at `path` is a mapping of named entries; and the plain fields of it, or of each entry."""
     classes = _classes(version)
     kind = str(classes[BAGS].get(path, "?"))
     name = kind.removeprefix("{}")
@@ -64,13 +67,13 @@ def fields_at(path: str, version: str) -> tuple[bool, Mapping[str, str]]:
 
 
 def problems(model: Mapping[str, Any], path: str, version: str) -> Iterator[tuple[str, str]]:
-    """What the release refuses in the section that stands at `path`: where, and why; nothing where it has none there."""
+    """(path, message) for each refusal of the section at `path`; none if the release has no class there."""
     classes = _classes(version)
     yield from _value(model, path, str(classes[BAGS].get(path, "?")), classes)
 
 
 def of_another_release(model: Mapping[str, Any], path: str, version: str) -> str:
-    """The newest other release that has such a section and takes it as it stands, if one does."""
+    """The newest other release that accepts the section as it is; empty if none does."""
     others = (other for other in reversed(_table()) if other != version and path in _classes(other)[BAGS])
     return next((other for other in others if not any(problems(model, path, other))), "")
 
@@ -80,11 +83,11 @@ COUNTED = (
     *("scale_factor", "rotary_embedding_scale", "low_frequency_factor", "high_frequency_factor", "attention_factor"),
     *("original_context_length", "patch_height", "patch_width", "max_length", "parameters_per_file", "max_vocab_size"),
 )
-"""Fields of the classes that have no bound of their own and that no run has below zero."""
+"""Fields without a bound in their classes that are never negative in a run that works."""
 
 
 def below_zero(section: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """The numbers below zero in a section, at any depth, that the classes take and no run can mean: where, and what."""
+    """(path, value) of each negative number in a section, at any depth, that the classes accept but no run can use."""
     for name, value in section.items() if isinstance(section, Mapping) else ():
         if name in COUNTED and isinstance(value, int | float) and value < 0:
             yield f"{path}.{name}", value
@@ -95,7 +98,7 @@ def _walk(data: Any, path: str, name: str, classes: Mapping[str, Class]) -> Iter
     if data is None:
         return
     if not isinstance(data, Mapping):
-        yield path, f"found {shown(data)}, expected a mapping"
+        yield path, f"found {shown(data)}; expected a mapping"
         return
     known = _fields(name, data.get(TYPE), classes)
     for before, (key, value) in enumerate(data.items()):
@@ -110,13 +113,15 @@ def _walk(data: Any, path: str, name: str, classes: Mapping[str, Class]) -> Iter
 
 
 def _has_types(classes: Mapping[str, Class]) -> bool:
-    """Whether the release knows `type` at all: since 0.3.0 it is a field of every class (fast_llm/config.py, Config)."""
+    """Whether the release has the key `type`: since 0.3.0 it is a field of every class (fast_llm/config.py, Config)."""
     return any("types" in found for name, found in classes.items() if name != BAGS)
 
 
 def _types(name: str, classes: Mapping[str, Class]) -> Mapping[str, str]:
-    """What `type` chooses in a section of a class: itself or a class below it, by a name that it or a class above it registers
-    (fast_llm/config.py, Config.get_subclass).
+    """The classes that `type` may choose for a section of class `name`, by type.
+
+    They are the class and its subclasses; the names are registered by the class or by a class above it (fast_llm/config.py,
+    Config.get_subclass).
     """
     allowed = {name, *classes[name].get("below", ())}
     above = (found for one, found in classes.items() if one != BAGS and name in (one, *found.get("below", ())))
@@ -125,14 +130,14 @@ def _types(name: str, classes: Mapping[str, Class]) -> Mapping[str, str]:
 
 
 def _type(value: Any, path: str, types: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """One that it does not register is refused (`Unknown type ... for base class`)."""
+    """Refuse a type that is not registered (`Unknown type ... for base class`)."""
     if value is not None and not (isinstance(value, str) and value in types):
-        expected = f"one of {', '.join(types)}" if types else "no type: there is one class for this section"
-        yield path, f"found {shown(value)}, expected {expected}"
+        expected = f"one of {', '.join(types)}" if types else "no type, because this section has only one class"
+        yield path, f"found {shown(value)}; expected {expected}"
 
 
 def _fields(name: str, kind: Any, classes: Mapping[str, Class]) -> Mapping[str, str]:
-    """Fields of a class: of the one that `type` chooses or that is taken without it, else of it and of all below it."""
+    """Fields of the class that `type` chooses, or of the default class; without either, of the class and all its subclasses."""
     chosen = _types(name, classes).get(kind) if isinstance(kind, str) else None
     chosen = chosen or classes[name].get("default") or (name if classes[name].get("whole") else None)
     names = (chosen,) if chosen in classes else (name, *classes[name].get("below", ()))
@@ -144,11 +149,11 @@ def _value(value: Any, path: str, kind: str, classes: Mapping[str, Class]) -> It
         yield from _walk(value, path, kind, classes)
     elif kind.startswith("{}"):
         if not isinstance(value, Mapping):
-            yield path, f"found {shown(value)}, expected a mapping"
+            yield path, f"found {shown(value)}; expected a mapping"
             return
         for key, inner in value.items():
             if inner is None:
-                yield f"{path}.{key}", "found null, expected a mapping"
+                yield f"{path}.{key}", "found null; expected a mapping"
             yield from _walk(inner, f"{path}.{key}", kind[2:], classes)
     elif (simple := SIMPLE.fullmatch(kind)) and value is not None:
         yield from _simple(value, path, *simple.groups())
@@ -156,6 +161,6 @@ def _value(value: Any, path: str, kind: str, classes: Mapping[str, Class]) -> It
 
 def _simple(value: Any, path: str, kind: str, sign: str | None, limit: str | None) -> Iterator[tuple[str, str]]:
     if not isinstance(value, KINDS[kind]) or (isinstance(value, bool) and kind != "bool"):
-        yield path, f"found {shown(value)}, expected {kind}"
+        yield path, f"found {shown(value)}; expected {kind}"
     elif sign and limit and not WITHIN[sign](value, float(limit)):
-        yield path, f"found {shown(value)}, expected {kind} {sign} {limit}"
+        yield path, f"found {shown(value)}; expected {kind} {sign} {limit}"

@@ -1,4 +1,4 @@
-"""Generated Fast-LLM configs: sizes that divide the ranks, batches that hold together, and what each release has."""
+"""Generated Fast-LLM configs: sizes that divide the ranks, valid batches, and the keys of each release."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from compat.fast_llm.signatures import SIMPLE, WITHIN, bags, fields_at
 
 SMALL = st.integers(1, 8)
 LENGTHS = st.sampled_from((768, 1536, 3072))
-"""Tokens of a sequence that any number of its ranks divides."""
+"""Sequence lengths that every generated number of ranks divides."""
 
 
 @st.composite
 def core(draw: DrawFn, case: Case) -> Sequence[Group]:
-    """Axes and batch first, then choices that each hold together."""
+    """Axes and batch first, then groups of settings that are each valid."""
     world = case.world_size or draw(st.sampled_from((1, 2, 4, 8, None)))
     axes = _axes(draw, world)
     data = (world or 0) // (axes[AXES[0]] * axes[AXES[1]] * axes[AXES[2]])
@@ -47,7 +47,7 @@ def _axes(draw: DrawFn, world: int | None) -> dict[str, int]:
 
 
 def _told(draw: DrawFn, world: int, axes: Mapping[str, int]) -> Group:
-    """What the launcher says otherwise; tensor groups stay within a node."""
+    """Settings that the launcher makes otherwise; a tensor group stays within a node."""
     nodes = [ranks for ranks in range(1, world + 1) if world % ranks == 0 and ranks % axes[AXES[0]] == 0]
     return {WORLD: world, RANK: draw(st.integers(0, world - 1)), NODE: draw(st.sampled_from(nodes))}
 
@@ -94,7 +94,7 @@ LASTS = ("linear,{},{},{}", "cosine,{},{},{}", "power,{},{},{},0.5", "power,{},{
 
 @st.composite
 def _text(draw: DrawFn) -> Group:
-    """A learning rate as text that warms up, stays and decays."""
+    """A learning-rate schedule as text: warmup, constant, decay."""
     peak, end = draw(st.floats(1e-5, 1e-2)), draw(st.floats(0, 1e-6))
     up, stay, down = (draw(SMALL) for _ in range(3))
     last = draw(st.sampled_from(LASTS)).format(down, peak, end)
@@ -135,7 +135,7 @@ RESERVED = (
     LENGTH,
     PIECE,
 )
-"""What hangs on the number of ranks, on the batch, or on each other."""
+"""Keys that depend on the number of ranks, on the batch, or on each other."""
 
 
 _SHARES = st.sampled_from((0.0, 0.1, 0.25))
@@ -144,7 +144,7 @@ _STD = st.sampled_from((0.006, 0.01, 0.02))
 
 
 def _rotary() -> SearchStrategy[Group]:
-    """Rotary positions, plain or stretched."""
+    """Rotary positions, plain or scaled."""
     base = {"base": st.sampled_from((10000.0, 500000.0))}
     stretched = {"scaling.factor": st.sampled_from((4.0, 8.0)), "scaling.original": st.sampled_from((4096, 8192))}
     llama = {"scaling.kind": st.just("llama3"), "scaling.low": st.just(1.0), "scaling.high": st.just(4.0)}
@@ -220,7 +220,7 @@ _BESIDE = st.fixed_dictionaries(
 
 @st.composite
 def _model(draw: DrawFn, case: Case) -> dict[str, Any]:
-    """A section of a model as a plan would be written, and sometimes with what no plan says."""
+    """A model section as a plan is written, sometimes with settings that no plan has."""
     heads = draw(st.sampled_from((8, 16)))
     sizes = {
         "model.layers": 24,
@@ -246,16 +246,16 @@ OWN: Mapping[str, SearchStrategy[Any]] = {
     STYLE: st.sampled_from(("constant", "linear", "cosine", "power")),
     "optimizer.learning_rate.schedule": st.just("linear,10,0.0,1e-3;constant,-1,1e-3"),
 }
-"""Values that a field takes only in a form which its type does not tell."""
+"""Values of fields whose type does not show the form that they need."""
 
 
 def paths(case: Case) -> Iterable[str]:
-    """What the release has."""
+    """The keys of the release."""
     return sorted(release(case.version).keys)
 
 
 def values(case: Case, path: str) -> SearchStrategy[Any] | None:
-    """Values of one field where its type is not enough."""
+    """Values of a field whose type is not enough; None for the others."""
     if path == BASE:
         return _model(case)
     if path in OWN:
@@ -272,7 +272,7 @@ PLAIN: Mapping[str, SearchStrategy[Any]] = {
 
 
 def _bag(case: Case, path: str) -> SearchStrategy[Any] | None:
-    """A section that is kept as it stands, with one of the plain values that its class has."""
+    """A free-form section with one plain field of its class."""
     named, known = fields_at(path, case.version)
     if not known and not named:
         return None
@@ -290,7 +290,7 @@ def _one(field: tuple[str, str]) -> SearchStrategy[Any]:
 
 
 BESIDE: Mapping[str, Group] = {"run.tensor_logs.save": {"run.experiment_dir": "runs"}}
-"""What a field cannot do without."""
+"""Settings that a field needs."""
 
 UNSETTABLE = {
     "model.multi_stage.stages_per_pipeline_stage": "takes nothing but 1",

@@ -1,4 +1,4 @@
-"""Fast-LLM's learning rate as text, stage by stage: WSD, and a warmup from above 0, can be said in nothing else."""
+"""Fast-LLM's learning-rate schedule as text, stage by stage: the only form for WSD, and for a warmup that starts above 0."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import NamedTuple
 from bridge.rules import Group
 
 KINDS = {("linear", 1.0): "linear", ("power", 1.0): "linear", ("cosine", 1.0): "cosine", ("power", 0.5): "minus_sqrt"}
-"""Shapes of WSD's decay by the kind of a stage and its power; an exponential is none."""
+"""Decay shapes of WSD, by kind and power of a stage; Fast-LLM has no exponential one."""
 DECAYS = {"linear": ("linear", 1.0), "cosine": ("cosine", 1.0), "minus_sqrt": ("power", 0.5)}
 TENTH = 10
-"""Where a Plan leaves the decay of WSD open, it is the last of so many equal parts of the schedule."""
+"""If a Plan leaves the length of WSD's decay open, it is this fraction (1 / TENTH) of the schedule."""
 
 
 class Stage(NamedTuple):
-    """A stage: its kind, its steps (negative: all that are left), the rates at its ends, and the power of its shape."""
+    """A stage: its kind, its steps (negative: all remaining ones), its first and last rate, and the power of its shape."""
 
     kind: str
     steps: int
@@ -26,7 +26,7 @@ class Stage(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> Stage:
-        """A stage as it is written; raises `ValueError` where Fast-LLM would."""
+        """Parse a stage. Raises `ValueError` if Fast-LLM would."""
         kind, steps, begin, *more = text.split(",")
         end, power = (float(more[0]) if more else float(begin)), (float(more[1]) if len(more) > 1 else 1.0)
         return cls(kind, int(steps), float(begin), end, power)
@@ -37,7 +37,10 @@ class Stage(NamedTuple):
 
 
 def read(text: str, peak: float | None) -> Group | None:
-    """The fields of the plan's schedule where `text` reaches `peak`: a line up to it, and a constant, a decay or WSD."""
+    """The fields of the plan's schedule; None if a plan cannot hold the schedule.
+
+    It can if an optional linear warmup ends at `peak`, and a constant, a decay or WSD follows.
+    """
     try:
         stages = [Stage.of(part) for part in text.split(";")]
     except ValueError:
@@ -52,13 +55,14 @@ def read(text: str, peak: float | None) -> Group | None:
 
 
 def _name(kinds: Sequence[str]) -> str | None:
-    """The plan's name of what follows the warmup."""
+    """The plan's name for the stages after the warmup; None if it has none."""
     if len(kinds) == 1:
         return kinds[0] if kinds[0] in ("constant", "linear", "cosine") else None
     return "wsd" if len(kinds) == 2 and kinds[0] == "constant" and kinds[1] != "constant" else None
 
 
 def _is_sound(stages: Sequence[Stage], rest: Sequence[Stage], peak: float | None, name: str) -> bool:
+    """Whether stages join without jumps and start at the peak, and no stage before the last is open or bent."""
     joined = all(one.end == other.begin and one.power == 1 for one, other in pairwise(stages))
     last = stages[-1]
     whole = all(stage.steps > 0 for stage in stages[:-1]) and (last.steps > 0) == (name != "constant")
@@ -73,7 +77,7 @@ def _decay(stages: Sequence[Stage], name: str) -> Group:
 
 
 def written(values: Group) -> str | None:
-    """A schedule as text, from the fields of a plan's schedule and its `peak`; None where stages cannot say it."""
+    """A schedule as text, from the fields of a plan's schedule and its `peak`; None if stages cannot express it."""
     peak, warmup = values.get("peak"), values.get("warmup_steps") or 0
     rest = None if peak is None else _rest(values, peak, warmup)
     first = [Stage("linear", warmup, values.get("warmup_from") or 0.0, peak)] if warmup and peak is not None else []
@@ -81,7 +85,7 @@ def written(values: Group) -> str | None:
 
 
 def _rest(values: Group, peak: float, warmup: int) -> list[Stage] | None:
-    """What follows the warmup."""
+    """The stages after the warmup; None if the plan leaves their lengths open."""
     name, total, low = values.get("name"), values.get("total_steps"), values.get("minimum") or 0.0
     if name == "constant":
         return [Stage(name, -1, peak, peak)]

@@ -127,7 +127,7 @@ def test_what_fast_llm_accepts(given: dict[str, Any]) -> None:
 def test_before_0_3_a_level_replaces_buffers_and_says_so() -> None:
     config = fast_llm().read(stages(zero_stage=3, num_grad_buffers=5), "0.2.0")
     assert config.multi_stage[GRADS] == 2
-    assert any(finding.path == STAGES + GRADS and "replaced by 2" in finding.message for finding in config.findings)
+    assert any(finding.path == STAGES + GRADS and "overwritten with 2" in finding.message for finding in config.findings)
 
 
 def test_dumps_load_when_they_are_consistent(facts: list[dict[str, Any]]) -> None:
@@ -159,7 +159,7 @@ def test_all_problems_come_at_once() -> None:
 def test_the_file_wins_over_the_launcher_and_says_so() -> None:
     config = fast_llm().read({"distributed": {"world_size": 16}}, world_size=8)
     assert config.distributed["data_parallel"] == 16
-    assert any("goes by the file" in finding.message for finding in config.findings)
+    assert any("takes the value of the file" in finding.message for finding in config.findings)
 
 
 # The older batch

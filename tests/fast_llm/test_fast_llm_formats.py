@@ -74,8 +74,8 @@ def test_origins_have_lines() -> None:
         ({"model": {"multi_stag": {}}}, "did you mean multi_stage"),
         ({"model": {"multi_stage": {"zero_stag": 2}}}, "did you mean zero_stage"),
         ({"model": {"multi_stage": None}}, "expected a mapping"),
-        ({"multi_stage": {}, "model": {"multi_stage": {}}}, "keep one"),
-        ({"batch": {"batch_size": 8}}, "gone after Fast-LLM 0.3.0"),
+        ({"multi_stage": {}, "model": {"multi_stage": {}}}, "keep the one in model"),
+        ({"batch": {"batch_size": 8}}, "removed after Fast-LLM 0.3.0"),
         ({"distributed": {"training_dtype": "bf16"}}, "use model.distributed.compute_dtype"),
         ({"distributed": {"compute_dtype": "float8"}}, "expected one of"),
         ({"run": {"tensor_logs": {"save": True}}}, "run.experiment_dir"),
@@ -180,7 +180,7 @@ def test_level_0_has_no_fast_llm_form() -> None:
     source = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 0}}
     result = compat.translate(source, "deepspeed", "fast_llm")
     found = [finding for finding in result.findings if finding.path == "zero_optimization.stage"]
-    assert found and "no level 0" in found[0].message
+    assert found and "lowest ZeRO level is 1" in found[0].message
     assert result.config.multi_stage["zero_stage"] == 1  # type: ignore[attr-defined]
 
 
@@ -271,14 +271,14 @@ def test_stages_of_eight_blocks_with_embedding_and_head(size: float, stages: int
     [
         ({"hiden_size": 64}, "model.base_model.hiden_size: unknown field of the model; did you mean hidden_size?"),
         ({"decoder": {"block": {"mixer": {"type": "attention", "heds": 4}}}}, "block.mixer.heds: unknown field"),
-        ({"decoder": {"block": {"mixer": {"heads": "many"}}}}, "mixer.heads: found 'many', expected int"),
-        ({"decoder": {"block": {"mixer": {"heads": True}}}}, "mixer.heads: found True, expected int"),
-        ({"embeddings": {"vocab_size": -5}}, "embeddings.vocab_size: found -5, expected int > 0"),
-        ({"embeddings": 3}, "model.base_model.embeddings: found 3, expected a mapping"),
+        ({"decoder": {"block": {"mixer": {"heads": "many"}}}}, "mixer.heads: found 'many'; expected int"),
+        ({"decoder": {"block": {"mixer": {"heads": True}}}}, "mixer.heads: found True; expected int"),
+        ({"embeddings": {"vocab_size": -5}}, "embeddings.vocab_size: found -5; expected int > 0"),
+        ({"embeddings": 3}, "model.base_model.embeddings: found 3; expected a mapping"),
         ({"decoder": {"type": "pattern", "blocks": {"a": {"mlp": {"gatd": True}}}}}, "blocks.a.mlp.gatd: unknown field"),
-        ({"head": {"type": "rms_norm"}}, "head.type: found 'rms_norm', expected no type"),
-        ({"embeddings": {"type": ["a"]}}, "embeddings.type: found ['a'], expected no type"),
-        ({"decoder": {"block": {"mlp": {"type": {"a": 1}}}}}, "block.mlp.type: found {'a': 1}, expected one of mlp, moe"),
+        ({"head": {"type": "rms_norm"}}, "head.type: found 'rms_norm'; expected no type"),
+        ({"embeddings": {"type": ["a"]}}, "embeddings.type: found ['a']; expected no type"),
+        ({"decoder": {"block": {"mlp": {"type": {"a": 1}}}}}, "block.mlp.type: found {'a': 1}; expected one of mlp, moe"),
     ],
 )
 def test_a_model_that_its_classes_refuse(model: dict[str, Any], said: str) -> None:

@@ -1,4 +1,4 @@
-"""The model in its own section: what a plan says of it, in whatever layout of releases it stands."""
+"""The section of the model, in the layout of any release, <-> the plan's fields of the model."""
 
 from __future__ import annotations
 
@@ -23,44 +23,44 @@ BESIDE = (
     "adapters.alpha",
     "adapters.dropout",
 )
-"""What a plan says elsewhere, and Fast-LLM in the section of its model."""
+"""Plan fields outside of `model` that Fast-LLM sets in the section of its model."""
 
 
 def facts(values: Group) -> Mapping[str, Any]:
-    """Plan fields that the model section tells, as the newest layout takes its defaults; empty without a section."""
+    """Plan fields of the model section, with the defaults of the newest layout; empty without a section."""
     return read(values, None)
 
 
 REASONS = {
     f"model.{name}": reason
     for name, reason in {
-        "tied": "Fast-LLM ties embedding and output layer unless it is told not to",
-        "predicted": "Fast-LLM predicts further tokens with plain blocks, which is no other stack's model",
-        "norm": "Fast-LLM's norms are LayerNorm with a bias or RMSNorm, alike in all places",
-        "norm.place": "Fast-LLM has norms before a layer, after it, or both, the same in all blocks",
-        "norm.parallel": "Fast-LLM's blocks are sequential",
-        "norm.shared": "Fast-LLM's blocks are sequential",
-        "mlp.activation": "Fast-LLM's gelu is the approximation by tanh, and beside it there are silu, relu and squared relu",
-        "attention.norm": "Fast-LLM's norms of queries and keys are of each head, with the settings of the block's",
-        "attention.scale": "Fast-LLM's factor of attention's logits is a power of the head's width",
-        "attention.sinks": "Fast-LLM's heads attend to nothing but tokens",
+        "tied": "Fast-LLM ties embedding and output layer unless tied weights are switched off",
+        "predicted": "Fast-LLM predicts further tokens with plain blocks, which is not the model of any other stack",
+        "norm": "Fast-LLM's norms are LayerNorm with a bias or RMSNorm, the same in all places",
+        "norm.place": "Fast-LLM has norms before each layer, after it, or both, the same in all blocks",
+        "norm.parallel": "in Fast-LLM's blocks, attention and feed-forward layer run one after the other",
+        "norm.shared": "in Fast-LLM's blocks, attention and feed-forward layer run one after the other",
+        "mlp.activation": "Fast-LLM has silu, relu, squared relu, and gelu as its tanh approximation",
+        "attention.norm": "Fast-LLM normalises queries and keys by head, with the settings of the block's norms",
+        "attention.scale": "Fast-LLM scales attention logits by a power of the head's width",
+        "attention.sinks": "Fast-LLM has no attention sinks",
         "rotary": "Fast-LLM rotates halves of whole heads, and scales as llama3 or yarn",
         "embedding.positions": "Fast-LLM's positions are rotary, learned or none",
         "embedding.norm": "Fast-LLM has no norm after the embedding",
         "embedding.output_bias": "Fast-LLM's output layer has no bias",
-        "embedding.offset": "Fast-LLM's table of positions begins with the first one",
-        "moe.score": "Fast-LLM's router takes softmax over the experts of a token",
-        "moe.normalised": "Fast-LLM's router takes softmax over the experts of a token, which sums to one",
+        "embedding.offset": "Fast-LLM's first position is row 0 of the table",
+        "moe.score": "Fast-LLM's router takes the softmax over the chosen experts of a token",
+        "moe.normalised": "Fast-LLM's router takes the softmax over the chosen experts of a token, which sums to one",
         "moe.shared_ffn": "Fast-LLM's shared experts are as wide as the others",
         "moe.shared_gate": "Fast-LLM's shared experts have no gate",
-        "moe.balance": "Fast-LLM balances by a loss of each block over each microbatch, or by sinkhorn",
-        "moe.aux_trained": "Fast-LLM trains that loss wherever it has a coefficient",
+        "moe.balance": "Fast-LLM balances experts by a loss in each block over each microbatch, or by sinkhorn",
+        "moe.aux_trained": "Fast-LLM trains the load-balancing loss whenever its coefficient is set",
         "moe.router_bias": "Fast-LLM's router has no bias",
         "moe.balance_bias": "Fast-LLM's router has no bias",
-        "init": "Fast-LLM draws first weights with a deviation for each layer",
+        "init": "Fast-LLM sets the standard deviation of initial weights for each layer",
     }.items()
 }
-"""Why single fields of the model may be lost."""
+"""Reasons why single fields of the model may be lost."""
 
 RULE = convert(
     BASE,
@@ -71,7 +71,7 @@ RULE = convert(
     sees=(MASTER, SCALE, "precision.compute", "precision.master"),
     blurs=lambda values: bool(unsaid(values)),
     tells=told,
-    lossy="Fast-LLM's model has no such setting, or none that means the same, or a Plan has none",
+    lossy="either Fast-LLM's model or a Plan has no setting with the same meaning",
     model=True,
     mixed=True,
     reasons=REASONS,

@@ -1,4 +1,4 @@
-"""Where settings of the model stand, layout by layout, and the section as leaves in the words of the newest layout."""
+"""Paths of the model's settings in each layout, and the section as leaves by the paths of the newest layout."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MIDDLE = {
     "embeddings.": "embeddings_layer.",
     "head.": "output_layer.",
 }
-"""Newest place (or how it begins) -> that of 0.3.0 (models/gpt/config.py, layers/language_model/config.py)."""
+"""Path (or prefix) in the newest layout -> that of 0.3.0 (models/gpt/config.py, layers/language_model/config.py)."""
 
 OLDEST: Mapping[str, tuple[str, ...]] = {
     "transformer.num_layers": ("decoder.num_blocks",),
@@ -62,10 +62,10 @@ OLDEST: Mapping[str, tuple[str, ...]] = {
     "transformer.init_method_std_mlp_2": ("init.layer_2",),
     "init_method_std_embed": ("init.embed",),
 }
-"""Place before 0.3.0 (or how it begins) -> the newest ones, those of a block without its name (layers/transformer/config.py)."""
+"""Path (or prefix) before 0.3.0 -> the newest paths, relative to the block for its settings (layers/transformer/config.py)."""
 
 INSIDE = ("mixer.", "mlp.", "normalization.", "dropout", "pre_m", "post_m")
-"""How places inside a block begin."""
+"""Prefixes of paths inside a block."""
 
 
 def layout_of(context: Context) -> Layout:
@@ -74,7 +74,7 @@ def layout_of(context: Context) -> Layout:
 
 
 def found_layout(model: Leaf, context: Context | None) -> Layout:
-    """The layout that `model` is in: by the names that only one has, else by the release."""
+    """The layout of `model`: by keys that only one layout has, else by the release."""
     if "transformer" in model:
         return "oldest"
     if "embeddings_layer" in model or "output_layer" in model:
@@ -86,7 +86,7 @@ def found_layout(model: Leaf, context: Context | None) -> Layout:
 
 
 def flat(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every leaf below `data` by dotted path; an empty mapping is one, null stands for nothing."""
+    """Every leaf below `data` by dotted path. An empty mapping is a leaf; null is left out."""
     if isinstance(data, Mapping) and (data or not path):
         for name, inner in data.items():
             yield from flat(inner, f"{path}.{name}" if path else str(name))
@@ -96,13 +96,13 @@ def flat(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 @dataclass
 class Leaves:
-    """Leaves of a section; remembers which of them were understood."""
+    """Leaves of a section; remembers which of them were read."""
 
     values: Leaf
     known: set[str] = field(default_factory=set)
 
     def take(self, path: str, default: Any, fits: Callable[[Any], bool]) -> Any:
-        """The value at `path`, or the default where there is none such; a value that does not fit stays unknown."""
+        """The value at `path`; the default if it is missing or does not fit. Only a value that fits is marked as read."""
         value = self.values.get(path)
         if value is None or not fits(value):
             return default
@@ -130,18 +130,18 @@ class Leaves:
         return self.take(path, default, lambda value: value in names if isinstance(value, str) else False)
 
     def left(self, neutral: Leaf) -> Iterator[str]:
-        """Places of what was not understood, and is not at its `neutral` value."""
+        """Paths of leaves that were not read and differ from their `neutral` value."""
         odd = (path for path in self.values if path not in self.known)
         return (path for path in odd if path not in neutral or self.values[path] != neutral[path])
 
     def within(self, start: str) -> bool:
-        """Whether something stands at `start` or below."""
+        """Whether there is a leaf at `start` or below it."""
         return any(path == start or path.startswith(start + ".") for path in self.values)
 
 
 @dataclass
 class Sections:
-    """A model section in the words of the newest layout: what holds for all, the blocks by name, and their order."""
+    """A model section by the paths of the newest layout: common leaves, blocks by name, and the order of the blocks."""
 
     layout: Layout
     common: Leaves
@@ -149,7 +149,7 @@ class Sections:
     order: tuple[str, ...]
 
     def unsaid(self, neutral: Leaf) -> list[str]:
-        """Leaves that nothing understood, but for those at a `neutral` value."""
+        """Paths of all leaves that were not read and differ from their `neutral` value."""
         left = list(self.common.left(neutral))
         for name, block in self.blocks.items():
             start = f"{BLOCKS}{name}." if name else BLOCK
@@ -158,7 +158,7 @@ class Sections:
 
 
 def sections(model: Leaf, context: Context | None) -> Sections:
-    """`model` taken apart."""
+    """Take the section `model` apart."""
     layout = found_layout(model, context)
     leaves = dict(_newest(model, layout))
     pattern = leaves.get("decoder.type") == "pattern"
@@ -173,7 +173,7 @@ def sections(model: Leaf, context: Context | None) -> Sections:
 
 
 def _inside(path: str, layout: Layout, pattern: bool) -> tuple[str, str | None]:
-    """The block that a leaf belongs to and its place there, if it belongs to one."""
+    """The name of the block that a leaf belongs to, and the path inside it; None as path for a leaf outside of blocks."""
     if layout == "oldest":
         return "", path if path.startswith(INSIDE) else None
     if pattern and path.startswith(BLOCKS) and path.count(".") > 2:
@@ -183,7 +183,7 @@ def _inside(path: str, layout: Layout, pattern: bool) -> tuple[str, str | None]:
 
 
 def _order(common: Leaves, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Names of the blocks in the order of one round; empty if the pattern is none."""
+    """Names of the blocks in the order of one round of the pattern; empty if the pattern is not valid."""
     common.name("decoder.type", "fixed", ("pattern",))
     pattern = common.take("decoder.pattern", (), lambda value: isinstance(value, list | tuple) and bool(value))
     known = pattern and all(isinstance(name, str) and name in names for name in pattern)
@@ -213,7 +213,7 @@ def _from_middle(path: str) -> str:
 
 
 def placed(leaves: Leaf, layout: Layout) -> dict[str, Any]:
-    """Leaves in the words of the newest layout as those of `layout`; what it has no place for stays away."""
+    """Turn paths of the newest layout into those of `layout`; leaves without a path there are dropped."""
     if layout == "newest":
         return dict(leaves)
     if layout == "middle":
@@ -233,7 +233,7 @@ BEFORE = {place: oldest for oldest, places in OLDEST.items() for place in places
 
 
 def _to_oldest(path: str) -> str:
-    """Where a newest place stood before 0.3.0; empty if there was none."""
+    """The path before 0.3.0 of a newest path; empty if there was none."""
     if path in BEFORE:
         return BEFORE[path]
     start = next((place for place in BEFORE if place.endswith(".") and path.startswith(place)), "")

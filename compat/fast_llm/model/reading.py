@@ -1,4 +1,4 @@
-"""The section of the model -> what a plan says of it, Fast-LLM's own defaults included: they are what the model is."""
+"""The section of the model -> plan fields. Fast-LLM's defaults are included, since they define the model, too."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LACKED = frozenset(
         "moe.capacity",
     )
 )
-"""What Fast-LLM's model does not have, and a plan leaves open where there is none."""
+"""Plan fields for features that Fast-LLM's model does not have; a plan leaves them open if there is none."""
 
 Facts = dict[str, Any]
 
@@ -46,27 +46,27 @@ def read(values: Group, context: Context | None) -> Facts:
 
 
 NEUTRAL = {"mlp.router_input_scale": 1.0, "mlp.jitter_eps": 0.0, "head.cross_entropy_splits": 1}
-"""Settings that a plan has no word for, at the value where they do nothing."""
+"""Settings without a plan field, with the value at which they have no effect."""
 CHEAP = ("implementation", "use_flash_attention", "cross_entropy_splits", "dropless", "dropless_dynamic_shape", "recompute_level")
-"""Settings that choose between ways to compute the same."""
+"""Prefixes of settings that choose between implementations of the same computation."""
 
 
 def weigh(values: Group) -> Effect:
-    """What it does to a run to lose what no plan field stands for."""
+    """The effect of losing the settings that no plan field stands for."""
     left = unsaid(values)
     cheap = left and all(path.rpartition(".")[2].startswith(CHEAP) for path in left)
     return Effect.ROUNDING if cheap else Effect.NUMBERS
 
 
 def told(values: Group) -> str:
-    """What no plan field stands for, in words."""
+    """The settings that no plan field stands for, as a sentence."""
     left = unsaid(values)
     more = f" and {len(left) - 5} more" if len(left) > 5 else ""
     return f"no Plan field stands for {', '.join(left[:5])}{more}"
 
 
 def unsaid(values: Group) -> list[str]:
-    """Places in the section that no plan field stands for, or that contradict each other."""
+    """Paths of settings that no plan field stands for, or that contradict each other."""
     model = values.get(BASE)
     if not isinstance(model, Mapping):
         return []
@@ -88,7 +88,7 @@ def _read(parts: Sections, values: Group) -> tuple[Facts, list[str]]:
 
 
 def _defaults(parts: Sections, facts: Facts) -> dict[str, Any]:
-    """Defaults that a layout takes for a block: widths followed the hidden width before 0.3.0."""
+    """Defaults of a block in a layout. Before 0.3.0, its widths followed the hidden width."""
     hidden = facts["model.hidden"]
     if parts.layout != "oldest":
         return {"head_size": 128, "ffn": 4096}
@@ -123,7 +123,7 @@ def _common(parts: Sections, values: Group, odd: list[str]) -> Facts:
 
 
 def _factors(at: Leaves, values: Group) -> Facts:
-    """Factors of a layer take the place of the factor of all others (engine/optimizer/optimizer.py)."""
+    """Learning-rate factors of embedding and output layer, relative to the default factor, which they replace (optimizer.py)."""
     usual = values.get(SCALE)
     usual = 1.0 if usual is None else usual
     places = {"optimizer.embedding_lr": "embeddings.lr_scale", "optimizer.output_lr": "head.lr_scale"}
@@ -144,7 +144,7 @@ def _adapters(at: Leaves, odd: list[str]) -> Facts:
 
 
 def _block(at: Leaves, defaults: Mapping[str, Any], odd: list[str]) -> Facts:
-    """What one kind of block is; `rotary` and `window` tell of it alone."""
+    """Plan fields of one kind of block. `OWN` lists the keys that may differ between blocks."""
     at.name("type", "decoder", ("decoder",))
     facts = {"model.dropout": at.share("dropout"), **_norm(at, odd)}
     return facts | _attention(at, defaults, facts, odd) | _mlp(at, defaults, odd)
@@ -172,7 +172,7 @@ def normalization(at: Leaves, start: str) -> Normalization:
 
 
 def _place(at: Leaves, own: Normalization, odd: list[str]) -> str:
-    """Where the norms of a block are (layers/decoder/block.py)."""
+    """The place of the norms in a block: before, after, or both (layers/decoder/block.py)."""
     before = {_one(at, f"pre_{layer}_normalization", own, "before") for layer in ("mixer", "mlp")}
     after = {_one(at, f"post_{layer}_normalization", own, "none") for layer in ("mixer", "mlp")}
     places: dict[tuple[str, ...], str]
@@ -184,7 +184,10 @@ def _place(at: Leaves, own: Normalization, odd: list[str]) -> str:
 
 
 def _one(at: Leaves, start: str, own: Normalization, without: str) -> str:
-    """Whether the norm at `start` is there, as the block's own is; `without` says what holds where nothing is said."""
+    """The norm at `start`: "before" if it is set like the block's own norm, "none" if it is off, else "other".
+
+    `without` is the answer if nothing is set at `start`.
+    """
     if not at.within(start):
         return without
     if at.name(f"{start}.type", "layer_norm", ("none",)) == "none":
@@ -215,12 +218,12 @@ def _attention(at: Leaves, defaults: Mapping[str, Any], norm: Facts, odd: list[s
 
 
 def rounded(value: float) -> float:
-    """A figure that was worked out, to as many digits as come back."""
+    """A computed number, rounded to the 12 digits that survive the way back."""
     return float(f"{value:.12g}")
 
 
 def _biases(at: Leaves, odd: list[str]) -> tuple[bool, bool]:
-    """Biases of queries, keys and values, and of the output; those of values are made with the keys (attention.py)."""
+    """Biases of queries, keys and values, and of the output. Keys and values share one bias setting (attention.py)."""
     usual = at.flag("mixer.add_linear_biases", True)
     query, key, _, dense = (at.flag(f"mixer.{name}_layer.bias.enabled", usual) for name in ("query", "key", "value", "dense"))
     if query != key:
@@ -245,6 +248,7 @@ def _rotary(at: Leaves, defaults: Mapping[str, Any]) -> Facts:
         kind = "default"
     if kind == "none":
         return {"rotary": False}
+    # Before 0.2.0 the setting was -log(theta).
     scale = at.real("mixer.rotary.scale", None, -math.inf)
     theta = at.real("mixer.rotary.theta", 10000.0 if scale is None else rounded(math.exp(-scale)))
     facts = {
@@ -258,7 +262,7 @@ def _rotary(at: Leaves, defaults: Mapping[str, Any]) -> Facts:
 
 
 def _stretched(at: Leaves, kind: str | None) -> Facts:
-    """Defaults of layers/attention/rotary/config.py; bounds of yarn's ramp are whole (rotary.py, YarnRotary)."""
+    """Rotary scaling, with the defaults of layers/attention/rotary/config.py; YaRN's ramp has whole bounds (rotary.py)."""
 
     def of(name: str, default: float | None) -> Any:
         return at.real(f"mixer.rotary.{name}", default) or None
@@ -292,7 +296,7 @@ def _mlp(at: Leaves, defaults: Mapping[str, Any], odd: list[str]) -> Facts:
 
 
 def _experts(at: Leaves, width: int | None) -> Facts:
-    """All experts count those that every token sees (layers/decoder/mlp/config.py, unshared_experts)."""
+    """Experts. Fast-LLM's `experts` includes the shared ones (layers/decoder/mlp/config.py, unshared_experts)."""
     shared = at.take("mlp.shared_experts", 0, lambda value: type(value) is int and value >= 0)
     count, balanced = at.count("mlp.experts", 2), at.name("mlp.routing", "aux_loss", ("aux_loss", "sinkhorn")) == "aux_loss"
     loss = at.real("mlp.auxiliary_loss_coefficient", 0.01)
@@ -316,11 +320,11 @@ def _experts(at: Leaves, width: int | None) -> Facts:
 # All blocks
 
 OWN = ("window", "rotary", "base", "ffn", "recompute")
-"""What blocks may have each for itself."""
+"""Keys of a block's facts that may differ between blocks."""
 
 
 def _together(blocks: Mapping[str, Facts], parts: Sections, facts: Facts, odd: list[str]) -> Facts:
-    """What the blocks are together; where they differ and a plan has no word for it, the first one counts."""
+    """Plan fields of all blocks together. If blocks differ in a way that a plan cannot hold, the first block is taken."""
     names = _expanded(parts, facts["model.layers"])
     used = [blocks[name] for name in dict.fromkeys(names)]
     found = {path: value for block in reversed(used) for path, value in block.items() if path not in OWN}
@@ -333,24 +337,26 @@ def _together(blocks: Mapping[str, Facts], parts: Sections, facts: Facts, odd: l
 
 
 def _expanded(parts: Sections, layers: int | None) -> list[str]:
-    """The name of each block of the model."""
-    if parts.order == ("",) or not parts.order:
-        return [""] * bool(parts.order)
+    """The name of each block, in the order of the model."""
+    if not parts.order:
+        return []
+    if parts.order == ("",):
+        return [""]  # all blocks are alike, so one stands for all
     count = min(layers or len(parts.order), MOST)
     return [parts.order[place % len(parts.order)] for place in range(count)]
 
 
 MOST = 10_000
-"""Blocks whose order is worked out; no model has as many."""
+"""Upper bound on the blocks whose order is worked out, against a huge `num_blocks`; no model has as many."""
 
 
 def _told(pattern: list[bool]) -> tuple[bool, ...] | None:
-    """A pattern, unless it is all blocks or none."""
+    """The pattern; None if all blocks are alike."""
     return tuple(pattern) if len(set(pattern)) > 1 else None
 
 
 def _only(values: list[Any], what: str, odd: list[str]) -> Any:
-    """The value that there is among `values`; the first of several."""
+    """The only value among `values`, None aside; if there are several, the first, and `what` is noted in `odd`."""
     known = [value for value in dict.fromkeys(values) if value is not None]
     if len(known) > 1:
         odd.append(what)
@@ -382,7 +388,7 @@ def _widths(layers: list[Facts], odd: list[str]) -> Facts:
 
 
 def _recomputed(layers: list[Facts], odd: list[str]) -> Facts:
-    """The feed-forward layer computed again whole (functional/config.py, MLPRecomputeLevel)."""
+    """Recomputation of the whole feed-forward layer (functional/config.py, MLPRecomputeLevel)."""
     full = [block for block in layers if block.get("recompute")]
     if full and len(full) < len(layers):
         odd.append("mlp.recompute_level")
@@ -391,11 +397,11 @@ def _recomputed(layers: list[Facts], odd: list[str]) -> Facts:
     return {"recompute.granularity": "selective", "recompute.modules": modules} if modules else {}
 
 
-# What stands beside the blocks
+# Settings outside of the blocks
 
 
 def _positions(parts: Sections, facts: Facts) -> None:
-    """Learned positions are off unless asked for, and before 0.3.0 on unless there are rotary ones."""
+    """Set the kind of positions. Learned ones are off by default; before 0.3.0 they were on unless there were rotary ones."""
     at, rotary = parts.common, facts.pop("rotary", False)
     learned = at.flag("embeddings.position_embeddings.enabled", parts.layout == "oldest" and not rotary)
     if learned and rotary:
@@ -407,7 +413,7 @@ def _positions(parts: Sections, facts: Facts) -> None:
 
 
 def _head(parts: Sections, facts: Facts, odd: list[str]) -> None:
-    """The norm before the output layer is its own since 0.3.0; a plan has one for all."""
+    """Check the norm before the output layer: since 0.3.0 it has settings of its own, and a plan has one norm for all."""
     if parts.layout == "oldest":
         return
     own = tuple(facts.get(f"model.norm.{name}") for name in ("kind", "eps", "zero_centred"))
@@ -417,11 +423,11 @@ def _head(parts: Sections, facts: Facts, odd: list[str]) -> None:
 
 PLAIN = ("mixer.query_layer.weight", "mixer.key_layer.weight", "mlp.layer_1.weight")
 OUT = ("mixer.dense_layer.weight", "mlp.layer_2.weight")
-"""Weights of a block: those that start as they are, and those that lead back into the residual."""
+"""Weights of a block: those of input projections, and those of projections back into the residual stream."""
 
 
 def _initial(parts: Sections, facts: Facts, odd: list[str]) -> None:
-    """First weights: hidden^-0.5 unless told (layers/attention/attention.py, layers/decoder/mlp/mlp.py)."""
+    """Initial weights: a standard deviation of hidden^-0.5 by default (layers/attention/attention.py, decoder/mlp/mlp.py)."""
     hidden, layers = facts.get("model.hidden"), facts.get("model.layers")
     if not hidden or not layers:
         return
@@ -435,7 +441,7 @@ def _initial(parts: Sections, facts: Facts, odd: list[str]) -> None:
 
 
 def _oldest_initial(at: Leaves, usual: float, layers: int, odd: list[str]) -> tuple[float, float]:
-    """layers/transformer/config.py before 0.3.0: what leads back into the residual starts smaller unless told."""
+    """The same before 0.3.0, when projections back into the residual had a smaller default (layers/transformer/config.py)."""
     std = at.real("init.std", usual)
     same = [at.real(f"init.{name}", std) for name in ("qkv", "layer_1", "embed")]
     out = [at.real(f"init.{name}", std / math.sqrt(2 * layers)) for name in ("dense", "layer_2")]
@@ -458,7 +464,7 @@ def _deviations(parts: Sections, facts: Facts, usual: float, odd: list[str]) -> 
 
 
 def _deviation(at: Leaves, place: str, usual: float) -> float | None:
-    """Standard deviation of the weight at `place`; None if it is not drawn from a plain normal distribution."""
+    """Standard deviation of the initial weight at `place`; None for another distribution than a plain normal one."""
     start = f"{place}.initialization"
     if not at.within(start):
         return usual

@@ -1,4 +1,4 @@
-"""What a plan says of the model -> the section of the model, each setting outright: Fast-LLM's defaults are of another model."""
+"""Plan fields of the model -> the section of the model. Every setting is written, as Fast-LLM's defaults are another model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from compat.fast_llm.signatures import problems
 Leaves = dict[str, Any]
 KINDS = {theirs: ours for ours, theirs in NORMS.items()}
 THEIRS = {ours: theirs for theirs, ours in ACTIVATIONS.items()} | {"gelu": "gelu"}
-"""The exact gelu is not there; the nearest is."""
+"""Fast-LLM has no exact gelu; its tanh approximation is the nearest."""
 
 COMMON = {
     "model.layers": "decoder.num_blocks",
@@ -49,15 +49,15 @@ STRETCHED = {
     },
 }
 LATER = {"yarn": "0.3.0", "llama3": "0.2.0"}
-"""Kinds of rotary positions that came later than the first release."""
+"""First releases of kinds of rotary scaling."""
 
 
 OURS = tuple(path for path in paths() if path.startswith("model.") and path != "model.sequence" and path not in LACKED)
-"""Plan fields of the model that Fast-LLM's model has."""
+"""Plan fields of the model for features that Fast-LLM's model has."""
 
 
 class Kind(NamedTuple):
-    """What one block has that others may not have."""
+    """Features in which the blocks of one model may differ."""
 
     windowed: bool
     experts: bool
@@ -65,7 +65,7 @@ class Kind(NamedTuple):
 
 
 def write(values: Group, context: Context) -> Group:
-    """The section for what a plan says; none where it says nothing of the model."""
+    """The section of the model for a plan; nothing if the plan says nothing about the model."""
     if not any(values.get(path) is not None for path in OURS):
         return {}
     layout = layout_of(context)
@@ -74,7 +74,7 @@ def write(values: Group, context: Context) -> Group:
 
 
 def _taken(leaves: Leaves, context: Context) -> Leaves:
-    """What the release has a place for."""
+    """The leaves that the classes of the release accept."""
     said = {path: value for path, value in leaves.items() if value is not None}
     refused = {path.removeprefix(BASE + ".") for path, _ in problems(nest(said), BASE, context.version)}
     return {path: value for path, value in said.items() if not any(f"{path}.".startswith(f"{bad}.") for bad in refused)}
@@ -101,8 +101,10 @@ def _positions(values: Group, layout: Layout) -> Leaves:
 
 
 def _outside(values: Group) -> Leaves:
-    """What a plan says elsewhere than in its model. Fast-LLM predicts further tokens with plain blocks, without the embedding of
-    the next token, and counts their losses in full: that is no other stack's model.
+    """Settings that a plan has outside of `model`.
+
+    Fast-LLM predicts further tokens with plain blocks, without the embedding of the next token, and adds their losses in full.
+    No other stack does that, so a plan with further tokens sets nothing here.
     """
     residual, compute, usual = (values.get(path) for path in ("precision.residual", "precision.compute", SCALE))
     scale = 1.0 if usual is None else usual
@@ -127,7 +129,7 @@ def _adapters(values: Group) -> Leaves:
 
 
 def _kinds(values: Group) -> list[Kind]:
-    """Of each block, what it has; empty where all are alike or their number is open."""
+    """The features of each block; empty if all blocks are alike, or if their number is open."""
     patterns = [values.get(f"model.{name}") for name in ("attention.windowed", "moe.layers", "rotary.layers")]
     count = values.get("model.layers") or max((len(pattern) for pattern in patterns if pattern), default=0)
     there = (values.get("model.attention.window") is not None, bool(values.get("model.experts")), True)
@@ -145,7 +147,7 @@ NAMES = (("full", "windowed"), ("dense", "experts"), ("unrotated", "rotary"))
 
 
 def _pattern(values: Group, context: Context, kinds: list[Kind]) -> Leaves:
-    """Blocks by name, and one round of their order (layers/block/config.py, PatternBlockSequenceConfig)."""
+    """Blocks by name, and one round of the pattern (layers/block/config.py, PatternBlockSequenceConfig)."""
     varied = [axis for axis in range(3) if len({kind[axis] for kind in kinds}) > 1]
     names = {kind: "_".join(NAMES[axis][kind[axis]] for axis in varied) for kind in dict.fromkeys(kinds)}
     leaves: Leaves = {"decoder.type": "pattern", "decoder.pattern": _round([names[kind] for kind in kinds])}
@@ -159,7 +161,7 @@ def _pattern(values: Group, context: Context, kinds: list[Kind]) -> Leaves:
 
 
 def _round(order: list[str]) -> list[str]:
-    """The shortest beginning of `order` that comes again and again."""
+    """The shortest prefix whose repetition gives `order`."""
     return next(
         order[:size]
         for size in range(1, len(order) + 1)
@@ -189,7 +191,7 @@ def _mixer(values: Group, context: Context, kind: Kind) -> Leaves:
 
 
 def _power(size: int | None, scale: float | None) -> float | None:
-    """The power of the head's width that is the scale."""
+    """The power p with size ** -p == scale; None for the default of 0.5, or if there is none of at least 0."""
     if scale is None or not size or size == 1 or math.isclose(scale, size**-0.5, rel_tol=1e-9):
         return None
     power = -math.log(scale) / math.log(size)
@@ -197,7 +199,7 @@ def _power(size: int | None, scale: float | None) -> float | None:
 
 
 def _biases(values: Group) -> Leaves:
-    """One switch where all are alike, else that of each layer."""
+    """One switch if all biases are alike, else a switch for each layer."""
     qkv, output = (values.get(f"model.attention.{name}_bias") for name in ("qkv", "output"))
     if qkv is None or output is None or qkv == output:
         return {"add_linear_biases": output if qkv is None else qkv}
@@ -232,7 +234,7 @@ def _mlp(values: Group, kind: Kind) -> Leaves:
 
 
 def _experts(values: Group, layout: Layout) -> Leaves:
-    """Shared experts are as wide as the others, and count among them."""
+    """Experts. Fast-LLM's shared experts are as wide as the others and are included in `experts`."""
     width = values.get("model.moe.ffn") or values.get("model.ffn")
     wide, balance = values.get("model.moe.shared_ffn") or 0, values.get("model.moe.balance")
     shared = wide // width if width and wide % width == 0 else 0
@@ -255,7 +257,7 @@ def _norm(values: Group) -> Leaves:
 
 
 def _places(values: Group) -> Leaves:
-    """Norms inside the residual, and none before a layer, where a plan says so."""
+    """Norms after each layer, and none before it, if the plan has that."""
     place, leaves = values.get("model.norm.place"), Leaves()
     for layer in ("mixer", "mlp"):
         if place == "after":
@@ -265,11 +267,11 @@ def _places(values: Group) -> Leaves:
     return leaves
 
 
-# First weights
+# Initial weights
 
 
 def _initial(values: Group, layout: Layout) -> Leaves:
-    """Standard deviations where they are not what Fast-LLM takes by itself."""
+    """Standard deviations of initial weights that differ from Fast-LLM's defaults."""
     std, hidden, layers = values.get("model.init.std"), values.get("model.hidden"), values.get("model.layers")
     scaled = bool(values.get("model.init.scaled"))
     if std is None or not layers:

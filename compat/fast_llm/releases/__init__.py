@@ -1,4 +1,4 @@
-"""What each Fast-LLM release knows: keys that came and went, defaults, and checks that changed."""
+"""Facts about each Fast-LLM release: its keys, their defaults, and checks that changed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KNOWN: tuple[str, ...] = RELEASES.known
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """History of a key: known from `since` on, gone with `until`; earlier releases have `before`, later ones `instead`."""
+    """History of a key in releases [since, until). Earlier releases have the key `before` for it, later ones `instead`."""
 
     key: str
     since: str = ""
@@ -44,12 +44,12 @@ KEYS: Mapping[str, Key] = MappingProxyType({path: _ROWS.get(path, Key(path)) for
 
 
 RESHAPED = ("training.evaluators", "schedule.micro_batch_splits")
-"""Keys whose values differ from those of the key before them."""
+"""Keys whose values have another form than those of the key that they replace."""
 
 
 @cache
 def moves() -> tuple[Move, ...]:
-    """Keys that replace one of the same value, oldest first."""
+    """Renamed keys whose values stayed the same, oldest first."""
     came = [key for key in KEYS.values() if key.before in KEYS and key.key not in RESHAPED]
     return tuple(renamed(key.before, key.key, key.since) for key in sorted(came, key=lambda key: RELEASES.place(key.since)))
 
@@ -62,28 +62,28 @@ class Release(AnyRelease):
 
     @cached_property
     def keys(self) -> frozenset[str]:
-        """Paths that it has."""
+        """Paths of its keys."""
         return frozenset(path for path, key in KEYS.items() if key.known(self.version))
 
     @cached_property
     def defaults(self) -> Mapping[str, Any]:
-        """What it takes for keys that are not given; keys without a default of their own are not there."""
+        """Defaults by path; keys without a default are left out."""
         known = {path: field.default for path, field in fields(FastLLM).items() if path in self.keys}
         return MappingProxyType({path: value for path, value in known.items() if value is not None})
 
     @property
     def overwrites_buffers(self) -> bool:
-        """Whether a ZeRO level replaces explicit buffer counts, where later releases refuse them (pull request 211)."""
+        """Whether a ZeRO level overwrites given buffer counts; since 0.3.0 they are refused instead (pull request 211)."""
         return not self.since("0.3.0")
 
     @property
     def counts_nodes(self) -> bool:
-        """Whether nodes must be whole: world_size a multiple of local_world_size."""
+        """Whether world_size must be a multiple of local_world_size."""
         return not self.since(KNOWN[-1])
 
     @property
     def has_batch(self) -> bool:
-        """Whether the batch has a section of its own; later it is in `schedule` and `data`."""
+        """Whether the batch has a section of its own; since 0.4.0 its settings are in `schedule` and `data`."""
         return not self.since("0.4.0")
 
 
