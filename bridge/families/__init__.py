@@ -1,7 +1,7 @@
-"""Families of models as Hugging Face's `config.json` tells them: what each one's keys mean, by model type, and the way back.
+"""Families of models in Hugging Face's `config.json`: the meaning of each family's keys, by model type, and the way back.
 
-The facts are a table (`families.json`), one row a model type: what never changes in it, its names of keys, and the parts
-whose keys go together. What it takes where a key is left out is in `defaults.json`, as transformers' own classes say it.
+The facts are a table (`families.json`) with one row for each model type: facts that never change in it, the names of its
+keys, and parts, whose keys have a meaning only together. Defaults of transformers' own classes are in `defaults.json`.
 """
 
 from __future__ import annotations

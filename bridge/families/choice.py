@@ -1,4 +1,4 @@
-"""Which family says what a plan says: the one that it names, else the first whose config means the same."""
+"""The family to write a plan as: the one that the plan names, else the first whose config has the same meaning."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bridge.families.table import FAMILIES, GENERIC, ORDERED, Family
 from bridge.meaning import plain
 
 TELLING = ("model.norm.kind", "model.mlp.gated", "model.embedding.positions")
-"""What a plan has to say before a family is looked for."""
+"""Fields that a plan must set before a family is chosen by comparison."""
 NONE = (
     "experts",
     "attention.window",
@@ -37,23 +37,23 @@ NONE = (
     "moe.groups",
     "moe.top_groups",
 )
-"""Fields that mean that there is none of it where a plan leaves them open."""
+"""Fields of features: if a plan leaves one open, the model does not have the feature."""
 LATENT = "model.attention.latent.kv_rank"
 HEAVY = ("model.norm.kind", "model.norm.place", "model.mlp.gated", "model.embedding.positions", LATENT)
-"""What a family has to have before anything else is compared."""
+"""Fields in which a family must agree before others are compared; they weigh more in the choice of the nearest family."""
 UNSAID = ("model.family", "model.sequence", "model.embedding.padded_vocab", "model.predicted", "model.embedding.max_positions")
 
 
 def told(plan: Group) -> bool:
-    """Whether a plan says enough of its model to be one family or another."""
+    """Whether a plan sets enough of its model to choose a family."""
     return all(plan.get(path) is not None for path in TELLING)
 
 
 def choose(plan: Group, grouped: bool) -> tuple[Family, bool]:
-    """The family to write a plan as, and whether it says all of the model that any family can say.
+    """The family to write a plan as, and whether a config of it has exactly the meaning of the plan.
 
-    That is the one that the plan names if it can; else the first that can; else the nearest. A plan that says too little of
-    its model has the generic one.
+    It is the family that the plan names if that has the same meaning; else the first family that has; else the nearest. A plan
+    that sets too little of its model gets the generic family.
     """
     model = {path: value for path, value in plan.items() if path.startswith(PREFIX) and value is not None}
     return _choose(tuple(sorted(model.items())), grouped)
@@ -79,13 +79,13 @@ def _choose(model: tuple[tuple[str, Any], ...], grouped: bool) -> tuple[Family, 
 
 
 def differing(plan: Group, family: Family, grouped: bool) -> tuple[str, ...]:
-    """Fields of a plan's model that a config of `family` would not mean."""
+    """Fields of a plan's model that differ in a config of `family`."""
     facts = tuple(PREFIX + path for path, value in family.facts.items() if _contradicts(plan, PREFIX + path, value))
     if facts and any(path in HEAVY for path in facts):
         return facts
     try:
         back = meaning(spelling(plan, family, grouped), family)
-    except BridgeError:
+    except BridgeError:  # the family cannot express a value, so nothing can be compared
         return tuple(plan)
     return tuple(dict.fromkeys((*facts, *_different(plan, back, family))))
 

@@ -1,4 +1,4 @@
-"""One key of a config <-> one field of a model, for each way in which families say the same thing."""
+"""One key of a config <-> one field of a model, for each way in which families spell the same fact."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ ACTIVATIONS: Mapping[str, tuple[str, ...]] = {
     "squared_relu": ("relu2",),
     "xielu": ("xielu",),
 }
-"""A plan's activation functions, and transformers' names of each (activations.py, ACT2CLS)."""
+"""A plan's activation functions, and transformers' names for each (activations.py, ACT2CLS)."""
 NAMED = {name: ours for ours, names in ACTIVATIONS.items() for name in names}
 
 
 @dataclass(frozen=True)
 class Codec:
-    """The two directions of one value; `read` may return None for what a plan leaves open."""
+    """Both directions of one value; `read` returns None for a value that a plan leaves open."""
 
     read: Read
     write: Write
@@ -44,7 +44,7 @@ def _put(value: Any, target: Target, model: Group) -> Any:
 
 def _activation(value: Any, source: Source, model: Group) -> Any:
     if value is not None and value not in NAMED:
-        raise ConfigError(f"hidden_act: found {value!r}; a plan knows {', '.join(NAMED)}")
+        raise ConfigError(f"hidden_act: found {value!r}; expected one of {', '.join(NAMED)}")
     return NAMED.get(value)
 
 
@@ -52,13 +52,13 @@ SPELLED = ("hidden_act", "hidden_activation", "activation_function", "activation
 
 
 def _named(value: Any, target: Target, model: Group) -> Any:
-    """The family's own name for it where it has one, else the usual one."""
+    """The name that the family uses by default if it means the same, else the most common name."""
     usual = (target.defaults.get(key) for key in SPELLED)
     return None if value is None else next((name for name in usual if NAMED.get(str(name)) == value), ACTIVATIONS[value][0])
 
 
 def _gemma(value: Any, source: Source, model: Group) -> Any:
-    """Released files say gelu and mean its tanh form (models/gemma/configuration_gemma.py)."""
+    """Gemma's released files have gelu for its tanh approximation (models/gemma/configuration_gemma.py)."""
     return "gelu_tanh" if value in (None, "gelu") else _activation(value, source, model)
 
 
@@ -79,12 +79,13 @@ def _divided(value: Any, target: Target, model: Group) -> Any:
 
 
 def near(value: float) -> float:
-    """A number without the last digits that two roots or quotients in a row leave behind."""
+    """A number rounded to 12 digits, which removes the rounding errors of a few roots or quotients."""
     return float(f"{value:.12g}")
 
 
 def undone(forward: Callable[[float], float], guess: float, wanted: float) -> float:
-    """The roundest number near `guess` that `forward` takes to `wanted` to the last bit."""
+    """The number near `guess` with the fewest digits that `forward` maps exactly to `wanted`; `guess` if there is none."""
+    # Above 2**53 every float is a whole number already.
     tries = [float(round(guess)), near(guess), guess] if guess < 2**53 else [near(guess), guess]
     below = above = guess
     for _ in range(4):
@@ -105,7 +106,10 @@ KV = "num_key_value_heads"
 
 
 def _heads(value: Any, source: Source, model: Group) -> Any:
-    """As many as heads where nothing is said; a default that does not divide them was meant for another model."""
+    """Key and value heads: as many as attention heads by default.
+
+    A family's default that does not divide the heads belongs to its default model, and is not taken.
+    """
     heads = model.get("heads")
     if value is None:
         return heads
@@ -117,7 +121,7 @@ def _own_heads(value: Any, target: Target, model: Group) -> Any:
 
 
 def head_size(model: Group) -> int | None:
-    """Width of a head where nothing else is said."""
+    """Default width of a head: hidden size / heads, rounded down; None if one is not known."""
     hidden, heads = model.get("hidden"), model.get("heads")
     return hidden // heads if hidden and heads and hidden >= heads else None
 
@@ -161,7 +165,7 @@ def _switch(value: Any, source: Source, model: Group) -> Any:
 
 
 def _own(value: Any, source: Source, model: Group) -> Any:
-    """Cohere's norms have weights of their own for each head (models/cohere/modeling_cohere.py)."""
+    """In Cohere models, the norm of each head has its own weights (models/cohere/modeling_cohere.py)."""
     return "own" if value else "none"
 
 
@@ -198,4 +202,4 @@ CODECS: Mapping[str, Codec] = {
     "own": Codec(_own, _each),
     "before": Codec(_before, _first),
 }
-"""Each by the word that stands before its key in the table."""
+"""Codecs by the word before the colon in a key of `families.json`."""

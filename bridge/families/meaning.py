@@ -1,4 +1,4 @@
-"""A config's keys to the fields of a model, and back, by the row of its family."""
+"""Keys of a config <-> fields of a model, by the row of the family."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ EXPERTS = "moe."
 
 
 def meaning(keys: Group, family: Family, beyond: bool = False) -> Mapping[str, Any]:
-    """What a config of `family` says, by path of a plan (`model.layers`, ...); None is left out.
+    """The plan fields of a config of `family`, by path (`model.layers`, ...); fields without a value are left out.
 
-    With `beyond`, keys that the family does not read count for what every other family means by them. Raises `ConfigError`
-    where a key has a value that no plan has words for.
+    With `beyond`, keys that the family does not read take the meaning that they have in other families. Raises `ConfigError`
+    for a value that no plan can hold.
     """
+    # A text can be a key of the cache, a mapping cannot.
     return _meaning(json.dumps(dict(keys), sort_keys=True), family.name, family, beyond)
 
 
@@ -37,7 +38,7 @@ def _meaning(text: str, name: str, family: Family, beyond: bool) -> Mapping[str,
 
 
 FIRST = ("layers", "hidden", "heads", "embedding.max_positions", "attention.head_size")
-"""What other fields are worked out from."""
+"""Fields that are read first, because others are computed from them."""
 
 
 def _read(source: Source, family: Family) -> dict[str, Any]:
@@ -60,16 +61,17 @@ def _read(source: Source, family: Family) -> dict[str, Any]:
 
 
 def _placed(model: dict[str, Any]) -> dict[str, Any]:
-    """A model without rotary settings where its positions are of another kind."""
+    """The model without rotary settings if its positions are not rotary."""
     if model.get("embedding.positions", "rotary") == "rotary":
         return model
     return {path: value for path, value in model.items() if not path.startswith("rotary.")}
 
 
 def spelling(plan: Group, family: Family, grouped: bool, beyond: bool = False) -> Mapping[str, Any]:
-    """The keys of `family` for what a plan says of the model; `grouped`: rotary positions in one mapping. None is left out.
+    """The keys of `family` for the model of a plan; keys without a value are left out.
 
-    With `beyond`, fields that the family has no key for are said by the names that others have.
+    With `grouped`, rotary positions are one mapping (`rope_parameters`). With `beyond`, fields without a key in this family
+    are written under the keys of other families.
     """
     model = {path.removeprefix(PREFIX): value for path, value in plan.items() if path.startswith(PREFIX)}
     keys = _write(model, family, grouped)
@@ -96,9 +98,9 @@ def _write(model: Group, family: Family, grouped: bool) -> dict[str, Any]:
 
 
 def said(path: str, model: Group, family: Family) -> bool:
-    """Whether a field is to be written: it has a value, or the family's own words for none are known."""
+    """Whether a field is written: it has a value, or the family is known, and with it the spelling of no value."""
     return model.get(path) is not None or family is not GENERIC
 
 
 OPEN = ("attention.softcap", "embedding.softcap", "attention.window", "mlp.clamp")
-"""Fields whose absence means that there is none, so that a default has to be taken back."""
+"""Fields whose absence means that the model lacks the feature; a family's default for them is then overwritten with null."""

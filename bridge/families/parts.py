@@ -1,4 +1,4 @@
-"""Keys of a config that say something together: positions, windows, which blocks have experts, sizes that hang on others."""
+"""Keys of a config with a meaning only together: positions, windows, blocks with experts, sizes that depend on others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Part:
-    """Keys and fields that go together; `read` and `write` see the options of a family's row."""
+    """Keys and fields that are read and written together, with the options of a family's row."""
 
     keys: Callable[[Options], tuple[str, ...]]
     paths: Callable[[Options], tuple[str, ...]]
@@ -43,7 +43,7 @@ def _fixed(*names: str) -> Callable[[Options], tuple[str, ...]]:
 
 
 def _read_heads(source: Source, model: Group, options: Options) -> Group:
-    """One key and value head for all queries where a switch says so, else one for each."""
+    """One key and value head for all queries if a switch is on, else one for each attention head."""
     single = options.get("key") and source.find(options["key"])
     return {"kv_heads": 1 if single else model.get("heads")}
 
@@ -56,7 +56,7 @@ FALCON = ("num_kv_heads", "multi_query", "new_decoder_architecture", "parallel_a
 
 
 def _read_falcon(source: Source, model: Group, options: Options) -> Group:
-    """models/falcon/modeling_falcon.py: FalconAttention, FalconDecoderLayer."""
+    """Falcon's older and newer blocks (models/falcon/modeling_falcon.py: FalconAttention, FalconDecoderLayer)."""
     heads, new = model.get("heads"), bool(source.find("new_decoder_architecture"))
     kv = (source.find("num_kv_heads") or heads) if new else 1 if source.find("multi_query") else heads
     parallel = new or bool(source.find("parallel_attn"))
@@ -71,6 +71,7 @@ def _read_falcon(source: Source, model: Group, options: Options) -> Group:
 
 def _write_falcon(model: Group, target: Target, options: Options) -> Group:
     kv, heads, parallel = model.get("kv_heads"), model.get("heads"), bool(model.get("norm.parallel"))
+    # Only the newer blocks have two norms, or a number of key and value heads other than 1 and all.
     new = parallel and (model.get("norm.shared") is False or kv not in (1, heads))
     norms = (1 if model.get("norm.shared") else 2) if new else None
     return {
@@ -83,11 +84,11 @@ def _write_falcon(model: Group, target: Target, options: Options) -> Group:
     }
 
 
-# Sizes that hang on others
+# Sizes that depend on others
 
 
 def _read_shared(source: Source, model: Group, options: Options) -> Group:
-    """A number of shared experts, each as wide as a routed one."""
+    """Shared experts by number; each is as wide as a routed one."""
     count, width = source.find(options["count"]), model.get("moe.ffn") or model.get("ffn")
     if count is None and not source.has(options["count"]) and options["count"] not in source.defaults:
         return {}
@@ -118,7 +119,7 @@ def _read_four(source: Source, model: Group, options: Options) -> Group:
 
 
 def _read_root(source: Source, model: Group, options: Options) -> Group:
-    """Embeddings are multiplied by the root of their width (models/gemma/modeling_gemma.py)."""
+    """Embeddings are multiplied by the square root of their width (models/gemma/modeling_gemma.py)."""
     return {"embedding.scale": sqrt(model["hidden"])} if model.get("hidden") else {}
 
 
@@ -133,7 +134,9 @@ def _read_scalar(source: Source, model: Group, options: Options) -> Group:
 def _write_scalar(model: Group, target: Target, options: Options) -> Group:
     scale, size = model.get("attention.scale"), model.get("attention.head_size") or head_size(model)
     value = size if scale is None else undone(lambda number: number**-0.5, scale**-2, scale)
-    whole = round(value) if value else value  # a whole number to transformers, and other stacks round the scale
+    whole = (
+        round(value) if value else value
+    )  # transformers wants a whole number; a scale that another stack rounded still maps to it
     return {SCALAR: whole if value and whole and isclose(whole, value, rel_tol=1e-9) else value}
 
 
@@ -153,7 +156,7 @@ def _write_width(model: Group, target: Target, options: Options) -> Group:
 
 
 def _read_epsilon(source: Source, model: Group, options: Options) -> Group:
-    """The name of the key tells the norm."""
+    """The epsilon and the kind of the norm; the name of the key shows the kind."""
     for name, kind in (("rms_norm_eps", "rms"), ("layer_norm_eps", "layer"), ("layer_norm_epsilon", "layer")):
         if (value := source.find(name)) is not None:
             return {"norm.eps": value, "norm.kind": kind}
@@ -165,17 +168,18 @@ def _write_epsilon(model: Group, target: Target, options: Options) -> Group:
     return {"rms_norm_eps" if kind == "rms" else "layer_norm_eps": eps} if eps is not None and kind else {}
 
 
-# Balance of experts
+# Load balancing of experts
 
 
 BALANCE, ROUTED = "router_aux_loss_coef", "output_router_logits"
 
 
 def _read_balance(source: Source, model: Group, options: Options) -> Group:
-    """The loss is over all tokens of a forward pass and all blocks at once, and left out where the router's logits are said
-    to be no output (models/mixtral/modeling_mixtral.py: load_balancing_loss_func, MixtralForCausalLM.forward).
+    """The load-balancing loss, over all tokens of a forward pass and all blocks together.
 
-    They are none by default either; there the model keeps its coefficient, for whoever trains it.
+    Training includes it only if the router's logits are an output (models/mixtral/modeling_mixtral.py:
+    load_balancing_loss_func, MixtralForCausalLM.forward). If the key is false, there is no loss. If it is left out, the default
+    is false as well, but the coefficient is kept: other code that trains the model may use it.
     """
     routed = source.find(ROUTED)
     loss = 0.0 if routed is False else source.find(BALANCE)
@@ -193,7 +197,7 @@ def _write_balance(model: Group, target: Target, options: Options) -> Group:
 
 
 def _read_auxiliary(source: Source, model: Group, options: Options) -> Group:
-    """DeepSeek's own code takes the mean over a token's experts, the others their sum."""
+    """The loss of DeepSeek-V2. Its code takes the mean over a token's experts; other models take the sum."""
     alpha, chosen = source.find("aux_loss_alpha"), model.get("moe.top_k")
     if alpha is None or not chosen:
         return {}
@@ -210,7 +214,7 @@ def _write_auxiliary(model: Group, target: Target, options: Options) -> Group:
 
 
 def _read_grouped(source: Source, model: Group, options: Options) -> Group:
-    """Only one method of DeepSeek-V2 looks at groups."""
+    """Groups of experts; of DeepSeek-V2's methods, only group_limited_greedy uses them."""
     if source.find("topk_method") != "group_limited_greedy":
         return {}
     return {"moe.groups": source.find("n_group"), "moe.top_groups": source.find("topk_group")}
@@ -228,7 +232,7 @@ def _nothing(model: Group, target: Target, options: Options) -> Group:
 
 
 SAYS: Mapping[str, tuple[str, ...]] = {**ROPE_SAYS, BALANCE: ("moe.aux_loss", "moe.balance")}
-"""What a key says by itself, of what its part says."""
+"""The fields that a single key sets, out of those of its part."""
 
 PARTS: Mapping[str, Part] = {
     "all_heads": Part(
@@ -257,4 +261,4 @@ PARTS: Mapping[str, Part] = {
     "windows": Part(lambda options: WINDOW_KEYS, lambda options: WINDOW_PATHS, read_windows, write_windows),
     "sparse": Part(lambda options: SPARSE_KEYS, _fixed("moe.layers"), read_sparse, write_sparse),
 }
-"""Each by the name that a family's row has for it, in the order in which they are read."""
+"""Parts by their name in a family's row, in the order in which they are read."""

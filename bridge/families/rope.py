@@ -1,4 +1,4 @@
-"""Rotary positions in a config: `rope_theta` and `rope_scaling`, or one mapping `rope_parameters` since transformers 5."""
+"""Rotary positions: `rope_theta` and `rope_scaling`, or since transformers 5 one mapping `rope_parameters`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEYS = (
     ORIGINAL,
 )
 APART = frozenset((THETA, SCALING, "rotary_emb_base", "rotary_pct", LOCAL))
-"""Keys whose place `rope_parameters` takes."""
+"""Keys that `rope_parameters` replaces."""
 NAMES: Mapping[str, str] = {
     "factor": "factor",
     "original": ORIGINAL,
@@ -37,7 +37,7 @@ NAMES: Mapping[str, str] = {
     "mscale_all": "mscale_all_dim",
     "truncate": "truncate",
 }
-"""Fields of a plan's scaling, and their keys."""
+"""Keys of rotary scaling by the field of a plan."""
 BY_KIND: Mapping[str, tuple[str, ...]] = {
     "none": (),
     "linear": ("factor",),
@@ -46,10 +46,10 @@ BY_KIND: Mapping[str, tuple[str, ...]] = {
     "llama3": ("factor", "original", "low", "high"),
     "longrope": ("factor", "original", "attention"),
 }
-"""What each kind reads (modeling_rope_utils.py)."""
+"""Fields that each kind of scaling reads (modeling_rope_utils.py)."""
 SPELLED = {"default": "none", "su": "longrope", "mrope": "none", None: "none"}
 USUAL: Mapping[str, Mapping[str, Any]] = {"yarn": {"fast": 32.0, "slow": 1.0, "truncate": True}, "llama3": {}}
-"""What a kind takes where a key is left out (modeling_rope_utils.py: _compute_yarn_parameters)."""
+"""Defaults of a kind of scaling (modeling_rope_utils.py: _compute_yarn_parameters)."""
 WHOLE, SWITCHES = ("original",), ("truncate",)
 WEIGHTS = ("mscale", "mscale_all")
 PATHS = (
@@ -67,19 +67,19 @@ SAYS: Mapping[str, tuple[str, ...]] = {
     SCALING: _STRETCHED,
     ORIGINAL: ("rotary.scaling.original", "rotary.scaling.factor"),
 }
-"""What a key says by itself; `rope_parameters` says all of it."""
+"""The fields that a single key sets; `rope_parameters` sets all of them."""
 BASE = 10000.0
 
 
 def apart(keys: Collection[str]) -> bool:
-    """Whether a config with these keys spells base and scaling in keys of their own."""
+    """Whether a config with these keys has base and scaling in separate keys."""
     return GROUPED not in keys and not APART.isdisjoint(keys)
 
 
 def read(source: Source, model: Group, options: Group) -> Group:
-    """Base, share and scaling, from keys of their own or from one mapping, which may hold one for each kind of block.
+    """Base, share and scaling, from separate keys or from one mapping, which may have an entry for each kind of block.
 
-    Where both are given the mapping is not read, but for what families with a base for each kind of block add to it
+    If both are given, `rope_scaling` wins over the mapping; families with a base for each kind of block merge the two
     (modeling_rope_utils.py: convert_rope_params_to_dict).
     """
     if options.get("base") == "":
@@ -120,7 +120,7 @@ def _number(value: Any, key: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        raise ConfigError(f"{key}: found {value!r}, expected a number above 0")
+        raise ConfigError(f"{key}: found {value!r}; expected a number above 0")
     return float(value)
 
 
@@ -145,7 +145,7 @@ def _share(source: Source, full: Mapping[str, Any], model: Group, options: Group
         return None
     share = _number(said, options["share"]) or 1.0
     if share > 1:
-        raise ConfigError(f"{options['share']}: found {share:g}, expected at most 1")
+        raise ConfigError(f"{options['share']}: found {share:g}; expected at most 1")
     return share
 
 
@@ -153,7 +153,7 @@ def _scaling(scaling: Mapping[str, Any], source: Source, model: Group) -> dict[s
     named = scaling.get("rope_type", scaling.get("type"))
     kind = SPELLED.get(named, named or "") if named is None or isinstance(named, str) else ""
     if kind not in BY_KIND:
-        raise ConfigError(f"rope_scaling: found kind {named!r}; known are {', '.join(BY_KIND)}")
+        raise ConfigError(f"rope_scaling: found kind {named!r}; expected one of {', '.join(BY_KIND)}")
     if kind == "none" and not source.named:
         return {}
     found: dict[str, Any] = {"rotary.scaling.kind": kind}
@@ -173,7 +173,7 @@ def _scaling(scaling: Mapping[str, Any], source: Source, model: Group) -> dict[s
 
 
 def _weights(scaling: Mapping[str, Any]) -> dict[str, Any]:
-    """Weights of the logarithms: that of the rotated parts counts only beside the other (_compute_yarn_parameters)."""
+    """Both mscale values of YaRN; `mscale` takes effect only together with `mscale_all_dim` (_compute_yarn_parameters)."""
     both = scaling.get(NAMES["mscale"]) and scaling.get(NAMES["mscale_all"])
     return {
         f"rotary.scaling.{name}": _weight(scaling.get(NAMES[name])) if both or name == "mscale_all" else None for name in WEIGHTS
@@ -192,13 +192,13 @@ def _checked(name: str, value: Any) -> Any:
     number = _number(value, key)
     if number is not None and name in WHOLE:
         if number != int(number):
-            raise ConfigError(f"{key}: found {value!r}, expected a whole number")
+            raise ConfigError(f"{key}: found {value!r}; expected a whole number")
         return int(number)
     return number
 
 
 def write(model: Group, target: Target, options: Group) -> Group:
-    """The same in the words of the release."""
+    """The keys of base, share and scaling, spelled as the target's release does."""
     share, written = _written_share(model, options), {}
     base, kind = model.get("rotary.base"), model.get("rotary.scaling.kind")
     scaling = {"rope_type": "default" if kind == "none" else kind} if kind else {}
@@ -210,7 +210,7 @@ def write(model: Group, target: Target, options: Group) -> Group:
     own, local = options.get("base", THETA), model.get("rotary.local_base")
     if target.grouped and own:
         full = {"rope_type": "default", **scaling, **({THETA: base} if base is not None else {})}
-        if own != THETA and share:  # the share has one name there
+        if own != THETA and share:  # rope_parameters has one name for the share, whatever the family's own key
             full, share = {**full, SHARE: share[options["share"]]}, {}
         both = {SLIDING: {"rope_type": "default", THETA: local}, FULL: full}
         return {**share, GROUPED: both if options.get("local") and local else full}

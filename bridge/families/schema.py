@@ -1,4 +1,4 @@
-"""The keys of a model's config that the table of families reads, typed."""
+"""Typed keys of a model's config: all that the table of families reads."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Switches = Annotated[tuple[bool, ...], BeforeValidator(_tuple)]
 Bits = Annotated[tuple[Literal[0, 1], ...], BeforeValidator(_tuple)]
 Free = dict[str, Any]
 WHOLE = ("query_pre_attn_scalar",)
-"""Keys that transformers takes as whole numbers alone, though a plan's value may be none."""
+"""Keys that transformers accepts only as whole numbers, although the value of a plan may have a fraction."""
 
 
 def spelled(key: str, value: Any) -> Any:
-    """A value as a file has it: null for the word that stands for it, lists for tuples, whole numbers where they have to be."""
+    """A value as a file spells it: null for `NULL`, a list for a tuple, and for keys of `WHOLE` an int for a float."""
     if isinstance(value, str) and value == "null":
         return None
     if key in WHOLE and isinstance(value, float) and value.is_integer():
@@ -39,7 +39,7 @@ def spelled(key: str, value: Any) -> Any:
 
 
 class ModelKeys(Section):
-    """Keys of `config.json` that say what a model is; each family reads some of them."""
+    """Keys of `config.json` that describe a model; each family reads some of them."""
 
     num_hidden_layers: Count | None = field(None, description="Number of decoder layers.")
     hidden_size: Count | None = field(None, description="Width of the residual stream.")
@@ -55,7 +55,7 @@ class ModelKeys(Section):
     activation: str | None = field(None, description="The same, as Falcon calls it.")
     max_position_embeddings: Count | None = field(None, description="Positions that the model is made for.")
     original_max_position_embeddings: Count | None = field(None, description="Positions before rotary ones were stretched.")
-    initializer_range: NonNegative | None = field(None, description="Standard deviation of first weights.")
+    initializer_range: NonNegative | None = field(None, description="Standard deviation of initial weights.")
     init_std: NonNegative | None = field(None, description="The same, as OPT calls it.")
     # Names of sizes in older families
     n_layer: Count | None = field(None, description="Layers, as GPT-2 calls them.")
@@ -138,7 +138,7 @@ class ModelKeys(Section):
     num_local_experts: Count | None = field(None, description="The same, as Mixtral and GPT-OSS call it.")
     n_routed_experts: Count | None = field(None, description="The same, as DeepSeek calls it.")
     moe_num_experts: Count | None = field(None, description="The same, as Ernie calls it.")
-    num_experts_per_tok: Count | None = field(None, description="Experts of a token.")
+    num_experts_per_tok: Count | None = field(None, description="Experts that each token is routed to.")
     experts_per_token: Count | None = field(None, description="The same, as early files of GPT-OSS call it.")
     moe_k: Count | None = field(None, description="The same, as Ernie calls it.")
     moe_intermediate_size: Count | None = field(None, description="Width of an expert.")
@@ -148,7 +148,9 @@ class ModelKeys(Section):
     moe_num_shared_experts: Size | None = field(None, description="The same, as Ernie calls it.")
     norm_topk_prob: bool | None = field(None, description="The weights of a token's experts sum to one.")
     routed_scaling_factor: Positive | None = field(None, description="Factor of those weights.")
-    scoring_func: Literal["softmax", "sigmoid"] | None = field(None, description="What makes a router's logits weights.")
+    scoring_func: Literal["softmax", "sigmoid"] | None = field(
+        None, description="Function that turns router logits into weights."
+    )
     n_group: Count | None = field(None, description="Groups of experts.")
     topk_group: Count | None = field(None, description="Groups that a token may choose from.")
     topk_method: str | None = field(None, description="How DeepSeek chooses experts.")

@@ -1,4 +1,4 @@
-"""The keys of a model's config with the defaults of its family behind them, and what a writer knows of its target."""
+"""The input of a reader, keys with the defaults of the family, and the facts about a target that a writer needs."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 NULL = "null"
-"""Stands for a key that is given as null where leaving it out would mean something else."""
+"""Stands for null, if null means something else than leaving the key out."""
 
 Group = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Source:
-    """Keys as given, and what the family takes where they are not."""
+    """Given keys, and the family's defaults for the others."""
 
     given: Group
     defaults: Group
@@ -22,7 +22,7 @@ class Source:
     """Whether the family is known."""
 
     def find(self, *names: str) -> Any:
-        """The value of the first name that is given, else of the first with a default; None: null, or nothing."""
+        """The value of the first name that is given, else of the first with a default; None for null or no value."""
         for values in (self.given, self.defaults):
             for name in names:
                 if name in values:
@@ -36,11 +36,11 @@ class Source:
 
 @dataclass(frozen=True)
 class Target:
-    """What a config is written for: the family's defaults, and whether rotary positions stand in `rope_parameters`."""
+    """The target of a written config: the family's defaults, and whether rotary positions go into `rope_parameters`."""
 
     defaults: Group
     grouped: bool = False
 
     def open(self, name: str) -> str | None:
-        """How to say that a key has no value: null where leaving it out would give it one."""
+        """The spelling of no value: `NULL` if the family has a default for the key, else None, which leaves the key out."""
         return NULL if self.defaults.get(name) is not None else None

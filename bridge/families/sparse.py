@@ -1,4 +1,4 @@
-"""Which blocks of a model have experts, as each family says it."""
+"""The blocks with experts, in the spelling of each family."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Pattern = tuple[bool, ...]
 
 
 def read(source: Source, model: Group, options: Group) -> Group:
-    """The blocks with experts; open where all have them."""
+    """The blocks with experts; open if all blocks have them."""
     layers = model.get("layers")
     if not layers or not model.get("experts"):
         return {}
@@ -53,7 +53,10 @@ def _pattern(source: Source, options: Group, layers: int) -> Pattern:
 
 
 def write(model: Group, target: Target, options: Group) -> Group:
-    """The same by the family's rule where that comes out so; no block where a family that has experts by default has none."""
+    """The keys of the family's rule, if it can express the pattern.
+
+    A model without experts is written as a pattern without blocks, if the family has experts by default.
+    """
     layers, experts = model.get("layers"), bool(model.get("experts"))
     if not layers or not (experts or any(key in target.defaults for key in COUNTS)):
         return {}

@@ -1,4 +1,4 @@
-"""The table of families: rows of `families.json` with what they inherit, and the defaults of each."""
+"""The table of families: rows of `families.json`, with inheritance resolved, and the defaults of each family."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _data(name: str) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class Key:
-    """How a family spells one field: the names that it reads, of which the first is written."""
+    """The spelling of one field in a family: the names that it reads, of which the first is written, and the codec."""
 
     names: tuple[str, ...]
     codec: Codec
@@ -28,10 +28,11 @@ class Key:
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """One model type: `facts` never change in it, `keys` say the rest, `parts` what several keys say together.
+    """One model type.
 
-    `config` is its class in transformers (empty: its code comes with the model), `foreign` what of it a plan has no words
-    for, `order` its place among those that a model may be written as.
+    `facts`: fields that never change in it. `keys`: fields with a key of their own. `parts`: fields that several keys set
+    together. `config`: its class in transformers (empty if its code comes with the model). `foreign`: the layers that a plan
+    cannot describe. `order`: its place among the families that a model may be written as.
     """
 
     name: str
@@ -45,7 +46,7 @@ class Family:
 
     @cached_property
     def paths(self) -> frozenset[str]:
-        """Fields of a model that it says, by fact or by key."""
+        """Fields of a model that it sets, by fact or by key."""
         inside = (path for part, options in self.parts for path in part.paths(options))
         return frozenset((*self.facts, *self.keys, *inside))
 
@@ -58,7 +59,7 @@ class Family:
 
 @cache
 def _row(name: str) -> Mapping[str, Any]:
-    """A row with what it inherits: a key takes the place of a fact for the same field, and the other way round."""
+    """A row with everything that it inherits. A key replaces an inherited fact for the same field, and a fact a key."""
     row = _ROWS[name]
     base = _row(row["like"]) if "like" in row else {"keys": {}, "facts": {}, "parts": {}}
     facts, keys = row.get("facts", {}), row.get("keys", {})
@@ -98,19 +99,19 @@ _DEFAULTS = _data("defaults.json")
 FAMILIES: Mapping[str, Family] = {name: _family(name, row) for name, row in _ROWS.items() if name and not row.get("abstract")}
 """Every family by its model type."""
 GENERIC: Family = _family("", _ROWS[""])
-"""What every family means alike, for a config that does not say its model type."""
+"""Keys with the same meaning in every family, for a config without a model type."""
 ORDERED: tuple[Family, ...] = tuple(sorted((one for one in FAMILIES.values() if not one.foreign), key=lambda one: one.order))
-"""Those that a model may be written as, the likeliest first."""
+"""Families that a model may be written as, the most common first."""
 
 
 def family_of(model_type: str | None) -> Family | None:
-    """The family of a model type; the generic one where none is named, None where it is unknown."""
+    """The family of a model type: the generic one if none is given, None for an unknown one."""
     return GENERIC if not model_type else FAMILIES.get(model_type)
 
 
 @cache
 def alike() -> tuple[Family, ...]:
-    """Families whose names of keys are those that most others have, in the order of `ORDERED`."""
+    """Families that use the most common names of keys, in the order of `ORDERED`."""
     said = {path: key.names for path, key in GENERIC.keys.items()}
     return tuple(
         family
@@ -127,8 +128,8 @@ def of_class(name: str) -> str | None:
 
 @cache
 def groups() -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
-    """Keys and the fields that they say, in groups that no family mixes; each with what is claimed by it alone."""
-    group: dict[str, str] = {}
+    """Keys and fields in groups (keys, fields), such that no family reads a field of one group from a key of another."""
+    group: dict[str, str] = {}  # a union-find: each name points to another name of its group, the root to itself
 
     def root(name: str) -> str:
         while group.setdefault(name, name) != name:
@@ -148,7 +149,7 @@ def groups() -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
 
 @cache
 def stands_for() -> Mapping[str, tuple[str, ...]]:
-    """The fields that each key says, in any family."""
+    """The fields that each key sets, in any family."""
     found: dict[str, dict[str, None]] = {}
     for keys, paths in _bundles():
         for key in keys:

@@ -1,4 +1,4 @@
-"""Which blocks of a model attend to a window, and which do not rotate, as each family says it."""
+"""The blocks with a sliding window, and the blocks without rotary positions, in the spelling of each family."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ KEYS = (WINDOW, SWITCH, LATE, KINDS, PERIOD, STILL, EVERY)
 PATHS = ("attention.window", "attention.windowed", "rotary.layers")
 FULL, SLIDING = "full_attention", "sliding_attention"
 LISTED = ("even", "late", "early", "period", "still")
-"""Rules of families whose releases since 4.53 read `layer_types`; where it is given, it decides."""
+"""Rules of families that read `layer_types` since transformers 4.53; if it is given, it overrides the rule."""
 
 Pattern = tuple[bool, ...]
 
 
 def read(source: Source, model: Group, options: Group) -> Group:
-    """The window in tokens, the blocks that have it unless all do, and the blocks that rotate unless all do."""
+    """The window in tokens; the blocks with it, open if all have it; the blocks with rotary positions, open if all have them."""
     rule, layers = options["rule"], model.get("layers")
     window = source.find(WINDOW) or None
     if options.get("switch") and not source.find(SWITCH):
@@ -50,7 +50,7 @@ def _pattern(source: Source, rule: str, layers: int | None, options: Group, stil
     kinds = source.find(KINDS) if rule in LISTED else None
     if kinds is not None:
         if unknown := sorted({str(kind) for kind in kinds} - {FULL, SLIDING}):
-            raise ConfigError(f"{KINDS}: found {', '.join(unknown)}; a plan has words for {FULL} and {SLIDING}")
+            raise ConfigError(f"{KINDS}: found {', '.join(unknown)}; expected {FULL} or {SLIDING}")
         return tuple(kind == SLIDING for kind in kinds[:layers])
     if rule == "even":
         return tuple((block + 1) % 2 == 1 for block in range(layers))
@@ -73,7 +73,7 @@ def _period(found: Any, options: Group) -> int:
 
 
 def _still(source: Source, layers: int | None) -> Pattern | None:
-    """models/smollm3/configuration_smollm3.py: a 1 stands for a block that rotates."""
+    """SmolLM3's blocks with rotary positions; its list has 1 for them (models/smollm3/configuration_smollm3.py)."""
     if layers is None:
         return None
     listed = source.find(STILL)
@@ -84,7 +84,7 @@ def _still(source: Source, layers: int | None) -> Pattern | None:
 
 
 def write(model: Group, target: Target, options: Group) -> Group:
-    """The same by the family's rule where that comes out so, else by a list of the blocks."""
+    """The keys of the family's rule if it can express the pattern, else a list of the blocks."""
     rule, window, layers = options["rule"], model.get("attention.window"), model.get("layers")
     pattern: Pattern | None = model.get("attention.windowed")
     written: dict[str, Any] = {WINDOW: window if window else target.open(WINDOW)}

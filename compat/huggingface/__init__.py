@@ -1,4 +1,4 @@
-"""The Hugging Face dialect: a model's `config.json`, of transformers 4.57 to 5.23; it says what the model is, and no more."""
+"""The Hugging Face dialect: a model's `config.json`, of transformers 4.57 to 5.23. It describes the model, and no training."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ class HuggingFaceDialect(PackagedDialect):
     default_entry: ClassVar[str] = "file"
 
     def parse(self, source: Any, version: str, lenient: bool) -> Reading:
-        """Typed values and lines from a file, a folder that holds one, text, or a mapping."""
+        """Read typed values, with their lines, from a file, a folder with a config.json, text, or a mapping."""
         from compat.huggingface.formats import read
 
         return read(source, lenient)
 
     def effective(self, config: Config) -> Values:
-        """What is given, with the defaults of the model's family."""
+        """The given values, with the defaults of the model's family."""
         from compat.huggingface.effective import effective
 
         return Values(effective(config.given))
 
     def inspect(self, config: Config) -> tuple[Finding, ...]:
-        """What of the model no plan has words for."""
+        """A finding on layers that a plan cannot describe."""
         from compat.huggingface.effective import foreign
 
         return tuple(foreign(config.given, config.origins))
 
     def missing(self, config: Config) -> Iterator[Finding]:
-        """The model type, without which nothing loads the file."""
+        """A finding if the model type is missing, without which nothing loads the file."""
         from compat.huggingface.effective import missing
 
         return missing(config.given)
 
     def whole(self, config: Config) -> bool:
-        """Whether it names its model type."""
+        """Whether the config gives its model type."""
         return "model_type" in config.given
 
     def render(self, config: Config, format: str | None = None) -> Written:
@@ -55,7 +55,7 @@ class HuggingFaceDialect(PackagedDialect):
         return Written(self.name, text(config.given), self.chosen(format))
 
     def recognises(self, data: Any) -> int:
-        """A mapping with a model type at its top."""
+        """A score: above 0 for a mapping with a model type at its top."""
         from compat.huggingface.formats import score
 
         return score(data)

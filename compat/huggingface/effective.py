@@ -1,4 +1,4 @@
-"""What transformers makes of a config: the defaults of its family, and what it refuses."""
+"""The values that transformers makes of a config: the defaults of its family, and refusals."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ KV = "num_key_value_heads"
 
 
 def keys_of(given: Given) -> dict[str, Any]:
-    """What of a config its family may read."""
+    """The keys of a config that its family may read."""
     return {key: value for key, value in given.items() if key not in (REST, "model_type")}
 
 
 def effective(given: Given) -> dict[str, Any]:
-    """Values by key; raises one `ConfigError` with every reason to refuse."""
+    """Values by key. Raises one `ConfigError` with every refusal."""
     family = family_of(given.get("model_type"))
     if family is None:
         name = given["model_type"]
-        raise ConfigError(f"model_type: found {name!r}, whose layers no plan has words for{nearest(name, FAMILIES)}")
+        raise ConfigError(f"model_type: found {name!r}, whose layers no plan can describe{nearest(name, FAMILIES)}")
     spelled = {name for key in family.keys.values() if any(name in given for name in key.names) for name in key.names}
     filled = {key: value for key, value in family.defaults.items() if key not in spelled and not _other(key, given)}
     model = meaning(keys_of(given), family)
+    # A default number of key and value heads belongs to the family's default model, and need not fit this one.
     if filled.get(KV) != model.get("model.kv_heads"):
         filled.pop(KV, None)
-    ConfigError.raise_if((*_sizes(model), *_width(model, family)))
+    ConfigError.raise_if((*_sizes(model, given), *_width(model, family)))
     try:
         Plan.of(model)
     except BridgeError as error:
@@ -41,46 +42,55 @@ def effective(given: Given) -> dict[str, Any]:
 
 
 def _other(key: str, given: Given) -> bool:
-    """Whether a default is taken back by the other spelling of rotary positions."""
+    """Whether the other spelling of rotary positions is given, which replaces the default of `key`."""
     return key in ("rope_theta", "rope_scaling", "rope_local_base_freq", "partial_rotary_factor", "rotary_pct") and (
         "rope_parameters" in given or (key == "rope_scaling" and "rope_scaling" in given)
     )
 
 
-def _sizes(model: Mapping[str, Any]) -> Iterator[str]:
+LISTS = {
+    "attention.windowed": ("layer_types",),
+    "rotary.layers": ("no_rope_layers", "layer_types"),
+    "moe.layers": ("mlp_layer_types", "is_moe_layer"),
+}
+"""Keys that may list the blocks of a model, by the field that they set."""
+
+
+def _sizes(model: Mapping[str, Any], given: Given) -> Iterator[str]:
     heads, kv = model.get("model.heads"), model.get("model.kv_heads")
     latent = model.get("model.attention.latent.kv_rank")
     if heads and kv and heads % kv and not latent:
-        yield f"num_key_value_heads: found {kv}, expected a divisor of the attention heads ({heads})"
+        yield f"num_key_value_heads: found {kv}; expected a divisor of the attention heads ({heads})"
     experts, chosen = model.get("model.experts"), model.get("model.moe.top_k")
     if experts and chosen and chosen > experts:
-        yield f"num_experts_per_tok: found {chosen}, expected at most the experts ({experts})"
+        yield f"num_experts_per_tok: found {chosen}; expected at most the number of experts ({experts})"
     layers = model.get("model.layers")
-    for path in ("attention.windowed", "rotary.layers", "moe.layers"):
+    for path, keys in LISTS.items():
         if (blocks := model.get(f"model.{path}")) is not None and layers and len(blocks) != layers:
-            yield f"model_type: a list names {len(blocks)} blocks, and there are {layers}"
+            key = next((key for key in keys if key in given), "model_type")
+            yield f"{key}: found a list for {len(blocks)} blocks; expected one entry for each of the {layers} blocks"
 
 
 DIVIDING = frozenset({"gpt_neox", "gpt2", "gptj", "opt", "bloom", "falcon", "gpt_bigcode", "olmoe", "phi"})
-"""Families whose code divides the hidden size by the heads and stops where that leaves a rest; others round it down."""
+"""Families whose code stops if the heads do not divide the hidden size; others round the quotient down."""
 
 
 def _width(model: Mapping[str, Any], family: Family) -> Iterator[str]:
     heads, hidden = model.get("model.heads"), model.get("model.hidden")
     if family.name in DIVIDING and heads and hidden and hidden % heads:
-        yield f"num_attention_heads: found {heads}; {family.name} divides the hidden size ({hidden}) by them"
+        yield f"num_attention_heads: found {heads}; {family.name} expects a divisor of the hidden size ({hidden})"
 
 
 def foreign(given: Given, origins: Mapping[str, Origin]) -> Iterator[Finding]:
-    """Layers that no plan has words for: what is read of such a model is no more than its sizes."""
+    """A finding on a family with layers that no plan can describe: only the sizes of such a model are read."""
     family = FAMILIES.get(given.get("model_type") or "")
     if family is not None and family.foreign:
-        message = f"{family.foreign}, which no plan has words for; only what every model has is read"
+        message = f"{family.foreign}, which no plan can describe; only the fields that every model has are read"
         yield Finding("model_type", message, Effect.NUMBERS, True, None, family.name, origin=origins.get("model_type"))
 
 
 def missing(given: Given) -> Iterator[Finding]:
-    """The model type, without which no release reads the file (models/auto/configuration_auto.py: AutoConfig)."""
+    """A finding on a missing model type; no release reads a file without it (models/auto/configuration_auto.py: AutoConfig)."""
     if "model_type" not in given:
-        message = "transformers cannot tell what model this is; name its model type"
+        message = "missing; without it transformers cannot choose the model's class; set model_type"
         yield Finding("model_type", message, Effect.STOPS, False, How.MISSING)

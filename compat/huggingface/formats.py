@@ -1,4 +1,4 @@
-"""A `config.json`, a folder that holds one, text or a mapping to typed values by key; and back to JSON."""
+"""A `config.json`, a folder with one, text or a mapping -> typed values by key; and back to JSON."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from compat.huggingface.schema import REST, HuggingFace
 
 NAME = "config.json"
 INSIDE = ("text_config", "vision_config", "audio_config")
-"""Configs within a config: a model of several, of which a plan describes one."""
+"""Keys of configs inside a config: such a model has several parts, and a plan describes only one."""
 
 
 def read(source: Any, lenient: bool = False) -> Reading:
-    """Read a path, folder, text or mapping; raises every problem at once. With `lenient`, unknown model types are left out."""
+    """Read a path, folder, text or mapping. Raises every problem at once; if `lenient`, an unknown model type is left out."""
     data, document = _loaded(source)
     given, origins, problems = dict[str, Any](), dict[str, Origin](), list[str]()
     others: dict[str, Any] = {}
@@ -62,23 +62,23 @@ EVERYWHERE = (
     "decoder_start_token_id tie_word_embeddings tie_encoder_decoder use_cache rope_theta rope_scaling rope_parameters "
     "partial_rotary_factor head_dim hidden_act initializer_range"
 )
-"""Keys that transformers, or the classes that a file brings along, read in every family, older releases among them."""
+"""Keys that transformers (in any release), or code that comes with a model, reads in every family."""
 
 
 @cache
 def _read_by(family: str) -> frozenset[str]:
-    """Keys that the class of a family reads, as `releases/keys.json` was harvested from transformers, and those of our table."""
+    """Keys that the class of a family reads (`releases/keys.json`, harvested from transformers), and those of our table."""
     rows = json.loads(files("compat.huggingface.releases").joinpath("keys.json").read_text("utf-8"))
     return frozenset((*rows[""], *rows.get(family, ()), *EVERYWHERE.split(), *FAMILIES[family].known))
 
 
 def _unread(data: Mapping[str, Any], family: Any, document: Document | None) -> Iterator[Finding]:
-    """Keys that the family's class does not know: transformers keeps them, and none of its models uses them."""
+    """Findings on keys that the family's class does not read: transformers keeps them, but no model uses them."""
     for key in map(str, data) if family in FAMILIES and not FAMILIES[family].foreign else ():
         if key in _read_by(family) or key.startswith("_"):
             continue
         meant = nearest(key, _read_by(family)) or nearest(key.lower(), _read_by(family))
-        message = f"transformers keeps it, and no {family} model uses it{meant}"
+        message = f"has no effect: transformers keeps it, but no {family} model reads it{meant}"
         yield Finding(key, message, Effect.NUMBERS if meant else Effect.NONE, True, origin=_origin(document, key))
 
 
@@ -92,12 +92,12 @@ ROPE = frozenset(_ROPE.split())
 
 
 def _unread_rope(data: Mapping[str, Any], document: Document | None) -> Iterator[Finding]:
-    """The same for keys of rotary positions."""
+    """Findings on unknown keys of rotary positions."""
     for name in ("rope_scaling", "rope_parameters"):
         inner = data.get(name)
         for key in map(str, inner) if isinstance(inner, Mapping) else ():
             if key not in ROPE:
-                message = f"transformers reads no such key of rotary positions{nearest(key, ROPE)}"
+                message = f"has no effect: transformers reads no such key of rotary positions{nearest(key, ROPE)}"
                 yield Finding(f"{name}.{key}", message, Effect.NUMBERS, True, origin=_origin(document, name))
 
 
@@ -113,15 +113,15 @@ def _loaded(source: Any) -> tuple[Mapping[str, Any], Document | None]:
     if isinstance(source, Written):
         source = source.text
     if not isinstance(source, str | Path | Document):
-        raise SourceError(f"huggingface: found {shown(source)}, expected a path, a folder, text or a mapping")
+        raise SourceError(f"huggingface: found {shown(source)}; expected a path, a folder, text or a mapping")
     document = load(_file(source))
     if not isinstance(document.data, Mapping):
-        raise SourceError(f"{document.name}: found {shown(document.data)}, expected a mapping")
+        raise SourceError(f"{document.name}: found {shown(document.data)}; expected a mapping")
     return document.data, document
 
 
 def _file(source: str | Path | Document) -> str | Path | Document:
-    """The file inside of a folder."""
+    """The config.json of a folder; any other source as it is."""
     if isinstance(source, Document) or (isinstance(source, str) and ("\n" in source or source.lstrip().startswith("{"))):
         return source
     place = Path(source)
@@ -129,13 +129,13 @@ def _file(source: str | Path | Document) -> str | Path | Document:
 
 
 def _unknown(model_type: Any, data: Mapping[str, Any]) -> str:
-    """What is wrong with a model type that no plan can describe."""
+    """The problem with a model type that no plan can describe; empty if there is none."""
     inside = [name for name in INSIDE if isinstance(data.get(name), Mapping)]
     if inside:
-        return f"model_type: found {shown(model_type)} with {', '.join(inside)}; a plan describes one decoder of text"
+        return f"model_type: found {shown(model_type)} with {', '.join(inside)}; expected the config of one text decoder alone"
     if model_type is None or model_type in FAMILIES:
         return ""
-    return f"model_type: found {shown(model_type)}, whose layers no plan has words for{nearest(str(model_type), FAMILIES)}"
+    return f"model_type: found {shown(model_type)}, whose layers no plan can describe{nearest(str(model_type), FAMILIES)}"
 
 
 @cache
@@ -146,7 +146,7 @@ def _adapter(key: str) -> TypeAdapter[Any]:
 
 
 def _typed(key: str, value: Any) -> Any:
-    """A value in the type of its key, lists as tuples; null where that says something is kept as a word."""
+    """A value in the type of its key, lists as tuples. Null becomes `NULL` if it differs from leaving the key out."""
     if value is None:
         return NULL if nullable(key) else None
     if value == NULL:
@@ -160,12 +160,12 @@ def _typed(key: str, value: Any) -> Any:
 
 @cache
 def nullable(key: str) -> bool:
-    """Whether null says something else than leaving the key out."""
+    """Whether null means something else than leaving the key out."""
     return NULL in str(fields(HuggingFace)[key].annotation)
 
 
 def text(given: Mapping[str, Any]) -> str:
-    """The config as JSON, its family first."""
+    """The config as JSON, with the model type first."""
     listed = {key: spelled(key, given[key]) for key in ("model_type", *fields(HuggingFace)) if key in given and key != REST}
     return json.dumps({**listed, **given.get(REST, {})}, indent=2) + "\n"
 
@@ -174,7 +174,7 @@ MARKS = ("architectures", "transformers_version", "hidden_size", "num_hidden_lay
 
 
 def score(data: Any) -> int:
-    """0 for a source of another stack, else how many keys speak for a model's config."""
+    """0 for a source of another stack, else a number that grows with the keys that only a model's config has."""
     if not isinstance(data, Mapping) or not isinstance(data.get("model_type"), str):
         return 0
     return 3 + sum(name in data for name in MARKS)

@@ -1,4 +1,4 @@
-"""The table between the keys of a model's config and `Plan`: groups of keys that no family mixes, read by its row."""
+"""The table between the keys of a model's config and `Plan`: one row for each group of keys that are read together."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _kept(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-OWN = "each family of models says it in its own way; the nearest one was taken"
+OWN = "not every family of models can express this; the nearest family was taken"
 
 
 def _group(keys: tuple[str, ...], said: tuple[str, ...]) -> Rule:
@@ -68,7 +68,7 @@ def _group(keys: tuple[str, ...], said: tuple[str, ...]) -> Rule:
         sees=others,
         carries=carries,
         lossy=OWN,
-        note="" if keys else "the family of the model decides",
+        note="" if keys else "the family of the model sets it",
         model=True,
     )
 
@@ -82,11 +82,11 @@ def _told(harmless: tuple[Any, ...], worse: Effect) -> Callable[[Group], Effect]
 
 
 BEYOND: tuple[tuple[str, tuple[str, ...], tuple[Any, ...], Effect], ...] = (
-    ("the format that weights are stored in; a run has its own", ("torch_dtype", "dtype"), (), Effect.ROUNDING),
-    ("noise that a plan has no word for", ("router_jitter_noise",), (0, 0.0), Effect.NUMBERS),
-    ("blocks that a plan has no words for", ("hybrid_override_pattern",), (), Effect.NUMBERS),
-    ("stored weights in fewer bits", ("quantization_config",), (), Effect.NUMBERS),
-    ("the order of sums in old files", ("pretraining_tp",), (1,), Effect.ROUNDING),
+    ("the format of stored weights; a run sets its own format", ("torch_dtype", "dtype"), (), Effect.ROUNDING),
+    ("a Plan has no noise on the router's input", ("router_jitter_noise",), (0, 0.0), Effect.NUMBERS),
+    ("a Plan cannot describe these kinds of blocks", ("hybrid_override_pattern",), (), Effect.NUMBERS),
+    ("a Plan does not describe quantised stored weights", ("quantization_config",), (), Effect.NUMBERS),
+    ("the order of sums in which old files were trained", ("pretraining_tp",), (1,), Effect.ROUNDING),
 )
 SWITCHES = {
     "clip_qkv": (),
@@ -97,14 +97,14 @@ SWITCHES = {
     "layerdrop": (0, 0.0),
     "layer_norm_elementwise_affine": (True,),
 }
-"""What single families know besides, and what of it changes nothing."""
-NOT_HERE = "a model's config says what the model is, not how it is trained"
+"""Keys of single families, with the values at which they have no effect."""
+NOT_HERE = "a model's config describes the model, not its training"
 NO_KEY = "a model's config has no key for it"
 
 
 @cache
 def table() -> tuple[Rule, ...]:
-    """Every row; each key, and each Plan path, is in exactly one."""
+    """Every row. Each key, and each plan field, is in exactly one row."""
     others = tuple(path for path in (*KEYS, *MODEL) if path != "model.family")
     family = convert(
         TYPE,
@@ -113,7 +113,7 @@ def table() -> tuple[Rule, ...]:
         _write((TYPE,)),
         effect=EFFECTS["model.family"],
         sees=others,
-        lossy="no family of models says all of it; the nearest one was taken",
+        lossy="no family of models can express all of it; the nearest family was taken",
     )
     mapped = (family, *(_group(keys, said) for keys, said in groups()))
     rows = (
@@ -125,7 +125,7 @@ def table() -> tuple[Rule, ...]:
     )
     taken = {path for rule in (*mapped, *rows) for path in rule.theirs}
     left = tuple(path for path in fields(HuggingFace) if path not in taken)
-    note = "names, tokens and classes, which say nothing of how the model computes"
+    note = "names, tokens and classes, which do not change what the model computes"
     said = {path for rule in mapped for path in rule.ours}
     lacking = (
         each_only_ours(*(path for path in MODEL if path not in said), note=NO_KEY),

@@ -1,4 +1,4 @@
-"""Generated configs of models: a family with sizes that hold together, and any key of any family beside them."""
+"""Generated configs of models: a family with valid sizes, and any key of any family beside them."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ OWN: Mapping[str, SearchStrategy[Any]] = {
 
 @st.composite
 def core(draw: DrawFn, case: Case) -> Sequence[Group]:
-    """A family, without which transformers reads nothing; then some of the keys that it reads."""
+    """A model type, without which transformers reads nothing; then some of the keys of its family."""
     name = draw(st.sampled_from(KNOWN))
     first, *more = draw(of_family(name))
     return [{"model_type": name, **first}, *more]
 
 
 def values(case: Case, path: str) -> SearchStrategy[Any] | None:
-    """Values of one key where its type is not enough."""
+    """Values of a key whose type is not enough; None for the others."""
     return OWN.get(path)
 
 
 def paths(case: Case) -> Iterable[str]:
-    """All keys; every release reads them."""
+    """All keys, for every release."""
     return tuple(fields(HuggingFace))
 
 
@@ -49,4 +49,4 @@ def source(config: Config) -> Group:
 
 
 PART = Part(core, paths, values, entries=("file",), source=source)
-"""What Hypothesis needs to know about configs of models beside their schema and table."""
+"""Facts about configs of models that Hypothesis needs beside schema and table."""

@@ -226,15 +226,15 @@ ROPE = {"type", "beta_fast", "beta_slow", "truncate", "mscale", "mscale_all_dim"
     "hf, said",
     [
         ({"model_type": "lama"}, "did you mean llama"),
-        ({"model_type": "mamba2"}, "no plan has words"),
-        ({"model_type": "gemma3", "text_config": {}, "vision_config": {}}, "one decoder of text"),
+        ({"model_type": "mamba2"}, "no plan can describe"),
+        ({"model_type": "gemma3", "text_config": {}, "vision_config": {}}, "one text decoder alone"),
         ({"model_type": "llama", "hidden_act": "softplus"}, "hidden_act"),
         ({"model_type": "llama", "rope_scaling": {"rope_type": "spiral"}}, "spiral"),
         ({"model_type": "llama", "num_attention_heads": 8, "num_key_value_heads": 3}, "divisor"),
-        ({"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 8}, "at most the experts"),
+        ({"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 8}, "at most the number of experts"),
         ({"model_type": "llama", "hidden_size": "wide"}, "hidden_size"),
         ({"model_type": "gpt_oss", "layer_types": ["linear_attention"]}, "layer_types"),
-        ({"model_type": "gpt2", "n_embd": 64, "n_head": 6}, "found 6; gpt2 divides the hidden size \\(64\\) by them"),
+        ({"model_type": "gpt2", "n_embd": 64, "n_head": 6}, "found 6; gpt2 expects a divisor of the hidden size \\(64\\)"),
     ],
 )
 def test_what_no_plan_can_say_is_refused(hf: Mapping[str, Any], said: str) -> None:

@@ -1,8 +1,8 @@
-"""Releases of transformers, and what changed between them in how a config is spelled; both spellings are read in all."""
+"""Releases of transformers, and the change of spelling between them; every release here reads both spellings."""
 
 from __future__ import annotations
 
 KNOWN: tuple[str, ...] = ("4.57.6", "5.0.0", "5.12.1", "5.23.0")
 """Oldest first."""
 GROUPED = "5.0.0"
-"""First release that writes `rope_parameters` for `rope_theta` and `rope_scaling` (modeling_rope_utils.py)."""
+"""First release that writes `rope_parameters` instead of `rope_theta` and `rope_scaling` (modeling_rope_utils.py)."""

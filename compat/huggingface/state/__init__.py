@@ -1,4 +1,4 @@
-"""What checkpoints of transformers have of their own: the names of parameters."""
+"""The parameter names of transformers' checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of transformers' models: those of GPT-2, and those of Llama and what is like it, with or without experts."""
+"""Parameter names of transformers' models: GPT-2, and decoders like Llama, with or without experts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 EXPERT = "block{layer}.mlp.experts.{expert}"
 BUFFERS = r".*\.(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)"
-"""What models of several releases keep among their weights, and make themselves."""
+"""Buffers that some releases save with the weights, and that the model computes itself."""
 
 HEADS = rows(
     {
@@ -78,7 +78,7 @@ TIED = ("lm_head.weight", "model.embed_tokens.weight")
 
 
 def _decoder(family: str, *layer: tuple[Row, ...]) -> Table:
-    """A family that differs in its feed-forward layers alone."""
+    """The table of a family that differs from Llama only in its feed-forward layers."""
     return Table(family, WORDS, (*HEADS, *(row for part in layer for row in part), *NORMS), END, BUFFERS, TIED)
 
 
@@ -109,54 +109,52 @@ def _gpt2(top: str) -> Table:
 
 
 GPT2, BARE_GPT2 = _gpt2("transformer."), _gpt2("")
-"""As the model with a head has it, and without one, as the first published files do."""
+"""GPT-2 with an output layer, and without one, as in the first published files."""
 
 MODELS = ("gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
-"""Values of `model_type` whose weights mean what these tables say; others have the same names and, say, norms that add one."""
+"""Values of `model_type` for which these tables hold. Other families share the names, but not always the meaning of weights."""
 
 
 class Saved(Naming):
-    """Names in the files that transformers saves, and that published models have."""
+    """Names in the files that transformers saves, which are those of published models."""
 
     name = "huggingface"
     title = "Hugging Face"
     stack = "huggingface"
 
     def described(self, config: Config) -> tuple[str | None, tuple[str, ...]]:
-        """Its `model_type`, which has to be one of `MODELS`."""
+        """The `model_type`, and a refusal unless it is one of `MODELS`."""
         family = str(config.given.get("model_type"))
         known = family in MODELS
         return family, () if known else (f"model_type: found {family!r}; maps of names are known for {', '.join(MODELS)}",)
 
     def tables(self) -> Sequence[Table]:
-        """Every family, those with experts last."""
+        """The tables of every family, those with experts last."""
         return (GPT2, BARE_GPT2, LLAMA, MIXTRAL_SAVED, EXPERTS_SAVED)
 
     def written(self, shapes: Shapes, facts: Model) -> Table:
-        """The family of these parameters."""
+        """The table for these parameters."""
         return _family(shapes, facts, experts_of(facts, shapes))
 
 
 class Runtime(Naming):
-    """Names of the parameters of transformers 5 while a model runs, where experts lie in one tensor: as DeepSpeed and FSDP see
-    them.
-    """
+    """Names in a running model of transformers 5, which stacks its experts in one tensor; DeepSpeed and FSDP see these."""
 
     name = "transformers"
     title = "transformers 5 in memory"
     stack = "huggingface"
 
     def tables(self) -> Sequence[Table]:
-        """What differs from the files."""
+        """The only table that differs from the saved files."""
         return (EXPERTS_RUNNING,)
 
     def written(self, shapes: Shapes, facts: Model) -> Table:
-        """The family of these parameters."""
+        """The table for these parameters."""
         return _family(shapes, facts, EXPERTS_RUNNING)
 
 
 def experts_of(facts: Model, shapes: Shapes) -> Table:
-    """How experts are called: as Mixtral has them, unless the config or what else a block has says Qwen."""
+    """The table of a model with experts: Mixtral's, unless the config or other parameters show a Qwen model."""
     qwen = any(name.endswith(("query_norm.weight", "shared_gate.weight", "query.bias")) for name in shapes)
     return EXPERTS_SAVED if qwen or (facts.family or "").startswith("qwen") else MIXTRAL_SAVED
 
@@ -168,5 +166,8 @@ def _family(shapes: Shapes, facts: Model, experts: Table) -> Table:
         return LLAMA
     wide = {name: shape for name, shape in shapes.items() if name.endswith(("attention.query.weight", "attention.key.weight"))}
     if len(set(wide.values())) > 1 or any(name.endswith(".mlp.gate.weight") for name in shapes):
-        raise SourceError("huggingface: learned positions beside groups of heads or gates; no family of transformers has both")
+        raise SourceError(
+            "huggingface: learned positions with grouped heads or gates, which no family of transformers has; convert"
+            " to another format"
+        )
     return GPT2
