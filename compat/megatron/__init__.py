@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from bridge.state.hub import Hub
 
 UNKNOWN_VALUE = "; this value is left out"
-"""How a remark on an argument ends whose value only a run would tell."""
+"""End of a remark on an argument whose value only a run would tell."""
 SECTIONED = ("yaml_cfg", "container")
 """Entry points of files in sections."""
 
@@ -40,17 +40,18 @@ LOADS: Mapping[str, Any] = {
     "no_load_rng": True,
     "override_opt_param_scheduler": True,
 }
-"""What goes on from a checkpoint that is made: it has no random states, and of the schedule the samples seen alone."""
+"""Arguments that load a written checkpoint, which has no random states and only the samples seen of the schedule."""
 
 
 BESIDE_FSDP = ("data_parallel_sharding_strategy", "ckpt_format")
-"""What is written beside FSDP for it alone."""
+"""Arguments that are set together with FSDP and only for it."""
 
 
 def _arguments(config: Config) -> dict[str, Any]:
-    """What Megatron-LM finds in a checkpoint of this launch: it holds the model against them, and goes on with the data.
+    """The arguments that a checkpoint of this launch holds.
 
-    Source: training/checkpointing.py: check_checkpoint_args, load_checkpoint.
+    Megatron-LM compares its model with them, and continues the data by them (training/checkpointing.py:
+    check_checkpoint_args, load_checkpoint).
     """
     return {name: config.effective.get(name) for name in KEPT if config.effective.get(name) is not None}
 
@@ -61,26 +62,26 @@ KEPT = (
     *("vocab_size", "padded_vocab_size", "make_vocab_size_divisible_by", "tokenizer_type", "num_experts"),
     *("tensor_model_parallel_size", "pipeline_model_parallel_size", "global_batch_size", "seed"),
 )
-"""Arguments that say the model and the layout."""
+"""Arguments that describe the model and the layout over ranks."""
 TOKENIZER = Finding(
     "tokenizer_type",
-    "not known; where --vocab-file is given Megatron-LM compares it and stops: give --tokenizer-model instead",
+    "not known; if --vocab-file is given, Megatron-LM compares the tokenizer type and stops: set --tokenizer-model instead",
     Effect.NONE,
     how=How.MISSING,
 )
 
 
 def _replaced(name: str) -> Finding:
-    message = "no checkpoint is written that it loads; the distributed optimizer takes its place, with the same numbers"
+    message = "cannot load the checkpoint that is written; the distributed optimizer replaces it, with the same numbers"
     return Finding(name, message, Effect.COST, how=How.DROPPED, before=True)
 
 
 class MegatronConfig(Config):
-    """A Megatron config; besides `effective` it shows what each of Megatron's own config objects would hold."""
+    """A Megatron config; besides `effective`, it shows the fields of each of Megatron's own config objects."""
 
     @cached_property
     def ranks(self) -> int:
-        """World size in ranks: as given, else the fewest that the sizes allow."""
+        """World size in ranks: the given one, else the smallest that the parallel sizes allow."""
         from compat.megatron.arguments import smallest_world_size
 
         return self.world_size or smallest_world_size(self.given, self.version)
@@ -151,7 +152,7 @@ class MegatronDialect(PackagedDialect):
 
     @property
     def moves(self) -> tuple[Move, ...]:
-        """What its releases came to say in other words."""
+        """Settings that were renamed between releases."""
         from compat.megatron.moves import MOVES
 
         return MOVES
@@ -163,7 +164,7 @@ class MegatronDialect(PackagedDialect):
         return read(source, version, lenient)
 
     def read(self, source: Any, version: str | None = None, world_size: int | None = None, lenient: bool = False) -> Config:
-        """Read a source of Megatron; a live object is of the installed release unless told otherwise."""
+        """Read a source of Megatron. Without `version`, a live object is taken as one of the installed release."""
         from compat.megatron import live
 
         if version is None and live.class_of(source):
@@ -171,7 +172,7 @@ class MegatronDialect(PackagedDialect):
         return super().read(source, version, world_size, lenient)
 
     def saves(self, config: Config, hub: Hub) -> Saves:
-        """torch_dist, whatever the ranks. FSDP loads formats of its own alone: the distributed optimizer takes its place."""
+        """Save as torch_dist, which loads on any ranks. FSDP cannot load it, so the distributed optimizer replaces FSDP."""
         from compat.megatron.shards import FSDP
 
         values = config.effective
@@ -185,11 +186,11 @@ class MegatronDialect(PackagedDialect):
         return Saves("megatron", level, dtype=dtype, samples=True, client=told, instead=instead, findings=findings)
 
     def parameters(self, config: Config) -> str:
-        """Transformer Engine's layers have their norms inside."""
+        """The naming of parameters: in Transformer Engine's layers, the norms are part of the linear layers."""
         return "megatron-local" if config.effective.get("transformer_impl") == "local" else "megatron"
 
     def effective(self, config: Config) -> Values:
-        """What the parser, its checks and the config classes leave; raises `ConfigError` with what they refuse."""
+        """The values after the parser, its checks and the config classes. Raises `ConfigError` with every refusal."""
         assert isinstance(config, MegatronConfig)
         try:
             return self._effective(config)
@@ -208,7 +209,7 @@ class MegatronDialect(PackagedDialect):
 
     @property
     def checks(self) -> Iterable[Check]:
-        """What its parser, its config objects and its sectioned files refuse, and what a run then ignores or stops at."""
+        """Every refusal of the parser, the config classes and files in sections, and settings that a run ignores or stops at."""
         from compat.megatron import arguments, objects, sections
         from compat.megatron.traps import TRAPS
 
@@ -216,7 +217,7 @@ class MegatronDialect(PackagedDialect):
         return (*dict.fromkeys(step for step in (*steps, *sections.STEPS) if isinstance(step, Check)), *TRAPS)
 
     def inspect(self, config: Config) -> tuple[Finding, ...]:
-        """What Megatron changes or ignores of what was given."""
+        """Findings on given values that Megatron changes or ignores."""
         assert isinstance(config, MegatronConfig)
         from compat.megatron.traps import TRAPS
 
@@ -224,7 +225,7 @@ class MegatronDialect(PackagedDialect):
         return (*_assumed_ranks(config), *_overruled(config), *TRAPS.remarks(seen, config.origins))
 
     def missing(self, config: Config) -> Iterator[Finding]:
-        """What the parser and the training loop want; files in sections and objects have a reader of their own."""
+        """Findings on missing arguments that the parser or the training loop needs; only for flags."""
         from bridge.requirements import missing
         from compat.megatron.requirements import NEEDS
 
@@ -232,7 +233,7 @@ class MegatronDialect(PackagedDialect):
             yield from missing(config.given, NEEDS, self.whole(config), lambda path: f"--{path.replace('_', '-')}")
 
     def whole(self, config: Config) -> bool:
-        """Whether it says how long to train, or on what."""
+        """Whether the config is a whole launch: it sets the length of training, or its data."""
         from compat.megatron.requirements import whole
 
         return config.entry != "flags" or whole(config.given)
@@ -248,13 +249,13 @@ class MegatronDialect(PackagedDialect):
         return options.option_for(version, path, value) is not None
 
     def defaults(self, version: str) -> Mapping[str, Any]:
-        """What the parser of a release leaves, and what its config classes take where no flag sets a field."""
+        """Defaults of a release: of its parser, and of its config classes for fields without a flag."""
         from compat.megatron.options import defaults
 
         return defaults(version)
 
     def accepts(self, path: str) -> str:
-        """What the newest flag for the argument takes."""
+        """The values that the newest flag of the argument accepts, in words."""
         from compat.megatron.options import accepts
 
         return accepts(path) or super().accepts(path)
@@ -279,7 +280,7 @@ class MegatronDialect(PackagedDialect):
         given = config.given if config.entry == "flags" else self._as_flags(config)
         environment = {name: value for name, (value, _) in config.environment.items()}
         launch = torchrun(config.ranks, formats.PROGRAM)
-        if format == "yaml":  # NVIDIA's own runner reads it
+        if format == "yaml":  # for NVIDIA's own runner of recipes
             return Written(self.name, formats.recipe_text(given, config.version, environment), format, environment=environment)
         if format == "script":
             text = formats.script_text(given, config.version, environment, launch)
@@ -288,7 +289,7 @@ class MegatronDialect(PackagedDialect):
         return Written(self.name, text, "flags", {}, "", environment, launch, formats.ARGUMENTS, arguments=True)
 
     def program(self, written: Written, config: Config, plan: Mapping[str, Any], model: Config | None) -> Program:
-        """The launch script, where the file is none itself."""
+        """The launch script: the file itself, or one beside a file of flags or a recipe."""
         if written.format == "script":
             return Program(written)
         name = str(Path(written.file).with_suffix(SCRIPT))
@@ -296,13 +297,13 @@ class MegatronDialect(PackagedDialect):
         return Program(replace(written, beside={SCRIPT: script.text}, launch=script.launch, environment={}, arguments=False))
 
     def reworded(self, config: Config, original: Original, was: str) -> str:
-        """A script or a file of flags with other values, all else byte for byte."""
+        """A script or a file of flags with other values; all other bytes stay."""
         from compat.megatron.rewriting import rewritten
 
         return rewritten(config.given, original.text, original.document, was, config.version)
 
     def _as_flags(self, config: Config) -> Values:
-        """A config object in the words of the command line, by way of what it means."""
+        """A config object as flags, by way of its plan."""
         from bridge.translation import lift, lower
 
         return lower(lift(config), self, config.version, config.world_size).given
@@ -336,16 +337,16 @@ class MegatronDialect(PackagedDialect):
 
 
 def _with_unknown(problem: str, remarks: tuple[Finding, ...]) -> str:
-    """A problem with an argument that is given and not known, as what it is."""
+    """`problem`; if its argument is given with a value that only a run would tell, the message says that instead."""
     path = problem.partition(":")[0]
     unknown = next((remark for remark in remarks if remark.path == path and remark.message.endswith(UNKNOWN_VALUE)), None)
     if unknown is None or unknown.origin is None:
         return problem
-    return f"{unknown.origin}: {unknown.message.removesuffix(UNKNOWN_VALUE)}; and a run needs a value there"
+    return f"{unknown.origin}: {unknown.message.removesuffix(UNKNOWN_VALUE)}; Megatron needs a value there, so write it out"
 
 
 def _meaningless(given: Mapping[str, Any]) -> Iterator[str]:
-    """What the parser takes and no run can: numbers that are none, and sizes of nothing, which Megatron divides by."""
+    """Problems with values that the parser takes and no run can: infinite numbers, and sizes below 1 that Megatron divides by."""
     from compat.megatron.schema import SIZES
 
     for name, value in given.items():
@@ -357,7 +358,7 @@ def _meaningless(given: Mapping[str, Any]) -> Iterator[str]:
 
 def _assumed_ranks(config: MegatronConfig) -> Iterator[Finding]:
     if config.world_size is None and config.entry in ("flags", *SECTIONED):
-        message = f"not given; {config.ranks} ranks assumed, the fewest that the sizes allow"
+        message = f"not given; {config.ranks} ranks assumed, the fewest that the parallel sizes allow"
         yield Finding("world_size", message, Effect.NUMBERS)
 
 
@@ -365,7 +366,7 @@ def _overruled(config: MegatronConfig) -> Iterator[Finding]:
     for path, value in config.given.items():
         now = config.args.get(path)
         if now != value:
-            turned = "takes it up into other settings" if now is None else f"turns {shown(value)} into {shown(now)}"
+            turned = "moves it into other settings" if now is None else f"turns {shown(value)} into {shown(now)}"
             message = f"Megatron {config.version} {turned}"
             yield Finding(path, message, Effect.NONE, True, before=value, after=now, origin=config.origins.get(path))
 

@@ -1,4 +1,4 @@
-"""Environment variables that a Megatron run needs: which, with what value, and why."""
+"""Environment variables that a Megatron run needs, each with a value and the reason."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from compat.megatron.arguments.steps import Namespace, Predicate
 from compat.megatron.releases import RELEASES
 
 DETERMINISTIC = ("Tree", "Ring", "CollnetDirect", "CollnetChain", "^NVLS")
-"""NCCL algorithms that deterministic mode accepts; since 0.19 without Tree, and a list may name several."""
+"""NCCL algorithms that deterministic mode accepts. Since 0.19, Tree is not one of them, and a list is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """One variable, in [since, until): needed `when`, with a value that `allowed` accepts; `value` is one.
+    """One variable in releases [since, until), needed if `when` is true of the arguments.
 
-    `checked` tells whether validate_args itself looks at it; otherwise something later in the run does.
+    `allowed` accepts its values, of which `value` is one. `checked`: validate_args checks it; if not, later code does.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Variable:
 
 
 def _connected(a: Namespace) -> bool:
-    """Tensor or context parallelism without FSDP, which needs kernels in launch order (before Blackwell)."""
+    """Tensor or context parallelism without FSDP: before Blackwell, kernels must then run in launch order."""
     parallel = (a.tensor_model_parallel_size or 1) > 1 or (a.context_parallel_size or 1) > 1
     return parallel and not _sharded(a) and not a.overlap_moe_expert_parallel_comm
 
@@ -56,7 +56,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         ONE,
         "1",
-        "sequence parallelism and asynchronous tensor-parallel reduction expect kernels to start in launch order",
+        "sequence parallelism and asynchronous tensor-parallel reduction need kernels to start in launch order",
         lambda a: a.sequence_parallel or a.async_tensor_model_parallel_allreduce,
         lambda value: value == "1",
         until="0.12.0",
@@ -64,7 +64,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         ONE,
         "1",
-        "tensor and context parallelism expect kernels to start in launch order (not from Blackwell on)",
+        "tensor and context parallelism need kernels to start in launch order (except on Blackwell and later)",
         _connected,
         lambda value: value == "1",
         since="0.12.0",
@@ -72,7 +72,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         ONE,
         "8",
-        "FSDP overlaps its communication, which takes more than one connection",
+        "FSDP overlaps its communication, and needs more than one connection for that",
         _sharded,
         lambda value: value != "1",
         since="0.12.0",
@@ -96,7 +96,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "NVTE_ALLOW_NONDETERMINISTIC_ALGO",
         "0",
-        "deterministic mode, which Transformer Engine's attention checks",
+        "Transformer Engine's attention needs it in deterministic mode",
         lambda a: a.deterministic_mode and _engine(a),
         lambda value: value == "0",
         until="0.19.0",
@@ -105,7 +105,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "NVTE_ALLOW_NONDETERMINISTIC_ALGO",
         "0",
-        "deterministic mode",
+        "deterministic mode refuses any other value",
         lambda a: a.deterministic_mode,
         lambda value: value in (None, "0"),
         since="0.19.0",
@@ -113,7 +113,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "CUBLAS_WORKSPACE_CONFIG",
         ":4096:8",
-        "deterministic mode makes PyTorch refuse cuBLAS without it",
+        "in deterministic mode, PyTorch refuses cuBLAS without it",
         lambda a: a.deterministic_mode,
         lambda value: value in (":4096:8", ":16:8"),
         until="0.19.0",
@@ -122,7 +122,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "CUBLAS_WORKSPACE_CONFIG",
         ":4096:8",
-        "deterministic mode",
+        "deterministic mode refuses any value but this and :16:8",
         lambda a: a.deterministic_mode,
         lambda value: value in (None, ":4096:8", ":16:8"),
         since="0.19.0",
@@ -130,7 +130,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "NVTE_APPLY_QK_LAYER_SCALING",
         "1",
-        "apply_query_key_layer_scaling, which Transformer Engine takes from here alone",
+        "Transformer Engine reads apply_query_key_layer_scaling only from this variable",
         lambda a: a.apply_query_key_layer_scaling and _engine(a),
         lambda value: value == "1",
         checked=False,
@@ -138,7 +138,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "NVTE_CPU_OFFLOAD_V1",
         "1",
-        "fine-grained offloading of activations, which must not offload weights (Transformer Engine from 2.10 on)",
+        "fine-grained offloading of activations must not offload weights (Transformer Engine 2.10 and later)",
         lambda a: a.fine_grained_activation_offloading,
         lambda value: value == "1",
         since="0.16.0",
@@ -152,16 +152,16 @@ def _variables(version: str) -> tuple[Variable, ...]:
 
 
 def environment(args: Mapping[str, Any], version: str) -> dict[str, tuple[str, str]]:
-    """Variables that a run with these effective arguments needs: name -> (value, why)."""
+    """Variables that a run with these effective arguments needs: name -> (value, reason)."""
     a = Namespace(args)
     return {row.name: (row.value, row.why) for row in _variables(version) if row.when(a)}
 
 
 def verify(args: Mapping[str, Any], version: str, given: Mapping[str, str]) -> None:
-    """Raise `ConfigError` for what the release's own checks refuse in the environment `given`."""
+    """Raise `ConfigError` with every refusal of the release's own checks for the environment `given`."""
     a = Namespace(args)
     wrong = [row for row in _variables(version) if row.checked and row.when(a) and not row.allowed(given.get(row.name))]
     ConfigError.raise_if(
-        f"{row.name}: found {given.get(row.name)}; expected {row.value}: {row.why}; export {row.name}={row.value}"
+        f"{row.name}: found {given.get(row.name, 'nothing')}; expected {row.value}: {row.why}; export {row.name}={row.value}"
         for row in wrong
     )

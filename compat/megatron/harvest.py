@@ -1,7 +1,7 @@
-"""How the facts of a Megatron-LM release are read from its source tree: the flags of its parser, and fields of its classes.
+"""Reads the facts of a Megatron-LM release from its source tree: the flags of its parser, and the fields of its classes.
 
-The parser is built by the release's own code; classes are read from their text, where a default that is no literal keeps the
-text of its expression. Beside torch, releases since 0.17 import `triton`, older ones `six`.
+The release's own code builds the parser. Classes are read from their text; a default that is not a literal is kept as the
+text of its expression. Besides torch, releases since 0.17 import `triton`, older ones `six`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bridge.testing.harvest.source import Package, Tree
 
 PACKAGE = Package("megatron-core", "megatron", "core/package_info.py")
 TABLES: Mapping[str, tuple[str, ...]] = {"flags.json": ("dest", "options"), "classes.json": ("class", "name")}
-"""Files of rows, and what tells which fact a row is about."""
+"""Files of rows, with the columns that identify a fact."""
 CLASSES: Mapping[str, str] = {
     "DistributedDataParallelConfig": "core/distributed/distributed_data_parallel_config.py",
     "MLATransformerConfig": "core/transformer/transformer_config.py",
@@ -47,16 +47,16 @@ TYPES: Mapping[str, str] = {
     "str": "text",
     "tuple_type": "integers",
 }
-"""Our names for what turns a word into a value, by the name of the release's function."""
+"""Our names for types of flags, by the name of the release's conversion function."""
 LAYERS = "_freq_type"
-"""How the names of functions end that read one number, or a list with one for each layer."""
+"""Suffix of functions that read a number, or a list with one number for each layer."""
 SPACED = "[0, 1]"
 FACTORIES: Mapping[str, Any] = {"list": [], "dict": {}}
 HELP = "help"
 
 
 def facts(tree: Tree) -> Facts:
-    """Rows for the release, and groups of flags, which are gathered over all releases; runs beside its code."""
+    """Rows of the release, and its groups of flags, which are collected over all releases. Runs with the release's code."""
     unread: list[str] = []
     parser = _parser(tree)
     flags = sorted(_flags(parser, unread), key=lambda row: (row["dest"], row["options"]))
@@ -68,7 +68,7 @@ def _parser(tree: Tree) -> argparse.ArgumentParser:
     """The parser of the release. Raises `SourceError` for a package without its scripts."""
     if not (tree.folder / "training").is_dir():
         raise SourceError(f"{tree.folder}: no folder training; name the source tree of Megatron-LM, not what pip installs")
-    if not hasattr(typing, "override"):  # of Python 3.12, which releases since 0.19 ask for
+    if not hasattr(typing, "override"):  # new in Python 3.12, and used by releases since 0.19
         typing.override = lambda method: method  # type: ignore[attr-defined]
     parser = argparse.ArgumentParser(allow_abbrev=False)
     made: argparse.ArgumentParser = import_module("megatron.training.arguments").add_megatron_arguments(parser)
@@ -76,7 +76,7 @@ def _parser(tree: Tree) -> argparse.ArgumentParser:
 
 
 def _flags(parser: argparse.ArgumentParser, unread: list[str]) -> Iterator[Row]:
-    groups = [group._group_actions for group in parser._mutually_exclusive_groups]  # those of its sections among them
+    groups = [group._group_actions for group in parser._mutually_exclusive_groups]  # argparse collects those of all sections here
     exclusive = [[name for action in actions for name in action.option_strings] for actions in groups]
     for action in parser._actions:
         kind, turns = ACTIONS.get(type(action).__name__), _turns(action)
@@ -85,7 +85,9 @@ def _flags(parser: argparse.ArgumentParser, unread: list[str]) -> Iterator[Row]:
             continue
         row = {"options": action.option_strings, "dest": action.dest, "action": kind}
         more = {"type": turns, "nargs": action.nargs, "choices": _choices(action)} if kind == "store" else {}
-        default = next(other.default for other in parser._actions if other.dest == action.dest)  # the first one counts
+        default = next(
+            other.default for other in parser._actions if other.dest == action.dest
+        )  # argparse takes the first default
         others = [name for group in exclusive if action.option_strings[0] in group for name in group]
         more |= {"default": None if kind == HELP else plain(default)}
         more |= {"excludes": [name for name in others if name not in action.option_strings] or None}
@@ -93,7 +95,7 @@ def _flags(parser: argparse.ArgumentParser, unread: list[str]) -> Iterator[Row]:
 
 
 def _turns(action: argparse.Action) -> str | None:
-    """What a word of a flag becomes; None for a function that is not known here."""
+    """The type of a flag's words; None for a conversion function that is not known here."""
     if action.type is None:
         return "text"
     name = getattr(action.type, "__qualname__", "").rpartition(".")[2]
@@ -103,7 +105,7 @@ def _turns(action: argparse.Action) -> str | None:
 
 
 def _reads(turns: Any, word: str) -> bool:
-    """Whether a function of the release takes a word; what it raises where it does not is its own affair."""
+    """Whether a conversion function of the release accepts a word; it may raise anything if it does not."""
     try:
         turns(word)
     except Exception:
@@ -112,7 +114,7 @@ def _reads(turns: Any, word: str) -> bool:
 
 
 def _enumeration(action: argparse.Action) -> type[Enum] | None:
-    """The enumeration whose member a word becomes: that of the choices, or the one that the flag's function names."""
+    """The enumeration of a flag: that of its choices, or the one that its conversion function names."""
     member = next((choice for choice in action.choices or () if isinstance(choice, Enum)), None)
     if member is not None or not isinstance(action.type, FunctionType):
         return type(member) if member is not None else None
@@ -127,7 +129,7 @@ def _choices(action: argparse.Action) -> list[Any] | None:
 
 
 def _constants(turns: Any) -> list[str]:
-    """Words that a function names, as it does those that it takes beside the members of an enumeration."""
+    """Words in a conversion function; it may accept them besides the members of the enumeration."""
     found = turns.__code__.co_consts if isinstance(turns, FunctionType) else ()
     parts = [part for one in found for part in (one if isinstance(one, tuple | frozenset) else (one,))]
     return [part for part in parts if isinstance(part, str) and part.isidentifier()]
@@ -141,7 +143,7 @@ def _groups(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
 
 
 def _fields(path: Path, name: str) -> Iterator[Row]:
-    """What a class declares itself."""
+    """The fields that a class declares itself."""
     tree = ast.parse(path.read_text("utf-8"))
     found = next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name), None)
     for node in found.body if found else ():
@@ -150,7 +152,7 @@ def _fields(path: Path, name: str) -> Iterator[Row]:
 
 
 def _literal(node: ast.expr | None) -> Any:
-    """A default: numbers and literals as values, `field(...)` as the default that it holds, anything else as its text."""
+    """A default: a literal as its value, `field(...)` as the default inside it, anything else as text."""
     if node is None:
         return None
     if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "field":

@@ -1,7 +1,7 @@
-"""Megatron's arguments that no Plan field stands for: each is claimed here, with the reason and what losing it does.
+"""Megatron's arguments that no Plan field stands for, each with the reason and the effect of losing it.
 
-A row is a claim about Megatron's code. `Why.model` marks facts about the model, which a target that takes its model from a
-script does not lose.
+A row is a claim about Megatron's code. `Why.model` marks facts about the model; a target that takes its model from a script
+does not lose them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from compat.megatron import options
 
 
 class Why(NamedTuple):
-    """Why an argument stays behind, and what that does to the run."""
+    """Why an argument is not translated, and the effect of that on the run."""
 
     note: str
     effect: Effect
@@ -23,18 +23,18 @@ class Why(NamedTuple):
 
 MODEL = Why("a fact about the model that no Plan field stands for", Effect.NUMBERS, True)
 INSIDE = Why("how the model is computed inside Megatron", Effect.ROUNDING, True)
-KERNEL = Why("a choice of kernel inside Megatron", Effect.ROUNDING)
+KERNEL = Why("a kernel choice inside Megatron", Effect.ROUNDING)
 SPEED = Why("a choice inside Megatron that saves memory or time", Effect.COST)
 OVERLAP = Why("an overlap inside Megatron", Effect.COST)
-LOW = Why("8-bit and 4-bit products are Megatron's own", Effect.NUMBERS)
-DATA = Why("which samples are seen, and how they are masked, is up to the data of the target", Effect.NUMBERS)
-LOADER = Why("where data lies, and how it is read and cached; give the target the same data", Effect.NONE)
-BATCHES = Why("no Plan field for a batch that changes during the run", Effect.NUMBERS)
-START = Why("what a run starts from", Effect.NUMBERS)
-SAVING = Why("checkpoints are written by Megatron's training loop", Effect.NONE)
+LOW = Why("a setting of fp8 or fp4 inside Megatron", Effect.NUMBERS)
+DATA = Why("the target's data settings choose and mask the samples", Effect.NUMBERS)
+LOADER = Why("the place of the data, and how it is read and cached; give the target the same data", Effect.NONE)
+BATCHES = Why("a Plan has no batch size that changes during the run", Effect.NUMBERS)
+START = Why("the weights or the checkpoint that a run starts from", Effect.NUMBERS)
+SAVING = Why("Megatron's training loop writes checkpoints in its own way", Effect.NONE)
 LOOP = Why("a switch of Megatron's training loop", Effect.NONE)
-LOGS = Why("logs are written by Megatron's training loop", Effect.NONE)
-EVALUATION = Why("evaluation is run by Megatron's training loop", Effect.NONE)
+LOGS = Why("Megatron's training loop writes logs in its own way", Effect.NONE)
+EVALUATION = Why("Megatron's training loop runs evaluation in its own way", Effect.NONE)
 FAMILY = Why("for Megatron's training scripts of other kinds of model", Effect.NUMBERS, True)
 OPTIMIZER = Why("Megatron's own variant of the optimizer", Effect.NUMBERS)
 
@@ -49,36 +49,40 @@ GROUPS: Mapping[str, Why] = {
     "training": LOOP,
     "distributed": Why("Megatron's own process groups", Effect.COST),
     "distributed init": Why("Megatron's own communication setting", Effect.COST),
-    "RNG and initialization": Why("how random numbers are drawn", Effect.NUMBERS),
+    "RNG and initialization": Why("a setting of the random number generators", Effect.NUMBERS),
     "data and dataloader": DATA,
     "tokenizer": Why("the tokenizer of the data", Effect.NONE),
     "sft": DATA,
     "validation": EVALUATION,
     "checkpointing": SAVING,
     **dict.fromkeys(("logging", "one logger", "opentelemetry", "profiling"), LOGS),
-    "msc": Why("storage is set up by Megatron", Effect.NONE),
-    **dict.fromkeys(("straggler", "rerun engine", "workload inspector"), Why("watched by Megatron's training loop", Effect.NONE)),
-    **dict.fromkeys(("autoresume", "ft_package", "In-process restart"), Why("restarts are Megatron's own", Effect.NONE)),
+    "msc": Why("Megatron sets up its storage client", Effect.NONE),
+    **dict.fromkeys(
+        ("straggler", "rerun engine", "workload inspector"), Why("a monitor of Megatron's training loop", Effect.NONE)
+    ),
+    **dict.fromkeys(
+        ("autoresume", "ft_package", "In-process restart"), Why("Megatron restarts a run in its own way", Effect.NONE)
+    ),
     "fault injector": Why("faults that Megatron plants on purpose", Effect.NUMBERS),
     "inference": Why("used for inference only", Effect.NONE),
     "rl": Why("used by Megatron's reinforcement learning only", Effect.NUMBERS),
-    "Logits Distillation": Why("distillation by stored logits is Megatron's own", Effect.NUMBERS),
-    "derived": Why("worked out by Megatron, never given", Effect.NONE),
+    "Logits Distillation": Why("only Megatron distils from stored logits", Effect.NUMBERS),
+    "derived": Why("Megatron derives it; it is never given", Effect.NONE),
     "experimental": Why("an experiment inside Megatron", Effect.NUMBERS),
     "config class": Why("a field of Megatron's config class without a flag", Effect.COST),
 }
-"""What the argument groups of Megatron's parser stand for."""
+"""Reasons by argument group of Megatron's parser."""
 
 SINGLE: Mapping[Why, str] = {
     BATCHES: "rampup_batch_size step_batch_size_schedule decrease_batch_size_if_needed",
-    Why("steps are skipped by Megatron's training loop", Effect.NUMBERS): "iterations_to_skip",
-    Why("the run is ended early by Megatron's training loop", Effect.NONE): "exit_interval exit_duration_in_mins",
-    Why("which schedule a resumed run takes", Effect.NUMBERS): (
+    Why("Megatron's training loop skips these steps", Effect.NUMBERS): "iterations_to_skip",
+    Why("Megatron's training loop ends the run early", Effect.NONE): "exit_interval exit_duration_in_mins",
+    Why("the learning-rate schedule that a resumed run takes", Effect.NUMBERS): (
         "use_checkpoint_opt_param_scheduler override_opt_param_scheduler"
     ),
-    Why("evaluation alone, without training", Effect.NUMBERS): "skip_train",
-    Why("the optimizer on the host is torch's own", Effect.ROUNDING): "use_torch_optimizer_for_cpu_offload",
-    Why("moments of the precision-aware optimizer are Megatron's own", Effect.ROUNDING): "exp_avg_dtype exp_avg_sq_dtype",
+    Why("Megatron can evaluate without training", Effect.NUMBERS): "skip_train",
+    Why("a choice of the optimizer's code on the host", Effect.ROUNDING): "use_torch_optimizer_for_cpu_offload",
+    Why("formats of moments in Megatron's precision-aware optimizer", Effect.ROUNDING): "exp_avg_dtype exp_avg_sq_dtype",
     Why("formats inside Megatron-FSDP", Effect.ROUNDING): (
         "megatron_fsdp_grad_comm_dtype megatron_fsdp_main_grads_dtype megatron_fsdp_main_params_dtype"
     ),
@@ -86,7 +90,7 @@ SINGLE: Mapping[Why, str] = {
         "fp32_residual_connection apply_query_key_layer_scaling disable_bf16_reduced_precision_matmul batch_invariant_mode "
         "deterministic_mode moe_router_dtype dsa_indexer_k_norm_fp32"
     ),
-    Why("weights in 8 or 4 bits are Megatron's own", Effect.ROUNDING): "fp8_param fp8_param_gather fp4_param fp4_param_gather",
+    Why("weights in fp8 or fp4 inside Megatron", Effect.ROUNDING): "fp8_param fp8_param_gather fp4_param fp4_param_gather",
     LOW: (
         "fp4 fp4_recipe fp4_quantizer_factory fp8_recipe fp8_margin fp8_interval fp8_amax_history_len fp8_amax_compute_algo "
         "fp8_wgrad fp8_output_proj fp8_quantizer_factory fp8_dot_product_attention fp8_multi_head_attention tp_only_amax_red "
@@ -94,18 +98,18 @@ SINGLE: Mapping[Why, str] = {
         "use_kitchen_attention kitchen_attention_backend te_precision_config_file activation_func_fp8_input_store "
         "moe_dispatch_fwd_dtype moe_combine_bwd_dtype"
     ),
-    Why("attention logits are bounded during training", Effect.NUMBERS): "qk_clip qk_clip_alpha qk_clip_threshold",
+    Why("Megatron bounds attention logits during training", Effect.NUMBERS): "qk_clip qk_clip_alpha qk_clip_threshold",
     Why("torch.autocast inside Megatron's layers", Effect.NUMBERS): "enable_autocast autocast_dtype",
-    Why("where and whether weights are first drawn", Effect.NUMBERS): (
+    Why("a setting of how Megatron initialises weights", Effect.NUMBERS): (
         "use_cpu_initialization perform_initialization data_parallel_random_init init_method_xavier_uniform"
     ),
-    Why("functions of the model's config class", Effect.NUMBERS, True): (
+    Why("a part of the model that only Megatron's config class or script defines", Effect.NUMBERS, True): (
         "activation_func init_method output_layer_init_method embedding_init_method gated_linear_unit softmax_scale "
         "heterogeneous_block_specs moe_token_dropping moe_router_topk_limited_devices "
         "experimental_attention_variant_loss_scale_func spec hybrid_attention_ratio hybrid_layer_pattern "
         "hybrid_mlp_ratio hybrid_override_pattern"
     ),
-    Why("functions that the training script hands over", Effect.NUMBERS): (
+    Why("a function that the training script passes", Effect.NUMBERS): (
         "grad_scale_func moe_grad_scale_func mtp_grad_scale_func finalize_model_grads_func"
     ),
     Why("a file with Megatron's settings", Effect.NUMBERS): "yaml_cfg",
@@ -119,12 +123,12 @@ SINGLE: Mapping[Why, str] = {
         "moe_use_legacy_grouped_gemm pipeline_dtype symmetric_ar_type use_mamba_mem_eff_path disable_mamba_mem_eff_path "
         "mamba_training_ssm_states_dtype moe_use_grouped_tensor batch_invariant_backend gdp_cutedsl_kernel muon_use_syrk"
     ),
-    Why("the order of scaling and summing gradients", Effect.ROUNDING): (
+    Why("the order in which gradients are divided and summed", Effect.ROUNDING): (
         "ddp_average_in_collective gradient_reduce_div_fusion ddp_reduce_scatter_with_fp32_accumulation "
         "ddp_param_name_patterns_for_fp32_local_accumulation gtp_remat_reduce_scatter_with_fp32_accumulation "
         "gtp_remat_nccl_ub gtp_expert_remat_nccl_ub"
     ),
-    Why("how attention exchanges keys and values is Megatron's own", Effect.COST): (
+    Why("a setting of how Megatron's context parallelism exchanges keys and values", Effect.COST): (
         "cp_comm_type hierarchical_context_parallel_sizes hybrid_context_parallel max_seqlen_per_dp_cp_rank"
     ),
     Why("the encoder's own layout", Effect.COST): (
@@ -158,7 +162,7 @@ SINGLE: Mapping[Why, str] = {
         "check_for_nan_in_loss_and_grad check_for_large_grads gdp_num_chunk_states_to_recompute gtp_remat_opt_in_modules "
         "mhc_recompute_layer_num"
     ),
-    Why("checkpoints that take less time or memory", Effect.COST): (
+    Why("a setting of how checkpoints are written or loaded", Effect.COST): (
         "async_save async_strategy async_ckpt_cpu_priority async_ckpt_io_priority async_ckpt_use_cpu_shm "
         "ckpt_assume_constant_structure ckpt_fully_parallel_load ckpt_fully_parallel_load_exchange_algo "
         "ckpt_fully_parallel_load_process_group ckpt_fully_parallel_save ckpt_fully_parallel_save_deprecated "
@@ -172,21 +176,21 @@ SINGLE: Mapping[Why, str] = {
         "use_mp_args_from_checkpoint_args override_ckpt_iteration bert_load ict_load load_model_opt_format "
         "use_tokenizer_model_from_checkpoint_args"
     ),
-    Why("the order in which samples are drawn", Effect.NUMBERS): "dataloader_type",
+    Why("the order of samples", Effect.NUMBERS): "dataloader_type",
     LOADER: (
         "data_cache_path dataloader_defer_npy_index_mmap dataloader_fast_cache_load mmap_bin_files num_dataset_builder_threads "
         "object_storage_cache_path s3_cache_path create_attention_mask_in_dataloader allow_ambiguous_pad_tokens "
         "mid_level_dataset_surplus retriever_seq_length test_data_path valid_data_path train_data_path data_path data_args_path "
         "per_split_data_args_path per_dataset_sequences_path split mock_data"
     ),
-    Why("the size of the vocabulary comes from the tokenizer", Effect.NUMBERS, True): (
+    Why("the tokenizer sets the size of the vocabulary", Effect.NUMBERS, True): (
         "make_vocab_size_divisible_by padded_vocab_size pad_vocab_size vocab_extra_ids"
     ),
-    Why("the time and memory that logs take", Effect.COST): (
+    Why("a log that costs time or memory", Effect.COST): (
         "timing_log_level timing_log_option barrier_with_L1_time log_max_attention_logit log_params_norm log_num_zeros_in_grad "
         "profile use_pytorch_profiler record_memory_history"
     ),
-    Why("a name for the same thing in older releases", Effect.NONE): (
+    Why("an older name of another argument", Effect.NONE): (
         "deprecated_use_mcore_models use_legacy_models batch_size checkpoint_activations warmup model_parallel_size"
     ),
     LOGS: (
@@ -196,18 +200,20 @@ SINGLE: Mapping[Why, str] = {
     Why("used for inference only", Effect.NONE): "flash_decode inference_sampling_seed use_inference_optimized_layers onnx_safe",
     Why("the positions that the rotary embedding covers", Effect.NUMBERS, True): "rope_type",
     Why("samples per evaluation", Effect.NONE): "eval_global_batch_size eval_micro_batch_size",
-    Why("weights that do not train", Effect.NUMBERS): "freeze_all_layers",
-    Why("the logits' cross entropy in fp16", Effect.ROUNDING): "fp16_lm_cross_entropy attention_softmax_in_fp32",
+    Why("Megatron can freeze all layers", Effect.NUMBERS): "freeze_all_layers",
+    Why(
+        "the format in which attention softmax or cross entropy is computed", Effect.ROUNDING
+    ): "fp16_lm_cross_entropy attention_softmax_in_fp32",
 }
-"""Arguments that fare otherwise than their group."""
+"""Arguments with another reason than their group."""
 
 PREFIXES: tuple[tuple[str, Why], ...] = (
     ("tp_comm_", Why("an overlap inside Megatron's tensor parallelism", Effect.COST)),
     ("cpu_offloading", Why("offload inside Megatron's layers", Effect.COST)),
-    ("recompute_", Why("which modules are computed again is Megatron's own", Effect.COST)),
+    ("recompute_", Why("a setting of which modules Megatron recomputes", Effect.COST)),
     ("inference", GROUPS["inference"]),
     ("muon_", OPTIMIZER),
-    ("batch_p2p_", Why("how pipeline messages are sent is Megatron's own", Effect.COST)),
+    ("batch_p2p_", Why("a setting of how Megatron sends pipeline messages", Effect.COST)),
     ("moe_routing_trace_", LOGS),
     ("fim_", DATA),
 )
@@ -222,12 +228,12 @@ def _why(dest: str, group: str) -> Why:
 
 
 def effect(dest: str) -> Effect:
-    """What losing an argument does that no plan field stands for."""
+    """The effect of losing an argument that no plan field stands for."""
     return _why(dest, options.groups().get(dest, ""))[1]
 
 
 def rules(claimed: frozenset[str]) -> Iterator[Rule]:
-    """One row for each reason, over every argument of every release that `claimed` does not name."""
+    """One row for each reason, with every argument of every release that is not in `claimed`."""
     rows: dict[Why, list[str]] = {}
     for dest, group in options.groups().items():
         if dest not in claimed:

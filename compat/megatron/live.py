@@ -1,4 +1,4 @@
-"""Live config objects of Megatron-Core, read and made: the only place of this folder that imports megatron."""
+"""Live config objects of Megatron-Core, read and made. Apart from `runtime`, only this module imports megatron."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CLASSES = ("TransformerConfig", "ModelParallelConfig")
 """Config classes that can be read live; the name is the entry point of such a config."""
 
 ACTIVATION = "activation_func"
-"""A callable that the class's checks know by name: it is carried, and its name is given."""
+"""A field that holds a callable which the checks know by name: the callable is carried along, and its name is a given value."""
 
 
 def class_of(source: Any) -> str | None:
@@ -43,9 +43,10 @@ def read(source: Any, cls: str, version: str) -> Reading:
 
 
 def _said(plain: Mapping[str, Any], cls: str, version: str) -> dict[str, Any]:
-    """What must have been given: neither a default nor what follows from the other fields."""
+    """The fields that must have been given: neither defaults nor derived from other fields."""
     silent = objects.from_fields({}, version, cls, check=False)
     said = {name: value for name, value in plain.items() if value != silent[name]}
+    # A field is dropped if the others lead to it; the last line restores whatever the remaining ones no longer give.
     for name in list(said):
         rest = {other: value for other, value in said.items() if other != name}
         if objects.from_fields(rest, version, cls, check=False)[name] == said[name]:
@@ -69,7 +70,7 @@ def _plain(value: Any) -> Any:
 
 
 def as_arguments(given: Mapping[str, Any], cls: str, version: str) -> dict[str, Any]:
-    """Effective fields of a live object under the names of their arguments; sizes of the model are open until they are given."""
+    """Effective fields of a live object, by argument; sizes of the model that were not given stay open."""
     fields = objects.from_fields(fields_of(given, version, cls), version, cls)
     arguments = {options.RENAMED.get(name, name): value for name, value in fields.items()}
     arguments.update({name: None for name in OPEN if name in arguments and name not in given})
@@ -77,7 +78,7 @@ def as_arguments(given: Mapping[str, Any], cls: str, version: str) -> dict[str, 
 
 
 def fields_of(given: Mapping[str, Any], version: str, cls: str) -> dict[str, Any]:
-    """Given values under the names of the class's fields, some of which later releases renamed."""
+    """Given values by field of the class; some fields have another name as argument or in later releases."""
     own = objects.from_fields({}, version, cls, check=False)
     original = {flag: name for name, flag in options.RENAMED.items() if name in own}
     return {original.get(path, path): value for path, value in given.items()}
@@ -104,7 +105,10 @@ def installed_version() -> str | None:
 
 
 def model_parallel_config(config: MegatronConfig) -> Any:
-    """A `ModelParallelConfig` with the config's effective fields and the callables that were carried with it."""
+    """A real `ModelParallelConfig` with the effective fields and the carried callables.
+
+    Raises `VersionError` if another release of megatron-core is installed, or none.
+    """
     installed = installed_version()
     if installed is None:
         raise VersionError(
@@ -112,7 +116,7 @@ def model_parallel_config(config: MegatronConfig) -> Any:
         )
     if installed != config.version:
         raise VersionError(
-            f"megatron-core: found {installed} installed, expected {config.version}, the release of this config; "
+            f"megatron-core: found {installed} installed; expected {config.version}, the release of this config; "
             f"install that release, or convert to {installed}"
         )
     import megatron.core

@@ -16,7 +16,7 @@ from compat.megatron.releases import Flag
 
 CLASS_ONLY = "config class"
 DERIVED = "derived"
-"""Groups of what has no flag: fields of config classes, and what the parser's checks work out."""
+"""Groups of arguments without a flag: fields of config classes, and values that the parser's checks derive."""
 
 WORKED_OUT = ("data_parallel_size", "params_dtype", "virtual_pipeline_model_parallel_size")
 RENAMED = {
@@ -33,7 +33,7 @@ RENAMED = {
     "average_in_collective": "ddp_average_in_collective",
     "barrier_with_L1_time": "barrier_with_L1_time",
 }
-"""Fields of config classes that their arguments spell otherwise (arguments.py, training.py)."""
+"""Fields of config classes -> arguments with another name (arguments.py, training.py)."""
 
 PARALLEL = "ModelParallelConfig"
 
@@ -48,7 +48,7 @@ def groups() -> Mapping[str, str]:
 
 @cache
 def descriptions() -> Mapping[str, str]:
-    """What each argument and config field means, in a line."""
+    """The meaning of each argument and config field, in one line."""
     sections: Mapping[str, Mapping[str, str]] = _facts("descriptions.json")
     return MappingProxyType({name: line for section in sections.values() for name, line in section.items()})
 
@@ -65,7 +65,7 @@ def _class_fields() -> list[str]:
 
 @cache
 def by_dest(version: str) -> Mapping[str, tuple[Flag, ...]]:
-    """The flags of a release by what they set, in the order of its parser."""
+    """The flags of a release by destination, in the order of its parser."""
     found: dict[str, list[Flag]] = {}
     for option, flag in releases.flags(version).items():
         if option == flag.options[0]:
@@ -75,7 +75,7 @@ def by_dest(version: str) -> Mapping[str, tuple[Flag, ...]]:
 
 @cache
 def defaults(version: str) -> Mapping[str, Any]:
-    """What a release takes for each argument that it has; a field without a flag has the default of its config class."""
+    """Defaults of a release by argument; a field without a flag has the default of its config class."""
     from compat.megatron.objects import fields
 
     classes = {RENAMED.get(name, name): value for name, value in fields.defaults(version, "TransformerConfig").items()}
@@ -84,7 +84,7 @@ def defaults(version: str) -> Mapping[str, Any]:
 
 @cache
 def newest(dest: str) -> tuple[Flag, ...]:
-    """The flags that set an argument in the newest release that has any; one that is not out yet is asked last."""
+    """The flags of an argument in the newest published release that has any; else in unpublished ones."""
     versions = (releases.RELEASES.newest, *reversed(releases.KNOWN))
     return next((flags for version in versions if (flags := by_dest(version).get(dest))), ())
 
@@ -94,7 +94,7 @@ TAKES["layers_spaced"] = TAKES["layers"]
 
 
 def accepts(dest: str) -> str:
-    """What the newest flags of an argument take, in words; empty where no flag sets it, or its schema bounds say more."""
+    """The values that the newest flags of an argument accept, in words; empty without a flag, or if the schema has bounds."""
     words = (_takes(flag) for flag in newest(dest))
     return " or ".join(dict.fromkeys(word for word in words if word))
 
@@ -115,7 +115,7 @@ def spellings(dest: str) -> tuple[str, ...]:
 
 @cache
 def type_of(dest: str) -> str:
-    """Type name of an argument: that of the newest release that has it; `any` where no flag sets it, or several values do."""
+    """Type name of an argument in the newest release that has it; `any` without a flag, or for a flag of several values."""
     for version in reversed(releases.KNOWN):
         for flag in by_dest(version).get(dest, ()):
             if flag.nargs is not None:
@@ -125,13 +125,13 @@ def type_of(dest: str) -> str:
 
 
 def option_for(version: str, dest: str, value: Any) -> tuple[str, ...] | None:
-    """Option and values that set `dest` to `value` at a release; None if nothing can."""
+    """The option and its values that set `dest` to `value` in a release; None if no flag can."""
     return _plain(version, dest, value) if isinstance(value, str | int | float) else _option_for(version, dest, value)
 
 
 @lru_cache(maxsize=4096, typed=True)
 def _plain(version: str, dest: str, value: str | float) -> tuple[str, ...] | None:
-    """The same for one word, which is asked for over and over; `True` and 1 are kept apart."""
+    """`_option_for` with a cache, for plain values; `typed` keeps True and 1 apart."""
     return _option_for(version, dest, value)
 
 
@@ -141,7 +141,7 @@ def _option_for(version: str, dest: str, value: Any) -> tuple[str, ...] | None:
 
 
 def clashes(given: Mapping[str, Any], version: str) -> Iterator[str]:
-    """What is wrong with given arguments whose flags exclude each other."""
+    """Problems with given arguments whose flags exclude each other."""
     chosen = {dest: option_for(version, dest, given[dest]) for dest in excluding(version) & given.keys()}
     options = {line[0].partition("=")[0] for line in chosen.values() if line}
     for option in sorted(options):
@@ -152,7 +152,7 @@ def clashes(given: Mapping[str, Any], version: str) -> Iterator[str]:
 
 @cache
 def excluding(version: str) -> frozenset[str]:
-    """What flags of a release set that exclude others."""
+    """Destinations of flags that exclude other flags."""
     return frozenset(dest for dest, own in by_dest(version).items() if any(flag.excludes for flag in own))
 
 
@@ -170,12 +170,15 @@ def _line(flag: Flag, value: Any) -> tuple[str, ...] | None:
 
 
 def _fits(nargs: int | str | None, count: int) -> bool:
-    """Whether a flag takes so many values."""
+    """Whether a flag with `nargs` accepts `count` values."""
     return count == nargs if isinstance(nargs, int) else count > 0 or nargs == "*"
 
 
 def _joined(option: str, words: list[str]) -> tuple[str, ...] | None:
-    """Option and words; one that the parser would take for an option is tied to it, which works for a single one only."""
+    """Option and words; None if the parser could not read them.
+
+    A word that looks like an option has to be attached with `=`, which works only for a single word.
+    """
     if "--" in words:
         return None
     if not any(word.startswith("-") and not NEGATIVE.fullmatch(word) for word in words):
@@ -184,7 +187,7 @@ def _joined(option: str, words: list[str]) -> tuple[str, ...] | None:
 
 
 NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
-"""What argparse takes for a negative number rather than for an option."""
+"""Words that argparse takes for a negative number, not for an option."""
 
 
 def _switch(flag: Flag, value: Any) -> tuple[str, ...] | None:

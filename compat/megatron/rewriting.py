@@ -1,4 +1,4 @@
-"""Flags written back where they stand: a launch script or a file of flags with other values, all else byte for byte."""
+"""Flags written back in place: a launch script or a file of flags with other values; all other bytes stay."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Range = tuple[int, int]
 
 
 def rewritten(given: Mapping[str, Any], text: str, like: Document, was: str, version: str) -> str:
-    """`text` of release `was`, which was read as `like`, changed so that it says `given` to release `version`.
+    """`text` of release `was`, which was read as `like`, changed so that release `version` reads `given` from it.
 
-    Raises `TranslationError` if its words cannot be changed one by one; what is returned was read back.
+    The result is read back as a check. Raises `TranslationError` if the words cannot be changed one by one.
     """
     if like.format == "yaml":
         return _entries(given, text, like, was, version)
@@ -38,7 +38,7 @@ def rewritten(given: Mapping[str, Any], text: str, like: Document, was: str, ver
 
 
 def _entries(given: Mapping[str, Any], text: str, like: Document, was: str, version: str) -> str:
-    """A recipe or a file in sections with other values on the lines of what changed."""
+    """A recipe or a file in sections; only the lines with changed values are edited."""
     before = reading_of_document(like, was)
     put: dict[int, str | None] = {}
     added: dict[int, list[str]] = {}
@@ -58,7 +58,7 @@ def _entries(given: Mapping[str, Any], text: str, like: Document, was: str, vers
 
 
 def reading_of_document(document: Document, version: str) -> Reading:
-    """What a document says, read leniently."""
+    """A document, read leniently."""
     if sections.kind(document.data):
         return sections.read(document, version, lenient=True)
     return reading_of(words_of(document, version, lenient=True), version, lenient=True)
@@ -72,7 +72,7 @@ def _entry(path: str, value: Any, like: Document, version: str) -> str:
 
 
 def _value(path: str, value: Any, like: Document, version: str) -> str | None:
-    """The value on a line; None for a flag that goes."""
+    """The new value of a line; None for a flag that is removed."""
     if sections.kind(like.data):
         return plain(value)
     return _entry(path, value, like, version).partition(": ")[2] if value is not None else None
@@ -99,7 +99,7 @@ def _pieces(text: str, like: Document) -> Sequence[Pieces]:
 def _changes(
     parsed: flags.Parsed, given: Mapping[str, Any], words: Sequence[str], version: str
 ) -> tuple[dict[Range, Sequence[str]], list[Sequence[str]]]:
-    """The ranges of words that change, with what they become, and the flags that are new."""
+    """The ranges of words that change, with their new words; and the words of new flags."""
     put: dict[Range, Sequence[str]] = {}
     for dest, spot in parsed.flags.items():
         place = spot.index, spot.index + spot.words
@@ -117,7 +117,7 @@ def _known(option: str, dest: str, version: str) -> bool:
 
 
 def _line(dest: str, value: Any, before: Sequence[str], version: str) -> Sequence[str]:
-    """The words that set `dest`, tied with `=` where they were."""
+    """The words that set `dest`; attached with `=` if they were before."""
     line = options.option_for(version, dest, value) or ()
     tied = len(before) == 1 and "=" in before[0] and len(line) == 2
     return (f"{line[0]}={line[1]}",) if tied else line
@@ -133,7 +133,7 @@ def _edited(
 
 
 def _given(text: str, like: Document, version: str) -> dict[str, Any] | None:
-    """What the edited text says; None if it cannot be read any more, or has an empty word left."""
+    """The values of the edited text; None if it cannot be read any more, or if an empty word is left in it."""
     try:
         data = replace(like.data, text=text) if isinstance(like.data, Script) else load_words(text).data
         parsed = _parsed(words_of(replace(like, data=data), version, lenient=True), version)

@@ -28,7 +28,7 @@ SIZES = (
     "num_layers_per_virtual_pipeline_stage",
     "recompute_num_layers",
 )
-"""Counts that Megatron divides by."""
+"""Sizes that Megatron divides by, so that they must be positive."""
 
 TYPES: dict[str, Any] = {"int": Whole, "float": Real, "bool": bool, "str": str}
 
@@ -42,7 +42,7 @@ def schema() -> type[Section]:
 
 
 def _info(dest: str) -> Any:
-    """An internal field keeps its underscore as an alias, which pydantic does not take as a name."""
+    """Description and alias of a field: pydantic does not allow a name with a leading underscore, only an alias."""
     return field(None, alias=dest if dest.startswith("_") else None, description=options.descriptions().get(dest, ""))
 
 

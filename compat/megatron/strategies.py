@@ -1,4 +1,4 @@
-"""Generated Megatron configs: cores that hold together, and what each release's flags and config classes take."""
+"""Generated Megatron configs: valid cores, and single values that the flags and config classes of each release accept."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STEPS = st.sampled_from((0, 1, 0, 2, 3, 4, 0, 8, 12))
 RATE = st.floats(1e-6, 1e-2)
 POWER = st.integers(1, 20).map(lambda power: 2.0**power)
 SHAPES = ("constant", "linear", "cosine", "inverse-square-root")
-"""Schedules that need nothing else; WSD needs the length of its decay."""
+"""Schedules without further required settings; WSD needs the length of its decay."""
 DTYPES = ("torch.float32", "torch.bfloat16", "torch.float16")
 
 
@@ -53,7 +53,7 @@ def _group(must: Mapping[str, SearchStrategy[Any]], may: Mapping[str, SearchStra
 
 @st.composite
 def core(draw: DrawFn, case: Case) -> Sequence[Group]:
-    """Sizes and batch first, then choices that each hold together."""
+    """Sizes and batch first, then groups of settings that are each valid."""
     sizes = _sizes(draw, case)
     model = [_layers(draw, case, sizes[PIPELINE]), _widths(draw, sizes), _experts(draw, case, sizes)]
     groups = [*model, *(draw(choice(case.version)) for choice in CHOICES)]
@@ -71,7 +71,7 @@ def _sizes(draw: DrawFn, case: Case) -> dict[str, int]:
 
 
 def _fields(group: Group, case: Case) -> Group:
-    """What a config class has of a group; a class with a pipeline wants to know its dtype."""
+    """The settings of a group that a config class has; with a pipeline, the class needs pipeline_dtype."""
     own = {path: value for path, value in group.items() if path in _named(case.version, case.entry)}
     if "num_virtual_stages_per_pipeline_rank" in group:
         own["virtual_pipeline_model_parallel_size"] = group["num_virtual_stages_per_pipeline_rank"]
@@ -87,7 +87,7 @@ def _batch(draw: DrawFn, case: Case, sizes: Mapping[str, int]) -> Group:
 
 
 def _widths(draw: DrawFn, sizes: Mapping[str, int]) -> Group:
-    """Widths that the tensor size divides, and lengths that the context size divides; or nothing, which leaves them open."""
+    """Widths that the tensor parallel size divides, lengths that the context parallel size divides; or all of them open."""
     if draw(st.booleans()):
         return {}
     heads, length = draw(SMALL) * sizes[TENSOR], 2 * sizes[CONTEXT] * draw(st.integers(1, 64))
@@ -100,7 +100,7 @@ def _widths(draw: DrawFn, sizes: Mapping[str, int]) -> Group:
 
 
 def _layers(draw: DrawFn, case: Case, ranks: int) -> Group:
-    """A number of layers and a way to spread them, of those that the release has."""
+    """A number of layers, and one of the release's ways to spread them over stages."""
     counts = {name: draw(st.integers(1, 4)) for name in ("virtual", "each", "first", "last")}
     return FORMS[draw(st.sampled_from(_forms(case.version, ranks > 1)))](ranks, **counts)
 
@@ -118,7 +118,7 @@ SINCE = {
     "layout": "pipeline_model_parallel_layout",
     "hybrid": "hybrid_layer_pattern",
 }
-"""Ways to spread layers that only some releases have, by the flag that shows it."""
+"""Ways to spread layers that only some releases have, with the flag that shows it."""
 
 
 def _open(ranks: int, virtual: int, each: int, first: int, last: int) -> Group:
@@ -145,12 +145,12 @@ def _ends(ranks: int, virtual: int, each: int, first: int, last: int) -> Group:
     """Embedding, loss or both count as a layer."""
     embedding, loss = first > 1, last > 1
     ends = {"account_for_embedding_in_pipeline_split": embedding, "account_for_loss_in_pipeline_split": loss}
-    layers = ranks * (each + 1) - embedding - loss
+    layers = ranks * (each + 1) - int(embedding) - int(loss)
     return {"num_layers": max(1, layers), **{path: True for path, on in ends.items() if on and layers > 0}}
 
 
 def _uneven(ranks: int, virtual: int, each: int, first: int, last: int) -> Group:
-    """First and last ranks with layers of their own, and one in the middle; each count a multiple of the virtual stages."""
+    """First and last ranks with their own number of layers; each count is a multiple of the virtual stages."""
     own = {"decoder_first_pipeline_num_layers": virtual * first, "decoder_last_pipeline_num_layers": virtual * last}
     own = dict(list(own.items())[: ranks - 1])
     interleaved = {"num_virtual_stages_per_pipeline_rank": virtual} if virtual > 1 else {}
@@ -357,7 +357,7 @@ def _block(version: str) -> Groups:
 
 @cache
 def _router(version: str) -> Groups:
-    """How experts are chosen, weighed and balanced; without experts none of it counts."""
+    """Routing, weighting and load balancing of experts; without experts none of it takes effect."""
     shared = {"moe_shared_expert_intermediate_size": SMALL, "moe_shared_expert_gate": TRUE}
     scaled = {"moe_router_topk": SMALL, "moe_router_topk_scaling_factor": STRETCH, "moe_z_loss_coeff": SHARE}
     balanced = {"moe_router_load_balancing_type": st.sampled_from(("seq_aux_loss", "none")), "moe_aux_loss_coeff": SHARE}
@@ -368,7 +368,7 @@ def _router(version: str) -> Groups:
 
 @cache
 def _elsewhere(version: str) -> Groups:
-    """What is computed again by name, other formats of moments, and a learning rate of embedding and output layer."""
+    """Recomputed modules by name, formats of moments, a decoupled learning rate, or fp8 recipes."""
     modules = st.lists(st.sampled_from(("core_attn", "mlp", "layernorm", "moe")), min_size=1, max_size=3, unique=True)
     moments = {"exp_avg_dtype": st.sampled_from(("bf16", "fp16")), "exp_avg_sq_dtype": st.sampled_from(("bf16", "fp16"))}
     aware = {"use_precision_aware_optimizer": TRUE, "use_distributed_optimizer": TRUE}
@@ -391,7 +391,7 @@ CHOICES = (
 
 
 def paths(case: Case) -> Iterable[str]:
-    """What the flags of the release, or the fields of its class, can set."""
+    """Arguments that flags of the release, or fields of its class, can set."""
     return settable(case.version, case.entry)
 
 
@@ -426,7 +426,7 @@ RESERVED = (
     "decoder_last_pipeline_num_layers",
     "account_for_",
 )
-"""How layers are spread over stages, which has to fit the number of layers."""
+"""Settings that spread layers over stages, and must fit the number of layers."""
 
 REFUSED = "still parsed, then always refused: an option that was removed"
 UNSETTABLE = {
@@ -437,7 +437,7 @@ UNSETTABLE = {
 
 
 def values(case: Case, path: str) -> SearchStrategy[Any] | None:
-    """Values of one field, as its flag or its class types them; the schema knows more of sizes."""
+    """Values of one field by the type of its flag or its class; None leaves sizes to the bounds of the schema."""
     if path in SIZES or path in OWN:
         return OWN.get(path)
     if path == "cp_comm_type":
@@ -495,7 +495,7 @@ OWN: Mapping[str, SearchStrategy[Any]] = {
     "eval_micro_batch_size": SMALL,
     "gtp_remat_opt_in_modules": st.just(["moe_latent_proj"]),
 }
-"""Values that mean something, where the type of a flag or field allows others too."""
+"""Useful values of fields whose type also allows useless ones."""
 
 SWITCHES = {"true": TRUE, "false": st.just(False), "switch": st.booleans()}
 TEXTS: Mapping[str, SearchStrategy[Any]] = {
@@ -640,17 +640,17 @@ BESIDE: Mapping[str, Group] = {
     "use_torch_fsdp2": UNTIED,
     "weight_decay_incr_style": DECAY,
 }
-"""What a field cannot do without, at least in some releases."""
+"""Settings that a field needs, at least in some releases."""
 
 
 def source(config: Config) -> Group:
-    """Flags with lists of their words, true where nothing stands behind one."""
+    """Flags, each with the list of its values, or True if it has none."""
     lines = (_line(config, path) for path in config.given)
     return {option: list(words) or True for option, *words in lines}
 
 
 def spelled(config: Config, path: str) -> tuple[str, ...]:
-    """The flag of a field, with a value that is tied to it."""
+    """The flag of a field, with a value attached by `=` if there is one."""
     return (_line(config, path)[0],)
 
 

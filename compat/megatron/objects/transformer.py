@@ -91,7 +91,7 @@ def _linear_heads(c: Namespace, ranks: int) -> bool:
     keys, values = c.linear_num_key_heads, c.linear_num_value_heads
     if not _complete(c):
         return True  # the checks of missing sizes speak instead
-    return keys != 0 and values % keys == 0 and keys % ranks == 0 and values % ranks == 0
+    return bool(keys) and all(rest == 0 for rest in (values % keys, keys % ranks, values % ranks))
 
 
 HEADS = (

@@ -1,4 +1,4 @@
-"""What each Megatron-LM release has, as package data: command-line flags and fields of config classes."""
+"""Facts about each Megatron-LM release, as package data: command-line flags and fields of config classes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _table(file: str) -> Any:
 
 
 DATES: Mapping[str, str] = MappingProxyType(_table("known.json"))
-"""Every release covered, oldest first, with the day of its tag; empty where its tag is not public."""
+"""Every release covered, oldest first, with the day of its tag; empty if the tag is not public."""
 RELEASES = Releases("Megatron", tuple(DATES))
 KNOWN: tuple[str, ...] = RELEASES.known
 """Releases with facts, oldest first."""
@@ -35,8 +35,8 @@ class Flag:
     `action` is `store`, `true`, `false`, `switch` (`--x` and `--no-x`) or `help`. For `store`, `type` is
     `text`, `int`, `float`, `bool` (any text but the empty one is true), `integers` (`1,2`), `name` (of an enum
     member), `layers` (a number, or a list like `([0]*3+[1])*2`) or `layers_spaced` (the same, blanks allowed);
-    `nargs` is None, a number, `*` or `+`. `default` is what the parser leaves in `dest` when no flag sets it.
-    `excludes` names the flags that it may not meet.
+    `nargs` is None, a number, `*` or `+`. `default` is the value of `dest` if no flag sets it. `excludes` names the flags
+    that may not be given with it.
     """
 
     options: tuple[str, ...]
@@ -53,8 +53,8 @@ class Flag:
 class Field:
     """One field that a config class declares itself.
 
-    A `default` that is no literal is the text of its expression; `init` is false for a field that the class
-    works out and no one may pass.
+    A `default` that is not a literal is the text of its expression. `init` is false for a field that the class derives and
+    nobody may pass.
     """
 
     name: str
@@ -72,16 +72,16 @@ def flags(version: str) -> Mapping[str, Flag]:
 
 @cache
 def defaults(version: str) -> MappingProxyType[str, Any]:
-    """What the parser of a release leaves in each destination when no flag is given.
+    """Defaults of a release's parser by destination.
 
-    `copy` of it takes a tenth of the time of `dict`.
+    Use its `copy` method, which takes a tenth of the time of `dict(...)`.
     """
     return MappingProxyType({flag.dest: flag.default for flag in flags(version).values() if flag.action != "help"})
 
 
 @cache
 def fields(version: str, class_name: str) -> Mapping[str, Field]:
-    """The fields that a config class of a release declares itself; what it inherits is under its parent."""
+    """The fields that a config class of a release declares itself; inherited ones are under its parent."""
     rows = [row for row in _rows("classes.json", version) if row["class"] == class_name]
     if not rows:
         known = sorted({row["class"] for row in _rows("classes.json", version)})
