@@ -1,4 +1,4 @@
-"""The distributed optimizer's own buckets (`dp_reshardable`): where each parameter lies in them, proved by the weights."""
+"""Buckets of the distributed optimizer (`dp_reshardable`): the place of each parameter, proved by the weights."""
 
 from __future__ import annotations
 
@@ -16,35 +16,36 @@ from compat.megatron.state.ranks import ENGINE_ORDER, LAYERS, OUTPUT, OWN_ORDER,
 KEY = re.compile(r"optimizer\.distributed\.dp_group_idx_(\d+)\.gbuf_idx_(\d+)\.dtype_\((.+)\)\.bucket_idx_(\d+)\.(\w+)")
 UNPADDED = re.compile(r"optimizer\.distributed\.dp_group_idx_(\d+)\.per_bucket_numel_unpadded/.*")
 ALIGNED = 64
-"""Elements that a parameter begins at a multiple of (distributed/param_and_grad_buffer.py)."""
+"""Each parameter starts at a multiple of so many elements (distributed/param_and_grad_buffer.py)."""
 ADVICE = "save it with --dist-ckpt-optim-fully-reshardable"
 MASTER = "param"
 
 Buckets = dict[int, dict[int, dict[str, Lazy]]]
-"""By group of data ranks, number of the bucket, and kind."""
+"""Tensors by group of data ranks, number of the bucket, and kind."""
 
 
 def unpacked(
     place: Path, weights: Mapping[str, Lazy], tensors: Mapping[str, Lazy], values: Mapping[str, Any], args: Mapping[str, Any]
 ) -> dict[str, dict[str, Lazy]]:
-    """What the optimizer keeps of each parameter by kind. Raises `SourceError` unless the masters are the weights.
+    """The optimizer's tensors of each parameter by kind. Raises `SourceError` unless the masters match the weights.
 
-    The file says how many elements each bucket has, and not of which parameters: these lie there from the last to the first,
-    aligned. Their order is that of one of two kinds of layers: the one under which all masters, rounded, are the weights.
+    The file gives the number of elements of each bucket, but not its parameters. They are stored from the last to the first,
+    with aligned starts. Their order is that of one of two kinds of layers; the right one is that in which all masters, rounded,
+    equal the weights.
     """
     shapes = {name: held.shape for name, held in weights.items()}
     numbers = {int(name.split(".")[2]) for name in shapes if name.startswith(LAYERS)}
     parallel = Parallel.of(args, len(numbers), str(place))
     buckets, sizes = _buckets(place, tensors), _sizes(values)
     if set(buckets) != set(range(parallel.tensor * parallel.pipeline)) or set(sizes) != set(buckets):
-        said = f"buckets of {len(buckets)} groups of ranks, expected {parallel.tensor * parallel.pipeline}"
+        said = f"found buckets of {len(buckets)} groups of ranks; expected {parallel.tensor * parallel.pipeline}"
         raise SourceError(f"{place}: {said}; the checkpoint is damaged")
     for order in (OWN_ORDER, ENGINE_ORDER):
         found = _laid(shapes, parallel, buckets, sizes, order)
         if found is not None and all(_rounded(found[name][MASTER], held) for name, held in weights.items()):
             return found
     raise SourceError(
-        f"{place}: its buckets are in no order of parameters that is known here (their masters are no weights); {ADVICE}"
+        f"{place}: the order of parameters in its buckets is not known here (their masters do not match the weights); {ADVICE}"
     )
 
 
@@ -54,7 +55,10 @@ def _buckets(place: Path, tensors: Mapping[str, Lazy]) -> Buckets:
         if match := KEY.fullmatch(key):
             group, buffer, _, bucket, kind = match.groups()
             if buffer != "0":
-                raise SourceError(f"{place}: {key}: several buffers of gradients, of experts or chunks of the model; {ADVICE}")
+                raise SourceError(
+                    f"{place}: {key}: found several gradient buffers (experts, or chunks of the model), which are not"
+                    f" read here; {ADVICE}"
+                )
             found.setdefault(int(group), {}).setdefault(int(bucket), {})[kind] = held
     return found
 
@@ -72,7 +76,7 @@ def _sizes(values: Mapping[str, Any]) -> dict[int, list[int]]:
 def _laid(
     shapes: Shapes, parallel: Parallel, buckets: Buckets, sizes: Mapping[int, Sequence[int]], order: Sequence[str]
 ) -> dict[str, dict[str, Lazy]] | None:
-    """What each parameter has under an order of modules; None if sizes do not fit."""
+    """The optimizer's tensors of each parameter if its modules are in `order`; None if the sizes do not fit."""
     parts: dict[str, dict[str, list[Placed]]] = {}
     for group, held in buckets.items():
         stage, index = divmod(group, parallel.tensor)
@@ -81,10 +85,10 @@ def _laid(
         if places is None:
             return None
         for name, bucket, start, end in places:
+            # Skip the last stage's copy of tied words, and what tensor ranks after the first hold as a replica.
             copy = name == WORDS and stage > 0 and OUTPUT not in shapes
-            replica = (
-                index > 0 and len(local(name, shapes, parallel.tensor)) and local(name, shapes, parallel.tensor) == shapes[name]
-            )
+            own_shape = local(name, shapes, parallel.tensor)
+            replica = index > 0 and len(own_shape) > 0 and own_shape == shapes[name]
             for kind, flat in held[bucket].items() if not copy and not replica else ():
                 own = Joined((Run(flat, start, end),), (end - start,), flat.dtype)
                 row = parts.setdefault(name, {}).setdefault(kind, [])
@@ -96,10 +100,10 @@ def _laid(
 
 
 def _places(names: Sequence[tuple[str, int]], sizes: Sequence[int]) -> list[tuple[str, int, int, int]] | None:
-    """Bucket, begin and end of each parameter, the last one first; None if they do not fill the buckets."""
+    """(name, bucket, start, end) of each parameter, the last one first; None if they do not fill the buckets exactly."""
     found, bucket, at = [], 0, 0
     for name, count in reversed(names):
-        at += -at % ALIGNED
+        at += -at % ALIGNED  # up to the next multiple
         if at and bucket + 1 < len(sizes) and at == sizes[bucket]:
             bucket, at = bucket + 1, 0
         if bucket == len(sizes) or at + count > sizes[bucket]:
@@ -112,7 +116,7 @@ def _places(names: Sequence[tuple[str, int]], sizes: Sequence[int]) -> list[tupl
 
 
 def _rounded(master: Lazy, weight: Lazy) -> bool:
-    """Whether a weight is its master in its own format."""
+    """Whether a weight equals its master, rounded to the weight's format."""
     return all(_same(left, right) for left, right in _strips(master, weight))
 
 

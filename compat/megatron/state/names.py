@@ -1,4 +1,4 @@
-"""Names of Megatron-Core's GPT, as its layers of Transformer Engine have them, and as its own do."""
+"""Parameter names of Megatron-Core's GPT, with layers of Transformer Engine and with Megatron's own layers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ IN_LAYER: Mapping[str, str] = {
     "self_attention.k_layernorm": "attention.key_norm",
     "mlp.router": "mlp.router",
 }
-"""Modules of a layer that are one of the native ones."""
+"""Modules of a layer -> the native modules with the same weights."""
 FUSED: Mapping[str, str] = {
     "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
     "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
 }
-"""Norms that Transformer Engine has within the layer behind them. Distributed checkpoints of either have these names
+"""Norms that Transformer Engine keeps inside the next linear layer. Distributed checkpoints of both kinds have these names
 (models/gpt/gpt_layer_specs.py: sharded_state_dict_keys_map).
 """
 TOP = "decoder.layers.{layer}."
@@ -37,7 +37,7 @@ def _ours(names: Sequence[str], inside: str = "block{layer}.") -> tuple[str, ...
 
 
 def _halves(theirs: str, inside: str, kind: str = "{kind}") -> tuple[Row, ...]:
-    """The gate and what is gated in one matrix, or the latter alone."""
+    """Rows for a first matrix of a feed-forward layer: gate and up projection stacked, or the up projection alone."""
     both = tuple(f"{inside}.{part}.{kind}" for part in ("gate", "up"))
     return (Row(theirs, both, gated=True), Row(theirs, both[1:], gated=False))
 
@@ -81,45 +81,45 @@ ENGINE = _table("GPT of Megatron-Core", WITHIN[:1], REST, (QKV,), WITHIN[1:], FE
 EXPERTS_ENGINE = _table("GPT of Megatron-Core with experts", WITHIN[:1], NORMS[1:], REST, (QKV,), FEED, SHARED, GROUPED)
 OWN = _table("GPT of Megatron-Core's own layers", NORMS, REST, (QKV,), FEED, SHARED, EXPERTS)
 MIXED = _table("GPT of Megatron-Core", NORMS, WITHIN, REST, (QKV,), FEED, SHARED, EXPERTS, GROUPED)
-"""Every name of the others, which is how all are read."""
+"""All names of the other tables together; every checkpoint is read with this one."""
 
 
 class Engine(Naming):
-    """Names under the spec of Transformer Engine, and in distributed checkpoints."""
+    """Names of models with the Transformer Engine spec, and of distributed checkpoints."""
 
     name = "megatron"
     title = "Megatron-Core"
     stack = "megatron"
 
     def described(self, config: Config) -> tuple[str | None, tuple[str, ...]]:
-        """Arguments under which weights mean something else."""
+        """No family, and a refusal for each argument that changes the meaning of weights."""
         args = getattr(config, "args", None)
         return None, () if args is None else refusals(args)
 
     def carried(self, hub: Hub) -> Model | None:
-        """What its arguments say, which other formats keep with the script's own state."""
+        """Facts about the model from Megatron's arguments, which other formats carry in the script's own state."""
         return model_of(carried(hub).get("args") or {})
 
     def tables(self) -> Sequence[Table]:
-        """All in one."""
+        """One table with all names."""
         return (MIXED,)
 
     def written(self, shapes: Shapes, facts: Model) -> Table:
-        """Layers with experts have a norm of their own before them."""
+        """The table for writing; layers with experts have a separate norm before them."""
         return EXPERTS_ENGINE if any(".mlp.router." in name for name in shapes) else ENGINE
 
 
 class Own(Naming):
-    """Names under the spec of Megatron's own modules."""
+    """Names of models with the local spec, Megatron's own modules."""
 
     name = "megatron-local"
     title = "Megatron-Core's own layers"
     stack = "megatron"
 
     def tables(self) -> Sequence[Table]:
-        """What is not told from the other is read as that."""
+        """The table of the local spec."""
         return (OWN,)
 
     def written(self, shapes: Shapes, facts: Model) -> Table:
-        """Every model."""
+        """The table of the local spec, for every model."""
         return OWN

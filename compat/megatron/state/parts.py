@@ -1,4 +1,4 @@
-"""`mp_rank_*` of Megatron-LM: a file for each tensor rank and stage, with its part of the model and of its optimizer."""
+"""`mp_rank_*` of Megatron-LM: one file for each tensor rank and stage, with its part of the model and the optimizer."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ class Parts(Format):
     title = "Megatron-LM mp_rank_*"
 
     def find(self, folder: Path) -> Path | None:
-        """The folder itself, or the iteration that the tracker names in it."""
+        """The folder itself, or the iteration in it that the tracker names."""
         place = iteration(folder)
         return place if place.is_dir() and any(place.glob(f"mp_rank_*/{FILE}")) else None
 
     def verify(self, place: Path, used: Used | None = None) -> None:
-        """Each archive has checksums of its own."""
+        """Verify checksums, also those inside each archive."""
         super().verify(place, used)
         for path in sorted(place.glob(f"mp_rank_*/{FILE}")):
             archive.verify(path, place, used=used)
 
     def read(self, place: Path) -> Hub:
-        """Weights and the plain optimizer, put together over all ranks."""
+        """Weights and the unsharded optimizer, joined over all ranks."""
         files = _files(place)
         held = {key: _loaded(path, place) for key, path in files.items()}
         common = held[0, 0]
@@ -72,19 +72,12 @@ class Parts(Format):
 
 
 def _files(place: Path) -> dict[tuple[int, int], Path]:
-    """Files by tensor rank and stage. Raises `SourceError` for one that is missing, and for experts or an optimizer apart."""
+    """Files by tensor rank and stage. Raises `SourceError` for a missing file, expert ranks, or a distributed optimizer."""
     found: dict[tuple[int, int], Path] = {}
     for folder in sorted(place.glob("mp_rank_*")):
         match = FOLDER.fullmatch(folder.name)
         if match is None or match[3] is not None or (folder / SHARDED).is_file():
-            what = (
-                "a part with experts"
-                if match and match[3]
-                else f"{SHARDED}, the distributed optimizer's"
-                if match
-                else "no rank's"
-            )
-            raise SourceError(f"{folder}: {what} files are not put together here; {ADVICE}")
+            raise SourceError(f"{folder}: found {_foreign(match)}, which is not read in this format; {ADVICE}")
         found[int(match[1]), int(match[2] or 0)] = folder / FILE
     tensor, pipeline = (max(key[at] for key in found) + 1 for at in (0, 1))
     missing = [key for key in ((t, p) for p in range(pipeline) for t in range(tensor)) if key not in found]
@@ -93,35 +86,44 @@ def _files(place: Path) -> dict[tuple[int, int], Path]:
     return found
 
 
+def _foreign(match: re.Match[str] | None) -> str:
+    """The kind of a folder that is not read, by the match of its name with `FOLDER`."""
+    if match is None:
+        return "a folder that is not of a rank"
+    return "a file of an expert rank" if match[3] else f"{SHARDED} of the distributed optimizer"
+
+
 def _loaded(path: Path, place: Path) -> Mapping[str, Any]:
     found = archive.read(path, place, run.KNOWN)
     if not isinstance(found, dict) or not isinstance(found.get("model"), dict):
         parts = isinstance(found, dict) and "model0" in found
-        said = "chunks of an interleaved pipeline, which are not put together here" if parts else f"no model in it; {DAMAGED}"
+        said = f"found chunks of an interleaved pipeline, not read here; {ADVICE}" if parts else f"found no model; {DAMAGED}"
         raise SourceError(f"{path}: {said}")
     return found
 
 
 def _parallel(place: Path, args: Mapping[str, Any], held: Mapping[tuple[int, int], Mapping[str, Any]]) -> Parallel:
-    """How the ranks share the model: as the arguments say, which the files have to bear out."""
+    """The layout over ranks, from the saved arguments. Raises `SourceError` if the number of files differs."""
     layers = sum(len(_layers(state["model"])) for (index, _), state in held.items() if index == 0)
     found = Parallel.of(args, layers, str(place))
     if found.tensor * found.pipeline != len(held):
         raise SourceError(
-            f"{place}: {len(held)} files, expected {found.tensor} tensor ranks on {found.pipeline} stages; {DAMAGED}"
+            f"{place}: found {len(held)} files; expected {found.tensor} tensor ranks on {found.pipeline} stages; {DAMAGED}"
         )
     return found
 
 
 ENDS = {"embedding.": 0, "decoder.final_layernorm.": -1}
-"""What only the first stage has, and only the last."""
+"""Prefixes of parameters that only one stage has, with the index of the stage."""
 
 
 def _in_place(
     files: Mapping[tuple[int, int], Path], held: Mapping[tuple[int, int], Mapping[str, Any]], parallel: Parallel
 ) -> None:
-    """Raises `SourceError` for a file of another rank or of another step: each says who wrote it, as far as Megatron-LM's own
-    arguments are in it, and the ends of the model are known by name.
+    """Raises `SourceError` for a file of another rank or of another step.
+
+    The saved arguments name the rank that wrote a file, if they are there. The first and the last stage are known by the names
+    of their parameters.
     """
     order = sorted(files, key=lambda key: (key[1], key[0]))
     said = [run.arguments(held[key]).get("rank") for key in order]
@@ -131,23 +133,26 @@ def _in_place(
         for end, stage in ENDS.items():
             having = {other[1] for other in order if any(name.startswith(end) for name in held[other]["model"])}
             if having and (key[1] in having) != (key[1] == stage % parallel.pipeline):
-                raise SourceError(f"{path}: {end}* is what stage {stage % parallel.pipeline} has; files of stages are exchanged")
+                raise SourceError(
+                    f"{path}: {end}* belongs to stage {stage % parallel.pipeline}; files of two stages were exchanged,"
+                    " rename them"
+                )
         if isinstance(own, int) and isinstance(before, int) and own <= before:
-            raise SourceError(f"{path}: rank {own} wrote it, expected a later one than {before}; give it its own name")
+            raise SourceError(f"{path}: rank {own} wrote it; expected a rank above {before}; give it its own name")
         other = seen.setdefault(_mark(state), path)
         if len(files) > 1 and other != path:
-            raise SourceError(f"{path}: the same model as in {other}; one of them is another rank's")
+            raise SourceError(f"{path}: found the same weights as in {other}; one of them is a copy of another rank's file")
         for what in ("iteration", "opt_param_scheduler"):
             if state.get(what) != held[order[0]].get(what):
-                raise SourceError(f"{path}: its {what} is not that of {files[order[0]]}; it is of another step")
+                raise SourceError(f"{path}: its {what} differs from that of {files[order[0]]}; the file is of another step")
 
 
 SAMPLE = 256
-"""Elements at the beginning of each parameter that tell the model of one rank from that of another."""
+"""Elements at the start of each parameter that are compared to tell ranks apart."""
 
 
 def _mark(state: Mapping[str, Any]) -> bytes:
-    """What no two ranks hold alike: the beginning of each matrix."""
+    """The start of each matrix of a rank, which differs between any two ranks."""
     matrices = (part for _, part in sorted(state["model"].items()) if isinstance(part, Lazy) and len(part.shape) > 1)
     return b"".join(bytes(raw(part.flat(0, min(part.count, SAMPLE)))) for part in matrices)
 
@@ -158,7 +163,7 @@ def _layers(model: Mapping[str, Any]) -> set[int]:
 
 @dataclass(frozen=True)
 class Rank:
-    """What a rank has: weights by the number of their layer in the whole model, and what the optimizer keeps of each."""
+    """The content of a rank: weights, named by layers of the whole model, and the optimizer's tensors of each."""
 
     index: int
     stage: int
@@ -167,7 +172,7 @@ class Rank:
 
     @classmethod
     def of(cls, path: Path, state: Mapping[str, Any], index: int, stage: int, parallel: Parallel) -> Rank:
-        """Out of its file."""
+        """The content of a rank's file."""
         first = parallel.of_stage(stage).start
         weights = {
             _numbered(name, first): held for name, held in state["model"].items() if isinstance(held, Lazy) and EXTRA not in name
@@ -185,20 +190,22 @@ def _numbered(name: str, first: int) -> str:
 
 
 def _kept(path: Path, optimizer: Mapping[str, Any], weights: Mapping[str, Lazy]) -> Iterator[tuple[str, dict[str, Lazy]]]:
-    """Masters and moments by name: the file counts parameters by group, in the order of the model within each."""
+    """Masters and moments by name. The file numbers parameters by group, and in the order of the model within a group."""
     inner = optimizer.get("optimizer", optimizer)
     masters = optimizer.get("fp32_from_fp16_params") or []
     dimensions = {name: len(held.shape) for name, held in weights.items()}
     rows = inner.get("param_groups") or []
     for number, (row, group) in enumerate(zip(rows, run.groups_of(rows, dimensions, str(path)) if rows else (), strict=True)):
         if len(row["params"]) != len(group.names):
-            said = f"{len(row['params'])} parameters in group {number} of the optimizer, expected {len(group.names)}"
+            said = f"{len(row['params'])} parameters in group {number} of the optimizer; expected {len(group.names)}"
             raise SourceError(f"{path}: {said}; {DAMAGED}")
         for at, (key, name) in enumerate(zip(row["params"], group.names, strict=True)):
             found = {kind: held for kind, held in inner["state"].get(key, {}).items() if isinstance(held, Lazy) and held.shape}
             found |= {"master": masters[number][at]} if masters else {}
             if any(held.shape != weights[name].shape for held in found.values()):
-                raise SourceError(f"{path}: what the optimizer keeps of {shown(name)} has another shape than it; {DAMAGED}")
+                raise SourceError(
+                    f"{path}: the optimizer's tensors of {shown(name)} have another shape than the weight; {DAMAGED}"
+                )
             yield name, found
 
 
@@ -216,7 +223,7 @@ def _shapes(ranks: Mapping[tuple[int, int], Rank], parallel: Parallel) -> dict[s
 def _whole(
     name: str, shapes: Mapping[str, Shape], ranks: Mapping[tuple[int, int], Rank], parallel: Parallel, step: float | None
 ) -> Parameter:
-    """A parameter put together over tensor ranks, of the first stage that has it."""
+    """A whole parameter, joined over the tensor ranks of the first stage that has it."""
     stage = min(rank.stage for rank in ranks.values() if name in rank.weights)
     split = any(name.endswith(end) for end in SPLIT)
     taken = [ranks[index, stage] for index in range(parallel.tensor if split else 1)]

@@ -1,4 +1,4 @@
-"""What a tensor rank and a stage hold of Megatron's GPT: which parameters, in which order, and which boxes of them."""
+"""The parameters of Megatron's GPT on each tensor rank and stage: their order, and the boxes of each that a rank holds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SPLIT: Mapping[str, int] = {
     "word_embeddings.weight": 0,
     "output_layer.weight": 0,
 }
-"""Along which dimension tensor ranks hold parts, by how names end; others are replicas."""
+"""The dimension that tensor ranks split, by suffix of the name; all other parameters are replicated."""
 WORDS, OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
 LAYERS = "decoder.layers."
 OWN_ORDER = (
@@ -30,7 +30,7 @@ OWN_ORDER = (
     *("self_attention.q_layernorm", "self_attention.k_layernorm", "pre_mlp_layernorm", "mlp.linear_fc1.layer_norm_"),
     *("mlp.router", "mlp.linear_fc1", "mlp.linear_fc2"),
 )
-"""Modules of a layer in the order of Megatron's own spec, norms first wherever their names put them."""
+"""Modules of a layer in the order of Megatron's own spec: each norm comes before its linear layer, whatever its name."""
 ENGINE_ORDER = (
     *("input_layernorm", "self_attention.linear_proj", "self_attention.linear_qkv.layer_norm_", "self_attention.linear_qkv"),
     *(
@@ -42,18 +42,18 @@ ENGINE_ORDER = (
     ),
     *("mlp.linear_fc1", "mlp.linear_fc2"),
 )
-"""The same in the order of Transformer Engine's, whose norms belong to the layer behind them."""
+"""Modules of a layer in the order of the Transformer Engine spec, whose norms are part of the next linear layer."""
 UNEVEN = (
     *("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "pipeline_model_parallel_layout"),
     *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split", "num_virtual_stages_per_pipeline_rank"),
     *("virtual_pipeline_model_parallel_size", "num_layers_per_virtual_pipeline_stage"),
 )
-"""Arguments under which a stage holds other layers than its equal share of them in order."""
+"""Arguments that give a stage other layers than an equal, consecutive share."""
 
 
 @dataclass(frozen=True)
 class Parallel:
-    """How many tensor ranks and stages there are, and how many layers."""
+    """The numbers of tensor ranks, stages and layers."""
 
     tensor: int
     pipeline: int
@@ -61,27 +61,29 @@ class Parallel:
 
     @classmethod
     def of(cls, args: Mapping[str, Any], layers: int, where: str) -> Parallel:
-        """As the arguments say. Raises `SourceError` for stages that are not equal, and for experts among ranks."""
+        """The layout of the saved arguments. Raises `SourceError` for unequal stages and for expert parallelism."""
         found = [name for name in UNEVEN if args.get(name)]
         found += ["expert_model_parallel_size"] if (args.get("expert_model_parallel_size") or 1) > 1 else []
         SourceError.raise_if(
-            f"{where}: {name} {args[name]!r} in the arguments of the run; these parts are not put together here, save it with "
+            f"{where}: {name} {args[name]!r} in the arguments of the run, which is not read here; save it with "
             "--ckpt-format torch_dist and --dist-ckpt-optim-fully-reshardable"
             for name in found
         )
         tensor, pipeline = (args.get(f"{name}_model_parallel_size") or 1 for name in ("tensor", "pipeline"))
         if layers % pipeline:
-            raise SourceError(f"{where}: {layers} layers on {pipeline} stages, expected equal shares; the checkpoint is damaged")
+            raise SourceError(
+                f"{where}: found {layers} layers on {pipeline} stages; expected equal shares; the checkpoint is damaged"
+            )
         return cls(tensor, pipeline, layers)
 
     def of_stage(self, stage: int) -> range:
-        """Numbers of the layers that a stage has."""
+        """Indices of the layers of a stage."""
         share = self.layers // self.pipeline
         return range(stage * share, (stage + 1) * share)
 
 
 def ordered(shapes: Shapes, parallel: Parallel, stage: int, order: Sequence[str]) -> list[str]:
-    """Names of a stage's parameters in the order of its modules; the last stage has a copy of words that both ends share."""
+    """Names of a stage's parameters in the order of its modules; with tied words, the last stage has a copy of them."""
     first, last = stage == 0, stage == parallel.pipeline - 1
     found = [name for name in (WORDS, "embedding.position_embeddings.weight") if name in shapes and first]
     for layer in parallel.of_stage(stage):
@@ -95,30 +97,33 @@ def ordered(shapes: Shapes, parallel: Parallel, stage: int, order: Sequence[str]
 
 
 def _place(rest: str, order: Sequence[str]) -> tuple[int, bool]:
-    """Where a parameter stands in its layer: by module, weights before biases."""
+    """Sort key of a parameter in its layer: by module, weights before biases."""
     fits = [number for number, module in enumerate(order) if rest.startswith(module)]
     if not fits:
-        raise SourceError(f"{rest}: no module of a dense layer; its place among the others is not known")
+        raise SourceError(f"{rest}: found a parameter that is not of a dense layer; its place in the order is not known")
     return max(fits, key=lambda number: len(order[number])), rest.endswith("bias")
 
 
 def gated(name: str, shapes: Shapes) -> bool:
-    """Whether this is the first matrix, or its bias, of a layer with a gate."""
+    """Whether `name` is the first matrix of a gated feed-forward layer, or its bias: it is twice as tall as the layer is wide."""
     second = shapes.get(name.rpartition("linear_fc1")[0] + "linear_fc2.weight", ())
     return "linear_fc1." in name and "layer_norm_" not in name and bool(second) and shapes[name][0] == 2 * second[-1]
 
 
 def boxes(name: str, shapes: Shapes, index: int, ranks: int) -> Iterator[Box]:
-    """The boxes of a parameter that a tensor rank holds, one behind the other in its own tensor."""
+    """The boxes of a parameter that a tensor rank holds, in the order in which its own tensor stacks them."""
     shape = shapes[name]
     dim = next((dim for end, dim in SPLIT.items() if name.endswith(end)), None)
     parts = 2 if gated(name, shapes) else 1
     if dim is None or ranks == 1:
         yield Box((0,) * len(shape), shape)
         return
+    # Gate and up projection are stacked, and a rank holds its part of each.
     size, odd = divmod(shape[dim], parts * ranks)
     if odd:
-        raise SourceError(f"{name}: {shape[dim]} do not divide among {ranks} tensor ranks; the checkpoint is damaged")
+        raise SourceError(
+            f"{name}: found {shape[dim]} rows or columns; expected a multiple of {ranks} tensor ranks; the checkpoint is damaged"
+        )
     for part in range(parts):
         offset = (part * ranks + index) * size
         yield Box(
@@ -133,7 +138,7 @@ def local(name: str, shapes: Shapes, ranks: int) -> Shape:
 
 
 def placed(name: str, shapes: Shapes, index: int, ranks: int, held: Lazy) -> Iterator[Placed]:
-    """A tensor rank's own tensor, or its elements in a row, as boxes of the whole."""
+    """A tensor rank's own tensor (or its flat elements) as boxes of the whole parameter."""
     at = 0
     for box in boxes(name, shapes, index, ranks):
         count = prod(box.sizes)

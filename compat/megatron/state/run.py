@@ -1,4 +1,4 @@
-"""What Megatron-LM keeps of a run beside its tensors: arguments, counters, scheduler, the optimizer's groups, loss scale."""
+"""The state of a Megatron-LM run besides tensors: arguments, counters, scheduler, optimizer groups, loss scale."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bridge.state.lazy import Held, Lazy
 from bridge.state.pickled import Record, recorded
 
 CLIENT = "megatron"
-"""Under which key of the script's own state other formats carry Megatron's arguments."""
+"""The key in the script's own state under which other formats carry Megatron's arguments."""
 TRACKER = "latest_checkpointed_iteration.txt"
 DAMAGED = "the checkpoint is damaged"
 ENUMS = (
@@ -29,9 +29,9 @@ KNOWN = {
     ),
     **recorded("pathlib PosixPath", "pathlib._local PosixPath", "numpy.dtypes UInt32DType", "numpy.dtypes _UInt32DType", *ENUMS),
 }
-"""Classes in its files beside tensors and plain values (core/safe_globals.py), as records."""
+"""Classes in its files besides tensors and plain values (core/safe_globals.py), read as records."""
 KEYS = ("wd_mult", "lr_mult", "is_expert_parallel", "is_decoupled_lr")
-"""What tells a group of its optimizer from another (optimizer/optimizer.py: param_group_identifier_keys)."""
+"""Settings that identify a group of its optimizer (optimizer/optimizer.py: param_group_identifier_keys)."""
 GROUP: Mapping[str, Any] = {
     "is_expert_parallel": False,
     "default_config": True,
@@ -44,7 +44,7 @@ ADAM: Mapping[str, Any] = {
     **dict.fromkeys(("foreach", "fused")),
     "decoupled_weight_decay": True,
 }
-"""Settings of torch's AdamW that Megatron keeps where Transformer Engine is not there."""
+"""Settings of torch's AdamW, which Megatron uses without Transformer Engine."""
 SCHEDULE: Mapping[str, Any] = {
     "max_lr": 0.0,
     "lr_warmup_steps": 0,
@@ -67,7 +67,7 @@ def arguments(common: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def model_of(args: Mapping[str, Any]) -> Model | None:
-    """What the arguments say of the model."""
+    """Facts about the model from the arguments; None without a number of heads."""
     heads = args.get("num_attention_heads")
     if not isinstance(heads, int):
         return None
@@ -77,24 +77,24 @@ def model_of(args: Mapping[str, Any]) -> Model | None:
 
 
 ODD = ("apply_layernorm_1p", "layernorm_zero_centered_gamma", "rotary_interleaved", "multi_latent_attention")
-"""Arguments under which a weight means something else than a neutral one."""
+"""Arguments that change the meaning of weights, so that a map of names is not enough."""
 
 
 def refusals(args: Mapping[str, Any]) -> tuple[str, ...]:
-    """Why maps of names do not hold for a model of these arguments."""
+    """A refusal for each argument that changes the meaning of weights."""
     return tuple(f"{name}: found {args[name]!r} in the arguments of the run" for name in ODD if args.get(name))
 
 
 def groups_of(rows: Sequence[Mapping[str, Any]], names: Mapping[str, int], where: str) -> tuple[Group, ...]:
-    """The optimizer's groups with the parameters that Megatron gives each: files have their settings and no names.
+    """The optimizer's groups with the names of their parameters; files have only the settings.
 
-    Biases and vectors are those without decay (optimizer/__init__.py: get_standard_config_overrides), experts and the ends of the
-    model have their own where a group says so. `names` has the dimensions of each parameter. Raises `SourceError` if two groups
-    are alike.
+    Megatron puts biases and vectors into groups without decay (optimizer/__init__.py: get_standard_config_overrides), and
+    experts, embedding and output layer into groups of their own if their settings differ. `names` has the number of
+    dimensions of each parameter. Raises `SourceError` if two groups are alike, or if a parameter fits none.
     """
     keys = [_key(row) for row in rows]
     if len(set(keys)) < len(keys):
-        raise SourceError(f"{where}: two groups of the optimizer are told apart by nothing in the file; {DAMAGED}")
+        raise SourceError(f"{where}: two groups of the optimizer have the same settings; {DAMAGED}")
     apart = any(key[2] for key in keys)
     ends = any(key[3] for key in keys)
     found: list[list[str]] = [[] for _ in rows]
@@ -109,7 +109,7 @@ def groups_of(rows: Sequence[Mapping[str, Any]], names: Mapping[str, int], where
         ]
         if len(at) != 1:
             raise SourceError(
-                f"{where}: {name} fits {len(at)} groups of the optimizer; its groups are not those of Megatron's own"
+                f"{where}: {name} fits {len(at)} groups of the optimizer; expected one, as in Megatron's own optimizers"
             )
         found[at[0]].append(name)
     settings = (plain({key: value for key, value in row.items() if key not in ("params", "step")}, where)[0] for row in rows)
@@ -121,7 +121,7 @@ def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def scale_of(optimizer: Mapping[str, Any], args: Mapping[str, Any]) -> Scale | None:
-    """The loss scale. Megatron doubles it with the good step that fills its window, DeepSpeed and the hub with the next."""
+    """The loss scale. Megatron doubles it with the step that completes the window, DeepSpeed and the hub one step later."""
     held = optimizer.get("grad_scaler")
     if not isinstance(held, Mapping) or "scale" not in held:
         fixed = args.get("loss_scale")
@@ -135,7 +135,7 @@ def scale_of(optimizer: Mapping[str, Any], args: Mapping[str, Any]) -> Scale | N
         args.get("min_loss_scale"),
         args.get("hysteresis"),
         max(left - 1, 0),
-        good + 1,
+        good + 1,  # makes up for that one step
     )
 
 
@@ -144,7 +144,7 @@ def _number(value: Any) -> float:
 
 
 def step_of(optimizer: Mapping[str, Any]) -> float | None:
-    """The updates that moments stand for: with the groups, or beside the state (optimizer/distrib_optimizer.py: state_dict)."""
+    """The number of updates in the moments; it is in the groups or in the state, by optimizer. None if they disagree."""
     inner = optimizer.get("optimizer", optimizer)
     state = inner.get("state")
     said = [row["step"] for row in inner.get("param_groups", ()) if row.get("step") is not None]
@@ -155,7 +155,7 @@ def step_of(optimizer: Mapping[str, Any]) -> float | None:
 
 
 def where_of(common: Mapping[str, Any], step: float | None, lr: float | None) -> Where:
-    """How far the run is: iterations count skipped steps too."""
+    """The progress of the run. Megatron's iterations include skipped steps."""
     args, iteration = arguments(common), common.get("iteration")
     made = int(step) if step is not None else iteration
     skipped = iteration - int(step) if isinstance(iteration, int) and step is not None else None
@@ -164,8 +164,9 @@ def where_of(common: Mapping[str, Any], step: float | None, lr: float | None) ->
 
 
 def client_of(common: Mapping[str, Any]) -> tuple[dict[str, Any], list[Finding]]:
-    """Megatron's arguments, counters and scheduler, as the script's own state, which other formats carry; the scheduler is not
-    that of any other stack. Arguments that only its program reads are left out.
+    """Megatron's arguments, counters and scheduler as the script's own state, which other formats carry; and what was lost.
+
+    The scheduler is carried too, because no other stack has the same. Arguments that are objects are left out.
     """
     flops = common.get("num_floating_point_operations_so_far")
     args, _ = plain({key: value for key, value in arguments(common).items() if not isinstance(value, Record)}, "args")
@@ -181,22 +182,26 @@ def client_of(common: Mapping[str, Any]) -> tuple[dict[str, Any], list[Finding]]
 
 
 def generators(there: bool) -> Iterator[Finding]:
-    """What is lost of random states."""
+    """A finding that random states are lost, if there are any."""
     if there:
-        yield lost("rng_state", "random states of Megatron's own trackers are not carried; dropout draws others", Effect.NUMBERS)
+        yield lost(
+            "rng_state",
+            "random states of Megatron's own trackers are not carried; dropout differs from the original run",
+            Effect.NUMBERS,
+        )
 
 
 # Writing
 
 
 def carried(hub: Hub) -> Mapping[str, Any]:
-    """What another format carried of a Megatron run."""
+    """The state of a Megatron run that another format carried; empty if there is none."""
     found = hub.client.get(CLIENT)
     return found if isinstance(found, Mapping) else {}
 
 
 def common_of(hub: Hub, optimizer: Mapping[str, Any]) -> dict[str, Any]:
-    """What Megatron-LM saves beside tensors (training/checkpointing.py: generate_state_dict)."""
+    """Everything that Megatron-LM saves besides tensors (training/checkpointing.py: generate_state_dict)."""
     held = carried(hub)
     args = {**(held.get("args") or {}), "no_save_rng": True}
     if hub.where.samples is not None:
@@ -213,14 +218,14 @@ def common_of(hub: Hub, optimizer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def iteration_of(hub: Hub) -> int:
-    """Steps with skipped ones."""
+    """Megatron's iteration: steps, skipped ones included."""
     return (hub.where.steps or 0) + (hub.where.skipped or 0)
 
 
 def scheduler_of(hub: Hub) -> dict[str, Any]:
-    """The state of the scheduler: as it was, moved on to the samples seen, or with nothing but these.
+    """The state of the scheduler: the carried one, advanced to the samples seen; or only the samples seen.
 
-    Those of skipped steps do not count (training.py: train_step).
+    Samples of skipped steps do not advance the scheduler (training.py: train_step).
     """
     held, where = carried(hub), hub.where
     found = {**SCHEDULE, **(held.get("opt_param_scheduler") or {})}
@@ -232,8 +237,9 @@ def scheduler_of(hub: Hub) -> dict[str, Any]:
 
 
 def rows_of(hub: Hub, step: float | None) -> list[dict[str, Any]]:
-    """Settings of the groups that Megatron makes of this model, from those of the source. Raises `SourceError` where one of them
-    has parameters of several, which are not treated alike.
+    """Settings of the groups that Megatron makes of this model, taken from the source's groups.
+
+    Raises `SourceError` if one of Megatron's groups would get parameters with different settings.
     """
     kinds: dict[bool, set[int]] = {}
     for number, group in enumerate(hub.groups):
@@ -242,14 +248,14 @@ def rows_of(hub: Hub, step: float | None) -> list[dict[str, Any]]:
             kinds.setdefault(spared, set()).add(number)
     if not kinds:
         raise SourceError(
-            "megatron: the source does not say the settings of its optimizer's groups, by which Megatron finds them"
+            "megatron: the source has no settings of optimizer groups, which Megatron needs; keep the source's format"
         )
     found = []
     for spared, numbers in sorted(kinds.items()):
         settings = [_settings(hub.groups[number].settings) for number in sorted(numbers)]
         if any(other != settings[0] for other in settings):
             what = "biases and vectors" if spared else "matrices"
-            said = f"megatron: the source's optimizer treats {what} in {len(numbers)} ways, Megatron in one"
+            said = f"megatron: the source's optimizer has {len(numbers)} groups for {what}, Megatron has one"
             raise SourceError(f"{said}; keep the source's format")
         row = {**GROUP, "wd_mult": 0.0 if spared else 1.0, **settings[0], **({} if step is None else {"step": step})}
         found.append(row)
@@ -259,7 +265,7 @@ def rows_of(hub: Hub, step: float | None) -> list[dict[str, Any]]:
 
 
 def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a group, as far as Megatron's optimizer has them."""
+    """Settings of a group that Megatron's optimizer has, with defaults for the others."""
     taken = {key: value for key, value in given.items() if key not in (*KEYS, "step", "initial_lr", "params", "bias_correction")}
     if "betas" in taken:
         taken["betas"] = tuple(taken["betas"])
@@ -267,7 +273,7 @@ def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def grad_scaler(hub: Hub) -> dict[str, Any]:
-    """The loss scale, as its scaler has it (optimizer/grad_scaler.py)."""
+    """The loss scale in the form of Megatron's scaler (optimizer/grad_scaler.py)."""
     import torch
 
     scale = hub.scale
@@ -285,26 +291,24 @@ def grad_scaler(hub: Hub) -> dict[str, Any]:
 
 
 def unsaid(hub: Hub) -> Iterator[Finding]:
-    """What Megatron asks for and the source does not say."""
+    """Findings on state that Megatron needs and the source does not have."""
     if not carried(hub).get("args"):
-        message = "the source has none of Megatron-LM's; it takes those of the launch, and begins its data anew"
+        message = "the source has no arguments of Megatron-LM; the run takes those of the launch and starts its data anew"
         yield lost("args", message, Effect.NUMBERS)
     if not carried(hub).get("opt_param_scheduler"):
-        message = (
-            "the source has no state of Megatron's scheduler but the samples seen; launch with --override-opt_param-scheduler"
-        )
+        message = "the source has only the samples seen of the scheduler's state; launch with --override-opt_param-scheduler"
         yield lost("schedule", message, Effect.NONE)
     if hub.where.samples is None:
-        message = "the source does not say how many were seen, by which Megatron's scheduler goes; tell them with --samples"
+        message = "the source has no number of samples seen, which Megatron's scheduler needs; set it with --samples"
         yield lost("samples", message, Effect.NUMBERS)
     if hub.trained and not hub.moments:
-        yield lost("moments", "the source has none; launch with --no-load-optim", Effect.NUMBERS)
+        yield lost("moments", "the source has no moments; launch with --no-load-optim", Effect.NUMBERS)
     if hub.where.steps is None:
-        yield lost("step", "the source does not say how far the run is; it is taken as iteration 0", Effect.NUMBERS)
+        yield lost("step", "the source has no number of steps; the run is taken as at iteration 0", Effect.NUMBERS)
     if hub.random:
-        yield lost("random", "the states of its generators are the source's own; launch with --no-load-rng", Effect.NUMBERS)
+        yield lost("random", "Megatron cannot use the random states of another stack; launch with --no-load-rng", Effect.NUMBERS)
     decayed = [group for group in hub.groups if group.settings.get("weight_decay")]
     vectors = [name for group in decayed for name in group.names if len(hub.parameters[name].weight.shape) == 1]
     if vectors:
-        message = f"the source's optimizer decays {vectors[0]} and {len(vectors) - 1} more vectors, Megatron's scheduler none"
+        message = f"the source's optimizer decays {vectors[0]} and {len(vectors) - 1} more vectors; Megatron decays no vectors"
         yield lost("optimizer.decay_scope", message, Effect.NUMBERS)
