@@ -204,9 +204,7 @@ def _positive(name: str, optional: bool = False) -> Step:
         value = getattr(a, name)
         return not optional if value is None else value < 1
 
-    return check(
-        PLACE, fails, f"{name}: found {{{name}}}; expected a positive number", last=True, name="found-expected-a-number-above"
-    )
+    return check(PLACE, fails, f"{name}: found {{{name}}}; expected a number above 0", last=True)
 
 
 PLACE = "validate_yaml"
