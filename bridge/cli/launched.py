@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import tempfile
 import time
@@ -12,17 +11,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
-from types import FrameType
 
 from bridge.cli.terminal import complaints
 from bridge.exits import Exit
 
-LINGER = 1.0
-"""Seconds for which the rank that spoke waits for the others to come to the same."""
+LINGER = 2.0
+"""Seconds for which the rank that spoke waits for the others to come to the same, under torchrun."""
 PATIENCE = 5.0
 """Seconds that the others wait for their launcher to end them, before they leave by themselves."""
 STALE = 60.0
-"""Age in seconds of a mark that somebody left behind who was killed."""
+"""Age in seconds of a mark whose launch is over; ranks that are late have to see it before."""
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 """Where torchrun looks for what a rank failed of, which it then shows in its summary."""
 
@@ -40,8 +38,8 @@ def is_rank() -> bool:
 def once(problems: Sequence[str]) -> Iterator[bool]:
     """Whether this process is to say these `problems`: no other rank of its launcher does.
 
-    Behind the block the process is about to leave: whoever spoke waits for the others. They leave at once where the launcher
-    counts only those that fail, else they wait for it to end them.
+    Behind the block the process is about to leave. Under torchrun, which lists every rank that fails, whoever spoke waits until
+    the others have left well; else they wait for the launcher to end them, once the one that spoke has left.
     """
     if not is_rank():
         yield True
@@ -52,9 +50,8 @@ def once(problems: Sequence[str]) -> Iterator[bool]:
     sys.stderr.flush()
     if mine:
         _summarised(problems)
-        _linger(mark)
-    elif not _elastic():
-        time.sleep(PATIENCE)
+    if mine == _elastic():
+        time.sleep(LINGER if mine else PATIENCE)
 
 
 def code(mine: bool) -> Exit:
@@ -75,32 +72,24 @@ def _mark(problems: Sequence[str]) -> Path:
 
 
 def _claimed(mark: Path) -> bool:
-    """Whether nobody was here before; where that cannot be told, each says it."""
-    try:
-        os.close(os.open(mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    except FileExistsError:
+    """Whether nobody was here before; where that cannot be told, each says it. Marks of launches that are over go.
+
+    A mark that this very rank left is of a launch before, from the same shell.
+    """
+    own = os.environ.get("RANK") or os.environ.get("SLURM_PROCID", "")
+    for old in mark.parent.glob(f"stagebridge-{os.getuid()}-*"):
         with suppress(OSError):
-            there = mark.lstat()
-            return there.st_uid != os.getuid() or time.time() - there.st_mtime > STALE
+            if time.time() - old.lstat().st_mtime > STALE:
+                old.unlink()
+    try:
+        with os.fdopen(os.open(mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+            file.write(own)
+    except FileExistsError:
+        with suppress(OSError, UnicodeDecodeError):
+            return mark.lstat().st_uid != os.getuid() or mark.read_text() == own
     except OSError:
         return True
     return True
-
-
-def _linger(mark: Path) -> None:
-    """Let the others see the mark; a launcher that ends this process meanwhile leaves none behind."""
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        time.sleep(LINGER)
-    finally:
-        if not _elastic():  # whose folder it leaves with, so that late ranks see it too
-            with suppress(OSError):
-                mark.unlink()
-        signal.signal(signal.SIGTERM, before)
 
 
 def _summarised(problems: Sequence[str]) -> None:
