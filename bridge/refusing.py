@@ -40,18 +40,19 @@ def every(
     problem of the source: whatever speaks of a setting that was is passed over.
     """
     problems, found, left = list(dict.fromkeys(first)), list(first), {WORLD: world, **given}
-    gone = set(_meant(problems))
+    gone = meant = set(_meant(problems))
     if any(name.rpartition(".")[2] in SELECTORS for name in (*gone, *map(_subject, problems))):
         return tuple(problems)
     for _ in range(ROUNDS):
         about = _about(found, left) | _mentioned([one for one in found if not _subject(one)], left) or _mentioned(found, left)
-        gone |= {*about, *filter(None, map(_subject, found))}
+        gone = gone | {*about, *filter(None, map(_subject, found))}
         left = {path: value for path, value in left.items() if path not in about}
         try:
             judge(Values({path: value for path, value in left.items() if path in given}), left.get(WORLD) and world)
         except ConfigError as error:
             known = [one for one in problems if not NO_MORE.search(one)]
             new = (one for one in error.problems if one not in problems and not _speaks(one, gone))
+            new = (one for one in new if _subject(one).rpartition(".")[2] not in meant)
             fresh = [one for one in new if not any(hangs(one, other) for other in known)]
             stuck = not about and not fresh
             problems, found = [*problems, *fresh], list(error.problems)
