@@ -21,7 +21,7 @@ LOGS = (
     "activation_memory",
 )
 """Fields of `Debug` that ask for logs."""
-THOROUGH = 10
+THOROUGH = 20
 """Where nobody asks for checks, one step of so many compares everything."""
 
 

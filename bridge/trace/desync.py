@@ -61,7 +61,7 @@ class Policy:
     """How often to compare, in steps; what to do about what differs (log it, raise `DesyncError`, or also write the tensors
     to `folder` first); how many units in the last place apart values may be (more than 0 keeps
     activations to the end of a step); and how many are examined in a step. In one step of `thorough`, and in the first two,
-    everything is compared by digests that no change escapes, in the others gradients and updated weights by quicker ones.
+    everything is compared by digests that no change escapes, in the others counters, and updated weights by quicker ones.
     """
 
     every: int = 1
@@ -139,8 +139,8 @@ class DesyncCheck:
             self._add_held(step - 1, "init", ("weight", "replica", "state"))
             self._compare(step - 1)
         elif moment == "reduced" and self.desync.due(step):
-            more: tuple[Kind, ...] = ("weight", "moment") if self.desync.thorough(step) else ()
-            self._add_held(step, "reduce", ("gradient", "replica", "state", *more))
+            every: tuple[Kind, ...] = ("gradient", "weight", "replica", "moment", "state")
+            self._add_held(step, "reduce", every if self.desync.thorough(step) else ("replica", "state"))
             self._add_held(step, "reduce", ("generator",) if self._seeded else ())
             self._compare(step)
         elif moment == "updated" and self.desync.due(step):

@@ -16,6 +16,8 @@ from bridge.trace.invariants.check import NOTHING, Check, Watched, few, floats, 
 from bridge.trace.invariants.sketch import COUNT, sample, sketch
 from bridge.trace.module import ModuleSource
 
+LARGE = 4096
+"""Elements from which a norm is told from the sketch."""
 SLACK = 64.0
 """How many units in the last place gradients may be off that several roundings made."""
 
@@ -206,8 +208,11 @@ def _factor(got: Tensor, mean: Tensor, size: Tensor) -> float | None:
 def _row(gradient: Tensor | None) -> Tensor:
     if gradient is None:
         return torch.zeros(COUNT + 1, dtype=torch.float64)
+    found = sketch(gradient)
+    if gradient.numel() > LARGE:  # whose norm a sketch tells well enough, without reading it once more
+        return torch.cat([found, found.norm().view(1) / COUNT**0.5]).cpu()
     norm = torch.linalg.vector_norm(gradient.detach(), dtype=torch.promote_types(gradient.dtype, torch.float32))
-    return torch.cat([sketch(gradient), norm.double().view(1)]).cpu()
+    return torch.cat([found, norm.double().view(1)]).cpu()
 
 
 def _trained(source: ModuleSource) -> Iterator[tuple[str, nn.Parameter]]:
