@@ -50,13 +50,15 @@ class ModelKeys(Section):
     tie_word_embeddings: bool | None = field(None, description="Embedding and output layer share their weights.")
     head_dim: Count | Null | None = field(None, description="Width of a head; null: hidden size / heads.")
     hidden_act: str | None = field(None, description="Activation function of the feed-forward layer.")
-    hidden_activation: str | None = field(None, description="The same, as Gemma calls it.")
-    activation_function: str | None = field(None, description="The same, as GPT-2 and OPT call it.")
-    activation: str | None = field(None, description="The same, as Falcon calls it.")
+    hidden_activation: str | None = field(None, description="Activation function of the feed-forward layer, as Gemma calls it.")
+    activation_function: str | None = field(
+        None, description="Activation function of the feed-forward layer, as GPT-2 and OPT call it."
+    )
+    activation: str | None = field(None, description="Activation function of the feed-forward layer, as Falcon calls it.")
     max_position_embeddings: Count | None = field(None, description="Positions that the model is made for.")
     original_max_position_embeddings: Count | None = field(None, description="Positions before rotary ones were stretched.")
     initializer_range: NonNegative | None = field(None, description="Standard deviation of initial weights.")
-    init_std: NonNegative | None = field(None, description="The same, as OPT calls it.")
+    init_std: NonNegative | None = field(None, description="Standard deviation of initial weights, as OPT calls it.")
     # Names of sizes in older families
     n_layer: Count | None = field(None, description="Layers, as GPT-2 calls them.")
     n_embd: Count | None = field(None, description="Hidden size, as GPT-2 calls it.")
@@ -64,30 +66,36 @@ class ModelKeys(Section):
     n_head: Count | None = field(None, description="Attention heads, as GPT-2 calls them.")
     n_positions: Count | None = field(None, description="Positions, as GPT-2 calls them.")
     n_inner: Count | None = field(None, description="Width of the feed-forward layer, as GPT-2 calls it; open: 4 x hidden.")
-    ffn_dim: Count | None = field(None, description="The same, as OPT calls it.")
-    ffn_hidden_size: Count | None = field(None, description="The same, as Falcon calls it; open: 4 x hidden.")
+    ffn_dim: Count | None = field(None, description="Width of the feed-forward layer, as OPT calls it.")
+    ffn_hidden_size: Count | None = field(
+        None, description="Width of the feed-forward layer, as Falcon calls it; open: 4 x hidden."
+    )
     word_embed_proj_dim: Count | None = field(None, description="Width of OPT's embedding, where it is another one.")
     # Norms
     rms_norm_eps: NonNegative | None = field(None, description="Term added to the variance in RMSNorm.")
     layer_norm_eps: NonNegative | None = field(None, description="Term added to the variance in LayerNorm.")
-    layer_norm_epsilon: NonNegative | None = field(None, description="The same, as GPT-2 calls it.")
-    norm_eps: NonNegative | None = field(None, description="The same, as Nemotron calls it.")
-    norm_epsilon: NonNegative | None = field(None, description="The same, as Starcoder 2 calls it.")
+    layer_norm_epsilon: NonNegative | None = field(
+        None, description="Term added to the variance in LayerNorm, as GPT-2 calls it."
+    )
+    norm_eps: NonNegative | None = field(None, description="Term added to the variance in LayerNorm, as Nemotron calls it.")
+    norm_epsilon: NonNegative | None = field(
+        None, description="Term added to the variance in LayerNorm, as Starcoder 2 calls it."
+    )
     do_layer_norm_before: bool | None = field(None, description="OPT's norms stand before each layer.")
     use_parallel_residual: bool | None = field(None, description="GPT-NeoX's layers of a block stand side by side.")
     # Biases
     attention_bias: bool | None = field(None, description="Attention's projections have biases; which, the family says.")
     mlp_bias: bool | None = field(None, description="The feed-forward layer's projections have biases.")
     qkv_bias: bool | None = field(None, description="Qwen2-MoE's projections to queries, keys and values have biases.")
-    use_qkv_bias: bool | None = field(None, description="The same, as Ling calls it.")
+    use_qkv_bias: bool | None = field(None, description="Projections to queries, keys and values have biases, as Ling calls it.")
     enable_bias: bool | None = field(None, description="All of OPT's projections have biases.")
     use_bias: bool | None = field(None, description="All projections have biases.")
     bias: bool | None = field(None, description="All of Falcon's projections have biases.")
     # Attention
     attention_dropout: Share | None = field(None, description="Dropout of attention's probabilities.")
-    attn_pdrop: Share | None = field(None, description="The same, as GPT-2 calls it.")
+    attn_pdrop: Share | None = field(None, description="Dropout of attention's probabilities, as GPT-2 calls it.")
     use_qk_norm: bool | None = field(None, description="Queries and keys have norms.")
-    qk_layernorm: bool | None = field(None, description="The same, as Phi calls it.")
+    qk_layernorm: bool | None = field(None, description="Queries and keys have norms, as Phi calls it.")
     attn_logit_softcapping: Positive | Null | None = field(None, description="Bound of attention's logits.")
     final_logit_softcapping: Positive | Null | None = field(None, description="Bound of the output's logits.")
     query_pre_attn_scalar: Positive | None = field(None, description="Gemma's queries are scaled by its root's inverse.")
@@ -112,12 +120,14 @@ class ModelKeys(Section):
     v_head_dim: Count | None = field(None, description="Width of a head's values.")
     # Rotary positions
     rope_theta: Positive | None = field(None, description="Base of the frequencies.")
-    rotary_emb_base: Positive | None = field(None, description="The same, as GPT-NeoX calls it.")
+    rotary_emb_base: Positive | None = field(None, description="Base of the frequencies, as GPT-NeoX calls it.")
     rope_local_base_freq: Positive | None = field(None, description="Base in blocks with a window.")
     rope_scaling: Free | None = field(None, description="How positions are stretched, before transformers 5.")
     rope_parameters: Free | None = field(None, description="Base and scaling together, since transformers 5.")
     partial_rotary_factor: Annotated[Real, Gt(0), Le(1)] | None = field(None, description="Part of a head that rotates.")
-    rotary_pct: Annotated[Real, Gt(0), Le(1)] | None = field(None, description="The same, as GPT-NeoX calls it.")
+    rotary_pct: Annotated[Real, Gt(0), Le(1)] | None = field(
+        None, description="Part of a head that rotates, as GPT-NeoX calls it."
+    )
     rotary_dim: Count | None = field(None, description="Width of the part of a head that rotates.")
     rope_interleave: bool | None = field(None, description="Neighbours rotate together.")
     # Factors
@@ -128,26 +138,32 @@ class ModelKeys(Section):
     swiglu_limit: Positive | None = field(None, description="Bound of a gate's and its factor's values.")
     # Dropout
     hidden_dropout: Share | None = field(None, description="Dropout of what each layer adds to the residual.")
-    resid_pdrop: Share | None = field(None, description="The same, as GPT-2 calls it.")
-    dropout: Share | None = field(None, description="The same, as OPT calls it.")
-    residual_dropout: Share | None = field(None, description="The same, as Starcoder 2 calls it.")
+    resid_pdrop: Share | None = field(None, description="Dropout of what each layer adds to the residual, as GPT-2 calls it.")
+    dropout: Share | None = field(None, description="Dropout of what each layer adds to the residual, as OPT calls it.")
+    residual_dropout: Share | None = field(
+        None, description="Dropout of what each layer adds to the residual, as Starcoder 2 calls it."
+    )
     embd_pdrop: Share | None = field(None, description="Dropout of the embedding's output.")
-    embedding_dropout: Share | None = field(None, description="The same, as Starcoder 2 calls it.")
+    embedding_dropout: Share | None = field(None, description="Dropout of the embedding's output, as Starcoder 2 calls it.")
     # Experts
     num_experts: Count | None = field(None, description="Experts in a layer, as Qwen models call it.")
-    num_local_experts: Count | None = field(None, description="The same, as Mixtral and GPT-OSS call it.")
-    n_routed_experts: Count | None = field(None, description="The same, as DeepSeek calls it.")
-    moe_num_experts: Count | None = field(None, description="The same, as Ernie calls it.")
+    num_local_experts: Count | None = field(None, description="Experts in a layer, as Mixtral and GPT-OSS call it.")
+    n_routed_experts: Count | None = field(None, description="Experts in a layer, as DeepSeek calls it.")
+    moe_num_experts: Count | None = field(None, description="Experts in a layer, as Ernie calls it.")
     num_experts_per_tok: Count | None = field(None, description="Experts that each token is routed to.")
-    experts_per_token: Count | None = field(None, description="The same, as early files of GPT-OSS call it.")
-    moe_k: Count | None = field(None, description="The same, as Ernie calls it.")
+    experts_per_token: Count | None = field(
+        None, description="Experts that each token is routed to, as early files of GPT-OSS call it."
+    )
+    moe_k: Count | None = field(None, description="Experts that each token is routed to, as Ernie calls it.")
     moe_intermediate_size: Count | None = field(None, description="Width of an expert.")
     shared_expert_intermediate_size: Size | None = field(None, description="Width of the shared expert.")
     n_shared_experts: Size | None = field(None, description="Shared experts, each as wide as a routed one.")
-    num_shared_experts: Size | None = field(None, description="The same under another name.")
-    moe_num_shared_experts: Size | None = field(None, description="The same, as Ernie calls it.")
+    num_shared_experts: Size | None = field(None, description="Shared experts, each as wide as a routed one, under another name.")
+    moe_num_shared_experts: Size | None = field(
+        None, description="Shared experts, each as wide as a routed one, as Ernie calls it."
+    )
     norm_topk_prob: bool | None = field(None, description="The weights of a token's experts sum to one.")
-    routed_scaling_factor: Positive | None = field(None, description="Factor of those weights.")
+    routed_scaling_factor: Positive | None = field(None, description="Factor of the weights of a token's experts.")
     scoring_func: Literal["softmax", "sigmoid"] | None = field(
         None, description="Function that turns router logits into weights."
     )
@@ -155,17 +171,21 @@ class ModelKeys(Section):
     topk_group: Count | None = field(None, description="Groups that a token may choose from.")
     topk_method: str | None = field(None, description="How DeepSeek chooses experts.")
     router_aux_loss_coef: NonNegative | None = field(None, description="Coefficient of the loss that balances experts.")
-    output_router_logits: bool | None = field(None, description="Training has that loss; transformers leaves it out otherwise.")
-    aux_loss_alpha: NonNegative | None = field(None, description="The same, as DeepSeek-V2 counts it.")
+    output_router_logits: bool | None = field(None, description="Training includes the loss that balances experts.")
+    aux_loss_alpha: NonNegative | None = field(
+        None, description="Coefficient of the loss that balances experts, as DeepSeek-V2 calls it."
+    )
     seq_aux: bool | None = field(None, description="DeepSeek-V2 balances within each sequence.")
     decoder_sparse_step: Count | None = field(None, description="One block in so many has experts.")
     mlp_only_layers: Sizes | None = field(None, description="Blocks without experts.")
     first_k_dense_replace: Size | None = field(None, description="First blocks without experts.")
-    moe_layer_freq: Count | None = field(None, description="Of the others, one in so many has experts.")
+    moe_layer_freq: Count | None = field(None, description="Behind the first dense blocks, one block in so many has experts.")
     mlp_layer_types: Sorts | None = field(None, description="Kind of each block's feed-forward layer.")
     is_moe_layer: Switches | None = field(None, description="Which blocks have experts.")
     moe_layer_start_index: Size | None = field(None, description="Ernie's first block with experts.")
-    moe_layer_end_index: Annotated[Whole, Ge(-1)] | None = field(None, description="Its last one; -1: the model's last.")
+    moe_layer_end_index: Annotated[Whole, Ge(-1)] | None = field(
+        None, description="Ernie's last block with experts; -1: the last block of the model."
+    )
     moe_layer_interval: Count | None = field(None, description="One block in so many has experts.")
     num_nextn_predict_layers: Size | None = field(None, description="Extra blocks that predict further tokens.")
-    num_mtp_layers: Size | None = field(None, description="The same since transformers 5.")
+    num_mtp_layers: Size | None = field(None, description="Extra blocks that predict further tokens, since transformers 5.")

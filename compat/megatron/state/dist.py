@@ -38,11 +38,11 @@ KNOWN = {
     ),
     **recorded("megatron.core.dist_checkpointing.strategies.torch MCoreSavePlan"),
 }
-"""What its `.metadata` holds beside torch's own: the plans of all ranks."""
+"""Classes in its `.metadata` besides torch's own: the save plans of all ranks."""
 EXTRA = "._extra_state"
 STATE = re.compile(r"(?:chained_\d+\.)?optimizer\.state\.(\w+?)\.(.+)")
 MASTERS = ("param", "fp32_param", "master_param")
-"""What its several optimizers call the copy that they update."""
+"""Names that its optimizers have for the master copy of a weight."""
 STACKED = re.compile(r"decoder\.layers\.(?!\d)(.+)")
 EXPERTS = re.compile(r"(.*mlp\.experts\.)experts\.(linear_fc[12]\.weight)")
 OWN = re.compile(r"(decoder\.layers\.)(\d+)\.(.+)")
@@ -63,37 +63,40 @@ class TorchDist(Format):
         return place if (place / METADATA).is_file() and (place / dcp.COMMON).is_file() else None
 
     def read(self, place: Path) -> Hub:
-        """Every tensor by Megatron's name with the number of its layer, whatever ranks it was saved from."""
+        """Every tensor by Megatron's name, with the index of its layer, for any layout of the ranks that saved it."""
         backend = parsed(read_text(place / METADATA, place, SMALL), place / METADATA).get("sharded_backend")
         if backend != "torch_dist":
-            raise SourceError(f"{place / METADATA}: found {shown(backend)} as sharded_backend, expected torch_dist; save it so")
+            raise SourceError(
+                f"{place / METADATA}: found {shown(backend)} as sharded_backend; expected torch_dist; save it with"
+                " --ckpt-format torch_dist"
+            )
         common = archive.read(place / dcp.COMMON, place, KNOWN)
         if not isinstance(common, dict):
-            raise SourceError(f"{place / dcp.COMMON}: found {shown(common, 30)}, expected a dictionary; {DAMAGED}")
+            raise SourceError(f"{place / dcp.COMMON}: found {shown(common, 30)}; expected a dictionary; {DAMAGED}")
         _sharding(common, place)
         entries = {key: entry.value for key, entry in dcp.entries(place, KNOWN).items()}
         return _hub(self.name, place, common, entries)
 
     def verify(self, place: Path, used: Used | None = None) -> None:
-        """Each archive within the files has checksums of its own too."""
+        """Verify checksums; without a file of sums, those inside each archive."""
         super().verify(place, used)
         if not (place / SUMS).is_file():
             dcp.verified(place, KNOWN, used)
             archive.verify(place / dcp.COMMON, place)
 
     def plan(self, hub: Hub, wanted: Wanted) -> Written:
-        """One rank's files, which Megatron reads on any layout, the optimizer as `fully_reshardable` has it."""
+        """The files of one rank, which Megatron reads on any layout; the optimizer's state is `fully_reshardable`."""
         return _planned(hub, wanted)
 
 
 def iteration(folder: Path) -> Path:
-    """The folder that the tracker names, or `folder` where there is none. Raises `SourceError` for one that says nothing."""
+    """The folder that the tracker file names, or `folder` without a tracker. Raises `SourceError` for other text in it."""
     path = folder / TRACKER
     if not path.is_file():
         return folder
     said = read_text(path, folder, SMALL).strip()
     if (said != "release" and not said.isascii()) or not (said == "release" or said.isdigit()):
-        raise SourceError(f"{path}: found {shown(said)}, expected the number of an iteration; {DAMAGED}")
+        raise SourceError(f"{path}: found {shown(said)}; expected the number of an iteration; {DAMAGED}")
     return inside(folder / (said if said == "release" else f"iter_{int(said):07d}"), folder)
 
 
@@ -101,7 +104,7 @@ def iteration(folder: Path) -> Path:
 
 
 OLD = ("fully_sharded_model_space", "dp_zero_gather_scatter")
-"""How older releases laid out the distributed optimizer: as flat runs of parameters, or gathered by rank."""
+"""Layouts of the distributed optimizer in older releases: flat runs of parameters, or gathered by rank."""
 
 
 def _sharding(common: Mapping[str, Any], place: Path) -> None:
@@ -148,13 +151,13 @@ def _hub(format: str, place: Path, common: Mapping[str, Any], entries: Mapping[s
 
 
 ENDS = 4096
-"""Elements at either end of a parameter that are held against its master."""
+"""Elements at each end of a parameter that are compared with its master."""
 
 
 def _strange(weights: Mapping[str, Lazy], kinds: Mapping[str, Mapping[str, Lazy]]) -> Iterator[Finding]:
-    """Masters that are not their weights before rounding.
+    """Findings on masters that do not round to their weights.
 
-    Megatron-Core 0.16.1 writes zeros for some where stages share words and the distributed optimizer is saved fully reshardable
+    Megatron-Core 0.16.1 writes zeros for some if stages share words and the distributed optimizer is saved fully reshardable
     (optimizer/distrib_optimizer.py: sharded_param_state_fully_reshardable says so itself).
     """
     for name, weight in weights.items():
@@ -173,13 +176,13 @@ def _rounded(master: Lazy, weight: Lazy, start: int, stop: int) -> bool:
 
 
 def _sorted(tensors: Mapping[str, Lazy]) -> tuple[dict[str, Lazy], dict[str, dict[str, Lazy]]]:
-    """Weights by name, and what the optimizer keeps of each by kind; layers and experts each on their own."""
+    """Weights by name, and the optimizer's tensors of each by kind; stacked layers and experts are taken apart."""
     weights: dict[str, Lazy] = {}
     kinds: dict[str, dict[str, Lazy]] = {}
     for key, held in tensors.items():
         match = STATE.fullmatch(key)
         if match is None and key.startswith(("optimizer.", "chained_")):
-            continue  # a bucket, which is taken apart by itself
+            continue  # a bucket, which `unpacked` takes apart
         for name, part in apart(_bare(match[2] if match else key), held):
             if match:
                 kinds.setdefault(name, {})[match[1]] = part
@@ -189,14 +192,14 @@ def _sorted(tensors: Mapping[str, Lazy]) -> tuple[dict[str, Lazy], dict[str, dic
 
 
 def _bare(name: str) -> str:
-    """A name without what wraps the model."""
+    """A name without the prefixes of modules that wrap the model."""
     while name.startswith(("module.", "model.")):
         name = name.partition(".")[2]
     return name
 
 
 def apart(name: str, held: Lazy) -> Iterator[tuple[str, Lazy]]:
-    """Each layer of a tensor that has all of them, and each expert."""
+    """Split a tensor that stacks all layers into layers, and one that stacks all experts into experts."""
     if match := STACKED.fullmatch(name):
         for layer, part in enumerate(_parts(held)):
             yield from apart(f"decoder.layers.{layer}.{match[1]}", part)
@@ -208,7 +211,7 @@ def apart(name: str, held: Lazy) -> Iterator[tuple[str, Lazy]]:
 
 
 def _parts(held: Lazy) -> Iterator[Lazy]:
-    """What lies along the first dimension."""
+    """The slices along the first dimension."""
     count = held.shape[0]
     size = held.count // count
     for number in range(count):
@@ -270,7 +273,7 @@ SHARDING = "fully_reshardable"
 
 @dataclass(frozen=True)
 class Layout:
-    """What is written: the format of the weights, and whether the distributed optimizer is to read it."""
+    """The layout to write: the format of the weights, and the ZeRO level (1: for the distributed optimizer)."""
 
     hub: Hub
     dtype: str
@@ -278,11 +281,11 @@ class Layout:
 
     @property
     def apart(self) -> bool:
-        """Whether masters are other tensors than the weights."""
+        """Whether masters are separate tensors."""
         return self.level == 1 or self.dtype != "F32"
 
     def optimizer(self) -> dict[str, Any]:
-        """What each of its optimizers keeps beside tensors (optimizer/optimizer.py, distrib_optimizer.py: sharded_state_dict)."""
+        """The optimizer's state besides tensors (optimizer/optimizer.py, distrib_optimizer.py: sharded_state_dict)."""
         steps = {held.step for held in self.hub.trained.values() if held.moments}
         if len(steps) > 1:
             said = f"moments stand for several steps ({shown(sorted(map(str, steps)))})"
@@ -304,7 +307,7 @@ def torch_number(value: float) -> Any:
 
 
 def _boxes(layout: Layout) -> Iterator[dcp.Saved]:
-    """Weights, then masters and moments, each layer a box of the tensor of all, and what modules keep beside them."""
+    """Weights, masters and moments, each layer as a box of the stacked tensor, and the extra state of modules."""
     hub, dtype = layout.hub, layout.dtype
     master = "param" if layout.level else "fp32_param"
     layers, numbered = _layers(hub)
@@ -323,20 +326,20 @@ def _boxes(layout: Layout) -> Iterator[dcp.Saved]:
 
 
 def _layers(hub: Hub) -> tuple[int, bool]:
-    """How many layers there are, and whether they differ, so that each keeps its number (transformer_block.py)."""
+    """The number of layers, and whether they differ: Megatron does not stack layers that differ (transformer_block.py)."""
     found: dict[int, set[str]] = {}
     for name in hub.parameters:
         if match := OWN.fullmatch(name):
             found.setdefault(int(match[2]), set()).add(match[3])
     if sorted(found) != list(range(len(found))):
-        raise SourceError(f"megatron: layers {shown(sorted(found))}, expected all from 0 on; the source is damaged")
+        raise SourceError(f"megatron: found layers {shown(sorted(found))}; expected all from 0 on; the source is damaged")
     args = run.carried(hub).get("args") or {}
     listed = any(isinstance(args.get(name), list) for name in ("moe_layer_freq", "linear_attention_freq"))
     return len(found), listed or len(set(map(frozenset, found.values()))) > 1
 
 
 def _place(name: str, hub: Hub, layers: int, numbered: bool) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
-    """Key of a tensor, and the sizes and the place in front of its own dimensions."""
+    """Key of a tensor, with the sizes of the stacked dimensions before its own, and its place in them."""
     match = OWN.fullmatch(name)
     if match is None:
         return name, (), ()
@@ -371,7 +374,7 @@ def _is_second(rest: str) -> bool:
 
 
 def _extra(name: str, hub: Hub, layers: int, numbered: bool) -> Iterator[dcp.Saved]:
-    """What a linear layer keeps for 8-bit formats: nothing, which Megatron asks for all the same."""
+    """The empty extra state of a linear layer; Megatron requires it even without fp8."""
     key, sizes, offsets = _place(name, hub, layers, numbered)
     module, _, kind = key.rpartition(".")
     if kind == "weight" and module.rpartition(".")[2].startswith("linear_"):
