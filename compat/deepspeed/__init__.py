@@ -1,4 +1,4 @@
-"""The DeepSpeed dialect: JSON configs of DeepSpeed 0.15.0 to 0.19.8, and what belongs in the script beside them."""
+"""The DeepSpeed dialect: JSON configs of DeepSpeed 0.15.0 to 0.19.8, and the part of the run that stays in the script."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class DeepSpeedFile(Config):
-    """A DeepSpeed config; `ds_config` is the mapping that `deepspeed.initialize` takes, `script` the code beside it."""
+    """A DeepSpeed config. `ds_config` is the mapping that `deepspeed.initialize` takes, `script` a training script for it."""
 
     @cached_property
     def ds_config(self) -> dict[str, Any]:
@@ -44,18 +44,19 @@ PARTS = ("tensor_parallel", "pipeline_stages", "context_parallel", "expert_paral
 SCRIPT = "train.py"
 HALVES = {"bf16": "BF16", "fp16": "F16"}
 PARTIAL = "plan"
-"""Entry point of a config made from a plan: it may leave the batch open."""
+"""Entry point of a config made from a plan. Such a config may leave the batch open."""
 BATCH = "train_micro_batch_size_per_gpu"
 
 
 def _open_batch(config: Config) -> Iterator[Finding]:
     if config.entry == PARTIAL and config.effective.get(BATCH) is None:
-        yield Finding(BATCH, "open in the source; DeepSpeed refuses the file until it is given", Effect.NUMBERS)
+        yield Finding(BATCH, "not given in the source; DeepSpeed refuses the file until you give it", Effect.NUMBERS)
 
 
 def _scheduled(config: Config, hub: Hub) -> Mapping[str, Any] | None:
-    """How far the scheduler of a script that follows a plan is (torch's LambdaLR), empty where there is none; None: what the
-    source says holds, and DeepSpeed's own are set by the updates made.
+    """State of the script's own scheduler (torch's LambdaLR) after the updates made; empty if the script has none.
+
+    None: the state in the source is kept. DeepSpeed's own schedulers are set by the updates made.
     """
     from compat.deepspeed.schedule import steers
 
@@ -92,12 +93,12 @@ class DeepSpeedDialect(PackagedDialect):
         code: Mapping[str, Any] | None = None,
         trainer: Mapping[str, Any] | None = None,
     ) -> Config:
-        """Read JSON, HJSON, a mapping, a base64 string or a live config, and check it as that release would.
+        """Read JSON, HJSON, a mapping, a base64 string or a live config, and check it as that release does.
 
         `auto` resolves "auto": values by key, and facts for the Hugging Face rules (`compat.deepspeed.auto.FACTS`); without it
-        every "auto" is an error. `trainer` are the TrainingArguments of Hugging Face's Trainer by name, or a dump of them, where
-        that starts the run: it fills them in, and refuses what contradicts them.
-        `code` is what the training script says, such as `{"pipeline_stages": 2}`. Raises `BridgeError` with every problem.
+        every "auto" is an error. `trainer` is for runs that Hugging Face's Trainer starts: its TrainingArguments by name, or a
+        dump of them. They fill in every "auto", and explicit values must agree with them.
+        `code` holds settings of the training script, such as `{"pipeline_stages": 2}`. Raises `BridgeError` with every problem.
         """
         release = self.release(version)
         arguments = self._arguments(trainer)
@@ -136,19 +137,19 @@ class DeepSpeedDialect(PackagedDialect):
         return release(version)
 
     def effective(self, config: Config) -> Values:
-        """What DeepSpeedConfig of the release would hold, and the defaults of the optimizer and scheduler behind it."""
+        """Values that DeepSpeedConfig of the release holds, with the defaults of the optimizer and the scheduler."""
         from compat.deepspeed.effective import effective
 
         return Values(effective(config.given, config.version, config.world_size, partial=config.entry == PARTIAL))
 
     def editor_schema(self) -> dict[str, Any]:
-        """The same with "auto" where Hugging Face's integrations fill it in, and without what no file holds."""
+        """JSON Schema of a file: it allows "auto" where Hugging Face's integrations fill it in, and leaves out the code part."""
         from compat.deepspeed.editors import schema
 
         return schema()
 
     def inspect(self, config: Config) -> tuple[Finding, ...]:
-        """What DeepSpeed accepts and then ignores or gets wrong."""
+        """Findings about settings that DeepSpeed accepts and then ignores or gets wrong."""
         from compat.deepspeed.traps import inspect
 
         return (*_open_batch(config), *inspect(config))
@@ -170,19 +171,19 @@ class DeepSpeedDialect(PackagedDialect):
         )
 
     def saves(self, config: Config, hub: Hub) -> Saves:
-        """ZeRO's own files where the groups of the optimizer are known, which these go by; else universal ones."""
+        """ZeRO's own files if the optimizer's groups are known, since these files need them; else universal ones."""
         values = config.effective
         parts = {name: values.get(f"code.{name}") or 1 for name in PARTS}
         parts["autotp_size"] = values.get("tensor_parallel.autotp_size") or 1
         BridgeError.raise_if(
-            f"{name}: found {size}; checkpoints are written for data ranks alone: set it to 1, and split what DeepSpeed saves"
+            f"{name}: found {size}; checkpoints are written for data-parallel ranks only: set it to 1"
             for name, size in parts.items()
             if size > 1
         )
         level = values.get("zero_optimization.stage") or 0
         if not level:
             raise BridgeError(
-                "zero_optimization.stage: found 0; no checkpoint is written for it: set it to 1, which gives the same numbers"
+                "zero_optimization.stage: found 0; checkpoints need stage 1 or more: set it to 1, which gives the same numbers"
             )
         dtype = next((code for name, code in HALVES.items() if values.get(f"{name}.enabled")), "F32")
         schedule = _scheduled(config, hub)
@@ -191,14 +192,14 @@ class DeepSpeedDialect(PackagedDialect):
         return Saves("deepspeed", int(level), config.world_size, dtype, schedule=schedule)
 
     def resuming(self, written: Written, folder: str) -> Written:
-        """The script that is written takes a folder; any other has a call."""
+        """A script written here takes the checkpoint folder as an option; any other script needs a call."""
         if written.beside:
             return replace(written, launch=(*written.launch, "--save", folder))
         head, close, rest = written.snippet.rpartition("\n)\n")
         return replace(written, snippet=f'{head}{close}engine.load_checkpoint("{folder}")\n{rest}')
 
     def natively(self, written: Written, world: int, folder: str) -> Written:
-        """The user's own script, whose `deepspeed` is ours."""
+        """The user's own script, with the native engine behind the name `deepspeed`."""
         snippet = written.snippet.replace("import deepspeed\n", "import compat.deepspeed as deepspeed\n")
         launch = tuple(torchrun(world, SCRIPT, "--deepspeed_config", written.file))
         return replace(self.resuming(replace(written, snippet=snippet, beside={}), folder), launch=launch)
@@ -210,19 +211,19 @@ class DeepSpeedDialect(PackagedDialect):
         return beside(written, config, plan, model)
 
     def held(self, plan: Mapping[str, Any], model: Config | None) -> frozenset[str]:
-        """The length of a sample, and how first weights of projections are drawn."""
+        """Facts that the script holds: tokens in a sample, and how the projections into the residual are initialised."""
         from compat.deepspeed.program import held
 
         return held(plan, model)
 
     def reworded(self, config: Config, original: Original, was: str) -> str:
-        """HJSON, or a script with a here-document, with other values, all else byte for byte."""
+        """The HJSON file, or the script with a here-document, with new values. All other bytes stay."""
         from compat.deepspeed.rewriting import reworded
 
         return reworded(config.given, original, self._at(was), self._at(config.version))
 
     def recognises(self, data: Any) -> int:
-        """How many of the top-level keys are DeepSpeed's own; 1 for a script with a run that is given a config."""
+        """Share of the top-level keys that are DeepSpeed's; 1 for a script that gives a DeepSpeed config to a run."""
         from compat.deepspeed.releases import KEYS
         from compat.deepspeed.scripts import is_launch
 
@@ -240,11 +241,11 @@ class DeepSpeedDialect(PackagedDialect):
         return mistaken(data)
 
     def knows(self, path: str, value: Any, version: str, entry: str) -> bool:
-        """Whether that release reads `path`; the code part belongs to none."""
+        """Whether that release reads `path`. Paths of the code part belong to no release."""
         return path.startswith("code.") or path in self._at(version).keys
 
     def defaults(self, version: str) -> Mapping[str, Any]:
-        """What a release takes for each key that it reads; the script's part has no defaults."""
+        """Default of each key that a release reads. The code part has no defaults."""
         from compat.deepspeed.releases import KEYS
 
         known = (path for path in fields(self.schema) if self.knows(path, None, version, PARTIAL))
@@ -272,7 +273,8 @@ listen()
 
 
 def __getattr__(name: str) -> Any:
-    """A name of DeepSpeed's, with the native engine behind it: `import compat.deepspeed as deepspeed` is the migration. The
-    engine is loaded when a script first asks for it, so that reading configs needs no torch.
+    """A name of DeepSpeed's, with the native engine behind it: `import compat.deepspeed as deepspeed` migrates a script.
+
+    The engine is loaded when a script first asks for a name of it, so reading configs needs no torch.
     """
     return resolved("", name)

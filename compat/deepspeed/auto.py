@@ -69,7 +69,8 @@ RULES: Mapping[str, Rule] = {
     "zero_optimization.stage3_param_persistence_threshold": Rule(("hidden_size",), lambda hidden: 10 * hidden),
     "zero_optimization.stage3_gather_16bit_weights_on_model_save": _same("save_16bit"),
 }
-"""transformers/integrations/deepspeed.py and accelerate/accelerator.py, `_prepare_deepspeed`; hidden_size is the largest one."""
+"""From transformers/integrations/deepspeed.py and accelerate/accelerator.py, `_prepare_deepspeed`. A model with several hidden
+sizes counts with the largest."""
 
 SPELLED: Mapping[str, str] = {
     "per_device_train_batch_size": "micro_batch",
@@ -78,7 +79,7 @@ SPELLED: Mapping[str, str] = {
     "max_grad_norm": "clip",
     "max_steps": "total_steps",
 }
-"""Names that Hugging Face's TrainingArguments have for a fact."""
+"""Names of facts in Hugging Face's TrainingArguments."""
 SAMPLES: Mapping[str, Any] = {
     "micro_batch": 8,
     "accumulation": 1,
@@ -91,11 +92,11 @@ SAMPLES: Mapping[str, Any] = {
     "mixed_precision": "no",
     "save_16bit": False,
 }
-"""What those take where nobody says it; the other facts have no default."""
+"""Defaults of TrainingArguments. The other facts have no default."""
 WHOLE = frozenset({"micro_batch", "accumulation", "data_parallel", "world_size", "hidden_size", "total_steps", "warmup_steps"})
 
 FACTS = frozenset({"world_size", *(fact for rule in RULES.values() for fact in rule.needs)})
-"""What the rules may be told; sizes in samples, ranks and optimizer steps."""
+"""Every fact that a rule can use; sizes in samples, ranks and optimizer steps."""
 
 _KNOWN_AS: Mapping[str, str] = {
     "micro_batch": MICRO,
@@ -103,13 +104,13 @@ _KNOWN_AS: Mapping[str, str] = {
     "lr": "optimizer.params.lr",
     "zero_stage": "zero_optimization.stage",
 }
-"""Facts that the config itself may hold."""
+"""Facts that the config itself may hold, and the key of each."""
 
 
 def resolve(given: Mapping[str, Any], values: Mapping[str, Any] | None = None, **facts: Any) -> dict[str, Any]:
-    """`given` with every "auto" replaced: by `values` (by path), then by rule from `facts` (see `FACTS`).
+    """`given` with every "auto" replaced: first by `values` (by path), then by rule from `facts` (see `FACTS`).
 
-    Raises `ConfigError` that lists every "auto" left over and what would resolve it.
+    Raises `ConfigError`. It lists every "auto" that is left, and the facts that would resolve it.
     """
     said = resolved(given, {**(values or {}), **{name: fact for name, fact in facts.items() if fact is not None}})
     ConfigError.raise_if(said.problems)
@@ -118,7 +119,7 @@ def resolve(given: Mapping[str, Any], values: Mapping[str, Any] | None = None, *
 
 @dataclass(frozen=True)
 class Resolved:
-    """What each "auto" becomes, a problem for each that stays, and the words of a command line that would say what lacks."""
+    """The value of each "auto", a problem for each that stays, and command-line words that would give the missing facts."""
 
     found: Mapping[str, Any]
     problems: tuple[str, ...]
@@ -131,9 +132,9 @@ def resolved(
     where: Mapping[str, str] | None = None,
     world: int | None = None,
 ) -> Resolved:
-    """What each "auto" in `given` becomes by `values` (paths and facts) on `world` ranks; `where` names the place of a path.
+    """Resolve each "auto" in `given` by `values` (paths and facts) on `world` ranks; `where` has the file's place of each path.
 
-    Without `values` no rule applies: nobody said that one of these integrations will run.
+    Without `values` no rule applies: then nothing tells that one of these integrations starts the run.
     """
     open_ = [path for path, value in given.items() if value == "auto" and path not in REAL]
     said = _as_facts(values or {})
@@ -150,7 +151,7 @@ def resolved(
 
 
 def _as_facts(values: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` with what TrainingArguments call otherwise under the names of the facts."""
+    """`values`, with TrainingArguments under the names of the facts."""
     said = {SPELLED.get(name, name): value for name, value in values.items() if name not in ("adam_beta1", "adam_beta2")}
     if "adam_beta1" in values or "adam_beta2" in values:
         first, second = SAMPLES["betas"]
@@ -159,7 +160,7 @@ def _as_facts(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _facts(given: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """What the caller says, before what the config itself says."""
+    """Facts from the caller, then those from the config itself."""
     own = {fact: values.get(path, given.get(path)) for fact, path in _KNOWN_AS.items()}
     own["accumulation"] = own["accumulation"] if own["accumulation"] is not None else 1
     facts = {fact: value for fact, value in own.items() if value not in (None, "auto")}
@@ -183,14 +184,14 @@ def _by_rule(path: str, facts: Mapping[str, Any]) -> Any:
 
 
 def _left(paths: Sequence[str], facts: Mapping[str, Any], where: Mapping[str, str]) -> Iterator[str]:
-    """One problem for all that rules would fill in, and one for each that nobody does."""
+    """One problem for all keys that a rule could fill in, and one for each other key."""
     ruled = [path for path in paths if path in RULES]
     if ruled:
         named = ", ".join(f"{path}{f' ({where[path]})' if where.get(path) else ''}" for path in ruled)
         missing = dict.fromkeys(fact for path in ruled for fact in RULES[path].needs if fact not in facts)
         count = f"{len(ruled)} value{'s' * (len(ruled) > 1)}"
-        who = "Hugging Face's Trainer or accelerate fills in, not DeepSpeed"
-        give = "give its TrainingArguments with --auto-from" + (f", or say {', '.join(missing)} with --auto" if missing else "")
+        who = "Hugging Face's Trainer or accelerate fills in"
+        give = "give its TrainingArguments with --auto-from" + (f", or give {', '.join(missing)} with --auto" if missing else "")
         yield f'found "auto" for {count}, which {who}: {named}; {give}'
     for path in paths:
         if path not in RULES:
@@ -199,7 +200,7 @@ def _left(paths: Sequence[str], facts: Mapping[str, Any], where: Mapping[str, st
 
 
 def _asked(paths: Sequence[str], facts: Mapping[str, Any]) -> Iterator[str]:
-    """Options that say the missing facts: what the Trainer takes by default, and names in capitals where it has no default."""
+    """Options that give the missing facts: the Trainer's default of each, or its name in capitals if there is no default."""
     needs = dict.fromkeys(fact for path in paths if path in RULES for fact in RULES[path].needs if fact not in facts)
     for fact in needs:
         if fact == "data_parallel":

@@ -1,4 +1,4 @@
-"""DeepSpeed's batch: the ranks that its arithmetic counts, and the triangle of sizes."""
+"""DeepSpeed's batch arithmetic: the data-parallel ranks that it sees, and train batch = micro batch x accumulation x ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from compat.deepspeed.seen import MICRO, STEPS, TOTAL, Flat
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """How many ranks there are, and by how many DeepSpeed divides the batch."""
+    """World size, the number of ranks by which DeepSpeed divides the batch, and the keys that reduce that number, in words."""
 
     world: int
     dividing: int
@@ -22,7 +22,7 @@ class Ranks:
 
 
 def ranks(values: Flat, version: str, world_size: int | None) -> Ranks:
-    """The ranks that DeepSpeed's batch arithmetic counts; raises `ConfigError` where they do not come out even."""
+    """The ranks that DeepSpeed's batch arithmetic counts. Raises `ConfigError` if the world size does not divide evenly."""
     at = release(version)
     shared = _shared(values, at)
     dividing = _dividing(values, at)
@@ -37,19 +37,19 @@ def ranks(values: Flat, version: str, world_size: int | None) -> Ranks:
 
 
 def unmeshed(values: Flat, world_size: int | None) -> Iterator[str]:
-    """AutoTP lays its groups out as a mesh over all ranks (utils/groups.py, _init_tp_mesh_device)."""
+    """A problem if AutoTP's groups do not fill all ranks, as its mesh must (utils/groups.py, _init_tp_mesh_device)."""
     size = values.get("tensor_parallel.autotp_size") or 1
     if world_size is not None and world_size % size:
         yield f"tensor_parallel.autotp_size: {size} does not divide world size ({world_size}); use a divisor of it"
 
 
 def _coded(values: Flat) -> int:
-    """Ranks of the groups that the script builds and DeepSpeed learns of through an mpu."""
+    """Ranks in the groups that the script builds. DeepSpeed learns of them through an mpu."""
     return math.prod(int(values[f"code.{axis}_parallel"]) for axis in ("tensor", "context")) * int(values["code.pipeline_stages"])
 
 
 def _sequence(values: Flat, at: Release) -> int:
-    """Sequence-parallel ranks that the batch arithmetic sees: those of the mpu, else of the file from 0.17.0 on."""
+    """Sequence-parallel ranks that the batch arithmetic sees: the mpu's, or from 0.17.0 on also the file's."""
     seen = at.since("0.17.0") or _coded(values) > 1
     return max(int(values["code.context_parallel"]), int(values["sequence_parallel_size"]) if seen else 1)
 
@@ -71,7 +71,7 @@ def _mesh_problem(values: Flat, world: int) -> str:
 
 
 def _shared(values: Flat, at: Release) -> str:
-    """What the ranks are shared among, by the keys that say so."""
+    """The keys whose ranks share one batch, with their sizes, for a message."""
     sequence = _sequence(values, at)
     told = "code.context_parallel" if sequence == values["code.context_parallel"] else "sequence_parallel_size"
     sizes = {path: int(values[path]) for path in ("code.tensor_parallel", "code.pipeline_stages")} | {told: sequence}
@@ -79,7 +79,7 @@ def _shared(values: Flat, at: Release) -> str:
 
 
 def _implied(values: Flat) -> int:
-    """Data-parallel ranks that a full triangle implies; 0 if it is not full or does not come out even."""
+    """Data-parallel ranks that the three batch keys imply; 0 if a key is missing or they do not divide evenly."""
     total, micro, steps = (values.get(path) for path in (TOTAL, MICRO, STEPS))
     if not (total and micro and steps) or total % (micro * steps):
         return 0
@@ -87,7 +87,7 @@ def _implied(values: Flat) -> int:
 
 
 def solve(values: dict[str, Any], given: Flat, at: Release, world_size: int | None) -> list[str]:
-    """Solve and check the batch triangle as DeepSpeed does (runtime/config.py, _set_batch_related_parameters)."""
+    """Fill in and check the three batch keys as DeepSpeed does (runtime/config.py, _set_batch_related_parameters)."""
     try:
         data = ranks(values, at.version, world_size).dividing
     except ConfigError as error:
@@ -100,7 +100,7 @@ def solve(values: dict[str, Any], given: Flat, at: Release, world_size: int | No
 
 
 def _solved(total: int | None, micro: int | None, steps: int | None, data: int) -> dict[str, int]:
-    """The two others of the triangle from what is given, with floor division."""
+    """The missing batch keys from the given ones, with DeepSpeed's floor division."""
     if micro is None:
         assert total is not None
         steps = 1 if steps is None else steps
@@ -120,10 +120,10 @@ def _uneven(values: Flat, data: int) -> list[str]:
 
 
 def _apart(values: Flat, data: int) -> str:
-    """Where the sizes fit once ranks share a batch, which only the script or the code part beside a file says: that one lacks."""
+    """A hint if the sizes would agree once several ranks share a batch. Only the script or a code part tells that they do."""
     total, size = values[TOTAL], values[MICRO] * values[STEPS] * data
     shared = size // total if total and size % total == 0 else 1
     if shared < 2 or data % shared or _coded(values) > 1:
         return ""
-    says = f"--code pipeline_stages={shared} or --code tensor_parallel={shared} says it too"
-    return f"; they agree where {shared} ranks share a batch: is the .code.json missing that lay beside the file? {says}"
+    give = f"or give --code pipeline_stages={shared} or --code tensor_parallel={shared}"
+    return f"; they agree if {shared} ranks share a batch: put the .code.json back beside the file, {give}"

@@ -1,4 +1,4 @@
-"""The code part of a config: what DeepSpeed wants in the training script, as values, as a script, and as a launch command."""
+"""The code part of a config: settings of the training script, as values, as a short script, and as a launch command."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def settings(given: Flat) -> dict[str, Any]:
 
 
 def size(values: Flat, name: str) -> int:
-    """Ranks that the script spreads a part of the model over."""
+    """A size in the code part; 1 if it is not set."""
     return int(values.get(f"code.{name}") or 1)
 
 
@@ -31,7 +31,7 @@ def _piped(values: Flat) -> bool:
 
 
 def _mpu(values: Flat) -> bool:
-    """Whether the script hands an mpu to `deepspeed.initialize`; PipelineModule brings its own."""
+    """Whether the script passes an mpu to `deepspeed.initialize`. PipelineModule brings its own."""
     return not _piped(values) and (size(values, "tensor_parallel") > 1 or size(values, "context_parallel") > 1)
 
 
@@ -40,13 +40,13 @@ def _autotp(values: Flat) -> int:
 
 
 def _course(values: Flat) -> Iterator[str]:
-    """What the script sets before it builds anything."""
+    """Lines that run before the script builds anything: the seed."""
     if values.get("code.seed") is not None:
         yield f"torch.manual_seed({values['code.seed']})  # the same seed; each stack draws in its own order"
 
 
 def script(values: Flat, world_size: int | None = None) -> str:
-    """A short training script that fits the JSON: it names what the reader fills in."""
+    """A short training script for the JSON, with names for the parts that the user writes."""
     model = [*_model(values, world_size), *_checkpointing(values)]
     parts = (_imports(values), _course(values), _scheduler(values), model, _start(values))
     return "\n\n".join(text for text in map("\n".join, parts) if text) + "\n"
@@ -129,12 +129,12 @@ def _checkpointing(values: Flat) -> Iterator[str]:
 
 
 def _spares(values: Flat) -> bool:
-    """Whether biases and norms do not decay, which DeepSpeed's file cannot say."""
+    """Whether biases and norms are excluded from weight decay. DeepSpeed's file has no key for that."""
     return values.get("code.decay_scope") == "matrices" and bool(values.get("optimizer.params.weight_decay"))
 
 
 def groups(values: Flat) -> Iterator[str]:
-    """The optimizer's groups of parameters, where not all of them decay."""
+    """Lines that make the optimizer's parameter groups; empty if all parameters decay."""
     if _spares(values):
         yield "trained = [p for p in model.parameters() if p.requires_grad]"
         yield "groups = ["

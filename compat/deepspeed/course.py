@@ -1,4 +1,4 @@
-"""The course of a run: what DeepSpeed's file and the script say of its length, seed and logs <-> the plan's."""
+"""Length, seed and logs of a run: DeepSpeed's keys and the code part <-> the plan's fields."""
 
 from __future__ import annotations
 

@@ -8,11 +8,11 @@ from compat.deepspeed.auto import RULES
 from compat.deepspeed.schema import DeepSpeed
 
 CODE = "code"
-"""The code part, which no file holds."""
+"""The code part. No file holds it."""
 
 
 def schema() -> dict[str, Any]:
-    """What a file may be, as JSON Schema 2020-12."""
+    """JSON Schema 2020-12 of a file."""
     whole = DeepSpeed.model_json_schema()
     whole["properties"].pop(CODE, None)
     for path in RULES:

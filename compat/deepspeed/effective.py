@@ -1,4 +1,4 @@
-"""What DeepSpeed makes of a config: defaults of the release, old keys moved, values derived, and every reason to refuse."""
+"""The values that DeepSpeed uses for a config: defaults of the release, renamed keys, derived values, reasons to refuse."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from compat.deepspeed.seen import GATHER, LEAVES, MICRO, OFFLOAD, OLD_GATHER, PA
 
 
 def effective(given: Flat, version: str, world_size: int | None = None, partial: bool = False) -> dict[str, Any]:
-    """Values by path that DeepSpeed `version` would hold for `given` on `world_size` ranks.
+    """Values by path that DeepSpeed `version` uses for `given` on `world_size` ranks.
 
-    A `partial` config may leave the batch open, which DeepSpeed itself never takes.
-    Without a world size: the one that a full batch triangle implies, else the smallest possible. Raises `ConfigError` with
-    every reason to refuse; messages name keys, the place in DeepSpeed's source stands beside each check.
+    A `partial` config may leave the batch open; DeepSpeed itself refuses that.
+    The default world size is the one that the three batch keys imply, or else the smallest possible. Raises `ConfigError` with
+    every reason to refuse. Messages name keys; each check names its place in DeepSpeed's source.
     """
     at = release(version)
     problems = [*_unknown(given, at), *_untyped(given), *_bounds(given, at)]
@@ -73,7 +73,7 @@ def _filled(given: Flat, at: Release) -> dict[str, Any]:
 
 
 def moved(given: Flat) -> dict[str, str]:
-    """Where effective values come from old keys: new path by old path."""
+    """New path by old path, for old keys in `given` that DeepSpeed renames."""
     sections = {f"bfloat16.{name}": f"bf16.{name}" for name in (path.removeprefix("bfloat16.") for path in given)}
     found = {old: new for old, new in sections.items() if old in given}
     singles = {ZERO + "cpu_offload": OFFLOAD + ".device", ZERO + "cpu_offload_param": PARAM + ".device", OLD_GATHER: GATHER}
@@ -128,7 +128,7 @@ def _derive(values: dict[str, Any], given: Flat, at: Release) -> None:
 
 
 def _unhalved(values: dict[str, Any], given: Flat, at: Release) -> None:
-    """What only counts in half precision, or with a section of its own (runtime/config.py)."""
+    """Values that have an effect only in half precision or with their own section are reset (runtime/config.py)."""
     norm, master = "optimizer.params.max_grad_norm", "fp16.fp16_master_weights_and_grads"
     if not values["fp16.enabled"] and not at.since("0.19.6") and values.get(norm, 0) > 0:  # _do_warning_check
         values[norm] = 0.0
@@ -139,7 +139,7 @@ def _unhalved(values: dict[str, Any], given: Flat, at: Release) -> None:
 
 
 def _adam(values: dict[str, Any], given: Flat) -> None:
-    """Type AdamW always decays apart; PyTorch's AdamW decays by 0.01 unless told (runtime/engine.py)."""
+    """Type AdamW always decouples weight decay; PyTorch's AdamW has a default decay of 0.01 (runtime/engine.py)."""
     mode, decay = "optimizer.params.adam_w_mode", "optimizer.params.weight_decay"
     if values["optimizer.type"] == "adamw":
         values[mode] = True

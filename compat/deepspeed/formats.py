@@ -25,7 +25,7 @@ from compat.deepspeed.releases import ALIASES, KEYS, PARTS, RELEASES, Release, T
 from compat.deepspeed.schema import DeepSpeed
 
 NULLABLE = frozenset({"expert_parallel.expert_w3", "seq_parallel_communication_data_type", "steps_per_print"})
-"""Keys where null is a setting of its own, apart from leaving them out."""
+"""Keys for which null differs from leaving them out."""
 NULL_SECTIONS = frozenset(
     {
         "bf16",
@@ -38,13 +38,13 @@ NULL_SECTIONS = frozenset(
         "expert_parallel",
     }
 )
-"""Sections where DeepSpeed takes null for absent."""
+"""Sections for which null is the same as leaving them out."""
 OBJECTS = frozenset({"tensor_parallel.dtype", "tensor_parallel.tp.mpu", "tensor_parallel.tp.tp_group"})
-"""Keys that take a live Python object, which no file can hold."""
+"""Keys that take a live Python object. No file can hold one."""
 DICTS = frozenset({"amp", "elasticity", "nebula", "compression_training", "quantize_training", "progressive_layer_drop"})
-"""Free-form sections that DeepSpeed opens without looking for null."""
+"""Free-form sections that DeepSpeed opens without a check for null."""
 PRESENCE = frozenset({"zero_optimization.zenflow", "weight_quantization"})
-"""Sections that switch something on by being there, even when empty."""
+"""Sections that switch a feature on if they are present, even when empty."""
 PARAMS: Mapping[str, str] = {"optimizer.params": "optimizers", "scheduler.params": "schedulers"}
 PARTITION: Mapping[str, Any] = {
     **dict.fromkeys(("use_default_specs", "tp_size", "embedding_partition_dim", "lm_head_patterns", "strict_mode")),
@@ -52,13 +52,13 @@ PARTITION: Mapping[str, Any] = {
         ("patterns", "partition_type", "gather_output", "grad_allreduce", "shape", "partition_dim", "model_types")
     ),
 }
-"""Keys of tensor_parallel.partition_config (module_inject/autotp_config.py, AutoTPConfig.from_dict)."""
+"""Keys of tensor_parallel.partition_config (module_inject/autotp_config.py, AutoTPConfig.from_dict); None marks a value."""
 
 UNSCHEDULED = (
-    "not given: Hugging Face's Trainer then brings a scheduler of its own, linear unless told otherwise; read as a constant rate;"
-    " say the real one, as in --code scheduler.name=linear --code scheduler.total_steps=1000"
+    "not given: Hugging Face's Trainer then builds its own scheduler, by default linear; it is read as a constant learning rate;"
+    " give the real one, as in --code scheduler.name=linear --code scheduler.total_steps=1000"
 )
-"""Said of a file whose "auto" shows that one of these integrations fills it in, and that leaves the schedule to it."""
+"""The finding for a file without a schedule whose "auto" shows that Hugging Face's Trainer or accelerate fills it in."""
 
 Tree = dict[str, Any]
 """Names at one level: a path for a leaf, a `Tree` for a section."""
@@ -66,7 +66,7 @@ Tree = dict[str, Any]
 
 @cache
 def _tree(release: Release) -> Tree:
-    """What `release` reads, level by level, aliases included."""
+    """The keys that `release` reads, level by level, aliases included."""
     spelled = {path: path for path in fields(DeepSpeed) if path in release.keys or path.startswith("code.")}
     if release.since("0.16.4"):
         spelled |= {path: path for path in OBJECTS}
@@ -97,10 +97,10 @@ def read(
     arguments: Mapping[str, Any] | None = None,
     world: int | None = None,
 ) -> Reading:
-    """Read a path, text, mapping, `Written`, or live DeepSpeedConfig, for `world` ranks; raises every problem at once.
+    """Read a path, text, mapping, `Written`, or live DeepSpeedConfig for `world` ranks. All problems are raised at once.
 
-    `values` resolve "auto" (an empty mapping: by rule alone); `code` is the code part, over what the source says of it.
-    `arguments` are those of Hugging Face's Trainer, by name, where that starts the run.
+    `values` resolve "auto" (an empty mapping: by rule alone). `code` is the code part; it overrides the source's own.
+    `arguments` are the Trainer's, by name, if Hugging Face's Trainer starts the run.
     """
     script = _script(source)
     if script is not None:
@@ -119,7 +119,7 @@ def read(
 
 
 def _script(source: Any) -> scripts.Found | None:
-    """The config that a launch script gives to its run, if `source` is one."""
+    """The config that a launch script gives to its run; None if `source` is no launch script."""
     if isinstance(source, str | Path) and _decoded(str(source)) is None:
         source = load(source)
     return scripts.read(source.data) if isinstance(source, Document) and isinstance(source.data, Script) else None
@@ -155,7 +155,7 @@ def _mapping(document: Document) -> Mapping[str, Any]:
 
 
 def _decoded(source: str) -> Document | None:
-    """The config behind a base64 string, which DeepSpeed takes in place of a path; None if `source` is none."""
+    """The config in a base64 string, which DeepSpeed accepts in place of a path; None if `source` is no such string."""
     if not re.fullmatch(r"[\w-]{8,}={0,2}", source) or os.path.exists(source):
         return None
     try:
@@ -187,7 +187,7 @@ class _Reader:
             entry = tree.get(name)
             target = _target(entry, written)
             if target in taken:
-                self.problem(written, f"is another spelling of {taken[target]}; keep one")
+                self.problem(written, f"is another name of {taken[target]}; keep one")
                 continue
             taken[target] = written
             self._entry(written, target, value, entry)
@@ -198,14 +198,14 @@ class _Reader:
             if not isinstance(name, str) or "." in name:
                 self.problem(path or "config", f"found the key {shown(name)}, expected a plain name; nest sections")
             elif hidden and name == "bfloat16":
-                self.finding("bfloat16", "ignored by DeepSpeed because bf16 is there too; drop it", Effect.NUMBERS)
+                self.finding("bfloat16", "DeepSpeed ignores it because bf16 is given too; drop it", Effect.NUMBERS)
             elif not path and name == "allgather_size" and isinstance(data.get("zero_optimization"), bool):
                 self._old_bucket(value, data)
             else:
                 yield name, value
 
     def _old_bucket(self, value: Any, data: Mapping[str, Any]) -> None:
-        """The bucket size that goes with the oldest form of the ZeRO section (runtime/zero/config.py)."""
+        """The bucket size beside a ZeRO section that is true or false, the oldest form (runtime/zero/config.py)."""
         if data["zero_optimization"]:
             self.leaf("allgather_size", "zero_optimization.allgather_bucket_size", value)
 
@@ -262,7 +262,7 @@ class _Reader:
             self._value(written, path, value)
 
     def _setting(self, path: str) -> bool:
-        """Whether null at `path` is not the same as leaving it out."""
+        """Whether null at `path` differs from leaving it out."""
         return path in NULLABLE and (path == "expert_parallel.expert_w3" or KEYS[path].at(self.release.version) is not None)
 
     def _value(self, written: str, path: str, value: Any) -> None:
@@ -275,7 +275,7 @@ class _Reader:
         self._set(path, known, written)
 
     def _same_meaning(self, path: str, value: Any) -> Any:
-        """What DeepSpeed reads as the same: "3" or true for a stage. Anything else is left as it is."""
+        """The value that DeepSpeed reads, such as 3 for a stage of "3" or 1 for true. Other values are returned unchanged."""
         stage = path == "zero_optimization.stage"
         if stage and (isinstance(value, bool) or value in ("0", "1", "2", "3")):
             self.finding(path, f"{shown(value)} is read as {int(value)}; write the number", Effect.NONE)
@@ -285,7 +285,7 @@ class _Reader:
         return value
 
     def _checked(self, path: str, written: str, value: Any) -> None:
-        """Free-form values: plain JSON all through, and known keys where DeepSpeed reads some and ignores the rest."""
+        """Check a free-form value: it holds plain JSON, and DeepSpeed reads its keys."""
         if isinstance(value, dict | list | tuple):
             flaw = _flaw(value)
             if flaw:
@@ -307,7 +307,7 @@ class _Reader:
                     self._partition(item, f"{written}.{name}.{position}", names[name])
 
     def _no_value(self, written: str, path: str) -> None:
-        """Null: the same as leaving the key out where DeepSpeed's default is None, else a value that it trips on."""
+        """Null is the same as leaving the key out if DeepSpeed's default is None. Otherwise DeepSpeed fails on it."""
         section = path.rpartition(".")[0]
         if section in PARAMS:
             fine = all(
@@ -333,7 +333,7 @@ class _Reader:
     # Arguments of optimizers and schedulers
 
     def _params(self, written: str, target: str, value: Mapping[str, Any], entry: Tree) -> None:
-        """Read constructor arguments: those of a known type are checked, those of the user's own are carried."""
+        """Read constructor arguments: those of a known type are checked, those of the user's own type are kept."""
         forms = self._forms(target)
         names = [form.args for form in forms if form.args is not None]
         if target.replace(".params", ".type") not in self.given:
@@ -363,7 +363,7 @@ class _Reader:
     # Unknown keys
 
     def unknown(self, written: str, value: Any) -> None:
-        """A key that the release does not read: an error, or a finding when lenient and DeepSpeed ignores it."""
+        """A key that the release does not read is an error, or a finding if reading is lenient and DeepSpeed ignores it."""
         parent = written.rpartition(".")[0]
         known = _elsewhere(written, self.release) or f"unknown key{self._nearest(written, parent)}"
         if not self.lenient or self.release.refuses(parent) or parent == "code":
@@ -380,9 +380,10 @@ class _Reader:
     # "auto"
 
     def resolve(self, values: Mapping[str, Any] | None, scheduled: bool = False) -> tuple[str, ...]:
-        """Replace "auto" by what the caller knows, and by rule; without `values` all of them are problems.
+        """Replace "auto" by the caller's values and by rule. Without `values` each "auto" is a problem.
 
-        The options that would say what lacks. A file without a schedule has one of the Trainer's own, unless it is `scheduled`.
+        Returns the options that would give the missing facts. A file without a schedule gets a finding, because the Trainer
+        then brings its own, unless `scheduled`.
         """
         lines = {path: f"line {line}" for path in self.given if (line := self.line(path))}
         said = auto.resolved(self.given, values, lines, self.world)
@@ -397,7 +398,7 @@ class _Reader:
         return any(path.startswith(("scheduler.", "code.scheduler.")) for path in self.given)
 
     def trained(self, arguments: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[str, ...]:
-        """The same as Hugging Face's Trainer with these arguments does it, and what it refuses or brings itself."""
+        """Replace "auto" as Hugging Face's Trainer does with these arguments; note its refusals and its own schedule."""
         said = trainer.filling(arguments, self.world, values.get("total_steps"))
         for path, problem in said.refusals(self.given):
             self.problem(path, problem)
@@ -424,7 +425,7 @@ class _Reader:
         self.problems.append(f"{f'line {line}: ' if line else ''}{written}: {message}")
 
     def finding(self, path: str, message: str, effect: Effect) -> None:
-        """Note a remark; one that costs nothing does not count as a loss."""
+        """Note a remark. A remark with effect NONE is no loss."""
         origin = Origin(self.line(path), path)
         self.findings.append(Finding(path, message, effect, given=effect is not Effect.NONE, origin=origin))
 
@@ -461,7 +462,7 @@ def _removed(path: str, release: Release) -> str:
 
 
 def _elsewhere(written: str, release: Release) -> str:
-    """What to say of a key or section that another release reads; empty if none does."""
+    """Message about a key or section that another release reads; empty if no release does."""
     path = ALIASES.get(written, written)
     rows = [row for key, row in KEYS.items() if key == path or key.startswith(path + ".")]
     if not rows:
@@ -472,7 +473,7 @@ def _elsewhere(written: str, release: Release) -> str:
         return f"unknown key{f'; use {instead}' if instead else ''}"
     later = [row.since for row in rows if not release.since(row.since)]
     if later:
-        return f"known since DeepSpeed {_first(later)}, and this is {release.version}; drop it or name a later release"
+        return f"new in DeepSpeed {_first(later)}, and this is {release.version}; drop it or name a later release"
     last = _first([RELEASES.last(row.gone) for row in rows])
     return f"last read by DeepSpeed {last}, and this is {release.version}; {f'use {instead}' if instead else 'drop it'}"
 
@@ -500,7 +501,7 @@ def plain(given: Mapping[str, Any], opaque: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _place(path: str) -> int:
-    """Where `path` goes: its place in the schema, or the end of its section."""
+    """Sort key of `path`: its place in the schema, or the end of its section."""
     order = _order()
     if path in order:
         return order[path]

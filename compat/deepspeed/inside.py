@@ -1,4 +1,4 @@
-"""Names inside of what is kept as it stands: free-form sections, and arguments of optimizers and schedulers."""
+"""Names inside values that are kept unchanged: free-form sections, and arguments of optimizers and schedulers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from bridge.rules import Effect
 from compat.deepspeed.releases import Type, all_types
 
 ANY = "*"
-"""Stands for a name that is the user's own."""
+"""Stands for a name that the user chooses."""
 
 GROUPS = (".different_groups.", ".shared_parameters.")
-"""Sections of compression, in which every name stands for a section (compression/config.py, until 0.19.6)."""
+"""Parts of the compression section in which every name is a section again (compression/config.py, until 0.19.6)."""
 Names = Mapping[str, Any]
-"""What is read at one level: None for a value, names for a section below."""
+"""Names that DeepSpeed reads at one level: None for a value, further names for a section."""
 
 
 @cache
@@ -29,7 +29,7 @@ def _facts() -> Mapping[str, Names]:
 
 
 def unread(path: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Names that DeepSpeed reads nowhere in the section `value` at `path`, each with what to say of it."""
+    """Names in the section `value` at `path` that DeepSpeed does not read, each with a message."""
     yield from _unread(path, value, _facts()["sections"].get(path))
 
 
@@ -49,16 +49,17 @@ def _unread(path: str, value: Any, names: Names | None) -> Iterator[tuple[str, s
 
 
 def strange(kind: str, forms: tuple[Type, ...], given: str, argument: str, before: int = 0) -> tuple[str, Effect] | None:
-    """What to say of an argument to the type `given` whose arguments the release does not tell; None: nothing.
+    """Message and effect for an argument of a type whose arguments the release does not list; None: the argument is known.
 
-    `kind` is `optimizers` or `schedulers`, `forms` what the release has of that name. A type that only other releases have is
-    held against theirs, one that none has against the arguments of all. `before` arguments stand before this one.
+    `kind` is `optimizers` or `schedulers`; `given` is the type's name, and `forms` its implementations in this release. If only
+    other releases have the type, their arguments are allowed; if none has it, the arguments of all types are. `before` counts
+    the arguments in front of this one.
     """
     torch = next((names for name, names in _facts()["torch"][kind].items() if name.lower() == given.lower()), None)
     if forms and torch is not None:
         if argument in (*torch, "max_grad_norm"):
             return None
-        return f"not an argument of torch 2.13's {given}, which stops at it{nearest(argument, torch, before)}", Effect.STOPS
+        return f"not an argument of torch 2.13's {given}, which refuses it{nearest(argument, torch, before)}", Effect.STOPS
     rows = all_types(kind)
     elsewhere = [row for row in rows if row.type.lower() == given.lower() and row.args is not None]
     known = {name for row in elsewhere or rows for name in (*(row.args or ()), *row.required, *row.ignored)} | {"max_grad_norm"}

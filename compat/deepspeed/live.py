@@ -28,7 +28,7 @@ def build(config: Config) -> Any:
     found = installed()
     if found != config.version:
         raise VersionError(
-            f"deepspeed: the config is for {config.version}, and {found} is installed; read or write it for {found}"
+            f"deepspeed: the config is for {config.version}, but {found} is installed; read or write the config for {found}"
         )
     counted = ranks(config.effective, config.version, config.world_size)
     return real({**plain(config.given, config.opaque)}, counted.dividing)
@@ -46,7 +46,7 @@ def real(data: dict[str, Any], data_parallel: int) -> Any:
 
 
 class _Groups:
-    """As much of an mpu as DeepSpeedConfig asks for."""
+    """The part of an mpu that DeepSpeedConfig uses."""
 
     def __init__(self, data_parallel: int) -> None:
         self._ranks = data_parallel
@@ -56,7 +56,7 @@ class _Groups:
 
 
 class _Ranks:
-    """Stands in for the process group, without which DeepSpeedConfig takes the world for one rank."""
+    """Stands in for the process group. Without one DeepSpeedConfig assumes a world of one rank."""
 
     def __init__(self, world_size: int) -> None:
         self._ranks = world_size
@@ -70,7 +70,7 @@ class _Ranks:
 
 @contextmanager
 def _world(world_size: int) -> Iterator[None]:
-    """DeepSpeed's config module sees `world_size` ranks while inside."""
+    """Within this context DeepSpeed's config module sees `world_size` ranks."""
     from deepspeed.runtime import config as module
 
     before = module.dist

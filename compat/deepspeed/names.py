@@ -1,4 +1,4 @@
-"""DeepSpeed's modules by name, with the native engine behind them: which of its names run, and what to do instead of the others.
+"""DeepSpeed's modules by name, with the native engine behind them, and advice for names that the engine does not have.
 
 `import compat.deepspeed.comm as dist` finds them here. After `install()` so does `import deepspeed.comm`, for libraries that
 import DeepSpeed themselves. Nothing that needs torch is imported before a script asks for it.
@@ -39,7 +39,7 @@ ENTRIES = (
     "log_dist",
     "logger",
 )
-"""Names of the package itself: they are listed here so that others are refused without torch."""
+"""Names of the package itself. They are listed here so that unknown names are refused without loading torch."""
 _UTILS = ("names.utilities", "names.fragments")
 MODULES: Mapping[str, Sequence[str]] = {
     "": ("entries",),
@@ -82,7 +82,7 @@ MODULES: Mapping[str, Sequence[str]] = {
     "utils.zero_to_fp32": ("names.export",),
     "zero": ("names.zero",),
 }
-"""DeepSpeed's modules, each with ours below `runtime` whose `__all__` are its names."""
+"""DeepSpeed's modules, each with the module below `runtime` that replaces it; `__all__` there lists the names."""
 
 KERNELS = "the engine builds no operators of its own; use torch's"
 ABSENT: Mapping[str, str] = {
@@ -110,11 +110,11 @@ ABSENT: Mapping[str, str] = {
     "sequence": "the engine has no sequence axis; leave sequence_parallel_size at 1",
     "tp_model_init": "set tensor_parallel.autotp_size in the config; initialize splits the model",
 }
-"""What DeepSpeed has and the engine does not, by the beginning of its name, with what to do."""
+"""Names that DeepSpeed has and the engine does not, by their beginning, each with advice."""
 
 
 class Absent(BridgeError, ImportError):
-    """A name of DeepSpeed's that the engine has nothing for. Scripts that can do without it catch `ImportError`."""
+    """A name of DeepSpeed's that the engine does not have. Scripts with a fallback catch `ImportError`."""
 
 
 class Names(ModuleType):
@@ -143,7 +143,7 @@ def module(path: str) -> Names:
 
 
 def names_of(path: str) -> Iterator[str]:
-    """What a module of the table has, modules below it too."""
+    """Names in a module of the table, submodules included."""
     lead = f"{path}." if path else ""
     yield from (known[len(lead) :] for known in MODULES if known.startswith(lead) and "." not in known[len(lead) :] and known)
     for behind in MODULES.get(path, ()):
@@ -151,7 +151,7 @@ def names_of(path: str) -> Iterator[str]:
 
 
 def resolved(path: str, name: str) -> Any:
-    """What `name` in DeepSpeed's module `path` is. Raises `Absent` with what to do, or `AttributeError` for what is unknown."""
+    """The object behind `name` in DeepSpeed's module `path`. Raises `Absent` with advice, or `AttributeError` if unknown."""
     whole = f"{path}.{name}" if path else name
     if name.startswith("__") and name != "__version__":
         raise AttributeError(name)
@@ -174,13 +174,13 @@ def resolved(path: str, name: str) -> Any:
 
 
 def instead(path: str) -> str | None:
-    """What to do instead of a name that is not there, where the table says."""
+    """Advice for a name that the engine does not have; empty if the table has none."""
     words = path.split(".")
     return next((ABSENT[lead] for end in range(len(words), 0, -1) if (lead := ".".join(words[:end])) in ABSENT), None)
 
 
 class Finder(MetaPathFinder, Loader):
-    """Finds the modules of the table below a package, which is `compat.deepspeed`, or `deepspeed` itself."""
+    """Finds the modules of the table below `compat.deepspeed`, or below `deepspeed` itself."""
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -202,10 +202,10 @@ class Finder(MetaPathFinder, Loader):
         return module(spec.name[len(self.root) + 1 :])
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing: names are looked up when they are asked for."""
+        """Does nothing: names are looked up when a script asks for them."""
 
     def find_distributions(self, context: Any = None) -> Iterator[Distribution]:
-        """What libraries that look for an installed DeepSpeed find."""
+        """The distribution that libraries find when they look for an installed DeepSpeed."""
         if self.root == THEIRS and getattr(context, "name", None) in (None, THEIRS):
             yield _Installed()
 
@@ -223,7 +223,7 @@ class _Installed(Distribution):
 
 
 def install() -> None:
-    """Have `import deepspeed` mean the native engine from now on, in this process, for libraries such as accelerate too.
+    """From now on `import deepspeed` in this process imports the native engine, also in libraries such as accelerate.
 
     Raises `BridgeError` if DeepSpeed itself is imported already.
     """
@@ -237,6 +237,6 @@ def install() -> None:
 
 
 def listen() -> None:
-    """Have modules below `compat.deepspeed` found that are no files."""
+    """Let Python import the modules of the table below `compat.deepspeed`, which are no files."""
     if not any(isinstance(finder, Finder) and finder.root == OURS for finder in sys.meta_path):
         sys.meta_path.append(Finder(OURS))

@@ -19,16 +19,16 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "sgd": {"lr": 1e-3, "momentum": 0.0, "weight_decay": 0.0},
     "muon": {"betas": (0.9, 0.95), "eps": 1e-10, "momentum": 0.95, "weight_decay": 0.0},
 }
-"""What the constructors take when the file is silent (ops/adam/fused_adam.py, ops/lamb, ops/lion, torch.optim, zero/muon).
+"""Defaults of the constructors (ops/adam/fused_adam.py, ops/lamb, ops/lion, torch.optim, zero/muon).
 
-The two halves of Muon's parameters have rates of their own, so that an open rate stays open."""
+Muon has separate learning rates for matrices and for other parameters, so it has no default for `lr`."""
 
 TYPES = {"adamw": "AdamW", "adam": "Adam", "lamb": "Lamb", "lion": "Lion", "adagrad": "Adagrad", "sgd": "SGD", "muon": "Muon"}
 TAKES = {name: tuple(values) for name, values in DEFAULTS.items()} | {"muon": ("lr", "betas", "eps", "momentum", "weight_decay")}
-"""Plan's hyperparameters that each type takes."""
+"""The Plan's hyperparameters that each type takes."""
 
 COMPRESSED = {"onebitadam": "adamw", "zerooneadam": "adamw", "onebitlamb": "lamb"}
-"""Types that send one bit of a number, and the rule by which they step: decay apart, as their steps have it
+"""Types that send one bit of each number, and the optimizer whose update they make: their weight decay is decoupled
 (runtime/fp16/onebit/adam.py, zoadam.py, lamb.py: step).
 """
 
@@ -63,7 +63,10 @@ def _read(values: Group, context: Context) -> Group:
 
 
 def _peak(values: Group, lr: float | None, context: Context) -> float | None:
-    """The rate that WarmupLR and WarmupDecayLR set; only a recent WarmupLR leaves the optimizer's alone when silent."""
+    """The learning rate that WarmupLR and WarmupDecayLR set.
+
+    Without warmup_max_lr only a WarmupLR of recent releases keeps the optimizer's.
+    """
     peak = values.get("scheduler.params.warmup_max_lr")
     if isinstance(peak, int | float):
         return peak
@@ -106,10 +109,8 @@ OPTIMIZER = convert(
         "scheduler.params.warmup_max_lr": "optimizer.lr",
     },
     blurs=lambda values: bool(values.get("optimizer.type")) and (_name(values) is None or _compresses(values)),
-    tells=lambda values: (
-        "it sends one bit of a number and does not correct moments for their start at zero" if _compresses(values) else ""
-    ),
-    lossy="a Plan knows the optimizers that several stacks have; others stay in the training script",
+    tells=lambda values: "it sends one bit of each number, and has no bias correction" if _compresses(values) else "",
+    lossy="a Plan has only optimizers that several stacks have; others stay in the training script",
     source="runtime/engine.py: _configure_basic_optimizer",
 )
 
@@ -135,7 +136,7 @@ def _read_schedule(values: Group, context: Context) -> Group:
 
 
 def _coded(values: Group) -> Group:
-    """What the script says; where neither it nor the file makes a scheduler for the file's optimizer, its rate stays."""
+    """The script's schedule. An optimizer of the file without any scheduler keeps its learning rate."""
     paths = {name: f"code.scheduler.{name}" for name in SCHEDULE}
     said = {name: values[path] for name, path in paths.items() if values.get(path) is not None}
     if said.get("name") == OTHER:
@@ -197,8 +198,8 @@ SCHEDULER = convert(
     },
     blurs=lambda values: values.get("scheduler.type") is not None,
     tells=lambda values: "" if values["scheduler.type"] in SHAPES else f"a Plan has no schedule like {values['scheduler.type']}",
-    lossy="DeepSpeed's own schedulers lag one step behind, warm up over two steps at least, by a logarithm unless told otherwise",
-    note="made by the script: DeepSpeed's own schedulers lag one step behind and warm up over two steps at least",
+    lossy="DeepSpeed's own schedulers lag one step behind and warm up over at least two steps, by default logarithmically",
+    note="the script builds it: DeepSpeed's own schedulers lag one step behind and warm up over at least two steps",
     source="runtime/lr_schedules.py",
 )
 
@@ -206,14 +207,14 @@ SWITCHES = ("nesterov", "amsgrad", "bias_correction")
 TAKING = {"nesterov": ("sgd",), "amsgrad": ("adam", "adamw"), "bias_correction": ("adam", "adamw", "lamb")}
 """The optimizers that take each switch."""
 MUON = {"optimizer.nesterov": True, "optimizer.update_scale": "shape_scaling"}
-"""What DeepSpeed's Muon always does (runtime/zero/muon/original_muon.py: muon_update, _aspect_ratio_scale)."""
+"""Settings that DeepSpeed's Muon always has (runtime/zero/muon/original_muon.py: muon_update, _aspect_ratio_scale)."""
 
 
 def _read_switches(values: Group, context: Context) -> Group:
     name = _name(values)
     found = {switch: values.get(f"{PARAMS}.{switch}") for switch in SWITCHES if name in TAKING[switch]}
     if values.get("optimizer.type") in COMPRESSED and "amsgrad" in found:
-        found["amsgrad"] = False  # what is exchanged in one bit has no such variant, and stops at it
+        found["amsgrad"] = False  # the 1-bit optimizers have no amsgrad variant and stop at it
     given = {f"optimizer.{switch}": value for switch, value in found.items() if value is not None}
     return MUON if name == "muon" else given
 
@@ -231,8 +232,8 @@ SWITCHED = convert(
     _write_switches,
     sees=("optimizer.type", f"{PARAMS}.adam_w_mode", "optimizer.name"),
     carries={f"{PARAMS}.{switch}": f"optimizer.{switch}" for switch in SWITCHES},
-    lossy="DeepSpeed's sgd takes nesterov, its Muon always has it and scales updates by their shape, "
-    "its Adam of torch amsgrad, and its own Adam a switch of bias correction",
+    lossy="nesterov is a switch of SGD and always on in Muon, which scales updates by shape; amsgrad is a switch of PyTorch's "
+    "Adam; bias_correction is one of DeepSpeed's own Adam and LAMB",
     source="runtime/engine.py: _configure_basic_optimizer hands all parameters to the class",
 )
 
@@ -247,7 +248,7 @@ DECAYED = (
         effect=lambda values: Effect.NUMBERS if values.get(f"{PARAMS}.weight_decay") else Effect.NONE,
         sees=("optimizer.type", f"{PARAMS}.adam_w_mode", "optimizer.name", f"{PARAMS}.weight_decay"),
         carries={f"{PARAMS}.weight_decay": "optimizer.decay_scope"},
-        note="groups of parameters are made by the script, of biases and norms apart; a flat list decays all of them",
+        note="the script makes parameter groups that exclude biases and norms; with a flat list all parameters decay",
         source="runtime/engine.py: _configure_basic_optimizer takes model_parameters as they are",
     ),
     lacks("optimizer.decay_ramp", "DeepSpeed's weight decay is constant"),

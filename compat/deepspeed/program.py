@@ -1,4 +1,4 @@
-"""A whole training script for DeepSpeed: model, optimizer's groups, schedule, data, checkpoints, and where it goes on."""
+"""A whole training script for DeepSpeed: model, parameter groups, schedule, data, checkpoints, and resuming."""
 
 from __future__ import annotations
 
@@ -284,24 +284,24 @@ if __name__ == "__main__":
 '''
 
 PIPELINES = {**dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), ROTARY), "gpt2": LEARNED}
-"""Families whose layers the script puts into a pipeline: each layer takes hidden states, and angles where positions are those."""
+"""Families whose layers the script can put into a pipeline: each layer takes hidden states, and rotary angles if it uses them."""
 
 
 def refused(values: Flat, model: Mapping[str, Any]) -> Iterator[str]:
-    """Why no whole script is written: what it would need of the model that no config tells."""
+    """Reasons why no whole script can be written: it would need facts about the model that no config has."""
     piped, family = code.size(values, "pipeline_stages") > 1, model.get("model_type")
     if piped and code.size(values, "tensor_parallel") > 1:
         yield "a pipeline with tensor groups needs layers that share their weights"
     if code.size(values, "context_parallel") > 1:
         yield "ranks that share a sequence need the model's attention to be Ulysses' (deepspeed.sequence)"
     if piped and family not in (None, *PIPELINES):
-        yield f"the layers of a {family} model have to be put into the pipeline by hand"
+        yield f"nothing here puts the layers of a {family} model into a pipeline; do that by hand"
     if piped and (model.get("sliding_window") or model.get("attention_dropout")):
-        yield "windows and dropout of attention have to be put into the pipeline's layers by hand"
+        yield "nothing here gives a pipeline's layers sliding windows or attention dropout; do that by hand"
     if values.get("optimizer.type") is None:
-        yield "the file names no optimizer, as DeepSpeed has none of this kind"
+        yield "the file names no optimizer, because DeepSpeed does not have this one"
     if schedule.said(values).get("name") == schedule.OTHER:
-        yield "the schedule of the learning rate is one that no Plan knows"
+        yield "a Plan cannot express this learning-rate schedule"
 
 
 RESIDUAL: Mapping[tuple[str, str], tuple[str, ...]] = {
@@ -316,19 +316,18 @@ RESIDUAL: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("out_proj", "fc2"): ("opt",),
     (".dense", "fc2"): ("phi",),
 }
-"""How the matrices are called that end an attention and a feed-forward layer, in the families whose own first weights are those
-of any other matrix there."""
+"""Names of the last matrix of attention and of feed-forward layers, in families that initialise them like any other matrix."""
 
 
 def _ends(model: Mapping[str, Any], plan: Flat) -> tuple[str, str] | None:
-    """The matrices that start smaller, where the plan asks for it and the family does not do so itself."""
+    """The matrices whose initial values the script must scale: the plan asks for it, and the family does not do so itself."""
     if not plan.get("model.init.scaled"):
         return None
     return next((ends for ends, families in RESIDUAL.items() if model.get("model_type") in families), None)
 
 
 def held(plan: Flat, model: Config | None) -> frozenset[str]:
-    """Facts of the model that the script holds, where the model's config has no key for them."""
+    """Facts about the model that the script holds, because the model's config has no key for them."""
     scaled = model is not None and _ends(model.given, plan)
     return frozenset({"model.sequence", PADDED} | ({"model.init.scaled"} if scaled else set()))
 
@@ -340,7 +339,7 @@ SCRIPT, MODEL, DATA = ".train.py", ".model.json", "tokens.npy"
 
 
 def beside(written: Written, config: Config, plan: Mapping[str, Any], model: Config | None) -> Program:
-    """A config's file with the script that trains it and the config of its model, as far as that is known."""
+    """A config's file with its training script, and the model's config if it is known."""
     place = Path(written.file)
     script, described = place.with_suffix(SCRIPT).name, place.with_suffix(MODEL).name
     launch = tuple(script if word == code.SCRIPT else word for word in (*written.launch, "--data", DATA))
@@ -353,14 +352,14 @@ def beside(written: Written, config: Config, plan: Mapping[str, Any], model: Con
 
 
 def _lacking(values: Flat, plan: Flat, described: str, model: Config | None) -> Iterator[Finding]:
-    """What the script is to be given."""
+    """Findings for everything that the user must still give to the script."""
     yield Finding("--data", f"add a file of token ids in the place of {DATA}", Effect.NONE, how=How.MISSING)
     if model is None:
-        yield Finding(described, "add the model's config.json: nothing here tells the model", Effect.STOPS, how=How.MISSING)
+        yield Finding(described, "add the model's config.json: no source describes it", Effect.STOPS, how=How.MISSING)
     if plan.get("model.sequence") is None:
-        yield Finding("--sequence", "add the tokens of a sample: nothing here tells them", Effect.STOPS, how=How.MISSING)
+        yield Finding("--sequence", "add the tokens in a sample: no source gives them", Effect.STOPS, how=How.MISSING)
     if values.get("code.steps") is None:
-        yield Finding("--steps", "add the number of steps: nothing here tells it", Effect.STOPS, how=How.MISSING)
+        yield Finding("--steps", "add the number of steps: no source gives it", Effect.STOPS, how=How.MISSING)
     for path, (holds, what, effect) in UNTAKEN.items():
         if holds(values):
             yield Finding(path, what, effect, how=How.MISSING)
@@ -369,26 +368,26 @@ def _lacking(values: Flat, plan: Flat, described: str, model: Config | None) -> 
 UNTAKEN: Mapping[str, tuple[Callable[[Flat], bool], str, Effect]] = {
     "code.expert_parallel": (
         lambda values: code.size(values, "expert_parallel") > 1,
-        "split the experts: in the script every rank holds all of them; deepspeed.moe.layer.MoE(ep_size=) splits them",
+        "split the experts with deepspeed.moe.layer.MoE(ep_size=): in the script every rank holds all of them",
         Effect.COST,
     ),
     "code.manual_accumulation": (
         lambda values: bool(values.get("code.manual_accumulation")),
-        "set gradient_accumulation_steps: the script leaves the count of microbatches to the engine",
+        "set gradient_accumulation_steps: in this script the engine counts the micro batches",
         Effect.NUMBERS,
     ),
     "code.checkpoint_interval": (
         lambda values: code.size(values, "checkpoint_interval") > 1 and code.size(values, "pipeline_stages") == 1,
-        "say which layers are computed again: in the script all of them are",
+        "choose the layers to recompute: the script recomputes all of them",
         Effect.COST,
     ),
 }
-"""What the script does not take of what stands in `code`, where it counts, and what is to be added."""
+"""Keys of the code part that the script does not implement: when they matter, what the user must add, and the effect."""
 
 
 def program(values: Flat, model: Mapping[str, Any], course: Flat, name: str, beside: str, command: str) -> str:
-    """The script of a config that is called `name`, for the model in the file `beside`; `course` is what a plan says."""
-    problems = [f"script: {problem}; drop --script: the code part names what to fill in" for problem in refused(values, model)]
+    """The training script for the config file `name` and the model in the file `beside`; `course` holds values of the plan."""
+    problems = [f"script: {problem}; or drop --script and write your own by the code part" for problem in refused(values, model)]
     BridgeError.raise_if(problems)
     piped, ends = code.size(values, "pipeline_stages") > 1, _ends(model, course)
     return "".join(
@@ -428,18 +427,18 @@ def _constants(values: Flat, course: Flat) -> Iterator[str]:
 
 
 def _padded(course: Flat) -> str:
-    """Rows for no word that the vocabulary is filled up with: they are in every softmax, and no config.json tells them."""
+    """A line for the padded vocabulary. Padding rows take part in every softmax, and no config.json has a key for them."""
     rows, words = course.get(PADDED), course.get("model.vocab")
     return f"    config.vocab_size = {rows}  # with rows that stand for no token\n" if rows and words and rows > words else ""
 
 
 def _staged(model: Mapping[str, Any], piped: bool) -> str:
-    """How the model is built: whole, or as the layers of a pipeline."""
+    """Template of the code that builds the model, whole or as the layers of a pipeline."""
     return f"{TOKENS}{PIPELINES.get(model.get('model_type') or '', ROTARY)}{STAGED}" if piped else WHOLE
 
 
 def _built(values: Flat, model: Mapping[str, Any], scaled: bool) -> dict[str, Any]:
-    """What the model is built with: the stages, and how first weights are drawn."""
+    """Values for that template: the pipeline's settings, and the scaling of initial weights."""
     if code.size(values, "pipeline_stages") <= 1:
         plain = "AutoModelForCausalLM.from_config(config)"
         return {"begun": f"scaled({plain}, config)" if scaled else plain}

@@ -17,8 +17,10 @@ AUTOTP = "tensor_parallel.autotp_size"
 SAMPLING = "data_efficiency.data_sampling"
 
 
-def _refuse(path: str, when: Callable[[Seen], object], message: str, place: str, since: str = "", until: str = "") -> Check:
-    return Check(path, when, message, Effect.STOPS, place, since, until)
+def _refuse(
+    path: str, when: Callable[[Seen], object], message: str, place: str, since: str = "", until: str = "", name: str = ""
+) -> Check:
+    return Check(path, when, message, Effect.STOPS, place, since, until, name=name)
 
 
 def _dynamic(seen: Seen) -> bool:
@@ -38,17 +40,18 @@ def _split(seen: Seen) -> bool:
 
 
 def _switched(section: str) -> Check:
-    """A section that DeepSpeed looks for its switch in, which crashes where there is none (KeyError)."""
+    """DeepSpeed reads `enabled` in this section, and stops with a KeyError if the key is missing."""
     return _refuse(
         f"{section}.enabled",
         lambda seen: isinstance(seen[section], Mapping) and "enabled" not in seen[section],
-        "missing, and DeepSpeed trips on a section without it; write it out, or drop the section",
+        "missing; DeepSpeed stops with a KeyError at a section without it; add it, or drop the section",
         "runtime/config.py, get_amp_params, get_pld_params and get_curriculum_params_legacy",
+        name="missing-and-deepspeed-trips-on",
     )
 
 
 def _unfilled(section: str, name: str, what: str, place: str) -> Check:
-    """A section that is enabled, and cannot be without `name`."""
+    """An enabled section needs the key `name`."""
 
     def lacks(seen: Seen) -> bool:
         values = seen[section] or {}
@@ -62,11 +65,11 @@ TECHNIQUES: Mapping[str, tuple[str, ...]] = {
     "activation_quantization": ("bits",),
     **dict.fromkeys(("sparse_pruning", "row_pruning", "head_pruning", "channel_pruning"), ("dense_ratio",)),
 }
-"""Techniques of compression, and what each group of one has to say."""
+"""Compression techniques, and the parameters that each of their groups needs."""
 
 
 def _ungrouped(technique: str, needed: tuple[str, ...]) -> Iterator[Check]:
-    """A technique that is named, enabled or not, and has no groups of weights, or one that says too little."""
+    """A compression technique in the file needs groups of weights with all their parameters, even if it is not enabled."""
     path, place = "compression_training", f"compression/config.py, get_{technique}_different_groups"
 
     def groups(seen: Seen) -> object:
@@ -82,7 +85,7 @@ def _ungrouped(technique: str, needed: tuple[str, ...]) -> Iterator[Check]:
 
     message = f"{technique} without different_groups; add them, or drop {technique}"
     yield _refuse(path, lambda seen: groups(seen) is None, message, place, until="0.19.7")
-    message = f"found {{{path}}}, a group of {technique} without {' and '.join(needed)} in its params; add them"
+    message = f"found {{{path}}}; a group of {technique} lacks {' or '.join(needed)} in its params; add it"
     yield _refuse(path, short, message, place, until="0.19.7")
 
 
@@ -133,20 +136,23 @@ REFUSALS = Checks(
     _refuse(
         ZERO + "compute_grad_norm",
         _unnormed(lambda seen: seen.stage not in (1, 2)),
-        "false needs stage 1 or 2",
+        "found false, which needs zero_optimization.stage 1 or 2; drop it, or set the stage",
         "runtime/zero/config.py, compute_grad_norm_valid",
+        name="false-needs-stage-1-or",
     ),
     _refuse(
         ZERO + "compute_grad_norm",
         _unnormed(lambda seen: seen.stage in (1, 2) and seen["gradient_clipping"] > 0),
-        "false needs gradient_clipping 0, written out",
+        "found false with gradient_clipping {gradient_clipping}; set gradient_clipping to 0",
         "runtime/zero/stage_1_and_2.py",
+        name="false-needs-gradient_clipping-0-written",
     ),
     _refuse(
         OFFLOAD + ".ratio",
         lambda seen: seen.values.get(OFFLOAD + ".ratio", 1) < 1 and seen.stage != 3,
-        "less than 1 needs stage 3",
+        "found less than 1, which needs zero_optimization.stage 3; use 1, or stage 3",
         "runtime/zero/config.py, offload_ratio_check",
+        name="less-than-1-needs-stage",
     ),
     *(
         _refuse("gradient_allreduce_op", _sums_with(other), f"sum is not possible {where}; use mean", CONFIG)
@@ -165,21 +171,22 @@ REFUSALS = Checks(
     _refuse(
         AUTOTP,
         lambda seen: _split(seen) and seen.stage == 3,
-        "does not go with zero_optimization.stage 3 before DeepSpeed 0.19.4",
+        "does not go with zero_optimization.stage 3 before DeepSpeed 0.19.4; use a lower stage or a later release",
         "runtime/engine.py",
         until="0.19.4",
     ),
     _refuse(
         "tensor_parallel.tp.tp_size",
         lambda seen: _split(seen) and seen["tensor_parallel.tp.tp_size"] not in (1, seen[AUTOTP]),
-        "is not tensor_parallel.autotp_size, which is what counts; drop tp_size",
+        "differs from tensor_parallel.autotp_size, which DeepSpeed uses; drop tp_size",
         "runtime/engine.py, _apply_autotp_partitioning",
         since="0.18.6",
+        name="is-not-tensor_parallel-autotp_size-which",
     ),
     _refuse(
         "aio.use_gds",
         lambda seen: seen["aio.use_gds"] and seen["code.accelerator"] != "cuda",
-        "needs a CUDA accelerator; switch it off, or say code.accelerator is cuda",
+        "needs a CUDA accelerator; switch it off, or set code.accelerator to cuda",
         "runtime/swap_tensor/aio_config.py, get_aio_config",
     ),
     _refuse(
@@ -215,11 +222,12 @@ REFUSALS = Checks(
     _refuse(
         "code.context_parallel",
         lambda seen: seen.piped and max(seen["code.context_parallel"], seen["sequence_parallel_size"]) > 1,
-        "a pipeline has no groups of sequence ranks, and takes them for data ranks: the batch does not add up; use data ranks",
+        "a pipeline has no groups of sequence-parallel ranks and counts them as data-parallel ranks, so the batch sizes do not "
+        "agree; use data parallelism instead",
         "runtime/pipe/topology.py: PipelineParallelGrid; runtime/config.py: _batch_assertion",
     ),
 )
-"""Each row names the place in DeepSpeed that it stands for."""
+"""The place of each row is the statement in DeepSpeed's source that it stands for."""
 
 
 def refused(seen: Seen) -> Iterator[str]:
@@ -245,7 +253,7 @@ MODEL_INFO = {"profile": False, "num_params": None, "hidden_size": None, "num_la
 
 
 def _facts(given: Flat) -> Iterator[str]:
-    """Names that nobody reads (autotuning/config.py, get_model_info_config)."""
+    """Unknown names in autotuning.model_info (autotuning/config.py, get_model_info_config)."""
     for name in given.get("autotuning.model_info") or ():
         if name not in MODEL_INFO:
             yield f"autotuning.model_info.{name}: unknown key{nearest(str(name), MODEL_INFO)}"
@@ -256,4 +264,4 @@ def _arguments(seen: Seen) -> Iterator[str]:
     form = form_of(seen.values, seen.at, "schedulers", seen["scheduler.type"] or "")
     for argument in form.required if form else ():
         if f"scheduler.params.{argument}" not in seen.given:
-            yield f"scheduler.params.{argument}: missing, and {form.type if form else ''} needs it"
+            yield f"scheduler.params.{argument}: missing; {form.type if form else ''} needs it; add it"

@@ -1,4 +1,4 @@
-"""A config written back where it stands: HJSON with its comments, or the here-document of a launch script."""
+"""Writes new values into the user's own file: HJSON with its comments, or the here-document of a launch script."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from compat.deepspeed.formats import read
 from compat.deepspeed.releases import Release
 
 VALUE = r'(?:\$\{[^}]*\}|\$\([^)]*\)|"[^"]*"|[^,}\]\n])*?'
-"""A scalar, or what a script expands in its place."""
+"""A scalar, or a shell expansion in its place."""
 
 
 def reworded(given: Mapping[str, Any], original: Original, was: Release, release: Release) -> str:
-    """The text of `original`, read for release `was`, with the values that `given` has; what stays the same is not touched.
+    """The text of `original`, read for release `was`, with the values of `given`. Unchanged values are not touched.
 
-    Raises `TranslationError` where keys went, or values do not stand on one line; what is returned was read back.
+    Raises `TranslationError` if a key was removed or a value spans several lines. The result was read back and compared.
     """
     before, document = _reading(original, was), _document(original)
     if before is None:
-        raise TranslationError(f"{document.name}: cannot be read any more; write JSON")
+        raise TranslationError(f"{document.name}: release {was.version} cannot read it any more; write JSON")
     text = original.text
     for path, value in sorted(given.items(), key=lambda item: before.given.get(item[0]) is None):
         if not path.startswith("code.") and before.given.get(path) != value:
@@ -68,6 +68,6 @@ def _put(text: str, path: str, value: Any, before: Reading, document: Document) 
         line = document.line(*section.split(".")) if section else text[: text.index("{")].count("\n") + 1
         pattern, new = rf'(["\']?{re.escape(name)}["\']?\s*:\s*\{{)' if name else r"(\{)", rf'\g<1>"{key}": {shown}, '
     if line is None or line > len(lines):
-        raise TranslationError(f"{path}: does not stand on a line of its own; write JSON")
+        raise TranslationError(f"{path}: has no line of its own; write JSON")
     lines[line - 1] = re.sub(pattern, new.replace("\\n", "\\\\n"), lines[line - 1], count=1)
     return "\n".join(lines)

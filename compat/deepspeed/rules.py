@@ -17,7 +17,7 @@ HALF = ("bf16", "fp16")
 
 
 def layout_rules() -> tuple[Rule, ...]:
-    """Sizes of the mesh axes, most of which DeepSpeed keeps in code."""
+    """Sizes of the mesh axes. For most of them DeepSpeed has no key; the script sets them."""
     return (
         convert(
             ("code.tensor_parallel", "tensor_parallel.autotp_size"),
@@ -64,13 +64,13 @@ def layout_rules() -> tuple[Rule, ...]:
 
 HEADS = ("parallel.pipeline", "parallel.tensor", "model.heads")
 UNSERVED = (
-    "Ulysses shares whole heads among its ranks, and DeepSpeed's pipeline engine has no groups for it: then these ranks take "
-    "data instead"
+    "Ulysses splits whole heads over its ranks, and DeepSpeed's pipeline engine has no groups for it; if it cannot be used, "
+    "these ranks become data-parallel ranks"
 )
 
 
 def _unserved(values: Group) -> bool:
-    """Whether DeepSpeed has no way to share these sequences: in its pipelines, or with heads that its ranks do not divide."""
+    """Whether DeepSpeed cannot split these sequences: in a pipeline, or if the ranks do not divide the heads."""
     ranks, heads = values.get("parallel.context") or 1, values.get("model.heads")
     uneven = heads is not None and heads % (ranks * (values.get("parallel.tensor") or 1)) != 0
     return ranks > 1 and ((values.get("parallel.pipeline") or 1) > 1 or uneven)
@@ -166,14 +166,15 @@ BATCH = convert(
         "train_batch_size": ("batch.global_", "parallel.data"),
     },
     lossy=(
-        "with AutoTP DeepSpeed counts all ranks as data ranks, so its total is not the true one; without a batch it has no ranks"
+        "with AutoTP DeepSpeed counts all ranks as data-parallel ranks, so its total is not the true one; without a batch the "
+        "number of data-parallel ranks is not known"
     ),
-    source="runtime/config.py: _configure_train_batch_size; data ranks are what the mpu leaves",
+    source="runtime/config.py: _configure_train_batch_size; data-parallel ranks are those that the mpu does not use",
 )
 
 
 def _write_batch(values: Group, context: Context) -> Group:
-    """All that is known of the batch; where ranks come to take data, DeepSpeed divides it anew."""
+    """The known batch keys. If context ranks become data-parallel ranks, DeepSpeed has to divide the batch anew."""
     micro, steps, whole = (values.get(f"batch.{name}") for name in ("micro", "accumulation", "global_"))
     anew = bool(whole) and _unserved(values)
     if anew and micro and context.world_size:
@@ -218,15 +219,15 @@ ZERO = convert(
     effect=Effect.COST,
     sees=("code.pipeline_stages", *ENABLED, "gradient_clipping", "parallel.pipeline", "precision.compute", "optimizer.clip"),
     lossy=(
-        "DeepSpeed's pipeline engine takes stage 0 and 1; in half precision its stage 0 takes a phantom optimizer step, and "
-        "with a pipeline stage 0 clips by a wrong norm: stage 1 gives the same numbers"
+        "DeepSpeed's pipeline engine takes ZeRO stage 0 and 1; stage 0 makes an extra optimizer step in half precision, and "
+        "clips by a wrong norm in a pipeline: stage 1 gives the right numbers"
     ),
     source="reference: stage 0 traps; runtime/pipe/engine.py refuses stage 2 and 3",
 )
 
 
 def _sound(stage: int, pipeline: int, half: bool, clip: float) -> int:
-    """The level, at or near `stage`, at which DeepSpeed does not get the numbers wrong."""
+    """The ZeRO stage at or near `stage` at which DeepSpeed gets the numbers right."""
     least = 1 if half or (pipeline > 1 and clip > 0) else 0
     return max(least, min(stage, 1) if pipeline > 1 else stage)
 
@@ -282,7 +283,7 @@ def exchange_rules() -> tuple[Rule, ...]:
             _write_replicas,
             effect=Effect.COST,
             sees=("zero_optimization.stage", "zero.stage", "parallel.data", "parallel.pipeline", *AXES, *STAGE_SEES),
-            lossy="DeepSpeed shards over groups of ranks with MiCS alone, at stage 3 and up to 0.19.6",
+            lossy="DeepSpeed shards over groups of ranks only with MiCS, at ZeRO stage 3 and up to 0.19.6",
             source="runtime/zero/mics.py: MiCS_Init; runtime/engine.py: mics_shard_size at stage 3",
         ),
         only_ours(
@@ -349,7 +350,7 @@ OFFLOAD = convert(
         f"{PARAM_DEVICE}.pin_memory": "zero.offload.pinned",
     },
     blurs=lambda values: _pinned_apart(values),
-    lossy="DeepSpeed offloads optimizer state at stage 1 and above, a part of it and parameters at stage 3 only",
+    lossy="DeepSpeed offloads optimizer state only at ZeRO stage 1 and above, and a part of it, or parameters, only at stage 3",
     source="reference: offload below these stages is accepted and ignored",
 )
 
@@ -367,7 +368,7 @@ def _read_offload(values: Group) -> Group:
 
 
 def _pinned(values: Group, optimizer: str, parameters: str) -> list[bool]:
-    """Whether host memory is pinned, for what is kept there; both of them, where they differ."""
+    """The pin_memory values of the sections that offload, without repetition: two if they differ."""
     kept = {OPTIMIZER_DEVICE: optimizer, PARAM_DEVICE: parameters}
     found = (bool(values.get(f"{section}.pin_memory")) for section, device in kept.items() if device != "none")
     return list(dict.fromkeys(found))
@@ -440,7 +441,7 @@ COMMUNICATION = convert(
         "precision.compute",
         "precision.reduce",
     ),
-    lossy="DeepSpeed has no fp64, and over sequence-parallel ranks a format of its own for reductions",
+    lossy="DeepSpeed has no fp64, and reduces over sequence-parallel ranks in a format with its own key",
     source=(
         "runtime/engine.py: communication_data_type, allreduce_bucket, _configure_distributed_model; "
         "runtime/zero/stage_1_and_2.py: allreduce_bucket; runtime/zero/stage3.py: __avg_scatter_grads"
@@ -468,7 +469,7 @@ def _read_precision(values: Group) -> Group:
 
 
 def _read_communication(values: Group, context: Context) -> Group:
-    """A format of its own; nothing where it is that of accumulation, or where sequence-parallel ranks use another."""
+    """The format of gradient reductions, if it differs from that of accumulation and no sequence-parallel ranks use another."""
     compute = _computed(values)
     exchanged = values.get("communication_data_type") or compute
     apart = _read_context(values, context)["parallel.context"] > 1
@@ -491,7 +492,7 @@ def _write_precision(values: Group) -> Group:
 
 
 UNUSED_WINDOW = 1000
-"""Stands for a window of 0, which DeepSpeed accepts only beside a constant scale, where no window counts."""
+"""Stands for a window of 0. DeepSpeed accepts 0 only with a constant scale, and then uses no window."""
 
 SCALES = ("static", "initial", "hysteresis")
 
@@ -542,7 +543,7 @@ def _read_loss_scale(values: Group) -> Group:
     return {
         "precision.loss_scale.static": values.get("fp16.loss_scale") or None,
         "precision.loss_scale.initial": 2.0 ** (values.get("fp16.initial_scale_power") or 0),
-        # What stage 0 has as its optimizer reads none: each overflow halves the scale.
+        # The optimizer of stage 0 does not read the key: each overflow halves the scale, as with hysteresis 1.
         "precision.loss_scale.hysteresis": values.get("fp16.hysteresis") if values.get("zero_optimization.stage") else 1,
     }
 
@@ -604,8 +605,8 @@ RECOMPUTE = convert(
         "activation_checkpointing.cpu_checkpointing": "recompute.offload",
     },
     lossy="DeepSpeed recomputes groups of whole layers: nothing selective, and no fixed number of layers in a stage",
-    note="how DeepSpeed's pipeline engine recomputes; the reentrant way stops at a first layer that is given tokens",
-    source="runtime/pipe/module.py: _is_checkpointable; activation_checkpointing counts only where code calls it",
+    note="reentrant recomputation in DeepSpeed's pipeline engine fails if the first layer takes token ids",
+    source="runtime/pipe/module.py: _is_checkpointable; activation_checkpointing has an effect only if the model calls it",
 )
 
 
@@ -638,13 +639,13 @@ def _write_recompute(values: Group) -> Group:
 
 
 def missing_rules() -> tuple[Rule, ...]:
-    """What a Plan can say and DeepSpeed cannot."""
+    """Plan fields for which DeepSpeed has no setting."""
     return (
         lacks("debug", "DeepSpeed has no per-layer logs", effect=Effect.NONE),
         only_ours("recompute.ratio", note="DeepSpeed recomputes groups of whole layers", effect=Effect.COST),
         only_ours("precision.fp8", note="DeepSpeed has no 8-bit products"),
         only_ours("precision.frozen", note="DeepSpeed keeps frozen weights in the format of the model", effect=Effect.COST),
-        only_ours("recompute.kept_microbatches", note="DeepSpeed recomputes in every microbatch", effect=Effect.COST),
+        only_ours("recompute.kept_microbatches", note="DeepSpeed recomputes in every micro batch", effect=Effect.COST),
         always("loss", "mean_of_microbatches", "DeepSpeed averages over microbatches; the script's loss decides about tokens"),
     )
 
@@ -686,7 +687,7 @@ SECTIONS: dict[str, tuple[str, Effect]] = {
     "data_efficiency": ("DeepSpeed's data sampling and layer dropping", Effect.NUMBERS),
     "data_efficiency.data_sampling.num_workers": ("how data is loaded", Effect.COST),
     "data_efficiency.data_sampling.pin_memory": ("how data is loaded", Effect.COST),
-    "dataloader_drop_last": ("whether the last incomplete batch is trained on", Effect.NUMBERS),
+    "dataloader_drop_last": ("the last incomplete batch is dropped or trained on", Effect.NUMBERS),
     "memory_breakdown": ("the time that logs of memory take", Effect.COST),
     "disable_python_gc": ("when Python collects garbage", Effect.COST),
     "graph_harvesting": ("the step runs as a CUDA graph", Effect.COST),
@@ -705,7 +706,7 @@ SECTIONS: dict[str, tuple[str, Effect]] = {
     "timers": ("logs of DeepSpeed's engine", Effect.NONE),
     "code": ("stands in the training script", Effect.NONE),
     "code.manual_accumulation": (
-        "nothing here tells how often the script calls backward before a step; multiply the microbatches of a step by that",
+        "only the script knows how often it calls backward before a step; multiply the micro batches of a step by that number",
         Effect.NUMBERS,
     ),
     "optimizer": ("a setting of DeepSpeed's own optimizer", Effect.NUMBERS),
@@ -720,10 +721,10 @@ SECTIONS: dict[str, tuple[str, Effect]] = {
     "eigenvalue": ("removed from DeepSpeed", Effect.NONE),
     "gradient_allreduce_op": ("gradients are summed instead of averaged", Effect.NUMBERS),
     "seq_parallel_communication_data_type": ("a format inside DeepSpeed's engine", Effect.ROUNDING),
-    "managed_gradient_accumulation": ("who counts microbatches is up to DeepSpeed's engine and the script", Effect.NONE),
+    "managed_gradient_accumulation": ("either DeepSpeed's engine or the script counts micro batches", Effect.NONE),
     "sparse_gradients": ("sparse embedding gradients are DeepSpeed's own", Effect.COST),
 }
-"""What DeepSpeed's sections stand for where no Plan field does: why they stay behind, and what that does to the run."""
+"""Sections and keys without a Plan field: the reason why they stay behind, and the effect of that on the run."""
 
 OTHER = ("a switch of DeepSpeed's engine", Effect.NONE)
 
@@ -741,7 +742,7 @@ def leftover_rules(claimed: frozenset[str]) -> tuple[Rule, ...]:
 LACKS = {
     "model": "the model is defined by the training script",
     "parallel": "DeepSpeed has no key for it",
-    "parallel.dispatcher": "DeepSpeed has a key for it from 0.19.7, for experts that AutoEP puts in place alone",
+    "parallel.dispatcher": "DeepSpeed has a key for it from 0.19.7 on, but only for experts that AutoEP puts in place",
     "zero": "DeepSpeed has no key for it",
     "precision": "DeepSpeed has no key for it",
     "optimizer": "the training script makes groups of parameters",
@@ -749,7 +750,7 @@ LACKS = {
     "recompute.modules": "DeepSpeed recomputes groups of whole layers",
     "run": "the training script decides",
 }
-"""Why what no row above claims has no place."""
+"""The reason for each Plan field that no row above claims."""
 
 
 @cache

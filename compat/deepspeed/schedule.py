@@ -11,7 +11,7 @@ from typing import Any
 
 PREFIX = "code.scheduler."
 OTHER = "other"
-"""The name of a schedule that no Plan knows."""
+"""The name of a schedule that a Plan cannot express."""
 DECAYS = {
     "constant": "peak",
     "linear": "minimum + (peak - minimum) * (1 - done)",
@@ -25,16 +25,16 @@ SHARES = {
     "exponential": "(2 * 0.5**done - 1)",
     "minus_sqrt": "(1 - math.sqrt(done))",
 }
-"""What is left between minimum and peak in the decay of wsd."""
+"""Share of the range from minimum to peak that is left in the decay of wsd, where `done` runs from 0 to 1."""
 
 
 def said(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What the code part says of the schedule, by name."""
+    """Settings of the schedule in the code part, by name."""
     return {path.removeprefix(PREFIX): value for path, value in values.items() if path.startswith(PREFIX)}
 
 
 def steers(values: Mapping[str, Any]) -> bool:
-    """Whether the schedule is one that changes the rate, and is known."""
+    """Whether the schedule changes the learning rate and a Plan can express it."""
     found = said(values)
     still = found.get("name") == "constant" and not found.get("warmup_steps")
     return bool(found) and not still and found.get("name") != OTHER

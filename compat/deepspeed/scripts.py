@@ -1,4 +1,4 @@
-"""Launch scripts: the DeepSpeed config that a run is given, from a here-document or a file, and what its words say beside it."""
+"""Launch scripts: the DeepSpeed config of a run, from a here-document or a file, and the settings on its command line."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from compat.deepspeed.trainer import DEFAULTS, arguments
 WORKING_FOLDER = ("`pwd`", "$(pwd)", "$PWD", "${PWD}")
 OPTIONS = ("--deepspeed_config", "--deepspeed-config")
 TRAINER = "--deepspeed"
-"""Names a file where the script uses Hugging Face's trainer; elsewhere it is a switch."""
+"""This option names a file if the script uses Hugging Face's Trainer; otherwise it is a switch."""
 
 CODE: Mapping[str, str] = {
     "tensor-model-parallel-size": "tensor_parallel",
     "pipeline-model-parallel-size": "pipeline_stages",
     "ds-sequence-parallel-size": "context_parallel",
 }
-"""Flags of Megatron-DeepSpeed that say what DeepSpeed keeps in code (its megatron/arguments.py)."""
+"""Flags of Megatron-DeepSpeed that belong to the code part (its megatron/arguments.py)."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """The config of a run: the document, the arguments of Hugging Face's Trainer, what the code says, ranks, what was assumed."""
+    """The config of a run: the document, arguments of Hugging Face's Trainer, the code part, ranks, and findings."""
 
     document: Document
     arguments: Mapping[str, Any] | None = None
@@ -37,12 +37,12 @@ class Found:
 
 
 def is_launch(launch: Launch) -> bool:
-    """Whether a run of a script is given a DeepSpeed config."""
+    """Whether a run of the script gets a DeepSpeed config."""
     return _config(launch) is not None
 
 
 def read(script: Script) -> Found:
-    """The config of the one run of `script` that is given one; raises `BridgeError` with the line of every problem."""
+    """The config of the only run of `script` that gets one. Raises `BridgeError` with the line of every problem."""
     launch = script.launch(is_launch, "--deepspeed_config")
     path, line = _config(launch) or ((), launch.line)
     content = launch.file(path)
@@ -73,7 +73,7 @@ def _trainer(launch: Launch) -> bool:
 
 
 def _here(script: Script, content: Pieces) -> Document:
-    """What the script itself writes to the file."""
+    """The text that the script itself writes to the config file."""
     ConfigError.raise_if(
         f"{script.name}: line {part.line}: {part.spelling} is not known: {part.why}" for part in unknowns(content)
     )
@@ -83,7 +83,7 @@ def _here(script: Script, content: Pieces) -> Document:
 
 
 def _beside(script: Script, path: Pieces, line: int) -> Document:
-    """The file that the script names, in its folder or where it was allowed."""
+    """The config file, in the script's folder or in one that the user allowed."""
     path = cut_folder(path)
     name = known(path)
     if name is None:

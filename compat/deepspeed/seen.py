@@ -1,4 +1,4 @@
-"""What a check of DeepSpeed looks at, and the keys that many of them look at."""
+"""The view of a config that DeepSpeed's checks use, and keys that many of them need."""
 
 from __future__ import annotations
 

@@ -59,12 +59,12 @@ def _coded(draw: DrawFn, case: Case) -> dict[str, int]:
         sizes[axis] = draw(st.sampled_from([size for size in (1, 2, 3, 4, 8) if left % size == 0]))
         left //= sizes[axis]
     if sizes["code.pipeline_stages"] > 1:
-        del sizes["code.context_parallel"]  # no pipeline shares sequences
+        del sizes["code.context_parallel"]  # DeepSpeed's pipelines have no sequence-parallel groups
     return {axis: size for axis, size in sizes.items() if size > 1}
 
 
 def _automatic(draw: DrawFn, case: Case) -> dict[str, int]:
-    """AutoTP, which the batch arithmetic does not count."""
+    """AutoTP. The batch arithmetic does not see its ranks."""
     sizes = [size for size in (1, 2, 3, 4, 8) if (case.world_size or 1) % size == 0]
     size = draw(st.sampled_from(sizes))
     nested = {"tensor_parallel.tp.tp_size": draw(st.sampled_from((1, size)))} if draw(st.booleans()) else {}
@@ -169,12 +169,12 @@ CHOICES = (_precision, _sharding, _optimizer, _scheduler, _recompute)
 ARGUMENTS = ("optimizer.type", "optimizer.params.", "scheduler.type", "scheduler.params.")
 SIZES = ("sequence_parallel_size", "data_parallel_size", "tensor_parallel.autotp_size", "tensor_parallel.tp.tp_size")
 RESERVED = (MICRO, STEPS, TOTAL, *AXES, *SIZES, *ARGUMENTS)
-"""What hangs on the number of ranks, or on a type that takes some arguments and not others."""
+"""Keys that depend on the number of ranks, or on a type that takes only some arguments."""
 UNSETTABLE = {"expert_parallel.load_balance_coeff": "takes nothing but null"}
 
 
 def paths(case: Case) -> Iterable[str]:
-    """What the release reads, and what stands in the script."""
+    """Keys that the release reads, and those of the code part."""
     return settable(case.version)
 
 
@@ -189,7 +189,7 @@ SPECS = st.lists(
     st.fixed_dictionaries({"patterns": st.just([".*query"]), "partition_type": st.sampled_from(("row", "column"))}), max_size=2
 )
 SWITCHED = st.fixed_dictionaries({"enabled": st.booleans()}, optional={"theta": st.floats(0, 1)})
-"""A section that its reader does not type, with the switch that it looks for."""
+"""Free-form sections, each with the switch that DeepSpeed reads in it."""
 OWN: Mapping[str, SearchStrategy[Any]] = {
     **dict.fromkeys(("optimizer.params.lr", "scheduler.params.warmup_max_lr"), st.floats(1e-5, 1e-2)),
     **dict.fromkeys(
@@ -200,11 +200,11 @@ OWN: Mapping[str, SearchStrategy[Any]] = {
     "code.partition_method": st.sampled_from(("uniform", "parameters", "type:block")),
     "tensor_parallel.partition_config": st.fixed_dictionaries({"layer_specs": SPECS}, optional={"tp_size": SMALL}),
 }
-"""Values that mean something, where the type of a key allows others too."""
+"""Meaningful values of keys whose type allows others too."""
 
 
 def values(case: Case, path: str) -> SearchStrategy[Any] | None:
-    """Values of one field where its type is not enough."""
+    """Values of a field, from its type or from the tables above."""
     return OWN.get(path)
 
 
@@ -213,11 +213,11 @@ BESIDE: Mapping[str, Group] = {
     "aio.use_gds": {"code.accelerator": "cuda"},
     "zero_optimization.compute_grad_norm": {ZERO + "stage": 1, "gradient_clipping": 0.0},
 }
-"""What a key cannot do without."""
+"""Other keys that a key needs."""
 
 
 def required(config: Config) -> Iterable[str]:
-    """The only size of the batch, and arguments that a scheduler is not built without."""
+    """Keys that the file cannot do without: the only batch size, and arguments that a scheduler needs."""
     sizes = [path for path in (MICRO, TOTAL) if path in config.given]
     forms = release(config.version).forms("schedulers", config.given.get("scheduler.type", ""))
     needed = [f"scheduler.params.{name}" for form in forms for name in form.required]

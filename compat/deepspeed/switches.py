@@ -1,4 +1,4 @@
-"""Switches of DeepSpeed's engine that other stacks have too: logs, autocast, moments, and how context ranks exchange."""
+"""Switches of DeepSpeed's engine that other stacks have too: logs, autocast, format of moments, context parallelism."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _write_autocast(values: Group) -> Group:
 
 
 def _write_moments(values: Group) -> Group:
-    """DeepSpeed keeps moments in bf16 only beside master weights in bf16, from stage 1 on."""
+    """DeepSpeed keeps moments in bf16 only together with bf16 master weights, and only from ZeRO stage 1 on."""
     alone = values.get("precision.compute") == values.get("precision.master") == "bf16" and values.get("zero.stage")
     return {MOMENTS: True} if values.get("precision.moments") == ("bf16", "bf16") and alone else OFF
 
@@ -46,7 +46,7 @@ RULES: tuple[Rule, ...] = (
         lambda values, context: _write_project(values),
         effect=EFFECTS["run.project"],
         carries={f"{WANDB}.enabled": "run.project", f"{WANDB}.project": "run.project", f"{WANDB}.team": "run.entity"},
-        lossy="a project that is named but not logged to stays behind",
+        lossy="a project name is dropped if logging to it is off",
         source="monitor/config.py: WandbConfig; monitor/wandb.py",
     ),
     convert(
@@ -65,7 +65,7 @@ RULES: tuple[Rule, ...] = (
         lambda values, context: _write_moments(values),
         effect=EFFECTS["precision.moments"],
         sees=("precision.compute", "precision.master", "zero.stage"),
-        lossy="DeepSpeed has moments in bf16 together, beside master weights in bf16 and ZeRO",
+        lossy="DeepSpeed keeps both moments in bf16 or neither, and needs bf16 master weights and ZeRO for it",
         source="runtime/base_optimizer.py: bf16_optimizer_states needs bf16_master_weights_and_gradients",
     ),
     convert(

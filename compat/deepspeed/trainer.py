@@ -1,7 +1,7 @@
-"""Hugging Face's Trainer: what its TrainingArguments fill into a DeepSpeed file, and where the file contradicts them.
+"""Hugging Face's Trainer: the values that its TrainingArguments fill into a DeepSpeed file, and contradictions between both.
 
-It stands on transformers/integrations/deepspeed.py, HfTrainerDeepSpeedConfig: `trainer_config_process`, `trainer_config_finalize`
-and `fill_match`; on `TrainingArguments` and its `get_warmup_steps`; and on `Trainer.create_scheduler`.
+It follows HfTrainerDeepSpeedConfig in transformers/integrations/deepspeed.py: `trainer_config_process`, `trainer_config_finalize`
+and `fill_match`; also `TrainingArguments` with `get_warmup_steps`, and `Trainer.create_scheduler`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DEFAULTS: Mapping[str, Any] = {
     "lr_scheduler_type": "linear",
     "lr_scheduler_kwargs": None,
 }
-"""The arguments that count here, each with what it is where nobody gives it."""
+"""The arguments that affect a DeepSpeed file, each with its default."""
 
 SCHEDULES: Mapping[str, str] = {
     "linear": "linear",
@@ -43,7 +43,7 @@ SCHEDULES: Mapping[str, str] = {
     "constant": "constant",
     "constant_with_warmup": "constant",
 }
-"""Schedules of the Trainer that a plan knows (transformers/optimization.py); they begin at 0 and decay to 0."""
+"""Schedules of the Trainer that a plan knows (transformers/optimization.py). They start at 0 and decay to 0."""
 WITHOUT_WARMUP = "constant"
 
 MICRO, STEPS, TOTAL = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"
@@ -52,9 +52,12 @@ NODE_LOCAL = "checkpoint.use_node_local_storage"
 
 @dataclass(frozen=True)
 class Filling:
-    """What the Trainer makes of a file: `values` by key for what is "auto" there, and the `facts` behind further ones; `demands`,
-    which an explicit value has to equal, each with the arguments it comes from; `sets`, which it writes in any case; `schedule`,
-    the one of its own, by name in the code part."""
+    """What the Trainer does to a file.
+
+    `values` replace "auto", by key, and `facts` resolve the "auto" of further keys. An explicit value must equal the one in
+    `demands`, which also names the arguments that it comes from. `sets` are written in any case. `schedule` is the Trainer's
+    own schedule, by names of the code part.
+    """
 
     values: Mapping[str, Any]
     facts: Mapping[str, Any]
@@ -63,7 +66,7 @@ class Filling:
     schedule: Mapping[str, Any] = field(default_factory=dict)
 
     def refusals(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """Keys whose explicit value is not that of the arguments, and why the Trainer refuses each."""
+        """Keys whose explicit value differs from that of the arguments, with the reason why the Trainer refuses each."""
         for path, (wanted, names) in self.demands.items():
             found = given.get(path)
             if found not in (None, "auto") and found != wanted:
@@ -72,13 +75,13 @@ class Filling:
 
 
 def arguments(said: Mapping[str, Any], whole: bool) -> dict[str, Any]:
-    """TrainingArguments with those of `said`, checked. A `whole` dump has many that do not count here; other names are errors.
+    """The arguments in `said`, checked, and defaults for the others. A `whole` dump may hold names that are not used here.
 
     Raises `ConfigError` with every problem.
     """
     known = {name: value for name, value in said.items() if name in DEFAULTS and value is not None}
     strange = [] if whole else [name for name in said if name not in DEFAULTS]
-    problems = [f"--auto-from: {name}: no argument that fills in a DeepSpeed file{nearest(name, DEFAULTS)}" for name in strange]
+    problems = [f"--auto-from: {name}: this argument fills in no DeepSpeed key{nearest(name, DEFAULTS)}" for name in strange]
     if whole and not known:
         problems.append(f"--auto-from: found none of TrainingArguments, expected {', '.join(list(DEFAULTS)[:4])} or the like")
     problems += [f"--auto-from: {name}: {flaw}" for name, value in known.items() if (flaw := _flaw(value, DEFAULTS[name]))]
@@ -101,7 +104,7 @@ def _flaw(value: Any, usual: Any) -> str:
 
 
 def filling(given: Mapping[str, Any], world: int | None, total: int | None) -> Filling:
-    """What the arguments `given` fill in, on `world` ranks, in a run of `total` optimizer steps; None: not known."""
+    """The effect of the arguments `given` on `world` ranks in a run of `total` optimizer steps (None: not known)."""
     args = {name: _typed(value, DEFAULTS[name]) for name, value in given.items()}
     micro, steps = args["per_device_train_batch_size"], args["gradient_accumulation_steps"]
     total = total or (args["max_steps"] if args["max_steps"] > 0 else None)
@@ -141,7 +144,7 @@ def _typed(value: Any, usual: Any) -> Any:
 
 
 def _warmup(args: Mapping[str, Any], total: int | None) -> int | None:
-    """Steps of warmup: a number of them, else a share of all, which older releases have as an argument of its own."""
+    """Steps of warmup. Values below 1 are a share of all steps; older releases have a separate argument for the share."""
     said = args["warmup_steps"] or args["warmup_ratio"]
     if said >= 1:
         return int(said)
@@ -151,7 +154,7 @@ def _warmup(args: Mapping[str, Any], total: int | None) -> int | None:
 
 
 def _schedule(kind: str, warmup: int | None, total: int | None) -> dict[str, Any]:
-    """The Trainer's own schedule, in the words of the code part; nothing where no plan knows it, or its length is not known."""
+    """The Trainer's own schedule by names of the code part; empty if no plan knows it or if its length is not known."""
     name = SCHEDULES.get(kind.removeprefix("SchedulerType.").lower())
     if name is None or warmup is None or (total is None and name != "constant"):
         return {}

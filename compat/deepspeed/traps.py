@@ -1,4 +1,4 @@
-"""What DeepSpeed accepts and then ignores or gets wrong: one row for each, with what it does to the run and where it happens."""
+"""Settings that DeepSpeed accepts and then ignores or gets wrong: a row each, with the effect and the place in its source."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ TESTED = ("adam", "adamw", "adagrad", "lion", "muon")
 """Optimizers that ZeRO takes without a switch (runtime/zero/utils.py, ZERO_SUPPORTED_OPTIMIZERS)."""
 
 
-def _dead(path: str, message: str, place: str = "runtime/config.py: parsed, never read") -> Check:
-    return Check(path, lambda seen: path in seen.given, message, Effect.NONE, place)
+def _dead(path: str, message: str, place: str = "runtime/config.py: parsed, never read", name: str = "") -> Check:
+    return Check(path, lambda seen: path in seen.given, message, Effect.NONE, place, name=name)
 
 
 FUSED = ("lion", "lamb")
-"""Optimizers that DeepSpeed takes from a kernel of its own for accelerators."""
+"""Optimizers whose step is a kernel of DeepSpeed's own for accelerators."""
 FUSED_ON = ("cuda", "npu", "supa")
-"""Accelerators that have it (ops/op_builder and its folders)."""
+"""Accelerators that have these kernels (ops/op_builder and its folders)."""
 
 
 def _fused(seen: Seen) -> bool:
-    """Whether the optimizer is a kernel that few accelerators have; offloaded, Lion is one that every CPU compiles."""
+    """Whether the optimizer needs a kernel that few accelerators have. Offloaded Lion does not: every CPU compiles that one."""
     name = str(seen["optimizer.type"]).lower()
     return name in FUSED and not (name == "lion" and offloaded(seen.values))
 
@@ -44,7 +44,7 @@ def _lr_differs(seen: Seen) -> bool:
 
 
 def _lr_overridden(seen: Seen) -> bool:
-    """WarmupDecayLR, and WarmupLR with a rate of its own, set the learning rate whatever the optimizer was given."""
+    """WarmupDecayLR, and WarmupLR with a warmup_max_lr, replace the optimizer's learning rate."""
     sets = seen["scheduler.type"] == "WarmupDecayLR" or "scheduler.params.warmup_max_lr" in seen.given
     warms = seen["scheduler.type"] in ("WarmupLR", "WarmupDecayLR")
     peak = seen["scheduler.params.warmup_max_lr"]
@@ -57,11 +57,16 @@ NOT_THERE = "DeepSpeed fails when it builds the engine"
 TRAPS = Checks(
     RELEASES,
     # Keys that nothing reads
-    _dead("pipeline.stages", "no effect; the script's PipelineModule(num_stages=) counts: say code.pipeline_stages"),
-    _dead("pipeline.partition", "no effect; the script's PipelineModule(partition_method=) counts: say code.partition_method"),
-    _dead("pipeline.seed_layers", "no effect; the script's PipelineModule(seed_layers=) counts"),
+    _dead("pipeline.stages", "no effect; the script's PipelineModule(num_stages=) decides: set code.pipeline_stages"),
+    _dead("pipeline.partition", "no effect; the script's PipelineModule(partition_method=) decides: set code.partition_method"),
+    _dead("pipeline.seed_layers", "no effect; the script's PipelineModule(seed_layers=) decides; drop it"),
     _dead("disable_allgather", "no effect; drop it"),
-    _dead("tensor_parallel.tp.tp_size", "no effect; tensor_parallel.autotp_size counts", "runtime/engine.py, autotp_size"),
+    _dead(
+        "tensor_parallel.tp.tp_size",
+        "no effect; DeepSpeed uses tensor_parallel.autotp_size",
+        "runtime/engine.py, autotp_size",
+        name="no-effect-tensor_parallel-autotp_size-counts",
+    ),
     _dead(ZERO + "allgather_partitions", "no effect; drop it"),
     _dead(ZERO + "cpu_offload_use_pin_memory", "no effect; use pin_memory in offload_optimizer or offload_param"),
     _dead("fp32_allreduce", "no effect since DeepSpeed 0.6; use communication_data_type"),
@@ -75,7 +80,7 @@ TRAPS = Checks(
     Check(
         "sequence_parallel_size",
         lambda seen: seen["sequence_parallel_size"] > 1 and not seen.wrote("data_parallel_size", "code"),
-        "the batch arithmetic ignores it before DeepSpeed 0.17.0 unless data_parallel_size stands beside it",
+        "the batch arithmetic ignores it before DeepSpeed 0.17.0 unless data_parallel_size is set too; set both",
         Effect.NUMBERS,
         "runtime/config.py: world_size",
         until="0.17.0",
@@ -83,21 +88,21 @@ TRAPS = Checks(
     Check(
         "optimizer.params",
         lambda seen: seen.wrote("optimizer.params") and seen["optimizer.type"] is None,
-        "ignored without optimizer.type; the script's optimizer counts",
+        "ignored without optimizer.type; the script's optimizer is used",
         Effect.NUMBERS,
         "runtime/config.py: get_optimizer_params",
     ),
     Check(
         "scheduler.params",
         lambda seen: seen.wrote("scheduler.params") and seen["scheduler.type"] is None,
-        "ignored without scheduler.type; the script's scheduler counts",
+        "ignored without scheduler.type; the script's scheduler is used",
         Effect.NUMBERS,
         "runtime/config.py: get_scheduler_params",
     ),
     Check(
         "pipeline",
         lambda seen: seen.wrote("pipeline.activation_checkpoint_interval") and not seen.piped,
-        "no effect without a PipelineModule; say code.pipeline_stages if the script builds one",
+        "no effect without a PipelineModule; set code.pipeline_stages if the script builds one",
         Effect.COST,
         "runtime/pipe/engine.py: the only reader",
     ),
@@ -107,7 +112,7 @@ TRAPS = Checks(
             any(seen.given[key] for key in seen.given if key.startswith("activation_checkpointing."))
             and not (seen["code.checkpointing"] or seen.piped)
         ),
-        "no effect unless the model calls deepspeed.checkpointing; say code.checkpointing if it does",
+        "no effect unless the model calls deepspeed.checkpointing; set code.checkpointing if it does",
         Effect.COST,
         "runtime/activation_checkpointing/checkpointing.py: configure",
     ),
@@ -115,14 +120,14 @@ TRAPS = Checks(
     Check(
         "optimizer.type",
         lambda seen: _fused(seen) and seen["code.accelerator"] is None,
-        f"DeepSpeed has this kernel for {', '.join(FUSED_ON)} alone; on another accelerator, and on CPU, the run stops",
+        f"DeepSpeed has this kernel for {', '.join(FUSED_ON)} only; on any other accelerator, and on a CPU, the run stops",
         Effect.COST,
         "ops/lion/fused_lion.py, ops/lamb/fused_lamb.py, ops/op_builder",
     ),
     Check(
         "optimizer.type",
         lambda seen: _fused(seen) and seen["code.accelerator"] not in (None, *FUSED_ON),
-        f"no kernel for this accelerator, {', '.join(FUSED_ON)} have: {NOT_THERE}; take another optimizer, or offload Lion",
+        f"no kernel for this accelerator, only for {', '.join(FUSED_ON)}: {NOT_THERE}; use another optimizer, or offload Lion",
         Effect.STOPS,
         "ops/lion/fused_lion.py, ops/lamb/fused_lamb.py, ops/op_builder",
     ),
@@ -187,9 +192,10 @@ TRAPS = Checks(
     Check(
         "gradient_clipping",
         lambda seen: "gradient_clipping" not in seen.given,
-        "not given: 0.0 (off) before DeepSpeed 0.19.3, 1.0 since; write it out",
+        "not given: the default is 0.0 (off) before DeepSpeed 0.19.3, and 1.0 since; write it out",
         Effect.NUMBERS,
         "runtime/constants.py: GRADIENT_CLIPPING_DEFAULT",
+        name="not-given-0-0-off",
     ),
     Check(
         ZERO + "stage",
@@ -206,7 +212,8 @@ TRAPS = Checks(
     Check(
         "gradient_clipping",
         lambda seen: seen.piped and seen.stage == 0 and seen.precision == "fp32" and seen["gradient_clipping"] > 0,
-        "with a pipeline at stage 0 in fp32 the norm leaves out all stages but the first; use stage 1 or gradient_clipping 0",
+        "with a pipeline at stage 0 in fp32 the gradient norm covers only the first pipeline stage; use ZeRO stage 1 or "
+        "gradient_clipping 0",
         Effect.NUMBERS,
         "runtime/utils.py: clip_grad_norm_",
     ),
@@ -233,8 +240,8 @@ TRAPS = Checks(
     Check(
         TOTAL,
         lambda seen: _autotp(seen) and TOTAL in seen.given,
-        "with AutoTP DeepSpeed divides it by all ranks, not by the data-parallel ones, so the batch is smaller by autotp_size; "
-        f"give the micro batch and {STEPS} only",
+        "with AutoTP DeepSpeed divides it by all ranks, not by the data-parallel ones, so the batch is smaller by a factor of "
+        f"autotp_size; give only {MICRO} and {STEPS}",
         Effect.NUMBERS,
         "runtime/config.py: built before the tensor-parallel groups",
     ),
@@ -248,7 +255,7 @@ TRAPS = Checks(
     Check(
         "data_types.param_dtype",
         lambda seen: seen["data_types.param_dtype"] not in (None, seen.precision),
-        f"must be the training precision: {NOT_THERE}; drop it",
+        f"must be the training precision, or {NOT_THERE}; drop it",
         Effect.STOPS,
         "runtime/engine.py: _assert_valid_mixed_precision_config",
     ),
@@ -273,7 +280,8 @@ TRAPS = Checks(
             and not seen["fp16.loss_scale"]
             and seen.given.get("fp16.hysteresis", 1) != 1
         ),
-        "not read at stage 0, where each overflow halves the scale and none at the smallest scale ends the run; use stage 1",
+        "not read at stage 0: each overflow halves the scale there, and an overflow at the smallest scale does not end the run; "
+        "use stage 1",
         Effect.NUMBERS,
         "runtime/fp16/fused_optimizer.py, unfused_optimizer.py: _update_scale",
     ),
@@ -281,8 +289,8 @@ TRAPS = Checks(
     Check(
         "scheduler.type",
         lambda seen: seen["optimizer.type"] is not None and not seen.wrote("scheduler", "code.scheduler"),
-        "not given: taken as a constant rate, which DeepSpeed keeps unless the script or a trainer brings a scheduler;"
-        " if one does, say it, as in --code scheduler.name=linear --code scheduler.total_steps=1000",
+        "not given: taken as a constant learning rate, as DeepSpeed itself keeps it; if the script or a trainer builds a "
+        "scheduler, give it, as in --code scheduler.name=linear --code scheduler.total_steps=1000",
         Effect.NONE,
         "runtime/engine.py: _configure_lr_scheduler",
     ),
@@ -312,14 +320,15 @@ TRAPS = Checks(
             and not seen["zero_allow_untested_optimizer"]
             and bool(seen.at.forms("optimizers", seen["optimizer.type"]))
         ),
-        f"ZeRO wants it true for this optimizer: {NOT_THERE}",
+        f"ZeRO needs true for this optimizer: {NOT_THERE}; set it to true",
         Effect.STOPS,
         "runtime/engine.py: _do_optimizer_sanity_check",
+        name="zero-wants-it-true-for",
     ),
     Check(
         "scheduler.params.warmup_max_lr",
         _lr_differs,
-        "not given: WarmupLR warms up to 0.001 before DeepSpeed 0.17.2, to the optimizer's rate since; write it out",
+        "not given: WarmupLR warms up to 0.001 before DeepSpeed 0.17.2, and to the optimizer's lr since; write it out",
         Effect.NUMBERS,
         "runtime/lr_schedules.py: WarmupLR",
     ),
@@ -362,11 +371,11 @@ TRAPS = Checks(
         "runtime/pipe/module.py",
     ),
 )
-"""Each row names its place in DeepSpeed's source."""
+"""The place of each row is where DeepSpeed's source ignores the setting or gets it wrong."""
 
 
 def inspect(config: Config) -> Iterator[Finding]:
-    """What DeepSpeed ignores or gets wrong of a config."""
+    """Findings about settings of a config that DeepSpeed ignores or gets wrong."""
     seen = Seen(config.effective, config.given, config.context)
     yield from TRAPS.remarks(seen, config.origins)
     for found in (_strange(seen), _old_names(seen), _arguments(seen), _world(seen)):
@@ -374,7 +383,7 @@ def inspect(config: Config) -> Iterator[Finding]:
 
 
 def _strange(seen: Seen) -> Iterator[Remark]:
-    """Types that nothing builds (runtime/engine.py: _configure_basic_optimizer, _scheduler_from_config)."""
+    """Types that neither DeepSpeed nor PyTorch has (runtime/engine.py: _configure_basic_optimizer, _scheduler_from_config)."""
     for section, what in (("optimizer", "an optimizer"), ("scheduler", "a scheduler")):
         path, known = f"{section}.type", f"{section}s"
         name = seen[path]
@@ -398,7 +407,7 @@ def _old_names(seen: Seen) -> Iterator[Remark]:
 
 
 def _arguments(seen: Seen) -> Iterator[Remark]:
-    """Arguments that another implementation of the same optimizer takes, and this one does not."""
+    """Arguments that only another implementation of the same optimizer takes."""
     name = seen["optimizer.type"]
     forms = seen.at.forms("optimizers", name) if name else ()
     form = next((row for row in forms if row.form == wanted(seen.values)), forms[0] if forms else None)

@@ -1,4 +1,4 @@
-"""The Merak dialect: command lines and keyword mappings of Merak 0.1.0 to 2.2.2 and main, and the script beside them."""
+"""The Merak dialect: command lines and keyword mappings of Merak 0.1.0 to 2.2.2 and main, and settings of the script."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bridge.errors import BridgeError
 
 
 class MerakConfig(Config):
-    """A Merak run; `script` is the training script that goes with its command line."""
+    """A Merak run. `script` is a training script for its command line."""
 
     @cached_property
     def flags(self) -> list[str]:
@@ -52,9 +52,9 @@ class MerakDialect(PackagedDialect):
         *,
         code: Mapping[str, Any] | None = None,
     ) -> Config:
-        """Read a command line, a file of flags, or a keyword mapping, and check it as that release would.
+        """Read a command line, a file of flags, or a keyword mapping, and check it as that release does.
 
-        A mapping is flat, or has the keys `init`, `args`, `trainer` and `tp_lists`. `code` says what stands in the training
+        A mapping is flat, or has the keys `init`, `args`, `trainer` and `tp_lists`. `code` holds settings of the training
         script, such as `{"init": {"pp": 2, "tp": 2, "dp": 2}}`. Raises `BridgeError` with every problem.
         """
         from compat.merak.formats import read
@@ -69,7 +69,7 @@ class MerakDialect(PackagedDialect):
         return read(source, version, lenient)
 
     def effective(self, config: Config) -> Values:
-        """Defaults of the release, and what Merak derives; raises `ConfigError` with everything that it refuses."""
+        """Defaults of the release and derived values. Raises `ConfigError` with everything that Merak refuses."""
         from compat.merak.effective import effective
 
         return Values(effective(config.given, config.version, config.world_size))
@@ -81,7 +81,7 @@ class MerakDialect(PackagedDialect):
         return path in release(version).defaults
 
     def defaults(self, version: str) -> Mapping[str, Any]:
-        """What a release takes for each parameter that it has."""
+        """Default of each parameter that a release has."""
         from compat.merak.releases import release
 
         return release(version).defaults
@@ -110,7 +110,7 @@ class MerakDialect(PackagedDialect):
         )
 
     def recognises(self, data: Any) -> int:
-        """How many of its names are Merak's; names that other stacks have too count only beside one that is Merak's alone."""
+        """Number of names that are Merak's. Names of other stacks too are added only beside one that only Merak has."""
         from compat.merak.recognition import score
 
         return score(data)
@@ -127,7 +127,7 @@ ENTRIES = {
     "MerakArguments": "arguments",
     "MerakTrainer": "trainer",
 }
-"""Merak's own names, with the native engine behind them: `import compat.merak as Merak` is the migration."""
+"""Merak's own names, with the native engine behind them: `import compat.merak as Merak` migrates a script."""
 
 
 def __getattr__(name: str) -> Any:

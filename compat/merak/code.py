@@ -1,4 +1,4 @@
-"""What Merak wants in the training script: `init` by name, the trainer and the tensor-parallel lists, as Python text."""
+"""The settings that belong in the training script, as Python text: `init`, the trainer and the tensor-parallel lists."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Flat = Mapping[str, Any]
 
 
 def script(given: Flat, values: Flat, version: str) -> str:
-    """A short training script that fits the command line; it names what the reader fills in."""
+    """A short training script for the command line, with names for the parts that the user writes."""
     parts = (
         _imports(given, version),
         _start(values),
@@ -91,6 +91,6 @@ def _object(value: str | Sequence[str]) -> str:
 
 
 def launch(given: Flat, world_size: int | None) -> tuple[str, ...]:
-    """The command that starts the script; the argument that the parser insists on is there."""
+    """The command that starts the script, with --output_dir, which the parser requires."""
     output = () if "args.output_dir" in given else ("--output_dir", "output")
     return torchrun(world_size, SCRIPT, *output)

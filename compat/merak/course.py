@@ -1,4 +1,4 @@
-"""The course of a run: Merak's length, seed and intervals <-> the plan's."""
+"""Length, seed and intervals of a run: Merak's arguments <-> the plan's fields."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ STEPS, EPOCHS = "args.max_steps", "args.num_train_epochs"
 
 
 def _read_length(values: Group, context: Context) -> Group:
-    """Steps decide where they are given; else the epochs do."""
+    """The number of steps if it is set, else the epochs."""
     steps = values.get(STEPS) or 0
     return {"run.steps": steps} if steps > 0 else {"run.epochs": values.get(EPOCHS)}
 
 
 def _write_length(values: Group, context: Context) -> Group:
-    """A schedule that ends is as long as the run where a plan does not say how long that is."""
+    """Without a length in the plan, the run ends with its learning-rate schedule."""
     steps, epochs = values.get("run.steps"), values.get("run.epochs")
     if steps is None and epochs is None:
         steps = values.get("optimizer.schedule.total_steps")
@@ -29,13 +29,13 @@ LENGTH = convert(
     effect=EFFECTS["run.steps"],
     sees=("optimizer.schedule.total_steps",),
     carries={STEPS: "run.steps", EPOCHS: "run.epochs"},
-    lossy="Merak looks at the epochs only where no steps are given",
+    lossy="Merak uses the epochs only if no steps are given",
     source="utils/parameters.py: max_steps; merak_trainer.py: num_train_epochs",
 )
 
 
 def _interval(theirs: str, ours: str) -> Rule:
-    """An interval in steps; a share of the run below one is Merak's own."""
+    """An interval in steps. Merak also takes a share of the run, a number below 1."""
     return convert(
         theirs,
         ours,
@@ -43,7 +43,7 @@ def _interval(theirs: str, ours: str) -> Rule:
         lambda values, context: {theirs: values.get(ours) or None},
         effect=EFFECTS[ours],
         blurs=lambda values: values.get(theirs) is not None and values[theirs] != max(1, round(values[theirs])),
-        lossy="a plan has whole steps",
+        lossy="a plan has intervals in whole steps only",
     )
 
 
@@ -51,7 +51,7 @@ KEPT, FINETUNE, TP = "args.save_total_limit", "args.finetune", "init.tp"
 
 
 def split(theirs: str, ours: str, source: str) -> Rule:
-    """A setting of layers that tensor ranks split, and so without effect where there is one."""
+    """A setting of tensor-parallel layers, which has no effect with one tensor rank."""
     return convert(
         theirs,
         ours,
@@ -59,7 +59,7 @@ def split(theirs: str, ours: str, source: str) -> Rule:
         lambda values, context: {theirs: values.get(ours)} if (values.get("parallel.tensor") or 1) > 1 else {},
         effect=EFFECTS[ours],
         sees=(TP, "parallel.tensor"),
-        lossy="Merak looks at it only where tensor ranks split layers",
+        lossy="Merak uses it only if tensor ranks split layers",
         source=source,
     )
 

@@ -1,4 +1,4 @@
-"""Where Merak's pages say one thing and its source does another; defaults that differ are taken from the release's facts."""
+"""Contradictions between Merak's documentation and its source. Differing defaults come from the release's facts."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ STATED: tuple[Disagreement, ...] = (
 
 
 def _defaults() -> Iterator[Disagreement]:
-    """One row for each documented default that the newest release's source does not have."""
+    """A row for each documented default that differs from the newest release's source."""
     at = release(KNOWN[-1])
     for path, said in at.documented.items():
         found = shown(at.defaults[path]) if path in at.defaults else "no such argument in the newest release"

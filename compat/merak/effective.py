@@ -1,4 +1,4 @@
-"""What Merak's own code makes of a run before it starts: defaults of the release, what it derives, and what it refuses."""
+"""The values that Merak uses for a run: defaults of the release, derived values, and every reason to refuse."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from compat.merak.releases import REWRITTEN, Release, lifetime, release
 
 AXES = ("init.pp", "init.tp", "init.dp", "init.sp")
 PLAIN = ("1f1b", "ds_default")
-"""Schedules that take any number of microbatches."""
+"""Schedules that work with any number of micro batches."""
 OLD_SCHEDULES = ("linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup")
 SPLITS = ("farthest_min_deps", "nearest_min_deps", "layer_split")
 TESTED = "Adam, AdamW, SGD, ASGD, Adadelta or Adamax"
@@ -21,9 +21,9 @@ Flat = Mapping[str, Any]
 
 
 def effective(given: Flat, version: str, world_size: int | None) -> dict[str, Any]:
-    """Every value that the release would work with, by schema path; what stays None is left out.
+    """Every value that the release uses, by schema path, without those that are None.
 
-    Raises one `ConfigError` that lists everything that Merak, or the arguments it inherits, refuses.
+    Raises one `ConfigError` with everything that Merak, or the class of arguments it inherits from, refuses.
     """
     at = release(version)
     ConfigError.raise_if(f"{path}: not in Merak {version}{_instead(path, at)}" for path in given if path not in at.defaults)
@@ -40,7 +40,7 @@ def _instead(path: str, at: Release) -> str:
 
 
 def _merge(values: dict[str, Any], at: Release) -> None:
-    """What `mergeargs` of Merak and `__post_init__` of TrainingArguments change."""
+    """Changes that `mergeargs` of Merak and `__post_init__` of TrainingArguments make."""
     if values.get("args.train_schedule") == "shifted_critical_path":
         values["args.train_schedule"] = "full_critical_path_1f1b"
     if values.get("args.activation_checkpointing") is False:
@@ -62,7 +62,7 @@ def _evaluates(values: Flat) -> str:
 
 
 def _axes(values: dict[str, Any], world_size: int | None) -> None:
-    """Data-parallel replicas: what is left of the ranks, where `init` does not say."""
+    """Without a value in `init`, data-parallel replicas are the ranks that the other axes leave."""
     others = prod(values.get(axis) or 1 for axis in AXES if axis != "init.dp")
     if world_size and "init.dp" not in values and world_size % others == 0:
         values["init.dp"] = world_size // others
@@ -98,7 +98,7 @@ def _schedules(values: Flat, at: Release, world_size: int | None) -> Iterator[st
     name, steps, ranks = values["args.train_schedule"], values["args.gradient_accumulation_steps"], values.get("init.pp") or 1
     if name not in PLAIN and steps < ranks:
         yield (
-            f"args.train_schedule: {name} needs as many microbatches as pipeline ranks; "
+            f"args.train_schedule: {name} needs at least as many micro batches as pipeline ranks; "
             f"found gradient_accumulation_steps ({steps}) < pp ({ranks})"
         )
     if name == "full_critical_path_1f1b":
@@ -153,7 +153,7 @@ def _recompute(values: Flat, at: Release, world_size: int | None) -> Iterator[st
 
 
 def number(word: str) -> float | None:
-    """The number that a word stands for, if it does."""
+    """The word as a number; None if it is none."""
     try:
         return float(word)
     except ValueError:
@@ -161,11 +161,11 @@ def number(word: str) -> float | None:
 
 
 def _zero(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
-    """core/merak_engine.py: any stage but None asks the optimizer to reduce gradients, which only that of stage 1 can."""
+    """core/merak_engine.py: with any stage the engine lets the optimizer reduce gradients, and only stage 1's optimizer can."""
     on = at.since(REWRITTEN) or values.get("args.zero_optimization")
     stage = values.get("args.zero_stage")
     if on and stage not in (None, 1):
-        yield f"args.zero_stage: found {shown(stage)}; the first step fails, as only stage 1 is there; use 1 or leave it out"
+        yield f"args.zero_stage: found {shown(stage)}; only stage 1 exists, others fail in the first step; use 1 or none"
     allowed = values.get("args.zero_allow_untested_optimizer")
     if on and stage == 1 and values.get("args.adafactor") and not allowed:
         yield f"args.zero_allow_untested_optimizer: ZeRO takes {TESTED} unless it is set; set it, or drop adafactor"
@@ -192,7 +192,7 @@ SHAPE_KEYS: Mapping[str, tuple[str, ...]] = {
     "cosine_with_min_lr": ("num_cycles", "min_lr", "min_lr_rate"),
     "warmup_stable_decay": ("num_stable_steps", "num_decay_steps", "min_lr_ratio", "num_cycles"),
 }
-"""What each shape takes beside warmup and total steps (transformers 4.47)."""
+"""Arguments of each schedule beside warmup and total steps (transformers 4.47)."""
 FREE = ("reduce_lr_on_plateau",)
 
 
@@ -250,4 +250,4 @@ CHECKS: tuple[Check, ...] = (
     _evaluation,
     _lists,
 )
-"""What Merak refuses, in the order in which it would find out; each names the place it stands for."""
+"""Everything that Merak refuses, in the order in which it checks; the docstring of each names the place in the source."""

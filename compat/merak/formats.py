@@ -40,9 +40,9 @@ NEGATIVE = re.compile(r"-\d+$|-\d*\.\d+$")
 
 
 def read(source: Any, version: str, lenient: bool, code: Mapping[str, Any] | None = None) -> Reading:
-    """Read a path, text, mapping, list of words or `Written`; raises every problem at once.
+    """Read a path, text, mapping, list of words or `Written`. All problems are raised at once.
 
-    `code` is what the script says to `init`, the trainer and `set_tp_layer_lists`, over what the source says of it.
+    `code` holds arguments of `init`, the trainer and `set_tp_layer_lists`; it overrides the source's own.
     """
     reader = _Reader(version, lenient)
     reader.script(_beside(source))
@@ -95,7 +95,7 @@ def _launch(document: Document) -> Launch | None:
 
 
 def _empty(source: str | Path | Document) -> Document | None:
-    """A command line without arguments, which the general reader takes for a mistake."""
+    """Whether the source is a command line without arguments. The general reader refuses one."""
     if isinstance(source, Document):
         return None
     if isinstance(source, Path) or not is_text(source):
@@ -108,7 +108,7 @@ def _bare(text: str) -> str:
 
 
 def _beside(source: Any) -> Mapping[str, Any]:
-    """What the script says, from the file that was written beside a command line."""
+    """Settings of the script, from the file that was written beside a command line."""
     if isinstance(source, Written):
         return source.code
     if isinstance(source, str) and (is_text(source) or LAUNCHER.match(source)):
@@ -159,7 +159,7 @@ class _Reader:
                 self.entry(key, value, Origin(line) if line else None)
 
     def script(self, data: Mapping[str, Any]) -> None:
-        """Read what stands in the training script: sections, or single parameters such as `init.pp` or `pp`."""
+        """Read settings of the training script: sections, or single parameters such as `init.pp` or `pp`."""
         for name, value in data.items():
             path = name if name in fields(Merak) else _home(name, SCRIPT_SECTIONS)
             if name in SCRIPT_SECTIONS:
@@ -181,10 +181,10 @@ class _Reader:
             self.put(f"{name}.{key}", inner, f"{name}.{key}")
 
     def positional(self, sizes: Sequence[Any]) -> Mapping[str, Any]:
-        """`Merak.init(4, 1, 2)`: the order in the source, which is not that of the documentation."""
+        """Arguments by position, as in `Merak.init(4, 1, 2)`: in the source's order, since the documentation's is wrong."""
         named = dict(zip(POSITIONS, sizes, strict=False))
         if not 3 <= len(sizes) <= len(POSITIONS):
-            self.problems.append(f"init: found {len(sizes)} positions, expected pp, tp, dp; better give them by name")
+            self.problems.append(f"init: found {len(sizes)} values by position, expected pp, tp, dp; give them by name")
         same = named.get("pp") == named.get("dp")
         message = (
             "given by position: read as pp, tp, dp, as the source takes them; Merak's documentation and README say "
@@ -194,7 +194,7 @@ class _Reader:
         return named
 
     def entry(self, key: str, value: Any, origin: Origin | None) -> None:
-        """A key of a flat mapping: an argument, or a parameter of the script by its own name or dotted."""
+        """A key of a flat mapping: an argument, or a parameter of the script by its name or its dotted path."""
         path = key if key in fields(Merak) else _home(key)
         if path is None:
             self.unknown(key, key, _names(), (str(value),))
@@ -204,7 +204,7 @@ class _Reader:
                 self.origins[path] = origin
 
     def put(self, path: str, value: Any, written: str) -> None:
-        """Take one value, if the release has its path."""
+        """Store one value, or note a problem if the release does not have its path."""
         if path not in fields(Merak):
             section = path.partition(".")[0]
             known = [other.partition(".")[2] for other in fields(Merak) if other.startswith(section + ".")]
@@ -239,7 +239,7 @@ class _Reader:
             index = self.option(words, index, document.line(index))
 
     def option(self, words: Sequence[str], index: int, line: int | None) -> int:
-        """Read the option at `index` and its values; gives the place of the next one."""
+        """Read the option at `index` and its values; returns the index of the next option."""
         word, end = words[index], index + 1
         while end < len(words) and _is_value(words[end]):
             end += 1
@@ -264,7 +264,7 @@ class _Reader:
         return index + 1 if tied else end
 
     def leave_out(self, path: str, name: str, reason: str, line: int | None) -> None:
-        """Pass over a value that is not known; a problem where a plan is made of it."""
+        """Skip a value that is not known. It is a problem if a plan needs it."""
         if path in _needed():
             self.problems.append(f"line {line}: {name}: {reason}")
         else:
@@ -272,7 +272,7 @@ class _Reader:
             self.findings.append(Finding(path, message, touching.effect(path), True, origin=Origin(line, name)))
 
     def find(self, name: str) -> tuple[str | None, bool]:
-        """The path that an option stands for, and whether it is the `--no_` form of a switch."""
+        """The path of an option, and whether it is the `--no_` form of a switch."""
         known = _options(self.version)
         spelled = name.replace("-", "_") if name.startswith("--") and "_" not in name else name.removeprefix("--")
         spelled = spelled.lstrip("_")
@@ -304,7 +304,7 @@ class _Reader:
 
 
 def _start(words: Sequence[str]) -> int:
-    """Where the script's own arguments begin: after `python train.py`, or at once."""
+    """Index of the script's first argument: behind `python train.py`, or 0."""
     scripts = (index for index, word in enumerate(words) if word.endswith(".py") and not word.startswith("-"))
     first = next(scripts, None)
     launched = first is not None and bool(LAUNCHER.match(" ".join(words[: first + 1])) or first == 0)
@@ -330,7 +330,7 @@ def _options(version: str) -> Mapping[str, tuple[str, bool]]:
 
 @cache
 def _needed() -> frozenset[str]:
-    """Arguments that a plan is made of."""
+    """Arguments that a plan needs."""
     from compat.merak.rules import table
 
     return frozenset(path for rule in table() if rule.ours for path in rule.theirs)
@@ -348,7 +348,7 @@ def _home(name: str, sections: Sequence[str] = ("args", *SCRIPT_SECTIONS)) -> st
 
 @cache
 def kind(path: str) -> type:
-    """What a value of `path` is made of: bool, int, float, str, tuple or dict."""
+    """Type of a value of `path`: bool, int, float, str, tuple or dict."""
     return _kind(fields(Merak)[path].annotation)
 
 
@@ -365,7 +365,7 @@ def _kind(annotation: Any) -> type:
 
 
 def _parsed(path: str, texts: list[str]) -> Any:
-    """The value of an option, as the parser of the Hugging Face arguments reads it."""
+    """The value of an option, as Hugging Face's argument parser reads it."""
     made = kind(path)
     if made is bool and len(texts) <= 1:
         return _switch(texts[0]) if texts else True
@@ -434,7 +434,7 @@ def json_text(given: Mapping[str, Any]) -> str:
 
 
 def script_part(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What belongs into the training script, nested."""
+    """Settings that belong in the training script, nested."""
     found: dict[str, Any] = nest({path: value for path, value in given.items() if not path.startswith("args.")})
     listed: dict[str, Any] = json.loads(json.dumps(found))
     return listed

@@ -1,4 +1,4 @@
-"""The learning-rate shapes of Hugging Face that Merak's trainer builds <-> the plan's schedule."""
+"""The learning-rate schedules of Hugging Face that Merak's trainer builds <-> the plan's schedule."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ SHAPES: Mapping[str, str] = {
     "inverse_sqrt": "inverse_sqrt",
     "warmup_stable_decay": "wsd",
 }
-"""The plan's shape that each of theirs is, or is nearest to."""
+"""The plan's schedule that equals, or is nearest to, each of theirs."""
 TENTH = 10
-"""Where a Plan leaves the decay of WSD open, it is the last of so many equal parts of the schedule."""
+"""Without decay_steps in the Plan, the decay of WSD is one tenth of the schedule."""
 UNWARMED = ("constant", "reduce_lr_on_plateau")
 USUAL: Mapping[str, Mapping[str, float]] = {
     "polynomial": {"power": 1.0},
@@ -37,7 +37,7 @@ USUAL: Mapping[str, Mapping[str, float]] = {
     "cosine_with_min_lr": {"num_cycles": 0.5},
     "warmup_stable_decay": {"num_cycles": 0.5},
 }
-"""Further arguments with which a shape is the plan's."""
+"""Values of further arguments with which a schedule equals the plan's."""
 
 
 def _said(values: Group) -> Mapping[str, Any]:
@@ -45,7 +45,7 @@ def _said(values: Group) -> Mapping[str, Any]:
 
 
 def _blurred(values: Group) -> bool:
-    """Whether the plan's shape is only near to theirs, or warmup depends on the length of the data."""
+    """Whether the plan's schedule is only near to theirs, or the warmup depends on the length of the data."""
     name, said = values[TYPE], _said(values)
     unusual = any(said.get(key, usual) != usual for key, usual in USUAL.get(name, {}).items())
     slow = name == "inverse_sqrt" and (not _warmup(values) or "timescale" in said)
@@ -55,7 +55,7 @@ def _blurred(values: Group) -> bool:
 
 
 def _warmup(values: Group) -> int:
-    """Steps of warmup: a share counts where no steps are given and the length of the run is."""
+    """Steps of warmup. The ratio takes effect only if no steps are given and the length of the run is known."""
     if values[TYPE] in UNWARMED:
         return 0
     share = ceil(values[TOTAL] * values[RATIO]) if values[TOTAL] > 0 else 0
@@ -84,7 +84,7 @@ def _total(values: Group) -> int | None:
 
 
 def _decay(values: Group) -> Group:
-    """The last decay, a half cosine; of no steps it is one whose first step is at the peak still."""
+    """The decay of WSD, a half cosine. A decay of 0 steps becomes 1 step, since its first step is still at the peak."""
     if values[TYPE] != "warmup_stable_decay":
         return {}
     return {SCHEDULE + "decay_steps": max(1, int(_said(values)["num_decay_steps"])), SCHEDULE + "decay_shape": "cosine"}
@@ -109,7 +109,7 @@ def _write(values: Group, context: Context) -> Group:
 
 
 def _shape(values: Group, context: Context) -> tuple[str, Mapping[str, Any]]:
-    """Their shape and its further arguments; old releases take none."""
+    """Their schedule and its further arguments; old releases have no such arguments."""
     name, minimum = values[SCHEDULE + "name"], values.get(SCHEDULE + "minimum") or 0.0
     warmup, total = values.get(SCHEDULE + "warmup_steps") or 0, values.get(SCHEDULE + "total_steps")
     below = minimum < _peak(values)
@@ -129,7 +129,7 @@ def _shape(values: Group, context: Context) -> tuple[str, Mapping[str, Any]]:
 
 
 def _stable(values: Group, total: int, warmup: int, minimum: float) -> Mapping[str, Any]:
-    """Lengths of plateau and decay, which is a tenth of the schedule where a Plan leaves it open, and the rate after it."""
+    """Arguments of WSD: the lengths of plateau and decay, and the learning rate after the decay."""
     told = values.get(SCHEDULE + "decay_steps")
     decay = min(max(1, total // TENTH) if told is None else told, total - warmup)
     lengths = {"num_stable_steps": total - warmup - decay, "num_decay_steps": decay}
@@ -137,7 +137,7 @@ def _stable(values: Group, total: int, warmup: int, minimum: float) -> Mapping[s
 
 
 def _ratio(part: float, whole: float) -> float:
-    """The share that gives `part` back when it is multiplied with `whole`, where rounding allows it."""
+    """`part` / `whole`, or a neighbouring float if only that gives `part` again when multiplied with `whole`."""
     near = part / whole if whole else 0.0
     return next((share for share in (near, nextafter(near, 0), nextafter(near, inf)) if share * whole == part), near)
 
@@ -164,8 +164,8 @@ RULE = convert(
     },
     blurs=_blurred,
     lossy=(
-        "Merak warms up from 0 in steps, and WSD decays along a half cosine after the warmup; a share of steps that only the "
-        "data set tells, powers, restarts and plateaus have no place in a Plan"
+        "Merak warms up from 0, and decays WSD along a half cosine; a Plan cannot express a warmup ratio of an unknown number of "
+        "steps, nor powers, restarts and reduce_lr_on_plateau"
     ),
     source="merak_trainer.py: create_lr_scheduler; transformers, optimization.py: get_scheduler",
 )

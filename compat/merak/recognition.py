@@ -1,4 +1,4 @@
-"""How to tell a source of Merak from those of other stacks, whose arguments share many of its names."""
+"""Recognises sources of Merak. Other stacks share many of its argument names."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ALONE = frozenset(
         "input_names",
     }
 )
-"""Names that no other stack has at the top level."""
+"""Top-level names that no other stack has."""
 
 
 @cache
@@ -47,7 +47,7 @@ def _names() -> frozenset[str]:
 
 
 def score(data: Any) -> int:
-    """0 for a source of another stack, else how many names speak for Merak."""
+    """The number of Merak's names in a source; 0 if it belongs to another stack."""
     if isinstance(data, Script):
         return int(any(is_launch(launch) and _is_merak(launch.texts) for launch in data.launches))
     if isinstance(data, Mapping):
@@ -59,7 +59,7 @@ def score(data: Any) -> int:
 
 
 SHARED = ("per_device_train_batch_size", "per_device_eval_batch_size", "zero_stage")
-"""Names that other scripts with Hugging Face's arguments have as well."""
+"""Names that other scripts with Hugging Face's arguments use too."""
 
 
 def _is_merak(words: Sequence[str]) -> bool:
@@ -67,7 +67,7 @@ def _is_merak(words: Sequence[str]) -> bool:
 
 
 def is_launch(launch: Launch) -> bool:
-    """Whether a run of a script is one of Merak's; Hugging Face's trainer with DeepSpeed shares many of its names."""
+    """Whether a run of a script is Merak's. Hugging Face's Trainer with DeepSpeed shares many of its names."""
     words = launch.texts
     return not any(word.startswith("--deepspeed") for word in words) and bool(score(words))
 

@@ -27,10 +27,10 @@ from compat.merak.releases import REWRITTEN, ULYSSES
 from compat.merak.schema import Merak
 
 BF16 = "2.2.2"
-"""First release that reads bf16; before, it is taken from the command line and nothing looks at it."""
+"""First release that reads bf16. Earlier releases accept the argument and ignore it."""
 LEVEL = "args.tp_overlapping_level"
 LAYOUT = "the same sums in another layout"
-SHARDS = "Merak spreads shards of a traced graph over stages, not layers; it has no names for layer boundaries"
+SHARDS = "Merak distributes shards of a traced graph over stages, not layers, and cannot express layer boundaries"
 
 
 def model_rules() -> tuple[Rule, ...]:
@@ -45,7 +45,7 @@ def model_rules() -> tuple[Rule, ...]:
             "model.tied",
             lambda values, context: {"model.tied": False} if values.get("args.no_tie_modules") else {},
             _write_tied,
-            lossy="Merak ties weights of equal shape where the model does, unless it is told not to",
+            lossy="Merak ties weights of equal shape if the model does; only no_tie_modules prevents it",
             source="core/merak_engine.py: tie_modules",
         ),
         course.split("args.init_method_std", "model.init.std", "core/pipeline/module.py: init_method_std"),
@@ -107,7 +107,7 @@ def parallel_rules() -> tuple[Rule, ...]:
             ),
             effect=Effect.COST,
             blurs=lambda values: (values.get(LEVEL) or 0) > 1,
-            lossy="a plan does not say how far the overlap reaches: level 1",
+            lossy="a plan has no level of overlap; Merak's level 1 is used",
         ),
         convert(
             (),
@@ -168,11 +168,11 @@ ORDERS = {
     CRITICAL: CRITICAL,
     "full_critical_path_1f1b": CRITICAL,
 }
-"""A plan's name of each train_schedule."""
+"""The plan's name of each train_schedule."""
 
 
 def _read_order(values: Group) -> Group:
-    """The order; the critical path without recomputation is that of 1F1B but for one step."""
+    """The schedule. Without recomputation the critical-path schedule is 1F1B except for one step, and is read as that."""
     if not _piped(values.get("init.pp")):
         return {}
     name, words = ORDERS[values["args.train_schedule"]], values.get("args.activation_checkpoint_ratio") or ()
@@ -181,8 +181,9 @@ def _read_order(values: Group) -> Group:
 
 
 def _write_order(values: Group) -> Group:
-    """1F1B with the order of recomputation that was asked for, where Merak takes it: with enough microbatches, and the critical
-    path with a ratio of recomputed layers.
+    """The plan's variant of 1F1B if Merak accepts it, else plain 1F1B.
+
+    Merak needs enough micro batches for a variant, and for the critical path also a ratio of recomputed layers.
     """
     name, ranks, steps = values.get("schedule.name"), values.get("parallel.pipeline") or 1, values.get("batch.accumulation") or 0
     if not name or not _piped(ranks):
@@ -223,7 +224,7 @@ def stage_rules() -> tuple[Rule, ...]:
                 "recompute.granularity",
                 "recompute.ratio",
             ),
-            lossy="Merak's schedules are all 1F1B; they differ in how messages are paired and in when recomputation runs",
+            lossy="Merak's schedules are all variants of 1F1B, with other pairs of messages and other times of recomputation",
             blurs=lambda values: values.get("args.train_schedule") not in PAIRED,
             source="core/merak_engine.py: scheduler_method; core/pipeline/schedule.py",
         ),
@@ -286,7 +287,7 @@ def zero_rules() -> tuple[Rule, ...]:
             sees=(*ZERO_FIELDS, "zero.stage"),
             carries={REDUCE_BUCKET: "zero.bucket", GATHER_BUCKET: "zero.gather_bucket"},
             blurs=lambda values: values.get("args.zero_stage") != 1,
-            lossy="Merak reads the sizes of buckets with ZeRO only",
+            lossy="Merak reads the bucket sizes only with ZeRO",
             source="core/zero/stage1.py: configure_zero_optimizer; sizes are counted in elements",
         ),
         convert(
@@ -303,8 +304,8 @@ def zero_rules() -> tuple[Rule, ...]:
         always("zero.offload.optimizer", "none", "Merak keeps optimizer state on the device", Effect.COST),
         always("zero.offload.parameters", "none", "Merak keeps weights on the device", Effect.COST),
         only_ours("zero.offload.optimizer_ratio", note="Merak keeps optimizer state on the device", effect=Effect.COST),
-        only_ours("zero.weight_buffers", "zero.grad_buffers", note="Merak has no counted buffers", effect=Effect.COST),
-        only_ours("zero.replicas", note="Merak shards over all data ranks", effect=Effect.COST),
+        only_ours("zero.weight_buffers", "zero.grad_buffers", note="Merak has no number of buffers to set", effect=Effect.COST),
+        only_ours("zero.replicas", note="Merak shards over all data-parallel ranks", effect=Effect.COST),
     )
 
 
@@ -340,8 +341,8 @@ PRECISION = convert(
     sees=ZERO_FIELDS,
     carries={"args.half_precision_backend": "precision.compute", "args.fp16_opt_level": ()},
     lossy=(
-        "Merak trains in fp16 with an fp32 copy of the weights, in bf16 (from 2.2.2 on) without one, or in fp32; it reduces "
-        "gradients in the format of training, and with ZeRO in fp16; automatic mixed precision becomes fp16"
+        "Merak trains in fp16 with fp32 master weights, in bf16 (from 2.2.2 on) without them, or in fp32; it reduces gradients "
+        "in the training format, and with ZeRO in fp16; automatic mixed precision becomes fp16"
     ),
     blurs=lambda values: automatic(values),
     note="a level of Apex mixed precision",
@@ -385,7 +386,7 @@ FIXED_HYSTERESIS = 2
 TORCH_SCALER = {"precision.loss_scale.initial": 65536.0, "precision.loss_scale.hysteresis": FIXED_HYSTERESIS}
 TORCH_WINDOW = 2000
 TORCH_FLOOR = {"precision.loss_scale.minimum": 1.0, "precision.loss_scale.final": False}
-"""The scaler of automatic mixed precision, as near as Merak's fp16 comes to it."""
+"""Settings of automatic mixed precision's loss scaler, as far as Merak's fp16 has them too."""
 
 SCALED = ("args.fp16", "args.half_precision_backend", "precision.compute")
 LOSS_SCALE = convert(
@@ -401,7 +402,7 @@ LOSS_SCALE = convert(
         "args.hysteresis": "precision.loss_scale.hysteresis",
     },
     lossy=(
-        "Merak scales the loss in fp16 only, always dynamically, from a power of two on, and from 2.0.0 on with a hysteresis of 2"
+        "Merak scales the loss only in fp16, always dynamically, starts at a power of two, and has hysteresis 2 from 2.0.0 on"
     ),
     source="core/amp/amp_engine.py: configure_fp16_optimizer, dynamic_loss_args",
 )
@@ -412,7 +413,7 @@ WINDOW = convert(
     lambda values, context: _where_half(values, "args.loss_scale_window", values.get("precision.loss_scale.window")),
     effect=lambda values: _scaled(values),
     sees=(*SCALED, *ZERO_FIELDS),
-    lossy="Merak's scale doubles one good step after its window, with ZeRO at its end",
+    lossy="Merak's scale doubles one good step after its window; with ZeRO it doubles at the end of the window",
     source="core/amp/fp16_optimizer.py: _update_scale; core/zero/utils.py: DynamicLossScaler.update_scale",
 )
 FLOOR = convert(
@@ -422,7 +423,7 @@ FLOOR = convert(
     lambda values, context: _where_half(values, "args.min_loss_scale", _floor(values)),
     effect=lambda values: _scaled(values),
     sees=SCALED,
-    lossy="Merak's smallest scale is a whole number, and an overflow at it is one more skipped step",
+    lossy="Merak's smallest scale is a whole number, and a step that overflows at it is skipped as any other",
     source="core/amp/fp16_optimizer.py: _update_scale; core/zero/utils.py: DynamicLossScaler.update_scale",
 )
 
@@ -494,7 +495,7 @@ OPTIMIZER = convert(
         "args.zero_allow_untested_optimizer": (),
     },
     sees=("zero.stage",),
-    note="ZeRO asks for a switch where the optimizer is Adafactor",
+    note="with Adafactor, ZeRO needs this switch",
     lossy="Merak has AdamW and Adafactor; neither decays biases and layer norms",
     source="merak_trainer.py: create_optimizer",
 )
@@ -534,14 +535,14 @@ CLIP = convert(
     lambda values, context: {"optimizer.clip": 0.0 if unclipped(values) else max(0.0, values["args.max_grad_norm"])},
     lambda values, context: {"args.max_grad_norm": values.get("optimizer.clip")},
     sees=("args.half_precision_backend", "args.fp16"),
-    lossy="a negative bound is off, as 0 is, and so is any under cpu_amp",
-    note="Merak bounds the norm of each rank's own weights, not the global one, outside of fp16",
+    lossy="0, negative bounds, and any bound under cpu_amp mean no clipping",
+    note="except in fp16, Merak bounds the norm of each rank's own gradients, not the global norm",
     source="core/merak_engine.py: _exec_optimizer_step",
 )
 
 
 def unclipped(values: Group) -> bool:
-    """Whether the backend keeps the engine from clipping at all: it is named, and no branch clips for it."""
+    """Whether the backend switches clipping off: the engine has no branch that clips for cpu_amp."""
     return values.get("args.half_precision_backend") == "cpu_amp" and not values.get("args.fp16")
 
 
@@ -556,7 +557,7 @@ RECOMPUTE = convert(
         "args.checkpoint_num_layers": ("recompute.granularity", "recompute.method", "recompute.layers"),
         "args.activation_checkpoint_ratio": "recompute.ratio",
     },
-    lossy="Merak recomputes groups of shards, not layers: nothing selective, and one ratio for the first stage or one for each",
+    lossy="Merak recomputes groups of shards, not layers; nothing selective, and one ratio for the first stage or for each",
     blurs=lambda values: len(values.get("args.activation_checkpoint_ratio") or ()) > 1,
     source="core/pipeline/module.py: act_ckpt_interval, act_ckpt_ratio; merak_args/args.py: mergeargs",
 )
@@ -591,7 +592,7 @@ def _write_recompute(values: Group) -> Group:
 
 
 def other_rules() -> tuple[Rule, ...]:
-    """What a Plan can say and Merak cannot."""
+    """Plan fields for which Merak has no setting."""
     return (
         always("loss", "mean_of_microbatches", "Merak averages over microbatches; the script's loss decides about tokens"),
         only_ours("optimizer.momentum", note="AdamW and Adafactor have no momentum of that kind"),
@@ -601,15 +602,15 @@ def other_rules() -> tuple[Rule, ...]:
         spared(
             "args.weight_decay",
             "not_layernorm",
-            "Merak spares biases and LayerNorm alone: weights of RMSNorm decay",
-            lossy="Merak spares biases and LayerNorm alone: weights of RMSNorm decay",
+            "Merak excludes only biases and LayerNorm from weight decay: weights of RMSNorm decay",
+            lossy="Merak excludes only biases and LayerNorm from weight decay: weights of RMSNorm decay",
             source="merak_trainer.py: create_optimizer, get_parameter_names(model, [nn.LayerNorm])",
         ),
         lacks("optimizer.decay_ramp", "Merak's weight decay is constant"),
         only_ours("recompute.partition", "recompute.offload", note="Merak keeps saved activations whole", effect=Effect.COST),
         only_ours("precision.fp8", note="Merak has no 8-bit products"),
         only_ours("precision.frozen", note="Merak keeps frozen weights in the format of the model", effect=Effect.COST),
-        only_ours("recompute.kept_microbatches", note="Merak recomputes in every microbatch", effect=Effect.COST),
+        only_ours("recompute.kept_microbatches", note="Merak recomputes in every micro batch", effect=Effect.COST),
         lacks("debug", "Merak has no per-layer logs", effect=Effect.NONE),
     )
 
@@ -663,23 +664,23 @@ KEPT: tuple[tuple[str, Effect, tuple[str, ...]], ...] = (
     ("a LoRA adapter put in by Merak", Effect.NUMBERS, ("lora_config", "adapter_name")),
     ("which device a rank runs on", Effect.NONE, ("local_rank", "no_cuda", "use_cpu")),
 )
-"""Arguments that stay behind: why, and what that does to the run."""
+"""Arguments without a Plan field: the reason why they stay behind, and the effect of that on the run."""
 INHERITED = ("a setting of the Hugging Face trainer, which nothing in Merak reads from 2.0.0 on", Effect.NONE)
 
 
 def kept_rules(claimed: frozenset[str]) -> tuple[Rule, ...]:
-    """Rows for everything that no Plan field stands for."""
+    """Rows for all settings without a Plan field."""
     named = tuple(only_theirs(*(f"args.{name}" for name in names), note=note, effect=effect) for note, effect, names in KEPT)
     taken = claimed | {path for rule in named for path in rule.theirs}
     left = [path for path in fields(Merak) if path.startswith("args.") and path not in taken]
     return (
         *named,
         only_theirs(*left, note=INHERITED[0], effect=INHERITED[1]),
-        only_theirs("init.backend", note="Merak overwrites it: NCCL where torch has it, else MPI", effect=Effect.NONE),
+        only_theirs("init.backend", note="Merak overwrites it: NCCL if torch has it, else MPI", effect=Effect.NONE),
         only_theirs(*_section("trainer"), note="objects of the training script", effect=Effect.NONE),
         only_theirs(
             *_section("tp_lists"),
-            note="how each module is split over tensor ranks stands in the model's code elsewhere",
+            note="in other stacks the model's code tells how each module is split over tensor ranks",
             effect=Effect.COST,
         ),
     )
@@ -691,18 +692,18 @@ def _section(name: str) -> tuple[str, ...]:
 
 LACKS = {
     "model": "stands in the model's own config",
-    "parallel.vocabulary": "Merak splits the vocabulary by `parallel_vocab` alone",
+    "parallel.vocabulary": "Merak splits the vocabulary only if `parallel_vocab` is set",
     "parallel.context_method": "Merak exchanges heads for tokens (all-to-all)",
     "parallel.dispatcher": "Merak has no experts",
     "zero": "Merak has no such switch",
     "precision": "Merak has no such format",
     "optimizer.update_scale": "Merak has no Muon",
     "optimizer": "Merak has one learning rate",
-    "adapters": "Merak reads adapters from a file of their own",
+    "adapters": "Merak reads adapters from a separate file",
     "recompute.modules": "Merak recomputes whole layers",
     "run": "Merak's trainer has no such switch",
 }
-"""Why what no row above claims has no place."""
+"""The reason for each Plan field that no row above claims."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Everything a Merak run is told, typed and described: `init`, `MerakArguments`, the trainer, and the tensor-parallel lists."""
+"""Every setting of a Merak run, typed and described: `init`, `MerakArguments`, the trainer, and the tensor-parallel lists."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _tuple(value: Any) -> Any:
 
 def _word(value: Any) -> Any:
     if isinstance(value, str) and value.startswith("-") and not re.fullmatch(r"-\d+|-\d*\.\d+", value):
-        raise ValueError("expected a word that does not begin with a dash, which a command line takes for an option")
+        raise ValueError("expected a word that does not start with a dash, because a command line reads that as an option")
     return value
 
 
@@ -72,7 +72,7 @@ class Init(Section):
     tp: Count | None = field(None, description="Ranks that split each weight matrix.")
     dp: Count | None = field(None, description="Data-parallel replicas.")
     sp: Count | None = field(None, description="Ranks that split the sequence in attention (Ulysses, Llama models only).")
-    backend: str | None = field(None, description="No effect: NCCL is taken where torch has it, else MPI.")
+    backend: str | None = field(None, description="No effect: NCCL is used if torch has it, else MPI.")
 
 
 class Arguments(Section):
@@ -89,21 +89,21 @@ class Arguments(Section):
             "full_critical_path_1f1b",
         ]
         | None
-    ) = field(None, description="Pipeline schedule: orders of 1F1B that differ in messages and in when recomputation runs.")
+    ) = field(None, description="Pipeline schedule: variants of 1F1B that differ in messages and in the time of recomputation.")
     partition_method: Literal["uniform", "uniform_floor", "parameters", "custom", "autopipe"] | None = field(
-        None, description="How shards of the traced graph are spread over pipeline stages."
+        None, description="Rule that distributes shards of the traced graph over pipeline stages."
     )
     split_method: Literal["min_deps", "farthest_min_deps", "nearest_min_deps", "layer_split"] | None = field(
-        None, description="How the traced graph is cut into shards."
+        None, description="Rule that cuts the traced graph into shards."
     )
     custom_split_points: Words | None = field(None, description="Parts of module names after which layer_split cuts.")
     custom_partition: NumberWords | None = field(
         None, description="First shard of each stage, then their number, in one word with commas; for partition_method custom."
     )
-    shard_count: Count | None = field(None, description="Shards wanted; only split_method farthest_min_deps looks at it.")
+    shard_count: Count | None = field(None, description="Number of shards; only split_method farthest_min_deps uses it.")
     dealloc_pipeoutput: bool | None = field(None, description="Activations are freed once they are sent.")
     # Tracing
-    trace_method: str | None = field(None, description="fx or dynamo; any other word means no tracing, on one rank of a model.")
+    trace_method: str | None = field(None, description="fx or dynamo; any other word means no tracing, which needs pp x tp = 1.")
     trace_model: str | None = field(None, description="One more class name that the tracer accepts.")
     input_names: Words | None = field(None, description="Inputs to trace with; unset: those of the model's dummy inputs.")
     cache_sharding: bool | None = field(None, description="Shards are kept on disk between runs.")
@@ -113,7 +113,9 @@ class Arguments(Section):
     seq_length: Count | None = field(None, description="Tokens in a sequence; unset: as the model's config says.")
     hidden_size: Count | None = field(None, description="Width of the model; unset: as the model's config says.")
     num_heads: Count | None = field(None, description="Attention heads; unset: as the model's config says.")
-    init_method_std: NonNegative | None = field(None, description="Deviation of the weights that tensor parallelism starts anew.")
+    init_method_std: NonNegative | None = field(
+        None, description="Standard deviation of weights that tensor parallelism initialises."
+    )
     no_tie_modules: bool | None = field(None, description="Weights of equal shape are not tied.")
     parallel_vocab: bool | None = field(None, description="Embedding, output head and loss are split by vocabulary.")
     # Tensor and sequence parallelism
@@ -125,15 +127,17 @@ class Arguments(Section):
         None, description="Tensor-parallel messages overlap compute: 1 within linear layers, 2 within blocks, 3 between them."
     )
     # Recomputation
-    activation_checkpointing: bool | None = field(None, description="Activations are computed again in the backward pass.")
+    activation_checkpointing: bool | None = field(None, description="Activations are recomputed in the backward pass.")
     checkpoint_num_layers: Size | None = field(None, description="Shards in one checkpoint; 0: none.")
     activation_checkpoint_ratio: NumberWords | None = field(
         None, description="Share of a stage that is recomputed: one for the first stage, or one for each."
     )
     # ZeRO
     zero_optimization: bool | None = field(None, description="Switch of ZeRO in release 1.1.1.")
-    zero_stage: UpToThree | None = field(None, description="ZeRO level; only 1 is there.")
-    zero_allow_untested_optimizer: bool | None = field(None, description="ZeRO wraps optimizers that it does not list.")
+    zero_stage: UpToThree | None = field(None, description="ZeRO stage; only 1 exists.")
+    zero_allow_untested_optimizer: bool | None = field(
+        None, description="ZeRO also accepts optimizers that it was not tested with."
+    )
     zero_allgather_bucket_size: Count | None = field(None, description="Elements gathered in one collective.")
     zero_reduce_bucket_size: Count | None = field(None, description="Elements reduced in one collective.")
     prescale_gradients: bool | None = field(None, description="ZeRO divides gradients before it sums them.")
@@ -147,7 +151,7 @@ class Arguments(Section):
         None, description="Automatic mixed precision instead of fp16 or bf16 weights."
     )
     fp16_opt_level: Literal["O0", "O1", "O2", "O3"] | None = field(None, description="Level of Apex mixed precision.")
-    loss_scale: NonNegative | None = field(None, description="Constant loss scale; the scale is dynamic whatever it says.")
+    loss_scale: NonNegative | None = field(None, description="Constant loss scale; no effect: the scale is always dynamic.")
     initial_scale_power: Power | None = field(None, description="The first loss scale is 2 to this power.")
     loss_scale_window: Count | None = field(None, description="Good steps before the scale doubles.")
     hysteresis: Count | None = field(None, description="Overflows before the scale halves; always 2 from 2.0.0 on.")
@@ -165,9 +169,9 @@ class Arguments(Section):
     max_grad_norm: Real | None = field(None, description="Bound on the gradient norm; 0 or less: off.")
     lr_scheduler_type: Schedule | None = field(None, description="Shape of the learning rate over the steps.")
     lr_scheduler_kwargs: dict[str, Any] | None = field(None, description="Further arguments of that shape.")
-    warmup_ratio: Fraction | None = field(None, description="Share of the steps that warm up, where warmup_steps is 0.")
+    warmup_ratio: Fraction | None = field(None, description="Share of the steps that warm up; used only if warmup_steps is 0.")
     warmup_steps: Size | None = field(None, description="Steps that warm up.")
-    num_train_epochs: Positive | None = field(None, description="Passes over the data, where max_steps is negative.")
+    num_train_epochs: Positive | None = field(None, description="Passes over the data; used only if max_steps is negative.")
     max_steps: Steps | None = field(None, description="Optimizer steps; -1: as many as the epochs hold.")
     seed: Size | None = field(None, description="Seed of the random numbers.")
     # Data
@@ -184,9 +188,9 @@ class Arguments(Section):
     return_logits: bool | None = field(None, description="Evaluation returns logits and labels.")
     wall_clock_breakdown: bool | None = field(None, description="Times of each part of a step in the log.")
     logging_steps: Positive | None = field(None, description="Steps between two lines of the log.")
-    output_dir: str | None = field(None, description="Where checkpoints and logs go; the command line cannot do without.")
+    output_dir: str | None = field(None, description="Directory of checkpoints and logs; required on the command line.")
     # Checkpoints
-    save: bool | None = field(None, description="Checkpoints are written at all.")
+    save: bool | None = field(None, description="Write checkpoints.")
     save_steps: Positive | None = field(None, description="Steps between checkpoints.")
     save_total_limit: Whole | None = field(None, description="Checkpoints kept; 0 or less: all.")
     finetune: bool | None = field(None, description="Only weights are loaded, and counting starts at 0.")
@@ -205,10 +209,10 @@ class Arguments(Section):
     # Device
     local_rank: Annotated[Whole, Ge(-1)] | None = field(None, description="Rank on this node; the environment wins.")
     no_cuda: bool | None = field(None, description="Old name of use_cpu.")
-    use_cpu: bool | None = field(None, description="Run on the CPU; also where there is no GPU.")
+    use_cpu: bool | None = field(None, description="Run on the CPU; also the case if there is no GPU.")
     # Inherited, and read by nothing in Merak since 2.0.0
     optim: str | None = field(None, description="Optimizer of the Hugging Face trainer.")
-    overwrite_output_dir: bool | None = field(None, description="An output directory that holds something may be used.")
+    overwrite_output_dir: bool | None = field(None, description="An output directory that is not empty may be used.")
     eval_strategy: Strategy | None = field(None, description="When the Hugging Face trainer evaluates.")
     evaluation_strategy: Strategy | None = field(None, description="Old name of eval_strategy.")
     prediction_loss_only: bool | None = field(None, description="Evaluation returns the loss alone.")
@@ -262,7 +266,7 @@ class Trainer(Section):
 
 
 class TensorLists(Section):
-    """`set_tp_layer_lists`: how each module of a model that Merak does not know is split over tensor ranks."""
+    """`set_tp_layer_lists`: how modules are split over tensor ranks, for models that Merak does not know."""
 
     col_para_list: Strings | None = field(None, description="Parts of names of linear layers that are split by output.")
     row_para_list: Strings | None = field(None, description="Parts of names of linear layers that are split by input.")
@@ -277,7 +281,7 @@ class TensorLists(Section):
 
 
 class Merak(Section):
-    """A Merak run: what the script says to `init`, the arguments, the trainer and the tensor-parallel lists."""
+    """A Merak run: the arguments of `init`, the command line, the trainer and the tensor-parallel lists."""
 
     init: Init = field(Init(), description="Sizes of the mesh axes.")
     args: Arguments = field(Arguments(), description="Arguments of the command line.")
@@ -286,4 +290,4 @@ class Merak(Section):
 
 
 SCHEMA = Merak
-"""What the dialect's package is asked for."""
+"""The name under which the dialect finds the schema."""

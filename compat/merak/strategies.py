@@ -1,4 +1,4 @@
-"""Generated Merak configs: degrees, batches and schedules that hold together, and every argument of each release."""
+"""Generated Merak configs: consistent mesh sizes, batches and schedules, and every argument of each release."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _group(must: Mapping[str, SearchStrategy[Any]], *may: str) -> Groups:
 
 @st.composite
 def core(draw: DrawFn, case: Case) -> Sequence[Group]:
-    """Degrees and batch first, then choices that each hold together."""
+    """Mesh sizes and batch first, then groups of settings that are each consistent."""
     degrees = draw(_degrees(case))
     batch = draw(st.fixed_dictionaries({}, optional={MICRO: SMALL, STEPS: SMALL}))
     script = draw(_script(case)) if degrees else ()
@@ -48,7 +48,7 @@ def core(draw: DrawFn, case: Case) -> Sequence[Group]:
 
 @st.composite
 def _degrees(draw: DrawFn, case: Case) -> Group:
-    """What `init` is told; nothing at all for a bare command line."""
+    """Arguments of `init`; empty for a command line without a script."""
     if draw(st.sampled_from((True, False, False))):
         return {}
     left, sizes = case.world_size or draw(st.sampled_from((1, 2, 4, 8))), {}
@@ -60,7 +60,7 @@ def _degrees(draw: DrawFn, case: Case) -> Group:
 
 
 def _cut(stages: int | None) -> Groups:
-    """A partition by hand."""
+    """A custom partition."""
     cuts = st.lists(st.integers(0, 40), min_size=(stages or 2) - 1, max_size=(stages or 2) - 1)
     whole = cuts.map(lambda inner: ",".join(map(str, (0, *sorted(inner), 48))))
     return st.just({}) | st.fixed_dictionaries({PARTITION[0]: st.just("custom"), PARTITION[1]: st.tuples(whole)})
@@ -111,7 +111,7 @@ def _sharding(case: Case) -> Groups:
 
 SHARES = st.floats(0, 1)
 RATES = ("min_lr", "lr_end")
-"""Arguments that are rates; they are drawn as shares of the peak."""
+"""Arguments that are learning rates. They are drawn as shares of the peak."""
 SHAPES: Mapping[str, Groups] = {
     "polynomial": st.fixed_dictionaries({}, optional={"lr_end": SHARES, "power": st.sampled_from((1.0, 2.0))}),
     "cosine": st.fixed_dictionaries({}, optional={"num_cycles": st.sampled_from((0.5, 1.5))}),
@@ -145,7 +145,7 @@ def _own(case: Case, path: str) -> SearchStrategy[Any]:
 
 @st.composite
 def _script(draw: DrawFn, case: Case) -> Sequence[Group]:
-    """What the script says beside the degrees."""
+    """Settings of the script beside the mesh sizes."""
     known = [path for path in release(case.version).defaults if not path.startswith("args.") and path not in DEGREES]
     lists = [path for path in known if path.startswith("tp_lists.")]
     objects = {path: _own(case, path) for path in known if path not in lists}
@@ -160,12 +160,12 @@ CHOICES = (_schedule, _precision, _sharding, _learning_rate)
 
 
 def paths(case: Case) -> Iterable[str]:
-    """What the release has."""
+    """Paths that the release has."""
     return tuple(release(case.version).defaults)
 
 
 def values(case: Case, path: str) -> SearchStrategy[Any] | None:
-    """Values of one field where its type is not enough."""
+    """Values of a field whose type is not enough to draw them."""
     if path.startswith("trainer."):
         return st.lists(NAMES, min_size=1, max_size=2).map(tuple) if kind(path) is tuple else NAMES
     if path == "args.split_method":
@@ -189,10 +189,10 @@ OWN: Mapping[str, SearchStrategy[Any]] = {
 BESIDE: Mapping[str, Group] = {
     "args.load_best_model_at_end": {"args.eval_strategy": "steps", "args.save_strategy": "steps"},
 }
-"""What a field cannot do without."""
+"""Other settings that a field needs."""
 FACTS = ("args.num_layers", "args.num_heads", "args.hidden_size", "args.seq_length")
 RESERVED = ("init.", "trainer.", "tp_lists.", MICRO, STEPS, KWARGS, "args.learning_rate", *FACTS)
-"""What hangs on the number of ranks or on another field, and what a bare command line does not have."""
+"""Fields that depend on the number of ranks or on another field, and those of the script."""
 
 PART = Part(core, paths, values, beside=BESIDE, reserved=RESERVED, entries=("arguments",))
-"""What Hypothesis needs to know about Merak beside its schema and table."""
+"""The strategies of Merak."""

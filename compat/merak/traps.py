@@ -1,4 +1,4 @@
-"""What Merak accepts and then ignores, breaks on or gets wrong: one row for each, with its effect and the place."""
+"""Settings that Merak accepts and then ignores, fails on or gets wrong: a row each, with its effect and place in the source."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ ZERO_OFF = "ZeRO is off; set zero_stage 1 or drop it"
 
 
 class Seen(checks.Seen):
-    """A config of Merak as a check sees it: arguments by their name alone."""
+    """A config of Merak as a check sees it. Arguments are found without `args.`."""
 
     def __getitem__(self, name: str) -> Any:
         return self.values.get(name if "." in name else f"args.{name}")
 
     def size(self, axis: str) -> int:
-        """Ranks on an axis of `init`, 1 where it does not say."""
+        """Ranks on an axis of `init`; 1 if it is not set."""
         return int(self.values.get(f"init.{axis}") or 1)
 
 
@@ -47,7 +47,7 @@ def _on(seen: Seen) -> bool:
 
 
 def _wrong_norm(seen: Seen) -> bool:
-    """Clipping by `torch.nn.utils.clip_grad_norm_` over the rank's own parameters."""
+    """Whether `torch.nn.utils.clip_grad_norm_` clips by the norm of the rank's own parameters."""
     own = not seen["fp16"] and not unclipped(seen.values) and seen["half_precision_backend"] != "apex"
     return (seen["max_grad_norm"] or 0) > 0 and own and seen.size("pp") * seen.size("tp") > 1
 
@@ -68,15 +68,15 @@ TRAPS = Checks(
     RELEASES,
     # Nothing reads them
     _dead("split_inputs", "nothing in Merak reads it", "merak_args/args.py", since=REWRITTEN),
-    _dead("hysteresis", "the scaler takes 2 whatever it says", "core/amp/amp_engine.py: dynamic_loss_args", since=REWRITTEN),
-    _dead("loss_scale", "the scale is dynamic whatever it says", "core/amp/amp_engine.py", since=REWRITTEN),
+    _dead("hysteresis", "the scaler takes 2 in any case", "core/amp/amp_engine.py: dynamic_loss_args", since=REWRITTEN),
+    _dead("loss_scale", "the scale is dynamic in any case", "core/amp/amp_engine.py", since=REWRITTEN),
     _dead("init.backend", "init takes NCCL where torch has it, else MPI", "initialize.py: init"),
     _dead("bf16", f"Merak reads it from {BF16} on; this release trains in fp32", "core/amp/amp_engine.py", until="2.2.2"),
-    _dead("fp16_opt_level", "only Apex mixed precision looks at it", "core/amp/amp_engine.py"),
+    _dead("fp16_opt_level", "only Apex mixed precision uses it", "core/amp/amp_engine.py"),
     _unused(
         "shard_count",
         lambda seen: seen["split_method"] in (None, "farthest_min_deps"),
-        "only split_method farthest_min_deps looks at it",
+        "only split_method farthest_min_deps uses it",
         "core/fx/graph_shard/split_graph.py",
         REWRITTEN,
     ),
@@ -88,13 +88,13 @@ TRAPS = Checks(
     _unused(
         "custom_partition",
         lambda seen: seen["partition_method"] == "custom",
-        "only partition_method custom looks at it",
+        "only partition_method custom uses it",
         "core/pipeline/layers_partition.py",
     ),
     _unused(
         "custom_split_points",
         lambda seen: seen["split_method"] == "layer_split",
-        "only split_method layer_split looks at it",
+        "only split_method layer_split uses it",
         "core/fx/graph_shard/layer_config.py",
     ),
     _unused("parallel_vocab", lambda seen: seen.size("tp") > 1, "it needs tp > 1", "core/tensor_parallel/model_parallel.py"),
@@ -102,18 +102,18 @@ TRAPS = Checks(
     _unused(
         "checkpoint_num_layers",
         lambda seen: _checkpoints(seen) and seen["split_method"] != "nearest_min_deps",
-        "split_method nearest_min_deps puts chunks of like size in its place, and activation_checkpointing false switches it off",
+        "split_method nearest_min_deps puts chunks of similar size in its place; activation_checkpointing false switches it off",
         "core/pipeline/module.py: act_ckpt_interval",
         "2.2.1",
     ),
     _unused("warmup_ratio", lambda seen: not seen["warmup_steps"], "warmup_steps wins", "transformers: get_warmup_steps"),
     _unused("num_train_epochs", lambda seen: seen["max_steps"] <= 0, "max_steps decides", "utils/parameters.py"),
     _unused("save_steps", lambda seen: bool(seen["save"]), "save is off", "merak_trainer.py: train"),
-    # Names that mean something else
+    # Names with another meaning than in other stacks or releases
     Check(
         "args.sequence_parallel",
         lambda seen: bool(seen["sequence_parallel"]) and seen.size("sp") == 1,
-        "no effect with sp = 1: on main it is Ulysses over the ranks of init(sp=), not Megatron's",
+        "no effect with sp = 1: on main it is Ulysses attention over the ranks of init(sp=), not Megatron's sequence parallelism",
         Effect.NONE,
         "core/pipeline/module.py: sequence_parallel",
         since=ULYSSES,
@@ -121,7 +121,7 @@ TRAPS = Checks(
     Check(
         "args.sequence_parallel",
         lambda seen: bool(seen["sequence_parallel"]) and seen.size("sp") > 1,
-        "Ulysses over the ranks of init(sp=): Llama models only; the documentation's 'when TMP > 1' is of older releases",
+        "Ulysses over the ranks of init(sp=), for Llama models only; 'when TMP > 1' in the documentation is about older releases",
         Effect.NONE,
         "core/sequence_parallel/operation.py",
         since=ULYSSES,
@@ -162,7 +162,7 @@ TRAPS = Checks(
     Check(
         "args.split_method",
         lambda seen: seen["split_method"] == "min_deps",
-        "broken: the default of this release is no name that its splitter knows; give nearest_min_deps",
+        "broken: the default of this release is unknown to its own splitter; give nearest_min_deps",
         Effect.STOPS,
         "core/fx/graph_shard/split_graph.py",
         since=REWRITTEN,
@@ -171,7 +171,7 @@ TRAPS = Checks(
     Check(
         "args.tp_overlapping_level",
         lambda seen: (seen["tp_overlapping_level"] or 0) > 1 and seen.size("tp") > 1,
-        "broken: levels 2 and 3 are for GPT-2 and end in an AttributeError there; other models get level 1. Use 0 or 1",
+        "broken: levels 2 and 3 are only for GPT-2, and fail there with an AttributeError; other models get level 1; use 0 or 1",
         Effect.STOPS,
         "core/tensor_parallel/model_parallel.py, as run at the newest commit",
         since=MAIN,
@@ -179,7 +179,7 @@ TRAPS = Checks(
     Check(
         "args.trace_method",
         lambda seen: seen["trace_method"] == "dynamo",
-        "broken with torch 2.13, which has no torch.export.export_for_training any more; use fx",
+        "broken with torch 2.13, which no longer has torch.export.export_for_training; use fx",
         Effect.STOPS,
         "core/fx/tracer/_dynamo_trace.py, as run at the newest commit",
         since=MAIN,
@@ -187,14 +187,14 @@ TRAPS = Checks(
     Check(
         "args.half_precision_backend",
         lambda seen: seen["half_precision_backend"] in ("cuda_amp", "amp") and not (seen["max_grad_norm"] or 0) > 0,
-        "broken with max_grad_norm 0: the optimizer steps only where gradients are clipped, so nothing is trained",
+        "broken with max_grad_norm 0: the optimizer steps only if it clips gradients, so nothing is trained; set max_grad_norm",
         Effect.NUMBERS,
         "core/merak_engine.py: _exec_optimizer_step",
     ),
     Check(
         "args.lr_scheduler_type",
         lambda seen: seen["lr_scheduler_type"] == "reduce_lr_on_plateau",
-        "broken: the engine steps it without a metric, which it needs; use another shape",
+        "broken: the engine steps it without the metric that it needs; use another lr_scheduler_type",
         Effect.STOPS,
         "core/merak_engine.py: _exec_optimizer_step",
     ),
@@ -210,14 +210,15 @@ TRAPS = Checks(
     Check(
         "args.max_grad_norm",
         _wrong_norm,
-        "each rank clips by the norm of its own weights, not by the global one; results depend on pp and tp. 0 switches it off",
+        "each rank clips by the norm of its own gradients, not by the global norm, so results depend on pp and tp; 0 switches it "
+        "off",
         Effect.NUMBERS,
         "core/merak_engine.py: clip_fp32_gradients",
     ),
     Check(
         "args.half_precision_backend",
         lambda seen: unclipped(seen.values) and (seen["max_grad_norm"] or 0) > 0,
-        "cpu_amp is read nowhere, but naming it switches gradient clipping off; drop it",
+        "cpu_amp is read nowhere, but it switches gradient clipping off; drop it",
         Effect.NUMBERS,
         "core/merak_engine.py: _exec_optimizer_step",
         since=REWRITTEN,
@@ -225,7 +226,7 @@ TRAPS = Checks(
     Check(
         "args.zero_stage",
         lambda seen: _on(seen) and compute(seen.values, seen.context) != "fp16" and seen.size("dp") > 1,
-        "ZeRO reduces gradients in fp16 whatever the format of training, so the numbers are not those without it",
+        "ZeRO reduces gradients in fp16 in every training format, so the numbers differ from those without ZeRO",
         Effect.NUMBERS,
         "core/zero/stage1.py: communication_data_type",
         since=REWRITTEN,
@@ -233,7 +234,7 @@ TRAPS = Checks(
     Check(
         "args.bf16",
         lambda seen: bool(seen["bf16"]) and not automatic(seen.values),
-        "weights, optimizer state and sums are all bf16: there is no fp32 copy to update",
+        "weights, optimizer state and sums are all in bf16: there are no fp32 master weights",
         Effect.NUMBERS,
         "core/amp/amp_engine.py: _configure_bf16_model",
         since=BF16,
@@ -241,14 +242,14 @@ TRAPS = Checks(
     Check(
         "args.initial_scale_power",
         lambda seen: bool(seen["fp16"]) and (seen["initial_scale_power"] or 0) > 24,
-        "the loss scale starts so high that the first steps overflow and are skipped; 16 is usual",
+        "the loss scale starts so high that the first steps overflow and are skipped; 16 is common",
         Effect.NUMBERS,
         "core/amp/amp_engine.py: dynamic_loss_args",
     ),
     Check(
         "args.custom_partition",
         _odd_cuts,
-        "boundaries that do not start at 0 or that fall drop shards or run them twice; nothing checks them",
+        "boundaries that do not start at 0 or are not increasing drop shards or run them twice, and Merak does not check them",
         Effect.NUMBERS,
         "core/pipeline/layers_partition.py: custom_layer_idx",
     ),
@@ -262,14 +263,14 @@ TRAPS = Checks(
     Check(
         "args.partition_method",
         lambda seen: seen["partition_method"] == "uniform" and seen.size("pp") > 1,
-        "wrong unless pp divides the number of shards: boundaries then run past the end; use uniform_floor",
+        "wrong unless pp divides the number of shards: otherwise boundaries exceed the last shard; use uniform_floor",
         Effect.NUMBERS,
         "core/pipeline/module_utils.py: partition_uniform",
     ),
     Check(
         "args.activation_checkpoint_ratio",
         lambda seen: seen["activation_checkpoint_ratio"] is not None and _checkpoints(seen),
-        "this path computes the forward pass twice and throws the first away",
+        "this path computes the forward pass twice and discards the first result",
         Effect.COST,
         "core/pipeline/module.py: forward",
     ),
@@ -278,14 +279,14 @@ TRAPS = Checks(
         lambda seen: (
             seen["tp_overlapping_level"] == 1 and seen.size("tp") > 1 and (seen["per_device_train_batch_size"] or 0) % 2 == 1
         ),
-        "level 1 cuts each microbatch in two; an odd one is a risk",
+        "level 1 cuts each microbatch in two, and per_device_train_batch_size is odd; use an even size",
         Effect.NUMBERS,
         "core/tensor_parallel/mp_layers.py",
     ),
     Check(
         "tp_lists.weight_change_list",
         lambda seen: bool(seen["tp_lists.weight_change_list"]) and seen.size("tp") > 1,
-        "every tensor rank takes the first part of such a weight; load or start the right values afterwards",
+        "every tensor rank takes the first part of such a weight; load or initialise the right values afterwards",
         Effect.NUMBERS,
         "core/tensor_parallel/mp_attrs.py: set_mp_attr",
     ),
@@ -293,7 +294,7 @@ TRAPS = Checks(
 
 
 def inspect(config: Config) -> Iterator[Finding]:
-    """Findings for a config: rows that hold, dead settings, defaults that the documentation gets wrong, and what is open."""
+    """Findings for a config: rows that hold, unused settings, wrongly documented defaults, and settings that are missing."""
     values, given, at = config.effective, config.given, release(config.version)
     seen = Seen(values, given, config.context)
     yield from TRAPS.remarks(seen, config.origins)
@@ -309,21 +310,21 @@ def _unread() -> frozenset[str]:
 
 
 def _inherited(given: Mapping[str, Any], at: Release, origins: Mapping[str, Origin]) -> Iterator[Finding]:
-    """Arguments of the Hugging Face trainer, from which Merak's own is not derived any more."""
+    """Findings for arguments of the Hugging Face trainer, which Merak's own trainer no longer inherits from."""
     if not at.since(REWRITTEN):
         return
     for path in given:
         if path in _unread():
-            message = "no effect: nothing in Merak reads it, it is there for the Hugging Face trainer only"
+            message = "no effect: only the Hugging Face trainer reads it, and Merak does not use that trainer"
             yield Finding(path, message, Effect.NONE, True, origin=origins.get(path))
 
 
 NEEDED = ("args.eval_strategy", "args.evaluation_strategy", "args.save_strategy", "args.metric_for_best_model")
-"""Those that the checks of the arguments look at."""
+"""Arguments that Merak's checks still read."""
 
 
 def _misdocumented(values: Mapping[str, Any], given: Mapping[str, Any], at: Release) -> Iterator[Finding]:
-    """Defaults of the source that are not those of the documentation; the release's source decides."""
+    """Findings for defaults that differ from the documentation. The release's source decides."""
     for path, said in at.documented.items():
         if path not in at.defaults:
             if path in DOCUMENTED_ONLY:
@@ -337,13 +338,13 @@ def _misdocumented(values: Mapping[str, Any], given: Mapping[str, Any], at: Rele
 
 
 DOCUMENTED_ONLY = ("args.eval_iters", "args.text_generation")
-"""Described by the documentation of releases that do not have them; naming them is an error."""
+"""Arguments that are documented for releases without them. To set one is an error."""
 
 
 def _open(values: Mapping[str, Any]) -> Iterator[Finding]:
-    """What the script, or the command line, must say and the source does not."""
+    """Findings for required settings of the script and the command line that the source does not give."""
     for axis in ("pp", "tp", "dp"):
         if f"init.{axis}" not in values:
-            yield Finding(f"init.{axis}", "open in the source; Merak.init takes it, by name", Effect.NONE)
+            yield Finding(f"init.{axis}", "not given in the source; pass it to Merak.init by name", Effect.NONE)
     if "args.output_dir" not in values:
-        yield Finding("args.output_dir", "open in the source; the command line cannot do without --output_dir", Effect.NONE)
+        yield Finding("args.output_dir", "not given in the source; the command line needs --output_dir", Effect.NONE)

@@ -99,7 +99,7 @@ def test_leftovers_are_all_named(deepspeed: Dialect) -> None:
     with pytest.raises(ConfigError) as raised:
         _read(deepspeed, HF, world_size=8, auto={name: fact for name, fact in SAID.items() if name != "hidden_size"})
     (problem,) = raised.value.problems
-    assert "3 values" in problem and "or say hidden_size with" in problem
+    assert "3 values" in problem and "or give hidden_size with" in problem
     assert raised.value.words == ("--auto", "hidden_size=HIDDEN_SIZE")
 
 
@@ -159,7 +159,7 @@ def test_resolve_by_hand() -> None:
     given = {"train_micro_batch_size_per_gpu": 2, "train_batch_size": "auto", "zero_optimization.reduce_bucket_size": "auto"}
     found = resolve(given, {"zero_optimization.reduce_bucket_size": 3}, world_size=4)
     assert found == {**given, "train_batch_size": 8, "zero_optimization.reduce_bucket_size": 3}
-    with pytest.raises(ConfigError, match="say hidden_size"):
+    with pytest.raises(ConfigError, match="give hidden_size"):
         resolve(given, world_size=4)
 
 

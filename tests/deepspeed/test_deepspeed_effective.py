@@ -58,7 +58,7 @@ REFUSED_BATCHES: list[tuple[dict[str, Any], int | None, str]] = [
     ),
     ({MICRO: 1, "sequence_parallel_size": 2}, 3, r"^sequence_parallel_size \(2\) does not divide world size \(3\)"),
     ({MICRO: 1, "sequence_parallel_size": 2, "data_parallel_size": 2}, 8, r"is not the world size \(8\)"),
-    ({MICRO: 1, "code.context_parallel": 2, "code.pipeline_stages": 2}, 4, "no groups of sequence ranks"),
+    ({MICRO: 1, "code.context_parallel": 2, "code.pipeline_stages": 2}, 4, "no groups of sequence-parallel ranks"),
     ({TOTAL: 4, MICRO: 4, STEPS: 1, "tensor_parallel.autotp_size": 2}, 2, r"expected .* = 8"),
 ]
 
@@ -148,9 +148,9 @@ def _compressed(technique: str, **said: Any) -> dict[str, Any]:
 
 REFUSED = [
     (_compressed("weight_quantization"), "0.19.6", "weight_quantization without different_groups"),
-    (_compressed("row_pruning", different_groups=BITS), "0.15.0", "row_pruning without dense_ratio"),
-    (_compressed("row_pruning", different_groups={"g": ["a"]}), "0.15.0", "row_pruning without dense_ratio"),
-    (_compressed("row_pruning", different_groups=["a"]), "0.15.0", "row_pruning without dense_ratio"),
+    (_compressed("row_pruning", different_groups=BITS), "0.15.0", "row_pruning lacks dense_ratio"),
+    (_compressed("row_pruning", different_groups={"g": ["a"]}), "0.15.0", "row_pruning lacks dense_ratio"),
+    (_compressed("row_pruning", different_groups=["a"]), "0.15.0", "row_pruning lacks dense_ratio"),
     ({"fp16.enabled": True, "bf16.enabled": True}, "0.19.8", "both are true"),
     ({"code.pipeline_stages": 2, "zero_optimization.stage": 2}, "0.19.8", "do not go with pipeline stages"),
     ({"tensor_parallel.autotp_size": 2, "zero_optimization.stage": 3}, "0.19.3", "does not go with"),
@@ -161,7 +161,7 @@ REFUSED = [
     ({"scheduler.type": "WarmupLR", "scheduler.params.warmup_num_steps": 0}, "0.19.3", "expected at least 1"),
     ({"scheduler.type": "WarmupDecayLR"}, "0.19.8", "total_num_steps: missing"),
     ({"zero_optimization.cpu_offload": True, "zero_optimization.offload_optimizer.device": "cpu"}, "0.19.8", "replaces it"),
-    ({"zero_optimization.compute_grad_norm": False, "zero_optimization.stage": 1}, "0.19.8", "needs gradient_clipping 0"),
+    ({"zero_optimization.compute_grad_norm": False, "zero_optimization.stage": 1}, "0.19.8", "set gradient_clipping to 0"),
     ({"gradient_allreduce_op": "sum", "zero_optimization.stage": 3}, "0.19.8", "sum is not possible"),
     ({"compile.autoep_non_moe": True}, "0.19.7", "not read by DeepSpeed 0.19.7"),
 ]

@@ -210,11 +210,11 @@ def test_lenient_does_not_relax_what_deepspeed_refuses(deepspeed: Dialect, data:
 def test_newer_and_removed_keys_name_their_release(deepspeed: Dialect) -> None:
     newer = _problems(deepspeed, BASE | {"managed_gradient_accumulation": False}, "0.19.3")
     assert newer == (
-        "managed_gradient_accumulation: known since DeepSpeed 0.19.4, and this is 0.19.3; drop it or name a later release",
+        "managed_gradient_accumulation: new in DeepSpeed 0.19.4, and this is 0.19.3; drop it or name a later release",
     )
     section = _problems(deepspeed, BASE | {"torch_autocast": {"enabled": True, "dtype": "bf16"}}, "0.17.1")
     assert len(section) == 1
-    assert "known since DeepSpeed 0.17.2" in section[0]
+    assert "new in DeepSpeed 0.17.2" in section[0]
     for empty in ({}, None, {"enabled": False}):
         removed = _problems(deepspeed, BASE | {"elasticity": empty})
         assert "removed in DeepSpeed 0.19.8" in removed[0]
@@ -225,7 +225,7 @@ def test_newer_and_removed_keys_name_their_release(deepspeed: Dialect) -> None:
 def test_two_spellings_of_one_key_are_refused(deepspeed: Dialect) -> None:
     data = BASE | {"zero_optimization": {"max_live_parameters": 1, "stage3_max_live_parameters": 1}}
     assert _problems(deepspeed, data) == (
-        "zero_optimization.stage3_max_live_parameters: is another spelling of zero_optimization.max_live_parameters; keep one",
+        "zero_optimization.stage3_max_live_parameters: is another name of zero_optimization.max_live_parameters; keep one",
     )
 
 

@@ -135,7 +135,7 @@ def test_positions_of_init_are_those_of_the_source() -> None:
     assert finding.path == "init" and "dp, tp, pp" in finding.message and finding.effect == "different numbers"
     assert MERAK.read({"init": [2, 1, 2]}).remarks[0].effect == "same numbers"
     assert not MERAK.read({"init": {"pp": 4, "tp": 1, "dp": 2}}).remarks
-    assert "found 2 positions" in problems({"init": [1, 2]})[0]
+    assert "found 2 values by position" in problems({"init": [1, 2]})[0]
 
 
 @pytest.mark.parametrize("code", [{"init": {"pp": 2}}, {"init.pp": 2}, {"pp": 2}])
@@ -197,7 +197,7 @@ def test_the_launch_command_has_what_the_parser_insists_on() -> None:
 def test_what_cannot_be_read_says_so() -> None:
     with pytest.raises(SourceError, match="expected a path"):
         MERAK.read(3)
-    with pytest.raises(ConfigError, match="begin with a dash"):
+    with pytest.raises(ConfigError, match="start with a dash"):
         MERAK.read({"input_names": ["-x"]})
 
 

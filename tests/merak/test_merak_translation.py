@@ -138,7 +138,7 @@ def test_from_megatron() -> None:
     }
     assert {path: result.config.given[path] for path in expected} == expected
     (said,) = (finding for finding in result.findings if finding.path == "args.bf16")
-    assert said.effect is Effect.NUMBERS and "no fp32 copy" in said.message
+    assert said.effect is Effect.NUMBERS and "no fp32 master weights" in said.message
 
 
 def test_from_megatron_with_what_merak_lacks() -> None:

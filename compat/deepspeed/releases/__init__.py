@@ -1,4 +1,4 @@
-"""What each DeepSpeed release knows: keys, defaults, bounds, refusals, and the optimizers and schedulers it builds."""
+"""Facts about each DeepSpeed release: keys, defaults, bounds, refusals, and the optimizers and schedulers it builds."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ KNOWN: tuple[str, ...] = RELEASES.known
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """History of one key: known from `since` on, gone with `until`, an error from `rejected` on, replaced by `instead`.
+    """History of one key: read from `since` on, no longer read from `until` on, an error from `rejected` on.
 
-    Releases before `until` that do not list a `default` leave the key unset. `bound` holds limits that came later than the
-    schema's, such as `>0`.
+    The key `instead` replaces it. A release without a `default` leaves the key unset. `bound` holds limits that are newer than
+    the schema's, such as `>0`, by release.
     """
 
     key: str
@@ -65,7 +65,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """History of one section: unknown keys in it are an error from `refuses` on; an `optional` one is off when absent."""
+    """History of one section. Unknown keys in it are an error from `refuses` on. An `optional` section is off if it is absent."""
 
     section: str
     refuses: str | None = None
@@ -75,9 +75,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """An optimizer or a scheduler: its arguments with their defaults; `args` None: any arguments.
+    """An optimizer or a scheduler: its arguments with their defaults. If `args` is None, it takes any arguments.
 
-    `form` tells apart the implementations behind one name (fused, torch, cpu); `ignored` arguments are accepted, not used.
+    `form` names the implementation (fused, torch, cpu), since one name can have several. `ignored` arguments have no effect.
     """
 
     type: str
@@ -114,7 +114,7 @@ def key(path: str) -> Key | None:
 
 @dataclass(frozen=True)
 class Release(AnyRelease):
-    """One release: what it knows, and what it fills in."""
+    """One release: the keys that it reads, and the defaults that it fills in."""
 
     among: ClassVar[Releases] = RELEASES
 
@@ -125,7 +125,7 @@ class Release(AnyRelease):
 
     @cached_property
     def defaults(self) -> MappingProxyType[str, Any]:
-        """What it fills in for keys that are not set, optional sections aside."""
+        """Defaults of keys that are not set, without those of optional sections."""
         always = {path: value for path, value in self._filled.items() if optional_section(path) is None}
         devices = {path: value for path, value in self._filled.items() if path.endswith(".device")}
         return MappingProxyType({**always, **devices})
@@ -136,7 +136,7 @@ class Release(AnyRelease):
         return {path: value for path, value in filled.items() if value is not None}
 
     def section_defaults(self, section: str) -> Mapping[str, Any]:
-        """What it fills in for an optional section that is present."""
+        """Defaults within an optional section that is present."""
         return {path: value for path, value in self._filled.items() if path.startswith(section + ".")}
 
     @cached_property
@@ -156,7 +156,7 @@ class Release(AnyRelease):
         return part is not None and part.refuses is not None and self.since(part.refuses)
 
     def forms(self, kind: str, name: str) -> tuple[Type, ...]:
-        """What `name` stands for among its `optimizers` or `schedulers`; empty: unknown to it."""
+        """Implementations of `name` among its `optimizers` or `schedulers`; empty if it has none."""
         return tuple(row for row in _named(kind, name) if row.known(self.version))
 
     @cached_property
@@ -167,7 +167,7 @@ class Release(AnyRelease):
 
 @cache
 def moves() -> tuple[Move, ...]:
-    """Keys that went and name the key that says the same since, oldest first."""
+    """Renamed keys, oldest first."""
     gone = [row for row in KEYS.values() if row.instead in KEYS and row.until and not row.rejected]
     return tuple(renamed(row.key, row.instead, row.until) for row in sorted(gone, key=lambda row: RELEASES.place(row.until)))
 
@@ -212,7 +212,7 @@ def release(version: str) -> Release:
 
 
 def defaults(version: str) -> Mapping[str, Any]:
-    """What release `version` fills in, by path."""
+    """Defaults of release `version`, by path."""
     return release(version).defaults
 
 

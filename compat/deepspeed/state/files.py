@@ -1,4 +1,4 @@
-"""The files of a DeepSpeed checkpoint: which there are, what they say, and that they belong together."""
+"""The files of a DeepSpeed checkpoint: finds them, reads them, and checks that they belong together."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OTHERS = {
     re.compile(r"(?:layer_\d+_)?expert_\d+_mp_rank_\d+_model_states\.pt"): "experts",
     re.compile(r"expp_rank_\d+_mp_rank_\d+_optim_states\.pt"): "experts",
 }
-"""Files that say that the model is in parts which are not put together here."""
+"""Files of models in parts that this reader cannot join."""
 
 SCALERS = ("LossScaler", "DynamicLossScaler")
 NAMES = (
@@ -39,21 +39,21 @@ NAMES = (
     "deepspeed.checkpoint.universal_checkpoint SubparamShape",
 )
 KNOWN = recorded(*NAMES)
-"""Classes of DeepSpeed's own that its files hold (runtime/zero/stage_1_and_2.py: state_dict), as records."""
+"""DeepSpeed's own classes in its files, read as records (runtime/zero/stage_1_and_2.py: state_dict)."""
 
 OWN = (
     *("module", "buffer_names", "optimizer", "param_shapes", "frozen_param_shapes", "shared_params", "frozen_param_fragments"),
     *("lr_scheduler", "data_sampler", "random_ltd", "skipped_steps", "global_steps", "global_samples", "dp_world_size"),
     *("mp_world_size", "checkpoint_parallel_dimensions", "ds_config", "ds_version", "universal_checkpoint_info", "num_experts"),
 )
-"""What DeepSpeed puts into a file of model states (runtime/engine.py: _common_checkpoint_state); the rest is the client's."""
+"""Keys that DeepSpeed writes into model states (runtime/engine.py: _common_checkpoint_state). Others are the script's."""
 
 
 @dataclass(frozen=True)
 class Files:
-    """The files of a model rank's part of a checkpoint by data rank; those of model states have one rank below ZeRO 3.
+    """The files of one model-parallel rank, by data-parallel rank. Below ZeRO stage 3 there is one file of model states.
 
-    Stages of a pipeline have their weights in files of `layers`, which stand here by the names of the stage's parameters.
+    Pipeline stages keep their weights in files of layers. `layers` has these weights by the names of the stage's parameters.
     """
 
     folder: Path
@@ -64,7 +64,7 @@ class Files:
 
     @classmethod
     def of(cls, folder: Path) -> tuple[Files, ...]:
-        """Those in `folder`, by model rank. Raises `SourceError` for ranks that are missing, and for parts that are not read."""
+        """The files in `folder`, by model-parallel rank. Raises `SourceError` for missing ranks and for unsupported files."""
         models, optimizers = _matching(folder, MODEL), _matching(folder, OPTIMIZER)
         _whole(folder)
         for found, what in ((models, "model states"), (optimizers, "optimizer states")):
@@ -72,7 +72,7 @@ class Files:
             for ranks in found.values():
                 _complete(folder, ranks, f"{what} of rank")
         if optimizers and len(optimizers) != len(models):
-            raise SourceError(f"{folder}: model states of {len(models)} parts, optimizer states of {len(optimizers)}; {DAMAGED}")
+            raise SourceError(f"{folder}: {len(models)} parts of model states, {len(optimizers)} of optimizer states; {DAMAGED}")
         parts = tuple(cls(folder, models[part], optimizers.get(part, {})) for part in range(len(models)))
         numbered = {int(match["layer"]): path for path in sorted(folder.iterdir()) if (match := LAYER.fullmatch(path.name))}
         if not numbered:
@@ -82,13 +82,13 @@ class Files:
 
     @cached_property
     def model(self) -> Mapping[str, Any]:
-        """What the first file of model states says."""
+        """Contents of the first file of model states."""
         found = loaded(self.models[0], self.folder, "module")
         return {**found, "module": self.layers} if self.layers else found
 
     @cached_property
     def states(self) -> tuple[Mapping[str, Any], ...]:
-        """What each rank's file of optimizer states says."""
+        """Contents of each rank's file of optimizer states."""
         found = [loaded(path, self.folder, "optimizer_state_dict") for _, path in sorted(self.optimizers.items())]
         for path, held in zip(self.optimizers.values(), found, strict=True):
             for key in ("ds_version", "ds_config"):
@@ -117,7 +117,7 @@ def _complete(folder: Path, found: Mapping[int, Path], what: str) -> None:
 
 
 def _staged(folder: Path, parts: Sequence[Files], numbered: Mapping[int, Path]) -> tuple[Files, ...]:
-    """Stages with the weights of their layers."""
+    """The pipeline stages in `parts`, each with the weights of its layers."""
     entries: dict[str, Lazy] = {}
     for number, path in sorted(numbered.items()):
         entries |= stages.layer(number, loaded(path, folder))
@@ -139,7 +139,7 @@ def _matching(folder: Path, pattern: re.Pattern[str]) -> dict[int, dict[int, Pat
             continue
         ranks, rank = found.setdefault(int(match["model"]), {}), int(match["data"] or 0)
         if rank in ranks:
-            raise SourceError(f"{path}: {ranks[rank].name} is of the same rank; remove what is of another run")
+            raise SourceError(f"{path}: {ranks[rank].name} is of the same rank; remove the file of another run")
         ranks[rank] = path
     return {part: dict(sorted(ranks.items())) for part, ranks in sorted(found.items())}
 
@@ -148,11 +148,11 @@ def _whole(folder: Path) -> None:
     for path in sorted(folder.iterdir()):
         for pattern, what in OTHERS.items():
             if pattern.fullmatch(path.name):
-                raise SourceError(f"{path}: {what} in a file of their own; these are not read yet")
+                raise SourceError(f"{path}: holds {what}, which cannot be read yet")
 
 
 def loaded(path: Path, root: Path, needed: str = "") -> Mapping[str, Any]:
-    """What a file says, which has the key `needed`, and which no other name was given to. Raises `SourceError`."""
+    """Contents of a file. Raises `SourceError` if it lacks the key `needed`, or if the file was renamed."""
     found = archive.read(path, root, KNOWN)
     if not isinstance(found, dict) or (needed and needed not in found):
         raise SourceError(f"{path}: no {needed or 'tensors'!r} in it, which DeepSpeed writes; {DAMAGED}")
@@ -169,14 +169,14 @@ def number(found: Mapping[str, Any], key: str) -> int | None:
 
 
 def where(model: Mapping[str, Any], lr: float | None) -> Where:
-    """How far the run is: DeepSpeed counts skipped steps among all."""
+    """Progress of the run. DeepSpeed's global_steps includes skipped steps; ours does not."""
     steps, skipped = number(model, "global_steps"), number(model, "skipped_steps")
     made = None if steps is None else steps - (skipped or 0)
     return Where(made, skipped, number(model, "global_samples"), lr=lr)
 
 
 def scale_of(found: Mapping[str, Any]) -> Scale | None:
-    """The loss scale: an object in ZeRO's files, numbers in those without (runtime/fp16/loss_scaler.py)."""
+    """The loss scale: an object in files of ZeRO, plain numbers in others (runtime/fp16/loss_scaler.py)."""
     scaler = found.get("loss_scaler")
     if not isinstance(scaler, Record):
         if "cur_scale" not in found:
@@ -185,6 +185,7 @@ def scale_of(found: Mapping[str, Any]) -> Scale | None:
     held, dynamic = scaler.state, bool(found.get("dynamic_loss_scale"))
     if not dynamic and held.get("cur_scale") == 1.0:
         return None
+    # cur_iter is the number of the next step, so the difference counts one step too many.
     since = int(held.get("cur_iter") or 0) - int(held.get("last_overflow_iter") or 0) - 1
     window = held.get("scale_window")
     return Scale(
@@ -194,13 +195,15 @@ def scale_of(found: Mapping[str, Any]) -> Scale | None:
         window,
         held.get("min_scale"),
         held.get("delayed_shift"),
+        # DeepSpeed halves the scale at an overflow with 1 left, so one overflow less is tolerated.
         None if held.get("cur_hysteresis") is None else int(held["cur_hysteresis"]) - 1,
+        # Good steps since the scale last changed: after a full window the count starts at 1 again.
         (since - 1) % window + 1 if window and since > 0 else 0,
     )
 
 
 def client(model: Mapping[str, Any]) -> tuple[dict[str, Any], list[Finding]]:
-    """What the script saved with it, as far as it is plain."""
+    """Values that the script saved with the checkpoint, if they are plain data; findings for the others."""
     found, left = {}, []
     for key, value in model.items():
         if key not in OWN:
@@ -212,7 +215,7 @@ def client(model: Mapping[str, Any]) -> tuple[dict[str, Any], list[Finding]]:
 
 
 def beside(model: Mapping[str, Any]) -> Iterator[Finding]:
-    """What else DeepSpeed keeps, and nothing here does."""
+    """Findings for DeepSpeed's state that has no place here."""
     for key, what in (("data_sampler", "the curriculum's place in the data"), ("random_ltd", "the schedule of dropped tokens")):
         if model.get(key):
             yield lost(key, f"{what} is not carried", Effect.NUMBERS)

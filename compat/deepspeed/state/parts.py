@@ -1,4 +1,4 @@
-"""Models that DeepSpeed's ranks share: stages of a PipelineModule one behind the other, tensor ranks of AutoTP side by side."""
+"""Joins the parts of a model: the stages of a PipelineModule, and the tensor-parallel ranks of AutoTP."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from bridge.state.lazy import Boxed, Lazy, Placed, Shape, Strided
 from compat.deepspeed.state.files import DAMAGED, Files
 
 MAP = "universal_checkpoint_info"
-"""Under which key AutoTP says where parts of parameters belong, since DeepSpeed 0.19 (its `affine_map`)."""
+"""Key under which AutoTP keeps the place of each part of a parameter, since DeepSpeed 0.19 (its `affine_map`)."""
 ADVICE = "merge it with DeepSpeed's ds_to_universal.py"
 
 
 def joined(parts: Sequence[Files], hubs: Sequence[Hub]) -> Hub:
-    """The whole model, of the checkpoint that each model rank holds. Raises `SourceError` for parts that do not fit together."""
+    """The whole model, from the part of each model-parallel rank. Raises `SourceError` if the parts do not fit together."""
     _of_one_run(parts, hubs)
     stages, ranks = _sizes(parts)
     found = _stacked(parts, hubs) if stages > 1 else _side_by_side(parts, hubs)
@@ -31,11 +31,11 @@ def joined(parts: Sequence[Files], hubs: Sequence[Hub]) -> Hub:
 
 
 def _sizes(parts: Sequence[Files]) -> tuple[int, int]:
-    """Stages and tensor ranks."""
+    """Number of pipeline stages, and of tensor-parallel ranks."""
     said = parts[0].model.get("checkpoint_parallel_dimensions") or {}
     stages, ranks = said.get("pp_degree", len(parts) if parts[0].layers else 1), said.get("tp_degree", 1)
     if stages > 1 and ranks > 1:
-        raise SourceError(f"{parts[0].folder}: {stages} stages of {ranks} tensor ranks each; these are not read yet, {ADVICE}")
+        raise SourceError(f"{parts[0].folder}: {stages} stages of {ranks} tensor ranks each cannot be read yet; {ADVICE}")
     ranks = ranks if stages > 1 or said.get("tp_degree") else len(parts)
     if stages * ranks != len(parts):
         raise SourceError(f"{parts[0].folder}: {len(parts)} parts of a model, expected {stages * ranks}; {DAMAGED}")
@@ -58,17 +58,17 @@ def _of_one_run(parts: Sequence[Files], hubs: Sequence[Hub]) -> None:
 
 
 def _stacked(parts: Sequence[Files], hubs: Sequence[Hub]) -> Hub:
-    """Layers of all stages; what several of them hold is one parameter that they share."""
+    """The layers of all stages. A parameter that several stages hold is tied: they share it."""
     parameters: dict[str, Parameter] = {}
     for files, hub in zip(parts, hubs, strict=True):
         for name, held in hub.parameters.items():
             known = parameters.setdefault(name, held)
             if known.weight.shape != held.weight.shape:
-                raise SourceError(f"{files.models[0]}: {shown(name)} has another shape than on an earlier stage; {DAMAGED}")
+                raise SourceError(f"{files.models[0]}: {shown(name)} has another shape on an earlier stage; {DAMAGED}")
     groups = []
     for rows in zip(*(hub.groups for hub in hubs), strict=True):
         if any(row.settings != rows[0].settings for row in rows):
-            raise SourceError(f"{parts[0].folder}: stages say other settings of one group of the optimizer; {DAMAGED}")
+            raise SourceError(f"{parts[0].folder}: the stages disagree about the settings of an optimizer group; {DAMAGED}")
         groups.append(Group(tuple(dict.fromkeys(name for row in rows for name in row.names)), rows[0].settings))
     buffers = {name: held for hub in hubs for name, held in hub.buffers.items()}
     ties = {alias: name for hub in hubs for alias, name in hub.ties.items()}
@@ -79,7 +79,10 @@ def _stacked(parts: Sequence[Files], hubs: Sequence[Hub]) -> Hub:
 
 
 def _side_by_side(parts: Sequence[Files], hubs: Sequence[Hub]) -> Hub:
-    """Each parameter of the parts that ranks hold; AutoTP counts its ranks as data ranks, so that samples are too many."""
+    """Each parameter, joined from its parts.
+
+    AutoTP counts its ranks as data-parallel ranks, so the count of samples has to be divided by them.
+    """
     map = _map(parts[0])
     for files, hub in zip(parts, hubs, strict=True):
         if list(hub.parameters) != list(hubs[0].parameters):
@@ -91,23 +94,23 @@ def _side_by_side(parts: Sequence[Files], hubs: Sequence[Hub]) -> Hub:
 
 
 def _map(files: Files) -> Mapping[str, Any]:
-    """Where parts of parameters belong, by name: the file has the name as a pattern."""
+    """Places of the parts of each parameter, by name. In the file each name is a regular expression."""
     info = files.model.get(MAP) or {}
     found = (info.get("affine_map") or {}).get("params")
     if not found or info.get("autotp_unsupported_parameter_patterns"):
-        said = "parts that tensor ranks hold, and no map that says where they belong, which AutoTP writes since DeepSpeed 0.19"
+        said = "its parts have no map that tells where they belong, as AutoTP writes it since DeepSpeed 0.19"
         raise SourceError(f"{files.models[0]}: {said}; {ADVICE}")
     return {re.sub(r"\\(.)", r"\1", key.removeprefix("^").removesuffix("$")): row for key, row in found.items()}
 
 
 def _whole(name: str, map: Mapping[str, Any], hubs: Sequence[Hub], files: Files) -> Parameter:
     if name not in map:
-        raise SourceError(f"{files.models[0]}: no map of {shown(name)} among its tensor ranks; {ADVICE}")
+        raise SourceError(f"{files.models[0]}: its map does not have {shown(name)}; {ADVICE}")
     row, held = map[name], [hub.parameters[name] for hub in hubs]
     first = held[0]
     kinds = (set(first.moments), first.step, first.master is None)
     if any((set(other.moments), other.step, other.master is None) != kinds for other in held):
-        raise SourceError(f"{files.folder}: {shown(name)} stands at other steps on other tensor ranks; {DAMAGED}")
+        raise SourceError(f"{files.folder}: the steps of {shown(name)} differ between tensor-parallel ranks; {DAMAGED}")
 
     def put(tensors: Sequence[Lazy]) -> Lazy:
         return _placed(name, row, tensors, files)
@@ -121,13 +124,13 @@ def _whole(name: str, map: Mapping[str, Any], hubs: Sequence[Hub], files: Files)
 
 
 def _placed(name: str, row: Mapping[str, Any], tensors: Sequence[Lazy], files: Files) -> Lazy:
-    """A tensor of its pieces, each taken from the first rank that has it."""
+    """A tensor joined from its pieces, each taken from the first rank that has it."""
     shape = tuple(row["logical_shape"])
     found: list[Placed] = []
     for rank, held in enumerate(tensors):
         part = row["ranks"][rank]
         if tuple(part["shard_shape"]) != held.shape:
-            said = f"{held.shape} on tensor rank {rank}, its map says {tuple(part['shard_shape'])}"
+            said = f"{held.shape} on tensor-parallel rank {rank}, expected {tuple(part['shard_shape'])} by its map"
             raise SourceError(f"{files.folder}: {shown(name)} has shape {said}; {DAMAGED}")
         pieces = (piece for piece in part["pieces"] if rank == min(piece["locations"]))
         found += [Placed(_box(piece, shape, name, files), _own(piece, held)) for piece in pieces]
@@ -137,31 +140,31 @@ def _placed(name: str, row: Mapping[str, Any], tensors: Sequence[Lazy], files: F
 
 
 def _box(piece: Mapping[str, Any], shape: Shape, name: str, files: Files) -> Box:
-    """Where a piece lies in the whole."""
+    """Place of a piece in the whole tensor."""
     offset, strides = piece["source"]
     if tuple(strides) != steps(shape) or offset < 0:
-        raise SourceError(f"{files.models[0]}: a part of {shown(name)} is no box of it; {ADVICE}")
+        raise SourceError(f"{files.models[0]}: a part of {shown(name)} is not a rectangular block of it; {ADVICE}")
     offsets = tuple(offset // step % size for step, size in zip(steps(shape), shape, strict=True))
     return Box(offsets, tuple(piece["shape"]))
 
 
 def _own(piece: Mapping[str, Any], held: Lazy) -> Lazy:
-    """The elements of a rank's own tensor that are a piece. Raises `ValueError` if they are no box of it."""
+    """The block of a rank's own tensor that is a piece. Raises `ValueError` if it is not rectangular."""
     (offset, strides), sizes = piece["dest"], tuple(piece["shape"])
     offsets = tuple(offset // step % size for step, size in zip(steps(held.shape), held.shape, strict=True))
     ends = zip(offsets, sizes, held.shape, strict=True)
     if tuple(strides) != steps(held.shape) or offset < 0 or any(start + size > whole or size < 1 for start, size, whole in ends):
-        raise ValueError(f"{piece}: no box of {held.shape}")
+        raise ValueError(f"{piece}: not a rectangular block of {held.shape}")
     return held if sizes == held.shape else Strided(held, offset, sizes, steps(held.shape))
 
 
 def steps(shape: Shape) -> Shape:
-    """Elements between neighbours along each dimension of a tensor in row-major order."""
+    """Strides in elements of a row-major tensor."""
     return tuple(prod(shape[dim + 1 :]) for dim in range(len(shape)))
 
 
 def _fills(shape: Shape, places: Sequence[Box]) -> bool:
-    """Whether boxes lie within a shape, have all of its elements together, and none of them twice."""
+    """Whether boxes lie within a shape, do not overlap, and together cover it."""
     inside = all(
         offset >= 0 and size > 0 and offset + size <= whole
         for place in places

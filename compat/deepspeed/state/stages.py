@@ -1,4 +1,4 @@
-"""Stages of a PipelineModule: its layers have files of their own, and each stage names the parameters that it trains."""
+"""Stages of a PipelineModule: each layer has its own file, and each stage names the parameters that it trains."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ DAMAGED = "the checkpoint is damaged"
 
 
 def modules(entries: Mapping[str, Lazy], parts: Sequence[Mapping[str, Shape]], where: str) -> list[dict[str, Lazy]]:
-    """What each stage has of `entries`, by the names of its parameters: the layer's number in front, or a name of their own where
-    layers share them. What no stage trains is the first one's. Raises `SourceError` for one that no file has.
+    """The `entries` of each stage, by parameter name: the layer's number and its name there, or `tied_modules.` and its key.
+
+    Entries that no stage trains go to the first stage. Raises `SourceError` for a parameter that no file has.
     """
     claimed = {name for names in parts for name in names if name in entries}
     free = {name: held for name, held in entries.items() if name not in claimed}
@@ -25,7 +26,7 @@ def modules(entries: Mapping[str, Lazy], parts: Sequence[Mapping[str, Shape]], w
         copies = {name: _copies(name, shape, free) for name, shape in names.items() if name not in entries}
         for name, same in copies.items():
             if not same or any(not _alike(free[same[0]], free[other]) for other in same[1:]):
-                raise SourceError(f"{where}: {shown(name)} is in {len(same)} files of layers, expected one; {DAMAGED}")
+                raise SourceError(f"{where}: {shown(name)} is in {len(same)} layer files, expected one; {DAMAGED}")
         shared |= {copy for same in copies.values() for copy in same}
         found.append({name: entries[name] if name in entries else free[copies[name][0]] for name in names})
     found[0] |= {name: held for name, held in free.items() if name not in shared}
@@ -33,7 +34,7 @@ def modules(entries: Mapping[str, Lazy], parts: Sequence[Mapping[str, Shape]], w
 
 
 def _copies(name: str, shape: Shape, free: Mapping[str, Lazy]) -> list[str]:
-    """Entries that may be a parameter which layers share: `tied_modules.KEY.REST` is REST in the file of a layer."""
+    """Entries that may be a tied parameter: `tied_modules.KEY.REST` is REST in the file of a layer."""
     if not name.startswith("tied_modules."):
         return []
     return [entry for entry, held in free.items() if name.endswith(f".{entry.partition('.')[2]}") and held.shape == shape]
@@ -46,13 +47,13 @@ def _alike(one: Lazy, other: Lazy) -> bool:
 
 
 def layer(number: int, found: Mapping[str, Any]) -> dict[str, Lazy]:
-    """Tensors of the file of a layer, with its number in front of the name."""
+    """Tensors of a layer's file, with the layer's number in front of each name."""
     return {f"{number}.{name}": held for name, held in found.items() if isinstance(held, Lazy)}
 
 
 def shapes(model: Mapping[str, Any], path: Path) -> Iterator[tuple[str, Shape]]:
-    """Names and shapes of a stage's trained parameters. Raises `SourceError` where a file does not say them, as without ZeRO."""
+    """Names and shapes of a stage's trained parameters. Raises `SourceError` if the file lacks them, as without ZeRO."""
     if not isinstance(found := model.get("param_shapes"), list):
-        said = "no shapes of parameters in it, so that nothing says which layers the stage has"
+        said = "no shapes of parameters in it, so the layers of the stage are not known"
         raise SourceError(f"{path}: {said}; save it with zero_optimization.stage 1, which gives the same numbers")
     yield from ((name, tuple(shape)) for group in found for name, shape in group.items())

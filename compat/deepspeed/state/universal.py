@@ -1,4 +1,4 @@
-"""Universal checkpoints: a folder for each parameter, whole, with a file for its master and each of its moments."""
+"""Universal checkpoints: a folder for each whole parameter, with files for its master weights and each moment."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ from compat.deepspeed.state.zero import SAMPLE, Flats, Named, groups_of, held_of
 LATEST = "latest_universal"
 ZERO, OPTIMIZER, FP32, STEP = "zero", "optimizer_state.pt", "fp32", "step"
 MODELS = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")
-"""Model states below level 3, and at level 3."""
+"""Model states below ZeRO stage 3, and at stage 3."""
 
 
 GROUPS = 64
-"""Rows of settings where the source has no groups. DeepSpeed loads groups of its optimizer as far as there are rows, and others
-keep the masters that they were made with (runtime/base_optimizer.py: load_hp_checkpoint_state_from_checkpoint_dir).
+"""Rows of settings to write if the source has no groups. DeepSpeed loads only as many optimizer groups as there are rows; the
+others keep their initial masters (runtime/base_optimizer.py: load_hp_checkpoint_state_from_checkpoint_dir).
 """
 
 
 class Universal(Format):
-    """What DeepSpeed's ds_to_universal.py makes, which its engine loads on any layout."""
+    """Checkpoints of DeepSpeed's ds_to_universal.py. Its engine loads them on any layout of ranks."""
 
     name = "universal"
     title = "DeepSpeed universal"
     unseen = "a file in the place of another parameter's of that shape is seen only if its values do not fit that parameter"
 
     def find(self, folder: Path) -> Path | None:
-        """The folder itself, or the one that `latest_universal` names in it."""
+        """The checkpoint folder: `folder` itself, or the one in it that `latest_universal` names."""
         place = pointed(folder, LATEST)
         return place if place is not None and (place / ZERO / OPTIMIZER).is_file() else None
 
     def read(self, place: Path) -> Hub:
-        """Every parameter from its folder; what else there is from the first file of model states."""
+        """Each parameter from its folder, and everything else from the first file of model states."""
         name = next((name for name in MODELS if (place / name).is_file()), None)
         if name is None:
             raise SourceError(f"{place}: no {MODELS[0]}; {DAMAGED}")
@@ -65,7 +65,7 @@ class Universal(Format):
         return hub_of(self.name, files, (level, held_of(files, level, shapes, flats), groups, []), optimizer)
 
     def verify(self, place: Path, used: Used | None = None) -> None:
-        """Each archive has checksums of its own too."""
+        """Also check the checksums inside each archive, and masters against the model's weights."""
         super().verify(place, used)
         for path in (*(place / name for name in MODELS if (place / name).is_file()), *sorted((place / ZERO).rglob("*.pt"))):
             archive.verify(path, place, used=used)
@@ -74,7 +74,7 @@ class Universal(Format):
                 _of_one_run(place, loaded(place / name, place, "module"))
 
     def plan(self, hub: Hub, wanted: Wanted) -> Written:
-        """Folders by name, and model states for every level; DeepSpeed takes settings of groups where the source says them."""
+        """A folder for each parameter, model states for every ZeRO stage, and the settings of the source's groups."""
         groups = hub.groups or (Group(tuple(hub.trained), hub.settings),)
         layout = writing.Layout(hub, 2, 1, wanted.dtype or hub.computed, groups, tuple(group.names for group in groups))
         tag = f"global_step{writing.steps_of(hub)}_universal"
@@ -86,7 +86,7 @@ class Universal(Format):
 
 
 def _of_one_run(place: Path, model: Mapping[str, Any]) -> None:
-    """Raises `SourceError` for a master that is not the model's weight before rounding: below level 3 the model has it too."""
+    """Raises `SourceError` if rounding a master does not give the model's weight. Only below ZeRO stage 3 the file has both."""
     for name, weight in (model["module"] or {}).items():
         path = place / ZERO / name / f"{FP32}.pt"
         if "/" in name or not path.is_file() or not isinstance(weight, Lazy) or not weight.count:
@@ -94,20 +94,20 @@ def _of_one_run(place: Path, model: Mapping[str, Any]) -> None:
         value = archive.read(path, place, KNOWN)
         held, count = value.get("param") if isinstance(value, dict) else value, min(weight.count, SAMPLE)
         if not isinstance(held, Lazy) or held.count != weight.count:
-            continue  # which reading names, or a part of the weight that tensor ranks share
+            continue  # `read` names this problem, or the weight is a tensor-parallel part
         if bytes(raw(cast(held, weight.dtype).flat(0, count))) != bytes(raw(weight.flat(0, count))):
-            raise SourceError(f"{path}: not the model's weight before rounding; it is another parameter's, or of another run")
+            raise SourceError(f"{path}: does not round to the model's weight; it is of another parameter or another run")
 
 
 def _flats(place: Path, shapes: Sequence[Named], optimizer: Mapping[str, Any]) -> Flats:
-    """Master, moments and step of each parameter; level 3 keeps one step for all."""
+    """Master, moments and step of each parameter. ZeRO stage 3 keeps one step for all."""
     common = ((optimizer.get("optimizer_state_dict") or {}).get("state") or {}).get(0, {}).get(STEP)
     tensors: dict[str, dict[str, Lazy]] = {}
     steps = []
     for named in shapes:
         found = {_step(place, name, common) for name in named}
         if len(found) > 1:
-            raise SourceError(f"{place / ZERO}: parameters of one group stand at several steps ({shown(found)}); {DAMAGED}")
+            raise SourceError(f"{place / ZERO}: parameters of one group have different steps ({shown(found)}); {DAMAGED}")
         steps.append(found.pop() if found else None)
         tensors |= {name: dict(_kinds(place, name, tuple(shape))) for name, shape in named.items()}
     every = {kind for kinds in tensors.values() for kind in kinds}
@@ -128,7 +128,7 @@ def _step(place: Path, name: str, common: Any) -> float | None:
 
 
 def _kinds(place: Path, name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, Lazy]]:
-    """The tensors in the folder of a parameter. Raises `SourceError` where one has not its elements."""
+    """The tensors in a parameter's folder. Raises `SourceError` if one has the wrong number of elements."""
     folder = inside(place / ZERO / name, place)
     if "/" in name or not (folder / f"{FP32}.pt").is_file():
         raise SourceError(f"{folder / FP32}.pt: not there, though {shown(name)} is a parameter; {DAMAGED}")
@@ -157,7 +157,7 @@ def _parameters(layout: writing.Layout, tag: str) -> Iterator[File]:
 
 
 def _common(layout: writing.Layout) -> dict[str, Any]:
-    """What all parameters share; level 3 looks for step and settings in a dictionary of their own."""
+    """State that all parameters share. ZeRO stage 3 reads step and settings from `optimizer_state_dict`."""
     rows = [writing.row_of(group, [number]) for number, group in enumerate(layout.groups)]
     rows += [{**layout.hub.settings, "params": []} for _ in range(0 if layout.hub.groups else GROUPS - len(rows))]
     first = layout.groups[0].names[:1] if layout.groups else ()
@@ -173,7 +173,7 @@ def _common(layout: writing.Layout) -> dict[str, Any]:
 
 
 def _left(hub: Hub) -> Iterator[Finding]:
-    """What DeepSpeed does not load from a universal checkpoint (runtime/engine.py: _load_checkpoint skips the module's state)."""
+    """Findings for state that DeepSpeed does not load (runtime/engine.py: _load_checkpoint skips the module's state)."""
     if hub.buffers:
         yield lost("buffers", f"{', '.join(hub.buffers)}: DeepSpeed loads no buffers from a universal checkpoint", Effect.NUMBERS)
     frozen = [name for name, held in hub.parameters.items() if not held.trained]
@@ -182,6 +182,6 @@ def _left(hub: Hub) -> Iterator[Finding]:
             "frozen", f"{', '.join(frozen)}: DeepSpeed loads no frozen parameters from a universal checkpoint", Effect.NUMBERS
         )
     if any(group.settings != hub.groups[0].settings for group in hub.groups):
-        yield lost("groups", "at level 3 DeepSpeed takes the settings of the first group for all of them", Effect.NUMBERS)
+        yield lost("groups", "at ZeRO stage 3 DeepSpeed uses the settings of the first group for all groups", Effect.NUMBERS)
     if not hub.groups:
-        yield lost("groups", "the source does not say the optimizer's settings; DeepSpeed takes those of its config", Effect.NONE)
+        yield lost("groups", "the source has no optimizer settings; DeepSpeed uses those of its config", Effect.NONE)

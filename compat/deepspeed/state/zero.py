@@ -1,4 +1,4 @@
-"""ZeRO 0 to 3 as DeepSpeed saves them: model states, and each data rank's part of the optimizer's flat groups."""
+"""Reads checkpoints of ZeRO stages 0 to 3: model states, and each data-parallel rank's part of the optimizer's flat groups."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Zero(Format):
     unseen = "a rank's file of another run at the same step is seen only if its values do not fit the others"
 
     def find(self, folder: Path) -> Path | None:
-        """The folder itself, or the one that `latest` names in it."""
+        """The checkpoint folder: `folder` itself, or the one in it that `latest` names."""
         place = pointed(folder, LATEST)
         return place if place is not None and any(place.glob("*model_states.pt")) and not (place / "zero").is_dir() else None
 
     def verify(self, place: Path, used: Used | None = None) -> None:
-        """Each archive has checksums of its own too; and below level 3 the weights are the masters, rounded."""
+        """Also check the checksums inside each archive; and below ZeRO stage 3, that rounded masters are the weights."""
         super().verify(place, used)
         for files in Files.of(place):
             for path in files.all:
@@ -48,7 +48,7 @@ class Zero(Format):
                 _of_one_run(files)
 
     def read(self, place: Path) -> Hub:
-        """All of it: the first file of model states for what ranks hold alike, the others for the parts of flat groups."""
+        """The whole checkpoint: common state from the first file of model states, parts of flat groups from each rank's file."""
         found = Files.of(place)
         if not found:
             raise SourceError(f"{place}: no model states of rank 0; {DAMAGED}")
@@ -56,21 +56,21 @@ class Zero(Format):
         return parts.joined(found, hubs) if len(found) > 1 else hubs[0]
 
     def plan(self, hub: Hub, wanted: Wanted) -> Written:
-        """The files of a level, for so many data ranks."""
+        """The files to write for the wanted ZeRO stage and number of data-parallel ranks."""
         return zero_writing.plan(hub, wanted)
 
 
 def _optimizer(files: Files) -> Mapping[str, Any]:
-    """What the first rank's optimizer says beside tensors."""
+    """The first rank's optimizer state. The callers read only values that all ranks share."""
     return files.states[0] if files.states else files.model.get("optimizer") or {}
 
 
 SAMPLE = 1024
-"""Elements at the beginning of each part of a parameter that are held against the model's own copy."""
+"""Leading elements of each part of a parameter that are compared with the model's copy."""
 
 
 def _of_one_run(files: Files) -> None:
-    """Raises `SourceError` for a rank's file whose masters are not the weights of the model, as those of another run are not."""
+    """Raises `SourceError` if the masters in a rank's file do not round to the model's weights, as in a file of another run."""
     module, shapes = files.model["module"], shapes_of(files)
     paths = {held: files.optimizers[rank] for rank, state in enumerate(files.states) for held in _flat_groups(state)}
     for name, kinds in _in_fragments(files, shapes).tensors.items():
@@ -79,7 +79,7 @@ def _of_one_run(files: Files) -> None:
             count = min(len(run), SAMPLE)
             found = cast(run.source, weight.dtype).flat(run.start, run.start + count)
             if bytes(raw(found)) != bytes(raw(weight.flat(at, at + count))):
-                said = f"its masters of {shown(name)} are not the weights in {files.models[0].name}"
+                said = f"its masters of {shown(name)} do not round to the weights in {files.models[0].name}"
                 raise SourceError(f"{paths[run.source]}: {said}; it is of another run, or of another step")
             at += len(run)
 
@@ -93,7 +93,7 @@ Found = tuple[int, dict[str, Parameter], tuple[Group, ...], list[Finding]]
 
 
 def hub_of(format: str, files: Files, found: Found, optimizer: Mapping[str, Any]) -> Hub:
-    """Parameters and groups with what the file of model states says of the run; the loss scale is the optimizer's."""
+    """The hub: parameters and groups, the loss scale from `optimizer`, and everything else from the model states."""
     level, parameters, groups, findings = found
     said, left = client(files.model)
     schedule, unread = plain(files.model.get("lr_scheduler"), "lr_scheduler")
@@ -115,12 +115,12 @@ def hub_of(format: str, files: Files, found: Found, optimizer: Mapping[str, Any]
 
 
 def _parameters(files: Files) -> Found:
-    """Level, parameters and groups, by what the optimizer's file says of itself."""
+    """ZeRO stage, parameters, groups and findings."""
     if not files.states:
         return _without(files)
     stages = {_stage(state) for state in files.states}
     if len(stages) > 1:
-        raise SourceError(f"{files.folder}: files of several levels ({', '.join(map(str, sorted(stages)))}); {DAMAGED}")
+        raise SourceError(f"{files.folder}: files of several ZeRO stages ({', '.join(map(str, sorted(stages)))}); {DAMAGED}")
     stage = stages.pop()
     shapes = shapes_of(files)
     count = max(_counts(files.states[0]), default=len(files.states))
@@ -131,7 +131,7 @@ def _parameters(files: Files) -> Found:
 
 
 def _stage(state: Mapping[str, Any]) -> int:
-    """The level: an enumeration in its file; the bf16 optimizer beside ZeRO does not say, and is laid out as level 1."""
+    """The ZeRO stage. The file of the bf16 optimizer does not have it, and has the layout of stage 1."""
     found = state.get("zero_stage", 1)
     return int(found.arguments[0]) if isinstance(found, Record) else int(found)
 
@@ -142,7 +142,7 @@ def _counts(state: Mapping[str, Any]) -> list[int]:
 
 
 def shapes_of(files: Files) -> list[Named]:
-    """Shapes of parameters by flat group, in the order that the groups hold them."""
+    """Shapes of the parameters in each flat group, in the group's order."""
     found = files.model.get("param_shapes")
     right = isinstance(found, list) and all(
         isinstance(group, dict) and all(isinstance(shape, tuple) for shape in group.values()) for group in found
@@ -154,7 +154,7 @@ def shapes_of(files: Files) -> list[Named]:
 
 @dataclass(frozen=True)
 class Flats:
-    """Where elements of parameters lie: for each name and kind (`fp32`, moments) a lazy tensor; steps by group."""
+    """Optimizer state: for each parameter and kind (`fp32`, moments) a lazy tensor; the step of each flat group."""
 
     tensors: Mapping[str, Mapping[str, Lazy]]
     steps: Sequence[float | None]
@@ -164,7 +164,7 @@ FP32 = "fp32"
 
 
 def _in_fragments(files: Files, shapes: Sequence[Named]) -> Flats:
-    """Levels 1 and 2: each rank says of which parameters it holds which run (`param_slice_mappings`)."""
+    """ZeRO stages 1 and 2: each rank lists the slice of each parameter that it holds (`param_slice_mappings`)."""
     runs: dict[str, dict[str, list[Run]]] = {}
     steps: list[float | None] = []
     for group, named in enumerate(shapes):
@@ -179,7 +179,7 @@ def _in_fragments(files: Files, shapes: Sequence[Named]) -> Flats:
                 for kind, held in {FP32: flat, **moments}.items():
                     if start + count > held.count:
                         raise SourceError(
-                            f"{path}: {shown(name)} ends at element {start + count} of {held.count} in {kind}; {DAMAGED}"
+                            f"{path}: {shown(name)} ends at element {start + count} of {kind}, which has {held.count}; {DAMAGED}"
                         )
                     runs.setdefault(name, {}).setdefault(kind, []).append(Run(held, start, start + count))
     _in_order(files, shapes)
@@ -187,12 +187,12 @@ def _in_fragments(files: Files, shapes: Sequence[Named]) -> Flats:
 
 
 def _in_step(steps: list[float | None], group: int, step: float | None, path: Path) -> None:
-    """Raises `SourceError` unless all ranks stand at the same step."""
+    """Raises `SourceError` unless all ranks are at the same step."""
     if len(steps) == group:
         steps.append(step)
     elif steps[group] != step:
         raise SourceError(
-            f"{path}: its moments stand for {step} updates, those of the first rank for {steps[group]}; another run's"
+            f"{path}: its moments are from step {step}, those of the first rank from step {steps[group]}; it is of another run"
         )
 
 
@@ -209,7 +209,7 @@ def _group(state: Mapping[str, Any], group: int, path: Path) -> tuple[Lazy, dict
 
 
 def _moments(held: Mapping[str, Any], settings: Mapping[str, Any], path: Path) -> tuple[dict[str, Lazy], float | None]:
-    """Tensors as long as a flat group, and the step, which some optimizers keep with the settings."""
+    """Moments, and the step. Some optimizers keep the step with their settings."""
     moments = {key: value for key, value in held.items() if isinstance(value, Lazy) and value.shape}
     step = held.get("step", settings.get("step"))
     if isinstance(step, Lazy):
@@ -232,7 +232,7 @@ def _fragments(state: Mapping[str, Any], group: int, named: Named, path: Path) -
 
 
 def _in_order(files: Files, shapes: Sequence[Named]) -> None:
-    """Raises `SourceError` unless ranks hold the parameters in turn: a file in another's place is seen so."""
+    """Raises `SourceError` unless the ranks hold the parameters in order. Files that were swapped are found this way."""
     for group, named in enumerate(shapes):
         numbers = {name: number for number, name in enumerate(named)}
         last = -1
@@ -240,7 +240,7 @@ def _in_order(files: Files, shapes: Sequence[Named]) -> None:
             for name in state["param_slice_mappings"][group]:
                 if numbers[name] < last:
                     raise SourceError(
-                        f"{files.optimizers[rank]}: {shown(name)} stands behind later parameters; is it another rank's?"
+                        f"{files.optimizers[rank]}: {shown(name)} comes after later parameters; is it another rank's?"
                     )
                 last = numbers[name]
 
@@ -250,15 +250,15 @@ def _joined(files: Files, shapes: Sequence[Named], name: str, kinds: Mapping[str
     for kind, runs in kinds.items():
         count = sum(map(len, runs))
         if count != prod(shape):
-            said = f"{count} elements of {kind} {shown(name)} on all ranks, its shape {shape} has {prod(shape)}"
+            said = f"all ranks hold {count} elements of {kind} {shown(name)}, expected {prod(shape)} for its shape {shape}"
             raise SourceError(f"{files.folder}: {said}; {DAMAGED}")
     return {kind: Joined(tuple(runs), shape, runs[0].source.dtype) for kind, runs in kinds.items()}
 
 
 def _in_thirds(files: Files, shapes: Sequence[Named]) -> Flats:
-    """Level 3: every parameter is cut into as many parts as there are ranks, the last one padded."""
+    """ZeRO stage 3: every parameter is split into equal parts, one for each rank; the last part is padded."""
     if any(state.get("ds_zero_partition_groups") for state in files.states):
-        raise SourceError(f"{files.folder}: experts have data ranks of their own; these are not read yet")
+        raise SourceError(f"{files.folder}: experts have their own data-parallel groups; such checkpoints cannot be read yet")
     ranks = len(files.states)
     tensors: dict[str, dict[str, Lazy]] = {}
     steps: list[float | None] = []
@@ -268,7 +268,7 @@ def _in_thirds(files: Files, shapes: Sequence[Named]) -> Flats:
             _in_step(steps, group, step, files.optimizers[rank])
         offset = 0
         for name, shape in named.items():
-            part = -(-prod(shape) // ranks)
+            part = -(-prod(shape) // ranks)  # rounded up
             tensors[name] = dict(_cut(files, [kinds for kinds, _ in held], offset, part, tuple(shape)))
             offset += part
     return Flats(tensors, steps)
@@ -292,7 +292,7 @@ def _cut(
     for kind in held[0]:
         runs = []
         for rank, kinds in enumerate(held):
-            size = max(0, min(part, count - rank * part))
+            size = max(0, min(part, count - rank * part))  # the last ranks may hold only padding
             if kind not in kinds or offset + size > kinds[kind].count:
                 raise SourceError(f"{files.optimizers[rank]}: {kind} ends before element {offset + size}; {DAMAGED}")
             runs.append(Run(kinds[kind], offset, offset + size))
@@ -300,7 +300,7 @@ def _cut(
 
 
 def held_of(files: Files, stage: int, shapes: Sequence[Named], flats: Flats) -> dict[str, Parameter]:
-    """Parameters in the model's order: trained ones with masters and moments, frozen ones as they are."""
+    """Parameters in the model's order: trained ones with masters and moments, frozen ones with their weight only."""
     module, group_of = files.model["module"], {name: number for number, named in enumerate(shapes) for name in named}
     buffers, ties = set(files.model.get("buffer_names") or ()), _ties(files)
     parameters: dict[str, Parameter] = {}
@@ -319,7 +319,7 @@ def held_of(files: Files, stage: int, shapes: Sequence[Named], flats: Flats) -> 
 
 
 def _trained(name: str, held: Any, kinds: Mapping[str, Lazy], step: float | None, stage: int, files: Files) -> Parameter:
-    """Level 3 keeps no copy in the compute format: it is the masters, rounded."""
+    """A trained parameter. ZeRO stage 3 saves no weight in the compute format; it is the rounded master."""
     moments = {kind: lazy for kind, lazy in kinds.items() if kind != FP32}
     master, dtype = kinds[FP32], held.dtype
     weight = cast(master, dtype) if stage == 3 else held
@@ -330,7 +330,7 @@ def _trained(name: str, held: Any, kinds: Mapping[str, Lazy], step: float | None
 
 
 def _frozen(files: Files, name: str, held: Lazy, stage: int) -> Lazy:
-    """What the optimizer does not have: whole in the model below level 3, there cut like the others."""
+    """A frozen parameter: whole in the model states below ZeRO stage 3, split over the ranks at stage 3."""
     if stage < 3:
         return held
     shape = tuple((files.model.get("frozen_param_shapes") or {}).get(name, ()))
@@ -352,7 +352,7 @@ def _model(files: Files, rank: int) -> Mapping[str, Any]:
 
 
 def groups_of(rows: Sequence[Mapping[str, Any]], stage: int, shapes: Sequence[Named]) -> Iterator[Group]:
-    """The optimizer's groups with their settings; level 3 cuts them into flat groups."""
+    """The optimizer's groups with their settings. At ZeRO stage 3 a group may consist of several flat groups."""
     for number, row in enumerate(rows):
         flats = row["params"] if stage == 3 else [number]
         yield Group(tuple(name for flat in flats for name in shapes[flat]), _settings(row, number))
@@ -365,7 +365,7 @@ def _rows(files: Files, stage: int) -> Sequence[Mapping[str, Any]]:
 
 
 def _without(files: Files) -> Found:
-    """Level 0: the optimizer's state by the number of a parameter, in the order of its groups."""
+    """ZeRO stage 0: the optimizer's state by parameter number, in the order of its groups."""
     held = files.model.get("optimizer") or {}
     base = held.get("optimizer_state_dict", held)
     left = {*(files.model.get("buffer_names") or ()), *_ties(files)}
@@ -385,7 +385,7 @@ def _without(files: Files) -> Found:
 
 
 def _ties(files: Files) -> dict[str, str]:
-    """Names of parameters that another name holds: as ZeRO's files say, else those whose elements are the same."""
+    """Tied parameters by alias: those that ZeRO's files list, or else names that share storage."""
     said = files.model.get("shared_params")
     if said is not None:
         return {str(alias): str(name) for alias, name in said.items()}
@@ -406,9 +406,9 @@ def _settings(row: Mapping[str, Any], number: int) -> dict[str, Any]:
 def _numbered(
     files: Files, module: Mapping[str, Lazy], numbers: Sequence[int], base: Mapping[str, Any], held: Mapping[str, Any]
 ) -> dict[str, int]:
-    """Names by number. The file has no names with the numbers, so that the model's order is taken where it cannot mislead.
+    """Parameter numbers by name. The file has numbers without names, so the order in the model is used if it is certain.
 
-    One group of every parameter is in the model's order; several groups are not, and are refused unless shapes leave one way.
+    A single group of all parameters has the model's order. Several groups do not: they need a unique match by shape.
     """
     own = list(module)
     state = base.get("state", {})
@@ -422,12 +422,12 @@ def _numbered(
     unique = _by_shape(own, module, shapes)
     if unique is not None:
         return unique
-    said = "the optimizer's parameters have numbers and no names, and its groups are not in the model's order"
+    said = "the optimizer's parameters have numbers but no names, and its groups are not in the model's order"
     raise SourceError(f"{files.models[0]}: {said}; save it under ZeRO 1, which has names")
 
 
 def _by_shape(own: Sequence[str], module: Mapping[str, Lazy], shapes: Mapping[int, Any]) -> dict[str, int] | None:
-    """The one way to give parameters to names by their shapes, if there is one."""
+    """Parameter numbers by name, if shapes allow only one match; else None."""
     by: dict[Any, list[str]] = {}
     for name in own:
         by.setdefault(module[name].shape, []).append(name)
@@ -442,7 +442,7 @@ def _by_shape(own: Sequence[str], module: Mapping[str, Lazy], shapes: Mapping[in
 def _masters(
     held: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], names: Mapping[str, int], module: Mapping[str, Lazy]
 ) -> Iterator[tuple[str, Lazy]]:
-    """Masters of the optimizers around fp16 and bf16: one a parameter, or flat by group (runtime/fp16)."""
+    """Masters of the fp16 and bf16 optimizers: one for each parameter, or one flat tensor for each group (runtime/fp16)."""
     by_number = {number: name for name, number in names.items()}
     for row, group in zip(rows, held.get("fp32_groups") or (), strict=False):
         yield from zip((by_number[number] for number in row["params"]), group, strict=True)
@@ -467,7 +467,7 @@ def _unsharded(
         return Parameter(tensor, trained=False)
     moments, step = _moments(base["state"].get(names[name], {}), {}, files.models[0])
     if any(moment.shape != tensor.shape for moment in moments.values()):
-        raise SourceError(f"{files.models[0]}: the moments of {shown(name)} have another shape than it; {DAMAGED}")
+        raise SourceError(f"{files.models[0]}: the moments of {shown(name)} do not have its shape; {DAMAGED}")
     return replace(Parameter(tensor, None, moments, step), master=masters.get(name))
 
 

@@ -1,4 +1,4 @@
-"""ZeRO 1 to 3 written: the model states, and each data rank's part of the optimizer's flat groups, as DeepSpeed takes them."""
+"""Writes checkpoints of ZeRO stages 1 to 3: model states, and each data-parallel rank's part of the optimizer's flat groups."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from bridge.state.pickled import Constant, Record
 from compat.deepspeed.state.files import LATEST
 
 RELEASE = "0.19.8"
-"""The release whose layout is written."""
+"""The release whose file layout is written."""
 ALIGNMENT = 2
-"""Elements for each rank that a flat group is padded to (runtime/zero/stage_1_and_2.py: nccl_start_alignment_factor)."""
+"""A flat group is padded so that each rank holds a multiple of this (stage_1_and_2.py: nccl_start_alignment_factor)."""
 SUBGROUP = 10**9
-"""Elements of a flat group at level 3 where the config does not say (runtime/zero/config.py: sub_group_size)."""
+"""Default size of a flat group at ZeRO stage 3, in elements (runtime/zero/config.py: sub_group_size)."""
 PREFIX = {"BF16": "bf16_"}
 SCALERS = "deepspeed.runtime.fp16.loss_scaler"
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What is written: level, data ranks, the format of the weights, and the names of each flat group."""
+    """Layout to write: ZeRO stage (`level`), data-parallel ranks, format of the weights, and names in each flat group."""
 
     hub: Hub
     level: int
@@ -55,7 +55,7 @@ class Layout:
 
 
 def plan(hub: Hub, wanted: Wanted) -> Written:
-    """The files of a checkpoint that DeepSpeed's engine loads. Raises `SourceError` where it would not, or wrongly."""
+    """The files of a checkpoint for DeepSpeed's engine. Raises `SourceError` if the engine would fail or load it wrongly."""
     was = hub.origin.layout if hub.origin.format == "deepspeed" else {}
     level, ranks = wanted.level or was.get("zero", 0) or 1, wanted.ranks or was.get("ranks", 1)
     layout = Layout(hub, level, ranks, wanted.dtype or hub.computed, _groups(hub))
@@ -67,12 +67,10 @@ def plan(hub: Hub, wanted: Wanted) -> Written:
 
 
 def _groups(hub: Hub) -> tuple[Group, ...]:
-    """The groups of the optimizer with their settings, which DeepSpeed takes from the file. They are all trained parameters."""
+    """The optimizer's groups with their settings. Raises `SourceError` unless they hold each trained parameter once."""
     if not hub.groups:
-        said = (
-            "the source does not say the optimizer's groups and settings, which DeepSpeed takes from these files by their place"
-        )
-        raise SourceError(f"deepspeed: {said}; write --to universal, which goes by names")
+        said = "the source has no optimizer groups, and DeepSpeed reads groups and settings from these files by position"
+        raise SourceError(f"deepspeed: {said}; write --to universal, which uses names")
     named = [name for group in hub.groups for name in group.names]
     odd = sorted(set(named) ^ set(hub.trained))
     if odd or len(named) != len(set(named)):
@@ -86,11 +84,11 @@ def _same_moments(hub: Hub) -> None:
     for name, held in trained.items():
         if set(held.moments) != set(hub.moments):
             missing = sorted(set(hub.moments) - set(held.moments))
-            raise SourceError(f"deepspeed: {name} has no {', '.join(missing)}; a flat group has moments for all or none")
+            raise SourceError(f"deepspeed: {name} has no {', '.join(missing)}; a flat group needs the same moments for all")
 
 
 def _flats(layout: Layout) -> Iterator[tuple[str, ...]]:
-    """Names by flat group: one for each group of the optimizer, at level 3 several (stage3.py: _create_fp16_sub_groups)."""
+    """Names in each flat group. At ZeRO stage 3 an optimizer group may need several (stage3.py: _create_fp16_sub_groups)."""
     zero = (layout.hub.config or {}).get("zero_optimization")
     most = zero.get("sub_group_size", SUBGROUP) if isinstance(zero, Mapping) else SUBGROUP
     for group in layout.groups:
@@ -122,7 +120,7 @@ def _models(layout: Layout, tag: str) -> Iterator[File]:
 
 
 def model_of(layout: Layout, rank: int) -> dict[str, Any]:
-    """What runtime/engine.py has as _common_checkpoint_state."""
+    """Model states of a rank (runtime/engine.py: _common_checkpoint_state)."""
     hub, shapes = layout.hub, {name: Size(held.weight.shape) for name, held in layout.hub.parameters.items()}
     frozen = [name for name, held in hub.parameters.items() if not held.trained] if layout.level > 1 else []
     return {
@@ -151,12 +149,12 @@ def model_of(layout: Layout, rank: int) -> dict[str, Any]:
 
 
 def _counted(steps: int) -> dict[str, int]:
-    """How far each of DeepSpeed's schedulers is after so many updates (runtime/lr_schedules.py: state_dict)."""
+    """State of any DeepSpeed scheduler after `steps` updates (runtime/lr_schedules.py: state_dict)."""
     return {"last_batch_iteration": steps - 1}
 
 
 def _module(layout: Layout) -> Iterator[tuple[str, Lazy]]:
-    """The state dict: at level 3 parameters are empty, and only buffers are there."""
+    """The state dict. At ZeRO stage 3 the parameters are empty tensors, and only buffers have values."""
     empty = Held(_zeros(0, layout.dtype))
     found = {name: empty if layout.level == 3 else layout.weight(name) for name in layout.hub.parameters}
     yield from found.items()
@@ -165,7 +163,7 @@ def _module(layout: Layout) -> Iterator[tuple[str, Lazy]]:
 
 
 def _fragment(layout: Layout, name: str, rank: int) -> Lazy:
-    """What a rank keeps of a frozen parameter."""
+    """A rank's part of a frozen parameter; the whole parameter below ZeRO stage 3."""
     weight = layout.weight(name)
     return weight if layout.level < 3 else _third({name: weight}, rank, layout.ranks)
 
@@ -188,7 +186,7 @@ def _optimizers(layout: Layout, tag: str) -> Iterator[File]:
 
 
 def _slices(layout: Layout, rank: int) -> dict[str, Any]:
-    """Levels 1 and 2 (stage_1_and_2.py: state_dict): masters without padding, moments with it."""
+    """ZeRO stages 1 and 2 (stage_1_and_2.py: state_dict): masters without padding, moments with padding."""
     cuts = [_slice(layout, flat, rank) for flat in layout.flats]
     clip = (layout.hub.config or {}).get("gradient_clipping")
     return {
@@ -213,7 +211,7 @@ def _slices(layout: Layout, rank: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Cut:
-    """A rank's part of a flat group: masters, moments, how much of it is padding, and where its parameters lie."""
+    """A rank's part of a flat group: masters, moments, elements of padding, and the places of its parameters."""
 
     masters: Lazy
     moments: Mapping[str, Lazy]
@@ -226,7 +224,7 @@ def _pairs(cuts: Sequence[Cut], layout: Layout) -> Iterator[tuple[Cut, tuple[str
 
 
 def _slice(layout: Layout, flat: Sequence[str], rank: int) -> Cut:
-    """Parameters one behind the other, padded, and cut into equal parts."""
+    """A rank's part: the parameters are concatenated, padded, and cut into equal parts."""
     kinds = layout.kinds(flat)
     count = sum(held.count for held in kinds["fp32"].values())
     size = (count + -count % (ALIGNMENT * layout.ranks)) // layout.ranks
@@ -238,7 +236,7 @@ def _slice(layout: Layout, flat: Sequence[str], rank: int) -> Cut:
 
 
 def _between(held: Mapping[str, Lazy], begin: int, end: int) -> Joined:
-    """Elements `begin` to `end` of tensors one behind the other."""
+    """Elements `begin` to `end` of the concatenated tensors."""
     runs, at = [], 0
     for tensor in held.values():
         first, last = max(begin, at), min(end, at + tensor.count)
@@ -256,7 +254,7 @@ def _padded(held: Lazy, padding: int) -> Lazy:
 
 
 def _places(held: Mapping[str, Lazy], begin: int, end: int) -> Iterator[tuple[str, Record]]:
-    """Where parameters lie in this part (utils/tensor_fragment.py: fragment_address)."""
+    """Places of the parameters within this part (utils/tensor_fragment.py: fragment_address)."""
     at = 0
     for name, tensor in held.items():
         first, last = max(begin, at), min(end, at + tensor.count)
@@ -269,7 +267,7 @@ def _places(held: Mapping[str, Lazy], begin: int, end: int) -> Iterator[tuple[st
 
 
 def _thirds(layout: Layout, rank: int) -> dict[str, Any]:
-    """Level 3 (stage3.py: _rigid_state_dict)."""
+    """ZeRO stage 3 (stage3.py: _rigid_state_dict)."""
     parts = [{kind: _third(held, rank, layout.ranks) for kind, held in layout.kinds(flat).items()} for flat in layout.flats]
     state = {
         number: {**step_of(layout, flat), **{kind: held for kind, held in part.items() if kind != "fp32"}}
@@ -286,7 +284,7 @@ def _thirds(layout: Layout, rank: int) -> dict[str, Any]:
 
 
 def _third(held: Mapping[str, Lazy], rank: int, ranks: int) -> Lazy:
-    """A rank's part of each parameter, the last one padded."""
+    """A rank's part of each parameter, concatenated. The last rank's parts are padded."""
     runs: list[Run] = []
     dtype = "F32"
     for tensor in held.values():
@@ -300,7 +298,7 @@ def _third(held: Mapping[str, Lazy], rank: int, ranks: int) -> Lazy:
 
 
 def _rows(layout: Layout) -> Iterator[dict[str, Any]]:
-    """Settings of the groups, each with the numbers of its flat groups."""
+    """Settings of each group, with the numbers of its flat groups."""
     at = 0
     for group in layout.groups:
         numbers = []
@@ -316,7 +314,7 @@ def row_of(group: Group, numbers: list[int]) -> dict[str, Any]:
 
 
 def step_of(layout: Layout, flat: Sequence[str]) -> dict[str, Any]:
-    """The updates that moments stand for: a number for DeepSpeed's own Adam, a tensor for torch's."""
+    """The step of the moments: a number for DeepSpeed's own Adam, a tensor for PyTorch's optimizers."""
     import torch
 
     step = layout.hub.parameters[flat[0]].step if flat else None
@@ -326,7 +324,7 @@ def step_of(layout: Layout, flat: Sequence[str]) -> dict[str, Any]:
 
 
 def own_adam(hub: Hub) -> bool:
-    """Whether the config asks for DeepSpeed's own Adam, as it does unless it says otherwise."""
+    """Whether DeepSpeed builds its own Adam: the config names Adam or AdamW, and torch_adam is off."""
     said = (hub.config or {}).get("optimizer")
     if not isinstance(said, Mapping) or str(said.get("type", "")).lower() not in ("adam", "adamw"):
         return False
@@ -335,7 +333,7 @@ def own_adam(hub: Hub) -> bool:
 
 
 def scaler(layout: Layout) -> dict[str, Any]:
-    """The loss scale as DeepSpeed's object; level 3 cannot do without, the others keep their own where there is none."""
+    """The loss scale as DeepSpeed's object. Without one, fp16 below ZeRO stage 3 starts as in the config; others get 1."""
     scale = layout.hub.scale
     if scale is None:
         none = {
@@ -350,7 +348,7 @@ def scaler(layout: Layout) -> dict[str, Any]:
 
 
 def _dynamic(layout: Layout, scale: Scale) -> dict[str, Any]:
-    """What decides the next change (runtime/fp16/loss_scaler.py: DynamicLossScaler)."""
+    """State of the dynamic loss scaler (runtime/fp16/loss_scaler.py: DynamicLossScaler)."""
     said = (layout.hub.config or {}).get("fp16")
     consecutive = bool(isinstance(said, Mapping) and said.get("consecutive_hysteresis"))
     done, hysteresis = steps_of(layout.hub), scale.hysteresis or 2
@@ -373,22 +371,22 @@ def _dynamic(layout: Layout, scale: Scale) -> dict[str, Any]:
 def unsaid(layout: Layout) -> Iterator[Any]:
     hub = layout.hub
     if layout.dtype == "F16" and hub.scale is None:
-        fixed = "fixed at 1" if layout.level == 3 else "as the config begins it"
-        yield lost("scale", f"the source has no loss scale; here it is {fixed}", Effect.NUMBERS)
+        fixed = "is fixed at 1" if layout.level == 3 else "starts as in the config"
+        yield lost("scale", f"the source has no loss scale; it {fixed}", Effect.NUMBERS)
     if hub.trained and not hub.moments:
         yield lost("moments", "the source has none; load with load_optimizer_states=False", Effect.NUMBERS)
     if hub.schedule is None:
-        message = "the source has no scheduler's state; DeepSpeed's own are set by the updates made, any other begins anew"
+        message = "the source has no scheduler state; DeepSpeed's own schedulers are set to the step, others start anew"
         yield lost("schedule", message, Effect.NUMBERS)
     if hub.where.steps is None:
-        yield lost("step", "the source does not say how far the run is; it is taken as step 0", Effect.NUMBERS)
+        yield lost("step", "the source does not have the step; 0 is assumed", Effect.NUMBERS)
     if hub.where.samples is None:
-        yield lost("samples", "the source does not say how many were seen; counted from 0", Effect.NONE)
+        yield lost("samples", "the source does not have the number of samples seen; 0 is assumed", Effect.NONE)
     if hub.random:
-        yield lost("random", "DeepSpeed keeps no random states", Effect.NUMBERS)
+        yield lost("random", "DeepSpeed checkpoints hold no random states", Effect.NUMBERS)
     wide = [name for name, held in hub.trained.items() if held.best.dtype == "F64"]
     if wide:
-        yield lost("masters", f"{wide[0]} and {len(wide) - 1} more are in fp64, DeepSpeed's masters in fp32", Effect.NUMBERS)
+        yield lost("masters", f"{wide[0]} and {len(wide) - 1} more are in fp64; DeepSpeed's masters are in fp32", Effect.NUMBERS)
     elements = sum(prod(held.weight.shape) for held in hub.trained.values())
     if layout.level < 3 and elements < layout.ranks:
         raise SourceError(f"deepspeed: {elements} elements for {layout.ranks} ranks; choose fewer with --ranks")

@@ -1,1 +1,1 @@
-"""Where Merak's scripts find what they import from its core."""
+"""Merak's package `core`, from which its scripts import."""

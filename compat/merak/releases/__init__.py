@@ -1,4 +1,4 @@
-"""Facts about Merak by release: which arguments it has, their defaults in the source, and what its documentation says of them."""
+"""Facts about each Merak release: its arguments, their defaults in the source, and their documented defaults."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ DOCUMENTED: Mapping[str, Mapping[str, Any]] = {
         "args.text_generation": False,
     },
 }
-"""Defaults that `docs/api_doc.md` gives where the source has others; each row holds from its release on."""
+"""Defaults in `docs/api_doc.md` that differ from the source's, by the first release with them."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Release(AnyRelease):
 
 @cache
 def histories() -> Mapping[str, list[list[Any]]]:
-    """For each argument, `[release, default]` where its default changes and `[release]` where it goes."""
+    """History of each argument: `[release, default]` if its default changes, `[release]` if it is removed."""
     record = json.loads(files(__package__).joinpath("arguments.json").read_text(encoding="utf-8"))
     return MappingProxyType({f"args.{name}": history for part in ("own", "inherited") for name, history in record[part].items()})
 
@@ -88,6 +88,6 @@ def _at(history: list[list[Any]], version: str) -> list[Any] | None:
 
 @cache
 def lifetime(path: str) -> str:
-    """In which releases `path` is there, in words."""
+    """The releases that have `path`, in words."""
     having = [version for version in KNOWN if path in release(version).defaults]
     return f"{having[0]} to {having[-1]}" if having else "none"

@@ -1,1 +1,1 @@
-"""Where Merak's scripts find what they import from its tensor parallelism."""
+"""Merak's package `core.tensor_parallel`, from which its scripts import."""

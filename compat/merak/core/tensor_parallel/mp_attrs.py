@@ -1,4 +1,4 @@
-"""`set_tp_layer_lists`, where Merak has it."""
+"""`set_tp_layer_lists`, in the module in which Merak has it."""
 
 from __future__ import annotations
 
