@@ -1,4 +1,4 @@
-"""The NeMo AutoModel dialect: recipes of AutoModel 0.1.0 to 0.7.0, and how it cuts layers into stages."""
+"""The NeMo AutoModel dialect: recipes of AutoModel 0.1.0 to 0.7.0, and its split of layers into pipeline stages."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def stages(
     schedule: str = "1f1b",
     round_virtual_stages_to_pp_multiple: str | None = None,
 ) -> Stages:
-    """Cut `num_layers` decoder layers into virtual stages for `pp_size` ranks, as AutoModel does.
+    """Split `num_layers` decoder layers into virtual stages for `pp_size` ranks, as AutoModel does.
 
     The result has `layers` (decoder layers of each virtual stage), `virtual_stages`, `stages_per_rank` and `stage_ids` (a
-    tuple for each rank). Raises `BridgeError` where AutoModel would stop.
+    tuple for each rank). Raises `BridgeError` if AutoModel would stop.
     """
     from compat.automodel.virtual_stages import stages
 
@@ -56,11 +56,11 @@ def stages(
 
 
 class AutoModelConfig(Config):
-    """An AutoModel recipe; `pipeline` is the pipeline config that it starts."""
+    """An AutoModel recipe. `pipeline` is its pipeline config."""
 
     @cached_property
     def pipeline(self) -> PipelineConfig:
-        """All settings that PipelineConfig has, as the recipe leaves them; `to_dict()` as AutoModel has it."""
+        """All settings of PipelineConfig with the values that take effect. It has `to_dict()` as in AutoModel."""
         from compat.automodel.pipeline import pipeline
 
         return pipeline(self)
@@ -85,14 +85,14 @@ class AutoModelDialect(PackagedDialect):
         return read(source, release(version), lenient)
 
     def effective(self, config: Config) -> Values:
-        """What a recipe of the release starts with."""
+        """Values that a recipe of the release starts with."""
         from compat.automodel.effective import effective
         from compat.automodel.releases import release
 
         return Values(effective(config.given, release(config.version), config.world_size, config.entry))
 
     def missing(self, config: Config) -> Iterator[Finding]:
-        """What a recipe wants of model, optimizer and data."""
+        """Findings for a missing model, optimizer or data set, without which a recipe cannot start."""
         from bridge.requirements import missing
         from compat.automodel.formats import RECIPE
         from compat.automodel.requirements import NEEDS
@@ -122,15 +122,15 @@ class AutoModelDialect(PackagedDialect):
         return Written(self.name, text(config.given, at), "yaml", launch=launch, file=FILE)
 
     def saves(self, config: Config, hub: Hub) -> Saves:
-        """Torch's own checkpoints, which any number of ranks loads."""
+        """Torch's distributed checkpoints, which load on any number of ranks."""
         return Saves("dcp")
 
     def resuming(self, written: Written, folder: str) -> Written:
-        """The recipe's own loop reads other folders; a script loads these as torch has it."""
+        """Code that loads a torch checkpoint in a script. The recipe's own loop cannot read these folders."""
         return replace(written, snippet=LOADING.format(folder=folder))
 
     def recognises(self, data: Any) -> int:
-        """How many of a mapping's sections are a recipe's own, with their AutoModel spellings counted twice."""
+        """Number of a mapping's sections that are a recipe's. Sections with AutoModel's own spelling count twice."""
         from compat.automodel.formats import RECIPE_MARKS
 
         if not isinstance(data, Mapping):
@@ -144,7 +144,7 @@ class AutoModelDialect(PackagedDialect):
         return release(version).reads(path)
 
     def defaults(self, version: str) -> Mapping[str, Any]:
-        """What a release takes for each setting that it has; options of a strategy have those of their strategy."""
+        """Default of each setting that a release has. Options of a strategy have the defaults of that strategy."""
         from compat.automodel.releases import release
 
         at = release(version)
@@ -176,7 +176,7 @@ def _has(data: Any, path: str) -> bool:
 DIALECT = AutoModelDialect()
 
 ENTRIES = {"AutoPipeline": "pipelines", "PipelineConfig": "pipelines", "PipelineInfo": "pipelines"}
-"""AutoModel's own names, with the native engine behind them: `from compat.automodel import AutoPipeline` is the migration."""
+"""AutoModel's own names, with the native engine behind them: `from compat.automodel import AutoPipeline` migrates a script."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The course of a run: AutoModel's length, seed and intervals <-> the plan's."""
+"""Length, seed and intervals of a run: AutoModel's settings <-> the plan's fields."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ SAVES = convert(
     _write_saves,
     effect=EFFECTS["run.save_interval"],
     blurs=lambda values: values.get(SAVED) is False and values.get(EVERY) is not None,
-    lossy="where nothing is saved, no interval says when",
+    lossy="without checkpoints, the interval between them is not kept",
     source="components/checkpoint/checkpointing.py: save_model returns where config.enabled is off",
 )
 
 DISPATCHERS = {"deepep": "deepep", "hybridep": "hybridep"}
-"""AutoModel's names of how tokens reach their experts, and the plan's."""
+"""AutoModel's names of the token dispatcher, and the plan's."""
 DISPATCHER = "model.backend.dispatcher"
 WRITTEN = {ours: theirs for theirs, ours in DISPATCHERS.items()}
 
@@ -100,7 +100,7 @@ RULES = (
         lambda values, context: {DISPATCHER: WRITTEN.get(values.get("parallel.dispatcher") or "")},
         effect=EFFECTS["parallel.dispatcher"],
         blurs=lambda values: values.get(DISPATCHER) not in (None, *DISPATCHERS),
-        lossy="AutoModel and the plan share DeepEP and HybridEP; other ways have other names",
+        lossy="AutoModel and the plan share only the dispatchers DeepEP and HybridEP",
         source="components/models/common/utils.py: BackendConfig.dispatcher",
     ),
     SEED,

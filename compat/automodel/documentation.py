@@ -1,4 +1,4 @@
-"""Where AutoModel's docstrings say one thing and its code does another."""
+"""Contradictions between AutoModel's docstrings and its code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What AutoModel's own code accepts, refuses and fills in: a pure function of given values, release and world size."""
+"""Values that AutoModel refuses or fills in, as a pure function of the given values, the release and the world size."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MANAGERS: Mapping[str, str] = {"FSDP2Manager": "fsdp2", "MegatronFSDPManager": "
 SAME = {"megatron-fsdp": "megatron_fsdp", "mfsdp": "megatron_fsdp"}
 SIZES = ("dp_size", "dp_replicate_size", "tp_size", "pp_size", "cp_size", "ep_size")
 COMMON = frozenset(("_target_", "strategy", "activation_checkpointing", "moe", "pipeline", *SIZES))
-"""What the `distributed` section takes with any strategy (recipes/_dist_utils.py, parse_distributed_section)."""
+"""Settings of the `distributed` section that every strategy takes (recipes/_dist_utils.py, parse_distributed_section)."""
 AXES = ("tp_size", "cp_size", "pp_size")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 LAYERS = "model.config.num_hidden_layers"
@@ -32,7 +32,7 @@ Given = Mapping[str, Any]
 
 
 def strategy(given: Given, release: Release) -> str:
-    """Canonical name of what shards over data ranks; before 0.3.0 the manager class tells it."""
+    """Canonical name of the sharding strategy; before 0.3.0 the manager class tells it."""
     if not release.nested:
         target = str(given.get(D + TARGET) or "").rpartition(".")[2]
         return "ddp" if target.startswith("DDP") else MANAGERS.get(target, "fsdp2")
@@ -41,12 +41,12 @@ def strategy(given: Given, release: Release) -> str:
 
 
 def size(given: Given, name: str) -> int:
-    """Size of an axis, in ranks; 1 unless given."""
+    """Size of an axis, in ranks; 1 if it is not set."""
     return int(given.get(D + name) or 1)
 
 
 def effective(given: Given, release: Release, world_size: int | None = None, entry: str = "recipe") -> dict[str, Any]:
-    """Values that a run starts with, by path; raises one `ConfigError` that lists every reason to stop."""
+    """Values that a run starts with, by path. Raises one `ConfigError` with every reason to stop."""
     if entry == OBJECT:
         return _object(given, release)
     kind, whole = strategy(given, release), {**sizes(given), **given}
@@ -63,7 +63,7 @@ def effective(given: Given, release: Release, world_size: int | None = None, ent
 
 
 def _object(given: Given, release: Release) -> dict[str, Any]:
-    """A pipeline config by itself: a plain dataclass that checks nothing but what its schedule and batch must be."""
+    """A pipeline config alone. It is a plain dataclass: only its schedule and its batch are checked."""
     ConfigError.raise_if((*_schedule_name(given), *_passes(given)))
     return {**release.defaults("pipeline"), PP + "pp_batch_size": 1, **given}
 
@@ -74,7 +74,7 @@ def _object(given: Given, release: Release) -> dict[str, Any]:
 def _unread(given: Given, release: Release) -> Iterator[str]:
     yield from (f"{path}: {history(path, release)}" for path in given if not release.reads(path) and path not in IGNORED)
     if given.get("clip_grad_norm.max_norm") == 0:
-        yield "clip_grad_norm.max_norm: found 0, which takes every gradient to 0; leave it out for 1.0, or give a high bound"
+        yield "clip_grad_norm.max_norm: found 0, which scales every gradient to 0; leave it out for 1.0, or give a high bound"
 
 
 def _strategy(given: Given, release: Release, kind: str) -> Iterator[str]:
@@ -93,7 +93,7 @@ def _strategy(given: Given, release: Release, kind: str) -> Iterator[str]:
 
 
 def _mesh(given: Given, release: Release, world_size: int | None, kind: str) -> Iterator[str]:
-    """Sizes that a strategy or the number of ranks cannot hold (distributed/mesh_utils.py)."""
+    """Mesh sizes that do not fit the strategy or the world size (distributed/mesh_utils.py)."""
     alone = {"ddp": ("tp_size", "pp_size", "cp_size", "ep_size"), "megatron_fsdp": ("pp_size", "ep_size")}.get(kind, ())
     for name in alone:
         if size(given, name) > 1:
@@ -132,7 +132,7 @@ def _divides(given: Given, world_size: int | None) -> Iterator[str]:
 
 
 def data_ranks(given: Given, world_size: int | None) -> int | None:
-    """Data-parallel ranks, None if neither the recipe nor the world size tells."""
+    """Data-parallel ranks; None if neither the recipe nor the world size tells."""
     data: int | None = given.get(D + "dp_size")
     if data is None and world_size is not None:
         return world_size // prod(size(given, name) for name in AXES) or None
@@ -156,12 +156,12 @@ def _data(given: Given, release: Release, world_size: int | None) -> Iterator[st
 
 
 def piped(given: Given) -> bool:
-    """Whether there is a pipeline at all."""
+    """Whether the recipe has a pipeline."""
     return size(given, "pp_size") > 1
 
 
 def _pipeline(given: Given, release: Release) -> Iterator[str]:
-    """Everything about a pipeline, if there is one; without, AutoModel does not look at its settings."""
+    """Problems of the pipeline. Without one AutoModel does not check its settings."""
     if not piped(given):
         return
     if not any(path.startswith((PP, OLD)) for path in given):
@@ -184,16 +184,16 @@ def _schedule_name(given: Given) -> Iterator[str]:
         yield from error.problems
         return
     if found.abstract and PP + "pp_schedule_csv" not in given:
-        yield f"{PP}pp_schedule: {found.name} runs nothing by itself; give pp_schedule_csv, or name a schedule"
+        yield f"{PP}pp_schedule: {found.name} only runs a CSV file; give pp_schedule_csv, or name another schedule"
 
 
 def chosen(given: Given) -> Schedule:
-    """The schedule by name; what runs, unless a CSV does, and what places stages in any case."""
+    """The named schedule. It places the stages, and runs unless a CSV file replaces it."""
     return SCHEDULES[given.get(PP + "pp_schedule", "1f1b").lower()]
 
 
 def passed(given: Given) -> tuple[int | None, int]:
-    """Samples in one pass and in one microbatch of the pipeline; recipes take the first from the step scheduler."""
+    """Samples in one pass and in one micro batch of the pipeline. Recipes take the first from the step scheduler."""
     batch = given.get("step_scheduler.local_batch_size") or given.get(PP + "pp_batch_size")
     return batch, given.get(PP + "pp_microbatch_size") or 1
 
@@ -207,25 +207,25 @@ def _passes(given: Given) -> Iterator[str]:
 
 
 def _microbatches(given: Given, release: Release, kind: Schedule) -> Iterator[str]:
-    """recipes/llm/train_ft.py: as many microbatches as ranks; torch's schedules: full rounds, and enough for a V."""
+    """recipes/llm/train_ft.py needs a micro batch for each rank; torch's schedules need full rounds, DualPipeV two for each."""
     batch, micro = passed(given)
     count, ranks = (batch // micro if batch else None), size(given, "pp_size")
     if count is None or "step_scheduler.local_batch_size" not in given:
         return
     if count < ranks and (release.since("0.2.0") or kind.ours == "1f1b"):
         need = f"expected at least pp_size ({ranks}); raise local_batch_size to {ranks * micro} or more"
-        yield f"step_scheduler.local_batch_size: {batch} in microbatches of {micro} makes {count}, {need}"
+        yield f"step_scheduler.local_batch_size: {batch} samples in micro batches of {micro} make {count}, {need}"
     elif kind.rounds and count % max(1, count // ranks) and PP + "pp_schedule_csv" not in given:
         yield (
-            f"step_scheduler.local_batch_size: {count} microbatches do not fill the {count // ranks} rounds that "
-            f"{kind.name} makes for {ranks} ranks; use a multiple of {ranks} microbatches"
+            f"step_scheduler.local_batch_size: {count} micro batches do not fill the {count // ranks} rounds that "
+            f"{kind.name} makes for {ranks} ranks; use a multiple of {ranks} micro batches"
         )
     elif kind.name == "DualPipeV" and count < 2 * ranks:
-        yield f"step_scheduler.local_batch_size: {count} microbatches, expected at least 2 x pp_size ({2 * ranks}) for DualPipeV"
+        yield f"step_scheduler.local_batch_size: {count} micro batches, expected at least 2 x pp_size ({2 * ranks}) for DualPipeV"
 
 
 def _split(given: Given, kind: Schedule) -> Iterator[str]:
-    """functional.py: split_model_into_stages, with the number of layers where the recipe tells it."""
+    """functional.py: split_model_into_stages. The number of layers is checked if the recipe tells it."""
     ranks, parts, layers = size(given, "pp_size"), given.get(PP + "module_fqns_per_model_part"), given.get(LAYERS)
     if parts is not None:
         yield from (f"{PP}module_fqns_per_model_part: {problem}" for problem in _parts(parts, ranks, layers, kind))
@@ -244,20 +244,20 @@ def _split(given: Given, kind: Schedule) -> Iterator[str]:
 
 
 def _parts(parts: tuple[tuple[str, ...], ...], ranks: int, layers: int | None, kind: Schedule) -> Iterator[str]:
-    """Parts that AutoModel refuses, and those with which it would leave layers out and say nothing."""
+    """Parts that AutoModel refuses, and parts with which it leaves out layers without a message."""
     if not parts or len(parts) % ranks:
         yield f"found {len(parts)} parts, expected a multiple of pp_size ({ranks})"
     elif kind.single and len(parts) != ranks:
-        yield f"found {len(parts)} parts; {kind.name} runs one on each of {ranks} ranks and leaves the others out"
+        yield f"found {len(parts)} parts, expected {ranks}: {kind.name} runs one on each rank and leaves out the others"
     elif kind.pair and len(parts) != 2 * ranks:
         yield f"found {len(parts)} parts, expected {2 * ranks} for {kind.name}"
     ends, twice = boundaries(parts), repeated(parts)
     if twice:
         yield f"{', '.join(twice[:3])} in more than one part; name each layer once"
     elif ends is None:
-        yield "expected all decoder layers in order, as model.layers.0, model.layers.1; AutoModel leaves out what has no name"
+        yield "expected all decoder layers in order, as model.layers.0, model.layers.1; AutoModel leaves out others"
     elif layers is not None and ends[-1] != layers:
-        yield f"found {ends[-1]} layers, and {LAYERS} says {layers}"
+        yield f"found {ends[-1]} layers, expected {layers} by {LAYERS}"
 
 
 def _steps(given: Given, world_size: int | None) -> Iterator[str]:
@@ -284,19 +284,19 @@ def _learning_rate(given: Given) -> Iterator[str]:
     if warmup is not None and decay is not None and warmup >= decay:
         yield f"lr_scheduler.lr_warmup_steps: found {warmup}, expected fewer than the steps of the schedule ({decay})"
     if section.get("lr_decay_style") == "WSD" and "wsd_decay_steps" not in section:
-        yield "lr_scheduler.wsd_decay_steps: missing; WSD needs the length of its last decay"
+        yield "lr_scheduler.wsd_decay_steps: missing; WSD needs the length of its final decay; give it"
     if section.get("lr_decay_style") == "WSD" and section.get("lr_wsd_decay_style") is None and section.get("wsd_decay_steps"):
-        yield "lr_scheduler.lr_wsd_decay_style: missing; training with WSD stops where its last decay begins; say its shape"
+        yield "lr_scheduler.lr_wsd_decay_style: missing; training stops when WSD's final decay starts; give it"
     if section.get("override_opt_param_scheduler") and section.get("use_checkpoint_opt_param_scheduler", True):
-        yield "lr_scheduler.override_opt_param_scheduler: found beside use_checkpoint_opt_param_scheduler; set that to false"
+        yield "lr_scheduler.override_opt_param_scheduler: excludes use_checkpoint_opt_param_scheduler; set that to false"
 
 
 def learning_rate(given: Given) -> dict[str, Any]:
     """Settings of the learning-rate schedule, computed ones included (optim/optimizer.py, LRSchedulerConfig.build).
 
-    Where no decay is given, it ends with the run; how long that is, only `max_steps` tells without the data.
+    Without lr_decay_steps the decay ends with the run. Only `max_steps` tells its length without the data.
     """
-    # a recipe that leaves the optimizer open says its rate by the peak alone
+    # A recipe may leave out the optimizer; then only max_lr tells the learning rate.
     default = argument_defaults(given.get("optimizer._target_")).get("optimizer.lr", given.get("lr_scheduler.max_lr"))
     base = given.get("optimizer.lr", default)
     total = given.get("lr_scheduler.lr_decay_steps") or given.get("step_scheduler.max_steps")
@@ -335,16 +335,16 @@ def _filled(given: Given, release: Release, world_size: int | None, kind: str) -
 
 
 def _from_config(given: Given) -> bool:
-    """Whether the model starts from random weights, which are bf16 unless told otherwise (_transformers/auto_model.py).
+    """Whether the model starts from random weights, by default in bf16 (_transformers/auto_model.py).
 
-    A config that is made of a class or a family is what from_config alone takes.
+    Only from_config takes a config that is made from a class or a model type.
     """
     target = given.get(BUILT)
     return str(target).endswith(".from_config") if target else any(given.get(path) is not None for path in NAMED)
 
 
 def _formats(given: Given, release: Release) -> dict[str, Any]:
-    """FSDP2's number formats: a policy that is given says all, none says bf16 (distributed/config.py, FSDP2Config)."""
+    """FSDP2's number formats. A given policy replaces all defaults; without one they are bf16 (distributed/config.py)."""
     policy = D + "mp_policy."
     if not any(path.startswith(policy) for path in given):
         return {path: value for path, value in release.policy.items() if value is not None}
@@ -353,11 +353,12 @@ def _formats(given: Given, release: Release) -> dict[str, Any]:
 
 
 def _piped(given: Given, release: Release, values: Given) -> dict[str, Any]:
-    """The pipeline as recipes start it: batch, backward and length come from elsewhere in the file (llm/train_ft.py)."""
+    """The pipeline as recipes start it, with batch, backward and sequence length from other sections (llm/train_ft.py)."""
     pipeline = {**release.defaults("pipeline"), **{path: value for path, value in given.items() if path.startswith(PP)}}
     pipeline[PP + "pp_schedule"] = given.get(PP + "pp_schedule", "1f1b")
     batch, micro = passed(given)
     if _thd(given):
+        # Each micro batch becomes one packed row, so a pass has as many rows as micro batches.
         batch, micro = (batch // micro if batch else None), 1
     pipeline[PP + "pp_microbatch_size"] = micro
     if batch is not None:
@@ -375,6 +376,6 @@ def _piped(given: Given, release: Release, values: Given) -> dict[str, Any]:
 
 
 def _thd(given: Given) -> bool:
-    """Packed tokens without padding over context ranks in Transformer Engine, where a pass becomes its own batch."""
+    """Whether packed tokens without padding (thd) are split over context ranks, which needs Transformer Engine."""
     strategy = (given.get("packed_sequence.*") or {}).get("packing_strategy")
     return size(given, "cp_size") > 1 and given.get("model.backend.attn") == "te" and strategy == "thd"

@@ -25,21 +25,21 @@ from compat.automodel.schedules import Table, table
 from compat.automodel.schema import REST, SPELLED, TAKEN, AutoModel
 
 RECIPE, OBJECT = "recipe", "object"
-"""Entry points: a recipe file, and a live PipelineConfig or what its `to_dict` returns."""
+"""Entry points: a recipe file, and a live PipelineConfig or the result of its `to_dict`."""
 PIPELINE = "distributed.pipeline"
 EMPTY = {
     PIPELINE: ("pp_schedule", "1f1b", "a pipeline"),
     "model.backend.te_fp8": ("recipe", "current", "8-bit products"),
     "peft": ("dim", 8, "adapters"),
 }
-"""Sections that turn something on by being there: a setting that stands for one, its default, and what is turned on."""
+"""Sections that switch a feature on if they are present: a setting to write out, its default, and the feature."""
 TARGET = "_target_"
 OLD = "autopipeline"
 CONFIG = "model.config."
 SIGNAL = "step_scheduler.preemption_signal"
-"""Setting where null is not the default but switches something off: kept as an empty list."""
+"""A setting for which null is not the default but means off. It is kept as an empty list."""
 IGNORED = ("clip_grad_norm.max_norm",)
-"""Settings that releases which do not know them overlook."""
+"""Settings that older releases ignore instead of refusing them."""
 
 RECIPE_MARKS: Mapping[str, int] = {
     "step_scheduler": 2,
@@ -55,7 +55,7 @@ RECIPE_MARKS: Mapping[str, int] = {
     "lr_scheduler.lr_decay_style": 1,
     "pp_schedule": 3,
 }
-"""What tells a recipe or a pipeline config, and how surely."""
+"""Names that identify a recipe or a pipeline config, and the weight of each."""
 
 Tree = dict[str, Any]
 """Names at one level: a path for a leaf, a `Tree` for a section."""
@@ -83,7 +83,7 @@ def pipeline_fields() -> tuple[str, ...]:
 
 
 def read(source: Any, release: Release, lenient: bool = False) -> Reading:
-    """Read a path, text, mapping, list of overrides, `Written`, or live PipelineConfig; raises every problem at once."""
+    """Read a path, text, mapping, list of overrides, `Written`, or live PipelineConfig. All problems are raised at once."""
     data, document, entry = _loaded(source)
     reader = _Reader(release, lenient, document)
     reader.findings += twice(document)
@@ -114,7 +114,7 @@ def _loaded(source: Any) -> tuple[Mapping[str, Any], Document | None, str]:
 
 
 def _as_recipe(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], None, str]:
-    """A recipe as it is; a bare pipeline config in its place inside of one."""
+    """A recipe, unchanged; a pipeline config alone is put into its place in a recipe."""
     if data and data.keys() <= set(pipeline_fields()) and "pp_schedule" in data:
         return {"distributed": {"pipeline": dict(data)}}, None, OBJECT
     return data, None, RECIPE
@@ -138,11 +138,11 @@ def overrides(words: Sequence[str]) -> dict[str, Any]:
     try:
         return nest(flat)
     except (AttributeError, TypeError):
-        raise SourceError("overrides: one names a section, another a setting inside of it; keep one") from None
+        raise SourceError("overrides: one sets a section, another a setting inside of it; keep one") from None
 
 
 STRICT = ("step_scheduler", "distributed", "lr_scheduler", "clip_grad_norm", OLD)
-"""Sections whose settings are the arguments of a class, so that AutoModel stops at an unknown one."""
+"""Sections whose settings are arguments of a class. AutoModel stops at an unknown one."""
 
 
 @dataclass
@@ -159,12 +159,12 @@ class _Reader:
     problems: list[str] = field(default_factory=list)
 
     def recipe(self, data: Mapping[str, Any]) -> None:
-        """Read all sections, the older layout as the newer one."""
+        """Read all sections. The older layout is read as the newer one."""
         sections = dict(data)
         old, distributed = sections.get(OLD), sections.get("distributed")
         nested = distributed.get("pipeline") if isinstance(distributed, Mapping) else None
         if isinstance(old, Mapping) and old and nested is not None:
-            self.problem(OLD, f"found beside {PIPELINE}, which took its place in {NEW_LAYOUT}; keep one")
+            self.problem(OLD, f"found with {PIPELINE}, which replaces it since {NEW_LAYOUT}; keep one")
         elif isinstance(old, Mapping):
             self.old_layout(sections.pop(OLD))
         self.section(sections, "", tree())
@@ -180,11 +180,11 @@ class _Reader:
         if path in EMPTY and not data:
             name, value, what = EMPTY[path]
             self.given[f"{path}.{name}"] = value
-            self.finding(path, f"empty, which asks for {what} with defaults; {name} is written out", Effect.NONE)
+            self.finding(path, f"empty, which switches {what} on with defaults; {name} is written out", Effect.NONE)
         self.walk(data, path, level)
 
     def walk(self, data: Mapping[str, Any], path: str, level: Tree) -> None:
-        """Read each entry of `data`; what a free-form section has beside its typed settings is kept together."""
+        """Read each entry of `data`. Entries of a free-form section that are not typed are kept together."""
         others: dict[str, Any] = {}
         refused = dict(signatures.refused(path, data)) if REST in level else {}
         for name, value in data.items():
@@ -208,12 +208,12 @@ class _Reader:
             self.set(level.get(REST) or f"{path}.{REST}", others, path)
 
     def free(self, written: str, path: str, name: str, data: Mapping[str, Any], level: Tree) -> None:
-        """Say of a free-form setting what AutoModel makes of it, as far as its own recipes tell."""
+        """Note findings about a free-form setting, as far as AutoModel's own recipes tell its meaning."""
         if remark := signatures.strange(path, name, data, level, len(self.findings)):
             self.finding(written, remark, Effect.NUMBERS)
 
     def inside(self, written: str, value: Any) -> None:
-        """Say the same of every name inside of a section that is kept as it stands."""
+        """Note findings about every name inside a section that is kept unchanged."""
         apart = written.partition(".")[0] in signatures.APART
         for place, message, stops in signatures.inside(written, value):
             if stops:
@@ -222,7 +222,7 @@ class _Reader:
                 self.finding(place, message, Effect.NONE if apart else Effect.NUMBERS)
 
     def no_mapping(self, written: str, name: str, value: Any, level: Tree, others: dict[str, Any]) -> None:
-        """A text or list where a section can be: free-form in a free-form place."""
+        """A text or list in place of a section. Free-form sections accept it."""
         if REST in level and written not in STRICT:
             others[name] = _plain(value)
         else:
@@ -239,7 +239,7 @@ class _Reader:
         elif (meant := _meant(path, value)) is not None:
             self.value(written, path, meant, others)
         elif path == f"{PIPELINE}.pp_schedule":
-            self.problem(written, "found null; AutoModel's splitter needs a name, beside a CSV too; name the schedule")
+            self.problem(written, "found null; AutoModel's splitter needs a name, also with a CSV file; name the schedule")
 
     def value(self, written: str, path: str, value: Any, others: dict[str, Any]) -> None:
         try:
@@ -252,7 +252,7 @@ class _Reader:
             return
         flaw = _flaw(known)
         if isinstance(value, str) and path in formats() and value.lower() not in TAKEN:
-            self.finding(written, f"AutoModel stops at {shown(value)}; write {SPELLED.get(known, known)}", Effect.STOPS)
+            self.finding(written, f"AutoModel refuses {shown(value)}; write {SPELLED.get(known, known)}", Effect.STOPS)
         if flaw:
             self.problem(written, flaw)
         else:
@@ -260,7 +260,7 @@ class _Reader:
             self.set(path, _plain(known), written)
 
     def known(self, written: str, path: str) -> bool:
-        """Whether the release has the setting; if not, that is noted as an error, or as a finding when lenient."""
+        """Whether the release has the setting. If not, notes an error, or a finding if reading is lenient."""
         if self.release.reads(path) or path in IGNORED:
             return True
         self.unread(written, history(path, self.release))
@@ -277,7 +277,7 @@ class _Reader:
             self.problem(written, message)
 
     def set(self, path: str, value: Any, written: str) -> None:
-        """Keep a value and where it was."""
+        """Keep a value and its place in the source."""
         self.given[path] = value
         line = self.line(written)
         spelling = written if written != path and not path.endswith(REST) else ""
@@ -287,14 +287,14 @@ class _Reader:
     # A schedule in a file of its own
 
     def schedule_file(self, folder: Path | None) -> None:
-        """Check the CSV of the schedule, where the recipe's folder has it or it was allowed."""
+        """Check the CSV file of the schedule, if it is in the recipe's folder or in a folder that the user allowed."""
         name = self.given.get(f"{PIPELINE}.pp_schedule_csv")
         if not isinstance(name, str):
             return
         try:
             path = find(name, folder) if self.document else own(name)
             if path is None:
-                self.finding(f"{PIPELINE}.pp_schedule_csv", f"{shown(name)} is not here, so it was not checked", Effect.NONE)
+                self.finding(f"{PIPELINE}.pp_schedule_csv", f"{shown(name)} was not found, so it was not checked", Effect.NONE)
             else:
                 self.fits(table(read_text(path), name), name)
         except OutsideError as error:
@@ -306,10 +306,16 @@ class _Reader:
         """Compare a CSV schedule with the sizes in the recipe."""
         ranks, batch = self.given.get("distributed.pp_size"), self.given.get("step_scheduler.local_batch_size")
         if ranks and len(found.ranks) != ranks:
-            self.problem(f"{PIPELINE}.pp_schedule_csv", f"{name} has {len(found.ranks)} rows for {ranks} pipeline ranks")
+            self.problem(
+                f"{PIPELINE}.pp_schedule_csv",
+                f"{name} has {len(found.ranks)} rows, expected one for each of {ranks} pipeline ranks",
+            )
         count = batch // (self.given.get(f"{PIPELINE}.pp_microbatch_size") or 1) if batch else None
         if count and found.microbatches != count:
-            self.problem(f"{PIPELINE}.pp_schedule_csv", f"{name} has {found.microbatches} microbatches, the batch gives {count}")
+            self.problem(
+                f"{PIPELINE}.pp_schedule_csv",
+                f"{name} has {found.microbatches} micro batches, expected {count} by the batch sizes",
+            )
 
     # Collecting
 
@@ -323,14 +329,14 @@ class _Reader:
         self.problems.append(f"{f'line {line}: ' if line else ''}{written}: {message}")
 
     def finding(self, path: str, message: str, effect: Effect) -> None:
-        """Note a remark; one that costs nothing does not count as a loss."""
+        """Note a remark. A remark with effect NONE is no loss."""
         self.findings.append(
             Finding(path, message, effect, given=effect is not Effect.NONE, origin=Origin(self.line(path), path))
         )
 
 
 def _meant(path: str, value: Any) -> Any:
-    """What AutoModel's loader makes of a text: null, a switch or a number (config/loader.py, translate_value)."""
+    """The value that AutoModel's loader reads from a text: null, a switch or a number (config/loader.py, translate_value)."""
     if path == SIGNAL and value in (None, "none", "None"):
         return ()
     if nullable(path) and value in (None, "none", "None", NULL):
@@ -356,11 +362,11 @@ def _flaw(value: Any) -> str:
 
 
 def history(path: str, release: Release) -> str:
-    """What to say of a setting that a release does not have."""
+    """Message about a setting that a release does not have."""
     if until(path) and release.since(since(path)):
         last, new = RELEASES.last(until(path)), instead(path)
         return f"last read by AutoModel {last}, and this is {release.version}; {f'use {new}' if new else 'drop it'}"
-    return f"known since AutoModel {since(path)}, and this is {release.version}; drop it or name a later release"
+    return f"new in AutoModel {since(path)}, and this is {release.version}; drop it or name a later release"
 
 
 # Writing
@@ -384,14 +390,14 @@ def nested(given: Mapping[str, Any], release: Release) -> dict[str, Any]:
 
 
 def place_of(path: str, given: Mapping[str, Any], release: Release) -> tuple[str, ...]:
-    """Where a setting stands in that layout, level by level."""
+    """Path of a setting in that layout, level by level."""
     old = f"{OLD}.{TARGET}" in given or not release.nested
     return tuple((path.replace(PIPELINE, OLD, 1) if old and path.startswith(PIPELINE + ".") else path).split("."))
 
 
 @cache
 def nullable(path: str) -> bool:
-    """Whether null says something else there than leaving the key out."""
+    """Whether null differs from leaving the key out."""
     return path.startswith(CONFIG) and NULL in expected(path).split()
 
 
@@ -404,13 +410,13 @@ def _spelled(path: str, value: Any) -> Any:
 
 
 FILE = "recipe.yaml"
-"""What the file is called until it has a name."""
+"""The default name of a written file."""
 NAMED = "0.4.0"
-"""The release since which a recipe names the class that runs it, and the app starts that."""
+"""First release in which a recipe names the class that runs it, and the app starts that class."""
 
 
 def program(release: Release) -> tuple[str, ...]:
-    """The module that runs a recipe on every rank, and what stands before the file (cli/app.py, recipes/llm/train_ft.py)."""
+    """The module that runs a recipe on every rank, and its arguments before the file (cli/app.py, recipes/llm/train_ft.py)."""
     if release.since(NAMED):
         return ("nemo_automodel.cli.app",)
     return ("nemo_automodel.recipes.llm.train_ft", "--config")
@@ -446,7 +452,7 @@ def _inline(value: Any) -> str:
 
 
 def _real(value: float) -> str:
-    """A number that YAML 1.1 loaders too read as one: with a point before the exponent, and its sign."""
+    """A number that YAML 1.1 loaders also read as one: with a point before the exponent, and a sign in it."""
     digits, exponent, power = repr(value).partition("e")
     point = digits if "." in digits else digits + ".0"
     return point + (exponent + power if power[:1] in ("", "-", "+") else f"e+{power}")
@@ -456,7 +462,7 @@ PLAIN = re.compile(r"[A-Za-z_./][\w./-]*")
 
 
 def _word(text: str) -> str:
-    """A text: bare where no loader takes it for something else, quoted otherwise."""
+    """A text, quoted if a loader would read the bare text as another type."""
     if PLAIN.fullmatch(text) and text.isascii() and text not in (".", "..") and scalar(text) == text:
         return text
     quoted = json.dumps(text, ensure_ascii=False)

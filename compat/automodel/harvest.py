@@ -1,4 +1,4 @@
-"""How the facts of an AutoModel release are read from its own classes: the sections of a recipe and who takes them."""
+"""Reads the facts of an AutoModel release from its own classes: the settings of each section and the class that takes them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from compat.automodel.signatures import taken
 
 PACKAGE = Package("nemo-automodel", "nemo_automodel")
 TABLES: Mapping[str, tuple[str, ...]] = {"classes.json": ("section", "strategy", "name")}
-"""Files of rows, and what tells which fact a row is about."""
+"""Files of rows, and the columns that identify the fact of a row."""
 PARTS = "nemo_automodel.components."
 STRATEGIES: Mapping[str, tuple[str, ...]] = {
     "fsdp2": ("distributed.config:FSDP2Config", "distributed.fsdp2:FSDP2Manager"),
     "megatron_fsdp": ("distributed.config:MegatronFSDPConfig", "distributed.megatron_fsdp:MegatronFSDPManager"),
     "ddp": ("distributed.config:DDPConfig", "distributed.ddp:DDPManager"),
 }
-"""What takes the options of a strategy: a config since 0.3.0, before it a manager."""
+"""Class that takes the options of a strategy: a config since 0.3.0, a manager before."""
 SECTIONS: Mapping[str, tuple[str, ...]] = {
     "distributed.pipeline": ("distributed.pipelining.config:PipelineConfig", "distributed.pipelining.autopipeline:AutoPipeline"),
     "distributed.moe": ("distributed.config:MoEParallelizerConfig", "moe.config:MoEParallelizerConfig"),
@@ -27,7 +27,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "model.backend": ("models.common.utils:BackendConfig", "moe.utils:BackendConfig"),
     "model.backend.te_fp8": ("models.common.utils:TEFp8Config",),
 }
-"""What takes each other section of a recipe."""
+"""Class that takes each other section of a recipe."""
 FREE: Mapping[str, tuple[str, ...]] = {
     "checkpoint": ("checkpoint.config:CheckpointingConfig", "checkpoint.checkpointing:CheckpointingConfig"),
     "compile": ("utils.compile_utils:CompileConfig",),
@@ -37,7 +37,7 @@ FREE: Mapping[str, tuple[str, ...]] = {
     "peft": ("_peft.lora:PeftConfig",),
     "rng": ("training.rng:StatefulRNG",),
 }
-"""What takes a section that the schema leaves open: its names are known over all releases."""
+"""Class that takes a section without a schema. Its names are gathered over all releases."""
 AXES = tuple(f"{axis}_axis_name" for axis in ("pp", "cp", "tp", "ep"))
 GIVEN_BY_CODE: Mapping[str, frozenset[str]] = {
     "step_scheduler": frozenset(("dp_size", "dataloader", "process_group")),
@@ -45,15 +45,15 @@ GIVEN_BY_CODE: Mapping[str, frozenset[str]] = {
     "distributed": frozenset(("device_mesh", "rank", "config")),
     "distributed.pipeline": frozenset(("world_mesh", "moe_mesh", "device", "dp_axis_names", "ep_shard_axis_names", *AXES)),
 }
-"""Arguments that a recipe's code gives, whatever the file says."""
+"""Arguments that a recipe's code always sets itself."""
 DEVICE = "model.backend"
-"""The section whose defaults hang on the device and on what is installed."""
+"""The section whose defaults depend on the device and on installed packages."""
 SIZES = ("nemo_automodel.recipes._dist_utils", "nemo_automodel.recipes._dist_setup")
-"""Where the sizes of the mesh have their defaults, since 0.3.0."""
+"""Function with the defaults of the mesh sizes, since 0.3.0."""
 
 
 def facts(tree: Tree) -> Facts:
-    """Rows for the release, and names that are gathered over all releases; runs beside its code."""
+    """Rows for the release, and names that are gathered over all releases. It needs the release's code."""
     found = [row for section in SECTIONS for row in _section(section)]
     found += [row for name in STRATEGIES for row in _strategy(name)]
     unread: list[str] = []
@@ -70,7 +70,7 @@ def _strategy(name: str) -> Iterator[Row]:
 
 
 def _taken_by(places: Sequence[str], of: Row) -> Iterator[Row]:
-    """What a section's class takes; a config is made to see its defaults, a manager would start the run."""
+    """Arguments of a section's class. Configs are built to get their defaults; managers are not, since they start the run."""
     section = of["section"]
     cls = first([PARTS + place for place in places])
     config = cls is not None and cls.__name__.endswith("Config")
@@ -98,10 +98,10 @@ def _known(unread: list[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _named(what: str, places: Sequence[str], unread: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """The names that a class takes, if the release has it; what cannot be imported here is `unread`."""
+    """Arguments of a class, if the release has it. Classes that cannot be imported are noted in `unread`."""
     try:
         cls = first(places)
-    except Exception as error:  # whatever an import of another age raises
+    except Exception as error:  # old releases raise many kinds of errors on import
         unread.append(f"{what}: {type(error).__name__}: {error}")
         return
     if cls is not None:

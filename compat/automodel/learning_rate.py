@@ -1,4 +1,4 @@
-"""The learning-rate schedule of a recipe <-> the plan's; both count optimizer steps."""
+"""The learning-rate schedule of a recipe <-> the plan's. Both count optimizer steps."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ FLAGS = {ours: theirs for theirs, ours in STYLES.items()}
 L, S = "lr_scheduler.", "optimizer.schedule."
 LENGTH, LAST = L + "wsd_decay_steps", L + "lr_wsd_decay_style"
 RAMP = "optimizer.decay_ramp.shape"
-"""It stands in the same section, and a section without a style is a cosine (optim/optimizer.py: LRSchedulerConfig)."""
+"""The ramp of weight decay is in the same section. A section without a style is a cosine (optimizer.py: LRSchedulerConfig)."""
 RESUMED = "run.resumed_schedule"
-"""The same of what a resumed run takes."""
+"""Settings of resumed runs, in the same section."""
 SEES = (S + "name", S + "warmup_steps", RAMP)
-"""What tells whether there is a section."""
+"""Fields that decide whether a section is written."""
 TENTH = 10
-"""WSD needs the length of its decay; where a Plan leaves it open, it is the last of so many equal parts of the schedule."""
+"""WSD needs the length of its decay. Without one in the Plan, it is one tenth of the schedule."""
 
 
 def _read(values: Group, context: Context) -> Group:
@@ -35,7 +35,7 @@ def _read(values: Group, context: Context) -> Group:
 
 
 def writes_section(values: Group) -> bool:
-    """Whether a plan needs a section: a constant rate has none unless something else stands there."""
+    """Whether a plan needs the section. A constant learning rate needs none, unless other settings of the section are set."""
     beside = values.get(RAMP) or values.get(RESUMED) in ("given", "checkpoint")
     name, warms = values.get(S + "name"), values.get(S + "warmup_steps") != 0
     return name in FLAGS and bool(name != "constant" or warms or beside)

@@ -1,4 +1,4 @@
-"""Recipe values one at a time: what a setting takes."""
+"""Types of a recipe's settings."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ typed, expected = LEAVES.typed, LEAVES.expected
 
 @cache
 def takes_text(path: str) -> bool:
-    """Whether a text is a value of its own there, which no loader turns into a number."""
+    """Whether a setting takes text, so that a loader must not turn it into a number."""
     return "text" in expected(path) or expected(path).startswith(("a number format", "true, false or", "one of", "a list"))

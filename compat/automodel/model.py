@@ -1,4 +1,4 @@
-"""The model of a recipe: its Hugging Face config, named by a class and overridden key by key <-> the plan's."""
+"""The model of a recipe, a class of Hugging Face config with overrides <-> the plan's model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ C = "model.config."
 CLASS, TYPE = C + "_target_", C + "model_type"
 NAMED = (CLASS, TYPE)
 BUILT, ANEW = "model._target_", "nemo_automodel.NeMoAutoModelForCausalLM.from_config"
-"""What makes the model, and that which draws first weights for a config."""
+"""Key of the function that builds the model, and the function that builds one with random weights from a config."""
 KEYS = {C + key: key for keys, _ in groups() for key in keys}
 MODEL = tuple(path for path in paths() if path.startswith("model."))
 TIE, PIPELINE = C + "tie_word_embeddings", "parallel.pipeline"
@@ -41,28 +41,28 @@ POSITIONS, MOST, REACH = "model.embedding.positions", "model.embedding.max_posit
 BALANCE, LOSS, CHOSEN = "model.moe.balance", "model.moe.aux_loss", "model.moe.top_k"
 SHARE = C + "router_aux_loss_coef"
 SWITCH, OWN = "output_router_logits", ("qwen3_moe", "gpt_oss", "ernie4_5_moe")
-"""A switch of transformers' loss of balance, and families with code of AutoModel's, which has that loss whatever it says
-(components/models/qwen3_moe/model.py: aux_loss_coeff). Other models get no labels, and so never have it
-(recipes/llm/train_ft.py: labels are taken out of the batch).
+"""The switch of transformers' load-balancing loss, and families for which AutoModel has its own code. That code ignores the
+switch and always has the loss (components/models/qwen3_moe/model.py: aux_loss_coeff). Other models never have it, because they
+get no labels (recipes/llm/train_ft.py: labels are taken out of the batch).
 """
 
 
 def _balanced(values: Group, named: Family) -> dict[str, Any]:
-    """The switch as AutoModel takes it, whatever it says; a coefficient that it turns off stays off."""
+    """The switch with the value that takes effect: on for AutoModel's own code, off for others."""
     if named.name in OWN:
         return {SWITCH: True}
     return {SWITCH: None} if values.get(C + SWITCH) and named.name else {}
 
 
 def _each_block(said: dict[str, Any], named: Family) -> dict[str, Any]:
-    """AutoModel's own code has that loss in every block, divided by the experts of a token (components/moe/layers.py: Gate)."""
+    """AutoModel's own code computes the loss in every block and divides it by top_k (components/moe/layers.py: Gate)."""
     if named.name in OWN and said.get(BALANCE) == "pooled":
         return {**said, BALANCE: "batch", LOSS: said[LOSS] / said[CHOSEN]} if said.get(CHOSEN) else {**said, BALANCE: "batch"}
     return said
 
 
 def _of_each_block(plan: Group, chosen: Family) -> Group:
-    """The plan's loss as the coefficient of AutoModel's own code."""
+    """The plan with the loss coefficient of AutoModel's own code, the inverse of `_each_block`."""
     loss, experts = plan.get(LOSS), plan.get(CHOSEN)
     if chosen.name not in OWN or not loss or not experts:
         return plan
@@ -70,28 +70,28 @@ def _of_each_block(plan: Group, chosen: Family) -> Group:
 
 
 def family(values: Group) -> Family:
-    """The family that a recipe names by the class of its config, or by a model type; the generic one otherwise."""
+    """The family that a recipe names by the class of its config or by a model type; else the generic one."""
     target = values.get(CLASS)
     named = of_class(target) if isinstance(target, str) else None
     return family_of(named or values.get(TYPE)) or GENERIC
 
 
 def meant(values: Group) -> Mapping[str, Any]:
-    """What a recipe says of its model; keys that its family does not have count for what others mean by them."""
+    """The plan's model fields from a recipe. Keys that its family does not have keep the meaning of other families."""
     named = family(values)
     given = {key: values[path] for path, key in KEYS.items() if path in values} | _balanced(values, named)
     said = _each_block(dict(meaning(given, named, beyond=True)), named)
     if BASE in said:
-        # Who names the base of rotary positions has them, whatever the class, which may be left open.
+        # A base means rotary positions, even if the class of the config is not known.
         said.setdefault(POSITIONS, "rotary")
     if said.get(POSITIONS) != "rotary" or REACH in given:
         return said
-    # Rotary positions have no table whose rows would count: what a class takes by default binds no recipe.
+    # Rotary positions have no table of positions, so a class's default of its rows limits no recipe.
     return {path: value for path, value in said.items() if path != MOST}
 
 
 def problems(given: Group) -> tuple[str, ...]:
-    """Values of the model's config that no plan has words for."""
+    """Problems of values of the model's config that a plan refuses."""
     try:
         Plan.of(meant(given))
     except ConfigError as error:
@@ -100,7 +100,7 @@ def problems(given: Group) -> tuple[str, ...]:
 
 
 GROUPED = "0.3.0"
-"""First release that asks for transformers 5, whose classes take `rope_parameters` in every family."""
+"""First release that needs transformers 5, whose classes take `rope_parameters` in every family."""
 
 SIZES = {
     "layers": "num_hidden_layers",
@@ -109,11 +109,11 @@ SIZES = {
     "experts": "num_experts",
     "tied": "tie_word_embeddings",
 }
-"""What has to fit the ranks, whether a recipe says it or leaves it to the class of its model."""
+"""Facts about the model that must fit the ranks, from the recipe or from the defaults of its model class."""
 
 
 def sizes(given: Group) -> Mapping[str, Any]:
-    """Sizes that a recipe leaves to the class of its model, by their usual keys; none where that is not known."""
+    """Sizes by their usual keys, with the defaults of the model's class; empty if the class is not known."""
     if not family(given).name or problems(given):
         return {}
     said = meant(given)
@@ -150,10 +150,10 @@ def _kept(model: tuple[tuple[str, Any], ...], grouped: bool) -> tuple[Family, Ma
 
 
 def _inferred(plan: Group, grouped: bool) -> Family:
-    """The family that says all of a plan's model by the names that most families have; else no one of them.
+    """A family with common names that can express all of a plan's model; else the generic family.
 
-    How first weights are drawn, and what a loss of balance is over, is no part of what the model computes: a family that lacks
-    a word for that is still the family.
+    Weight initialisation and the scope of the load-balancing loss are left out of the comparison, because the forward pass does
+    not depend on them.
     """
     told = {path: value for path, value in plan.items() if not path.startswith("model.init.")}
     if told.get(BALANCE) == "batch":
@@ -170,12 +170,12 @@ def _write_family(values: Group, context: Context) -> Group:
 
 
 def _strange(values: Group) -> bool:
-    """Whether a class or type is named that no row of the table is about."""
+    """Whether the recipe names a class or model type of no known family."""
     return any(values.get(path) is not None for path in NAMED) and not family(values).name
 
 
 def _stored(values: Group) -> bool:
-    """Whether a model is made that is no decoder with first weights of its own."""
+    """Whether the recipe builds the model in another way than with random weights from a config."""
     return values.get(BUILT) not in (None, ANEW)
 
 
@@ -193,14 +193,14 @@ FAMILY = convert(
     sees=tuple(path for path in OTHERS if path not in (*NAMED, "model.family")),
     carries={CLASS: "model.family", TYPE: "model.family", BUILT: ()},
     blurs=_strange,
-    note="which model is built, and what weights it starts from",
-    lossy="a family that no plan knows, or that the nearest one stands for",
+    note="the model class, and the initial weights",
+    lossy="no plan has this family, or only one near to it",
     source="_transformers/auto_model.py: from_config; transformers' own config classes",
 )
 
 
 def _tied(theirs: Callable[[Group, Context], Group]) -> Callable[[Group, Context], Group]:
-    """A pipeline cannot tie embeddings, so that the key is left out there."""
+    """Leaves out the key of tied embeddings if there is a pipeline, which cannot tie them."""
 
     def write(values: Group, context: Context) -> Group:
         written = theirs(values, context)
@@ -211,7 +211,7 @@ def _tied(theirs: Callable[[Group, Context], Group]) -> Callable[[Group, Context
 
 
 def _unread_by_family(keys: tuple[str, ...]) -> Callable[[Group], bool]:
-    """Whether one of the keys is given that the family of the model, or a model of no known one, does not read."""
+    """Whether the recipe sets one of the keys although its model's family does not read it."""
 
     def unread(values: Group) -> bool:
         known = family(values).known
@@ -234,7 +234,7 @@ def _group(keys: tuple[str, ...], said: tuple[str, ...]) -> Rule:
         sees=(*(path for path in OTHERS if path not in (*theirs, *ours)), *((PIPELINE,) if tied else ())),
         carries=carries,
         blurs=_unread_by_family(keys) if keys else None,
-        lossy="AutoModel refuses tied embeddings in a pipeline; train without one, or a model that is not tied"
+        lossy="AutoModel refuses tied embeddings in a pipeline; train without a pipeline, or untie them"
         if tied
         else "the family of the model decides",
         note="a key of the model's own config",

@@ -1,4 +1,4 @@
-"""Optimizer classes that recipes name, what they are in a Plan's words, and their arguments' defaults."""
+"""Optimizer classes that recipes name, the plan's name of each, and the defaults of their arguments."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MODE, PEAK = "optimizer.adam_w_mode", "lr_scheduler.max_lr"
 
 
 def argument_defaults(target: str | None) -> Mapping[str, Any]:
-    """What the class fills in, by path."""
+    """Defaults of the class, by path."""
     known = CLASSES.get(target or "")
     if known is None:
         return {}
@@ -59,7 +59,7 @@ def _name(values: Group) -> str | None:
 
 
 def _taken(name: str | None) -> tuple[str, ...]:
-    """Arguments that a Plan's optimizer has; all of them for one that it does not know."""
+    """Arguments that the plan's optimizer has; all of them if the plan does not know the optimizer."""
     return tuple(CLASSES[TORCH[name]].defaults) if name in TORCH else NAMES
 
 
@@ -85,7 +85,7 @@ FUSED = "transformer_engine.pytorch.optimizers.fused_adam.FusedAdam"
 
 
 def _fused(values: Group) -> bool:
-    """Whether only Transformer Engine's Adam can do it: without bias correction, or with moments in formats of their own."""
+    """Whether only Transformer Engine's Adam can do it: no bias correction, or moments in other formats than the weights."""
     own = values.get("optimizer.bias_correction") is False or values.get(MOMENTS) not in (None, ("fp32", "fp32"))
     return values.get("optimizer.name") in TAKING["bias_correction"] and own
 
@@ -96,12 +96,12 @@ def is_fused(target: str | None) -> bool:
 
 
 def _steps_as_torch(target: str | None) -> bool:
-    """Whether a class is torch's, or makes the same steps: formats of Transformer Engine's moments are a row of their own."""
+    """Whether a class makes the same steps as torch's. The formats of Transformer Engine's moments have their own row."""
     return str(target).startswith("torch.optim.") or is_fused(target)
 
 
 def _or_usual(value: bool | None, switch: str) -> bool:
-    """What the class does where nothing is said: it corrects moments, and has the other switches off."""
+    """The switch, or its default: bias correction is on, the others are off."""
     return switch == "bias_correction" if value is None else value
 
 
@@ -123,7 +123,7 @@ SWITCHED: Rule = convert(
     _write_switches,
     sees=("optimizer._target_", MODE, "optimizer.name"),
     carries={f"optimizer.{switch}": f"optimizer.{switch}" for switch in SWITCHES},
-    lossy="sgd takes nesterov, Adam amsgrad, and Transformer Engine's Adam a switch of bias correction",
+    lossy="SGD takes nesterov, Adam takes amsgrad, and Transformer Engine's Adam takes bias_correction",
     source="arguments of the class that the recipe names",
 )
 
@@ -140,6 +140,6 @@ RULE: Rule = convert(
         **{f"optimizer.{name}": f"optimizer.{name}" for name in NAMES},
     },
     blurs=lambda values: not _steps_as_torch(values.get("optimizer._target_")),
-    lossy="AutoModel takes torch's Adam, AdamW, SGD and Adagrad; state formats of other classes are their own",
-    source="recipes name the class; defaults are those of its constructor",
+    lossy="AutoModel takes torch's Adam, AdamW, SGD and Adagrad; other classes keep their state in other formats",
+    source="recipes name the class; its constructor has the defaults",
 )

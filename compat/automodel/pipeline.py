@@ -1,4 +1,4 @@
-"""PipelineConfig: the settings that a recipe's pipeline starts with, and AutoModel's own object of them."""
+"""PipelineConfig: the settings with which a recipe's pipeline starts, and AutoModel's own object for them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TORCH = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloa
 
 @dataclass(frozen=True, slots=True)
 class PipelineConfig:
-    """Settings of a pipeline by AutoModel's names and defaults; `dtype` is a short name such as bf16."""
+    """Settings of a pipeline under AutoModel's names. `dtype` is a short name such as bf16."""
 
     pp_schedule: str | None = "1f1b"
     pp_schedule_csv: str | None = None
@@ -40,13 +40,13 @@ class PipelineConfig:
     version: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings that the release has by name, in AutoModel's order."""
+        """The settings that the release has, by name, in AutoModel's order."""
         at = release(self.version or KNOWN[-1])
         return {name: getattr(self, name) for name in pipeline_fields() if at.reads(PP + name)}
 
 
 def pipeline(config: Config) -> PipelineConfig:
-    """The pipeline settings of a recipe, as it starts them; those of a bare pipeline config, as they are."""
+    """The pipeline settings with which a recipe starts; those of a pipeline config alone, unchanged."""
     found = {name: config.effective.get(PP + name) for name in pipeline_fields()}
     found = {name: value for name, value in found.items() if value is not None}
     parts = found.get("module_fqns_per_model_part")
@@ -63,7 +63,7 @@ def live(config: Config) -> Any:
     except PackageNotFoundError:
         raise VersionError("automodel: nemo-automodel is not installed; install it, or write the recipe as YAML") from None
     if have.partition("+")[0] != config.version.partition(".post")[0]:
-        raise VersionError(f"automodel: the config is of {config.version}, installed is {have}; read it with that version")
+        raise VersionError(f"automodel: the config is for {config.version}, but {have} is installed; read the config for {have}")
     if not config.effective.get(PP + "pp_schedule"):
         raise ConfigError("distributed.pp_size: there is no pipeline; set it above 1")
     values = pipeline(config).to_dict()

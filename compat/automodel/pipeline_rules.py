@@ -1,4 +1,4 @@
-"""Rows for the pipeline: how layers become stages, and the schedule that runs them."""
+"""Rows for the pipeline: the split of layers into stages, and the schedule."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ STAGES = convert(
         SPLIT[1]: ("schedule.virtual", "stages.rule"),
         SPLIT[2]: ("stages.rule", "stages.boundaries"),
     },
-    note="how many virtual stages that makes depends on the number of layers; say it in model.config.num_hidden_layers",
-    lossy="AutoModel spreads layers evenly, or takes the modules of each stage by name",
+    note="the number of virtual stages depends on the number of layers; set model.config.num_hidden_layers",
+    lossy="AutoModel distributes layers evenly, or takes a list of module names for each stage",
     blurs=lambda values: values.get(LAYERS) is None,
     source="pipelining/functional.py: calculate_virtual_stages, generate_hf_model_fqn_per_model_part",
 )
@@ -78,11 +78,11 @@ def _write_stages(values: Group) -> Group:
 
 
 NAMEABLE = 10_000
-"""Layers that are named one by one, at most."""
+"""Largest number of layers for which module names are written one by one."""
 
 
 def _nameable(cuts: tuple[int, ...], ranks: int) -> bool:
-    """Whether module names can say it: whole rounds of stages, none of them empty."""
+    """Whether module names can express the split: each rank has the same number of stages, and no stage is empty."""
     return cuts[-1] <= NAMEABLE and (len(cuts) - 1) % ranks == 0 and all(first < last for first, last in pairwise(cuts))
 
 
@@ -99,8 +99,8 @@ SCHEDULE = convert(
     sees=(D + "pp_size", SPLIT[2], "parallel.pipeline", "schedule.virtual", "stages.boundaries"),
     carries={PP + "pp_schedule": "schedule.name", PP + "pp_schedule_csv": "schedule.csv", "autopipeline._target_": ()},
     blurs=lambda values: PP + "pp_schedule_csv" in values or values.get(PP + "pp_schedule", "").lower() == "dualpipev",
-    note="the class of the older layout",
-    lossy="torch has schedules for one stage on a rank and others for more",
+    note="the class in the layout before 0.3.0",
+    lossy="torch has some schedules for one stage on each rank, and others for several",
     source="torch.distributed.pipelining.schedules: get_schedule_class; pipelining/functional.py: build_pipeline_schedule",
 )
 
@@ -124,7 +124,7 @@ def _stages_a_rank(values: Group) -> int | None:
 
 
 def named_kind(values: Group) -> str:
-    """The schedule in lower case: as named, but of the kind that fits the stages on a rank."""
+    """The schedule's name in lower case, replaced by its variant for one or for several stages on each rank."""
     name, count = values.get("schedule.name") or "1f1b", _stages_a_rank(values)
     if name == "csv":
         name = "1f1b" if count == 1 else "interleaved_1f1b"

@@ -1,4 +1,4 @@
-"""What AutoModel's recipes cannot start without."""
+"""Settings without which AutoModel's recipes cannot start."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ NEEDS = (
     Need(("loss_fn",), STOPS, f"{TRAIN}, loss_fn.build", sized=False),
 )
 RUN = ("dataset._target_", "model.pretrained_model_name_or_path")
-"""Who names stored weights or the data means a whole one; sections about spread and model may be a part of one."""
+"""Settings that mark a whole recipe: stored weights or data. Sections about mesh and model alone may be part of a recipe."""
 
 
 def whole(given: Mapping[str, Any]) -> bool:
-    """Whether a whole recipe is meant, rather than some sections of one."""
+    """Whether the source is a whole recipe, not only some sections of one."""
     return any(said(given, path) for path in RUN)

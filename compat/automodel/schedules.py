@@ -15,10 +15,10 @@ from bridge.layout.schedule.table import cells
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """One schedule class: `single` runs one stage a rank, the others two or more; `ours` is a Plan's name for it.
+    """One schedule class. `single` runs one stage on each rank, others run several. `ours` is the plan's name of it.
 
-    `split` schedules take the backward pass apart; `pair` ones need two stages a rank; `abstract` ones only serve a CSV;
-    `v` ones place stages in the shape of a V (in AutoModel's splitter, which knows one of the two that torch has).
+    `split` schedules split the backward pass; `pair` ones need two stages on each rank; `abstract` ones only run a CSV file;
+    `v` ones place stages in the shape of a V. AutoModel's splitter does so for only one of torch's two V schedules.
     """
 
     name: str
@@ -45,7 +45,7 @@ SCHEDULES: Mapping[str, Schedule] = {
         Schedule("PipelineScheduleMulti", None, abstract=True),
     )
 }
-"""What torch accepts, in any case of letters (torch.distributed.pipelining.schedules, get_schedule_class)."""
+"""Schedules that torch accepts, in upper or lower case (torch.distributed.pipelining.schedules, get_schedule_class)."""
 
 MISNAMED: Mapping[str, str] = {
     "interleaved_1f1b": "Interleaved1F1B",
@@ -58,7 +58,7 @@ MISNAMED: Mapping[str, str] = {
 
 
 def schedule(name: str, where: str = "pp_schedule") -> Schedule:
-    """The schedule of that name, in any case of letters; `ConfigError` with the right name for one that torch refuses."""
+    """The schedule of that name, in upper or lower case. Raises `ConfigError` with torch's name if torch refuses it."""
     found = SCHEDULES.get(name.lower())
     if found is None:
         raise ConfigError(f"{where}: found {name!r}, which torch refuses; {_advice(name.lower())}")
@@ -67,7 +67,7 @@ def schedule(name: str, where: str = "pp_schedule") -> Schedule:
 
 def _advice(name: str) -> str:
     if name in MISNAMED:
-        return f"AutoModel's documentation lists it, torch calls it {MISNAMED[name]}"
+        return f"AutoModel's documentation lists it, but torch calls it {MISNAMED[name]}"
     known = [found.name for found in SCHEDULES.values() if not found.abstract]
     return f"use one of {', '.join(known)}{nearest(name, SCHEDULES)}"
 
@@ -77,7 +77,7 @@ CELL = re.compile(r"([0-9]{1,9})([FIWB])([0-9]{1,9})")
 
 @dataclass(frozen=True)
 class Table:
-    """A compute-only schedule: for each rank what it does in turn, as (stage, action, microbatch); None is idle."""
+    """A compute-only schedule: the actions of each rank in order, as (stage, action, micro batch); None is idle."""
 
     ranks: tuple[tuple[tuple[int, str, int] | None, ...], ...]
 
@@ -95,8 +95,8 @@ class Table:
 def table(text: str, name: str = "schedule") -> Table:
     """Read a schedule in CSV: a row for each rank, cells such as `0F0`, empty ones idle.
 
-    Checks that each stage is on one rank, and that each rank runs every microbatch of its stages forward once and backward
-    once (whole, or as input and weight parts) in a possible order. Raises `ConfigError` with every problem.
+    Checks that each stage is on one rank, and that each rank runs every micro batch of its stages once forward and once
+    backward (whole, or as input and weight parts) in a possible order. Raises `ConfigError` with every problem.
     """
     rows = cells(text, name)
     problems: list[str] = [f"{name}: empty; expected a row for each pipeline rank"] if not rows else []

@@ -1,4 +1,4 @@
-"""Every setting of an AutoModel recipe that says how a run is spread and stepped, typed; the rest stays free-form."""
+"""Typed settings of an AutoModel recipe about distribution, batches and training; all other settings are free-form."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ DTYPES = {
     }.items()
     for name in names
 }
-"""Spellings of a number format, and the short one."""
+"""Spellings of each number format, and its short name."""
 SPELLED = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bf16"}
-"""How a file spells a short one."""
+"""Spelling of each short name in a file."""
 _TORCH = ("float64", "double", "float32", "float", "float16", "half", "bfloat16")
 TAKEN = frozenset(("bf16", "auto", *(dot + name for dot in ("", "torch.") for name in _TORCH)))
-"""The spellings that AutoModel itself takes; it stops at any other (shared/utils.py, dtype_from_str)."""
+"""The spellings that AutoModel itself accepts (shared/utils.py, dtype_from_str)."""
 
 
 def _dtype(value: Any) -> Any:
@@ -71,23 +71,23 @@ Strategy = Annotated[Literal["fsdp2", "megatron_fsdp", "megatron-fsdp", "mfsdp",
 Free = dict[str, Any]
 
 REST = "*"
-"""Name of the leaf that holds what a free-form section has beside its typed settings."""
+"""Name of the leaf for settings of a free-form section that are not typed."""
 
 
 def rest(what: str) -> Any:
-    """The leaf for everything else in a free-form section."""
+    """The leaf for untyped settings of a free-form section."""
     return field(None, alias=REST, description=f"Everything else {what}, as it stands.")
 
 
 class StepScheduler(Section):
-    """Batch sizes, and what happens how often."""
+    """Batch sizes, length of the run, and intervals."""
 
     global_batch_size: Count | None = field(None, description="Samples in one optimizer step over all ranks.")
     local_batch_size: Count | None = field(
         None, description="Samples that one data rank takes at once; with a pipeline, all microbatches of one pass."
     )
     num_epochs: Count | None = field(None, description="Passes over the data set.")
-    max_steps: Count | None = field(None, description="Optimizer steps after which the run ends, whatever the epochs.")
+    max_steps: Count | None = field(None, description="Optimizer steps after which the run ends in any case.")
     ckpt_every_steps: Count | None = field(None, description="Steps between checkpoints.")
     save_checkpoint_every_epoch: bool | None = field(None, description="A checkpoint at the end of each epoch too.")
     validate_on_checkpoint: bool | None = field(None, description="A validation at each checkpoint too.")
@@ -103,15 +103,16 @@ class StepScheduler(Section):
 class Pipeline(Section):
     """PipelineConfig: schedule, split and patches of a pipelined model."""
 
-    pp_schedule: str | None = field(None, description="Schedule of torch.distributed.pipelining, in any case of letters.")
+    pp_schedule: str | None = field(None, description="Schedule of torch.distributed.pipelining, in upper or lower case.")
     pp_schedule_csv: str | None = field(None, description="Compute-only schedule; placement still follows pp_schedule.")
     pp_microbatch_size: Count | None = field(None, description="Samples in one microbatch.")
     pp_batch_size: Count | None = field(None, description="Samples in one pass; recipes put the local batch size here.")
     layers_per_stage: Count | None = field(
-        None, description="Decoder layers wanted in a virtual stage; it sets the number of stages, which then share evenly."
+        None,
+        description="Decoder layers wanted in a virtual stage; it sets the number of stages, which share layers evenly.",
     )
     round_virtual_stages_to_pp_multiple: Rounding | None = field(
-        None, description="Where that number is no multiple of the pipeline size: which way to go."
+        None, description="Direction in which the number of stages is rounded to a multiple of pp_size."
     )
     module_fqns_per_model_part: Parts | None = field(None, description="Names of each virtual stage's modules, in order.")
     patch_inner_model: bool | None = field(None, description="Replace the inner model's forward by one for stages.")
@@ -119,7 +120,7 @@ class Pipeline(Section):
     patch_stage_backward_maybe_with_nosync: bool | None = field(
         None, description="FSDP-aware backward of stages; recipes take it from the model's backend."
     )
-    dtype: Dtype | None = field(None, description="Number format of what passes between stages.")
+    dtype: Dtype | None = field(None, description="Number format of activations between stages.")
     scale_grads_in_schedule: bool | None = field(None, description="Divide gradients by the number of microbatches.")
     loss_fn: str | Free | None = field(None, description="Loss of the last stage; recipes put their own loss here.")
     pp_seq_len: Count | None = field(None, description="Tokens in a sequence, for stage shapes known ahead.")
@@ -128,7 +129,7 @@ class Pipeline(Section):
 
 
 class AutoPipeline(Section):
-    """What the layout before 0.3.0 has beside the settings that are now in `distributed.pipeline`."""
+    """Settings of the layout before 0.3.0 that are not in `distributed.pipeline` now."""
 
     target: str | None = field(None, alias="_target_", description="Class of the old layout; kept as text, never loaded.")
     visualization_font_size_offset: Whole | None = field(None, description="Font size of a drawing of the schedule.")
@@ -137,7 +138,7 @@ class AutoPipeline(Section):
 class Moe(Section):
     """Sharding of experts."""
 
-    ignore_router_for_ac: bool | None = field(None, description="Router results are saved, not computed again.")
+    ignore_router_for_ac: bool | None = field(None, description="Router results are saved instead of recomputed.")
     reshard_after_forward: bool | None = field(None, description="Expert layers free their gathered weights after forward.")
     lm_head_precision: Dtype | None = field(None, description="Number format of the output head.")
     wrap_outer_model: bool | None = field(None, description="Shard the outer model as a unit too.")
@@ -150,7 +151,7 @@ class MixedPrecision(Section):
     target: str | None = field(None, alias="_target_", description="Class of the policy; kept as text, never loaded.")
     param_dtype: Dtype | None = field(None, description="Format of gathered weights, in forward and backward.")
     reduce_dtype: Dtype | None = field(None, description="Format in which gradients are reduced.")
-    output_dtype: Dtype | None = field(None, description="Format of what a sharded module returns.")
+    output_dtype: Dtype | None = field(None, description="Format of a sharded module's outputs.")
     cast_forward_inputs: bool | None = field(None, description="Inputs are cast to the format of the weights.")
 
 
@@ -166,11 +167,11 @@ class FrameSharding(Section):
 
     enabled: bool | None = field(None, description="Ranks share the frames.")
     mesh_dims: Annotated[tuple[Literal["cp"]], BeforeValidator(_tuple)] | None = field(None, description="Axes that share them.")
-    min_tokens: Size | None = field(None, description="Visual tokens from which on frames are shared.")
-    min_frames: Size | None = field(None, description="Frames from which on they are shared, however few tokens.")
-    min_local_patch_rows: Size | None = field(None, description="Rows of patches that a rank is filled up to with zeros.")
+    min_tokens: Size | None = field(None, description="Smallest number of visual tokens for which frames are shared.")
+    min_frames: Size | None = field(None, description="Number of frames from which on they are shared in any case.")
+    min_local_patch_rows: Size | None = field(None, description="Rows of patches on each rank after padding with zeros.")
     cost_alpha: Size | Literal["auto"] | None = field(
-        None, description="Linear part of a frame's cost when frames are dealt out."
+        None, description="Linear part of a frame's cost in the distribution of frames."
     )
 
 
@@ -191,8 +192,8 @@ class Distributed(Section):
     """Mesh sizes, the strategy that shards over data ranks, and its options."""
 
     target: str | None = field(None, alias="_target_", description="Manager class of the old layout; kept as text, never loaded.")
-    strategy: Strategy | None = field(None, description="What shards weights and gradients over data ranks.")
-    dp_size: Count | None = field(None, description="Data-parallel ranks; unset: what the other axes leave.")
+    strategy: Strategy | None = field(None, description="Strategy that shards weights and gradients over data-parallel ranks.")
+    dp_size: Count | None = field(None, description="Data-parallel ranks; unset: all ranks that the other axes leave.")
     dp_replicate_size: Count | None = field(None, description="Groups of data ranks that each hold all shards.")
     tp_size: Count | None = field(None, description="Tensor-parallel ranks.")
     pp_size: Count | None = field(None, description="Pipeline ranks.")
@@ -200,7 +201,7 @@ class Distributed(Section):
     ep_size: Count | None = field(None, description="Expert-parallel ranks, taken from the data, context and tensor ranks.")
     pipeline: Pipeline = field(Pipeline(), description="Pipeline.")
     moe: Moe = field(Moe(), description="Experts.")
-    activation_checkpointing: Mode | None = field(None, description="Activations computed again: all, selected ones, or none.")
+    activation_checkpointing: Mode | None = field(None, description="Activations to recompute: all, selected ones, or none.")
     activation_checkpointing_scope: Names | None = field(None, description="Layer groups to which that applies.")
     sequence_parallel: bool | None = field(None, description="Norms split by tokens in a tensor group.")
     tp_plan: Free | str | None = field(None, description="Own plan of tensor-parallel modules.")
@@ -220,14 +221,14 @@ class Distributed(Section):
     fsdp2_backward_prefetch_depth: Size | None = field(None, description="Units gathered ahead in backward.")
     fsdp2_forward_prefetch_depth: Size | None = field(None, description="Units gathered ahead in forward.")
     multimodal: Multimodal = field(Multimodal(), description="Sharding of vision and audio modules.")
-    zero_dp_strategy: UpToThree | None = field(None, description="ZeRO level of Megatron-FSDP.")
+    zero_dp_strategy: UpToThree | None = field(None, description="ZeRO stage of Megatron-FSDP.")
     megatron_fsdp_unit_modules: Names | None = field(None, description="Classes that Megatron-FSDP shards as units.")
     init_fsdp_with_meta_device: bool | None = field(None, description="Build the model without memory first.")
     grad_reduce_in_fp32: bool | None = field(None, description="Megatron-FSDP reduces gradients in fp32.")
     preserve_fp32_weights: bool | None = field(None, description="Megatron-FSDP keeps fp32 weights for the optimizer.")
     overlap_grad_reduce: bool | None = field(None, description="Megatron-FSDP's gradient reduction overlaps backward.")
     overlap_param_gather: bool | None = field(None, description="Megatron-FSDP gathers weights ahead.")
-    check_for_nan_in_grad: bool | None = field(None, description="Old check of gradient buffers; no longer has effect.")
+    check_for_nan_in_grad: bool | None = field(None, description="Old check of gradient buffers; no effect any more.")
     report_nan_in_param_grad: bool | None = field(None, description="Check each parameter's gradient for NaN.")
     average_in_collective: bool | None = field(None, description="Average inside of the collective.")
     disable_bucketing: bool | None = field(None, description="One reduction for each parameter.")
@@ -253,17 +254,17 @@ class DistEnv(Section):
 
 
 class TransformerEngine(Section):
-    """8-bit products by Transformer Engine; they are on where the section is there."""
+    """FP8 matrix products by Transformer Engine. The section switches them on."""
 
-    recipe: str | Free | None = field(None, description="How values are scaled to 8 bits: current, block or mxfp8.")
+    recipe: str | Free | None = field(None, description="Scaling recipe: current, block or mxfp8.")
     others: Free | None = rest("about them")
 
 
 class Fp8(Section):
     """8-bit products by torchao."""
 
-    enabled: bool | None = field(None, description="They are on.")
-    recipe_name: str | None = field(None, description="How values are scaled: tensorwise, rowwise or rowwise_with_gw_hp.")
+    enabled: bool | None = field(None, description="Switch FP8 on.")
+    recipe_name: str | None = field(None, description="Scaling recipe: tensorwise, rowwise or rowwise_with_gw_hp.")
     enable_fsdp_float8_all_gather: bool | None = field(None, description="FSDP2 gathers weights in 8 bits.")
     others: Free | None = rest("about them")
 
@@ -285,7 +286,7 @@ class Backend(Section):
     linear: str | None = field(None, description="Implementation of linear layers.")
     experts: str | None = field(None, description="Implementation of experts' products.")
     enable_fsdp_optimizations: bool | None = field(None, description="FSDP-aware gradient exchange, of stages too.")
-    fake_balanced_gate: bool | None = field(None, description="Tokens are spread evenly over experts, whatever the router says.")
+    fake_balanced_gate: bool | None = field(None, description="Tokens are spread evenly over experts; the router has no effect.")
     gate_precision: Dtype | None = field(None, description="Number format of the router.")
     dispatcher: str | None = field(None, description="How tokens reach their experts.")
     te_fp8: TransformerEngine = field(TransformerEngine(), description="8-bit products by Transformer Engine.")
@@ -296,7 +297,7 @@ class ModelConfig(ModelKeys):
     """Overrides of the model's Hugging Face config, or all of it."""
 
     target: str | None = field(None, alias="_target_", description="Config class of the model; kept as text, never loaded.")
-    model_type: str | None = field(None, description="The family, by the name that transformers has for it.")
+    model_type: str | None = field(None, description="The model family, by its name in transformers.")
     others: Free | None = rest("in the model's config")
 
 
@@ -319,12 +320,12 @@ class Optimizer(Section):
     eps: NonNegative | None = field(None, description="Term added to the root of the second moment.")
     momentum: NonNegative | None = field(None, description="Momentum of SGD.")
     weight_decay: NonNegative | None = field(None, description="Weight decay.")
-    adam_w_mode: bool | None = field(None, description="Transformer Engine's FusedAdam decays weights apart.")
+    adam_w_mode: bool | None = field(None, description="Transformer Engine's FusedAdam decouples weight decay (AdamW).")
     nesterov: bool | None = field(None, description="Nesterov's form of SGD's momentum.")
     amsgrad: bool | None = field(None, description="Adam takes the largest second moment so far.")
     foreach: bool | None = field(None, description="Torch's optimizers step many parameters in one kernel.")
     fused: bool | None = field(None, description="Torch's optimizers step in one kernel of their own.")
-    bias_correction: bool | None = field(None, description="Transformer Engine's FusedAdam corrects moments for their start.")
+    bias_correction: bool | None = field(None, description="Transformer Engine's FusedAdam uses bias correction.")
     exp_avg_dtype: Dtype | None = field(None, description="Format of the first moment in Transformer Engine's FusedAdam.")
     exp_avg_sq_dtype: Dtype | None = field(None, description="Format of its second moment.")
     param_group_overrides: list[Any] | None = field(None, description="Factors on rate and decay of parameters, by pattern.")
@@ -347,8 +348,8 @@ class LrScheduler(Section):
     end_wd: NonNegative | None = field(None, description="Last weight decay.")
     wd_incr_steps: Size | None = field(None, description="Steps from the first weight decay to the last.")
     wd_incr_style: Literal["constant", "linear", "cosine"] | None = field(None, description="Shape between them.")
-    use_checkpoint_opt_param_scheduler: bool | None = field(None, description="A checkpoint's values win.")
-    override_opt_param_scheduler: bool | None = field(None, description="The recipe's values win.")
+    use_checkpoint_opt_param_scheduler: bool | None = field(None, description="A checkpoint's values override the recipe's.")
+    override_opt_param_scheduler: bool | None = field(None, description="The recipe's values override a checkpoint's.")
     wsd_decay_steps: Size | None = field(None, description="Steps of WSD's last decay.")
     lr_wsd_decay_style: Literal["linear", "cosine", "exponential", "minus_sqrt"] | None = field(
         None, description="Shape of WSD's last decay."
@@ -390,10 +391,10 @@ class Dataloader(Section):
 
 
 class Checkpoint(Section):
-    """Checkpoints: where they are written, in which form, and what to start from."""
+    """Checkpoints: directory, format, and the checkpoint to start from."""
 
-    enabled: bool | None = field(None, description="Checkpoints are written, and gone on from.")
-    is_async: bool | None = field(None, description="Checkpoints are written while training goes on.")
+    enabled: bool | None = field(None, description="Write checkpoints, and resume from them.")
+    is_async: bool | None = field(None, description="Write checkpoints while training continues.")
     restore_from: str | None = field(None, description="Checkpoint to go on from.")
     others: Free | None = rest("about checkpoints")
 
@@ -407,7 +408,7 @@ class Wandb(Section):
 
 
 class AutoModel(Section):
-    """A recipe. Sections that say nothing about the spread of a run are free-form."""
+    """A recipe. Sections that do not affect the distribution of a run are free-form."""
 
     step_scheduler: StepScheduler = field(StepScheduler(), description="Batches and steps.")
     distributed: Distributed = field(Distributed(), description="Mesh and sharding.")
@@ -433,7 +434,7 @@ class AutoModel(Section):
     autocast: Free | None = field(None, description="torch.autocast of some recipes.")
     benchmark: Free | None = field(None, description="Settings of the benchmark recipe.")
     wandb: Wandb = field(Wandb(), description="Log to Weights & Biases.")
-    ci: Free | None = field(None, description="How the project's own tests run the file.")
+    ci: Free | None = field(None, description="Settings of AutoModel's own tests for the file.")
     freeze_config: Free | None = field(None, description="Parts of the model that do not train.")
     processor: Free | None = field(None, description="Image and audio processing.")
     teacher_model: Free | None = field(None, description="Teacher for distillation.")

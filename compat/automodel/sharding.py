@@ -1,4 +1,4 @@
-"""Which of AutoModel's strategies shards a plan as it says."""
+"""Chooses the strategy of AutoModel that shards as the plan wants."""
 
 from __future__ import annotations
 
@@ -18,16 +18,20 @@ STRATEGY_SEES = (
 )
 
 DDP_SELECTS = "0.5.0.post20260822"
-"""Release since which DDP recomputes selected parts too (recipes/_dist_utils.py, parse_distributed_section)."""
+"""First release in which DDP has selective recomputation too (recipes/_dist_utils.py, parse_distributed_section)."""
 
 
 def selects(kind: str, release: Release | Context) -> bool:
-    """Whether a strategy recomputes parts that it selects, in a release that selects at all."""
+    """Whether a strategy has selective recomputation, in a release that has it for FSDP2."""
     return kind == "fsdp2" or (kind == "ddp" and release.since(DDP_SELECTS))
 
 
 def strategy(values: Group, context: Context) -> str:
-    """FSDP2 for levels 2 and 3 (before 0.5.0: 3 alone), others below where they can, and Megatron-FSDP for its own switches."""
+    """The strategy for a plan: fsdp2, megatron_fsdp or ddp.
+
+    FSDP2 is for ZeRO stages 2 and 3 (before 0.5.0 only 3), and for meshes that the others do not have. Below, DDP is for stage
+    0 without tensor and context ranks. Megatron-FSDP is for everything else, and for plans with its own switches.
+    """
 
     def more(name: str) -> bool:
         return (values.get(name) or 1) > 1

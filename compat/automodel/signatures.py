@@ -1,4 +1,4 @@
-"""What classes that recipes name take, and what AutoModel's own recipes say in each free-form section."""
+"""Arguments of the classes that recipes name, and the settings that AutoModel's own recipes have in free-form sections."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from bridge.errors import nearest
 
 TARGET = "_target_"
 KNOWN_ROOTS = ("nemo_automodel.", "torch.", "transformers.", "torchdata.")
-"""Whose classes the harvested recipes name; what a class of somebody else takes, nobody here knows."""
+"""Packages of the classes in the harvested recipes. The arguments of other packages' classes are not known."""
 BESIDE = {"optimizer": ("param_group_overrides",)}
-"""What AutoModel takes out of a section before it calls the class."""
+"""Settings that AutoModel removes from a section before it calls the class."""
 APART = ("ci", "wandb", "benchmark")
-"""Sections that change nothing of what is trained."""
+"""Sections that do not affect training."""
 
 
 @cache
@@ -31,36 +31,36 @@ def taken() -> Collection[str]:
 
 
 def refused(path: str, section: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Names in a section that its class does not take, so that AutoModel stops when it builds it, and what to say of each."""
+    """Names in a section that its class does not take, each with a message. AutoModel stops when it builds such a class."""
     target = section.get(TARGET)
     takes = _facts()["takes"].get(target) if path and isinstance(target, str) else None
     if takes is None:
         return
     for before, name in enumerate(section):
         if name not in (TARGET, *takes, *BESIDE.get(path, ())):
-            yield str(name), f"not an argument of {target}, which stops at it{nearest(str(name), takes, before)}"
+            yield str(name), f"not an argument of {target}, which refuses it{nearest(str(name), takes, before)}"
 
 
 def strange(path: str, name: str, section: Mapping[str, Any], typed: Collection[str], before: int) -> str:
-    """What to say of a name in a free-form section that no recipe of AutoModel's own has there; empty: nothing.
+    """Message about a name in a free-form section that no recipe of AutoModel's own has there; empty if a recipe has it.
 
-    Of so many was something said `before`.
+    `before` is the number of names that had a message before it.
     """
     known = _facts()["known"].get(path)
     aside = not path and name.startswith("_") and not name.endswith("_")
     if known is None or name in known or name in typed or aside or _foreign(section.get(TARGET)):
         return ""
     similar = nearest(name, {*known, *typed}, before)
-    return f"no recipe of AutoModel's own has it here, and nothing is known to read it; kept{similar}"
+    return f"no recipe of AutoModel's own has it here, and no known code reads it; kept{similar}"
 
 
 def _foreign(target: Any) -> bool:
-    """Whether it is a class of somebody else that no recipe names: what it takes, nobody here knows."""
+    """Whether a class is of another package, so that its arguments are not known."""
     return isinstance(target, str) and not target.startswith(KNOWN_ROOTS) and target not in _facts()["named"]
 
 
 def inside(path: str, value: Any) -> Iterator[tuple[str, str, bool]]:
-    """Names in a section that is kept as it stands, and in those below it: where, what to say, and whether AutoModel stops."""
+    """Problems in a section that is kept unchanged, and in those below it: path, message, and whether AutoModel stops."""
     if not isinstance(value, Mapping):
         return
     wrong = dict(refused(path, value))

@@ -1,4 +1,4 @@
-"""Generated AutoModel recipes: meshes, batches and pipelines that hold together, and what each release reads."""
+"""Generated AutoModel recipes: consistent meshes, batches and pipelines, and every setting of each release."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from compat.automodel.weight_decay import GROUPS, SPARED
 
 Groups = SearchStrategy[Group]
 RATED = {"pattern": "embed_tokens", "lr_mult": 0.5}
-"""A rate of the embedding's own."""
+"""A separate learning rate for the embedding."""
 SIZED = (
     "num_attention_heads",
     "num_key_value_heads",
@@ -41,7 +41,7 @@ SIZED = (
     "intermediate_size",
     *EXPERTS,
 )
-"""Keys of the model's config that hang on the number of ranks."""
+"""Keys of the model's config that depend on the number of ranks."""
 D, PP, L = "distributed.", "distributed.pipeline.", "lr_scheduler."
 LAYERS = "model.config.num_hidden_layers"
 SMALL = st.integers(1, 6)
@@ -62,7 +62,7 @@ def _group(must: Mapping[str, SearchStrategy[Any]], *may: str) -> Groups:
 
 @st.composite
 def core(draw: DrawFn, case: Case) -> Sequence[Group]:
-    """Strategy, mesh and batch first, then choices that each hold together."""
+    """Strategy, mesh and batch first, then groups of settings that are each consistent."""
     kind = draw(st.sampled_from(("fsdp2", "fsdp2", "fsdp2", "fsdp2", "megatron_fsdp", "ddp")))
     sizes = _sizes(draw, case, kind)
     ranks = sizes["pp_size"]
@@ -135,7 +135,7 @@ def _pipeline(draw: DrawFn, case: Case, ranks: int) -> dict[str, Any]:
 
 
 def _batch(draw: DrawFn, case: Case, sizes: Mapping[str, int], first: Group) -> Group:
-    """Whole microbatches, rounds and passes."""
+    """Batch sizes with whole micro batches, rounds and passes."""
     others = prod(sizes.get(axis, 1) for axis in ("tp_size", "cp_size", "pp_size"))
     data = sizes.get("dp_size") or (case.world_size or others) // others
     micro, ranks = first.get(PP + "pp_microbatch_size", 1), sizes["pp_size"]
@@ -146,7 +146,7 @@ def _batch(draw: DrawFn, case: Case, sizes: Mapping[str, int], first: Group) -> 
 
 @st.composite
 def _split(draw: DrawFn, ranks: int, name: str) -> Group:
-    """How layers become stages: by default, by a number of layers, or by name."""
+    """The split of layers into stages: by default, by a number of layers, or by names."""
     kind = SCHEDULES[name.lower()]
     virtual = 1 if kind.single else 2 if kind.pair else draw(st.sampled_from((2, 2, 3, 4)))
     size = draw(SMALL)
@@ -171,7 +171,7 @@ def _split(draw: DrawFn, ranks: int, name: str) -> Group:
 
 
 def _arguments(target: str) -> tuple[str, ...]:
-    """What a recipe may say beside the class: its arguments, switches that it takes, and groups of parameters."""
+    """Settings of an optimizer: arguments of its class, its switches, and parameter groups."""
     switches = (
         ["bias_correction", "exp_avg_dtype", "exp_avg_sq_dtype"]
         if is_fused(target)
@@ -258,7 +258,7 @@ RESERVED = (
     *(C + name for name in ("num_hidden_layers",)),
     *NAMED,
 )
-"""What hangs on the number of ranks, on the number of layers, or on a type that takes some arguments and not others."""
+"""Settings that depend on the number of ranks or layers, or on a class that takes only some arguments."""
 
 SCOPES = st.lists(st.sampled_from(("language", "vision", "audio", "multimodal")), min_size=1, max_size=2, unique=True).map(tuple)
 OWN: Mapping[str, SearchStrategy[Any]] = {
@@ -273,11 +273,11 @@ OWN: Mapping[str, SearchStrategy[Any]] = {
     **{C + name: drawn for name, drawn in KEYS.items()},
     "step_scheduler.preemption_signal": st.sampled_from((15, ("SIGTERM",), ("SIGTERM", "SIGUSR1"), ())),
 }
-"""Values that a setting takes only in a form which its type does not tell."""
+"""Values of settings whose type does not tell the form that AutoModel needs."""
 
 
 def paths(case: Case) -> Iterable[str]:
-    """What the release reads."""
+    """Settings that the release reads."""
     return settable(case.version)
 
 
@@ -288,7 +288,7 @@ def settable(version: str) -> tuple[str, ...]:
 
 
 def values(case: Case, path: str) -> SearchStrategy[Any] | None:
-    """Values of one setting where its type is not enough."""
+    """Values of a setting whose type is not enough to draw them."""
     return OWN.get(path)
 
 
@@ -297,7 +297,7 @@ BESIDE: Mapping[str, Group] = {
     "distributed.moe.reshard_after_forward": {},
     L + "override_opt_param_scheduler": {L + "use_checkpoint_opt_param_scheduler": False},
 }
-"""Settings that are tried first: few recipes can hold them."""
+"""Settings that are tried first, because few recipes allow them."""
 
 
 def source(config: Config) -> Group:
@@ -306,7 +306,7 @@ def source(config: Config) -> Group:
 
 
 def spelled(config: Config, path: str) -> tuple[str, ...]:
-    """Where a setting stands in the layout of the recipe."""
+    """Path of a setting in the layout of the recipe."""
     return place_of(path, config.given, release(config.version))
 
 

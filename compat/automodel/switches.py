@@ -1,4 +1,4 @@
-"""Switches of a recipe that other stacks have too: 8-bit products, adapters, moments, a resumed schedule, FSDP's buffers."""
+"""Switches of a recipe that other stacks have too: FP8, adapters, formats of moments, resumed schedules, FSDP's buffers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from compat.automodel.sharding import STRATEGY_SEES, strategy
 BACKEND, TORCHAO = "model.backend.", "fp8."
 TE = BACKEND + "te_fp8."
 RECIPES = {"current": ("hybrid", "tensorwise"), "block": ("e4m3", "blockwise"), "mxfp8": ("e4m3", "mxfp8")}
-"""Recipes of Transformer Engine with their formats (its common/recipe), in a plan's words."""
+"""Scaling recipes of Transformer Engine (its common/recipe), with format and scaling by the plan's names."""
 NAMED = {ours: theirs for theirs, (_, ours) in RECIPES.items()}
 SINCE = {"mxfp8": "0.5.0"}
-"""Before that release the name counts for "current", as any unknown one does."""
+"""First release that knows the recipe. Earlier releases use "current" for any unknown name."""
 LINEAR = BACKEND + "linear"
 GATHER = TORCHAO + "enable_fsdp_float8_all_gather"
 TENSORWISE = (None, "tensorwise")
-"""torchao's recipe of that name; without a name it is the same."""
+"""torchao's recipe "tensorwise", which is also its default."""
 
 
 def _is_torchao(values: Group) -> bool:
@@ -52,7 +52,7 @@ def _write_fp8(values: Group, context: Context) -> Group:
 
 
 def _has_no_twin(values: Group) -> bool:
-    """Whether 8-bit products are not those of other stacks: torchao takes the output layer too, and leaves out odd widths."""
+    """Whether FP8 differs from other stacks': torchao uses it for the output layer too, and not for layers of odd widths."""
     recipe = values.get(TE + "recipe")
     return _is_torchao(values) or (recipe is not None and (not isinstance(recipe, str) or recipe not in RECIPES))
 
@@ -74,7 +74,7 @@ FP8 = convert(
     mixed=True,
     effect=lambda values: Effect.NUMBERS if values.get(TE + "recipe") is not None or _is_torchao(values) else Effect.ROUNDING,
     note="how linear layers are computed",
-    lossy="AutoModel's Transformer Engine scales by tensor, block or mxfp8, each in one format; torchao alone gathers 8 bits",
+    lossy="Transformer Engine has recipes current, block and mxfp8, each in one format; only torchao gathers weights in FP8",
     source="components/models/common/utils.py: TEFp8Config; components/quantization/fp8.py: apply_fp8_to_model",
 )
 
@@ -86,7 +86,7 @@ ADAPTERS = {"dim": "rank", "alpha": "alpha", "dropout": "dropout"}
 USUAL = {"dim": 8, "alpha": 32.0, "dropout": 0.0}
 ALL = {"match_all_linear": True}
 BEFORE = {"dropout_position": "pre"}
-"""A plan's dropout is that of an adapter's input; AutoModel's is that of its output unless told otherwise."""
+"""A plan's dropout is on an adapter's input; AutoModel's default is on its output."""
 
 
 def _adapts(values: Group) -> bool:
@@ -109,7 +109,7 @@ def _write_adapters(values: Group, context: Context) -> Group:
 
 
 def _chooses(values: Group) -> bool:
-    """Whether a recipe says more of its adapters than a plan can hold: which layers have one, their form, where they drop."""
+    """Whether a recipe has settings of adapters that no plan has: chosen layers, other forms, dropout on the output."""
     rest = dict(values.get(REST) or {})
     late = bool(values.get(PEFT + "dropout")) and rest.get("dropout_position", "post") != "pre"
     told = {name: value for name, value in rest.items() if (name, value) not in (*ALL.items(), *BEFORE.items())}
@@ -127,8 +127,8 @@ LORA = convert(
         REST: (),
     },
     blurs=_chooses,
-    note="which layers have an adapter, and its form",
-    lossy="a plan's adapters are those of all linear layers, and drop part of their input",
+    note="the layers that have an adapter, and its form",
+    lossy="a plan's adapters are on all linear layers, with dropout on their input",
     source="components/_peft/lora.py: PeftConfig, apply_lora_to_linear_modules",
 )
 
@@ -156,7 +156,7 @@ MOMENT_FORMATS = convert(
     _write_moments,
     effect=EFFECTS[MOMENTS],
     sees=("optimizer._target_", "optimizer.name"),
-    lossy="Transformer Engine's FusedAdam alone keeps moments in other formats than the weights it updates",
+    lossy="only Transformer Engine's FusedAdam keeps moments in another format than the weights that it updates",
     source="components/optim/optimizer.py: _DTYPE_FIELDS",
 )
 
@@ -188,7 +188,7 @@ RESUMING = convert(
     _write_resumed,
     effect=EFFECTS[RESUMED],
     sees=(L + "lr_decay_style", *SCHEDULE_SEES),
-    lossy="a recipe without a schedule has none to take up again",
+    lossy="a recipe without a schedule has none to resume",
     source="components/optim/scheduler.py: OptimizerParamScheduler._check_and_set",
 )
 
@@ -222,7 +222,7 @@ def _switch(theirs: str, ours: str) -> Rule:
         effect=EFFECTS[ours],
         sees=(D + "strategy", D + "_target_", *(path for path in STRATEGY_SEES if path != ours)),
         blurs=lambda values: bool(values.get(theirs)) and not _buffered(values),
-        lossy="Megatron-FSDP alone has this switch",
+        lossy="only Megatron-FSDP has this switch",
         source="components/distributed/config.py: MegatronFSDPConfig",
     )
 

@@ -1,4 +1,4 @@
-"""What AutoModel accepts and then ignores, overwrites or gets wrong, as findings on a recipe."""
+"""Findings about settings of a recipe that AutoModel accepts and then ignores, overwrites or gets wrong."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from compat.automodel.model import KEYS as CONFIG
 from compat.automodel.releases import Release, release
 
 SEED = 42
-"""The seed of the training recipes where the top level has none."""
+"""The training recipes' seed if the top level sets none."""
 
 
 def inspect(config: Config) -> Iterator[Finding]:
@@ -45,18 +45,19 @@ def _found(given: Mapping[str, Any], effective: Mapping[str, Any], at: Release, 
 def _beside(given: Mapping[str, Any]) -> Iterator[Remark]:
     """_transformers/auto_model.py: from_config and from_pretrained hand their other arguments to _consume_config_overrides."""
     for key in sorted((given.get("model.*") or {}).keys() & set(CONFIG.values())):
-        message = f"{key}: taken as an override of the model's config, and not translated there; write it as model.config.{key}"
+        message = f"{key}: overrides the model's config, but is not translated from here; write it as model.config.{key}"
         yield "model.*", message, Effect.NUMBERS
 
 
 def _own_code(given: Mapping[str, Any]) -> Iterator[Remark]:
-    """_transformers/model_init.py, _resolve_custom_model_cls_for_config: a class of AutoModel's own is found by `architectures`,
-    which transformers' config classes leave open.
+    """AutoModel finds its own model classes by `architectures`, which transformers' config classes leave empty.
+
+    Source: _transformers/model_init.py, _resolve_custom_model_cls_for_config.
     """
     named, made = family(given), str(given.get(BUILT, "")).endswith(".from_config")
     if made and named.name in OWN and CLASS in given and given.get(SHARE) != 0 and not said(given, f"{C}architectures"):
         own = f"{named.config.removesuffix('Config')}ForCausalLM"
-        message = f"builds transformers' model, which trains no loss that balances experts; add {C}architectures: [{own}]"
+        message = f"builds transformers' model, which trains without the load-balancing loss; add {C}architectures: [{own}]"
         yield CLASS, message, Effect.NUMBERS
 
 
@@ -64,16 +65,16 @@ def _seed(given: Mapping[str, Any]) -> Iterator[Remark]:
     """recipes/llm/train_ft.py, recipes/vlm/finetune.py, setup: StatefulRNG(seed=cfg.get("seed", 42)), in every release."""
     seed, other = given.get("seed", SEED), given.get("rng.seed")
     if other is not None and other != seed:
-        message = f"not read by the training recipes, which take seed at the top level, here {seed}; set that"
+        message = f"the training recipes do not read it; they use the top-level seed, here {seed}; set that"
         yield "rng.seed", message, Effect.NONE
     elif other is None and "seed" in given and any(path.startswith("rng.") for path in given):
-        yield "seed", "what the training recipes read; they do not read the rng section beside it", Effect.NONE
+        yield "seed", "the training recipes use this value; they do not read the rng section", Effect.NONE
 
 
 def _layout(given: Mapping[str, Any], at: Release) -> Iterator[Remark]:
     target = str(given.get(D + "_target_") or "").rpartition(".")[2]
     if target and at.nested:
-        message = f"the class is not looked at since 0.3.0; the strategy is {strategy(given, at)}"
+        message = f"the class has no effect since 0.3.0; the strategy is {strategy(given, at)}"
         yield D + "_target_", message, Effect.NONE if target == "FSDP2Manager" else Effect.COST
     if "clip_grad_norm.max_norm" in given and not at.nested:
         yield "clip_grad_norm.max_norm", f"read since 0.3.0; {at.version} always clips at 1.0", Effect.NUMBERS
@@ -84,9 +85,9 @@ def _inert(given: Mapping[str, Any], effective: Mapping[str, Any]) -> Iterator[R
     if path is not None:
         yield path.rpartition(".")[0], "ignored, because pp_size is 1; set pp_size to use it", Effect.NONE
     if (given.get(D + "tp_size") or 1) == 1 and given.get(D + "sequence_parallel"):
-        yield D + "sequence_parallel", "without effect, because tp_size is 1", Effect.NONE
+        yield D + "sequence_parallel", "no effect, because tp_size is 1", Effect.NONE
     elif effective.get(D + "strategy") == "megatron_fsdp" and given.get(D + "sequence_parallel"):
-        yield D + "sequence_parallel", "without effect, because megatron_fsdp has no sequence parallelism; use fsdp2", Effect.COST
+        yield D + "sequence_parallel", "no effect, because megatron_fsdp has no sequence parallelism; use fsdp2", Effect.COST
 
 
 def _overwritten(given: Mapping[str, Any], effective: Mapping[str, Any]) -> Iterator[Remark]:
@@ -98,24 +99,26 @@ def _overwritten(given: Mapping[str, Any], effective: Mapping[str, Any]) -> Iter
     }
     for name, source in sources.items():
         if PP + name in given and given[PP + name] != effective.get(PP + name, given[PP + name]):
-            yield PP + name, f"recipes take it from {source}: {effective[PP + name]!r}", Effect.COST
+            yield PP + name, f"recipes overwrite it by {source}: {effective[PP + name]!r}", Effect.COST
     if PP + "loss_fn" in given:
-        yield PP + "loss_fn", "recipes put the loss of the loss_fn section here", Effect.NUMBERS
+        yield PP + "loss_fn", "recipes overwrite it by the loss_fn section", Effect.NUMBERS
     output = effective.get(D + "mp_policy.output_dtype") or effective.get(D + "mp_policy.param_dtype")
     if output is not None and given.get(PP + "dtype", output) != output:
-        yield PP + "dtype", f"stages exchange {output}; another format here can garble what they receive", Effect.NUMBERS
+        yield PP + "dtype", f"stages send {output}; with another format here they can receive wrong values", Effect.NUMBERS
 
 
 def _scaling(given: Mapping[str, Any]) -> Iterator[Remark]:
     if given.get(PP + "scale_grads_in_schedule"):
-        message = "recipes divide by the tokens of the step already; with this gradients are divided by microbatches too"
+        message = (
+            "recipes already divide gradients by the tokens of the step; this divides them by the number of micro batches too"
+        )
         yield PP + "scale_grads_in_schedule", message, Effect.NUMBERS
 
 
 def _schedule(given: Mapping[str, Any]) -> Iterator[Remark]:
     kind, resharded = chosen(given), given.get(D + "reshard_after_forward")
     if kind.split and resharded:
-        message = f"with {kind.name}, whose backward pass is split, stages lose gradients without a word; set it to false"
+        message = f"{kind.name} splits the backward pass, and then stages lose gradients without any message; set it to false"
         yield D + "reshard_after_forward", message, Effect.NUMBERS
     if kind.name == "DualPipeV":
         yield PP + "pp_schedule", "AutoModel places its stages in a loop, and torch expects them in a V", Effect.NUMBERS
@@ -124,7 +127,7 @@ def _schedule(given: Mapping[str, Any]) -> Iterator[Remark]:
 def _steps(given: Mapping[str, Any]) -> Iterator[Remark]:
     for name in ("global_batch_size", "local_batch_size"):
         if any(path.startswith("step_scheduler.") for path in given) and f"step_scheduler.{name}" not in given:
-            yield f"step_scheduler.{name}", "open in the recipe; AutoModel takes a default of its own", Effect.NUMBERS
+            yield f"step_scheduler.{name}", "not given in the recipe; AutoModel uses its own default", Effect.NUMBERS
     scheduled = any(path.startswith("lr_scheduler.") for path in given)
     if scheduled and "lr_scheduler.lr_decay_steps" not in given:
-        yield "lr_scheduler.lr_decay_steps", "open; the decay ends with the run, which the data may end early", Effect.NONE
+        yield "lr_scheduler.lr_decay_steps", "not given; the decay ends with the run, which the data may end early", Effect.NONE

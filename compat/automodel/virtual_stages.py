@@ -1,4 +1,4 @@
-"""Layers to virtual stages to ranks, as AutoModel cuts and places them."""
+"""Splits layers into virtual stages and places the stages on ranks, as AutoModel does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LAYER = re.compile(r"(?:.*\.)?(?:layers|h|blocks)\.(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Virtual stages of a model: `layers` counts the decoder layers of each, `stage_ids` names those of each rank."""
+    """Virtual stages of a model: `layers` has the number of decoder layers of each, `stage_ids` the stages of each rank."""
 
     layers: tuple[int, ...]
     virtual_stages: int
@@ -31,10 +31,10 @@ def stages(
     schedule: str = "1f1b",
     round_virtual_stages_to_pp_multiple: str | None = None,
 ) -> Stages:
-    """Cut `num_layers` decoder layers for `pp_size` pipeline ranks; `ConfigError` where AutoModel would stop.
+    """Split `num_layers` decoder layers for `pp_size` pipeline ranks. Raises `ConfigError` if AutoModel would stop.
 
-    `layers_per_stage` only sets the number of virtual stages (rounded as told); layers then spread evenly, the longer stages
-    first. Source: components/distributed/pipelining/functional.py.
+    `layers_per_stage` only sets the number of virtual stages, which is rounded as asked. Then layers are distributed evenly,
+    longer stages first. Source: components/distributed/pipelining/functional.py.
     """
     kind = _checked(num_layers, layers_per_stage, pp_size, schedule, round_virtual_stages_to_pp_multiple)
     count = filled(num_layers, layers_per_stage, pp_size, kind, round_virtual_stages_to_pp_multiple)
@@ -53,17 +53,17 @@ def _checked(num_layers: int, layers_per_stage: int | None, pp_size: int, name: 
 
 
 def filled(num_layers: int, layers_per_stage: int | None, pp_size: int, kind: Schedule, rounding: str | None) -> int:
-    """Virtual stages of a model, each with a layer at least (functional.py, generate_hf_model_fqn_per_model_part)."""
+    """Number of virtual stages, each with at least one layer (functional.py, generate_hf_model_fqn_per_model_part)."""
     count = number(num_layers, layers_per_stage, pp_size, kind, rounding)
     if count > num_layers:
-        raise ConfigError(f"layers_per_stage: {count} virtual stages for {num_layers} layers; leave each stage a layer at least")
+        raise ConfigError(f"layers_per_stage: {count} virtual stages for {num_layers} layers; give each stage at least one layer")
     if kind.pair and count != 2 * pp_size:
-        raise ConfigError(f"pp_schedule: {kind.name} runs two stages a rank; found {count} stages for {pp_size} ranks")
+        raise ConfigError(f"pp_schedule: {kind.name} runs two stages on each rank; found {count} stages for {pp_size} ranks")
     return count
 
 
 def number(num_layers: int, layers_per_stage: int | None, pp_size: int, kind: Schedule, rounding: str | None) -> int:
-    """Virtual stages of a model (functional.py, calculate_virtual_stages)."""
+    """Number of virtual stages (functional.py, calculate_virtual_stages)."""
     if layers_per_stage is None:
         return pp_size if kind.single else 2 * pp_size
     wanted = -(-num_layers // layers_per_stage)
@@ -89,16 +89,17 @@ def _rounded(count: int, size: int, rounding: str | None) -> int:
 
 
 def placed(count: int, pp_size: int, kind: Schedule) -> tuple[tuple[int, ...], ...]:
-    """Stage numbers of each rank: in a loop, or for one schedule in a V (functional.py, stage_ids_this_rank)."""
+    """Stage numbers of each rank: in a loop, or in a V for one schedule (functional.py, stage_ids_this_rank)."""
     if kind.v:
         return tuple((rank, count - 1 - rank) for rank in range(pp_size))
     return tuple(tuple(range(rank, count, pp_size)) for rank in range(pp_size))
 
 
 def request(num_layers: int, pp_size: int, count: int, kind: Schedule) -> tuple[int | None, str | None] | None:
-    """`layers_per_stage` and rounding that give `count` virtual stages; None where nothing does."""
+    """`layers_per_stage` and rounding that give `count` virtual stages; None if none do."""
     if number(num_layers, None, pp_size, kind, None) == count:
         return None, None
+    # Without rounding first; then numbers that round down to `count`, then numbers that round up to it.
     wanted = (count, *range(count + 1, count + pp_size), *range(count - 1, count - pp_size, -1))
     for stages in wanted:
         size = -(-num_layers // stages) if stages > 0 else 0
@@ -111,7 +112,7 @@ def request(num_layers: int, pp_size: int, count: int, kind: Schedule) -> tuple[
 
 
 def boundaries(parts: Sequence[Sequence[str]]) -> tuple[int, ...] | None:
-    """First layer of each part, then the number of layers; None where the parts do not hold layers 0, 1, 2, ... in order."""
+    """First layer of each part, then the number of layers; None if the parts do not hold layers 0, 1, 2, ... in order."""
     layers = [sorted({int(match[1]) for match in map(LAYER.fullmatch, part) if match}) for part in parts]
     if [layer for part in layers for layer in part] != list(range(sum(map(len, layers)))):
         return None
@@ -122,7 +123,7 @@ def boundaries(parts: Sequence[Sequence[str]]) -> tuple[int, ...] | None:
 
 
 def named(cuts: Sequence[int]) -> tuple[tuple[str, ...], ...]:
-    """Modules of each part of a Hugging Face decoder that is cut at `cuts`, under AutoModel's usual names."""
+    """Module names of each part of a Hugging Face decoder that is split at `cuts`, as AutoModel usually names them."""
     parts = [[f"model.layers.{layer}" for layer in range(first, last)] for first, last in pairwise(cuts)]
     parts[0].insert(0, "model.embed_tokens")
     parts[-1] += ["model.norm", "lm_head"]

@@ -1,4 +1,4 @@
-"""Groups of parameters in a recipe: which decay, which have a rate of their own; and how the decay changes over the steps."""
+"""Parameter groups of a recipe with their own weight decay or learning rate, and the ramp of weight decay over the steps."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ PLAN = tuple(RAMP + name for name in ("shape", "start", "end", "steps"))
 THEIRS = tuple(L + name for name in ("wd_incr_style", "start_wd", "end_wd", "wd_incr_steps"))
 GROUPS, SCOPE, SINCE = "optimizer.param_group_overrides", "optimizer.decay_scope", "0.5.0.post20260822"
 SPARED: Mapping[str, Any] = {"pattern": r"(bias|norm)", "wd_mult": 0.0}
-"""The group of biases and norms, without decay."""
+"""The parameter group of biases and norms, without weight decay."""
 SPARED_NAMES = ("model.layers.0.self_attn.q_proj.bias", "model.layers.0.input_layernorm.weight", "model.norm.weight")
 WEIGHT, EMBEDDING, OUTPUT = "model.layers.0.self_attn.q_proj.weight", "model.embed_tokens.weight", "lm_head.weight"
 RATES = {"optimizer.embedding_lr": EMBEDDING, "optimizer.output_lr": OUTPUT}
-"""Parameters of the kinds that a plan tells apart, by the names that most models of Hugging Face give them."""
+"""Examples of the kinds of parameters that a plan distinguishes, by their names in most models of Hugging Face."""
 
 
 def _read_ramp(values: Group, context: Context) -> Group:
@@ -33,7 +33,7 @@ def _write_ramp(values: Group, context: Context) -> Group:
 
 
 def _factors(values: Group) -> Mapping[str, tuple[float, float]] | None:
-    """Factors on the rate and the decay of each kind of parameter: the first pattern that is found counts. None: not readable."""
+    """Factors on learning rate and weight decay of each kind of parameter, by the first matching pattern; None: not readable."""
     groups = values.get(GROUPS) or ()
     try:
         found = [(re.compile(str(group["pattern"])), _factor(group, "lr_mult"), _factor(group, "wd_mult")) for group in groups]
@@ -71,7 +71,7 @@ def _rated(name: str, factor: float) -> dict[str, Any]:
 
 
 def _odd(values: Group) -> bool:
-    """Whether groups say more than a plan holds: a factor of other parameters, or on the decay of some alone."""
+    """Whether groups have factors that no plan has: for other parameters, or on the decay of only some biases and norms."""
     factors = _factors(values)
     if factors is None or not values.get(GROUPS):
         return bool(values.get(GROUPS))
@@ -101,7 +101,7 @@ RULES = (
         sees=("optimizer._target_", "optimizer.weight_decay"),
         blurs=_odd,
         carries={"optimizer.weight_decay": SCOPE},
-        lossy="a plan knows groups of biases and norms without decay, of embedding and output layer; older releases have none",
+        lossy="a plan has groups only for biases and norms, embedding and output layer; older releases have no groups",
         source="components/optim/optimizer.py: ParamGroupOverride, _build_param_groups",
     ),
 )

@@ -1,4 +1,4 @@
-"""What each AutoModel release knows: settings, options of each strategy, and what it fills in."""
+"""Facts about each AutoModel release: settings, options of each strategy, and defaults."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ KNOWN: tuple[str, ...] = RELEASES.known
 NEW_LAYOUT = "0.3.0"
 """Release in which `autopipeline` and the manager classes became one `distributed` section."""
 _DECIDED: Mapping[str, Any] = _table("keys.json")
-"""What the classes of a release do not say: windows of settings that no class has, and which defaults a recipe is filled with."""
+"""Facts that no class of a release has: releases of settings without a class, and defaults that recipes fill in."""
 _SIZES = ("dp_size", "dp_replicate_size", "tp_size", "pp_size", "cp_size", "ep_size", "activation_checkpointing")
-"""What a recipe says beside the options of its strategy."""
+"""Settings of the `distributed` section that are no options of a strategy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One field that a class of AutoModel's takes from `since` on, until it does not."""
+    """One field that a class of AutoModel's takes from `since` on, and no longer from `until` on."""
 
     section: str
     name: str
@@ -93,11 +93,11 @@ class Release(AnyRelease):
 
     @cached_property
     def policy(self) -> Mapping[str, Any]:
-        """Number formats of FSDP2 where no policy is given."""
+        """Number formats of FSDP2 without a mixed-precision policy."""
         return {row.path: row.default for row in self._rows if row.path.startswith("distributed.mp_policy.")}
 
     def defaults(self, part: str) -> Mapping[str, Any]:
-        """What it fills in: for "pipeline", a strategy, or "" for what always holds."""
+        """Defaults by path: those of the pipeline for "pipeline", of a strategy for its name, of every recipe for ""."""
         return dict(self._filled(part))
 
     def _filled(self, part: str) -> Iterator[tuple[str, Any]]:
@@ -115,7 +115,7 @@ def since(path: str) -> str:
 
 
 def until(path: str) -> str:
-    """First release that no longer has it; empty: it stays."""
+    """First release that no longer has it; empty if the newest release has it."""
     rows = _rows().get(path)
     if not rows:
         return str(_DECIDED["until"].get(path, ""))
@@ -127,7 +127,7 @@ def _first(versions: Iterator[str]) -> str:
 
 
 def instead(path: str) -> str:
-    """What took its place; empty: nothing."""
+    """The setting that replaces it; empty if none does."""
     return str(_DECIDED["instead"].get(path, ""))
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints that NeMo AutoModel writes, read without it: `model/` and `optim/` in a folder of each step."""
+"""Reads checkpoints of NeMo AutoModel without AutoModel: `model/` and `optim/` in a folder for each step."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from bridge.state.hub import Hub, lost
 LATEST, MODEL, OPTIMIZER, SCHEDULE = "LATEST", "model", "optim", "sched"
 CONSOLIDATED = "consolidated"
 UNREAD = {
-    "rng*": "random states are not carried; dropout draws others",
-    "dataloader*": "the place in the data is not carried; it begins anew",
+    "rng*": "random states are not carried, so dropout draws other numbers",
+    "dataloader*": "the position in the data is not carried; the data starts from the beginning",
 }
-"""Files beside them that only its own program reads (recipes/base_recipe.py: save_checkpoint), and what is lost with them."""
+"""Further files that only AutoModel reads (recipes/base_recipe.py: save_checkpoint), and the loss without them."""
 
 
 class Folder(Format):
@@ -31,19 +31,19 @@ class Folder(Format):
     title = "NeMo AutoModel"
 
     def find(self, folder: Path) -> Path | None:
-        """The folder itself, or the step that the link LATEST leads to."""
+        """The checkpoint folder: `folder` itself, or the step that the link LATEST points to."""
         place = inside(folder / LATEST, folder) if (folder / LATEST).is_dir() else folder
         return place if (place / OPTIMIZER / dcp.METADATA).is_file() and (place / MODEL).is_dir() else None
 
     def verify(self, place: Path, used: Used | None = None) -> None:
-        """Each archive within the files has checksums of its own; safetensors have none."""
+        """Also check the checksums inside each archive; safetensors have none."""
         super().verify(place, used)
         for part in (MODEL, OPTIMIZER):
             if (place / part / dcp.METADATA).is_file():
                 dcp.verified(place / part, dcp.KNOWN, used)
 
     def read(self, place: Path) -> Hub:
-        """Weights, and the optimizer by their names; the schedule is torch's own."""
+        """Weights, optimizer state by the names of the weights, and torch's scheduler state."""
         weights, files = _weights(place / MODEL)
         found = dcp.entries(place / OPTIMIZER)
         schedule = {".".join(map(str, entry.path[1:])): entry.value for entry in found.values() if entry.path[0] == SCHEDULE}
@@ -54,12 +54,12 @@ class Folder(Format):
 
 
 def _weights(place: Path) -> tuple[Mapping[str, Entry], tuple[Path, ...]]:
-    """Tensors of the model, and their files: torch's own, or whole ones of safetensors. Raises `SourceError` for shards."""
+    """Tensors of the model, and their files: torch's format or safetensors. Raises `SourceError` for sharded safetensors."""
     if (place / dcp.METADATA).is_file():
         return dcp.entries(place), (place / dcp.METADATA, *sorted(place.glob("*.distcp")))
     whole = safe.Safe().find(place / CONSOLIDATED) or safe.Safe().find(place)
     if whole is None:
-        raise SourceError(f"{place}: shards of safetensors that are not whole; run its consolidate.sh")
+        raise SourceError(f"{place}: the safetensors hold parts of tensors; run the consolidate.sh of the checkpoint")
     hub = safe.Safe().read(whole)
     return {name: Entry((name,), held.weight) for name, held in hub.parameters.items()}, hub.origin.files
 
