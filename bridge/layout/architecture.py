@@ -1,4 +1,4 @@
-"""The shape of a GPT as pure values: its layers, their parameters as one tensor rank holds them, and where activations pass."""
+"""The shape of a GPT as pure values: its layers, their parameters on one tensor rank, and the sites of activations."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from bridge.plan import Model
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A module with weights: a matrix (`outputs`, `inputs`), or a vector where there are no inputs, and maybe a bias.
+    """A module with a weight, a matrix (`outputs`, `inputs`) or a vector if there are no inputs, and maybe a bias.
 
-    `tied` names the module whose weight it uses instead of its own. There are `copies` of it, one in each expert.
+    `tied` names the module whose weight it uses instead of its own. `copies` is the number of experts that have such a module.
     """
 
     name: str
@@ -37,16 +37,16 @@ class Part:
 
     @property
     def size(self) -> int:
-        """Elements of all copies, a tied weight left out."""
+        """Elements of all copies, without a tied weight."""
         return self.used - self.outputs * self.inputs * bool(self.tied)
 
     @property
     def used(self) -> int:
-        """Elements of all copies, with a tied weight that another module has."""
+        """Elements of all copies, including a tied weight."""
         return self.copies * self.outputs * ((self.inputs or 1) + self.bias)
 
     def role(self, names: TensorPlan) -> str | None:
-        """What `names` make of it: "embed", or a kind of split linear layer, or None."""
+        """Its role in the tensor plan `names`: "embed", a kind of split linear layer, or None."""
         if self.kind == "embedding":
             return "embed" if matches(self.name, names.vocabulary) else None
         return names.kind(self.name, self.inputs, self.outputs) if self.kind == "linear" else None
@@ -54,9 +54,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A tensor rank's place: which of how many ranks, and whether norms and dropout are split by tokens.
+    """A tensor rank's part: its index among `ranks`, and whether norms and dropout are split by tokens (`sequence`).
 
-    Experts are divided among `experts` ranks, and each expert among `within` tensor ranks; `same` ranks hold the same ones.
+    Experts are divided among `experts` ranks, and each expert among `within` tensor ranks. `same` ranks hold the same experts.
     """
 
     ranks: int = 1
@@ -69,7 +69,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """Widths of multi-head latent attention: of the narrow vectors (0: queries are made directly) and of the parts of a head."""
+    """Widths of multi-head latent attention: the low ranks (`query` 0: not compressed), and the parts of a head."""
 
     query: int
     kv: int
@@ -80,7 +80,7 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """Experts of a block: how many, how wide, how many a token goes to, the width of those that all tokens see, and where."""
+    """Experts of a block: number, width, experts for each token, width of shared experts, and the blocks that have them."""
 
     count: int
     ffn: int
@@ -97,8 +97,9 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """Shape of a GPT. Sizes as in a plan's model section, 0 words where their number is not known; `sequence` bounds learned
-    positions unless `positions` says how many rows there are. Biases of one kind of layer follow `bias` unless told.
+    """Shape of a GPT, with sizes as in a plan's model section. `vocab` is 0 if it is not known.
+
+    Learned positions have `sequence` rows, or `positions` if it is set. A bias that is None follows `bias`.
     """
 
     layers: int = 4
@@ -132,7 +133,7 @@ class Architecture:
 
     @classmethod
     def of(cls, model: Model) -> Architecture:
-        """The shape that a plan states; what it leaves open follows from the rest."""
+        """The shape of a plan's model. Fields that are not set follow from others, or have the usual value."""
         usual = cls()
         hidden, heads = model.hidden or usual.hidden, model.heads or usual.heads
         return cls(
@@ -151,7 +152,7 @@ class Architecture:
         )
 
     def problems(self) -> Iterator[str]:
-        """What does not fit together."""
+        """Sizes that do not fit each other or exceed a limit."""
         for size in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "sequence"):
             if getattr(self, size) > limits.PLAN[f"model.{size}"]:
                 yield f"model.{size}: found {getattr(self, size):,}, expected at most {limits.PLAN[f'model.{size}']:,}"
@@ -163,7 +164,7 @@ class Architecture:
             yield f"model.heads: {self.head} wide heads cannot rotate; make the width even"
 
     def tensor_plan(self, ranks: int) -> TensorPlan:
-        """How `ranks` tensor ranks split this model. Raises `ConfigError` if its heads do not divide."""
+        """The split of this model over `ranks` tensor ranks. Raises `ConfigError` if they do not divide the heads."""
         if self.heads % ranks:
             raise ConfigError(f"parallel.tensor: {ranks} ranks do not divide heads ({self.heads}); use a divisor")
         keys = ("attention.key", "attention.value")
@@ -185,11 +186,11 @@ class Architecture:
 
     @property
     def rows(self) -> int:
-        """Rows of the table of learned positions; 0: there is none."""
+        """Rows of the table of learned positions; 0 without one."""
         return self.positions if self.positions is not None else 0 if self.rotary else self.sequence
 
     def biased(self, name: Literal["qkv_bias", "output_bias", "mlp_bias", "norm_bias"]) -> bool:
-        """Whether a kind of layer has biases: as it is told, or as the others."""
+        """Whether a kind of layer has biases: by its own setting, or by `bias`; norms by default only LayerNorm."""
         told: bool | None = getattr(self, name)
         return (self.norm == "layer" if name == "norm_bias" else self.bias) if told is None else told
 
@@ -210,7 +211,7 @@ class Architecture:
         return self._block(f"block{layer - 1}", layer - 1) if layer <= self.layers else self._head()
 
     def facts(self) -> Layers:
-        """What partition rules see; a tied weight counts wherever it is used."""
+        """Facts for partition rules. A tied weight counts in each layer that uses it."""
         first, *blocks, last = self._sizes()
         tied = sum(part.used - part.size for part in self._head())
         return Layers(len(self.indices), leading=1, trailing=1, parameters=(first, *blocks, last + tied))
@@ -220,7 +221,7 @@ class Architecture:
         return sum(self._sizes())
 
     def active(self) -> int:
-        """Parameters that a token passes: all but experts that were not chosen for it."""
+        """Parameters that are active for a token: all except experts that were not chosen for it."""
         idle = (self.experts.count - self.experts.top_k) * self._expert() if self.experts else 0
         return self.size() - idle * sum(map(self.routed, range(self.layers)))
 
@@ -236,7 +237,7 @@ class Architecture:
         return next((block for block in range(self.layers) if self.routed(block)), 0)
 
     def _sizes(self) -> tuple[int, ...]:
-        """Parameters of each layer, tied weights left out; blocks of one kind are counted once."""
+        """Parameters of each layer, without tied weights. Only one block of each kind is counted, since the others are equal."""
         kinds = {routed: sum(part.size for part in self._block("block", block)) for routed, block in self._kinds().items()}
         ends = (sum(part.size for part in self.parts(layer)) for layer in (0, self.layers + 1))
         first, last = ends
@@ -247,7 +248,7 @@ class Architecture:
         return {self.routed(block): block for block in reversed(range(self.layers))}
 
     def parameters(self, stages: Mapping[int, int], share: Share) -> list[Parameter]:
-        """Parameters, in fp32, as tensor rank `share` holds those of the layers in `stages`, which says the stage of each."""
+        """Parameters of the layers in `stages` on tensor rank `share`, in fp32. `stages` has the stage of each layer."""
         found: dict[str, Parameter] = {}
         for layer, stage in stages.items():
             for parameter in self._held(layer, share):
@@ -256,7 +257,7 @@ class Architecture:
         return list(found.values())
 
     def sites(self, layers: Iterable[int], share: Share) -> list[Site]:
-        """Where activations of `layers` pass between tensor ranks."""
+        """Sites of `layers` at which tensor ranks exchange activations."""
         if share.ranks == 1:
             return []
         names = self.tensor_plan(share.ranks)
@@ -299,7 +300,7 @@ class Architecture:
             yield Part(f"{name}.attention.sinks", "norm", self.heads)
 
     def _latent(self, name: str) -> Iterator[Part]:
-        """Narrow vectors, their norms, and what is made of them; only the narrow ones and the output have biases."""
+        """Low-rank projections, their norms, and projections from them. Only the low-rank ones and the output have biases."""
         it, qkv = self.latent or Latent(0, 0, 0, 0, 0), self.biased("qkv_bias")
         queries, out = self.heads * (it.plain + it.rotary), self.heads * it.value
         narrow = ((("query", it.query, 0),) if it.query else ()) + (("key_value", it.kv, it.rotary),)
@@ -347,7 +348,7 @@ class Architecture:
 
 
 def _stated(model: Model) -> dict[str, Any]:
-    """Norms, biases and dropout, where a plan says them."""
+    """Settings of norms, biases and dropout that the plan has."""
     norm, attention = model.norm, model.attention
     told = {
         "norm": norm.kind,
@@ -398,13 +399,14 @@ def _embedding(model: Model) -> dict[str, Any]:
 
 
 def _of_experts(held: Parameter, copies: int, share: Share) -> Parameter:
-    """The same parameter of all experts that a rank holds."""
+    """The parameter of all local experts, stacked."""
+    # If the experts do not divide evenly, some ranks have one less; the larger number is taken for all.
     local = max(map(len, (cut(copies, share.experts, index) for index in (0, share.experts - 1))))
     return replace(held, shape=(local, *held.shape), same=share.same, partial=False)
 
 
 def _split(part: Part, name: str, shape: tuple[int, ...], names: TensorPlan, share: Share) -> Parameter:
-    """A parameter as a tensor rank holds it: cut along one dimension, or whole."""
+    """A parameter on a tensor rank: its part along one dimension, or the whole parameter."""
     role = part.role(names)
     dim = _CUT.get((role, len(shape)))
     if dim is None:
@@ -423,7 +425,7 @@ _CUT: Mapping[tuple[str | None, int], int] = {
     ("column", 1): 0,
     ("row", 2): 1,
 }
-"""The dimension along which a module of a role cuts its weight (2 dimensions) and its bias (1)."""
+"""The dimension along which tensor ranks split a weight (2 dimensions) or bias (1), by the module's role."""
 
 
 def _sites(parts: Iterable[Part], names: TensorPlan) -> Iterator[Site]:
@@ -456,4 +458,4 @@ PRESETS: Mapping[str, Architecture] = {
     "llama-7b": replace(_LLAMA, layers=32, hidden=4096, heads=32, kv_heads=32, ffn=11008, vocab=32000, sequence=2048),
     "llama3-8b": replace(_LLAMA, layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocab=128256, sequence=8192),
 }
-"""Shapes by name: the one that trains in seconds, and published models."""
+"""Shapes by name: a tiny one that trains in seconds, and published models."""

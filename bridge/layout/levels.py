@@ -1,4 +1,4 @@
-"""ZeRO levels side by side: whether a lower one keeps less, as it may in a model of few stages."""
+"""Compares ZeRO stages: in a model of few pipeline stages a lower one may keep fewer bytes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ MEBIBYTE = 2**20
 
 
 def dearer(plan: Plan, layout: Layout, parameters: Sequence[Parameter]) -> Finding | None:
-    """A finding if a lower level keeps fewer bytes of `parameters` on a rank than `layout`, which `plan` asks for.
+    """A finding if a lower ZeRO stage keeps fewer bytes of `parameters` on a rank than `layout`, the plan's own.
 
-    Levels 2 and 3 keep slices of everything, and two whole buffers, each as large as the largest stage: in a model of few stages
-    that is more than all of it once.
+    ZeRO stages 2 and 3 keep slices of everything and two whole buffers, each as large as the largest pipeline stage. In a model
+    of few stages that is more than one whole copy.
     """
     kept = {level: _kept(plan, layout, parameters, level) for level in range(1, layout.level)}
     best = min(kept, key=lambda level: kept[level], default=layout.level)

@@ -13,7 +13,7 @@ from bridge.errors import ConfigError, nearest
 from bridge.plan import Parallel
 
 AXES = ("tensor", "context", "data", "pipeline")
-"""The axes in the order used where a plan gives none, fastest first."""
+"""The axes in the default order, fastest first."""
 
 _SHORT = {"tp": "tensor", "cp": "context", "dp": "data", "pp": "pipeline", "ep": "expert"}
 
@@ -35,7 +35,7 @@ class Mesh:
 
     @classmethod
     def of(cls, parallel: Parallel, world: int) -> Mesh:
-        """The mesh of `world` ranks; an unset `data` takes the ranks that are left. Raises `ConfigError`."""
+        """The mesh of `world` ranks. An unset `data` takes all ranks that are left. Raises `ConfigError` if sizes do not fit."""
         sizes = {axis: getattr(parallel, axis) or 1 for axis in AXES}
         if max(world, *sizes.values()) > limits.RANKS:
             raise ConfigError(f"parallel: found {max(world, *sizes.values()):,} ranks, expected at most {limits.RANKS:,}")

@@ -1,4 +1,4 @@
-"""Outline: a whole run on all its ranks, as values: stages by rank, the bytes that each keeps, its collectives in a step."""
+"""Outline: a whole run as values: the stages of each rank, the bytes that it keeps, and its collectives in a step."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ from bridge.plan import Plan
 
 @dataclass(frozen=True)
 class Place:
-    """What the ranks of one pipeline and one tensor coordinate share: the layout of their stages, sites of activations, and a
-    finding if a lower ZeRO level keeps less on them.
+    """Facts about all ranks with the same pipeline and tensor coordinates.
+
+    The layout of their stages, the sites of activations, and a finding if a lower ZeRO stage keeps fewer bytes.
     """
 
     layout: Layout
@@ -35,15 +36,16 @@ class Place:
 
 
 FOLLOWED = 4
-"""Periods of a step's microbatches that are followed one by one; each further one adds what the last one did."""
+"""Periods of a step's micro batches that are simulated one by one. Each further period sends the same as the last of them."""
 
 
 @dataclass(frozen=True)
 class Outline:
     """A plan, on a mesh of ranks, with a model of known shape.
 
-    `pipeline` runs the microbatches that are followed; with `more` pipelines of a period more each, and `periods` of them
-    beyond those, what a step of all of them sends is known. `notes` say why the schedule is not the plan's own.
+    A long step is not simulated whole. `pipeline` has a few periods of its micro batches, and the pipelines in `more` have one
+    period more each; `periods` further periods send the same as the last difference. `notes` explain a schedule that is not the
+    plan's own.
     """
 
     plan: Plan
@@ -77,12 +79,12 @@ class Outline:
 
     @property
     def tokens(self) -> int:
-        """Tokens in a microbatch, on one of the ranks that split them by context."""
+        """Tokens of a micro batch on one context rank."""
         return self.micro * self.shape.sequence // self.mesh.sizes["context"]
 
     @property
     def shards(self) -> int:
-        """Ranks that hold the same weights, and over which state may be sharded: data and context ranks."""
+        """Data ranks x context ranks: these hold the same weights, and state is sharded over them."""
         return self.mesh.sizes["data"] * self.mesh.sizes["context"]
 
     def pipeline_rank(self, stage: int) -> int:
@@ -94,20 +96,20 @@ class Outline:
         return self.pipeline.local(pipeline)
 
     def place(self, rank: int) -> Place:
-        """What `rank` holds."""
+        """The place of `rank`."""
         return self._places[self._at(rank)]
 
     def _at(self, rank: int) -> tuple[int, int]:
         return self.mesh.coordinate(rank, "pipeline"), self.mesh.coordinate(rank, "tensor")
 
     def kind(self, rank: int) -> tuple[int, int, int]:
-        """What ranks that keep and send the same share: place in the pipeline, in the tensor group, and among shards."""
+        """Pipeline, tensor and shard coordinate of `rank`. Ranks with the same kind keep and send the same."""
         sizes, place = self.mesh.sizes, self.mesh.coordinates(rank)
         return *self._at(rank), place["data"] * sizes["context"] + place["context"]
 
     @property
     def costly(self) -> tuple[Finding, ...]:
-        """Findings of pipeline ranks on which a lower ZeRO level keeps less, each once."""
+        """Findings of pipeline ranks on which a lower ZeRO stage keeps fewer bytes, without repetition."""
         found = (self._places[rank, 0].costly for rank in range(self.mesh.sizes["pipeline"]))
         return tuple(dict.fromkeys(finding for finding in found if finding))
 
@@ -137,15 +139,16 @@ class Outline:
         return Place(layout, tuple(self.shape.sites(layers, share)), dearer(self.plan, layout, parameters))
 
     def _share(self, index: int) -> Share:
-        """A tensor rank's place; experts lie on data and tensor ranks (Megatron: parallel_state.py, expert groups)."""
+        """The part of a tensor rank. Experts are spread over data and tensor ranks (Megatron: parallel_state.py)."""
         parallel, ranks = self.plan.parallel, self.mesh.sizes["tensor"]
         experts, within = parallel.expert or 1, parallel.expert_tensor or ranks
+        # All data, context and tensor ranks, divided by those that hold different experts or parts of them.
         same = max(1, self.shards * ranks // (experts * within))
         return Share(ranks, index, bool(parallel.sequence), experts, within, same if self.shape.experts else 0)
 
     @cached_property
     def _traffic(self) -> Mapping[tuple[int, int], Mapping[str, Traffic]]:
-        """What the first of the ranks with the same weights sends, by pipeline and tensor coordinate."""
+        """Collectives of the first data rank, by pipeline and tensor coordinate."""
         first, *further = (self._followed(pipeline) for pipeline in (self.pipeline, *self.more))
         if not further:
             return first
@@ -156,6 +159,7 @@ class Outline:
         found: dict[object, Mapping[str, Traffic]] = {}
         by_place = {}
         for (rank, tensor), place in self._places.items():
+            # Tensor ranks whose flats have the same sizes send the same, so one of them is simulated.
             alike = (rank, *((flat.size, flat.shards) for flat in place.layout.flats))
             if alike not in found:
                 found[alike] = self._step(pipeline, place, rank, rows[rank], parts)
@@ -171,7 +175,7 @@ class Outline:
 
     @property
     def _sizes(self) -> Sizes:
-        """One tensor goes from stage to stage, and its gradient back; with sequence parallelism each tensor rank's tokens."""
+        """Bytes of the hidden states that pass between stages: with sequence parallelism only the tensor rank's tokens."""
         ranks = self.mesh.sizes["tensor"] if self.plan.parallel.sequence else 1
         dtype = self.plan.precision.compute or "fp32"
         each = dict.fromkeys(range(len(self.stages)), Traffic(1, self.tokens // ranks * self.shape.hidden * BYTES[dtype]))
@@ -186,7 +190,7 @@ class Outline:
 
 
 def _times(after: Mapping[str, Traffic], before: Mapping[str, Traffic], times: int) -> dict[str, Traffic]:
-    """What `after` has more than `before`, so many times."""
+    """`times` x (`after` - `before`), by name."""
     found = {}
     for name, total in after.items():
         less = before.get(name, Traffic())
@@ -195,10 +199,11 @@ def _times(after: Mapping[str, Traffic], before: Mapping[str, Traffic], times: i
 
 
 def _pipelines(plan: Plan, shape: Architecture, number: int) -> tuple[tuple[Pipeline, ...], int]:
-    """The pipelines that are followed, and how many periods there are beyond the first of them."""
+    """The pipelines to simulate, and the number of periods beyond the first of them."""
     layers, table = shape.facts(), text_of(plan)
     stages = stages_of(plan, layers)
     period = period_of(plan, number, stages)
+    # Traffic repeats only once the pipeline is full, which takes about as many micro batches as there are stages.
     span = period if name_of(plan) == "depth_first" else max(period, stages)
     fewer = FOLLOWED * span // period * period + number % period if period else number
     if fewer + period >= number:

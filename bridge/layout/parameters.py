@@ -1,4 +1,4 @@
-"""Parameters of a plan's model, counted from what the plan says and from nothing else."""
+"""Counts the parameters of a plan's model from the plan alone."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from bridge.plan import Plan
 
 
 class Parameters(NamedTuple):
-    """Numbers of parameters: all, and those that a token passes, which leaves out experts that were not chosen for it."""
+    """Numbers of parameters: all, and those that are active for a token, without experts that were not chosen for it."""
 
     all: int
     active: int
 
 
 def count_parameters(plan: Plan) -> Parameters:
-    """Parameters of the model of `plan`: tied weights once, padding of the vocabulary included, blocks that predict further
-    tokens left out. Raises `BridgeError` naming the fields that it needs and the plan leaves open.
+    """Parameters of the model of `plan`. Tied weights count once, padding of the vocabulary counts, multi-token heads do not.
+
+    Raises `BridgeError` with the fields that are needed and not set.
     """
     lacking = lacks(plan)
     if lacking:
-        raise BridgeError(f"parameters: the plan leaves open {', '.join(lacking)}; state them")
+        raise BridgeError(f"parameters: the plan does not set {', '.join(lacking)}; set them")
     shape = Architecture.of(plan.model)
     beside = _balance(plan, shape)
     return Parameters(shape.size() + beside, shape.active() + beside)
 
 
 COUNTED = ("ernie4_5_moe",)
-"""Families in whose code the bias that balances experts is a parameter, though no gradient reaches it; others keep a buffer."""
+"""Families whose code keeps the load-balancing bias as a parameter, though it gets no gradient. Others keep it as a buffer."""
 
 
 def _balance(plan: Plan, shape: Architecture) -> int:
@@ -39,7 +40,7 @@ def _balance(plan: Plan, shape: Architecture) -> int:
 
 
 def lacks(plan: Plan) -> list[str]:
-    """The fields without which the parameters of `plan` cannot be counted, and that it leaves open."""
+    """Fields that are not set in `plan`, although the count needs them."""
     values = {path: value for path, value in plan.values().items() if path.startswith("model.")}
     return [path for path in _needed(values) if values.get(path) is None]
 
@@ -49,7 +50,7 @@ LATENT = ("query_rank", "plain_size", "rotary_size", "value_size")
 
 
 def _needed(values: Mapping[str, Any]) -> Iterator[str]:
-    """Fields that the count hangs on; what is open with a meaning of its own is not among them."""
+    """Fields on which the count depends, without fields that have a default."""
     yield from (f"model.{name}" for name in ALWAYS)
     if values.get("model.norm.bias") is None:
         yield "model.norm.kind"

@@ -15,18 +15,15 @@ from bridge.errors import ConfigError
 from bridge.plan import Stages
 
 ALONE = 1000
-"""Cost that the `ceil` rule gives to a leading layer, such as an embedding, so that it gets a stage of its
-own.
-"""
+"""Cost of a leading layer, such as an embedding, in the `ceil` rule. It is so high that the layer gets its own stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """What a rule sees of a model: the number of layers, how many of them lead and trail the body, and their
-    parameters.
+    """The facts about a model that rules use.
 
-    Leading and trailing layers are those beside the transformer layers: embeddings, final norm, output head.
-    `parameters` counts the elements of each layer; the rule `parameters` needs it.
+    `count` includes `leading` layers (embeddings) and `trailing` ones (final norm, output head). `parameters` has the number of
+    elements of each layer; only the rule `parameters` needs it.
     """
 
     count: int
@@ -47,9 +44,8 @@ Boundaries = tuple[int, ...]
 def partition(stages: Stages, layers: Layers, parts: int | None = None) -> tuple[range, ...]:
     """Cut `layers` into stages by `stages.rule` (unset: `explicit` if boundaries are given, else `carry`).
 
-    `parts` is the number of stages wanted (pipeline ranks x virtual stages); it serves the rules that take a
-    number of stages when `layers_per_stage` is unset. Raises `ConfigError` if the rule lacks what it needs or
-    cannot fill each stage.
+    `parts` is the wanted number of stages (pipeline ranks x virtual stages). Rules use it if `layers_per_stage` is not set.
+    Raises `ConfigError` if a setting that the rule needs is missing, or if a stage would have no layer.
     """
     if max(layers.count, parts or 0) > limits.LAYERS:
         raise ConfigError(f"model.layers: found {layers.count:,}, expected at most {limits.LAYERS:,} layers and stages")
@@ -59,15 +55,15 @@ def partition(stages: Stages, layers: Layers, parts: int | None = None) -> tuple
 
 
 FEW, SMALL = 32, 2**20
-"""Layers up to which each keeps a stage of its own, and elements from which on a stage is worth a collective of its own: below,
-what a collective costs however short it is outweighs what it moves.
+"""Models of up to `FEW` layers keep a stage for each. A stage needs `SMALL` elements to be worth its own collective: for fewer,
+the fixed cost of a call is higher than the cost of the transfer.
 """
 
 
 def together(layers: Layers, within: Sequence[range]) -> tuple[range, ...]:
-    """The layers of each range, one by one; of many layers small neighbours share a stage until it has `SMALL` elements.
+    """A stage for each layer of each range. In models of many layers, neighbours share a stage until it has `SMALL` elements.
 
-    The last stage of a range takes what is left over.
+    The last stage of a range also takes the layers that are left.
     """
     if layers.count <= FEW or len(layers.parameters) != layers.count:
         return tuple(range(layer, layer + 1) for part in within for layer in part)
@@ -78,6 +74,7 @@ def _filled(part: range, sizes: Sequence[int]) -> Iterator[range]:
     first, held = part.start, 0
     for layer in part:
         held += sizes[layer]
+        # Cut only if the layers behind can fill a stage too; otherwise they join this one.
         if held >= SMALL and sum(sizes[layer + 1 : part.stop]) >= SMALL:
             yield range(first, layer + 1)
             first, held = layer + 1, 0
@@ -86,13 +83,13 @@ def _filled(part: range, sizes: Sequence[int]) -> Iterator[range]:
 
 
 def carry(count: int, size: Fraction) -> Boundaries:
-    """`size` layers a stage; fractions carry over, so that 1.5 gives stages of 1, 2, 1, 2."""
+    """`size` layers in each stage. Fractions carry over: 1.5 gives stages of 1, 2, 1, 2."""
     cuts = (floor(size * index) for index in range(1, ceil(count / size) + 1))
     return tuple(sorted({0, count, *(cut for cut in cuts if cut < count)}))
 
 
 def ceil_(costs: Sequence[float], size: Fraction) -> Boundaries:
-    """Cut as soon as a stage costs at least `size`: Fast-LLM's walk, which drops what a stage has over."""
+    """Cut as soon as a stage costs at least `size`, as Fast-LLM does. A surplus does not carry over to the next stage."""
     boundaries, cost = [0], 0.0
     for index, layer in enumerate(costs, 1):
         cost += layer
@@ -115,7 +112,8 @@ def floor_last(count: int, parts: int) -> Boundaries:
 
 
 def balanced(costs: Sequence[int], parts: int) -> Boundaries:
-    """`parts` non-empty stages whose largest cost is as small as can be; among those, the most even ones."""
+    """`parts` non-empty stages with the smallest largest cost, and of these the most even ones."""
+    # Two steps: find the smallest possible largest cost, then minimise the sum of squared costs under that limit.
     limit = _bottleneck(costs, parts)
     sums = [0, *accumulate(costs)]
 
@@ -135,6 +133,7 @@ def balanced(costs: Sequence[int], parts: int) -> Boundaries:
 
 
 def _bottleneck(costs: Sequence[int], parts: int) -> int:
+    """The smallest limit that `parts` stages can keep, by bisection."""
     low, high = max(costs), sum(costs)
     while low < high:
         middle = (low + high) // 2
@@ -143,7 +142,7 @@ def _bottleneck(costs: Sequence[int], parts: int) -> int:
 
 
 def _greedy(costs: Sequence[int], limit: int) -> int:
-    """Fewest stages of at most `limit`; `limit` is at least the largest cost."""
+    """The fewest stages that cost at most `limit` each. `limit` must be at least the largest cost."""
     parts, room = 1, limit
     for cost in costs:
         if cost > room:
@@ -196,7 +195,7 @@ def _explicit_problems(boundaries: Boundaries, layers: Layers) -> Iterator[str]:
         yield f"stages.boundaries: end at {boundaries[-1]}, but the model has {known} layers; end there"
     pairs = list(pairwise(boundaries))
     for place, (first, last) in enumerate(pairs):
-        # A stage at an end may have the embedding or the head alone.
+        # Only the first stage may have no block, if it has the embedding, and only the last, if it has the head.
         beside = (place == 0 and layers.leading) or (place == len(pairs) - 1 and layers.trailing)
         alone = last == first and beside and boundaries[-1] == layers.body != layers.count
         if last <= first and not alone:
@@ -204,7 +203,7 @@ def _explicit_problems(boundaries: Boundaries, layers: Layers) -> Iterator[str]:
 
 
 def _with_ends(boundaries: Boundaries, layers: Layers) -> Boundaries:
-    """Boundaries of the body shifted; leading layers join the first stage, trailing layers the last."""
+    """Boundaries of all layers from those of the body. Leading layers join the first stage, trailing layers the last."""
     return (0, *(boundary + layers.leading for boundary in boundaries[1:-1]), layers.count)
 
 
@@ -213,7 +212,7 @@ def _size(stages: Stages) -> Fraction:
 
 
 def _number(stages: Stages, count: int, parts: int | None) -> int:
-    """Number of stages: from `layers_per_stage`, else `parts`, else (one or none) one a layer."""
+    """Number of stages: by `layers_per_stage`, else `parts`; if `parts` is None or 1, one for each layer."""
     if stages.layers_per_stage is not None:
         return min(count, ceil(count / _size(stages)))
     number = parts if parts is not None and parts > 1 else count

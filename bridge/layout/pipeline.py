@@ -1,4 +1,4 @@
-"""Pipelines: a plan's schedule over its stages, and which layers each stage has, all decided before anything runs."""
+"""Pipelines: a plan's schedule, and the layers of each stage, fixed before anything runs."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Pipeline:
         parts: Ranges | None = None,
         short: bool = False,
     ) -> Pipeline:
-        """The pipeline that `plan` asks for; `table` is the text of its CSV, `parts` are stages that were cut otherwise, and
-        `short` ones have fewer microbatches than ranks.
+        """The pipeline of `plan`. `table` is the text of its CSV file, `parts` are stages that were chosen in another way.
 
-        A stage that the plan cuts for a pipeline rank is cut further, layer by layer, so that its weights and gradients need
-        not be whole at once; `stages.layers_per_stage` keeps its layers together. Of very many small layers neighbours share a
-        stage (`partition.together`). Raises `ConfigError` if anything does not fit, or the ranks would not end well.
+        With `short`, fewer micro batches than ranks are allowed. The plan's stages are divided further into layers, so that the
+        weights and gradients of a stage need not be whole at once; `stages.layers_per_stage` keeps them together, and in models
+        of many small layers neighbours share a stage (`partition.together`). Raises `ConfigError` if sizes do not fit, or if
+        the schedule would fail.
         """
         check_size(layers.count, microbatches)
         outer, schedule = _outline(plan, layers, microbatches, table, parts, short)
@@ -45,7 +45,7 @@ class Pipeline:
         inner = _inner(plan, layers, outer) if apart else outer
         numbers = [sum(part.start <= stage.start < part.stop for stage in inner) for part in outer]
         found = cls(schedule.expanded(numbers) if apart else schedule, inner)
-        # A stage in parts runs them one after the other, so that what holds of the stages holds of their parts.
+        # The parts of a stage run one after the other, so a proof for the stages holds for their parts.
         ConfigError.raise_if(f"schedule: {problem}" for problem in prove(schedule))
         return found
 
@@ -60,7 +60,7 @@ def ranks_of(plan: Plan) -> int:
 
 
 def name_of(plan: Plan) -> str:
-    """The schedule that a plan names or implies: one rank accumulates depth first unless told otherwise."""
+    """The schedule that a plan names or implies. The default on one pipeline rank is depth first."""
     schedule, wide = plan.schedule, (plan.schedule.breadth_first or 1) > 1
     if ranks_of(plan) == 1:
         return "breadth_first" if wide else "depth_first"
@@ -82,7 +82,7 @@ def schedule_of(
 
 
 def described(plan: Plan, microbatches: int, layers: Layers | None = None) -> tuple[Plan, tuple[str, ...]]:
-    """`plan` with the nearest schedule that can be written down for as many microbatches, and why it is not its own."""
+    """`plan` with the nearest schedule that exists for so many micro batches, and the reasons if it is not the plan's own."""
     if name_of(plan) == "csv" or ranks_of(plan) == 1:
         return plan, ()
     plan, notes = _cut(plan, layers) if layers else (plan, ())
@@ -96,7 +96,7 @@ def described(plan: Plan, microbatches: int, layers: Layers | None = None) -> tu
 
 
 def _cut(plan: Plan, layers: Layers) -> tuple[Plan, tuple[str, ...]]:
-    """`plan`, with one stage on a rank where its layers do not fill as many as it asks for."""
+    """`plan`, with one stage on each rank if it has too few layers for its virtual stages."""
     try:
         stages_of(plan, layers)
     except ConfigError as error:
@@ -120,15 +120,16 @@ def _shape(plan: Plan, microbatches: int, stages: int | None = None, short: bool
 
 
 def stages_of(plan: Plan, layers: Layers) -> int:
-    """Stages of the plan's schedule over `layers`, as it is written; 0 for a table. Raises `ConfigError` if it does not fit."""
+    """Number of stages of the plan's schedule over `layers`; 0 for a CSV file. Raises `ConfigError` if they do not fit."""
     if name_of(plan) == "csv":
         return 0
     return len(partition(plan.stages, layers, None if ranks_of(plan) == 1 else ranks_of(plan) * _virtual(plan)))
 
 
 def period_of(plan: Plan, microbatches: int, stages: int) -> int:
-    """How many more microbatches make a step longer by what repeats; 0 where nothing is known to. Raises `ConfigError` where
-    the schedule does not fit the microbatches there are.
+    """Micro batches after which the schedule repeats; 0 if it is not known to repeat.
+
+    Raises `ConfigError` if the schedule does not fit the number of micro batches.
     """
     if name_of(plan) == "csv" or plan.recompute.kept_microbatches:
         return 0
@@ -138,7 +139,7 @@ def period_of(plan: Plan, microbatches: int, stages: int) -> int:
 
 
 def _kept(plan: Plan, schedule: Schedule) -> Schedule:
-    """`schedule` with the microbatches that keep their activations, where several are in flight."""
+    """`schedule` with the micro batches that keep their activations, if several are in flight."""
     number = plan.recompute.kept_microbatches or 0
     return partly_kept(schedule, number) if number and schedule.ranks > 1 else schedule
 
@@ -162,7 +163,7 @@ def _misfits(found: Schedule, where: str, wanted: tuple[int, int, int]) -> Itera
 def _outline(
     plan: Plan, layers: Layers, microbatches: int, table: str | None, parts: Ranges | None, short: bool
 ) -> tuple[Ranges, Schedule]:
-    """Stages as the plan cuts them, and the schedule over those."""
+    """The plan's stages, and the schedule over them."""
     ranks = ranks_of(plan)
     if ranks == 1:
         outer = parts or partition(plan.stages, layers)
@@ -177,7 +178,7 @@ def _outline(
 
 
 def _inner(plan: Plan, layers: Layers, outer: Sequence[range]) -> Ranges:
-    """The stages that those of the plan are cut into. What is computed again goes by stages, so that none are joined there."""
+    """The parts of the plan's stages. With recomputation each layer is a part, because recomputation works by stage."""
     recompute, alone = plan.recompute, (plan.parallel.tensor or 1) == 1
     again = recompute.granularity not in (None, "none", "selective") or recompute.ratio is not None
     if again or not alone:
@@ -186,14 +187,15 @@ def _inner(plan: Plan, layers: Layers, outer: Sequence[range]) -> Ranges:
 
 
 def _virtual(plan: Plan) -> int:
-    """Stages on a pipeline rank: as the plan says, or as few as its schedule takes."""
+    """Stages on a pipeline rank: the plan's number, or the smallest that its schedule allows."""
     name = name_of(plan)
     return plan.schedule.virtual or (SCHEDULES[name].least if name in SCHEDULES else 1)
 
 
 def text_of(plan: Plan) -> str | None:
-    """The text of the plan's table of actions, if it names one. Raises `SourceError` if there is no such file, or, within
-    `bridge.files.reaching`, if it lies outside; elsewhere the plan is the caller's own word.
+    """The text of the plan's CSV schedule, if it names one. Raises `SourceError` if the file does not exist.
+
+    Within `bridge.files.reaching` it also raises if the file lies outside the allowed folders.
     """
     from bridge.files import placed, read_text
 

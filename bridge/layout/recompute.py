@@ -1,6 +1,4 @@
-"""Recompute: which layers of each stage compute their activations again in backward, and which of them
-together.
-"""
+"""Recomputation: the layers of each stage whose activations are recomputed in backward, and the chunks in which they are."""
 
 from __future__ import annotations
 
@@ -14,24 +12,23 @@ from bridge.plan import Recompute
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Consecutive layers of a stage; with `again`, only their first input is kept until backward."""
+    """Consecutive layers of a stage. With `again` they are recomputed: only their first input is kept until backward."""
 
     layers: range
     again: bool
 
 
 def chunks(recompute: Recompute, stages: Sequence[range]) -> tuple[tuple[Chunk, ...], ...]:
-    """Chunks by stage: `uniform` takes `layers` at a time, `block` the first `layers` of a stage."""
+    """Chunks by stage. `uniform` makes chunks of `layers` layers, `block` recomputes the first `layers` layers of a stage."""
     chosen = _chosen(recompute, stages)
     together = (recompute.layers or 1) if recompute.method != "block" else 1
     return tuple(tuple(_stage_chunks(stage, chosen, together)) for stage in stages)
 
 
 def again_by_stage(row: Row, parts: Sequence[Sequence[Chunk]], stages: Sequence[range]) -> dict[int, frozenset[int]]:
-    """The layers that a rank computes again, by stage, for microbatches whose activations the schedule does not keep.
+    """The layers that a rank recomputes, by stage, for micro batches whose activations the schedule does not keep.
 
-    Where halves of backward, or the second forward, are actions of their own, a stage of which any layer is to be computed again
-    is computed again whole.
+    If the schedule splits backward, or has recomputation as an action, a stage with any such layer is recomputed whole.
     """
     apart = any(action.kind in (Kind.INPUT, Kind.AGAIN) for action in row)
     trained = {action.stage for action in row if action.kind in WRITES}

@@ -1,4 +1,4 @@
-"""Residency: which flat each weight buffer holds, and when the next one can be gathered into it."""
+"""Residency: the flat that each weight buffer holds, and the time when the next one can be gathered into it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from bridge.layout.shard import Home, Layout
 
 
 class Residency:
-    """What the weight buffers of one rank hold while it visits stages. Flats are named by their index in the
-    layout.
-    """
+    """Contents of one rank's weight buffers while it visits stages. Flats are named by their index in the layout."""
 
     def __init__(self, layout: Layout) -> None:
         self.flats = layout.flats
@@ -20,7 +18,7 @@ class Residency:
 
     @property
     def full(self) -> bool:
-        """Whether every flat is whole, or being gathered, so that nothing is due."""
+        """Whether every flat is whole or being gathered. Then no gather is due."""
         return not self._absent
 
     def needed(self, stage: int) -> tuple[int, ...]:
@@ -47,9 +45,9 @@ class Residency:
                 self._absent.add(index)
 
     def due(self, visits: Iterable[int]) -> Iterator[int]:
-        """The flats to gather now, in order, for the stages visited from now on, the current one first.
+        """The flats to gather now, in order. `visits` are the stages from the current one on.
 
-        A buffer is refilled only after its last use before the visit that needs it; the look-ahead ends at
+        A buffer is refilled only when no visit before the one that needs the new flat uses the old one. The look-ahead ends at
         the first flat that must wait.
         """
         if self.full:
@@ -72,10 +70,11 @@ def visits(layout: Layout, training: bool = True) -> tuple[int, ...]:
 
 
 def reductions(layout: Layout, writers: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """For each of the stages that write gradients one after the other, the flats to reduce once it has.
+    """For each visit in `writers`, the stages that write gradients in order, the flats to reduce after it.
 
     A flat is reduced after its last writer, and before another flat is written into the same buffer.
     """
+    # Backwards: `following` has the flat that is written next into each buffer. If it is the same flat, reduction can wait.
     following: dict[Home, int] = {}
     found: list[tuple[int, ...]] = []
     written = {stage: [index for index in layout.users[stage] if layout.flats[index].trainable] for stage in set(writers)}

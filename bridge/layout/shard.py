@@ -1,4 +1,4 @@
-"""Shards: the flat buffers of each stage, which data rank owns which slice, and their bytes by kind."""
+"""Shards: the flat buffers of each stage, the slice that each data rank owns, and their bytes by kind."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Parameter:
     """One parameter as a layout sees it: `shape` is that on one tensor rank, `stages` are those that use it,
     in order.
 
-    `split` tells along which dimension tensor ranks hold different parts, of `whole` in all, from `start` on this one (None:
-    they hold replicas). Each rank sees only its share of the gradient of a `partial` replica: shares have to be summed.
-    `replicas` are the pipeline ranks whose stages use it, where they are several. `same` ranks hold the same values of it,
-    as for experts that are divided among ranks (0: all data ranks).
+    `split` is the dimension that tensor ranks divide: it has `whole` elements in all, and this rank's part begins at `start`.
+    None: every tensor rank holds a replica. Of a `partial` replica each tensor rank computes only a share of the gradient, and
+    the shares have to be summed. `replicas` are the pipeline ranks whose stages use it, empty if that is one. `same` is the
+    number of data ranks with the same values, for experts that are divided among ranks (0: all data ranks).
     """
 
     name: str
@@ -54,7 +54,7 @@ def holders_of(parameter: Parameter, homes: Sequence[int]) -> tuple[int, ...]:
 
 
 def on_rank(parameters: Iterable[Parameter], homes: Sequence[int], rank: int) -> list[Parameter]:
-    """What a pipeline rank holds, its stages counted among its own."""
+    """The parameters that a pipeline rank holds. Their stages are numbered among the rank's own."""
     local = [stage for stage, home in enumerate(homes) if home == rank]
     found = []
     for parameter in parameters:
@@ -92,24 +92,28 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A rectangular part of a tensor: where it begins and how far it reaches along each dimension."""
+    """A rectangular part of a tensor: its offset and its size along each dimension."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
 
 
 def boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
-    """Elements `start` to `stop` of a tensor in row-major order, as the boxes that cover them one after the other."""
+    """Boxes that cover elements `start` to `stop` of a tensor in row-major order, in that order."""
     if stop <= start:
         return
     if len(shape) < 2:
         yield Box((start,) if shape else (), (stop - start,) if shape else ())
         return
     row = prod(shape[1:])
+    # Rows `first` to `last` - 1 are covered whole; the run may begin and end within other rows.
     first, last = -(-start // row), stop // row
     if first > last:
+        # The run begins and ends within the same row.
         yield from _in_row(shape, last, start, stop)
         return
+    # The end of the row before the whole ones, the whole ones as one box, the beginning of the row behind them. The first and
+    # the last are empty if the run begins or ends at the edge of a row.
     yield from _in_row(shape, first - 1, start, first * row)
     if last > first:
         yield Box((first, *(0 for _ in shape[1:])), (last - first, *shape[1:]))
@@ -117,16 +121,19 @@ def boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
 
 
 def _in_row(shape: tuple[int, ...], index: int, start: int, stop: int) -> Iterator[Box]:
-    """Boxes of elements `start` to `stop` that all lie in row `index` of the first dimension."""
+    """Boxes of elements `start` to `stop`, which all lie in row `index` of the first dimension."""
     row = prod(shape[1:])
+    # A row is a tensor with one dimension less, in which the elements count from its own beginning.
     for box in boxes(shape[1:], start - index * row, stop - index * row):
         yield Box((index, *box.offsets), (1, *box.sizes))
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """Number formats and optimizer of a run, defaults filled in; `compute` None keeps each parameter's own
-    format. `frozen_in_master`: weights that are not trained have a master all the same. `communicate` None: as `reduce`.
+    """Number formats of a run, and the number of its moments, with defaults filled in.
+
+    If `compute` is None, each parameter keeps its own format. With `frozen_in_master`, frozen weights have a master too. If
+    `communicate` is None, gradients are exchanged in the format of `reduce`.
     """
 
     compute: Dtype | None
@@ -146,7 +153,7 @@ class Format:
         return cls(precision.compute, precision.master, precision.reduce, moments, frozen, precision.communicate)
 
     def master_of(self, dtype: Dtype, frozen: bool = False) -> Dtype:
-        """Format that weights are kept in between steps: the optimizer's, if it updates them."""
+        """Format of the weights between steps: that of the optimizer's master, or `dtype` for frozen weights."""
         return dtype if frozen and not self.frozen_in_master else self.master or _full(dtype)
 
     def reduce_of(self, dtype: Dtype) -> Dtype:
@@ -163,7 +170,7 @@ def _full(dtype: Dtype) -> Dtype:
 
 
 class Home(NamedTuple):
-    """A buffer that holds one flat at a time: a pool for each kind of parameter, and a place in it."""
+    """Key of a buffer that holds one flat at a time: `place` numbers the buffers of a pool, the other fields name the pool."""
 
     tied: bool
     frozen: bool
@@ -176,9 +183,8 @@ class Home(NamedTuple):
 class Flat:
     """One flat buffer: the parameters of one stage that share a format and are all trainable or all frozen.
 
-    `shards` data ranks own one slice each (1: every rank owns all of it). `weight_home` and `grad_home` name
-    the buffers that hold it whole; a home that other stages use too is shared, any other is
-    its own.
+    `shards` data ranks own one slice each (1: every rank owns all of it). `weight_home` and `grad_home` name the buffers that
+    hold it whole. `weight_shared` and `grad_shared` tell whether flats of other stages use these buffers too.
     """
 
     stage: int
@@ -212,12 +218,12 @@ class Flat:
 
     @property
     def replicas(self) -> tuple[int, ...]:
-        """The pipeline ranks that hold this flat, and sum its gradients, where they are several."""
+        """The pipeline ranks that hold this flat and sum its gradients; empty if only one holds it."""
         return self.slots[0].parameter.replicas
 
     @property
     def alone(self) -> bool:
-        """Whether no other rank holds it, so that its gradients are complete."""
+        """Whether no other data rank holds it, so that its gradients need no reduction."""
         return self.slots[0].parameter.same == 1
 
     @property
@@ -234,7 +240,7 @@ class Flat:
 
     @property
     def kept_as(self) -> Literal["weights", "master"]:
-        """The kind of bytes that an owned slice beside the weight buffer is."""
+        """Kind under which the bytes of an owned slice count that is stored apart from the weight buffer."""
         return "master" if self.trainable or self.master != self.dtype else "weights"
 
     def owned(self, index: int) -> range:
@@ -243,7 +249,7 @@ class Flat:
         return range(start, start + self.shard)
 
     def pieces(self, index: int) -> Iterator[Piece]:
-        """What data rank `index` owns, parameter by parameter; padding belongs to none."""
+        """The parts of parameters that data rank `index` owns. Padding belongs to no parameter."""
         owned = self.owned(index)
         for slot in self.slots:
             start, stop = max(slot.start, owned.start), min(slot.stop, owned.stop)
@@ -257,11 +263,11 @@ class Flat:
 
     @cached_property
     def partial(self) -> range:
-        """The last elements that hold parameters whose gradients tensor ranks have to sum."""
+        """The last elements of the flat: parameters whose gradients tensor ranks have to sum."""
         return range(self.size - sum(slot.parameter.size for slot in self.slots if slot.parameter.partial), self.size)
 
     def own(self, part: range, index: int) -> range:
-        """What data rank `index` owns of `part`, counted from the start of its slice."""
+        """The elements of `part` that data rank `index` owns, counted from the start of its slice."""
         owned = self.owned(index)
         start, stop = max(part.start, owned.start), min(part.stop, owned.stop)
         return range(start - owned.start, max(start, stop) - owned.start)
@@ -269,7 +275,7 @@ class Flat:
 
 @dataclass(frozen=True)
 class Counts:
-    """How many stages may be whole at once, and over how many data ranks the rest is sharded."""
+    """Number of data ranks to shard over, and number of stages whose weights or gradients may be whole at once."""
 
     shards: int
     weights: int | None
@@ -277,9 +283,7 @@ class Counts:
 
     @classmethod
     def of(cls, plan: Plan, data: int) -> Counts:
-        """Counts of `plan` on `data` ranks: explicit counts win over the level; None is as many as there are
-        stages.
-        """
+        """Counts of `plan` on `data` ranks. Explicit counts override the ZeRO stage; None means all stages."""
         zero = plan.zero
         stage = zero.stage or 0
         weights = zero.weight_buffers or (2 if stage == 3 else None)
@@ -301,14 +305,12 @@ class Layout:
 
     @classmethod
     def of(cls, plan: Plan, parameters: Sequence[Parameter], stages: int, data: int) -> Layout:
-        """Lay `parameters` out over `stages` local stages and `data` ranks."""
+        """Distribute `parameters` over `stages` local stages and `data` ranks."""
         format_, counts = Format.of(plan), Counts.of(plan, data)
         return cls(stages, tuple(_flats(parameters, stages, format_, counts)), data, format_)
 
     def of_stage(self, stage: int) -> tuple[Flat, ...]:
-        """The flats that must be whole while `stage` computes: its own, and those of tied parameters that it
-        uses.
-        """
+        """The flats that must be whole while `stage` computes: its own, and those of tied parameters that it uses."""
         return tuple(self.flats[index] for index in self.users[stage])
 
     @cached_property
@@ -322,15 +324,13 @@ class Layout:
 
     @cached_property
     def first_trained(self) -> int:
-        """The first stage with a trainable parameter: no stage before it runs backward (`stages` if there is
-        none).
-        """
+        """The first stage with a trainable parameter; `stages` if there is none. No earlier stage runs backward."""
         used = (slot.parameter.stages[0] for flat in self.flats if flat.trainable for slot in flat.slots)
         return min(used, default=self.stages)
 
     @property
     def level(self) -> int:
-        """The ZeRO level that these buffers amount to."""
+        """The ZeRO stage that these buffers amount to."""
         if not any(flat.sharded for flat in self.flats):
             return 0
         return 3 if any(flat.weight_shared for flat in self.flats) else 2 if any(flat.grad_shared for flat in self.flats) else 1
@@ -358,15 +358,15 @@ class Layout:
         return found
 
     def slices(self, flat: Flat) -> dict[str, int]:
-        """Bytes that one rank keeps of `flat` beside whole buffers, by kind; a master that is part of the weights takes none."""
-        trained, beside = flat.trainable, BYTES[flat.master] * (not flat.master_is_weight)
-        elements = {
-            "weights": beside * (flat.kept_as == "weights"),
-            "gradients": BYTES[flat.reduce] * (flat.grad_shared and trained),
-            "master": beside * (flat.kept_as == "master"),
-            "moments": BYTES[flat.master] * self.format.moments * trained,
-        }
-        return {kind: flat.shard * size for kind, size in elements.items()}
+        """Bytes of `flat` that one rank keeps in slices of its own, by kind."""
+        each = {"weights": 0, "gradients": 0, "master": 0, "moments": 0}
+        if not flat.master_is_weight:
+            each[flat.kept_as] = BYTES[flat.master]
+        if flat.trainable:
+            each["moments"] = BYTES[flat.master] * self.format.moments
+            # A gradient buffer that other stages use is free again after the reduction; the owned sums stay in a slice.
+            each["gradients"] = BYTES[flat.reduce] if flat.grad_shared else 0
+        return {kind: flat.shard * size for kind, size in each.items()}
 
 
 def _buffers(homes: Mapping[Home, int]) -> int:
@@ -374,7 +374,7 @@ def _buffers(homes: Mapping[Home, int]) -> int:
 
 
 Kind = tuple[bool, bool, Dtype, int]
-"""Tied or not, frozen or not, format, ranks that hold the same: parameters that differ in it lie in different pools."""
+"""Tied or not, frozen or not, format, ranks with the same values. Parameters of different kinds lie in different pools."""
 
 
 def _flats(parameters: Sequence[Parameter], stages: int, format_: Format, counts: Counts) -> Iterator[Flat]:
@@ -386,7 +386,10 @@ def _flats(parameters: Sequence[Parameter], stages: int, format_: Format, counts
 
 
 def _groups(parameters: Sequence[Parameter], format_: Format) -> Iterator[tuple[Kind, list[Parameter]]]:
-    """Parameters by kind and stage, in order of stages, tied ones last; one that other pipeline ranks hold too is alone."""
+    """Parameters by kind and stage, in the order of stages, tied ones last.
+
+    A parameter that other pipeline ranks hold too gets a flat of its own, because only its holders sum its gradients.
+    """
 
     def key(parameter: Parameter) -> tuple[bool, int, bool, Dtype, str, int]:
         tied, alone = len(parameter.stages) > 1 or bool(parameter.replicas), parameter.name if parameter.replicas else ""
@@ -398,8 +401,11 @@ def _groups(parameters: Sequence[Parameter], format_: Format) -> Iterator[tuple[
 
 def _flat(kind: Kind, group: list[Parameter], index: int, number: int, format_: Format, counts: Counts) -> Flat:
     tied, frozen, dtype, same = kind
+    # Experts are sharded only over the ranks that hold the same ones.
     shards = same if same and counts.shards > 1 else counts.shards
     master, reduce = format_.master_of(dtype, frozen), format_.reduce_of(dtype)
+    # Several stages use a tied parameter, so its buffers stay whole. Unsharded weights without a separate master stay whole too:
+    # no other copy could refill a buffer that is used for another stage.
     whole = tied or (shards == 1 and master == dtype)
     weights = number if whole or counts.weights is None else min(counts.weights, number)
     grads = number if tied or shards == 1 or counts.grads is None else min(counts.grads, number)
@@ -421,7 +427,7 @@ def _flat(kind: Kind, group: list[Parameter], index: int, number: int, format_: 
 
 
 def _slots(group: Iterable[Parameter]) -> Iterator[Slot]:
-    """Parameters end to end: those split over tensor ranks first, partial replicas last, so that each lie together."""
+    """Parameters one after the other: split ones first, partial replicas last, so that each kind is one run of elements."""
     start = 0
     for parameter in sorted(group, key=lambda parameter: (parameter.split is None, parameter.partial)):
         yield Slot(parameter, start)
@@ -429,5 +435,6 @@ def _slots(group: Iterable[Parameter]) -> Iterator[Slot]:
 
 
 def _shared(index: int, buffers: int, number: int) -> bool:
-    """Whether another of `number` flats lands in the same of `buffers` buffers."""
-    return index + buffers < number or index >= buffers
+    """Whether another of `number` flats uses the same of `buffers` buffers, which the flats take in turn."""
+    followed, preceded = index + buffers < number, index >= buffers
+    return followed or preceded

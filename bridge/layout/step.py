@@ -1,4 +1,4 @@
-"""Steps: everything that one rank sends in a step, from what it holds and the order in which it computes."""
+"""Steps: all collectives and messages of one rank in a step, from its layout and the order of its actions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bridge.layout.traffic import Traffic, Visits, activation_traffic, added, me
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is sent for a microbatch: its tokens, the inputs of each stage, and the gradients that go back for those."""
+    """Traffic of one micro batch: its tokens, the inputs sent to each stage (`taken`), and their gradients (`given`)."""
 
     tokens: int
     taken: Mapping[int, Traffic]
@@ -26,9 +26,9 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Step:
-    """A pipeline rank's part of a step: its layout, its row of the program, and where activations pass between tensor ranks.
+    """A pipeline rank's part of a step: its layout, its row of the program, and the sites of its activations.
 
-    `parts` are the chunks of every stage, `names` those of every layer; `sequence`: tokens are split over tensor ranks.
+    `parts` are the chunks of every stage, `names` the names of every layer. With `sequence`, tokens are split over tensor ranks.
     """
 
     rank: int
@@ -52,7 +52,7 @@ class Step:
         )
 
     def _activations(self, tokens: int) -> dict[str, Traffic]:
-        """Microbatches that compute the same layers again send the same."""
+        """Collectives of activations. Micro batches that recompute the same layers are counted together."""
         if not self.sites:
             return {}
         layers = again_by_stage(self.row, self.parts, self.pipeline.layers)

@@ -1,4 +1,4 @@
-"""Tensor parallelism as names: which of a model's modules and parameters are split over tensor ranks, and how."""
+"""Tensor parallelism by names: the modules and parameters of a model that are split over tensor ranks, and how."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Kind = Literal["column", "row"]
 
 @dataclass(frozen=True, slots=True)
 class TensorPlan:
-    """Parts of module names (of parameter names, for `weights`); a module is taken if its dotted name contains one.
+    """Parts of module names, or of parameter names for `weights`. A module matches if its dotted name contains one.
 
     columns, rows: linear layers split by output or by input features. `shapes`: (input, output, kind) in any unit; a linear
     layer that no name claims is taken if its features stand in that ratio, first match first. `weights`: parameters cut along
@@ -37,7 +37,7 @@ class TensorPlan:
         ConfigError.raise_if(self._problems())
 
     def kind(self, name: str, inputs: int, outputs: int) -> str | None:
-        """What becomes of the linear layer `name`: vocabulary, shared, column, row, or None."""
+        """How the linear layer `name` is split: vocabulary, shared, column, row, or None."""
         for kind, parts in self._lists():
             if matches(name, parts):
                 return kind
@@ -61,8 +61,10 @@ class TensorPlan:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A place where activations pass between ranks: into split layers, out of one, out of a split embedding, into tokens'
-    slices, or into a split loss; `width` counts features of a token there.
+    """A place where tensor ranks exchange activations; `width` is the number of features of a token there.
+
+    Activations `enter` split layers or `leave` one, come out of a split `embed`-ding, are `scatter`-ed by tokens, or are
+    `logits` of a split loss.
     """
 
     name: str
@@ -76,7 +78,7 @@ def matches(name: str, parts: tuple[str, ...]) -> bool:
 
 
 def cut(size: int, ranks: int, rank: int) -> range:
-    """The part of `size` that `rank` gets: parts differ by at most one, longer ones first."""
+    """The part of `size` for `rank`. Parts differ by at most one, longer parts come first."""
     length, longer = divmod(size, ranks)
     start = rank * length + min(rank, longer)
     return range(start, start + length + (rank < longer))

@@ -26,26 +26,22 @@ SCATTER_TOKENS = "scatter tokens"
 LARGEST = "largest logit"
 LOGITS = "sum logits"
 AGREE = "agree"
-"""The one collective over all ranks in a step: squared norm, loss, count of what the loss was averaged over, and whose data
-ended.
-"""
+"""The only collective over all ranks in a step: squared norm, loss, the count by which the loss is divided, and end of data."""
 
 AGREED = 4
 """Numbers that ranks agree on, in fp64."""
 
 HEADER_LENGTH = 64
-"""Numbers in a header: how many tensors, and for each its format, whether it takes part in backward, and its shape."""
+"""Numbers in a header: the number of tensors, and for each its format, its part in backward, and its shape."""
 HEADER_BYTES = 8 * HEADER_LENGTH
 
 FOLLOWED = 4
-"""Microbatches of a step whose gathers are followed one by one."""
+"""Micro batches of a step whose gathers are simulated one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Calls of one collective and the bytes of the whole tensors in them (before splitting, after putting
-    together).
-    """
+    """Calls of one collective, and the bytes of the whole tensors in them: before a scatter, after a gather."""
 
     count: int = 0
     bytes: int = 0
@@ -59,7 +55,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Visits:
-    """The stages of one rank in the order in which a step computes with them, and in which it writes their gradients."""
+    """The stages of one rank, in the order in which a step computes them, and in which it writes their gradients."""
 
     path: tuple[int, ...]
     writers: tuple[int, ...]
@@ -74,11 +70,10 @@ class Visits:
 def step_traffic(
     layout: Layout, accumulation: int, world: int, index: int = 0, order: Visits | None = None
 ) -> Mapping[str, Traffic]:
-    """Collectives on data rank `index` in a step of `accumulation` microbatches, depth first unless `order` says otherwise,
-    once training is under way.
+    """Collectives on data rank `index` in a step of `accumulation` micro batches, in steady state.
 
-    Recompute adds none: a stage's weights are whole while it runs backward, and that is where it computes
-    again. A step that an overflow skips makes the same calls, less the gathers that follow an update.
+    Without `order` the step runs depth first. Recomputation adds none: it runs within backward, when the weights of the stage
+    are whole anyway. A step that is skipped by an overflow makes the same calls without the gathers after an update.
     """
     times = _repeated(layout, accumulation) if order is None else _times(layout, order.path)
     writers = _backward(layout) * accumulation if order is None else order.writers
@@ -89,8 +84,9 @@ def step_traffic(
 
 
 def message_traffic(row: Row, taken: Mapping[int, Traffic], given: Mapping[int, Traffic], variable: bool) -> dict[str, Traffic]:
-    """What a rank sends in its row of a program: a microbatch's inputs of a stage (`taken`), the gradients that go back for
-    them (`given`), and the shapes ahead of a step's first microbatch, or with `variable` ahead of each.
+    """Messages of a rank in its row of a program: inputs of a stage (`taken`), their gradients (`given`), and headers.
+
+    A header with the shapes comes before a step's first micro batch, or with `variable` before each.
     """
     found: dict[str, Traffic] = defaultdict(Traffic)
     announced: set[int] = set()
@@ -129,7 +125,7 @@ def _gathers(layout: Layout, times: Counter[int]) -> Traffic:
 
 
 def _repeated(layout: Layout, accumulation: int) -> Counter[int]:
-    """Microbatches after the second gather what the third does, so that no more need be followed."""
+    """Gathers of each flat in a step. From the third micro batch on all gather the same, so the rest is extrapolated."""
     followed, path = min(accumulation, FOLLOWED), visits(layout)
     times = _times(layout, path * followed)
     if accumulation > followed:
@@ -140,7 +136,7 @@ def _repeated(layout: Layout, accumulation: int) -> Counter[int]:
 
 
 def _times(layout: Layout, path: tuple[int, ...]) -> Counter[int]:
-    """Steady state: the second of two steps, so that frozen stages start where the first step left them."""
+    """Gathers of each flat in steady state: in the second of two steps, because the first fills the buffers of frozen flats."""
     if not any(flat.weight_shared for flat in layout.flats):
         return Counter(index for index, flat in enumerate(layout.flats) if flat.trainable)
     residency = Residency(layout)
@@ -149,12 +145,13 @@ def _times(layout: Layout, path: tuple[int, ...]) -> Counter[int]:
 
 
 def _gathered(layout: Layout, residency: Residency, path: tuple[int, ...]) -> list[int]:
+    # The update of the step before has changed all trained weights, so gathered copies of them are out of date.
     residency.drop(index for index, flat in enumerate(layout.flats) if flat.trainable)
     return [index for place in range(len(path)) for index in residency.due(path[place : place + ahead(layout)])]
 
 
 def ahead(layout: Layout) -> int:
-    """How many visits a rank looks ahead for buffers to fill: as many as a microbatch makes."""
+    """Number of visits for which a rank gathers ahead: as many as a micro batch makes."""
     return 2 * layout.stages
 
 
@@ -170,13 +167,13 @@ def _reductions(layout: Layout, writers: tuple[int, ...]) -> Traffic:
 
 
 def _tied(layout: Layout) -> Traffic:
-    """Gradients of what other pipeline ranks hold too, summed over those."""
+    """Sums of tied gradients over the pipeline ranks that hold the parameter."""
     flats = (flat for flat in layout.flats if flat.trainable and flat.replicas)
     return sum((Traffic(1, flat.shard * BYTES[flat.reduce]) for flat in flats), Traffic())
 
 
 def replica_traffic(layout: Layout, index: int) -> dict[str, Traffic]:
-    """What of a step's collectives differs by data rank: how much it owns of the partial replicas that tensor ranks sum."""
+    """The collective whose size differs by data rank: the sum of its slices of partial replicas over tensor ranks."""
     sizes: Counter[str] = Counter()
     for flat in layout.flats:
         if flat.trainable:
@@ -188,10 +185,9 @@ def replica_traffic(layout: Layout, index: int) -> dict[str, Traffic]:
 def activation_traffic(
     sites: Iterable[Site], again: Collection[str], sequence: bool, tokens: int, compute: Dtype
 ) -> Mapping[str, Traffic]:
-    """Collectives of activations between tensor ranks in one training microbatch of `tokens` tokens.
+    """Collectives of activations between tensor ranks in one training micro batch of `tokens` tokens.
 
-    `again` names the sites whose layers run forward once more in backward, which the loss does not; every parameter is taken
-    to be trained.
+    `again` names the sites whose layers are recomputed; the loss never is. All parameters are assumed to be trained.
     """
     found: dict[str, Traffic] = defaultdict(Traffic)
     for site in sites:
@@ -204,7 +200,7 @@ def activation_traffic(
 
 
 Calls = tuple[tuple[str, int], ...]
-"""Names of collectives, and the numbers they move for each token (0: as many as the site has features)."""
+"""Names of collectives, and the elements that each moves for a token (0: the features of the site)."""
 
 _CALLS: Mapping[tuple[str, bool], tuple[Calls, Calls]] = {
     ("enter", False): ((), ((SUM_BACKWARD, 0),)),
@@ -217,4 +213,4 @@ _CALLS: Mapping[tuple[str, bool], tuple[Calls, Calls]] = {
     ("logits", False): (((LARGEST, 1), (LOGITS, 2)), ()),
     ("logits", True): (((LARGEST, 1), (LOGITS, 2)), ()),
 }
-"""Collectives in forward and in backward by kind of site, without and with sequence parallelism."""
+"""Collectives in forward and in backward, by kind of site and by the use of sequence parallelism."""

@@ -1,4 +1,4 @@
-"""Schedules of a pipeline as values: what each rank computes in which order, proved and timed before anything runs."""
+"""Pipeline schedules as values: the actions of each rank in order, checked and timed before anything runs."""
 
 from bridge.layout.schedule.action import Action, Kind, Schedule
 from bridge.layout.schedule.check import prove

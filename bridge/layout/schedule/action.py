@@ -1,4 +1,4 @@
-"""Actions and schedules: what a rank does with one microbatch on one stage, and the whole of it for all ranks."""
+"""Actions and schedules: one rank's work on one micro batch of one stage, and the actions of all ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Kind(StrEnum):
-    """What an action is, in the letters of torch.distributed.pipelining where it has them."""
+    """Kind of an action, in the letters of torch.distributed.pipelining if it has one."""
 
     FORWARD = "F"
     BACKWARD = "B"
@@ -20,7 +20,7 @@ class Kind(StrEnum):
     WEIGHT = "W"
     """The other half, which yields the gradients of its weights."""
     AGAIN = "R"
-    """The forward pass of a checkpointed stage once more, ahead of the gradient that backward waits for."""
+    """Recomputation of a checkpointed stage, before the gradient arrives that backward waits for."""
     SEND_FORWARD = "SEND_F"
     RECEIVE_FORWARD = "RECV_F"
     SEND_BACKWARD = "SEND_B"
@@ -33,11 +33,11 @@ COMPUTE = frozenset((Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT, Kind.
 WRITES = frozenset((Kind.BACKWARD, Kind.WEIGHT))
 """Actions that write gradients of weights."""
 DOWN = frozenset((Kind.BACKWARD, Kind.INPUT))
-"""Actions that hand a gradient down to the stage before."""
+"""Actions that yield the gradient for the stage before."""
 
 
 class Action(NamedTuple):
-    """One action; `microbatch` is -1 where it concerns all of them."""
+    """One action; `microbatch` is -1 if it concerns all of them."""
 
     stage: int
     kind: Kind
@@ -52,9 +52,9 @@ Row = tuple[Action, ...]
 
 @dataclass(frozen=True)
 class Schedule:
-    """What each pipeline rank computes, in order; `homes` is the rank of each stage, in model order.
+    """The actions of each pipeline rank, in order; `homes` has the rank of each stage, in model order.
 
-    `kept` are the (stage, microbatch) pairs whose activations are kept where others are checkpointed.
+    `kept` has the (stage, micro batch) pairs that keep their activations although recomputation is on.
     """
 
     name: str
@@ -89,7 +89,7 @@ class Schedule:
         return {rank: tuple(stages) for rank, stages in found.items()}
 
     def expanded(self, parts: Sequence[int]) -> Schedule:
-        """The same schedule where stage i consists of `parts[i]` stages that run one after the other."""
+        """The same schedule with stage i divided into `parts[i]` stages that run one after the other."""
         starts = tuple(accumulate(parts, initial=0))
         homes = tuple(home for home, number in zip(self.homes, parts, strict=True) for _ in range(number))
         rows = tuple(tuple(_expanded(row, starts)) for row in self.rows)

@@ -1,4 +1,4 @@
-"""Proofs: what would go wrong if the ranks ran a schedule, found without running it."""
+"""Checks a schedule without running it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from bridge.layout.schedule.program import MATCH, program
 from bridge.layout.schedule.timeline import needs
 
 SHOWN = 8
-"""Problems listed of each sort; a hole in a schedule shows in many places."""
+"""Largest number of problems of one sort to list. One gap in a schedule causes many."""
 
 
 def prove(schedule: Schedule, rows: Sequence[Row] | None = None) -> tuple[str, ...]:
-    """What is wrong with `schedule`, or with the program `rows` made of it; nothing if every run of it ends well.
+    """Problems of `schedule`, or of the program `rows` made from it; empty if every run of it completes.
 
-    Then each stage has one rank, each microbatch goes once each way through each stage, each message that is sent is received
-    and the other way round, gradients are reduced once, after their last writer, and no rank waits for ever.
+    In a correct schedule each stage has one rank, each micro batch passes each stage once forward and once backward, each
+    message is sent once and received once, gradients are reduced once after their last writer, and no rank waits for ever.
     """
     rows = program(schedule) if rows is None else rows
+    # Later checks assume that earlier ones found nothing, so only the first sort of problems is listed.
     for check in (_misplaced, _counted, _recomputed, _messages, _reductions, _waiting):
         found = tuple(check(schedule, rows))
         if found:
@@ -106,7 +107,7 @@ def _reductions(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _waiting(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
-    """Run the program in the mind; who can never go on, and with what."""
+    """Simulate the program; a problem for each rank that waits for ever, with the action at which it waits."""
     places, done = [0] * len(rows), [set[Action]() for _ in rows]
     sent: set[Action] = set()
     moved = True
@@ -126,7 +127,7 @@ def _waiting(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _missing(schedule: Schedule, action: Action, done: set[Action], sent: set[Action]) -> str:
-    """What `action` still waits for on its rank; "" if nothing."""
+    """The first thing that `action` still waits for; "" if it can run."""
     stage, kind, microbatch = action
     for send, receive in MATCH.items():
         if kind is receive:
@@ -141,7 +142,7 @@ def _missing(schedule: Schedule, action: Action, done: set[Action], sent: set[Ac
 
 
 def _here(schedule: Schedule, stage: int, options: tuple[Action, ...]) -> tuple[Action, ...]:
-    """What stands on this rank for a need: itself, or the receipt of its message."""
+    """The actions on this rank that meet a need: the needed ones, or the receive of their message."""
     other = options[0].stage
     if schedule.homes[other] == schedule.homes[stage]:
         return options

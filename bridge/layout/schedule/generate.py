@@ -16,11 +16,11 @@ F, B, I, W, R = Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT, Kind.AGAIN
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a schedule is made for: pipeline ranks, stages in all, microbatches.
+    """Sizes for a schedule: pipeline ranks, stages on all ranks, micro batches.
 
-    `group` microbatches pass one stage of a rank before its next stage runs (None: as many as ranks); `rounds` is the number
-    of parts that the microbatches are cut into where a schedule finishes one before it begins the next. `short`: fewer
-    microbatches than ranks, which leave most ranks idle, are taken too.
+    `group` micro batches pass one stage of a rank before its next stage runs (None: as many as ranks). Some schedules divide
+    the micro batches into `rounds` and finish one round before the next. With `short`, fewer micro batches than ranks are
+    allowed, although most ranks are idle then.
     """
 
     ranks: int
@@ -37,29 +37,29 @@ class Shape:
 
 
 def contiguous(shape: Shape) -> tuple[int, ...]:
-    """Ranks of stages: neighbours lie together, longer runs first."""
+    """The rank of each stage: neighbouring stages are on the same rank, the first ranks have more."""
     size, longer = divmod(shape.stages, shape.ranks)
     return tuple(rank for rank in range(shape.ranks) for _ in range(size + (rank < longer)))
 
 
 def looped(shape: Shape) -> tuple[int, ...]:
-    """Ranks of stages: each next stage on the next rank, around and around."""
+    """The rank of each stage: stage after stage on the next rank, starting again at rank 0."""
     return tuple(stage % shape.ranks for stage in range(shape.stages))
 
 
 def in_a_v(shape: Shape) -> tuple[int, ...]:
-    """Ranks of stages: up and down again, so that the first rank also has the last stage."""
+    """The rank of each stage: up and down again, so the first rank also has the last stage."""
     there_and_back = (*range(shape.ranks), *reversed(range(shape.ranks)))
     return tuple(there_and_back[stage % len(there_and_back)] for stage in range(shape.stages))
 
 
 Make = Callable[[Shape, int, Sequence[int]], Iterable[Action]]
-"""From the shape, a rank and its stages in model order, what that rank does."""
+"""Makes the actions of a rank from the shape, the rank and its stages in model order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a schedule is made, where its stages lie, and how many a rank may have (at least, at most)."""
+    """A schedule: functions for actions and placement, and the smallest and largest number of stages on a rank."""
 
     make: Make
     place: Callable[[Shape], tuple[int, ...]]
@@ -82,14 +82,14 @@ def generate(name: str, shape: Shape) -> Schedule:
 
 
 def check_size(stages: int, microbatches: int) -> None:
-    """Refuse what would take for ever to write down. Raises `ConfigError`."""
+    """Raises `ConfigError` if a schedule has too many actions to build."""
     if 2 * stages * microbatches > limits.ACTIONS:
         found = f"{microbatches:,} microbatches through {stages:,} stages"
         raise ConfigError(f"batch.accumulation: found {found}, expected at most {limits.ACTIONS:,} passes in a step; use fewer")
 
 
 def problems(name: str, shape: Shape) -> Iterator[str]:
-    """Why the schedule `name` cannot be made for `shape`, and what to change."""
+    """Reasons why the schedule `name` does not fit `shape`, with what to change."""
     recipe, ranks, stages, number = SCHEDULES[name], shape.ranks, shape.stages, shape.microbatches
     if stages < ranks:
         yield f"parallel.pipeline: {ranks} ranks for {stages} stages; use at most {stages} ranks, or more layers"
@@ -107,7 +107,7 @@ def problems(name: str, shape: Shape) -> Iterator[str]:
 
 
 def _group_problems(shape: Shape) -> Iterator[str]:
-    """Megatron's bounds (schedules.py, forward_backward_pipelining_with_interleaving); within them no rank waits for ever."""
+    """Megatron's limits for groups, without which ranks can deadlock (forward_backward_pipelining_with_interleaving)."""
     group, ranks, number = shape.group or shape.ranks, shape.ranks, shape.microbatches
     if shape.virtual == 1:
         return
@@ -128,7 +128,7 @@ def stages_of(shape: Shape) -> str:
 
 
 def _all_forward(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]:
-    """Round by round: each stage takes all microbatches of the round forward, then each takes them backward."""
+    """In each round, each stage runs all micro batches forward, and then each stage runs them backward."""
     size = shape.microbatches // shape.rounds
     for start in range(0, shape.microbatches, size):
         yield from (Action(stage, F, start + index) for stage in local for index in range(size))
@@ -136,17 +136,18 @@ def _all_forward(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Acti
 
 
 def _depth_first(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]:
-    """Each microbatch forward and backward before the next begins."""
+    """Each micro batch runs forward and backward before the next."""
     return _all_forward(replace(shape, rounds=shape.microbatches), rank, local)
 
 
 def _interleaved(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]:
-    """Forward alone while the pipeline fills, one forward and one backward in turn, backward alone while it drains.
+    """Warmup with forward only, then one forward and one backward in turn, then cooldown with backward only.
 
-    As many forwards come first as Megatron's get_pp_rank_microbatches says.
+    The number of warmup actions is that of Megatron's get_pp_rank_microbatches.
     """
     forward, backward = _order(shape, local, F), _order(shape, local[::-1], B)
     hops, group = shape.ranks - 1 - rank, shape.group or shape.ranks
+    # With several stages on a rank, Megatron runs two more warmup forwards for each rank behind, not one.
     first = min(len(forward), hops * (2 if len(local) > 1 else 1) + (len(local) - 1) * group)
     yield from forward[:first]
     for ahead, behind in zip(forward[first:], backward, strict=False):
@@ -155,7 +156,7 @@ def _interleaved(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Acti
 
 
 def _order(shape: Shape, local: Sequence[int], kind: Kind) -> list[Action]:
-    """Groups of microbatches pass one stage of a rank after the other (Megatron's get_schedule_table)."""
+    """Each group of micro batches passes the rank's stages one after the other (Megatron's get_schedule_table)."""
     group, number = shape.group or shape.ranks, shape.microbatches
     starts = range(0, number, group)
     return [
@@ -164,7 +165,7 @@ def _order(shape: Shape, local: Sequence[int], kind: Kind) -> list[Action]:
 
 
 def _zero_bubble(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]:
-    """Input gradients as early as can be; weight gradients `rank` actions later, where the rank would be idle.
+    """Input gradients as early as possible, weight gradients `rank` actions later, when the rank would be idle.
 
     The first schedule of Qi et al. (arXiv 2401.10241) with several stages on a rank, as torch's InterleavedZeroBubble runs it.
     """
@@ -188,25 +189,31 @@ def _weights(action: Action) -> Action:
 def _zero_bubble_v(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]:
     """Two stages on a rank in the shape of a V, so that the last stage's gradient is on the first rank at once.
 
-    The V schedule of Qi et al., as torch's ZBVZeroBubble runs it; it is made for enough microbatches to fill the pipeline,
-    of which those beyond the real ones are left out.
+    The V schedule of Qi et al., as torch's ZBVZeroBubble runs it. It is built for enough micro batches to fill the pipeline,
+    and then actions of micro batches that do not exist are left out.
     """
     enough = replace(shape, microbatches=max(2 * shape.ranks - 1, shape.microbatches))
     return (action for action in _filled_v(enough, rank, local) if action.microbatch < shape.microbatches)
 
 
 def _filled_v(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]:
+    """The V schedule for at least 2 x ranks - 1 micro batches; `near` is a rank's stage on the way up, `far` on the way down."""
     near, far = (_Counter(stage) for stage in local)
     hops, number = shape.ranks - rank, shape.microbatches
+    # Until the first micro batch has passed the ranks behind, up and down again, only `near` can run: 2 x hops - 1 times.
     yield from (near(F) for _ in range(2 * hops - 1))
+    # Both directions run forward until the gradient of the first micro batch arrives from the ranks before.
     for _ in range(rank):
         yield from (far(F), near(F))
+    # The gradient of `far` is here, that of `near` still has to pass the ranks behind.
     for _ in range(hops):
         yield from (far(F), far(I), far(W))
+    # Steady state: one forward and one backward of both stages, until no forward is left.
     while far.done(F) < number:
         if near.done(F) < number:
             yield near(F)
         yield from (near(I), near(W), far(F), far(I), far(W))
+    # Other ranks now wait for input gradients, so these come first and most weight gradients at the end.
     for _ in range(rank):
         yield from (near(I), far(I))
     for _ in range(hops):
@@ -216,7 +223,7 @@ def _filled_v(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]
 
 
 class _Counter:
-    """Hands out a stage's actions, each kind for one microbatch after the other."""
+    """Makes a stage's actions; each kind counts its own micro batches."""
 
     def __init__(self, stage: int) -> None:
         self.stage, self._next = stage, dict.fromkeys((F, I, W), 0)
@@ -231,22 +238,23 @@ class _Counter:
 
 
 def _pre_recompute(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]:
-    """1F1B whose last backward passes, while the pipeline drains, compute again before their gradient arrives."""
+    """1F1B that recomputes before the gradient arrives, for the backward passes of the cooldown."""
     draining = range(shape.microbatches - (shape.ranks - 1 - rank), shape.microbatches)
     return _ahead(_interleaved(shape, rank, local), draining)
 
 
 def _last_no_recompute(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]:
-    """The same, where the last rank keeps its activations, and the one before it computes its first microbatch ahead."""
+    """The same; also, the last rank keeps its activations, and the rank before it recomputes its first micro batch early."""
     if rank == shape.ranks - 2:
         return _ahead(_interleaved(shape, rank, local), (0,))
     return _pre_recompute(shape, rank, local)
 
 
 def _shifted_critical_path(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]:
-    """The same, where the rank before the last runs its third forward before its first backward, so that the last never waits."""
+    """The same; also, the last rank but one runs its third forward before its first backward, so the last never waits."""
     if rank == shape.ranks - 2:
         row = list(_interleaved(shape, rank, local))
+        # 1F1B begins here with F0 F1 B0 F2.
         row[2], row[3] = row[3], row[2]
         return _ahead(row, (0, 1))
     if rank == shape.ranks - 3:
@@ -256,7 +264,7 @@ def _shifted_critical_path(shape: Shape, rank: int, local: Sequence[int]) -> Ite
 
 
 def _ahead(row: Iterable[Action], microbatches: Iterable[int]) -> Iterator[Action]:
-    """`row`, with the forward pass of `microbatches` once more just before their backward."""
+    """`row`, with a recomputation just before the backward of each of `microbatches`."""
     chosen = frozenset(microbatches)
     for action in row:
         if action.kind is B and action.microbatch in chosen:
@@ -269,10 +277,10 @@ def _last_stage(shape: Shape) -> Iterator[tuple[int, int]]:
 
 
 def partly_kept(schedule: Schedule, number: int) -> Schedule:
-    """`schedule` where, of the microbatches in flight on a rank at a time, the first `number` keep all activations.
+    """`schedule` in which the first `number` of the micro batches in flight on a rank keep all activations.
 
-    Megatron's num_microbatches_with_partial_activation_checkpoints: the i-th forward of a rank keeps its activations if
-    i modulo the forwards that come before the first backward is below `number`.
+    This is Megatron's num_microbatches_with_partial_activation_checkpoints: the i-th forward of a rank keeps its activations if
+    i modulo the number of warmup forwards is below `number`.
     """
     kept = frozenset(pair for row in schedule.rows for pair in _kept_in(row, number))
     return replace(schedule, kept=schedule.kept | kept)

@@ -1,4 +1,4 @@
-"""Programs: a schedule with its messages and reductions spelled out, which is what a rank executes."""
+"""Programs: a schedule with all messages and reductions, as a rank executes it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from bridge.layout.schedule.action import DOWN, WRITES, Action, Kind, Row, Schedule
 
 MATCH = {Kind.SEND_FORWARD: Kind.RECEIVE_FORWARD, Kind.SEND_BACKWARD: Kind.RECEIVE_BACKWARD}
-"""What receives each kind of message. A message is named by the stage that receives it."""
+"""The receive of each kind of send. A message is named by the stage that receives it."""
 
 
 def program(schedule: Schedule) -> tuple[Row, ...]:
-    """Every rank's actions with what it waits for before each, what it sends after, and reductions after the last writer."""
+    """Every rank's actions, with receives before them, sends after them, and reductions after the last writer of gradients."""
     return tuple(tuple(_spelled(schedule, row)) for row in schedule.rows)
 
 
 def trimmed(row: Row, first: int) -> Row:
-    """`row` of a program without backward on stages before `first`, the first one that trains."""
+    """`row` of a program without backward on the frozen stages before `first`."""
     forward = (Kind.FORWARD, Kind.SEND_FORWARD, Kind.RECEIVE_FORWARD)
     return tuple(action for action in row if action.kind in forward or action.stage >= first)
 

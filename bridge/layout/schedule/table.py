@@ -20,7 +20,7 @@ LETTERS = tuple(sorted(COMPUTE))
 
 
 def written(schedule: Schedule) -> str:
-    """A row for each rank, a cell such as `0F0` for each action. Torch knows no recomputation, so that is left out."""
+    """A row for each rank, a cell such as `0F0` for each action. Recomputation is left out: torch has no action for it."""
     text = io.StringIO()
     rows = ([str(action) for action in row if action.kind is not Kind.AGAIN] for row in schedule.rows)
     csv.writer(text, lineterminator="\n").writerows(rows)
@@ -44,7 +44,7 @@ def read(text: str, where: str = "schedule.csv") -> Schedule:
 
 
 def cells(text: str, where: str) -> list[list[str]]:
-    """The cells of each row that has any. Raises `ConfigError` where they are none, or number more than there are."""
+    """The cells of each row that is not empty. Raises `ConfigError` if the text is no table, too long, or numbers too high."""
     if len(text) > limits.TEXT:
         raise ConfigError(f"{where}: found more than {limits.TEXT >> 10} KiB, expected a schedule; is this the right file?")
     try:

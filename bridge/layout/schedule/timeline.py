@@ -1,4 +1,4 @@
-"""Timelines: when each action of a schedule runs if all have unit costs, and what follows: bubble and activations in flight."""
+"""Timelines: start and end of each action of a schedule by its costs, the bubble, and activations in flight."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bridge.layout.schedule.action import DOWN, WRITES, Action, Kind, Row, Sched
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Time that each part of the work on a microbatch takes on one stage; `again` is recomputation (0: none)."""
+    """Time of each part of the work on a micro batch in one stage; `again` is recomputation (0: none)."""
 
     forward: float = 1.0
     input: float = 1.0
@@ -21,7 +21,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """An action and when it runs."""
+    """An action, and its start and end."""
 
     action: Action
     start: float
@@ -30,7 +30,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Timeline:
-    """When each rank does what. `stuck` names, for each rank that can never go on, the action that it waits with."""
+    """Spans of each rank's actions. `stuck` has, for each rank that waits for ever, the action at which it waits."""
 
     schedule: Schedule
     rows: tuple[tuple[Span, ...], ...]
@@ -43,7 +43,7 @@ class Timeline:
 
     @cached_property
     def work(self) -> float:
-        """Time that the busiest rank works."""
+        """Busy time of the busiest rank."""
         return max(sum(span.end - span.start for span in row) for row in self.rows)
 
     @property
@@ -54,12 +54,12 @@ class Timeline:
 
     @property
     def overhead(self) -> float:
-        """Idle time over the time that the work alone takes: (p-1)/(v m) for interleaved 1F1B."""
+        """Idle time divided by busy time: (p-1)/(v m) for interleaved 1F1B."""
         return self.length / self.work - 1.0 if self.length else 0.0
 
 
 def timeline(schedule: Schedule, costs: Costs | None = None) -> Timeline:
-    """Run `schedule` in the mind: each action starts once its rank is free and what it needs is there."""
+    """Simulate `schedule`: each action starts when its rank is free and everything that it needs has run."""
     cost = _costs(schedule, costs or Costs())
     ends: dict[Action, float] = {}
     rows: list[list[Span]] = [[] for _ in schedule.rows]
@@ -80,7 +80,7 @@ def timeline(schedule: Schedule, costs: Costs | None = None) -> Timeline:
 
 
 def needs(schedule: Schedule, action: Action) -> Iterator[tuple[Action, ...]]:
-    """What must have run before `action`: one of each tuple."""
+    """Actions that must have run before `action`: one of each tuple."""
     stage, kind, microbatch = action
     if kind is Kind.FORWARD:
         if stage > 0:
@@ -94,7 +94,7 @@ def needs(schedule: Schedule, action: Action) -> Iterator[tuple[Action, ...]]:
 
 
 def _start(schedule: Schedule, action: Action, ends: Mapping[Action, float]) -> float | None:
-    """When all that `action` needs is there; None: not yet."""
+    """Time at which everything that `action` needs has run; None if it has not."""
     found = 0.0
     for options in needs(schedule, action):
         there = [ends[option] for option in options if option in ends]
@@ -111,7 +111,7 @@ def _costs(schedule: Schedule, costs: Costs) -> _Cost:
 
 @dataclass(frozen=True)
 class _Cost:
-    """Time of an action; backward computes again what was neither kept nor computed again ahead."""
+    """Time of an action. Backward includes recomputation, unless activations were kept or recomputed before."""
 
     costs: Costs
     there: frozenset[tuple[int, int]]
@@ -132,6 +132,9 @@ def in_flight(row: Row) -> int:
     """The most microbatches, over all stages of a rank, between forward and the end of backward."""
     now = peak = 0
     for action in row:
-        now += (action.kind is Kind.FORWARD) - (action.kind in WRITES)
+        if action.kind is Kind.FORWARD:
+            now += 1
+        elif action.kind in WRITES:
+            now -= 1
         peak = max(peak, now)
     return peak
