@@ -86,8 +86,8 @@ class TestJson:
             ('{"a": {\n"b": 1e400}}', "line 2: a.b: found NaN, infinity or a number out of range"),
             ("{a:\n 1e400\n}", "line 2: a: found NaN, infinity or a number out of range"),
             ('{"a": ' + "9" * 5000 + "}", "line 1: a: found NaN, infinity or a number out of range"),
-            ('{"a": 1, "b": ', "ends in the middle of a value"),
-            ('{"a": [1, 2', "ends in the middle of a value"),
+            ('{"a": 1, "b": ', "ends within a value"),
+            ('{"a": [1, 2', "ends within a value"),
             ('{"a": 1\n"b": 2', "line 2: found '\"b\": 2'; expecting ',' delimiter"),
             ('{"a": 1 "b": 2}', "line 1: found '\"b\": 2}'; expecting ',' delimiter"),
             ('{"a": "\\ud800"}', "line 1: a: found half a surrogate pair"),
@@ -265,7 +265,7 @@ class TestWords:
 
     @pytest.mark.parametrize("text", ["--a 'b\n--c", '--a "b', "--a b\\"])
     def test_open_quotes_are_refused(self, text: str) -> None:
-        assert "line 1: found a quote or a backslash" in problem(text, ".args")
+        assert "line 1: found an open quote" in problem(text, ".args")
 
     def test_a_huge_word_takes_no_time(self) -> None:
         assert len(load_words("--a " + "x" * 5_000_000).data[1]) == 5_000_000

@@ -1,4 +1,4 @@
-"""Contained files: what a folder from elsewhere holds, reached by plain names that lead nowhere else."""
+"""Files of a folder that somebody else made: they are opened by plain names, and no link may lead out of the folder."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from bridge.config import shown
 from bridge.errors import SourceError
 
 LONGEST = 200
-"""Bytes of a name, so that a temporary one with a few letters more fits every file system."""
+"""Bytes of a file name. A temporary name is a few letters longer and still fits every file system."""
 SMALL = 2**12
-"""Bytes of a file that holds a name."""
+"""Largest size in bytes of a file that holds a name."""
 
 
 def plain(name: str, where: object) -> str:
-    """`name`, if it is one of a file beside others: no path, nothing hidden. Raises `SourceError` that begins with `where`."""
+    """`name`, if it is a plain file name: no path, not hidden. Raises `SourceError` with a message that starts with `where`."""
     if not name or name.startswith(".") or "/" in name or "\\" in name or not name.isprintable():
         raise SourceError(f"{where}: found {shown(name)}, expected a plain name; a path could lead out of the folder")
     if len(name.encode(errors="surrogateescape")) > LONGEST:
@@ -24,7 +24,7 @@ def plain(name: str, where: object) -> str:
 
 
 def inside(path: Path, root: Path) -> Path:
-    """`path`, which is below `root`. Raises `SourceError` if a link on the way leads out of it."""
+    """`path`, a path below `root`. Raises `SourceError` if a link on the way leads out of `root`."""
     try:
         real, home = path.resolve(), root.resolve()
     except (OSError, RuntimeError) as error:
@@ -35,7 +35,7 @@ def inside(path: Path, root: Path) -> Path:
 
 
 def regular(path: Path, root: Path) -> Path:
-    """`path`, a file of its own below `root`. Raises `SourceError` for links that lead out, and for what is no file."""
+    """`path`, a regular file below `root`. Raises `SourceError` for links that lead out of `root`, and for other kinds of file."""
     try:
         mode = inside(path, root).stat().st_mode
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A parsed document: plain data, the line of every value, and what was odd about it; and the limits that hold for all formats."""
+"""A parsed document: plain data, the line of every value, and duplicate keys; and the limits for all formats."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Key = tuple[str | int, ...]
 """Place of a value: mapping keys and list positions from the root."""
 
 LONGEST = 400
-"""Digits of a number, above which it is not worked out."""
+"""Most digits of a number that is converted."""
 TEXT = "text"
-"""What messages call a source that has no name of its own."""
+"""Name of a source without a file name, for messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Duplicate:
-    """A key written twice in one mapping: the lines of both, the scalar that the later one replaced, and whether they differ."""
+    """A key that a mapping has twice: the lines of both, the first scalar, which is replaced, and whether they differ."""
 
     key: Key
     lines: tuple[int, int]
@@ -56,7 +56,7 @@ Entry = tuple[str, "Node", int]
 
 @dataclass(slots=True)
 class Node:
-    """A parsed value before duplicates are settled and aliases opened: a scalar, a list of nodes, or entries.
+    """A parsed value before duplicates and aliases are resolved: a scalar, a list of nodes, or entries.
 
     `spelling` is set for numbers that YAML 1.1 loaders leave as strings.
     """
@@ -105,7 +105,7 @@ class Builder:
         self.duplicates.append(Duplicate(key, (before, line), value, not self.same(node, now)))
 
     def same(self, one: Node, other: Node) -> bool:
-        """Whether two nodes say the same; what would take more comparisons than a config has values counts as different."""
+        """Whether two nodes have the same value. Nodes that need more comparisons than a config has values count as different."""
         pairs = [(one, other)]
         while pairs:
             left, right = pairs.pop()
@@ -124,7 +124,7 @@ class Builder:
 
 
 def _pairs(left: Node, right: Node) -> list[tuple[Node, Node]] | None:
-    """What two nodes hold, side by side; None where they differ already."""
+    """Pairs of inner nodes to compare; None if the two nodes differ already."""
     if left.kind != right.kind:
         return None
     if left.kind == "scalar":
@@ -139,7 +139,7 @@ def _pairs(left: Node, right: Node) -> list[tuple[Node, Node]] | None:
 
 
 def check_limits(nodes: int, depth: int, name: str, line: int) -> None:
-    """Refuse what no config needs: more values than `limits.VALUES`, or deeper nesting than `limits.DEPTH`."""
+    """Raises `SourceError` for more values than `limits.VALUES` or deeper nesting than `limits.DEPTH`."""
     if nodes > limits.VALUES:
         found = f"found more than {limits.VALUES:,} values, aliases opened"
         raise SourceError(f"{name}: line {line}: {found}; a config is smaller, is this the right file?")
@@ -149,7 +149,7 @@ def check_limits(nodes: int, depth: int, name: str, line: int) -> None:
 
 
 def check_nested(data: Any, name: str, most: int = limits.VALUES) -> None:
-    """The limits of a file for data that was none; they also end cycles. Raises `SourceError`."""
+    """Applies the limits of files to other data, which may also have cycles. Raises `SourceError`."""
     level, nodes, depth = [data], 0, 0
     while level:
         nodes, depth = nodes + len(level), depth + 1
@@ -164,7 +164,7 @@ def _inner(value: Any) -> Iterable[Any]:
 
 
 def check_scalar(value: Any, name: str, line: int | None, key: Key) -> None:
-    """Refuse NaN, infinity, numbers out of range, and text with half a surrogate pair."""
+    """Raises `SourceError` for NaN, infinity, numbers out of range, and text with half a surrogate pair."""
     if isinstance(value, float) and not math.isfinite(value):
         found = "found NaN, infinity or a number out of range"
         raise SourceError(f"{name}: line {line}: {dotted(key)}: {found}; write a finite number")
@@ -185,5 +185,5 @@ def dotted(key: Key) -> str:
 
 
 def integer(digits: str) -> int | float:
-    """A decimal integer; infinity, which no document may hold, where it has more digits than any number in range."""
+    """A decimal integer. If it has too many digits it becomes infinity, which the limits refuse later."""
     return int(digits) if len(digits) < LONGEST else math.inf

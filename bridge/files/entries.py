@@ -34,5 +34,5 @@ def _with_value(line: str, value: str | None, number: int) -> str:
         return line
     found = ENTRY.fullmatch(line)
     if found is None:
-        raise TranslationError(f"line {number}: the value does not stand on one line with its key, and cannot be changed there")
+        raise TranslationError(f"line {number}: the value is not on the same line as its key, so it cannot be changed there")
     return f"{found['key']} {value}{found['rest']}"

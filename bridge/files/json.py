@@ -14,7 +14,7 @@ from bridge.files.document import TEXT, Builder, Document, Entry, Key, Node, che
 
 
 class MalformedError(SourceError):
-    """Text that breaks the syntax, and whether it may be meant for a laxer one."""
+    """Text with a syntax error, and whether a laxer syntax may allow it."""
 
     def __init__(self, problem: str, lax: bool) -> None:
         super().__init__(problem)
@@ -51,7 +51,7 @@ def load_hjson(text: str, name: str = TEXT) -> Document:
 
 
 def load_json_or_hjson(text: str, name: str = TEXT) -> Document:
-    """Parse JSON, or HJSON where the text departs from JSON in a way that HJSON allows."""
+    """Parse JSON, or HJSON if the text differs from JSON in a way that HJSON allows."""
     try:
         return load_json(text, name)
     except MalformedError as error:
@@ -65,7 +65,7 @@ def load_json_or_hjson(text: str, name: str = TEXT) -> Document:
 def _malformed(error: Exception, text: str, name: str) -> MalformedError:
     position = min(getattr(error, "pos", len(text)), len(text))
     if position >= len(text.rstrip()):
-        return MalformedError(f"{name}: ends in the middle of a value; is the file complete?", lax=False)
+        return MalformedError(f"{name}: ends within a value; is the file complete?", lax=False)
     found = text[position : position + 20].partition("\n")[0]
     said = getattr(error, "msg", str(error)).removesuffix(" starting at").removesuffix(" at").replace(" %r", "")
     line = text.count("\n", 0, position) + 1
@@ -74,7 +74,7 @@ def _malformed(error: Exception, text: str, name: str) -> MalformedError:
 
 
 def _constant_line(text: str) -> int:
-    """Line of the first NaN or Infinity outside of strings, in text that is JSON but for them."""
+    """Line of the first NaN or Infinity outside of strings, in text that is otherwise JSON."""
     for match in re.finditer(r'"(?:[^"\\]|\\.)*+"|(NaN|-?Infinity)', text):
         if match[1]:
             return text.count("\n", 0, match.start()) + 1
@@ -89,7 +89,7 @@ def _check_scalars(data: Any, document: Document, key: Key = ()) -> None:
 
 
 class _Infinite(float):
-    """Infinity that the HJSON parser can try to turn into an integer, so that it is refused with its line."""
+    """Infinity with `__int__`: the HJSON parser calls it, and then the limits can refuse the value with its line."""
 
     def __int__(self) -> int:
         return 0
@@ -115,7 +115,7 @@ def _nodes(text: str, name: str) -> Node:
 
 
 class _Scan:
-    """Takes the place of the HJSON parser's own parts, so that each value that it scans becomes a node."""
+    """Replaces functions of the HJSON parser, so that each value becomes a node with its line."""
 
     def __init__(self, text: str, name: str) -> None:
         self.name, self.nodes, self.depth = name, 0, 0

@@ -1,4 +1,4 @@
-"""Locks on a folder: files that belong together are read and written as one set."""
+"""Locks on a folder, so that files that belong together are read and written as one set."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PATIENCE, PAUSE = 10.0, 0.005
-"""Seconds."""
+"""Seconds to wait for a lock."""
 
 
 @contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """While this block runs no other process of ours reads or writes a set of files in `folder`."""
+    """Within this block no other process that uses these locks reads or writes files in `folder`."""
     with _held(folder, alone=True):
         yield
 
 
 @contextmanager
 def shared(folder: Path) -> Iterator[None]:
-    """While this block runs no other process of ours writes a set of files in `folder`."""
+    """Within this block no other process that uses these locks writes files in `folder`."""
     with _held(folder, alone=False):
         yield
 
 
 @contextmanager
 def _held(folder: Path, alone: bool) -> Iterator[None]:
-    """The lock is on the folder itself, so that no file is left behind; where there are none, digests still tell."""
+    """Lock the folder itself, so that no lock file is left. Systems without such locks rely on digests alone."""
     try:
         import fcntl
 
@@ -44,7 +44,7 @@ def _held(folder: Path, alone: bool) -> Iterator[None]:
 
 
 def _wait(lock: Callable[[], None]) -> None:
-    """Take the lock, within `PATIENCE`; who holds it for longer is stuck, and digests still tell a mixed set."""
+    """Wait up to `PATIENCE` for the lock. A longer holder hangs; then digests still detect a mixed set."""
     end = time.monotonic() + PATIENCE
     with suppress(OSError):
         while True:

@@ -1,4 +1,4 @@
-"""Files that an input names: opened only inside the folder of that input, or where whoever runs it allows."""
+"""Files that an input names. They are opened only in the folder of that input, or in folders that the user allows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bridge.files.document import Document
 
 @dataclass(frozen=True)
 class Reach:
-    """The folder of the input, and the files and folders that were allowed beside it."""
+    """The folder of the input, and further files and folders that the user allows."""
 
     folder: Path = Path()
     allowed: tuple[Path, ...] = ()
@@ -27,7 +27,7 @@ class Reach:
         return any(real.is_relative_to(root) for root in roots)
 
     def candidates(self, name: str) -> Iterator[Path]:
-        """Where a name may stand: from the folder, from where the command runs, and from each allowed folder."""
+        """Paths that a name can mean: from the folder, from the working directory, and from each allowed folder."""
         yield from dict.fromkeys(root / name for root in (self.folder, Path(), *self.allowed))
 
 
@@ -57,14 +57,14 @@ def folder_of(source: object) -> Path | None:
 
 
 def own(name: str) -> Path | None:
-    """The file that the caller's own words call `name`; None if there is none."""
+    """The file `name` of the caller's own arguments; None if it does not exist."""
     return Path(name) if is_file(Path(name)) else None
 
 
 def find(name: str, folder: Path | None = None) -> Path | None:
-    """The file that an input in `folder` (default: the one that is read) calls `name`; None if there is none.
+    """The file `name` of an input in `folder` (default: that of the current input); None if it does not exist.
 
-    Raises `OutsideError`, without opening anything, if it leads out of the folder and was not allowed.
+    Raises `OutsideError`, and opens nothing, if the file is outside the folder and not allowed.
     """
     known = _REACH.get() or Reach()
     reach = Reach(known.folder if folder is None else folder, known.allowed)
@@ -79,18 +79,19 @@ def find(name: str, folder: Path | None = None) -> Path | None:
 
 
 def placed(name: str) -> str | Path:
-    """Where the file `name` lies for the input that is read; where none is read, `name` is the caller's own."""
+    """Path of the file `name` of the current input; without one, `name` is the caller's own path."""
     return name if _REACH.get() is None else find(name) or name
 
 
 def reached(name: str) -> Path | None:
-    """The file `name` for the input that is read, or, where none is, for the caller; None if there is none."""
+    """The file `name` of the current input, or without one, of the caller; None if it does not exist."""
     return own(name) if _REACH.get() is None else find(name)
 
 
 def writable(name: str) -> Path:
-    """The folder `name` that an input has written, from where the command runs. Raises `OutsideError` if it is neither below that
-    nor in the input's folder, and was not allowed.
+    """The output folder `name` of an input, from the working directory.
+
+    Raises `OutsideError` unless it is below the working directory or the input's folder, or is allowed.
     """
     reach, place = _REACH.get(), Path(name)
     if reach is not None and not (reach.holds(place) or Reach().holds(place)):
@@ -104,7 +105,7 @@ def _outside(name: str, place: Path, reach: Reach) -> str:
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is a file at `path`; a name that no file can have is none."""
+    """Whether there is a file at `path`; False for names that no file can have."""
     try:
         return path.is_file()
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The text that a config was read from, kept so that what comes back is written into it, comments and all."""
+"""The text of a config's source, kept so that new values can be written into it with all comments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bridge.secrets import Secrets
 
 @dataclass(frozen=True)
 class Original:
-    """The text of a source, the suffix that tells its format, and how a script was started."""
+    """The text of a source, its suffix, which tells the format, and the arguments and variables of a script."""
 
     text: str
     suffix: str = ""
@@ -23,7 +23,7 @@ class Original:
 
     @cached_property
     def secrets(self) -> Secrets:
-        """What must not be shown of it: in its text, in variables of a script, and in what that was started with."""
+        """Secrets in the text, in variables of a script, and in its arguments. They must not be shown."""
         data = self.document.data
         return Secrets.of(self.text, {**self.outside, **(data.named if isinstance(data, Script) else {})})
 

@@ -1,4 +1,4 @@
-"""A Python dictionary as data: the literal as printed, or as assigned to a name; parsed, never executed."""
+"""A Python dictionary as data: a literal, alone or assigned to a name. It is parsed, never executed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bridge.errors import SourceError
 from bridge.files.document import TEXT, Builder, Document, Entry, Node, check_limits, dotted
 
 ASSIGNED = re.compile(r"\w+(?:\s*:\s*[\w.\[\], ]+)?\s*=\s*[{\[]")
-"""How text opens that gives a dictionary a name."""
+"""Beginning of a text that assigns a dictionary to a name."""
 
 
 class NotPythonError(SourceError):
@@ -42,7 +42,7 @@ def _literal(text: str, name: str) -> ast.expr:
 
 
 def _node(value: ast.expr, name: str, depth: int) -> Node:
-    """A literal as a node with its line; anything that would have to be run is refused."""
+    """A literal as a node with its line. Raises `SourceError` for anything that would have to be executed."""
     check_limits(0, depth, name, value.lineno)
     match value:
         case ast.Constant(value=str() | bool() | int() | float() | None as constant):

@@ -1,4 +1,4 @@
-"""Sources to documents: a path or a text, read safely and parsed in the format that it is in."""
+"""Reads a path or a text safely, and parses it in its format."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LOADERS: Mapping[str, Loader] = {
 
 
 def load(source: str | Path | Document, name: str | None = None) -> Document:
-    """Read a file, or text: a string with a line break, or one that opens like JSON or like a flag.
+    """Read a file, or a text: a string with a line break, or one that starts like JSON or like a flag.
 
     The suffix picks the format, else the content does. A `Document` is returned as it is. Raises `SourceError`.
     """
@@ -50,7 +50,7 @@ def is_text(source: str) -> bool:
 
 
 def parse(text: str, name: str = TEXT, suffix: str = "") -> Document:
-    """Parse `text` in the format that `suffix` (`.json`, ...) or else the content stands for."""
+    """Parse `text` in the format of `suffix` (`.json`, ...), or else in the format of its content."""
     if len(text) > limits.TEXT:
         found = f"found more than {limits.TEXT >> 10} KiB of text"
         raise SourceError(f"{name}: {found}; a config is smaller, is this the right file?")
@@ -64,7 +64,7 @@ def parse(text: str, name: str = TEXT, suffix: str = "") -> Document:
 
 
 def _loader(text: str, suffix: str) -> Loader:
-    """The loader for a suffix, or for the content; a script that opens with a flag is a list of flags."""
+    """The loader for a suffix, or else for the content. A text that starts with a flag is a list of flags."""
     known = LOADERS.get(suffix)
     if known is load_script or (known is None and re.match(r"#!.*sh\b", text)):
         return load_words if _opens_with_flag(_start(text)) else load_script
@@ -77,7 +77,7 @@ def _start(text: str) -> str:
 
 
 def _opens_with_flag(start: str) -> bool:
-    """A flag, also a quoted one, unless a colon makes it a quoted key."""
+    """Whether the text starts with a flag, maybe quoted. A colon behind it makes it a quoted key instead."""
     return bool(re.match(r"--?[a-zA-Z]", start) or re.match(r"([\'\"])--?[a-zA-Z](?!.*\1\s*:)", start))
 
 
@@ -91,7 +91,7 @@ def _sniffed(text: str) -> Loader:
 
 
 def _bracketed(text: str, name: str) -> Document:
-    """JSON, else a Python literal, else HJSON; what is wrong is said of the format that it is nearest to."""
+    """JSON, else a Python literal, else HJSON. Errors are reported for the most similar format."""
     try:
         return load_json(text, name)
     except MalformedError:
@@ -109,13 +109,13 @@ def _bracketed(text: str, name: str) -> Document:
 
 
 PYTHONIC = re.compile(r"'\s*:|:\s*(?:True|False|None)\b")
-"""What Python writes and JSON does not."""
+"""Literals of Python that JSON does not have."""
 
 
 def read_text(path: str | Path) -> str:
-    """Text of the UTF-8 file at `path`, line ends as `\\n`; `SourceError` if it is no such file or over 16 MiB.
+    """Text of the UTF-8 file at `path` with line ends `\\n`. Raises `SourceError` if it is no text file or over 16 MiB.
 
-    A shell reads the line ends of Windows otherwise than other readers do, so those of scripts stay.
+    Line ends of Windows stay in scripts, because a shell does not read them as line ends.
     """
     try:
         with open(path, "rb", opener=_at_once) as stream:
@@ -131,7 +131,7 @@ def read_text(path: str | Path) -> str:
 
 
 def _at_once(path: str, flags: int) -> int:
-    """Open without waiting for somebody to write into what may be a pipe."""
+    """Open without waiting: a pipe would block until another process writes into it."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
@@ -142,7 +142,7 @@ def _check_kind(status: os.stat_result, path: str | Path) -> None:
 
 
 def read_stream(stream: BinaryIO, name: str) -> str:
-    """Text of a binary stream; `SourceError` if it cannot be read, is not text or over 16 MiB."""
+    """Text of a binary stream. Raises `SourceError` if it cannot be read, is not text, or has more than 16 MiB."""
     try:
         content = stream.read(limits.FILE + 1)
     except OSError as error:

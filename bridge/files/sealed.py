@@ -1,4 +1,4 @@
-"""Sealed JSON: objects on one line or several that end with a digest of themselves, so that a changed byte is seen."""
+"""JSON objects that end with their own digest, so that every changed byte is detected."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ SEAL = re.compile(r'(\{.*), "digest": "([0-9a-f]{64})"\}', re.DOTALL)
 
 
 def seal(value: Mapping[str, Any], indent: int | None = None) -> str:
-    """`value`, which is not empty, as JSON with the digest of all that stands before it."""
+    """`value`, which must not be empty, as JSON with the digest of the text before it."""
     body = json.dumps(value, indent=indent)[:-1].rstrip()
     return f'{body}, "digest": "{_digest(body)}"}}'
 
 
 def unseal(text: str, where: object) -> dict[str, Any]:
-    """What `seal` made into `text`. Raises `SourceError` that begins with `where`."""
+    """The value that `seal` wrote as `text`. Raises `SourceError` with a message that starts with `where`."""
     match = SEAL.fullmatch(text)
     if match is None:
         raise SourceError(f"{where}: found {shown(text[-30:])} at its end, expected a digest; it is damaged")
@@ -31,7 +31,7 @@ def unseal(text: str, where: object) -> dict[str, Any]:
 
 
 def parsed(text: str, where: object) -> dict[str, Any]:
-    """A JSON object. Raises `SourceError` that begins with `where`."""
+    """A JSON object. Raises `SourceError` with a message that starts with `where`."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:

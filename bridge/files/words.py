@@ -37,7 +37,7 @@ def _words(text: str, name: str) -> Iterator[tuple[int, int, str]]:
     while position < len(text):
         found = BLANK.match(text, position) or WORD.match(text, position)
         if found is None:
-            raise SourceError(f"{name}: line {line}: found a quote or a backslash that nothing follows; close it")
+            raise SourceError(f"{name}: line {line}: found an open quote, or a backslash at the end; close or remove it")
         if not BLANK.fullmatch(found[0]):
             yield position, line, found[0]
         line += found[0].count("\n")

@@ -1,4 +1,4 @@
-"""Files written whole or not at all: beside the target, synced, then renamed; never open to more people than their source."""
+"""Writes files whole or not at all: a temporary file is synced, then renamed. Its mode is never wider than its source's."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from bridge.errors import SourceError
 from bridge.files.lock import exclusive
 
 PLAIN = 0o666
-"""What a new file may be opened with, before the process's own mask."""
+"""Widest mode of a new file, before the process's umask."""
 PRIVATE = 0o600
 _WIDEST: ContextVar[int] = ContextVar("widest", default=0o777)
 
 
 @contextmanager
 def as_private_as(*sources: str | Path | None) -> Iterator[None]:
-    """Within this block nothing that this process writes is open to more people than each of `sources` is.
+    """Within this block no file that this process writes has a wider mode than any of `sources`.
 
     None stands for a source that has no file, such as standard input.
     """
@@ -44,9 +44,9 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def write_all(texts: Mapping[Path, str] | Mapping[Path, str | bytes], beside: Iterable[Path] = ()) -> None:
-    """Write several files, all of them or none, so that no other writer's are among them. Raises `SourceError`.
+    """Write several files, all of them or none, under a lock against other writers. Raises `SourceError`.
 
-    Those `beside` were not named by whoever runs this: a link in the place of one is refused, not followed.
+    The user did not name the files `beside`, so a link in the place of one is refused, not followed.
     """
     targets = {Path(os.path.realpath(path)): text for path, text in texts.items()}
     SourceError.raise_if(problem for path in targets for problem in obstacles(path))
@@ -74,7 +74,7 @@ def _link(path: Path) -> str:
 
 
 def obstacles(path: Path) -> Iterator[str]:
-    """Why no file can be written to `path`."""
+    """Reasons why no file can be written to `path`."""
     try:
         if not path.name or path.is_dir():
             yield f"{path}: found a directory, expected the name of a file; name a file in it"
@@ -91,7 +91,7 @@ def _beside(path: Path) -> Path:
 
 
 def _stage(path: Path, beside: Path, text: str | bytes) -> None:
-    """Write the new content; the mode is that of the file that it replaces, and no wider than that of its source."""
+    """Write the new content to a temporary file, with the mode of the file to replace, but no wider than its source's."""
     there = stat.S_IMODE(path.stat().st_mode) & 0o777 if path.exists() else None
     mode = PLAIN & _WIDEST.get() if there is None else PRIVATE
     with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as stream:
@@ -103,7 +103,7 @@ def _stage(path: Path, beside: Path, text: str | bytes) -> None:
 
 
 def _rename(staged: Mapping[Path, Path]) -> None:
-    """Move staged files into place; if one cannot, put back those that were moved."""
+    """Move the temporary files into place. If one cannot be moved, restore those that were."""
     before = {path: path.read_bytes() if path.exists() else None for path in staged}
     moved: list[Path] = []
     try:

@@ -1,4 +1,4 @@
-"""YAML 1.1 as data: anchors and merges are read, duplicate keys noted, tags never constructed."""
+"""YAML 1.1 as data: anchors and merges are resolved, duplicate keys are noted, and no tag runs code."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ REAL = re.compile(
 )
 NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 ONLY_OURS = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+|[-+]\.[0-9]+")
-"""Numbers to any reader of YAML 1.2, strings to YAML 1.1: no point before the exponent, or no sign in it."""
+"""Numbers in YAML 1.2 that YAML 1.1 reads as strings: no point before the exponent, or no sign in it."""
 
 
 def plain_scalar(text: str) -> Any:
@@ -50,7 +50,7 @@ def plain_scalar(text: str) -> Any:
 
 
 def scalar(text: str) -> Any:
-    """One value as it would be read from a YAML file; `1e-6` is a number."""
+    """The value of a text in a YAML file; `1e-6` is a number."""
     value = plain_scalar(text)
     return float(value) if isinstance(value, str) and ONLY_OURS.fullmatch(value) else value
 
@@ -162,7 +162,7 @@ class _Events:
         if node is None:
             raise self.refuse(line, f"found alias *{anchor} without an anchor before it; define &{anchor} first")
         if any(node is parent for parent, _ in self.open):
-            raise self.refuse(line, f"found alias *{anchor} inside its own anchor; a config cannot hold itself")
+            raise self.refuse(line, f"found alias *{anchor} inside its own anchor; a config cannot contain itself")
         return node
 
     def scalar(self, event: Any, line: int) -> Node:
@@ -216,4 +216,4 @@ class _Events:
 
 TAG = "tag:yaml.org,2002:"
 TAGGED = re.compile(rf"^[^#'\"\n]*?(?<![^\s,\[{{-])![^\s'\"]{{{limits.NAME}}}", re.MULTILINE)
-"""A tag that takes the scanner long, since it goes over one of n characters n times."""
+"""A long tag. The scanner reads a tag of n characters n times, so long ones are refused first."""

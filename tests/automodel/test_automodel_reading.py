@@ -189,7 +189,7 @@ def test_the_format_of_reduction_moved(version: str, expected: str) -> None:
         ({"distributed__strategy": "mfsdp"}, None, "strategy megatron_fsdp has no such axis"),
         ({"distributed__nccl_ub": True}, None, "it belongs to strategy megatron_fsdp"),
         ({"distributed__pipeline__pp_schedule": "interleaved_1f1b"}, None, "torch calls it Interleaved1F1B"),
-        ({"distributed__pipeline__pp_schedule": "PipelineScheduleMulti"}, None, "runs nothing by itself"),
+        ({"distributed__pipeline__pp_schedule": "PipelineScheduleMulti"}, None, "only runs a CSV file"),
         ({"distributed__pipeline": None}, None, "no pipeline section"),
         ({"step_scheduler__global_batch_size": 12}, 4, "expected a multiple of local_batch_size (8)"),
         ({"model__config__num_hidden_layers": 7, "distributed__pipeline__layers_per_stage": 3}, None, "no multiple of pp_size"),
@@ -331,7 +331,7 @@ def test_a_schedule_file_beside_the_recipe_is_checked(tmp_path: Path) -> None:
     text += "    pp_microbatch_size: 2\n    pp_schedule_csv: own.csv\n"
     (tmp_path / "recipe.yaml").write_text(text, encoding="utf-8")
     (finding,) = READ(tmp_path / "recipe.yaml").findings
-    assert "is not here" in finding.message
+    assert "was not found" in finding.message
     (tmp_path / "own.csv").write_text(CSV, encoding="utf-8")
     config = READ(tmp_path / "recipe.yaml")
     assert config.findings == ()
@@ -348,7 +348,7 @@ def test_a_schedule_file_must_fit_the_recipe(tmp_path: Path) -> None:
     (tmp_path / "own.csv").write_text(CSV, encoding="utf-8")
     with pytest.raises(BridgeError, match="has 4 micro batches, expected 8 by"):
         READ(recipe(step_scheduler__local_batch_size=16, distributed__pipeline__pp_schedule_csv=str(tmp_path / "own.csv")))
-    with pytest.raises(BridgeError, match="has 2 rows for 4 pipeline ranks"):
+    with pytest.raises(BridgeError, match="has 2 rows, expected one for each of 4 pipeline ranks"):
         READ(recipe(distributed__pp_size=4, distributed__pipeline__pp_schedule_csv=str(tmp_path / "own.csv")))
 
 

@@ -37,18 +37,18 @@ class Wrong(ValueError):
 
 
 class Dropped(Wrong):
-    """What cannot be assigned: a shell reports it, gives up the line that it reads, and goes on with the next one."""
+    """A failed assignment. A shell reports it, drops the current line, and goes on with the next one."""
 
 
 class Unset(Wrong):
-    """A variable that is not set where `set -u` is on: a shell ends here, wherever it counts."""
+    """A variable that is not set under `set -u`. A shell ends at its use."""
 
 
 class Names(Protocol):
-    """Where the values of names come from and go to; an index is None for a plain variable."""
+    """Access to variables. An index is None for a plain variable."""
 
     def text_of(self, name: str, index: str | None) -> str:
-        """What a variable holds, empty if it is not set; raises `Unread` if it is not known."""
+        """Value of a variable; empty if it is not set. Raises `Unread` if it is not known."""
 
     def assign(self, name: str, index: str | None, number: int) -> None:
         """Give a variable a value."""
@@ -88,9 +88,9 @@ Place = tuple[str, str | None]
 
 
 def value(text: str, names: Names, depth: int = 0) -> int:
-    """The value of an expression; raises `Wrong` where a shell stops, `Unread` where a part is not known."""
+    """The value of an expression. Raises `Wrong` if a shell stops at it, `Unread` if a part is not known."""
     if len(text) > LONGEST:
-        raise Unread(f"an expression of more than {LONGEST:,} characters is not read")
+        raise Unread(f"an expression of more than {LONGEST:,} characters is not supported")
     if depth > DEEPEST:
         raise Wrong("expression recursion level exceeded")
     return _Expression(text, names, depth).whole()
@@ -151,7 +151,7 @@ class _Expression:
             return 0
         result = self._comma()
         if self.sign in ("++", "--", "=", "["):
-            raise Unread(f"{self.text.strip()!r} is not read")
+            raise Unread(f"{self.text.strip()!r} is not supported")
         if self.kind:
             raise Wrong(f"syntax error in {self.text.strip()!r}")
         return result

@@ -71,7 +71,7 @@ def _words(atoms: Sequence[Atom]) -> list[list[Atom]]:
 
 
 def _choices(atoms: Sequence[Atom], start: int) -> tuple[list[list[Atom]], int] | None:
-    """What stands between the brace at `start` and its partner, and where that ends; None if it is no expansion."""
+    """The alternatives of the brace at `start`, and the end of the expansion; None if it is none."""
     depth, cuts = 0, [start]
     for place in range(start, len(atoms)):
         char = atoms[place][0]

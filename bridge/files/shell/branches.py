@@ -1,4 +1,4 @@
-"""Branches: `if` and `case`, the one that is taken, or all that may be."""
+"""Branches of `if` and `case`: reads the branch that is taken, or all that may be taken."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def if_(reader: Reader, node: Node) -> None:
-    """The first branch whose condition holds, or all that may be taken."""
+    """Read the first branch whose condition holds, or all branches that may be taken."""
     _branch(reader, list(_clauses(node)), node)
 
 
@@ -44,7 +44,7 @@ def case(reader: Reader, node: Node) -> None:
     value = node.child_by_field_name("value")
     token = reader.source.tokens_of(value.start_byte, value.end_byte)[0] if value is not None else None
     if token is None or token.word is None:
-        raise reader.refuse(node.start_byte, "this case is not read")
+        raise reader.refuse(node.start_byte, "this case is not supported")
     text = known(reader.expander.text(token.word, alone=True))
     reader.check_stops()
     reader.scope.status = 0

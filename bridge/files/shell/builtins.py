@@ -1,4 +1,4 @@
-"""The commands that a shell itself knows: what they set, write and return."""
+"""Built-in commands of a shell: the variables that they set, their output and their status."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ MOST_CHARACTERS = 2**20
 TOOLS = re.compile(
     r"(^|/)(\.?bashrc|\.?(bash_)?profile|activate|conda\.sh|setvars\.sh|modules?\.sh)$|^/.*/(bash|init\.sh)$|^/etc/|/etc/profile"
 )
-"""Files that set up tools, and nothing that a run is given."""
+"""Files that set up tools. They are assumed to set nothing that a run uses."""
 SET_OPTION = re.compile(r"[-+][abefhkmnptuvxBCEHPTo]+")
 INPUT = ("/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 HIDDEN = 0xF0000
-"""Where characters behind a backslash stand while a line is split: among those that nobody uses."""
+"""Private Unicode range for characters behind a backslash, so that the split of a line leaves them alone."""
 
 
 def _text(text: str) -> Pieces:
@@ -77,7 +77,7 @@ def printf(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
         rest = rest[1:]
     elif rest and re.match(r"-.", spelled(rest[0])):
         if spelled(rest[0]).startswith("-v"):
-            raise reader.refuse(place, "this option of printf is not read")
+            raise reader.refuse(place, "this option of printf is not supported")
         reader.scope.status = 2
         return
     texts = [None if several(word) else known(word) for word in rest]
@@ -119,7 +119,7 @@ def fail(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 
 
 def outside(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
-    """What succeeds or not, nobody knows, and sets nothing."""
+    """A command with unknown status that sets nothing."""
     waits = spelled(called[0]) == "wait"
     reader.scope.status = 0 if len(called) == 1 and waits else None
     if waits and not (known(called[-1]) or "").isdecimal():
@@ -196,7 +196,7 @@ def read(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     targets = [str(name) for name in names]
     unread = sorted(options.keys() & {"n", "N", "u", "t", "s"})
     if unread or reader.scope.input is None:
-        _ask(reader, targets, array, None, f"read -{unread[0]} is not read" if unread else OUTPUT)
+        _ask(reader, targets, array, None, f"read -{unread[0]} is not supported" if unread else OUTPUT)
         return
     line = _line(reader, options.get("d", "\n"), "r" not in options)
     if line is None:
@@ -246,7 +246,7 @@ def _ask(reader: Reader, names: Sequence[str], array: str | None, status: int | 
 
 
 def _line(reader: Reader, end_: str, escapes: bool) -> str | None:
-    """The next line of the input, which goes on behind it; the status tells whether it ended.
+    """The next line of the input, and the status, which tells whether the line was complete.
 
     With `escapes` a backslash hides what follows: it parts no words, and a line goes on behind it.
     """
@@ -272,7 +272,7 @@ def _shown(text: str) -> str:
 
 
 def _fields(line: str, names: Sequence[str], separators: str) -> list[str]:
-    """What each name gets: a field, the last one all that is left."""
+    """The value of each name: one field, and for the last name the rest of the line."""
     if not names:
         return [line]
     blanks = "".join(char for char in separators if char in DEFAULT_IFS)
@@ -358,7 +358,7 @@ def set_(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 
 
 def _switch(reader: Reader, place: int, options: Options, name: str | None, on: bool) -> None:
-    """Turn an option on or off; a script that turns one that is not read is refused."""
+    """Turn an option on or off. Raises `SourceError` for options that are not supported."""
     problem = f"the option behind {options.command} is not known" if name is None else options.problem(name, on)
     if problem:
         raise reader.refuse(place, problem)
@@ -442,13 +442,13 @@ def eval_(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 
 
 def take_file(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
-    """`source FILE`: read if it is there; else what it sets is not known."""
+    """`source FILE`: the file is read if it is there; otherwise the variables that it sets are unknown."""
     path = called[1] if len(called) > 1 else ()
     reader.scope.status = None
     given = known(path) in INPUT
     text = reader.scope.input if given else opened.content(reader, path)
     if given and text is None:
-        raise reader.refuse(place, "what this reads is the input of the script, which is not known")
+        raise reader.refuse(place, "it reads the input of the script, which is not known")
     if text is not None and is_gone(text):
         reader.scope.status = 1
     elif text is None or any(isinstance(piece, Unknown) for piece in text):
@@ -458,7 +458,7 @@ def take_file(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 
 
 def _pass_by(reader: Reader, path: Pieces, text: Pieces | None) -> None:
-    """A file that cannot be read may set every variable; one that sets up tools is taken to set none of the run's."""
+    """A file that cannot be read may set every variable. A file that sets up tools is assumed to set none of the run's."""
     line = reader.source.line(reader.place)
     reasons = (piece.why for piece in text or () if isinstance(piece, Unknown))
     tools = bool(TOOLS.search(spelled(path)))
@@ -492,7 +492,7 @@ def _run_file(reader: Reader, path: Pieces, text: Pieces, arguments: Sequence[Pi
 
 
 def _put_back(reader: Reader, before: tuple[Pieces, ...] | None) -> None:
-    """The arguments behind a file that had its own: those from before, unless `set` gave others outside of functions."""
+    """Restore the arguments after a sourced file that had its own, unless it called `set` outside of functions."""
     if reader.scope.placed is None:
         reader.scope.arguments = (_unknown(reader, "@", "whether the sourced file sets them is not known", loose=True),)
     elif not reader.scope.placed:
@@ -501,7 +501,7 @@ def _put_back(reader: Reader, before: tuple[Pieces, ...] | None) -> None:
 
 
 def change_folder(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
-    """`cd`, `pushd`, `popd`: the folder is known where it is the script's own, or one that the script has made."""
+    """`cd`, `pushd`, `popd`. The new folder is known if it is the script's own or one that the script has made."""
     scope, name = reader.scope, spelled(called[0])
     before = scope.folder
     if name == "popd" and len(called) == 1 and scope.folders:
@@ -557,7 +557,7 @@ def alias(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     if not any("=" in spelled(word) for word in called[1:]):
         reader.write(_unknown(reader, "(alias)"))
     if reader.scope.may("expand_aliases"):
-        raise SourceError(f"{reader.name}: line {reader.source.line(place)}: alias changes what words mean, and is not read")
+        raise SourceError(f"{reader.name}: line {reader.source.line(place)}: alias changes what words mean, and is not supported")
 
 
 BUILTINS: Mapping[str, Callable[[Reader, int, Sequence[Pieces]], None]] = {

@@ -1,4 +1,4 @@
-"""Conditions of a script: true, false, or undecided where only a run would tell; `[[ ]]` by its words, `[ ]` by their number."""
+"""Conditions of a script: true, false, or undecided if only a run would tell. Handles `[[ ]]`, `[ ]` and `test`."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Condition:
         return result
 
     def _side(self, needed: bool, before: Truth, decided: bool, read: Callable[[bool], Truth]) -> Truth:
-        """The right side: not evaluated where the left decides; what it sets is unsure where nobody knows."""
+        """The right operand. It is not evaluated if the left decides; if that is unknown, its assignments are unsure."""
         if not needed or before is decided:
             return read(False)
         if before is not None:
@@ -210,7 +210,7 @@ def _matched(text: Pieces, pattern: Pieces, fold: bool) -> bool:
 
 
 def ordered(first: Pieces, sign: str, second: Pieces) -> Truth:
-    """Which text comes first; None where the language of the machine decides it."""
+    """Order of two texts; None if it depends on the locale."""
     left, right = known(first), known(second)
     if left is None or right is None:
         return None
@@ -235,7 +235,7 @@ def _by_letters(left: str, right: str, skips: bool) -> bool | None:
 
 
 def same_script(first: Pieces, second: Pieces, expander: Expander) -> Truth:
-    """Whether two words that are not known name the same script, as `$0` and `BASH_SOURCE` do where none is sourced."""
+    """Whether two unknown words name the same script, as `$0` and `BASH_SOURCE` do outside of sourced files."""
     named = [word[0] for word in (first, second) if len(word) == 1 and isinstance(word[0], Unknown) and word[0].at]
     if len(named) < 2 or any(piece.firm for piece in named) or SELF not in (named[0].at, named[1].at):
         return None
@@ -247,7 +247,7 @@ def same_script(first: Pieces, second: Pieces, expander: Expander) -> Truth:
 
 
 FILE = ("-e", "-a", "-f", "-r", "-s")
-"""Tests of files that hold for one that the script has written, and for one beside it."""
+"""File tests that are true for a file that the script has written, and for one in its folder."""
 
 
 def unary(sign: str, pieces: Pieces, expander: Expander) -> Truth:
@@ -312,7 +312,7 @@ class _Test:
         return result
 
     def _operand(self, index: int) -> bool:
-        """Whether an unknown word stands where it can only be an operand: next to an operator of two sides, or behind `-n`."""
+        """Whether an unknown word can only be an operand, because it is next to a binary operator or behind `-n`."""
         near = [self.said[place] for place in (index - 1, index + 1) if 0 <= place < len(self.said)]
         return any(word in NUMBERS or word in EQUAL for word in near) or (index > 0 and self.said[index - 1] in ("-n", "-z"))
 

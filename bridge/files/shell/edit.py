@@ -33,7 +33,7 @@ def edit(
 
 
 def places(words: Sequence[Pieces]) -> list[Span | None]:
-    """Where each word stands by itself: the outermost place that is its alone; None if there is none."""
+    """The outermost place in the text that belongs to one word only, for each word; None if there is none."""
     owners = Counter(place for word in words for place in {place for piece in word for place in _levels(piece)})
     return [_place(word, owners) for word in words]
 
@@ -51,7 +51,7 @@ def _place(word: Pieces, owners: Mapping[Span, int]) -> Span | None:
 
 
 def _patches(text: str, found: Sequence[Span | None], new: Sequence[str]) -> list[tuple[Span, str]]:
-    """Each word of a range in its place; what is too many goes, what is too few follows the last one."""
+    """Patches of a range: each new word in its place; superfluous places are removed, further words follow the last."""
     if None in found:
         raise TranslationError("a word of the script comes out of an expansion with others, and cannot be changed alone")
     spans = [place for place in found if place is not None]
@@ -90,7 +90,7 @@ def _with_quotes(text: str, place: Span) -> Span:
 
 
 def _with_line(text: str, place: Span) -> Span:
-    """What goes with words that go: the blanks before them, and their line where nothing else is left on it."""
+    """The range to remove with a word: the blanks before it, and its line if nothing else is left on it."""
     start, end = len(text[: place[0]].rstrip(" \t")), place[1]
     rest = re.compile(r"[ \t]*(\\?)\n").match(text, end)
     before = text[:start]

@@ -1,4 +1,4 @@
-"""What programs do to files: those that copy, move and remove them as they do, others as far as their words tell."""
+"""Effects of programs on files: exact for programs that copy, move and remove files, else as far as the arguments tell."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ QUIET = frozenset(
         *("touch", "mkdir", "rmdir"),
     )
 )
-"""Programs that leave alone what a script writes and reads."""
+"""Programs that do not change files that a script writes and reads."""
 TRAINERS = frozenset(("python", "env", "time", "nohup", "exec"))
-"""Starters that start anything; behind any other one stands a run, which writes none of its script's own files."""
+"""Starters of arbitrary programs. Any other starter starts a run, which does not write its script's files."""
 OPEN = re.compile(r"(\$\{[^}]*\}|\$\([^)]*\)|\$\w+|`[^`]*`|[*?]|\[[^]]*\])")
-"""What stands for letters that are not known in a word as it is written."""
+"""Matches the parts of a word's spelling that are not known."""
 TOUCHES = re.compile(r"open|write|dump|save|\bos\b|subprocess|shutil|[Pp]ath|exec|system|import \*")
-"""What Python's text has to hold to change a file."""
+"""Names without which Python code cannot change a file."""
 WRITING = re.compile(r"(?:-[oO]|--(?:out|output|save|write|dest|destination|target|to)(?:[-_]\w+)*)(?:=(?P<file>.+))?", re.DOTALL)
 """Options that name what a program writes."""
 
@@ -52,7 +52,7 @@ def _text(text: str) -> Pieces:
 
 
 def leave(reader: Reader, called: Sequence[Pieces], found: Walk, modelled: bool) -> None:
-    """Files after a program: `modelled` tells that all that it does to them is done."""
+    """Note what a program may have done to files. With `modelled` its effects are known already."""
     if modelled:
         return
     name, line = (known(called[0]) or "").rpartition("/")[2], reader.source.line(reader.place)
@@ -90,7 +90,7 @@ def _outputs(called: Sequence[Pieces]) -> list[Pieces]:
 
 
 def touch_named(reader: Reader, called: Sequence[Pieces]) -> None:
-    """What a program may have done to the files that its words name, or that fit what is known of a name."""
+    """Doubt the files that a program's words name, or may name, as far as a name is known."""
     line = reader.source.line(reader.place)
     why = f"{spelled(called[0])} may change it (line {line})"
     unknown = [word for word in called[1:] if known(word) is None]
@@ -129,10 +129,10 @@ def _operands(texts: Sequence[str], flags: str) -> tuple[str, list[str]]:
         if word == "--":
             break
         if not re.fullmatch(f"-[{flags}]+", word):
-            raise Unread("this option is not read")
+            raise Unread("this option is not supported")
         letters += word[1:]
     if any(re.match(r"-.", text) for text in rest):
-        raise Unread("options behind names are not read")
+        raise Unread("options behind names are not supported")
     return letters, rest
 
 

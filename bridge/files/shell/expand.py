@@ -21,30 +21,30 @@ LENGTH = re.compile(r"#(?=[A-Za-z0-9_@*#?$!-])")
 _STAR = r"\$\{(?:!\w+\[\*\]|\w+\[\*\][^}])"
 _EACH = r"(?:\[@\]|\$@|\$\{@)"
 EACH = re.compile(_EACH)
-"""An expansion that becomes a word for each element, in quotes too."""
+"""Expansions that become one word for each element even within quotes."""
 JOINED = re.compile(f"{_STAR}.*{_EACH}|{_EACH}.*{_STAR}", re.DOTALL)
 ESCAPED = re.compile(rf"\$\{{.*\\[ \t].*{_EACH}|{_EACH}.*\$\{{.*\\[ \t]", re.DOTALL)
 ODD = (
     ("[*]", JOINED, "a shell reads [*] beside [@] in one pair of quotes in a way of its own"),
     ("\\", ESCAPED, "a shell splits at a blank behind a backslash beside [@] in one pair of quotes"),
 )
-"""What nobody should write in double quotes: a sign of it, its form, and what is to be said of it; it may be several words."""
+"""Forms in double quotes that shells read in unusual ways: a sign of it, its form, and the message. It may be several words."""
 LITERAL = re.compile(r"[A-Za-z0-9_./:=,%@+-]+")
-"""A word that stands for itself."""
+"""A word without expansions and quotes."""
 OUTPUT = "it is the output of a command, and nothing is run"
 FILES = "the files that fit decide it"
 GLOBBING = re.compile(r"[*?\[(]")
-"""What a pattern cannot do without."""
+"""Characters of which a pattern has at least one."""
 GROUPS = re.compile(r"[?*+@!]\(")
 
 Expanded = list[Piece | Break]
 
 
 class Runner(Protocol):
-    """Who reads the commands inside of a word."""
+    """Reads the commands within a word."""
 
     def capture(self, source: Source) -> Pieces:
-        """What the commands of `source` write."""
+        """Output of the commands of `source`."""
 
     def stop(self, line: int, problem: str) -> None:
         """A shell stops at an expansion."""
@@ -62,21 +62,21 @@ class Runner(Protocol):
         """Whether a file is there, and holds anything if it is to be `filled`."""
 
     def settled_by(self, line: int) -> str:
-        """What the branches around a line ask for, as options that say it."""
+        """Command-line options that would decide the branches around a line."""
 
 
 class Expander:
     """Expands the words of one source in a scope."""
 
     def __init__(self, source: Source, scope: Scope, runner: Runner) -> None:
-        """`solid` tells that an empty expansion keeps its pair of quotes a word, as those do that have been worked on."""
+        """With `solid`, quotes around an empty expansion still make a word, as they do after an operator."""
         self.source, self.scope, self.runner = source, scope, runner
         self.solid = False
 
     # Words
 
     def words(self, word: Word, alone: bool = False) -> list[Pieces]:
-        """The words that one word becomes; `alone` takes what the script sets nowhere for empty."""
+        """The words that one word expands to. With `alone`, variables that the script never sets are empty."""
         literal = self._literal(word)
         if literal is not None:
             return [literal]
@@ -98,7 +98,7 @@ class Expander:
         return found if len(found) == 1 or self.scope.on("braceexpand") else [word.parts]
 
     def text(self, word: Word, alone: bool = False, assigned: bool = False) -> Pieces:
-        """The text that a word becomes where nothing is split: assigned values, patterns, names of files."""
+        """The text that a word expands to without word splitting: for assigned values, patterns and file names."""
         literal = self._literal(word)
         if literal is not None:
             return literal
@@ -231,7 +231,7 @@ class Expander:
         return Text(text, self.place(part), quoted, plain=False, splits=not quoted)
 
     def known_or(self, part: Part, quoted: bool, make: Callable[[], str]) -> Piece:
-        """What `make` finds, or an unknown with the reason."""
+        """The result of `make`, or an unknown piece with the reason."""
         try:
             return self.made(part, make(), quoted)
         except Unread as error:
@@ -247,13 +247,13 @@ class Expander:
         return self.unknown(part, why, quoted)
 
     def _unset_in(self, part: Part) -> str:
-        """The variables of an expansion that nothing sets, as options that say them."""
+        """Options that would set the unset variables of an expansion."""
         names = dict.fromkeys(re.findall(r"\$\{?([A-Za-z_]\w*|\d+)", self.source.said(part)))
         absent = dict.fromkeys(found for name in names for found in self._asked(name))
         return f"; it needs {' and '.join(f'--env {name}=...' for name in absent)}" if absent else ""
 
     def settling(self, text: str) -> str:
-        """The variables of a text that are not known, as options that say them."""
+        """Options that would set the unknown variables of a text."""
         names = dict.fromkeys(re.findall(r"\$\{?#?([A-Za-z_]\w*|\d+)", text))
         asked = dict.fromkeys(found for name in names for found in self._asked(name))
         if asked:
@@ -263,7 +263,7 @@ class Expander:
         return next((f"; ${name} is not known: {why}" for name, why in unknown if not why.startswith("a branch")), "")
 
     def _asked(self, name: str) -> list[str]:
-        """What a variable without a value waits for: itself, or what its value is made of."""
+        """The variables to ask for: the unknown one itself, or those that its value is made of."""
         value = self.scope.get(name)
         if value is None:
             return [self.scope.outer(name)] if not name.isdigit() or self.scope.arguments is None else []
@@ -306,7 +306,7 @@ class Expander:
         return (subject.element or self.scope.settled(subject.name)) and not self.scope.may("nounset")
 
     def unset(self, name: str) -> str:
-        """Why a variable that is not set is not known."""
+        """Reason why the value of an unset variable is not known."""
         if name.isdigit() and self.scope.arguments is None:
             return f"the script is started with it; say it with --env {self.scope.outer(name)}=..."
         if self.scope.may("nounset") and self.scope.settled(name):
@@ -349,12 +349,12 @@ class Expander:
         return found
 
     def check_joiner(self, joined: str, quoted: bool) -> None:
-        """Where IFS is empty, bash joins names, keys and what it trims with nothing, with a blank or with a byte of its own."""
+        """With an empty IFS, bash joins names, keys and trimmed elements in several ways. Raises `Unread` for these."""
         if joined == "*" and not quoted and self.scope.separators == "":
             raise Unread("IFS is empty, and a shell joins [*] in a way of its own here")
 
     def _between(self, joined: str, part: Part, quoted: bool, plain: bool) -> Piece | Break:
-        """Where nothing is split, elements as they are stand apart by a blank, and what is made of them by IFS."""
+        """The joiner of elements without word splitting: a blank for plain elements, IFS after an operator."""
         if joined != "*" and quoted and plain:
             return Break()
         separators = self.scope.separators
@@ -456,7 +456,7 @@ class Expander:
             raise
 
     def forget(self, text: str, why: str) -> None:
-        """What an expression may change is not known any more."""
+        """Mark the variables that an expression may change as unknown."""
         for said in arithmetic.assigned(text):
             name = self.scope.referred(said).partition("[")[0]
             unknown = Unknown(f"${name}", (0, 0), 0, why)
@@ -493,7 +493,7 @@ class Expander:
         self.scope.set(name, stored(value, key, word))
 
     def output(self, part: Part, quoted: bool) -> list[Piece]:
-        """`$(...)`: what is known of what its commands write."""
+        """`$(...)`: the known output of its commands."""
         whole = part.kind == "command"
         source = self.source.within(part.start + 2, part.end - 1) if whole else self._backtick(part, quoted)
         pieces = _stripped(self.runner.capture(source))
@@ -515,7 +515,7 @@ class Expander:
 
 
 def emptied(pieces: Iterable[Piece | Break]) -> Expanded:
-    """Pieces as of a script that is started alone: what nothing sets is empty."""
+    """Pieces of a script that is started alone: variables that nothing sets are empty."""
     return [
         Text("", piece.span, piece.quoted, plain=False) if isinstance(piece, Unknown) and piece.absent else piece
         for piece in pieces

@@ -1,4 +1,4 @@
-"""The files that a script writes, removes and reads: what stands in them, and whether they are there."""
+"""The files that a script writes, removes and reads: their content, and whether they exist."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from dataclasses import dataclass, field, replace
 from bridge.files.shell.pieces import NOWHERE, Pieces, Unknown, known, same
 
 GONE = "the script has removed the file"
-"""Why nothing stands in a file that is not there any more."""
+"""Reason for a file without content."""
 BEHIND = "it is written in the background, and may be read before"
 AWAY = "?"
-"""What the mark of a folder begins with of which nobody knows where it lies."""
+"""Prefix of the mark of a folder whose place is not known."""
 
 
 @dataclass
 class Files:
-    """What is known of files by key: their content, and which of them may not be there (`unsure`).
+    """Known content of files by key, and files that may not exist (`unsure`).
 
-    `folders` are those that the script has made. `writer` is a program that may have written any file, with its line; `since`
-    are the files that the script has written after it. What a shell reads of any other file is not known then. `awaited` is
-    what programs in the background leave in files, None where another order of writing would leave something else.
+    `folders` are those that the script has made. `writer` is a program that may have written any file, with its line. Only the
+    files in `since`, which the script has written after it, are known then. `awaited` is the content that background programs
+    leave in files; None if it depends on their order.
     """
 
     held: dict[str, Pieces] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class Files:
     awaited: dict[str, Pieces | None] = field(default_factory=dict)
 
     def copy(self) -> Files:
-        """Files of their own, for a branch or a subshell."""
+        """A copy for a branch or a subshell."""
         return Files(dict(self.held), set(self.unsure), set(self.folders), self.writer, set(self.since), dict(self.awaited))
 
     def put(self, key: str, content: Pieces) -> None:
@@ -45,20 +45,20 @@ class Files:
             self.since.add(key)
 
     def remove(self, key: str) -> None:
-        """Take a file away."""
+        """Remove a file."""
         self.put(key, (Unknown("", NOWHERE, 0, GONE),))
 
     def doubt(self, key: str, content: Unknown) -> None:
-        """A program may have changed a file, or taken it away."""
+        """Note that a program may have changed or removed a file."""
         self.put(key, (content,))
         self.unsure.add(key)
 
     def written(self, program: str) -> None:
-        """A program of which nobody knows what it writes."""
+        """Note a program whose output files are not known."""
         self.writer, self.since = program, set()
 
     def behind(self, before: Files, line: int) -> None:
-        """What came after `before` is written in the background: nobody knows when."""
+        """Note that everything since `before` was written in the background, at an unknown time."""
         written = {key: content for key, content in self.held.items() if before.held.get(key) is not content}
         for key in written.keys() - self.awaited.keys():
             self.doubt(key, Unknown("", NOWHERE, line, BEHIND))
@@ -72,7 +72,7 @@ class Files:
                 self.put(key, content)
 
     def stale(self, key: str) -> str:
-        """Why a file may be another one than the script wrote, or that lay there before; empty if it is not."""
+        """Reason why a file may have changed since the script wrote or found it; empty if it has not."""
         return f"{self.writer} may write it" if self.writer and key not in self.since else ""
 
     def there(self, key: str) -> bool | None:
@@ -88,7 +88,7 @@ class Files:
         return self.held.keys() == before.held.keys() and (self.writer, self.since) == (before.writer, before.since)
 
     def joined(self, other: Files, settling: Callable[[Pieces, Pieces, str], Pieces]) -> Files:
-        """What two branches agree on; `settling` says what is left of two contents."""
+        """The state after two branches. `settling` resolves two contents of a file."""
         if self is other:
             return self
         held = {}
@@ -126,7 +126,7 @@ def _left(content: Pieces | None) -> Pieces:
 
 
 def file_key(path: Pieces) -> str:
-    """What makes two names of files the same, unknown parts included."""
+    """Key that is equal for two names of the same file, also with unknown parts."""
     return "".join(piece.key for piece in path).removeprefix("./")
 
 

@@ -1,4 +1,4 @@
-"""What `printf` and `echo -e` make of their words."""
+"""Output of `printf` and `echo -e`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIMPLE = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b", "f
 def escaped(text: str, inside: bool = False) -> str:
     """Escapes of `echo -e`, or of the format of `printf`."""
     if re.search(r"\\[cuUx0-9]", text) if not inside else re.search(r"\\[cuU]", text):
-        raise Unread("this escape is not read")
+        raise Unread("this escape is not supported")
     return ESCAPE.sub(lambda found: _escape(found, inside), text)
 
 
@@ -25,7 +25,7 @@ def _escape(found: re.Match[str], inside: bool) -> str:
     if found[1] or found[2]:
         code = int(found[1][1:], 16) if found[1] else int(found[2], 8)
         if not 0 < code < 128:
-            raise Unread("this escape is not read")
+            raise Unread("this escape is not supported")
         return chr(code)
     if inside and found[3] in "\"'":
         return str(found[3])
@@ -53,7 +53,7 @@ def _once(form: str, rest: list[str]) -> str:
         made.append(escaped(form[position:place], True))
         found = DIRECTIVE.match(form, place)
         if found is None or found["kind"] not in "sdiuxXocqb%":
-            raise Unread("this format of printf is not read")
+            raise Unread("this format of printf is not supported")
         position = found.end()
         made.append("%" if found["kind"] == "%" else _formatted(found, rest.pop(0) if rest else None))
     return "".join(made)
@@ -63,7 +63,7 @@ def _formatted(found: re.Match[str], word: str | None) -> str:
     flags, kind = found["flags"], found["kind"]
     width = int(found["width"] or "0")
     if width > 1000 or (found["precision"] is not None and kind != "s"):
-        raise Unread("this format of printf is not read")
+        raise Unread("this format of printf is not supported")
     text = _text(kind, flags, word or "")
     if kind == "s" and found["precision"] is not None:
         text = text[: int(found["precision"] or "0")]
@@ -85,13 +85,13 @@ def _text(kind: str, flags: str, word: str) -> str:
     if kind == "q":
         if word and re.fullmatch(r"[\w@%+=:,./-]+", word, re.ASCII):
             return word
-        raise Unread("printf %q is not read")
+        raise Unread("printf %q is not supported")
     if kind == "b":
         return escaped(word)
     number = _number(word)
     if kind in "xXo":
         if number < 0 or "#" in flags:
-            raise Unread("this format of printf is not read")
+            raise Unread("this format of printf is not supported")
         return format(number, kind)
     return ("+" if "+" in flags and number >= 0 else " " if " " in flags and number >= 0 else "") + str(number)
 

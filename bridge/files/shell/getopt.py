@@ -15,7 +15,7 @@ NAME = ("-n", "--name")
 
 @dataclass
 class _Told:
-    """What `getopt` is told: letters and names with the colons behind them, and the words that it reads."""
+    """Arguments of `getopt`: its letters and names with their colons, and the words to parse."""
 
     letters: Mapping[str, str]
     names: Mapping[str, str]
@@ -25,7 +25,7 @@ class _Told:
 
 
 def ordered(texts: Sequence[str]) -> tuple[str, int]:
-    """What `getopt` writes for its own words, and its status; raises `Unread`."""
+    """Output and status of `getopt`. Raises `Unread` for arguments that are not supported."""
     told = _told(texts[1:])
     reading = _Reading(told)
     reading.run()
@@ -44,7 +44,7 @@ def _told(words: Sequence[str]) -> _Told:
         if option[:2] in (*SHORT, *LONG, *NAME) and not option.startswith("--") and len(option) > 2:
             option, value, tied = option[:2], option[2:] + tied + value, "="
         if option not in (*SHORT, *LONG, *NAME) or (not tied and not rest):
-            raise Unread("this option of getopt is not read")
+            raise Unread("this option of getopt is not supported")
         value = value if tied else rest.pop(0)
         if option in SHORT:
             short = value
@@ -57,7 +57,7 @@ def _told(words: Sequence[str]) -> _Told:
             raise Unread("what getopt reads is not known")
         short, quotes = rest.pop(0), False
     if short.startswith("-"):
-        raise Unread("this order of getopt is not read")
+        raise Unread("this order of getopt is not supported")
     letters = {found[1]: found[2] for found in re.finditer(r"([^:+])(:{0,2})", short)}
     return _Told(letters, names, rest, short.startswith("+"), quotes)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from bridge.files.shell.read import Reader
 
 LARGEST = 2**31
-"""Beyond it the C library's reading of a number goes round."""
+"""Above it the C library's conversion of a number overflows."""
 
 
 def step(reader: Reader, place: int, called: Sequence[Pieces]) -> None:

@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 SET = re.compile(r"([A-Za-z_]\w*)=")
 UNSET = re.compile(r"(?:-u|--unset=)(?=.)(.*)", re.DOTALL)
 SHARED = "BASH_FUNC_{}%%"
-"""The variable in which an exported function is handed on."""
+"""The environment variable that passes on an exported function."""
 GIVEN = re.compile(SHARED.format(".*") + "=")
 OTHERS = frozenset(("sudo", "srun", "sbatch"))
-"""What keeps the environment from a shell, and gives it one of its own."""
+"""Programs that start a shell with a new environment."""
 UNSEEN = "the script does not export it, so that the shell that it starts does not see it"
 
 
 class Listed(Sequence[Word]):
-    """A command's words as launchers are looked for in them, each made when it is asked for."""
+    """A command's words for the search of launchers. Each is expanded only when it is needed."""
 
     def __init__(self, words: Sequence[Pieces]) -> None:
         self.pieces, self.made = words, dict[int, Word]()
@@ -52,7 +52,7 @@ class Listed(Sequence[Word]):
 
 
 def listed(words: Sequence[Pieces]) -> Listed:
-    """A command's words as launchers are looked for in them."""
+    """A command's words for the search of launchers."""
     return Listed(words)
 
 
@@ -68,7 +68,7 @@ def behind(called: Sequence[Pieces]) -> Sequence[Pieces]:
 
 
 def started(reader: Reader, place: int, called: Sequence[Pieces], found: Walk) -> bool:
-    """Read the shell that a command starts with a text or a file that the script has written; whether it is one."""
+    """Read the shell that a command starts with a text or a written file. Returns whether the command starts one."""
     if found.kind in ("text", "rest"):
         text, arguments = _text(found, called)
     elif found.kind == "file" and (written := opened.file(reader, called[found.at])) is not None and not is_gone(written):
@@ -106,7 +106,7 @@ def _blank(index: int) -> tuple[Piece, ...]:
 
 
 def _scope(reader: Reader, place: int, found: Walk, called: Sequence[Pieces], arguments: Sequence[Pieces]) -> Scope:
-    """What the shell knows: what is exported, and nothing of that where it runs elsewhere."""
+    """Scope of the new shell: the exported variables, or none if it runs on another machine."""
     outer, shell = reader.scope, spelled(called[found.before]).rpartition("/")[2]
     apart, dropped = _dropped(called[: found.before])
     cleared = apart and not found.apart and not OTHERS & {spelled(word) for word in called[: found.before]}
@@ -115,7 +115,7 @@ def _scope(reader: Reader, place: int, found: Walk, called: Sequence[Pieces], ar
     seen = {name: Value((pieces,)) for name, pieces in kept.items()}
     for word in called[: found.before] if not found.apart else ():
         if GIVEN.match(spelled(word)):
-            raise reader.refuse(place, "a function that is given as a variable is not read")
+            raise reader.refuse(place, "a function that is given as a variable is not supported")
         if given := SET.match(spelled(word)):
             seen[given[1]] = Value((cut(word, given.end()) or (Text("", NOWHERE),),))
     lists = {name for name, value in outer.variables.items() if not apart and not (value and value.open) and outer.lists(name)}
@@ -147,7 +147,7 @@ def _scope(reader: Reader, place: int, found: Walk, called: Sequence[Pieces], ar
 
 
 def _dropped(words: Sequence[Pieces]) -> tuple[bool, set[str]]:
-    """Whether what starts a shell keeps the whole environment from it, and which variables it takes away."""
+    """Whether the starter clears the environment of a shell, and the variables that it removes."""
     texts = [spelled(word) for word in words]
     if any(re.fullmatch(r"--export=(NONE|NIL)", text, re.IGNORECASE) for text in texts):
         return True, set()
@@ -160,7 +160,7 @@ def _dropped(words: Sequence[Pieces]) -> tuple[bool, set[str]]:
 
 
 def _turned(reader: Reader, place: int, words: Sequence[Pieces]) -> frozenset[str]:
-    """What `bash -e`, `-u`, `-o pipefail` and `-O extglob` turn on, and `+B` off; one that is not read is refused."""
+    """Options that `bash -e`, `-u`, `-o pipefail`, `-O extglob` and `+B` set. Raises `SourceError` for unsupported ones."""
     found = options.ON
     texts = [spelled(word) for word in words]
     for sign, letter, after in _letters(texts):

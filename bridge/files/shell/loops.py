@@ -1,4 +1,4 @@
-"""Loops: their turns one by one as long as what they ask is known, and what is left where it is not."""
+"""Loops: iterations one by one while the condition is known; otherwise the effects that all iterations share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 TURNS = 12
 Asks = Callable[[], bool | None]
-"""What tells whether a loop goes on; None if that is not known."""
+"""Tells whether a loop continues; None if that is not known."""
 MOST_STEPS = 10_000
 
 
@@ -58,7 +58,7 @@ def _step(reader: Reader, node: Node) -> None:
 
 
 def _assign_loop(reader: Reader, name: str, value: Value) -> None:
-    """A turn's value; a reference stands for another variable in each turn."""
+    """Assign the value of an iteration. A reference (nameref) stands for another variable in each iteration."""
     if "n" in reader.scope.marks.get(name, ()):
         reader.scope.variables[name] = value
     else:
@@ -162,7 +162,9 @@ def _while(reader: Reader, node: Node, goes_on: Asks, body: Sequence[Node], step
             break
         step()
         _step(reader, node)
-        if before is not None and reader.scope.settles(before):  # further turns do the same; it ends where one may leave it
+        if before is not None and reader.scope.settles(
+            before
+        ):  # further iterations do the same; the loop ends if one of them may leave it
             reader.scope.ended = "over"
             break
     _finish(reader, node)
@@ -179,7 +181,7 @@ def _once_more(reader: Reader, body: Sequence[Node], step: Callable[[], object],
 
 
 def _turn(reader: Reader, body: Sequence[Node]) -> None:
-    """The body once: `continue` ends the turn, `break` the loop."""
+    """Read the body once. `continue` ends the iteration, `break` the loop."""
     mark = len(reader.leaving)
     reader.loops += 1
     reader.statements(body)
@@ -209,7 +211,7 @@ def _arrived(reader: Reader, scope: Scope, here: list[Scope], exits: list[Scope]
 
 
 def _finish(reader: Reader, node: Node) -> None:
-    """Behind a loop: where it ended by itself, and where `break` left it."""
+    """The state behind a loop: joined from its normal end and from each `break`."""
     exits = reader.exits.pop()
     if reader.scope.ended and reader.scope.ended != "over":
         return
@@ -222,7 +224,7 @@ def _finish(reader: Reader, node: Node) -> None:
 
 
 def _unsure(reader: Reader, node: Node, turn: Callable[[], bool]) -> None:
-    """A loop that runs none or more times: what its turns change is not known."""
+    """A loop with an unknown number of iterations, maybe none: everything that it changes becomes unknown."""
     line = reader.source.line(node.start_byte)
     mark = len(reader.leaving)
     for _ in range(TURNS):

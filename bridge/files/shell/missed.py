@@ -1,4 +1,4 @@
-"""Lines of a script that look like a run and were not taken for one, each with the reason and the variable that settles it."""
+"""Lines of a script that look like a run but were not read as one, each with the reason and the variables that decide it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ NUMBERED = re.compile(r"\$\{?#?\d+")
 """An argument."""
 VARIABLE = re.compile(r"\$\{?#?([A-Za-z_]\w*|\d+)")
 MOST = 5
-"""Lines that one message lists."""
+"""Most lines in one message."""
 DEEPEST = 4
-"""Assignments that are followed from one variable to the next."""
+"""Most assignments to follow from one variable to the next."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A statement around a line: its kind (`if`, `case`, `for`, ..., `function`), its line, and what it says there."""
+    """A statement around a line: its kind (`if`, `case`, `for`, ..., `function`), its line and its text."""
 
     kind: str
     line: int
@@ -50,7 +50,7 @@ class Line:
 
 @dataclass(slots=True)
 class _Blocks:
-    """Follows the blocks of a script line by line; rough, for messages only."""
+    """Follows the blocks of a script line by line. It is approximate, for messages only."""
 
     open: list[Block] = field(default_factory=list)
 
@@ -94,7 +94,7 @@ def words_of(text: str) -> list[Word]:
 
 
 def missed(text: str, started: Collection[int], runs: Collection[int], left_at: int = 0) -> list[tuple[int, str]]:
-    """What looks like a run and is none: line and reason.
+    """Lines that look like a run but are none, each with the reason.
 
     `started` are lines of commands that are started, `runs` of runs; `left_at` is the line that ends the script, if one does.
     """
@@ -113,7 +113,7 @@ def missed(text: str, started: Collection[int], runs: Collection[int], left_at: 
 
 
 class Asked:
-    """What the branches of a script ask for, by line."""
+    """Variables that decide the branches of a script, by line."""
 
     def __init__(self, text: str) -> None:
         whole = list(lines(text))
@@ -121,7 +121,7 @@ class Asked:
         self.lines = {line.number: line for line in whole}
 
     def around(self, number: int, told: Collection[str]) -> str:
-        """The variables that the branches around a line hang on, but for those `told`, as options that say them."""
+        """Options for the variables that decide the branches around a line, without those in `told`."""
         line = self.lines.get(max((at for at in self.lines if at <= number), default=0))
         if line is None:
             return ""
@@ -139,7 +139,7 @@ class _Place:
 
 
 class Origins:
-    """Which variables the value of a variable is made of, as far as assignments show it."""
+    """The variables from which the value of a variable is made, as far as assignments show it."""
 
     def __init__(self, text: str, whole: Iterable[Line]) -> None:
         self.values: dict[str, list[str]] = {}
@@ -149,9 +149,9 @@ class Origins:
             self.values.setdefault(found[1], []).append(NUMBERED.sub("", found[2]) if own else found[2])
 
     def settled_by(self, text: str, told: Collection[str] = (), inside: bool = False) -> str:
-        """The variables that a text hangs on and the script is started with, but for those `told`, as options that say them.
+        """Options for the outside variables on which a text depends, without those in `told`.
 
-        What stands `inside` of a function has arguments of its own.
+        Text `inside` a function has its own arguments.
         """
         text = NUMBERED.sub("", text) if inside else text
         names = dict.fromkeys(found for name in VARIABLE.findall(text) for found in self._outer(name, 0) if found not in told)
@@ -175,7 +175,7 @@ def _like(seen: Walk) -> bool:
 
 
 def _reason(line: Line, seen: Walk, place: _Place, started: bool) -> str:
-    """Why a line is no run; empty if nothing is to be said."""
+    """Reason why a line is no run; empty if there is none to report."""
     first = seen.words[0]
     if started and seen.kind == "file":
         return f"starts another script, {seen.words[seen.at].spelling}; read that one"
@@ -185,7 +185,7 @@ def _reason(line: Line, seen: Walk, place: _Place, started: bool) -> str:
 
 
 def _unreached(line: Line, place: _Place) -> str:
-    """Why a line is not started."""
+    """Reason why a line is not reached."""
     function = next((block for block in line.around if block.kind == "function"), None)
     if function is not None:
         return f"stands in the function {function.text} (line {function.line}), {_uncalled(function.text, line, place)}"
@@ -203,7 +203,7 @@ def _unreached(line: Line, place: _Place) -> str:
 
 
 def _uncalled(name: str, line: Line, place: _Place) -> str:
-    """What names a function that is not called: a trap, a variable or a text, maybe."""
+    """Message for a function that is not called, with the line of a trap, variable or text that names it, if any."""
     names = re.compile(rf"(?<![\w.:-]){re.escape(name)}(?![\w.:-]|\s*\(\s*\))")
     own = re.compile(rf"function\s+{re.escape(name)}(?![\w.:-])")
     naming = (

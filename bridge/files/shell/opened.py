@@ -1,4 +1,4 @@
-"""What stands in files: what the script has written, else what lies in its folder or where it may look."""
+"""Content of files: text that the script has written, or else files in its folder or in allowed folders."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def content(reader: Reader, path: Pieces) -> Pieces | None:
-    """What stands in a file: what the script has written, else what lies in the script's folder; None if there is none."""
+    """Content of a file: text that the script has written, or else a file in its folder; None if there is none."""
     written = file(reader, path)
     key = reader.key(path)
     if written is not None or not key or "\0" in key or key.startswith(AWAY):
@@ -72,7 +72,7 @@ def is_folder(reader: Reader, folder: str) -> bool:
 
 
 def missing(reader: Reader, path: Pieces) -> str:
-    """Why nothing is known of a file that the script has not written."""
+    """Reason why the content of a file is not known that the script has not written."""
     try:
         find(reader.key(path).replace("\0", ""), Path(reader.name).parent)
     except OutsideError as error:
@@ -81,18 +81,18 @@ def missing(reader: Reader, path: Pieces) -> str:
 
 
 def file(reader: Reader, path: Pieces) -> Pieces | None:
-    """What the script has written to `path` so far, if it has."""
+    """Text that the script has written to `path` so far; None if it has written none."""
     held = reader.scope.files.held.get(reader.key(path))
     return None if held is None else _fresh(reader, path, held)
 
 
 def _fresh(reader: Reader, path: Pieces, content: Pieces) -> Pieces:
-    """What stands in a file, unless a program may have written it since."""
+    """Content of a file, unless a program may have written it since."""
     why = reader.scope.files.stale(reader.key(path))
     return (Unknown(spelled(path), NOWHERE, reader.source.line(reader.place), why),) if why else content
 
 
 def text_before(reader: Reader, path: Pieces) -> Pieces:
-    """What stands in a file to which more is added."""
+    """Content of a file before text is appended to it."""
     found = content(reader, path)
     return () if found is None or is_gone(found) else found

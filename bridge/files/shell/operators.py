@@ -1,4 +1,4 @@
-"""What is done to a variable in braces: defaults, parts of it, patterns cut off or replaced."""
+"""Operators within `${...}`: defaults, substrings, and patterns that are removed or replaced."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 UNTURNED = "AaKkP"
-"""Letters of `${NAME@letter}` that tell what a variable is, which is not read."""
+"""Letters of `${NAME@letter}` that describe a variable's attributes. They are not supported."""
 OPERATOR = re.compile(r":?[-=+?]|//?|%%?|##?|\^\^?|,,?|:|@[A-Za-z]$")
 
 
@@ -57,7 +57,7 @@ def _turned(expander: Expander, part: Part, word: Pieces, change: Callable[[str]
 
 
 def _change(expander: Expander, part: Part, operator: str, start: int) -> Callable[[str], str]:
-    """What an operator does to a text."""
+    """The text after an operator."""
     if operator[0] == "@":
         if operator[1] not in parameters.TURNED:
             raise Unread(FORM) if operator[1] in UNTURNED else arithmetic.Wrong("bad substitution")
@@ -102,7 +102,7 @@ def _chosen(expander: Expander, part: Part, subject: Subject, operator: str, sta
     default = _default(expander, part, start, quoted)
     if operator[-1] == "=":
         if subject.joined or subject.element or subject.indexed or subject.name.isdigit():
-            raise Unsettled("an expansion that sets an element, or an argument, is not read")
+            raise Unsettled("an expansion that sets an element, or an argument, is not supported")
         expander.scope.set(subject.name, Value((tuple(expander.joined(default)),)))
         default = [*expander._used(tuple(expander.joined(default)), part, quoted)]
     place = expander.place(part)
@@ -110,7 +110,7 @@ def _chosen(expander: Expander, part: Part, subject: Subject, operator: str, sta
 
 
 def _default(expander: Expander, part: Part, start: int, quoted: bool) -> Expanded:
-    """What stands for a variable: as in double quotes where the whole stands in them, else split like any expansion."""
+    """The default in place of a variable. Within double quotes it is not split."""
     found = list(expander.operand(part, start, not quoted, quoted))
     if not quoted:
         found = [replace(piece, splits=True) if isinstance(piece, Text) and not piece.quoted else piece for piece in found]
@@ -178,7 +178,7 @@ def _sliced(expander: Expander, subject: Subject, first: int, count: int | None)
 
 
 def _parted(text: str, parts: Sequence[Part], start: int) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
-    """Parts before and behind the first slash that stands there as it is; one at the very start belongs to the first half."""
+    """Parts before and behind the first literal slash. A slash at the very start belongs to the pattern."""
     for index, part in enumerate(parts):
         place = text.find("/", max(part.start, start + 1), part.end) if part.kind == "text" else -1
         if place >= 0:

@@ -1,4 +1,4 @@
-"""Options of `set` and `shopt`: those that are read or change no run, and those that are not read."""
+"""Options of `set` and `shopt`: those that are supported or change no run, and those that are not supported."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ LETTERS: Mapping[str, str] = {
 }
 """Letters of `set`, and of a shell that is started."""
 ON = frozenset(("braceexpand",))
-"""What of that which is read is on where nothing sets it."""
+"""Supported options that are on by default."""
 OFF = frozenset(("extglob", "nullglob", "nocasematch", "dotglob", "globstar", "failglob", "inherit_errexit", "lastpipe"))
-"""Options of `shopt` that are off where nothing sets them."""
+"""Options of `shopt` that are off by default."""
 COMPATIBLE = re.compile(r"compat[0-9]+")
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options of one command: `taken` are read or change nothing, `off` and `on` stand so from the start and are not read."""
+    """The options of one command: `taken` are supported or change nothing; `off` and `on` are the defaults of unsupported ones."""
 
     command: str
     taken: frozenset[str]
@@ -45,11 +45,11 @@ class Options:
     on: frozenset[str] = frozenset()
 
     def problem(self, name: str, on: bool) -> str:
-        """Why a script that turns an option on, or off, is not read; empty if it is."""
+        """Reason why a script with this option turned on, or off, is not supported; empty if it is."""
         if name in self.taken or name in (self.off, self.on)[on] or (COMPATIBLE.fullmatch(name) and not on):
             return ""
         if name in (self.on, self.off)[on] or COMPATIBLE.fullmatch(name):
-            return f"{self.command} turns {name} {'on' if on else 'off'}, which changes what follows, and is not read"
+            return f"{self.command} turns {name} {'on' if on else 'off'}, which changes what follows, and is not supported"
         return f"{name} is no option of {self.command} that is known"
 
 

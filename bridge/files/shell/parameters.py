@@ -1,4 +1,4 @@
-"""What `${NAME...}` does to known text: cuts, trims, replacements, letters, quotes."""
+"""Operators of `${NAME...}` on known text: substrings, trimming, replacement, letter case, quotes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIMPLE: Mapping[str, str] = {
 }
 
 LETTERS = {char: f"\\{letter}" for letter, char in SIMPLE.items() if letter not in 'e"?'}
-"""How `$'...'` writes what cannot be printed, a quote and a backslash."""
+"""Spelling in `$'...'` of unprintable characters, a quote and a backslash."""
 
 
 def decoded(text: str) -> str:
@@ -38,7 +38,7 @@ def _escape(found: re.Match[str]) -> str:
     if octal or short:
         code = int(octal, 8) & 0xFF if octal else int(short, 16)
         if code > 127:
-            raise Unread("a byte beyond ASCII is not read")
+            raise Unread("a byte beyond ASCII is not supported")
         return chr(code)
     if four or eight:
         return chr(int(four or eight, 16))
@@ -70,7 +70,7 @@ def trimmed(text: str, operator: str, pattern: Sequence[Char]) -> str:
 def replaced(text: str, operator: str, pattern: Sequence[Char], put: str, fold: bool = False) -> str:
     """`/` for the first match, `//` for all; a pattern that begins with `#` or `%` is bound to the start or the end.
 
-    `fold` takes large and small letters for the same.
+    With `fold`, upper and lower case are the same.
     """
     if operator == "/" and pattern[:1] in ([("#", True)], [("%", True)]):
         return _bound(text, pattern[0][0], pattern[1:], put, fold)
@@ -104,7 +104,7 @@ def _bound(text: str, side: str, pattern: Sequence[Char], put: str, fold: bool) 
 
 
 def lettered(text: str, operator: str, pattern: Sequence[Char]) -> str:
-    """`^`, `^^`, `,`, `,,`: large and small letters."""
+    """`^`, `^^`, `,`, `,,`: upper and lower case."""
     change = str.upper if operator[0] == "^" else str.lower
     fits = Pattern(pattern).matches if pattern else lambda _: True
     size = len(simple(text)) if len(operator) == 2 else len(simple(text[:1]))

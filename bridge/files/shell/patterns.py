@@ -104,7 +104,7 @@ class Pattern:
                 break
             if not inside and self._open(position):
                 if nodes and nodes[-1] == STAR:
-                    raise Unread("a group that is never closed behind * is not read")
+                    raise Unread("a group that is never closed behind * is not supported")
                 return [*nodes, *(self._same(char) for char, _ in self.chars[position:])], len(self.chars)
             node, position = self._node(position)
             nodes.append(node)
@@ -138,7 +138,7 @@ class Pattern:
                 return found
         if special and char == "\\":
             if not after[0]:
-                raise Unread("a backslash at the end of a pattern hides nothing, and is not read")
+                raise Unread("a backslash at the end of a pattern hides nothing, and is not supported")
             return self._same(after[0]), position + 2
         return self._same(char), position + 1
 
@@ -178,7 +178,7 @@ class Pattern:
                 raise Unread(f"[:{named[1]}:] is no class of characters")
             return CLASSES[named[1]], position + named.end()
         if re.match(r"\[[.=]", rest):
-            raise Unread("collating symbols are not read")
+            raise Unread("collating symbols are not supported")
         position, low = self._literal(position)
         after = self.chars[position + 1 : position + 2]
         if self.chars[position : position + 1] == [("-", True)] and after not in ([], [("]", True)]):

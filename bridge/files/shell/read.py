@@ -247,7 +247,7 @@ class Reader:
             raise self.refuse(node.start_byte, problem)
         handler = STATEMENTS.get(node.type)
         if handler is None:
-            raise self.refuse(node.start_byte, f"this kind of statement ({node.type.replace('_', ' ')}) is not read")
+            raise self.refuse(node.start_byte, f"this kind of statement ({node.type.replace('_', ' ')}) is not supported")
         try:
             if len(stages) > 1:  # redirections behind it are those of its last command
                 self.pipeline(stages)

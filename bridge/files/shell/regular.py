@@ -51,9 +51,9 @@ def _regular(chars: Sequence[Char], position: int, begun: bool) -> tuple[str, in
     if char == "\\":
         return _regular_escape(after), position + 2
     if char in "*+?}" and (not begun or after[:1] in ("*", "+", "?", "{")):
-        raise Unread("this repetition is not read")
+        raise Unread("this repetition is not supported")
     if (char == "{" and not re.match(r"\d+(,\d*)?\}", after)) or (char in "(|" and after[:1] in ("*", "+", "?", "{", ")", "|")):
-        raise Unread("this part of a regular expression is not read")
+        raise Unread("this part of a regular expression is not supported")
     return {"$": r"\Z", "^": "^"}.get(char, char), position + 1
 
 
@@ -61,7 +61,7 @@ def _regular_escape(after: str) -> str:
     if after[:1] in ("w", "W", "s", "S", "b", "B"):
         return "\\" + after[0]
     if not after or after[0] == "\0" or after[0].isalnum() or after[0] in "<>`'":
-        raise Unread("this escape of a regular expression is not read")
+        raise Unread("this escape of a regular expression is not supported")
     return re.escape(after[0])
 
 
@@ -69,15 +69,15 @@ def _regular_bracket(chars: Sequence[Char], position: int) -> tuple[str, int]:
     text = "".join(char for char, _ in chars)
     found = re.compile(r"(\^?)(\]?(?:\[:\w+:\]|[^\]])*)\]").match(text, position)
     if found is None or re.search(r"\[[.=]", found[2]):
-        raise Unread("this bracket of a regular expression is not read")
+        raise Unread("this bracket of a regular expression is not supported")
     if any(not special for _, special in chars[position : found.end()]) and re.search(r"[-\\\]^]", found[2]):
-        raise Unread("quotes in this bracket of a regular expression are not read")
+        raise Unread("quotes in this bracket of a regular expression are not supported")
     parts = re.split(r"\[:(\w+):\]", found[2])
     if any(name not in RANGES for name in parts[1::2]):
-        raise Unread("this class of characters is not read")
+        raise Unread("this class of characters is not supported")
     inside = "".join(RANGES[part] if index % 2 else re.sub(r"([\\\[\]&~|^])", r"\\\1", part) for index, part in enumerate(parts))
     if re.search(r"--|^-.*-$", found[2]):
-        raise Unread("this bracket of a regular expression is not read")
+        raise Unread("this bracket of a regular expression is not supported")
     return f"[{found[1]}{inside}]", found.end()
 
 
@@ -89,7 +89,7 @@ def basic(text: str, fold: bool = False) -> re.Pattern[str]:
         found.append(said)
     pattern = "".join(found)
     if re.search(r"(?<!\\)[*+?}][*+?{]", pattern):
-        raise Unread("this repetition is not read")
+        raise Unread("this repetition is not supported")
     try:
         return re.compile(pattern, re.DOTALL | re.ASCII | (re.IGNORECASE if fold else 0))
     except re.error:
@@ -115,12 +115,12 @@ def _basic(text: str, position: int, before: str) -> tuple[str, int]:
 def _basic_escape(after: str, starts: bool) -> str:
     if after in BASIC:
         if starts and after in QUANTIFIERS:
-            raise Unread("this repetition is not read")
+            raise Unread("this repetition is not supported")
         return BASIC[after]
     if after in ("w", "W", "s", "S"):
         return "\\" + after
     if not after or after.isalnum() or after in "<>`'":
-        raise Unread("this escape of a regular expression is not read")
+        raise Unread("this escape of a regular expression is not supported")
     return re.escape(after)
 
 
@@ -129,17 +129,17 @@ def longest(pattern: re.Pattern[str], text: str, start: int = 0) -> re.Match[str
     if endless(pattern, len(text)):
         simple(text)
         if len(text) > LONGEST:
-            raise Unread("this expression is not read")
+            raise Unread("this expression is not supported")
         return steps.first(pattern, text, start, bool(pattern.groups) and grouped(pattern.pattern))
     first = pattern.search(text, start)
     if first is None or LITERAL.fullmatch(pattern.pattern):
         return first
     simple(text)
     if len(text) > LONGEST or EDGES.search(pattern.pattern):
-        raise Unread("this expression is not read")
+        raise Unread("this expression is not supported")
     if r"\Z" in pattern.pattern:
         if re.search(r"\\Z(?!$)", pattern.pattern) or "|" in pattern.pattern:
-            raise Unread("this expression is not read")
+            raise Unread("this expression is not supported")
         return first
     ends = range(len(text), first.end(), -1)
     return next((found for end in ends if (found := pattern.fullmatch(text, first.start(), end))), first)

@@ -254,7 +254,7 @@ class Scope:
         """The variable that a reference stands for; raises `Unsettled`."""
         found = self.referred(name)
         if "[" in found:
-            raise Unsettled(f"{name} stands for {found}, and a reference to an element is not read here")
+            raise Unsettled(f"{name} stands for {found}, and a reference to an element is not supported here")
         return found
 
     def referred(self, name: str) -> str:

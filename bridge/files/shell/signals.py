@@ -49,13 +49,13 @@ def trap(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     if names & {"DEBUG", "RETURN", ""} and text:
         when = "before every command" if "DEBUG" in names else "where functions and sourced files end"
         raise reader.refuse(
-            place, "what a trap is set for is not known" if "" in names else f"a trap that runs {when} is not read"
+            place, "what a trap is set for is not known" if "" in names else f"a trap that runs {when} is not supported"
         )
     if names & {"EXIT", "0"}:
         scope.at_exit = text or None
     if "ERR" in names:
         if scope.frames:
-            raise reader.refuse(place, "a trap for errors that a function sets is not read")
+            raise reader.refuse(place, "a trap for errors that a function sets is not supported")
         scope.at_error = text or None
     kept = {name: found for name, found in scope.traps.items() if name not in names}
     scope.traps = kept if text is None else {**kept, **dict.fromkeys(names & NUMBERS.keys(), text)}
@@ -127,7 +127,7 @@ def _to_parent(reader: Reader, place: int, signal: str) -> None:
     """From a shell within it; in the background that comes at a time of its own, and matters where a trap waits for it."""
     if signal == "0" or (reader.behind and signal and signal not in (reader.scope.around or {})):
         return
-    raise reader.refuse(place, "a shell that the script starts sends it a signal, which is not read")
+    raise reader.refuse(place, "a shell that the script starts sends it a signal, which is not supported")
 
 
 def _to_itself(reader: Reader, place: int, signal: str, before: int | None) -> None:

@@ -72,7 +72,7 @@ class _Edits:
         if letter == "s":
             return self._substitute(at, denied)
         if letter not in ("d", "p", "q"):
-            raise Unread("this command of sed is not read")
+            raise Unread("this command of sed is not supported")
         self._end()
         return Edit(at, denied, letter)
 
@@ -87,7 +87,7 @@ class _Edits:
         self._skip(" \t")
         second = self._address()
         if second is None or first.fits is not None or second.fits is not None:
-            raise Unread("this address of sed is not read")
+            raise Unread("this address of sed is not supported")
         return first, second
 
     def _address(self) -> Address | None:
@@ -98,7 +98,7 @@ class _Edits:
         if found["slash"]:
             return Address(fits=self._expression(self._until("/"), "/"))
         if found["number"] and not int(found["number"]):
-            raise Unread("this address of sed is not read")
+            raise Unread("this address of sed is not supported")
         return Address(int(found["number"] or 0))
 
     def _until(self, mark: str) -> str:
@@ -110,12 +110,12 @@ class _Edits:
                 self.place += 1
                 return self.text[begun : self.place - 1]
             self.place += 2 if char == "\\" else 1
-        raise Unread("this command of sed is not read")
+        raise Unread("this command of sed is not supported")
 
     def _substitute(self, at: tuple[Address, ...], denied: bool) -> Edit:
         mark = self.text[self.place : self.place + 1]
         if not mark or mark in "\\\n" or mark in SPECIAL - set("|+"):
-            raise Unread("this command of sed is not read")
+            raise Unread("this command of sed is not supported")
         self.place += 1
         wanted, put = self._until(mark), self._until(mark)
         flags = FLAGS.match(self.text, self.place)
@@ -125,7 +125,7 @@ class _Edits:
         self._end()
         number = re.search(r"\d+", said)
         if number and "g" in said:
-            raise Unread("these flags of sed are not read")
+            raise Unread("these flags of sed are not supported")
         return Edit(
             at, denied, "s", pattern, _replacement(put, mark, pattern), int(number[0]) if number else 1, "g" in said, "p" in said
         )
@@ -135,13 +135,13 @@ class _Edits:
             raise Unread("the mark of this command of sed means more than itself")
         plain = text.replace("\\" + mark, mark)
         if not plain or re.search(r"\[[^\]]*\\", plain) or not plain.isascii():
-            raise Unread("this expression of sed is not read")
+            raise Unread("this expression of sed is not supported")
         return self.compile(plain, fold)
 
     def _end(self) -> None:
         self._skip(" \t")
         if self.text[self.place : self.place + 1] not in ("", ";", "\n"):
-            raise Unread("this command of sed is not read")
+            raise Unread("this command of sed is not supported")
 
 
 def _extended(text: str, fold: bool) -> re.Pattern[str]:
@@ -161,7 +161,7 @@ def _replacement(text: str, mark: str, pattern: re.Pattern[str]) -> tuple[str | 
         elif piece[1:] in ("n", "t"):
             found.append({"n": "\n", "t": "\t"}[piece[1:]])
         elif not piece[1:] or piece[1:].isalnum() or not piece.isascii():
-            raise Unread("this replacement of sed is not read")
+            raise Unread("this replacement of sed is not supported")
         else:
             found.append(piece[1:])
     numbers = [number for number in found if isinstance(number, int)]
@@ -245,7 +245,7 @@ def grep(text: str, flags: str, wanted: str) -> str:
     else:
         compile_: Callable[[str, bool], re.Pattern[str]] = _extended if "E" in flags else basic
         if "\\" in wanted or not wanted.isascii() or not wanted:
-            raise Unread("this expression of grep is not read")
+            raise Unread("this expression of grep is not supported")
         pattern = compile_(wanted, "i" in flags)
     lines = [line.removesuffix("\n") for line in _lines(text)]
     fitting = [line for line in lines if _fits(pattern, line, "x" in flags) is not ("v" in flags)]
@@ -253,7 +253,7 @@ def grep(text: str, flags: str, wanted: str) -> str:
         return f"{len(fitting)}\n"
     if "o" in flags:
         if "v" in flags or "x" in flags:
-            raise Unread("these options of grep are not read")
+            raise Unread("these options of grep are not supported")
         fitting = [part for line in fitting for part in _parts(pattern, line)]
     return "" if "q" in flags else "".join(f"{line}\n" for line in fitting)
 
@@ -300,9 +300,9 @@ def fields(text: str, program: str, mark: str | None) -> str:
     told = re.fullmatch(r"\s*(NR\s*==\s*(?P<row>\d{1,6}))?\s*\{\s*print\s*(?P<what>[$\w, \t]*?)\s*;?\s*\}\s*", program)
     names = re.split(r"\s*,\s*", told["what"]) if told and told["what"] else ["$0"]
     if told is None or not all(re.fullmatch(r"\$(?:\d{1,3}|NF)|NF|NR", name) for name in names):
-        raise Unread("this program of awk is not read")
+        raise Unread("this program of awk is not supported")
     if mark is not None and (len(mark) != 1 or mark in SPECIAL or mark == " "):
-        raise Unread("this separator of awk is not read")
+        raise Unread("this separator of awk is not supported")
     made = []
     for number, whole in enumerate(_lines(text), 1):
         line = whole.removesuffix("\n")

@@ -21,7 +21,7 @@ AGAIN = re.compile(r"[$`'\"\\]")
 """What a shell expands in an index that an expansion has made."""
 ALL = ("@", "*")
 SPECIAL = "#?$!-"
-FORM = "this form of expansion is not read"
+FORM = "this form of expansion is not supported"
 
 
 @dataclass(slots=True, unsafe_hash=True)
@@ -90,7 +90,7 @@ def named(expander: Expander, name: str, index: tuple[int, int] | None) -> Subje
         return Subject(name, [(0, _special(expander, name))])
     if "[" in (referred := expander.scope.referred(name)):
         if index or referred.endswith(("[@]", "[*]")):
-            raise Unread(f"a reference to {referred} is not read here")
+            raise Unread(f"a reference to {referred} is not supported here")
         return target(expander, referred, name)
     value = expander.scope.get(name)
     said = expander.source.text[slice(*index)] if index else ""
@@ -189,7 +189,7 @@ def target(expander: Expander, name: str, through: str) -> Subject:
         return named(expander, name, None)
     value = expander.scope.get(plain)
     if AGAIN.search(index):
-        raise Unread(f"{through} names {name}, and an index that is expanded once more is not read")
+        raise Unread(f"{through} names {name}, and an index that is expanded once more is not supported")
     if index[:-1] in ALL:
         return Subject(plain, list(elements(value)) if value else None, index[:-1])
     key: int | str = index[:-1] if value and value.table else arithmetic.value(index[:-1], expander)

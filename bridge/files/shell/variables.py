@@ -88,10 +88,10 @@ def perform_alone(reader: Reader, word: Word, target: Target) -> None:
     """An assignment before a command: it sets a plain variable, whatever stood there."""
     scope = reader.scope
     if any(part.kind == "array" for part in word.parts) or "n" in scope.marks.get(target.name, ()):
-        raise Unread("an array or a reference before a command is not read")
+        raise Unread("an array or a reference before a command is not supported")
     marks = scope.marks.get(target.name, frozenset())
     if marks & {"A", "?a", "?A"}:
-        raise Unread("a table before a command is not read")
+        raise Unread("a table before a command is not supported")
     if "a" in marks:
         scope.mark(target.name, (), "a")
     perform(reader, word)
@@ -214,7 +214,7 @@ def put(reader: Reader, target: str, value: Value, more: bool = False) -> None:
     if not name.isidentifier():
         raise reader.refuse(reader.place, f"{target} is no name of a variable")
     if sign and (subjects.AGAIN.search(index) or not index.endswith("]") or index[:-1] in ("", "@", "*")):
-        raise reader.refuse(reader.place, f"the index of {target} is not read")
+        raise reader.refuse(reader.place, f"the index of {target} is not supported")
     table = bool(sign) and _table(reader, name, frozenset())
     place: int | str = index[:-1] if table else arithmetic.value(index[:-1], reader.expander) if sign else 0
     assign(reader, name, (lambda: place) if sign else None, value, more)
@@ -333,7 +333,7 @@ def _choices(reader: Reader, word: Word) -> list[Word]:
     if len(choices) == 1:
         return [word]
     if any(part.kind in SPLIT or (part.kind == "double" and "@" in reader.source.said(part)) for part in word.parts):
-        raise reader.refuse(word.start, "braces beside what a shell splits are not read behind declare and its kin")
+        raise reader.refuse(word.start, "braces beside what a shell splits are not supported behind declare and its kin")
     return [Word(word.start, word.end, parts) for parts in choices]
 
 

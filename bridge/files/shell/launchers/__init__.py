@@ -1,4 +1,4 @@
-"""What in a command's words starts a training run: launchers, wrappers, inner shells and sizes, all from one table."""
+"""Finds the training run that a command starts: launchers, wrappers, inner shells and sizes, from one table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Walks through a command's words as the programs in them would, from one starter to the next, to what is started at last."""
+"""Follows a command's words from one starter to the next, as these programs would, to the program that is started last."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bridge.files.shell.launchers.tables import (
 
 @dataclass(slots=True, unsafe_hash=True)
 class Word:
-    """A word of a command: its text, None where it is not known; as the script spells it; whether it may be several."""
+    """A word of a command: its text (None: not known), its spelling in the script, and whether it may be several words."""
 
     text: str | None
     spelling: str
@@ -54,8 +54,8 @@ class Link:
 class Walk:
     """The way through `words`: the starters on it, and where it ends.
 
-    `kind` is `program`, `module`, or a shell's `text`, `rest` (all words from there on are its text), `file` or `input`; empty
-    where nothing is started. `before` is the number of words that start the shell.
+    `kind` is `program`, `module`, or a shell's `text`, `rest` (all further words are its text), `file` or `input`; empty if
+    nothing is started. `before` is the number of words that start the shell.
     """
 
     words: Sequence[Word]
@@ -66,7 +66,7 @@ class Walk:
 
     @property
     def apart(self) -> bool:
-        """Whether what is started has an environment of its own."""
+        """Whether the started program has a new environment."""
         return any(STARTERS[link.name].apart for link in self.links if link.name in STARTERS)
 
     def run(self) -> Walk:
@@ -80,12 +80,12 @@ class Walk:
         return self
 
     def _end(self, kind: str, at: int, before: int = 0) -> int | None:
-        """Note where the walk ends; None, for there is no further place."""
+        """Note the end of the walk. Returns None: there is no next place."""
         self.kind, self.at, self.before = kind, at, before
         return None
 
     def _step(self, at: int) -> int | None:
-        """What stands where a program is expected; the next such place, or None at the end."""
+        """Take the word where a program is expected. Returns the next such place, or None at the end."""
         word = self.words[at]
         if word.text is None:
             further = self._ahead(at + 1, known=False)
@@ -107,7 +107,7 @@ class Walk:
         return further
 
     def _ahead(self, start: int, known: bool = True) -> int | None:
-        """The next word that is surely a program; behind one that is not `known`, any training script is."""
+        """Index of the next word that is certainly a program, or after an unknown word (`known` false) a training script."""
         return next((at for at in range(start, len(self.words)) if self._is_program(at, known)), None)
 
     def _is_program(self, at: int, flagged: bool) -> bool:
@@ -156,7 +156,7 @@ class Walk:
         return self._end("module", at)
 
     def _script(self, at: int) -> int:
-        """The script where one is expected: behind words that are not known and may be options, the first that is one."""
+        """The script, where one is expected: the first behind unknown words, which may be options."""
         if not self.words[at].loose:
             return at
         scripts = (place for place in range(at, len(self.words)) if self._is_script(place))
@@ -202,14 +202,14 @@ class Walk:
         return self._end("module" if row.module else "text", at, start) if at < len(self.words) else None
 
     def _opaque(self, at: int) -> int | None:
-        """A launcher's program, or more of its options, that are not known."""
+        """An unknown word that may be a launcher's program or more of its options."""
         further = self._ahead(at + 1, known=False) if self.words[at].loose else None
         if further is None:
             self._end("program", at)
         return further
 
     def _under(self, at: int, row: Starter) -> int | None:
-        """Behind the words after which alone a program starts another: `docker --context x run`."""
+        """Place behind the subcommand that starts a program, as in `docker --context x run`."""
         for place in range(at, min(at + 4, len(self.words))):
             for words in row.under:
                 if tuple(word.text for word in self.words[place : place + len(words)]) == words:
@@ -238,7 +238,7 @@ class Walk:
         return at
 
     def _behind_loose(self, at: int, row: Starter) -> int | None:
-        """The place behind a word that may be options: at further options of the starter, or where a program stands."""
+        """Place behind a word that may be options: further options of the starter, or a program."""
         if at < len(self.words) and self.words[at].spelling.partition("=")[0] in row.values:
             return at
         return self._later(at)
@@ -253,7 +253,7 @@ class Walk:
         return at + 1 + int(not row.before and self._may_be_value(at + 1))
 
     def _may_be_value(self, at: int) -> bool:
-        """Whether a word behind an option that the table does not have is its value: a program follows later."""
+        """Whether the word behind an option that is not in the table is its value, because a program follows later."""
         if at >= len(self.words) or self.words[at].option or self._starts(at):
             return False
         return self._later(at + 1) is not None

@@ -1,4 +1,4 @@
-"""World size, as the words of the launchers say it."""
+"""World size by the arguments of the launchers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from bridge.files.shell.launchers.tables import STARTERS, Starter
 
 DEVICES = re.compile(r"[\w.-]+:(\d+(?:,\d+)*)")
 BY_NODE = {"ntasks-per-node": "node", "nodes": "nodes", "N": "nodes", "ntasks": "total", "n": "total"}
-"""What options of a batch job say of the tasks that its launcher starts."""
+"""Options of a batch job that set the tasks of its launcher."""
 
 
 def ranks(found: Walk, job: Mapping[str, str]) -> int | None:
-    """World size in ranks by the innermost launcher on the way; None where it does not say it in numbers.
+    """World size in ranks by the innermost launcher; None if its arguments do not tell it in numbers.
 
-    `job` are options of the batch job, which Slurm's launcher goes by.
+    `job` are options of the batch job, which Slurm's launcher inherits.
     """
     links = [link for link in found.links if link.name in STARTERS and STARTERS[link.name].own]
     if not links:
@@ -32,13 +32,13 @@ def ranks(found: Walk, job: Mapping[str, str]) -> int | None:
 
 
 def _job(job: Mapping[str, str], said: Mapping[str, str]) -> dict[str, str]:
-    """Sizes of the batch job; a total of it does not stand beside sizes of the launcher's own."""
+    """Sizes of the batch job. Its total has no effect if the launcher sets sizes itself."""
     found = {BY_NODE[name]: value for name, value in job.items() if name in BY_NODE}
     return {role: value for role, value in found.items() if role != "total" or not said}
 
 
 def _said(words: Sequence[Word], row: Starter) -> dict[str, str] | None:
-    """What the options say, by role; None where words that are not known may be options."""
+    """Sizes of the options, by role; None if unknown words may be options."""
     said: dict[str, str] = {}
     skip = 0
     for word, after in zip(words, [*words[1:], Word(None, "")], strict=True):

@@ -1,4 +1,4 @@
-"""Programs that start other programs, as data: which of their options take a word, and what they say of the ranks."""
+"""Programs that start other programs, as data: their options with arguments, and options that set numbers of ranks."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ TRAINER = re.compile(r".*\.py$")
 class Starter:
     """A program that starts another one, given in its words.
 
-    `values` are options that take words, with how many; `before` counts its own words before the command; `under` names the
-    words after which alone it starts something (`docker run`). `sizes` says what options tell of the ranks: `total`, `node`
-    (ranks of a node), `nodes`, `hosts` (a file of nodes), `listed` (devices in a list); `own` marks one that starts a rank for
-    each, `fallback` and `alone` are the ranks of a node and the nodes where it is silent. `shell` says where a text for a shell
-    stands: `rest` (all words after its own), or an option; `stdin` marks one that reads a script from its input, `script` one
-    that is given a script. `assigns`: variables may stand before the command. `module`: `-m` names what is started. `apart`:
-    what it starts has an environment of its own.
+    `values` are options with arguments, and their number; `before` is the number of its own words before the command; `under`
+    has the subcommands that start something (`docker run`). `sizes` has options that set ranks: `total`, `node` (ranks of a
+    node), `nodes`, `hosts` (a file of nodes), `listed` (devices in a list). `own` marks a program that starts the ranks itself;
+    `fallback` and `alone` are its defaults for ranks of a node and for nodes. `shell` is the place of a text for a shell: `rest`
+    (all words after its own), or an option. `stdin` marks a program that reads a script from its input, `script` one with a
+    script as argument. With `assigns`, variables may be set before the command. With `module`, `-m` names the program. With
+    `apart`, the started program has a new environment.
     """
 
     values: Mapping[str, int] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Starter:
 
 
 def _values(text: str) -> dict[str, int]:
-    """`-x --name*2`: options with the number of words that each takes, one if nothing is said."""
+    """`-x --name*2`: options with the number of arguments of each; the default is one."""
     pairs = (word.partition("*") for word in text.split())
     return {name: int(count or 1) for name, _, count in pairs}
 
@@ -261,7 +261,7 @@ STARTERS: Mapping[str, Starter] = {
 """Every program that starts another, by its name without the folder."""
 
 LAUNCHERS = frozenset(name for name, row in STARTERS.items() if row.own)
-"""Launchers of ranks: names that are taken for programs even behind words that the table does not explain."""
+"""Launchers of ranks. Their names are taken as programs even behind words that are not in the table."""
 
 TEXT_ONLY = frozenset(
     _names(
@@ -276,7 +276,7 @@ TEXT_ONLY = frozenset(
         "locale ldconfig mount umount systemctl service crontab at"
     )
 )
-"""Programs whose words are never started."""
+"""Programs that never start their arguments."""
 
 DIRECTIVE = re.compile(r"^#SBATCH\s+--?(?P<name>[\w-]+)[=\s]\s*(?P<value>\w+)", re.MULTILINE)
 BATCH_SYSTEM: Mapping[str, tuple[str, ...]] = {
