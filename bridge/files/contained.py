@@ -35,7 +35,7 @@ def inside(path: Path, root: Path) -> Path:
 
 
 def regular(path: Path, root: Path) -> Path:
-    """`path`, a regular file below `root`. Raises `SourceError` for links that lead out of `root`, and for other kinds of file."""
+    """`path`, a regular file below `root`. Raises `SourceError` for links out of `root`, and for other kinds of file."""
     try:
         mode = inside(path, root).stat().st_mode
     except OSError as error:

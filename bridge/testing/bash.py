@@ -1,4 +1,4 @@
-"""What bash itself does with a script, and what the reader says that it does: the words of every run, in order."""
+"""Compares bash with the shell reader: the words of every run that a script starts, in order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bridge.testing import processes
 BASH = shutil.which("bash")
 STARTER = "torchrun"
 STARTING = ("bash", "sh", "env", "nohup", "xargs")
-"""Programs that start others as the reader has them."""
+"""Programs that start others, and that the reader models."""
 SECONDS = 10
 STAND_IN = """#!/bin/sh
 printf '%s\\0' "$#" "$@" >> {target}
@@ -31,19 +31,19 @@ Runs = list[list[str]]
 
 @dataclass(frozen=True)
 class Said:
-    """What the reader says: the words of each run, or why it does not know them."""
+    """The reader's result: the words of each run, or the reason why it does not know them."""
 
     runs: Runs
     refused: str = ""
     stopped: int = 0
-    """The line on which a shell reports an error and gives up what it does, if the reader says that."""
+    """The line at which a shell stops with an error, if the reader says so."""
 
 
 class Bash:
-    """Runs scripts in a folder of their own; only a stand-in of the launcher and what the reader models can be started."""
+    """Runs scripts in an empty folder. They can start only a stand-in of the launcher and programs that the reader models."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder` is empty; the stand-in and what it notes lie in it."""
+        """`folder` must be empty; the stand-in and its notes are written into it."""
         self.work, self.programs, self.notes = folder / "work", folder / "programs", folder / "notes"
         self.programs.mkdir()
         starter = self.programs / STARTER
@@ -85,7 +85,7 @@ def _noted(notes: bytes) -> Runs:
 
 
 def said(text: str) -> Said:
-    """The runs of a script as the reader has them."""
+    """The runs of a script by the reader."""
     reader = Reader("launch.sh", Scope({}))
     refused = ""
     try:
@@ -118,19 +118,19 @@ def said(text: str) -> Said:
 
 
 def _between(words: list[str]) -> bool:
-    """Whether a program that is not there stands between `env` and what it starts."""
+    """Whether a program that does not exist is between `env` and the program to start."""
     before = words[1 : words.index(STARTER)]
     plain = (word for last, word in zip(["", *before], before, strict=False) if not last.startswith("-"))
     return any(not word.startswith("-") and "=" not in word and word not in STARTING for word in plain)
 
 
 def _sets(word: Pieces) -> bool:
-    """Whether a word sets a variable for what is started behind it, to a value that is not known."""
+    """Whether a word sets a variable for the following command to an unknown value."""
     return bool(word) and ASSIGNING.fullmatch(spelled(word[:1])) is not None and len(word) > 1
 
 
 def _places(text: str, line: int) -> set[int]:
-    """The lines under which bash may report what goes wrong on a line: where it begins, or where a here-document is asked for."""
+    """The lines under which bash may report an error of a line: its first line, or that of a here-document's operator."""
     lines, first = text.split("\n"), line
     while first > 1 and lines[first - 2].endswith("\\"):
         first -= 1
@@ -139,7 +139,7 @@ def _places(text: str, line: int) -> set[int]:
 
 
 def outcome(bash: Bash, text: str) -> tuple[str, str]:
-    """Whether bash does what the reader says (`equal`, `stopped`, `refused`, `different`), and why the reader refuses."""
+    """Result of the comparison (`equal`, `stopped`, `refused`, `different`), and the reader's reason if it refuses."""
     found = said(text)
     if found.refused and not found.stopped:
         return "refused", found.refused

@@ -127,7 +127,7 @@ class CaseWriter(Writer):
     """Writes the parts of these scripts."""
 
     def rule(self, name: str) -> str:
-        """One way to write a part; the simplest ones where it is nested deeply."""
+        """One way to write a part. Deeply nested parts get the simplest ways."""
         self.depth += 1
         choices = RULES[name][: 1 if self.depth > 8 else None]
         done = self.filled(self.choose(choices))
@@ -136,7 +136,7 @@ class CaseWriter(Writer):
 
 
 def case(choose: Callable[[Sequence[str]], str]) -> Script:
-    """A script made of the parts that `choose` takes."""
+    """A script from the parts that `choose` selects."""
     writer = CaseWriter(choose)
     body = writer.filled(choose((DECIDED, "X=\n⟨construct⟩\n")))
     return START.format(A=choose(SETTINGS), B=choose(SETTINGS), C=choose(SETTINGS)) + body + END, ()

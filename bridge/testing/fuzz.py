@@ -1,4 +1,4 @@
-"""Fuzzing a dialect: generated configs through reading, writing, lifting and a conversion, and the smallest one that fails."""
+"""Fuzzes a dialect: generated configs are read, written, lifted and converted; finds the smallest config that fails."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SUFFIXES = ("json", "yaml", "txt", "sh")
 
 @dataclass(frozen=True)
 class Task:
-    """What is fuzzed: a dialect, the one it is converted to, their releases (None: all), and how long."""
+    """A fuzzing task: a dialect, the dialect to convert to, their releases (None: all), and the number of examples."""
 
     dialect: Dialect
     to: Dialect | None = None
@@ -42,7 +42,7 @@ class Task:
 
 @dataclass
 class Covered:
-    """What was tried: configs that held, by release and by stage, and those that a stage had to refuse."""
+    """Counts of tried configs: passed ones by release and by stage, and those that a stage had to refuse."""
 
     accepted: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
@@ -56,12 +56,12 @@ class Covered:
 
 
 class Broken(AssertionError):
-    """A promise that does not hold: which one, and what was found."""
+    """A broken promise: its name, and the details."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The smallest config that was found to break a promise, and how."""
+    """The smallest config found that breaks a promise, with the details."""
 
     config: Config
     stage: str
@@ -69,12 +69,12 @@ class Failure:
 
     @property
     def promise(self) -> tuple[str, str]:
-        """What is broken: the stage, and the message up to its details."""
+        """Identity of the failure: the stage, and the message without details."""
         return self.stage, self.message.partition(":")[0]
 
     @cached_property
     def written(self) -> Written | None:
-        """The config as a file, None where it is just this that fails."""
+        """The config as a file; None if writing it is what fails."""
         try:
             return self.config.dialect.render(self.config)
         except Exception:
@@ -82,12 +82,12 @@ class Failure:
 
     @property
     def text(self) -> str:
-        """The file to paste; values by path where no file can be written."""
+        """The text of the file, or values by path if no file can be written."""
         return self.written.text if self.written else f"{dict(self.config.given)!r}\n"
 
 
 def fuzz(task: Task, tick: Callable[[Covered], None] = lambda covered: None) -> tuple[Covered, Failure | None]:
-    """Try `task.examples` configs; what was covered, and the smallest failing config if one fails.
+    """Try `task.examples` configs. Returns the counts, and the smallest failing config if one fails.
 
     `tick` is called after each config.
     """
@@ -122,7 +122,7 @@ def fuzz(task: Task, tick: Callable[[Covered], None] = lambda covered: None) -> 
 
 
 def _smallest(task: Task, failure: Failure) -> Failure:
-    """The failure with every setting dropped that it does without."""
+    """The failure without the settings that it does not need."""
     for path in failure.config.given:
         rest = {name: value for name, value in failure.config.given.items() if name != path}
         failure = _still(task, failure, rest) or failure
@@ -130,7 +130,7 @@ def _smallest(task: Task, failure: Failure) -> Failure:
 
 
 def _still(task: Task, failure: Failure, given: Mapping[str, Any]) -> Failure | None:
-    """The same promise broken by fewer settings, or None."""
+    """A failure of the same promise with fewer settings, or None."""
     config = failure.config
     try:
         fewer = config.dialect.config(given, config.version, config.world_size, config.entry)
@@ -171,7 +171,7 @@ def _stages(task: Task) -> Iterator[tuple[str, Callable[[Config], None]]]:
 
 
 def _reads_back(config: Config) -> None:
-    """What is written in each format is read as it was given, and means the same."""
+    """Check that each written format is read back with equal values and equal meaning."""
     for format in config.dialect.formats:
         read = _read_again(config, format)
         _same(READING, f"given, read back from {format}", config.given, read.given)
@@ -179,7 +179,7 @@ def _reads_back(config: Config) -> None:
 
 
 def _read_again(config: Config, format: str) -> Config:
-    """A config, through a file and what lies beside it; written without the care for power cuts that a user's file gets."""
+    """A config after a round trip through its files. They are written without fsync, which only users' files need."""
     dialect = config.dialect
     with TemporaryDirectory() as folder:
         path = Path(folder, f"config.{suffix(dialect, format)}")
@@ -189,7 +189,7 @@ def _read_again(config: Config, format: str) -> Config:
 
 
 def starts(config: Config) -> bool:
-    """Whether its stack takes it and does not stop at it: what it stops at is not written for it again."""
+    """Whether the stack starts with the config. A config at which it stops is not written back."""
     return not any(finding.effect is Effect.STOPS for finding in config.dialect.inspect(config))
 
 
@@ -199,7 +199,7 @@ def suffix(dialect: Dialect, format: str) -> str:
 
 
 def _survives(config: Config) -> None:
-    """What a config means, said again in its own words, means the same; ranks off the mesh of a plan are left aside."""
+    """Check that lifting and lowering into the same dialect keeps the meaning. Ranks that a plan's mesh lacks are left out."""
     plan = lift(config)
     mesh = plan.parallel
     if not starts(config):
@@ -211,7 +211,7 @@ def _survives(config: Config) -> None:
 
 
 def _converts(config: Config, to: Dialect, version: str | None) -> None:
-    """The other stack reads what is written for it, each loss and nothing else is reported, and the sidecar leads back."""
+    """Check that the other stack reads the converted config, that exactly the losses are reported, and that it leads back."""
     result = translate(config, to, version)
     for format in to.formats:
         _accepted(result, format)
@@ -221,7 +221,7 @@ def _converts(config: Config, to: Dialect, version: str | None) -> None:
 
 
 def _accepted(result: Result, format: str) -> None:
-    """What is written is read as it was meant; a refusal must have been foretold."""
+    """Check that the written config is read with the same meaning. If it is refused, a finding must have said so."""
     target, to = result.config, result.config.dialect
     try:
         read = _read_again(target, format)
@@ -234,7 +234,7 @@ def _accepted(result: Result, format: str) -> None:
 
 
 def _tells(result: Result) -> None:
-    """A set field has a finding exactly if the way there and back changes what its stack makes of it."""
+    """Check that a set field has a finding exactly if its effective value changes on the way there and back."""
     config, meant, kept = result.source, lift(result.source).values(), lift(result.config).values()
     back = _back(result)
     named = {finding.path for finding in result.findings if finding.given and finding.how is not None}
@@ -250,7 +250,7 @@ def _tells(result: Result) -> None:
 
 
 def _back(result: Result) -> Values:
-    """Effective values after the way there and back; none if the stack refuses what comes back."""
+    """Effective values after the way there and back; None if the stack refuses the result."""
     config = result.source
     try:
         return lower(lift(result.config), config.dialect, config.version, config.world_size).effective

@@ -1,4 +1,4 @@
-"""Strategies of what a model's config says: a family with sizes that hold together, and values for every key of any family."""
+"""Strategies for model configs: a family with consistent sizes, and values for every key of any family."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ KEYS: Mapping[str, SearchStrategy[Any]] = {
     "topk_method": st.sampled_from(("greedy", "group_limited_greedy", "noaux_tc")),
     "n_inner": st.integers(1, 4096),
 }
-"""Values as models have them, where the type alone would allow any."""
+"""Realistic values of keys whose type would allow any."""
 BLOCKS: Mapping[str, SearchStrategy[Any]] = {
     "layer_types": st.sampled_from(("full_attention", "sliding_attention")),
     "mlp_layer_types": st.sampled_from(("dense", "sparse")),

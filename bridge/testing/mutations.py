@@ -1,4 +1,4 @@
-"""Configs one edit away from a valid one, with the key that was edited and the kind of mistake: made of schema and table."""
+"""Configs with one mistake, made from valid ones by schema and table, with the edited key and the kind of mistake."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from bridge.errors import BridgeError, ConfigError
 from bridge.testing.strategies import Case, configs, entries, part_of, paths_of
 
 Path = tuple[str, ...]
-"""Where a value stands in a source, level by level."""
+"""Path of a value in a source, level by level."""
 
 
 REST = "*"
-"""Field that takes whatever else stands in its section."""
+"""Name of the field that takes all other entries of its section."""
 
 
 class Mistake(StrEnum):
-    """What an edit did."""
+    """Kind of an edit."""
 
     UNKNOWN = "unknown key"
     MISSPELLED = "misspelled key"
@@ -44,9 +44,7 @@ class Mistake(StrEnum):
 
 @dataclass(frozen=True)
 class Edit:
-    """One edit: the place, what to write there (`REMOVE`: nothing), the place that the value leaves, if it moves, and the
-    field of a plan that the key stands for, where that is what matters.
-    """
+    """One edit: the place, the new value (`REMOVE`: none), the old place of a value that moves, and maybe the plan's field."""
 
     mistake: Mistake
     at: Path
@@ -61,15 +59,15 @@ class _Remove:
 
 
 REMOVE = _Remove()
-"""Written nowhere: the key is taken out."""
+"""In place of a value: the key is removed."""
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """A valid config, and a source that is one edit away from it.
+    """A valid config, and its source with one edit.
 
-    `key` is the edited key as the source spells it (dotted), `value` what stands there now, `source` the edited mapping,
-    `error` what reading it should raise; an edit that happens to mean the same may be read, with equal effective values.
+    `key` is the edited key in the source's spelling (dotted), `value` its new value, `source` the edited mapping, `error` the
+    error that reading must raise. An edit that keeps the meaning may be read too, with equal effective values.
     """
 
     config: Config
@@ -85,7 +83,7 @@ class Mutation:
         return self.config.dialect.read(self.source, self.config.version, self.config.world_size)
 
     def named_in(self, error: BridgeError) -> bool:
-        """Whether a message of `error` names the edited key; for sizes that do not fit, the axis or side will do."""
+        """Whether a message of `error` names the edited key. For sizes that do not fit, the axis or side is enough."""
         names = (_word(path.rpartition(".")[2]) for path in (self.key, self.ours))
         return any(name in _word(str(error)) for name in names if name)
 
@@ -96,10 +94,10 @@ def _word(text: str) -> str:
 
 
 def mutations(dialect: Dialect, version: str | None = None, world_size: int | None = None) -> SearchStrategy[Mutation]:
-    """One edit away from a config that `dialect` accepts: every kind of mistake that its fields allow, evenly.
+    """Configs of `dialect` with one edit. All kinds of mistakes that the fields allow are equally frequent.
 
-    Of any release and world size unless given. Reading `source` must raise `error` with the key named, or give the same
-    effective values.
+    Release and world size are drawn if they are not given. Reading `source` must raise `error` with the key in the message, or
+    give the same effective values.
     """
     return _mutations(dialect, version, world_size)
 
@@ -124,7 +122,7 @@ def edits(config: Config) -> Mapping[Mistake, list[Edit]]:
 
 
 def edited(source: Mapping[str, Any], edit: Edit) -> dict[str, Any]:
-    """A copy of nested `source` with one edit; sections on the way are made, one that ends up empty goes too."""
+    """A copy of nested `source` with one edit. Missing sections are added, sections that become empty are removed."""
     copy: dict[str, Any] = deepcopy(dict(source))
     value = _take(copy, edit.leaves) if edit.leaves else edit.value
     if edit.value is REMOVE:
@@ -151,7 +149,7 @@ def _take(source: dict[str, Any], path: Path) -> Any:
 
 
 def _unknown(config: Config) -> Iterator[Edit]:
-    """A key that nobody knows, at the top and in each section that is there."""
+    """Edits that add an unknown key, at the top and in each section of the source."""
     spelled = part_of(config.dialect).spelled
     parents = dict.fromkeys(spelled(config, path)[:-1] for path in config.given)
     for parent in {(): None, **parents}:
@@ -160,7 +158,7 @@ def _unknown(config: Config) -> Iterator[Edit]:
 
 
 def _free(config: Config, parent: Path) -> bool:
-    """Whether the dialect leaves what stands under `parent` to the user: a single field takes all of it."""
+    """Whether `parent` is free-form: a single field takes all of its entries."""
     known = fields(config.dialect.schema)
     above = [parent[:length] for length in range(len(parent) + 1)]
     return any(".".join(path) in known for path in above) or ".".join((*parent, REST)) in known
@@ -191,7 +189,7 @@ def _swapped(name: str) -> str:
 
 @dataclass(frozen=True)
 class _Kind:
-    """What a field takes: plain types, bounds, and choices (empty: anything of its types)."""
+    """Allowed values of a field: plain types, bounds, and choices (empty: any value of its types)."""
 
     types: frozenset[Any]
     bounds: tuple[Any, ...] = ()
@@ -253,7 +251,7 @@ AXES = ("parallel.tensor", "parallel.pipeline", "parallel.context")
 
 
 def _relations(config: Config) -> Iterator[Edit]:
-    """Sizes that no longer fit: a parallel axis of more ranks than there are, a batch that its parts do not divide."""
+    """Edits to sizes that do not fit: an axis with more ranks than exist, a batch that its parts do not divide."""
     from bridge.translation import lift
 
     if config.world_size is None:
@@ -268,13 +266,13 @@ def _relations(config: Config) -> Iterator[Edit]:
 
 
 def _carried(config: Config, ours: str, value: Any) -> list[str]:
-    """Given paths that alone stand for a plan field, with its very value."""
+    """Given paths that are the only source of a plan field and have its value."""
     rule = next(rule for rule in config.dialect.rules if ours in rule.ours)
     return [path for path in rule.carriers(ours) if value is not None and config.given.get(path) == value]
 
 
 def _required(config: Config) -> Iterator[Edit]:
-    """What the dialect says a config cannot do without."""
+    """Fields that the dialect requires."""
     part = part_of(config.dialect)
     for path in part.required(config):
         yield Edit(Mistake.REMOVED, part.spelled(config, path), REMOVE)

@@ -1,4 +1,4 @@
-"""Programs that are ended with all that they have started."""
+"""Runs programs and ends them with all their child processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def _listen() -> None:
-    """A shell cannot trap what was ignored when it started, as a program does that runs in the background."""
+    """Reset signals that are ignored here, as for background programs: a shell cannot trap signals that were ignored at start."""
     for heard in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
         signal.signal(heard, signal.SIG_DFL)
 
@@ -19,7 +19,7 @@ def _listen() -> None:
 def run(
     command: Sequence[str], seconds: float, environment: Mapping[str, str], folder: Path | None = None
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run a program in a session of its own, of which nothing is left; raises `subprocess.TimeoutExpired`."""
+    """Run a program in a new session, and kill what is left of the session. Raises `subprocess.TimeoutExpired`."""
     with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

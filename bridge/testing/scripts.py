@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 
 Script = tuple[str, tuple[str, ...]]
-"""A text, and the productions that it was made with."""
+"""A text, and the productions that made it."""
 PART = re.compile(r"⟨([a-z -]+)(?:\*(\d))?⟩")
 NAMED = re.compile(r"\$([ABCD])(?=\w)", re.ASCII)
-"""A name with letters right behind it, which would be another name that nothing sets."""
+"""A name directly followed by letters. Together they would be another, unset name."""
 DEEPEST = 6
 MOST = 60
-"""Parts of a script; beyond that each is the simplest."""
+"""Parts of a script; further parts are the simplest."""
 
 _GLOBS = ("x*", "*y", "*", "?", "[a-z]*", "[!x]*", "[[:digit:]]", "@(xy|z)", "!(x)", "*(ab)", "+([0-9])", "?(x)y", '"x*"', "'*'")
 _PARTS = (
@@ -639,7 +639,7 @@ FLAT: Mapping[str, str] = {
     "statement": "⟨name⟩=⟨text⟩",
     "command": "$(echo ⟨bare⟩)",
 }
-"""What stands in place of a rule that is nested too deeply."""
+"""The text of a rule that is nested too deeply."""
 START = (
     "shopt -s extglob",
     "A=⟨text⟩ B=⟨text⟩ C=⟨text⟩ D=⟨text⟩",
@@ -660,7 +660,7 @@ END = 'torchrun a.py "$A" "$B" "$C" "$D" "$K" "$L" "${P[@]}" . "${Q[@]}" . "${M[
 
 @dataclass
 class Writer:
-    """Writes scripts; `used` are the productions that it took."""
+    """Writes scripts; `used` has the productions that were used."""
 
     choose: Callable[[Sequence[str]], str]
     used: list[str] = field(default_factory=list)
@@ -698,7 +698,7 @@ class Writer:
 
 
 def written(choose: Callable[[Sequence[str]], str]) -> Script:
-    """A script made of the parts that `choose` takes."""
+    """A script from the parts that `choose` selects."""
     write = Writer(choose)
     lines = [write.filled(line) for line in START]
     lines += [write.rule("statement") for _ in range(int(choose("1234")))]

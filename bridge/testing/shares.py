@@ -1,4 +1,4 @@
-"""How often each field of a dialect is off its default in generated configs, of those that have it."""
+"""Measures how often generated configs set each field of a dialect to another value than its default."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from bridge.testing.strategies import Case, configs, part_of, paths_of
 ROUND = 50
 """Configs that are drawn at once."""
 CHOICES = 2**14
-"""Bytes that decide what is drawn, more than any config takes."""
+"""Bytes of randomness for a config, more than any needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A field is off its default in `off` configs of those `having` it: whose release and entry point know the field."""
+    """`having` configs are of a release and entry point with the field; in `off` of them it differs from its default."""
 
     off: int = 0
     having: int = 0
 
     @property
     def value(self) -> float:
-        """The share itself; 0 before a config was drawn."""
+        """The share; 0 before a config was drawn."""
         return self.off / max(1, self.having)
 
     def plus(self, off: bool) -> Share:
@@ -39,7 +39,7 @@ class Share:
         return Share(self.off + off, self.having + 1)
 
     def exceeds(self, share: float, doubt: float) -> bool:
-        """Whether a field that is off in just `share` of all configs would show as many hits with a probability below `doubt`."""
+        """Whether the true share exceeds `share`: with exactly `share`, so many hits would be less likely than `doubt`."""
         fewer = range(self.off)
         return 1 - sum(comb(self.having, hits) * share**hits * (1 - share) ** (self.having - hits) for hits in fewer) < doubt
 
@@ -78,7 +78,7 @@ def _paths(dialect: Dialect, case: Case) -> frozenset[str]:
 
 
 def _drawn(case: Case, dialect: Dialect, random: Random) -> Config:
-    """A config of its own; a run of Hypothesis starts with small ones, and repeats parts of those before."""
+    """An independent config. Within one run, Hypothesis starts with small configs and repeats parts of earlier ones."""
     found: list[Config] = []
     draw: Any = given(configs(dialect, case.version, entry=case.entry))(lambda config: found.append(config))
     while not found:
@@ -93,7 +93,7 @@ def _count(found: dict[str, Share], config: Config) -> None:
 
 
 def off_default(config: Config) -> set[str]:
-    """Fields that are given otherwise than the stack has them by itself: in an empty config, or in the rest of this one."""
+    """Fields that differ from the stack's default, in an empty config or within the rest of this one."""
     usual = _usual(config.dialect, Case(config.version, None, config.entry))
     same = {path for path, value in config.given.items() if value == usual.get(path)}
     rest = _effective(config, {path: value for path, value in config.given.items() if path not in same})
@@ -102,7 +102,7 @@ def off_default(config: Config) -> set[str]:
 
 
 def _effective(config: Config, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the stack makes of other values; nothing if it refuses them."""
+    """Effective values of other values; empty if the stack refuses them."""
     try:
         return config.dialect.config(given, config.version, config.world_size, config.entry).effective
     except BridgeError:
@@ -111,7 +111,7 @@ def _effective(config: Config, given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @cache
 def _usual(dialect: Dialect, case: Case) -> Values:
-    """What the stack makes of nothing."""
+    """Effective values of an empty config."""
     least = part_of(dialect).least
     made = dialect.config(least, case.version, case.world_size, case.entry).effective
     return Values({path: value for path, value in made.items() if path not in least})

@@ -1,4 +1,4 @@
-"""One edit of a real source at a time, and whether anybody would notice: judged by plan, values and findings, not by a reader."""
+"""Makes one edit in a real source, and tells whether plan, values and findings show it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ EQUAL, LEGAL, SILENT = "equal in meaning", "legal other value", "silent"
 
 @dataclass(frozen=True)
 class Edited:
-    """A source with one edit: what was done, the key as it was and as it stands now, the value there, the edited source,
-    and the place of the edit level by level.
-    """
+    """A source with one edit: its kind, the old and the new key, the new value, the edited source, and the place of the edit."""
 
     kind: str
     was: str
@@ -38,7 +36,7 @@ class Edited:
 
 
 def edited(source: Source, chance: Random, kind: str) -> Edited | None:
-    """`source` with one edit of a kind at a key drawn by `chance`; None where that key allows no such edit."""
+    """`source` with one edit of a kind, at a key that `chance` draws; None if that key does not allow the edit."""
     if isinstance(source, Mapping):
         places = list(_places(source))
         return _mapping(source, chance.choice(places), kind, chance) if places else None
@@ -126,7 +124,7 @@ VALUES: Mapping[str, Callable[[Any], Any]] = {
 
 @dataclass(frozen=True)
 class Base:
-    """A real source as it was read, and how to read an edit of it; its values, meaning and findings are worked out once."""
+    """A real source, and the way to read an edit of it. Values, plan and findings of the source are computed once."""
 
     source: Source
     config: Config
@@ -134,17 +132,17 @@ class Base:
 
     @cached_property
     def plan(self) -> Mapping[str, Any]:
-        """What it means; raises `BridgeError` where no plan can say it."""
+        """Its plan. Raises `BridgeError` if no plan can express it."""
         return lift(self.config).values()
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
-        """What is said of it as it stands."""
+        """The findings of the unchanged source."""
         return self.config.findings
 
 
 def outcome(base: Base, edit: Edited) -> str:
-    """What came of an edit of a base: one of the constants above, `SILENT` where nobody would notice."""
+    """Result of an edit of a base: one of the constants above; `SILENT` if nothing shows it."""
     try:
         after = base.read(edit.source)
         plan = lift(after).values()
@@ -163,20 +161,20 @@ def outcome(base: Base, edit: Edited) -> str:
 
 
 def _same(after: Config, before: Config) -> bool:
-    """Whether everything that was given is given still, also what stands for nothing in a plan."""
+    """Whether all given values are unchanged, also those without a plan field."""
     return after.given == before.given and after.opaque == before.opaque
 
 
 def _names(key: str, text: str) -> bool:
-    """Whether `text` names a key: as a word of its own, in the very letters, dashes or underscores."""
+    """Whether `text` names a key as a whole word, with dashes or underscores."""
     word = re.escape(key.replace("-", "_"))
     return re.search(rf"(?<![A-Za-z0-9_]){word}(?![A-Za-z0-9_])", text.replace("--", "").replace("-", "_")) is not None
 
 
 def _held(after: Config, edit: Edited) -> bool:
-    """Whether the new value stands under the key in what is given: by itself, or, for a flag of several values, among them.
+    """Whether the given values have the new value under the key, alone or among a flag's values.
 
-    A flag may set a field of another name; the origin of that tells the flag.
+    A flag may set a field with another name; the field's origin names the flag.
     """
     key = edit.key.replace("-", "_")
     spelled = {path for path, origin in after.origins.items() if origin.spelling.lstrip("-").replace("-", "_") == key}

@@ -1,4 +1,4 @@
-"""Strategies for plans and for configs that their stack accepts, made of annotated types, bounds and release facts."""
+"""Strategies for plans and for configs that their stack accepts, from annotated types, bounds and release facts."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from bridge.errors import BridgeError
 from bridge.plan import Plan, paths
 
 Group = Mapping[str, Any]
-"""Values by path that belong together: a stack takes all of them or none."""
+"""Values by path that belong together: a stack accepts all of them or none."""
 
 WORDS = "abcxyzABC019_-. /:'\"\\#$é"
 WORLDS = (1, 2, 4, 8, 3, 6, 12, 16, 24, 32, 64, 96, None)
 LARGE = 10**6
 EXTRAS = 64
-"""Fields beside the core of a config that are tried, at most."""
+"""Most fields to try beside the core of a config."""
 NEEDY = 10
-"""Fields that need others beside them and are tried before the rest."""
+"""Number of fields with needs of their own that are tried before the rest."""
 KEPT = st.sampled_from((False, True, True, True))
 RARE = 40
-"""How much more often a field that few releases have is tried where it exists, at most."""
+"""Largest factor by which a field is tried more often because few releases have it."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """What a config is drawn for: a release, a world size in ranks (None: left open), and an entry point."""
+    """The case for which a config is drawn: a release, a world size in ranks (None: not given), and an entry point."""
 
     version: str
     world_size: int | None
@@ -115,7 +115,7 @@ def part_of(dialect: Dialect) -> Part:
 
 
 def entries(dialect: Dialect) -> tuple[str, ...]:
-    """Entry points that configs are drawn for; the first is that of a file."""
+    """Entry points for which configs are drawn. The first is that of a file."""
     return tuple(dict.fromkeys(part_of(dialect).entries))
 
 
@@ -149,12 +149,12 @@ def stand_in(*arguments: Any) -> None:
 
 
 def _known(group: Group, dialect: Dialect, case: Case) -> Group:
-    """What the release can be told of a group."""
+    """The values of a group that the release knows."""
     return {path: value for path, value in group.items() if dialect.knows(path, value, case.version, case.entry)}
 
 
 def grown(config: Config, groups: Sequence[Group]) -> Config:
-    """`config` with each of `groups` that its stack accepts on top, found by halving; what is given already stays."""
+    """`config` with each of `groups` that its stack accepts. They are found by bisection; given values stay."""
     more = _accepted(config, groups)
     if more is not None:
         return more
@@ -176,7 +176,7 @@ def _accepted(config: Config, groups: Sequence[Group]) -> Config | None:
 
 @st.composite
 def _fields(draw: DrawFn, config: Config, case: Case, count: int) -> Sequence[Group]:
-    """Groups for some fields that are still open, each with what it cannot do without; few fields: of those that need much."""
+    """Groups for some fields that are not set yet, each with the fields that it needs. Fields with needs come first."""
     part, dialect = part_of(config.dialect), config.dialect
     weights = _weights(dialect, case, count < EXTRAS)
     chosen = [path for path in _chosen(draw, weights, count) if path not in config.given]
@@ -192,7 +192,7 @@ def _chosen(draw: DrawFn, weights: Mapping[str, float], count: int) -> list[str]
 
 
 def _off(draw: DrawFn, path: str, config: Config, case: Case) -> Any:
-    """A value that says something new: the other way for a switch that has two, a second try for anything else."""
+    """A value other than the default: the opposite for a switch, a second draw for other types."""
     drawn = _values(config.dialect, case, path)
     value = draw(drawn)
     if value != config.effective.get(path):
@@ -216,7 +216,7 @@ def paths_of(dialect: Dialect, case: Case) -> tuple[str, ...]:
 
 @cache
 def _weights(dialect: Dialect, case: Case, needy: bool) -> Mapping[str, float]:
-    """How often each field of a case is tried: the fewer releases have it, the more."""
+    """Weight of each field of a case: the fewer releases have it, the higher."""
     spread, part = _spread(dialect, case.entry), part_of(dialect)
     open_ = [path for path in paths_of(dialect, case) if not _reserved(path, part)]
     open_ = [path for path in open_ if path in part.beside] if needy else open_
@@ -229,7 +229,7 @@ def _reserved(path: str, part: Part) -> bool:
 
 @cache
 def _spread(dialect: Dialect, entry: str) -> Mapping[str, int]:
-    """How many releases have each field."""
+    """Number of releases that have each field."""
     found: dict[str, int] = {}
     for version in dialect.versions:
         for path in paths_of(dialect, Case(version, None, entry)):
@@ -284,7 +284,7 @@ def _plain(kind: Any, bounds: tuple[Any, ...]) -> SearchStrategy[Any]:
 
 
 def words() -> SearchStrategy[str]:
-    """Short texts with what quoting has to get right; never empty."""
+    """Short texts with characters that need quoting; never empty."""
     return st.text(WORDS, min_size=1, max_size=8)
 
 
@@ -333,7 +333,7 @@ SIZES: Mapping[str, SearchStrategy[Any]] = {
     "optimizer.lr": st.floats(1e-5, 1e-2),
     **dict.fromkeys(("optimizer.schedule.minimum", "optimizer.schedule.warmup_from"), st.floats(0, 1e-6)),
 }
-"""Sizes and rates as runs have them, where the type alone would allow a billion."""
+"""Realistic sizes and rates, of fields whose type would allow a billion."""
 
 
 @st.composite
@@ -345,14 +345,14 @@ def plans(draw: DrawFn) -> Plan:
 
 
 def _batch(flat: Group) -> Group:
-    """The global batch that the other sides give; open where one of them is."""
+    """The global batch from the other batch sizes; not set if one of them is not set."""
     sides = [flat.get(side) for side in ("batch.micro", "batch.accumulation", "parallel.data")]
     known = [side for side in sides if side is not None]
     return {"batch.global_": prod(known) if len(known) == len(sides) else None}
 
 
 def _boundaries(draw: DrawFn, flat: Group) -> Group:
-    """Stages that hold all layers, if there are layers to cut and a pipeline to cut them for."""
+    """Boundaries of stages with all layers, if the plan has layers and a pipeline."""
     layers, ranks = flat.get("model.layers"), flat.get("parallel.pipeline")
     if "stages.boundaries" not in flat or layers is None or ranks is None:
         return {"stages.boundaries": None}

@@ -37,7 +37,7 @@ COMPATIBLE = re.compile(r"compat[0-9]+")
 
 @dataclass(frozen=True)
 class Options:
-    """The options of one command: `taken` are supported or change nothing; `off` and `on` are the defaults of unsupported ones."""
+    """Options of one command: `taken` are supported or change nothing; `off` and `on` are defaults of unsupported ones."""
 
     command: str
     taken: frozenset[str]

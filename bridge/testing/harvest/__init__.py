@@ -1,1 +1,1 @@
-"""Facts of a release from the release itself: what it has, what it makes of generated configs, and what a person decides."""
+"""Reads facts of a release from its own code, records its results for generated configs, and lists open decisions."""

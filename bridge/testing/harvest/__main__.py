@@ -53,7 +53,7 @@ SCRIPTED = "bridge.testing.harvest"
 
 @dataclass(frozen=True)
 class Job:
-    """What is harvested, and where to."""
+    """A harvest: the stack, the release and the destination."""
 
     stack: str
     release: str
@@ -65,7 +65,7 @@ class Job:
 
     @property
     def part(self) -> ModuleType:
-        """What the stack's folder has about harvesting."""
+        """The stack's module `harvest`."""
         if find_spec(f"compat.{self.stack}.harvest") is None:
             raise BridgeError(f"{self.stack}: no harvest.py in its folder; see python -m {SCRIPTED} --help")
         return import_module(f"compat.{self.stack}.harvest")
@@ -96,7 +96,7 @@ def job(options: argparse.Namespace) -> Job:
 
 
 def harvested(todo: Job) -> Facts:
-    """The facts that a process of its own reads."""
+    """The facts that a separate process reads."""
     tree = locate(todo.part.PACKAGE, todo.release, todo.root)
     say(f"{todo.stack} {todo.release}: reading {tree.folder}")
     with closing(Process(todo.stack, todo.release, tree.root)) as process:
@@ -104,12 +104,12 @@ def harvested(todo: Job) -> Facts:
 
 
 def say(line: str) -> None:
-    """A line of progress, beside what is printed for people."""
+    """Print a line of progress, apart from the results."""
     print(line, file=sys.stderr, flush=True)
 
 
 def compared(todo: Job, facts: Facts) -> list[Change]:
-    """What the release has otherwise than the repository says of it, or than the release before it."""
+    """Differences between the release and the repository's facts of it, or those of the release before it."""
     tables = {**todo.part.TABLES, PLACES: ("place",)}
     return [
         change
@@ -119,7 +119,7 @@ def compared(todo: Job, facts: Facts) -> list[Change]:
 
 
 def added(todo: Job, facts: Facts, found: Sequence[Change]) -> dict[Path, str]:
-    """The files with the release in them."""
+    """The files with the release added."""
     known = todo.table(KNOWN)
     newest = todo.releases.known[-1]
     if Version(todo.release) < Version(newest):
@@ -137,7 +137,7 @@ def added(todo: Job, facts: Facts, found: Sequence[Change]) -> dict[Path, str]:
 
 
 def told(todo: Job, facts: Facts, found: Sequence[Change]) -> None:
-    """Print what changed, and what a person decides."""
+    """Print the changes, and the decisions that a person has to make."""
     settings = [change for change in found if change.file != PLACES]
     came, went = (sum(getattr(change, side) is not None for change in settings) for side in ("after", "before"))
     same = sum(len(rows) for file, rows in facts.rows.items() if file != PLACES) - came
@@ -151,7 +151,7 @@ def told(todo: Job, facts: Facts, found: Sequence[Change]) -> None:
 
 
 def judged(todo: Job) -> None:
-    """Record what the release makes of generated configs, and print where our reader differs."""
+    """Record the release's results for generated configs, and print the differences from our reader."""
     from bridge.testing.harvest.verdicts import verdicts
 
     tree = locate(todo.part.PACKAGE, todo.release, todo.root)
@@ -175,7 +175,7 @@ def progress(todo: Job) -> Callable[[int, int], None]:
 
 
 def recorded(path: Path, release: str, sample: Iterable[Row]) -> str:
-    """The file of verdicts with those of the release instead of the ones it had."""
+    """The file of verdicts with the release's new verdicts in place of its old ones."""
     lines = path.read_text("utf-8").splitlines() if path.is_file() else []
     kept = [line for line in lines if json.loads(line)["release"] != release]
     return "".join(f"{line}\n" for line in (*kept, *(json.dumps(row) for row in sample)))
@@ -215,7 +215,7 @@ def again_with(todo: Job) -> Iterable[str]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """What the command line takes."""
+    """The command-line parser."""
     found = argparse.ArgumentParser(
         prog=f"python -m {SCRIPTED}", description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""Python that a stack's facts are read from: fields and defaults of classes, and the text of functions."""
+"""Reads a stack's Python code: fields and defaults of classes, and digests of functions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bridge.testing.harvest.rows import Row, plain_type
 
 SKIPPED = ("self", "args", "kwargs")
 PLACE = re.compile(r"([A-Za-z_][\w/]*\.py)[:,] (_*[A-Za-z][\w.]*\w)")
-"""A function named in the words of a rule or a check: `training/arguments.py: validate_args`."""
+"""A function in the text of a rule or a check, such as `training/arguments.py: validate_args`."""
 DTYPES = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
@@ -38,10 +38,10 @@ def first(names: Sequence[str]) -> Any:
 
 
 def arguments(cls: Any, made: Any = None) -> Iterator[Row]:
-    """What a class or function takes: name, type in one spelling, default; parts of a default that is a dataclass apart.
+    """Arguments of a class or function: name, type in one spelling, default. A dataclass as default is split into its fields.
 
-    Of an object that is `made` without arguments its values are the defaults. What a dataclass takes and does not keep is no
-    field of it.
+    With `made`, the defaults are the values of an object that is made without arguments. Arguments that a dataclass does not
+    store are left out.
     """
     fields = {field.name: field for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else {}
     for name, parameter in inspect.signature(cls).parameters.items():
@@ -77,7 +77,7 @@ def _type(annotation: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A default as JSON has it: number formats by their short names, members of enumerations by theirs."""
+    """A default as JSON: number formats by their short names, members of enumerations by their names."""
     if isinstance(value, Enum):
         return value.name
     if isinstance(value, Mapping):
@@ -102,7 +102,7 @@ def named(texts: Sequence[Path]) -> list[tuple[str, str]]:
 
 
 def places(folder: Path, wanted: Sequence[tuple[str, str]]) -> Iterator[Row]:
-    """A digest of each function or class that is there, by the place that names it; what is no function has none."""
+    """A digest of each function or class that exists, by the place that names it. Other names have none."""
     files = sorted(path for path in folder.rglob("*.py") if "tests" not in path.parts)
     for file, name in wanted:
         here = [path for path in files if f"/{path.relative_to(folder)}".endswith(f"/{file}")]
@@ -112,7 +112,7 @@ def places(folder: Path, wanted: Sequence[tuple[str, str]]) -> Iterator[Row]:
 
 
 def digest(path: Path, name: str) -> str:
-    """Twelve digits of what a function or class of a file does, its comments, docstrings and types apart; empty: not there."""
+    """Digest (12 digits) of a function's or class's code without comments, docstrings and types; empty if it is missing."""
     node: ast.AST | None = _parsed(path)
     for part in name.split("."):
         inside = ast.walk(node) if isinstance(node, ast.Module) else getattr(node, "body", ())
@@ -127,7 +127,7 @@ def _parsed(path: Path) -> ast.Module:
 
 
 class _Done(ast.NodeTransformer):
-    """Leaves what is done."""
+    """Removes docstrings and types from a syntax tree, so that only code is left."""
 
     def visit_arg(self, node: ast.arg) -> ast.AST:
         return ast.arg(node.arg)

@@ -1,4 +1,4 @@
-"""What a person decides about a release: fields without a rule, defaults that change numbers, checks whose source moved."""
+"""Decisions that a person must make about a release: fields without a rule, new defaults, checks whose source changed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bridge.translation import claims
 
 
 def questions(dialect: Dialect, changes: Sequence[Change], path_of: Callable[[str, Row], str]) -> Iterator[str]:
-    """One line for each fact that changed and that data alone does not answer, worst first."""
+    """A line for each changed fact that needs more than data, worst first."""
     rows = [(path_of(change.file, change.row), change) for change in changes]
     known = fields(dialect.schema)
     for path, change in rows:
@@ -31,7 +31,7 @@ def _each(lines: Iterator[str]) -> Iterator[str]:
 
 
 def _declared(path: str, known: Container[str]) -> bool:
-    """Whether the schema has it, leaves its section open, or types what it is made of."""
+    """Whether the schema has the field, has its section as free-form, or has fields within it."""
     parents = path.split(".")
     starts = (".".join(parents[:size]) for size in range(1, len(parents) + 1))
     return any(start in known or f"{start}.*" in known for start in starts)
@@ -51,7 +51,7 @@ def _default(dialect: Dialect, path: str, change: Change) -> str:
 
 
 def moved(changes: Sequence[Change]) -> Iterator[str]:
-    """Functions that rules and checks stand on and that do something else now, or are gone."""
+    """Functions that rules and checks name and whose code changed or is gone."""
     for change in changes:
         if change.before is not None:
             what = "does something else" if change.after else "not there any more"
@@ -59,7 +59,7 @@ def moved(changes: Sequence[Change]) -> Iterator[str]:
 
 
 def disagreements(found: Counter[str]) -> Iterator[str]:
-    """Where our reader and the release differ, most frequent first."""
+    """Differences between our reader and the release, most frequent first."""
     yield from (f"{count} times: {what}" for what, count in found.most_common())
 
 

@@ -1,4 +1,4 @@
-"""The process that has a release: what it is asked, and what it answered."""
+"""The process with a release: sends questions and reads answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HERE = str(Path(bridge.__file__).parents[1])
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a release made of a config: values by path, or the reason of its refusal; and what we say it holds."""
+    """A release's result for a config, values by path or the reason of refusal, and our values."""
 
     held: dict[str, Any]
     refused: str
@@ -29,18 +29,18 @@ class Verdict:
 
     @property
     def differing(self) -> dict[str, tuple[Any, Any]]:
-        """Ours and theirs where they differ, of the values that both have."""
+        """Our value and theirs, for paths that both have with different values."""
         both = self.expected.keys() & self.held.keys()
         return {path: (self.expected[path], self.held[path]) for path in both if self.expected[path] != self.held[path]}
 
     @property
     def compared(self) -> int:
-        """How many values both have."""
+        """Number of values that both have."""
         return len(self.expected.keys() & self.held.keys())
 
 
 class Process:
-    """A process of its own with the release of `stack` that lies in `root`, or is installed."""
+    """A separate process with the release of `stack` in `root`, or the installed one."""
 
     def __init__(self, stack: str, release: str, root: Path | None = None) -> None:
         paths = [*([str(root)] if root else []), HERE, os.environ.get("PYTHONPATH", "")]
@@ -52,7 +52,7 @@ class Process:
         )
 
     def ask(self, question: Any) -> dict[str, Any]:
-        """The answer to one question; `BridgeError` with its last words if the process died."""
+        """The answer to one question. Raises `BridgeError` with the last lines of its output if the process died."""
         assert self.process.stdin and self.process.stdout
         try:
             self.process.stdin.write(json.dumps(question) + "\n")
@@ -71,13 +71,13 @@ class Process:
         return f"{self.stack}: the process with its code ended without an answer: {words[-1] if words else 'it said nothing'}"
 
     def __call__(self, config: Config) -> Verdict:
-        """What the release makes of a config."""
+        """The release's verdict on a config."""
         question, expected = import_module(f"compat.{self.stack}.runtime.real").posed(config)
         answer = self.ask(question)
         return Verdict(answer.get("held", {}), answer.get("refused", ""), json.loads(json.dumps(expected, default=str)))
 
     def close(self) -> None:
-        """End the process, which has answered all that it was asked; how long a stack takes to unload is no matter."""
+        """Kill the process. All questions are answered by now, and some stacks take long to unload."""
         self.process.kill()
         self.process.wait()
         self.errors.close()

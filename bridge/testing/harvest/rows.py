@@ -1,4 +1,4 @@
-"""Rows of facts, each with the window of releases it holds for, and how the next release changes them."""
+"""Rows of facts, each with the releases for which it holds, and their changes by a new release."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES = {"List": "list", "Dict": "dict", "Tuple": "tuple", "Set": "set", "Type":
 
 @dataclass(frozen=True)
 class Change:
-    """One fact that the release has otherwise: the rows `before` and `after`, None where there is none."""
+    """A changed fact: the rows `before` and `after`, None if there is none."""
 
     file: str
     before: Row | None
@@ -26,7 +26,7 @@ class Change:
 
     @property
     def both(self) -> bool:
-        """Whether it was there and is."""
+        """Whether there is a row before and after."""
         return self.before is not None and self.after is not None
 
     @property
@@ -39,7 +39,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a release has: `rows` by file; `gathered` by file, names over all releases; `unread`, what could not be looked at."""
+    """Facts of a release: `rows` by file; `gathered` names of all releases by file; `unread` classes that failed to import."""
 
     rows: dict[str, list[Row]]
     gathered: dict[str, Any] = field(default_factory=dict)
@@ -47,26 +47,26 @@ class Facts:
 
 
 def bare(row: Mapping[str, Any]) -> Row:
-    """A row without its window."""
+    """A row without its releases."""
     return {name: value for name, value in row.items() if name not in WINDOW}
 
 
 def at(rows: Iterable[Row], release: str, releases: Releases) -> list[Row]:
-    """The rows that hold at a release, without their windows; for one that is not known yet, those that are open."""
+    """The rows that hold at a release, without their releases. For an unknown release, rows without an end."""
     if release not in releases.known:
         return [bare(row) for row in rows if not row.get("until")]
     return [bare(row) for row in rows if releases.within(release, row.get("since", ""), row.get("until", ""))]
 
 
 def changes(file: str, before: Sequence[Row], after: Sequence[Row], keys: Sequence[str]) -> list[Change]:
-    """How `after` differs from `before`; rows of the same `keys` are about the same."""
+    """Changes from `before` to `after`. Rows with equal `keys` are about the same fact."""
     old, new = ({_key(row, keys): row for row in rows} for rows in (before, after))
     both = [key for key in {**old, **new} if _same(old.get(key)) != _same(new.get(key))]
     return [Change(file, old.get(key), new.get(key)) for key in both]
 
 
 def updated(rows: Sequence[Row], found: Sequence[Change], release: str, keys: Sequence[str]) -> list[Row]:
-    """The rows with what changed in `release`: the old one ends with it, the new one begins; nothing else is touched."""
+    """The rows with the changes of `release`: old rows end there, new rows begin there, and all other rows stay."""
     ended = {_key(change.before, keys) for change in found if change.before}
     kept = [row if row.get("until") or _key(row, keys) not in ended else {**row, "until": release} for row in rows]
     begun = [{**change.after, **({"since": release} if rows else {})} for change in found if change.after]
@@ -74,7 +74,7 @@ def updated(rows: Sequence[Row], found: Sequence[Change], release: str, keys: Se
 
 
 def joined(old: Any, found: Any) -> Any:
-    """Names gathered over all releases: what any of them has, mappings and lists joined; text that is there stays."""
+    """The union of names over all releases. Mappings and lists are joined, existing texts are kept."""
     if isinstance(old, Mapping) and isinstance(found, Mapping):
         both = {name: joined(old[name], found[name]) if name in old and name in found else None for name in {**old, **found}}
         return {name: value if value is not None else old.get(name, found.get(name)) for name, value in both.items()}
@@ -88,7 +88,7 @@ def _key(row: Mapping[str, Any], keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def _same(row: Row | None) -> str:
-    """A row as text that is the same for two spellings of one type, of which one may say that None is allowed."""
+    """A row as text for comparison: other spellings of its type, also with `| None`, give the same text."""
     if row is None:
         return ""
     parts = re.sub(r"[\w.]+\.(?=\w)", "", plain_type(str(row.get("type", "")))).split(" | ")
@@ -120,13 +120,13 @@ class _Plain(ast.NodeTransformer):
         return ast.Name(NAMES.get(node.id, node.id))
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
-        """A quoted type is the type."""
+        """A quoted type is replaced by the type."""
         quoted = isinstance(node.value, str) and node.value.isidentifier()
         return ast.Name(NAMES.get(str(node.value), str(node.value))) if quoted else node
 
 
 def text(rows: Any) -> str:
-    """The text of a file: one row a line, or one name a line of a mapping."""
+    """The text of a file, with a row, or an entry of a mapping, on each line."""
     if isinstance(rows, list):
         return "[\n" + ",\n".join(_line(row) for row in rows) + "\n]\n"
     return "{\n" + ",\n".join(f"{_line(name)}: {_value(value)}" for name, value in rows.items()) + "\n}\n"

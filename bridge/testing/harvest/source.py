@@ -1,4 +1,4 @@
-"""Where a release lies: an installed package, or a folder with its source; and what it says that it is."""
+"""Finds a release, an installed package or a folder with its source, and reads its version."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from packaging.version import InvalidVersion, Version
 from bridge.errors import SourceError, VersionError
 
 PARTS = ("MAJOR", "MINOR", "PATCH", "PRE_RELEASE")
-"""Names whose values a `package_info.py` puts together."""
+"""Names in a `package_info.py` that form the version."""
 
 
 @dataclass(frozen=True)
 class Package:
-    """How a stack is known: its name in registries, its folder, and the file in it that tells the release."""
+    """Names of a stack: its name in registries, its folder, and the file in it that has the version."""
 
     name: str
     folder: str
@@ -26,7 +26,7 @@ class Package:
 
 @dataclass(frozen=True)
 class Tree:
-    """A release on disk: `root` is what Python finds it in, `folder` is the package itself."""
+    """A release on disk. `root` belongs on Python's path, `folder` is the package itself."""
 
     package: Package
     root: Path
@@ -64,7 +64,7 @@ def _named(found: Distribution) -> str:
 
 
 def told_by(file: Path) -> str:
-    """The release that the names of a `package_info.py` make; the file is read, not run."""
+    """The version in a `package_info.py`. The file is parsed, not executed."""
     try:
         tree = ast.parse(file.read_text("utf-8"))
     except (OSError, SyntaxError, UnicodeDecodeError) as error:
@@ -82,7 +82,7 @@ def told_by(file: Path) -> str:
 
 
 def same(release: str, told: str) -> bool:
-    """Whether a tree that says `told` is `release`; one between two releases says the one before it, or the one to come."""
+    """Whether a tree with version `told` is `release`. A tree between two releases may have the version of either."""
     try:
         wanted, have = Version(release), Version(told)
     except InvalidVersion:

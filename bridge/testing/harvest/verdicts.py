@@ -1,4 +1,4 @@
-"""What a release makes of generated configs, beside what our reader says: rows for tests, and where the two differ."""
+"""Compares a release with our reader on generated configs: rows for tests, and the differences."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from bridge.testing.strategies import configs
 
 Tick = Callable[[int, int], None]
 KEPT = 12
-"""Rows of each verdict that a release gets in the file of the tests."""
+"""Rows of each verdict for a release in the file of the tests."""
 
 
 @dataclass
 class Tally:
-    """What came of the configs: rows by whether they were accepted, and how often which difference came."""
+    """Results for the configs: rows by acceptance, and the number of each difference."""
 
     rows: dict[bool, list[Row]] = field(default_factory=lambda: {True: [], False: []})
     differences: Counter[str] = field(default_factory=Counter)
@@ -33,7 +33,7 @@ class Tally:
 
     @property
     def sample(self) -> list[Row]:
-        """Rows to keep: of each verdict those that say most, each once."""
+        """Rows to keep: for each verdict the most informative ones, without repetition."""
         return [row for verdict in (True, False) for row in _most_telling(self.rows[verdict])]
 
 
@@ -63,7 +63,7 @@ def drawn(strategy: Any, count: int) -> list[Any]:
 
 
 def verdicts(process: Process, dialect: Dialect, version: str, count: int, tick: Tick) -> Tally:
-    """Ask the release about as many configs that we accept as edits that we refuse."""
+    """Ask the release about equal numbers of configs that we accept and of edits that we refuse."""
     tally, real = Tally(), import_module(f"compat.{dialect.name}.runtime.real")
     questions = [*_accepted(dialect, version, count // 2), *_edited(dialect, version, count - count // 2)]
     for number, (config, question, expected) in enumerate(questions):
@@ -107,7 +107,7 @@ def _posed(config: Config) -> tuple[Any, Row]:
 
 
 def _differences(expected: Row | None, held: Row, refused: str, looser: bool) -> Iterator[str]:
-    """Where we and the release differ; `looser` if the release's own check is less than all that its run checks."""
+    """Differences between us and the release; `looser` if the release's parser checks less than its run."""
     if expected is None:
         if not refused and not looser:
             yield "we refuse what the release accepts"

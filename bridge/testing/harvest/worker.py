@@ -1,4 +1,4 @@
-"""A process with one release of a stack: questions in, answers out, one JSON value to a line."""
+"""A process with one release of a stack. It reads questions and writes answers, one JSON value on each line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PLACES = "places.json"
 
 
 def answered(stack: str, question: Any, tree: tuple[str, str]) -> dict[str, Any]:
-    """What the release makes of a question: "facts", "installed", or what `real.posed` asks."""
+    """The release's answer to a question: "facts", "installed", or a question of `real.posed`."""
     if question == "facts":
         return _facts(stack, *tree)
     real = import_module(f"compat.{stack}.runtime.real")
@@ -42,7 +42,7 @@ def _facts(stack: str, release: str, root: str) -> dict[str, Any]:
 
 
 def main(stack: str, release: str, root: str = "") -> None:
-    """Answer until there are no more questions; what the stack itself prints goes nowhere."""
+    """Answer until there are no more questions. The stack's own output is discarded."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
